@@ -1,0 +1,43 @@
+# An index: what can be done here. Every target works from a bare clone.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+# The release that the fixtures were made and the tests were run with; any torch >= 2.8 should do.
+TORCH  ?= torch==2.13.0
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
+DEMO   := demo
+PROMPT ?= "class Stack:"
+
+.PHONY: help build demo test test-full lint bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | column -t -s '	'
+
+# Installs once, and again only when what is installed changes.
+INSTALLED := $(VENV)/installed
+$(INSTALLED): pyproject.toml $(shell find cpp plugins -type f)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH)
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+build: $(INSTALLED)  ## create .venv and install the package into it, editable, with its C++ module
+
+demo: build  ## fixture checkpoint -> engine directory -> text, next to plain decoding
+	$(BIN)/dflash-trt build tests/fixtures/tiny-gpt-oss-dflash --target tests/fixtures/tiny-gpt-oss -o $(DEMO) --force
+	$(BIN)/dflash-trt generate $(DEMO) --target tests/fixtures/tiny-gpt-oss --baseline --max-new-tokens 96 $(PROMPT)
+
+test: build  ## everything that needs no GPU
+	$(BIN)/python -m pytest
+
+test-full: build  ## `make test` and the slow checks
+	$(BIN)/python -m pytest -m ''
+
+lint: build  ## ruff and mypy
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+bench: build  ## measure decoding on this machine; prints tables, asserts nothing
+	$(BIN)/python benchmarks/bench_decode.py
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

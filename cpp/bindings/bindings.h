@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+// One function per area; module.cpp is the list.
+void bind_acceptance(nanobind::module_& module);
+void bind_packing(nanobind::module_& module);

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/bindings.h"
+
+NB_MODULE(_C, module) {
+  bind_acceptance(module);
+  bind_packing(module);
+}

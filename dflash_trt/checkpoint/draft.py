@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The draft checkpoint: its facts (`DraftSpec`) and the tensors they demand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.quantization import Quantization, Shape, expected_tensors, read_quantization, read_scale
+from dflash_trt.checkpoint.rope import Rope, read_rope
+from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.weights import read_weights
+from dflash_trt.errors import CheckpointError
+
+MODEL_TYPES = ("qwen3", "gpt_oss")
+ARCHITECTURE = "DFlashDraftModel"
+DFLASH_CONFIG_KEYS = {
+    "block_size", "causal", "input_embedding_scale", "is_causal", "mask_token_id", "swa_window_size",
+    "target_layer_ids", "use_swa",
+}  # fmt: skip
+# Far beyond any draft: a slip in config.json is refused before it fills the memory (layers, rotary tables).
+MAX_LAYERS, MAX_POSITIONS = 1024, 2**24
+
+
+class DraftLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one layer's attention may see besides the context."""
+
+    sliding_window: int | None
+    """Visible distance in tokens: |q - k| < sliding_window; None sees everything."""
+    causal: bool
+    """Whether a block slot is blind to the slots after it."""
+
+
+class DraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The facts of a DFlash draft model, all read from its config.json."""
+
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    layers: tuple[DraftLayer, ...]
+    attention_bias: bool
+    """Whether q, k, v and o projections carry biases (the gpt-oss drafters)."""
+    rms_norm_eps: float
+    rope: Rope
+    max_position_embeddings: int
+    vocab_size: int
+    """The target's vocabulary: the draft borrows its embedding and lm_head."""
+    block_size: int
+    """S: the last verified token and S - 1 mask tokens."""
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    """The taps: tap i is the target's residual stream after decoder layer i."""
+    num_target_layers: int | None
+    """Decoder layers of the target it was trained for, where the checkpoint says so."""
+    input_embedding_scale: float
+    """Multiplies the block's embeddings (Gemma: sqrt(hidden_size)), 1 where the checkpoint has none."""
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """K: proposals per block."""
+        return self.block_size - 1
+
+    @property
+    def target_hidden_size(self) -> int:
+        """Width of one row of taps, A * H."""
+        return len(self.target_layer_ids) * self.hidden_size
+
+    @property
+    def context_bytes_per_token(self) -> int:
+        """Bytes of injected K and V per context token in a BF16 cache, all layers."""
+        return len(self.layers) * 2 * self.num_key_value_heads * self.head_dim * 2
+
+    def attention_modules(self) -> list[str]:
+        """The self_attn modules, layer by layer."""
+        return [f"layers.{layer}.self_attn" for layer in range(len(self.layers))]
+
+    def context_modules(self) -> list[str]:
+        """The projections that make context rows: every layer's K, then every layer's V."""
+        return [f"{layer}.{kv}_proj" for kv in "kv" for layer in self.attention_modules()]
+
+    def stacks(self) -> list[list[str]]:
+        """Modules that draft.onnx multiplies in one GEMM: q, k, v and gate, up of each layer."""
+        qkv = [[f"{layer}.{x}_proj" for x in "qkv"] for layer in self.attention_modules()]
+        gate_up = [[f"layers.{i}.mlp.{x}_proj" for x in ("gate", "up")] for i in range(len(self.layers))]
+        return [stack for pair in zip(qkv, gate_up, strict=True) for stack in pair]
+
+    def linear_modules(self) -> list[str]:
+        """The linear layers, in the order of tensor_shapes."""
+        return [name.removesuffix(".weight") for name, shape in self.tensor_shapes().items() if len(shape) == 2]
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every unquantised tensor: 11 L + 3, and with biases 15 L + 3."""
+        H, F, D = self.hidden_size, self.intermediate_size, self.head_dim
+        q, kv = self.num_attention_heads * D, self.num_key_value_heads * D
+        projections = {"q_proj": (q, H), "k_proj": (kv, H), "v_proj": (kv, H), "o_proj": (H, q)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "fc.weight": (H, self.target_hidden_size),
+            "hidden_norm.weight": (H,),
+            "norm.weight": (H,),
+        }
+        for layer in range(len(self.layers)):
+            prefix = f"layers.{layer}"
+            for name, (rows, columns) in projections.items():
+                shapes[f"{prefix}.self_attn.{name}.weight"] = (rows, columns)
+                if self.attention_bias:
+                    shapes[f"{prefix}.self_attn.{name}.bias"] = (rows,)
+            shapes[f"{prefix}.self_attn.q_norm.weight"] = (D,)
+            shapes[f"{prefix}.self_attn.k_norm.weight"] = (D,)
+            shapes[f"{prefix}.input_layernorm.weight"] = (H,)
+            shapes[f"{prefix}.post_attention_layernorm.weight"] = (H,)
+            shapes[f"{prefix}.mlp.gate_proj.weight"] = (F, H)
+            shapes[f"{prefix}.mlp.up_proj.weight"] = (F, H)
+            shapes[f"{prefix}.mlp.down_proj.weight"] = (H, F)
+        return shapes
+
+
+class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A draft checkpoint whose facts and tensors agree."""
+
+    directory: Path
+    spec: DraftSpec
+    quantization: Quantization
+    weights: dict[str, Tensor]
+
+    def cache_scales(self, kv: str) -> tuple[float, ...]:
+        """By layer: what a stored K (`kv` = "k") or V ("v") of an FP8 cache is multiplied with; 1 for BF16."""
+        if not self.quantization.fp8_kv_cache:
+            return (1.0,) * len(self.spec.layers)
+        names = [f"{layer}.{kv}_proj.{kv}_scale" for layer in self.spec.attention_modules()]
+        return tuple(read_scale(self.weights[name]) for name in names)
+
+    @property
+    def config_file(self) -> Path:
+        return self.directory / "config.json"
+
+
+def is_draft(config: Facts) -> bool:
+    """Whether config.json is that of a DFlash draft, of a supported dialect or not."""
+    is_ours = "architectures" in config and ARCHITECTURE in config.texts("architectures")
+    return is_ours or "dflash_config" in config or "speculators_model_type" in config
+
+
+def read_draft(directory: Path) -> DraftCheckpoint:
+    """Reads and checks a DFlash draft checkpoint.
+
+    Raises CheckpointError when a fact is missing or contradictory, the dialect is not supported, or a tensor
+    is missing, unused, or of another shape or dtype than the facts demand.
+    """
+    config = Facts.load(directory / "config.json")
+    spec = _read_spec(config)
+    if strays := sorted(path.name for path in directory.glob("*.pt")):
+        raise CheckpointError(
+            f"{directory}: expected all tensors in safetensors files, found {', '.join(strays)} (pickle)"
+        )
+    weights = read_weights(directory)
+    quantization = read_quantization(config, spec.linear_modules(), spec.attention_modules(), weights)
+    expected = expected_tensors(spec.tensor_shapes(), quantization, spec.attention_modules())
+    _check_tensors(directory, expected, weights)
+    return DraftCheckpoint(directory=directory, spec=spec, quantization=quantization, weights=weights)
+
+
+def _read_spec(config: Facts) -> DraftSpec:
+    _check_dialect(config)
+    dflash = config.section("dflash_config")
+    if unknown := sorted(dflash.keys() - DFLASH_CONFIG_KEYS):
+        raise dflash.error(unknown[0], f"only the keys {', '.join(sorted(DFLASH_CONFIG_KEYS))}")
+    spec = DraftSpec(
+        model_type=config.text("model_type", choices=MODEL_TYPES),
+        hidden_size=config.integer("hidden_size"),
+        intermediate_size=config.integer("intermediate_size"),
+        num_attention_heads=config.integer("num_attention_heads"),
+        num_key_value_heads=config.integer("num_key_value_heads"),
+        head_dim=config.integer("head_dim", minimum=2),
+        layers=_read_layers(config, dflash),
+        attention_bias=config.flag("attention_bias"),
+        rms_norm_eps=config.number("rms_norm_eps"),
+        rope=read_rope(config),
+        max_position_embeddings=config.integer("max_position_embeddings", maximum=MAX_POSITIONS),
+        vocab_size=config.integer("vocab_size"),
+        block_size=_either(config, dflash, "block_size").integer("block_size", minimum=2),
+        mask_token_id=_either(config, dflash, "mask_token_id").integer("mask_token_id", minimum=0),
+        target_layer_ids=_either(config, dflash, "target_layer_ids").integers("target_layer_ids"),
+        num_target_layers=config.integer("num_target_layers") if "num_target_layers" in config else None,
+        input_embedding_scale=_either(config, dflash, "input_embedding_scale").number(
+            "input_embedding_scale", default=1
+        ),
+    )
+    _check_spec(config, dflash, spec)
+    return spec
+
+
+def _check_dialect(config: Facts) -> None:
+    if "speculators_model_type" in config:
+        raise config.error(
+            "speculators_model_type",
+            "a z-lab or modelopt DFlash checkpoint (speculators count taps and vocabulary differently)",
+        )
+    if ARCHITECTURE not in config.texts("architectures"):
+        raise config.error("architectures", f"[{ARCHITECTURE!r}]")
+    config.text("hidden_act", choices=("silu",))
+
+
+def _check_spec(config: Facts, dflash: Facts, spec: DraftSpec) -> None:
+    if spec.num_attention_heads % spec.num_key_value_heads:
+        raise config.error("num_key_value_heads", f"a divisor of num_attention_heads {spec.num_attention_heads}")
+    if spec.head_dim % 2:
+        raise config.error("head_dim", "an even number (rotary pairs)")
+    if spec.mask_token_id >= spec.vocab_size:
+        raise _either(config, dflash, "mask_token_id").error(
+            "mask_token_id", f"a token id below vocab_size {spec.vocab_size}"
+        )
+    if len(set(spec.target_layer_ids)) < len(spec.target_layer_ids):
+        raise _either(config, dflash, "target_layer_ids").error("target_layer_ids", "each layer once")
+
+
+def _either(config: Facts, dflash: Facts, key: str) -> Facts:
+    """Where `key` stands: dflash_config (newer files) or the top level (older files); never two values."""
+    if not dflash.agrees(config, key):
+        raise config.error(key, f"the same value as in dflash_config.{key}")
+    return dflash if key in dflash else config
+
+
+def _read_layers(config: Facts, dflash: Facts) -> tuple[DraftLayer, ...]:
+    """Window and causality by layer.
+
+    z-lab's rule: is_causal, else dflash_config.causal (modelopt, JetSpec), else sliding layers are causal and
+    full ones are not (dflash/model.py, August 2026). modelopt spells windows use_swa + swa_window_size.
+    """
+    num_layers = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    if "layer_types" not in config and config.flag("use_sliding_window", default=False):
+        raise config.error("use_sliding_window", "layer_types, which say where the window applies")
+    types = config.texts("layer_types") if "layer_types" in config else ("full_attention",) * num_layers
+    if len(types) != num_layers or not set(types) <= {"full_attention", "sliding_attention"}:
+        raise config.error("layer_types", f"{num_layers} times full_attention or sliding_attention")
+    windows = [config.integer("sliding_window") if t == "sliding_attention" else None for t in types]
+    if dflash.flag("use_swa", default=False):
+        windows = [dflash.integer("swa_window_size")] * num_layers
+
+    causal: bool | None = None
+    if "is_causal" in (place := _either(config, dflash, "is_causal")):
+        causal = place.flag("is_causal")
+    elif "causal" in dflash:
+        causal = dflash.flag("causal")
+    return tuple(
+        DraftLayer(sliding_window=window, causal=window is not None if causal is None else causal) for window in windows
+    )
+
+
+def _check_tensors(
+    directory: Path, expected: dict[str, tuple[tuple[str, ...], Shape]], weights: dict[str, Tensor]
+) -> None:
+    if missing := sorted(expected.keys() - weights.keys()):
+        _, shape = expected[missing[0]]
+        raise CheckpointError(
+            f"{directory}: expected tensor {missing[0]!r} {list(shape)}, found no such tensor"
+            f" ({len(missing)} of {len(expected)} missing)"
+        )
+    if unused := sorted(weights.keys() - expected.keys()):
+        raise CheckpointError(
+            f"{weights[unused[0]].file}: expected the {len(expected)} tensors that config.json describes, found"
+            f" tensor {unused[0]!r} besides ({len(unused)} that nothing would use)"
+        )
+    for name, (dtypes, shape) in expected.items():
+        tensor = weights[name]
+        if tensor.shape != shape:
+            raise CheckpointError(
+                f"{tensor.file}: tensor {name!r}: expected shape {list(shape)}, found {list(tensor.shape)}"
+            )
+        if tensor.dtype not in dtypes:
+            raise CheckpointError(
+                f"{tensor.file}: tensor {name!r}: expected dtype {' or '.join(dtypes)}, found {tensor.dtype}"
+            )

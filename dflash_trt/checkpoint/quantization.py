@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantised weights in modelopt's layout: which module is quantised how, read from its tensors.
+
+Layout of modelopt 0.47 (`modelopt.torch.export`): NVFP4 is `weight` U8 [out, in / 2] (low nibble first),
+`weight_scale` F8_E4M3 [out, in / 16] and `weight_scale_2` F32; FP8 is `weight` F8_E4M3 [out, in] and
+`weight_scale` F32; `input_scale` F32 where activations are quantised too; an FP8 context cache has
+`k_proj.k_scale` and `v_proj.v_scale` F32 in every layer. w = code * weight_scale * weight_scale_2.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.errors import CheckpointError
+
+NVFP4, W4A16_NVFP4, FP8 = "NVFP4", "W4A16_NVFP4", "FP8"  # modelopt's names of the algorithms
+MIXED = "MIXED_PRECISION"
+BLOCK = 16
+DENSE_DTYPES = ("BF16", "F16", "F32")
+HF_QUANT_CONFIG = "hf_quant_config.json"
+
+Shape = tuple[int, ...]
+
+
+class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a checkpoint's tensors say; empty for an unquantised one."""
+
+    modules: dict[str, str]
+    """Algorithm by module name; a module that is not named is dense."""
+    fp8_kv_cache: bool
+    """Whether the context cache is FP8 with the checkpoint's scales."""
+
+
+def read_quantization(
+    config: Facts, modules: list[str], attention: list[str], weights: dict[str, Tensor]
+) -> Quantization:
+    """The quantisation of the linear layers `modules`; `attention` names the self_attn modules.
+
+    Raises CheckpointError where the tensors of a module fit no algorithm, or the configuration claims another.
+    """
+    found = {module: _algorithm(module, weights) for module in modules}
+    quantised = {module: algorithm for module, algorithm in found.items() if algorithm is not None}
+    fp8_kv_cache = any(f"{layer}.k_proj.k_scale" in weights for layer in attention)
+    _check_claims(config, quantised, fp8_kv_cache)
+    return Quantization(modules=quantised, fp8_kv_cache=fp8_kv_cache)
+
+
+def _algorithm(module: str, weights: dict[str, Tensor]) -> str | None:
+    weight = weights.get(f"{module}.weight")
+    if weight is None or weight.dtype in DENSE_DTYPES:
+        return None
+    if weight.dtype == "F8_E4M3":
+        return FP8
+    if weight.dtype == "U8":
+        return NVFP4 if f"{module}.input_scale" in weights else W4A16_NVFP4
+    raise CheckpointError(
+        f"{weight.file}: tensor {weight.name!r}: expected dtype {', '.join(DENSE_DTYPES)}, F8_E4M3 (FP8) or U8"
+        f" (NVFP4), found {weight.dtype}"
+    )
+
+
+def expected_tensors(
+    dense: dict[str, Shape], quantization: Quantization, attention: list[str]
+) -> dict[str, tuple[tuple[str, ...], Shape]]:
+    """Name -> allowed dtypes and shape of every tensor, given the shapes of the unquantised checkpoint."""
+    expected: dict[str, tuple[tuple[str, ...], Shape]] = {}
+    for name, shape in dense.items():
+        module = name.removesuffix(".weight")
+        algorithm = quantization.modules.get(module) if name.endswith(".weight") else None
+        if algorithm is None:
+            expected[name] = (DENSE_DTYPES, shape)
+        elif algorithm == FP8:
+            expected[name] = (("F8_E4M3",), shape)
+            expected[f"{module}.weight_scale"] = (("F32",), ())
+        else:
+            rows, columns = shape
+            expected[name] = (("U8",), (rows, columns // 2))
+            expected[f"{module}.weight_scale"] = (("F8_E4M3",), (rows, columns // BLOCK))
+            expected[f"{module}.weight_scale_2"] = (("F32",), ())
+        if algorithm in (FP8, NVFP4):
+            expected[f"{module}.input_scale"] = (("F32",), ())
+    if quantization.fp8_kv_cache:
+        for layer in attention:
+            expected[f"{layer}.k_proj.k_scale"] = (("F32",), ())
+            expected[f"{layer}.v_proj.v_scale"] = (("F32",), ())
+    return expected
+
+
+def read_scale(tensor: Tensor) -> float:
+    """The value of a scalar F32 tensor; raises CheckpointError unless it is finite and > 0."""
+    with tensor.file.open("rb") as stream:
+        stream.seek(tensor.offset)
+        (value,) = struct.unpack("<f", stream.read(4))
+    if not 0 < value < float("inf"):
+        raise CheckpointError(f"{tensor.file}: tensor {tensor.name!r}: expected a finite scale > 0, found {value}")
+    return float(value)
+
+
+class _Details(msgspec.Struct):
+    quant_algo: str | None = None
+    kv_cache_quant_algo: str | None = None
+
+
+class _HfQuantConfig(msgspec.Struct):
+    quantization: _Details
+
+
+def _check_claims(config: Facts, modules: dict[str, str], fp8_kv_cache: bool) -> None:
+    """The engines that read this checkpoint believe its configuration; it must say what the tensors are."""
+    file = config.file.with_name(HF_QUANT_CONFIG)
+    algorithms = set(modules.values())
+    actual = None if not algorithms else algorithms.pop() if len(algorithms) == 1 else MIXED
+    claims: list[tuple[str, str | None]] = []
+    if file.is_file():
+        details = _read_details(file)
+        claims.append((f"{file}: quantization.quant_algo", details.quant_algo))
+        if (details.kv_cache_quant_algo == FP8) != fp8_kv_cache:
+            scales = "k_scale and v_scale tensors" if fp8_kv_cache else "no k_scale and v_scale tensors"
+            raise CheckpointError(
+                f"{file}: quantization.kv_cache_quant_algo: expected {FP8 if fp8_kv_cache else None} ({scales}),"
+                f" found {details.kv_cache_quant_algo}"
+            )
+    if "quantization_config" in config:
+        section = config.section("quantization_config")
+        claims.append((f"{config.file}: quantization_config.quant_algo", section.text("quant_algo")))
+    if actual is not None and not claims:
+        raise CheckpointError(
+            f"{config.file}: expected quantization_config or {HF_QUANT_CONFIG} for {actual} tensors, found neither"
+        )
+    for place, claim in claims:
+        if claim != actual:
+            raise CheckpointError(f"{place}: expected {actual} (the tensors), found {claim}")
+
+
+def _read_details(file: Path) -> _Details:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=_HfQuantConfig).quantization
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{file}: expected a modelopt quantisation config, found {error}") from None

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary position embedding: the facts of config.json and the frequencies they define."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dflash_trt.checkpoint.facts import Facts
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Yarn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="yarn"):
+    """YaRN (arXiv 2309.00071): interpolates low frequencies, keeps high ones, scales attention."""
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+    """Whether the correction range is rounded to whole dimensions (gpt-oss: false)."""
+    attention_factor: float
+    """Multiplies cos and sin; 0.1 ln(factor) + 1 unless the checkpoint says otherwise."""
+
+
+class Llama3(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="llama3"):
+    """Llama 3.1's frequency scaling (transformers `modeling_rope_utils`, rope_type llama3)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rotary embedding of a draft: rotate-half over the whole head."""
+
+    theta: float
+    scaling: Yarn | Llama3 | None
+
+    @property
+    def attention_factor(self) -> float:
+        """The factor on cos and sin."""
+        return self.scaling.attention_factor if isinstance(self.scaling, Yarn) else 1.0
+
+    def inverse_frequencies(self, head_dim: int) -> NDArray[np.float64]:
+        """Radians per position of each rotated pair, [head_dim / 2] float64."""
+        import numpy as np
+
+        inverse = self.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+        match self.scaling:
+            case Yarn() as yarn:
+                return inverse / yarn.factor + (inverse - inverse / yarn.factor) * self._kept(yarn, head_dim)
+            case Llama3() as llama3:
+                return _llama3(llama3, inverse)
+            case None:
+                return inverse
+
+    def _kept(self, yarn: Yarn, head_dim: int) -> NDArray[np.float64]:
+        """What YaRN keeps of each pair's frequency: 1 for fast pairs, 0 for slow ones."""
+        import numpy as np
+
+        def dimension(rotations: float) -> float:
+            context = yarn.original_max_position_embeddings
+            return head_dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
+
+        low, high = dimension(yarn.beta_fast), dimension(yarn.beta_slow)
+        if yarn.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        high += 0.001 if low == high else 0  # as transformers does: keeps the ramp finite
+        ramp = (np.arange(head_dim // 2, dtype=np.float64) - low) / (high - low)
+        kept: NDArray[np.float64] = 1 - np.clip(ramp, 0, 1)
+        return kept
+
+
+def _llama3(scaling: Llama3, inverse: NDArray[np.float64]) -> NDArray[np.float64]:
+    import numpy as np
+
+    rotations = scaling.original_max_position_embeddings * inverse / (2 * math.pi)
+    kept = np.clip((rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0, 1)
+    return inverse / scaling.factor + (inverse - inverse / scaling.factor) * kept
+
+
+def read_rope(config: Facts) -> Rope:
+    """Rope facts in both spellings: rope_theta + rope_scaling, and rope_parameters (transformers >= 5).
+
+    Raises CheckpointError for a rope type that is not known, or a key that its type needs and is not there.
+    """
+    if "partial_rotary_factor" in config and config.number("partial_rotary_factor") != 1:
+        raise config.error("partial_rotary_factor", "1 (rotary over the whole head)")
+    if "rope_parameters" in config:
+        section = config.section("rope_parameters")
+        if not section.agrees(config, "rope_theta"):
+            raise config.error("rope_theta", "the same value as in rope_parameters.rope_theta")
+        return Rope(theta=_read_theta(section), scaling=_read_scaling(section))
+    scaling = _read_scaling(config.section("rope_scaling")) if "rope_scaling" in config else None
+    return Rope(theta=_read_theta(config), scaling=scaling)
+
+
+def _read_theta(section: Facts) -> float:
+    theta = section.number("rope_theta")
+    if theta <= 1:
+        raise section.error("rope_theta", "a number > 1")
+    return theta
+
+
+def _read_scaling(section: Facts) -> Yarn | Llama3 | None:
+    type_key = "rope_type" if "rope_type" in section else "type"  # "type" is the older spelling
+    if "partial_rotary_factor" in section and section.number("partial_rotary_factor") != 1:
+        raise section.error("partial_rotary_factor", "1 (rotary over the whole head)")
+    match section.text(type_key, choices=("default", "yarn", "llama3")):
+        case "yarn":
+            return _read_yarn(section)
+        case "llama3":
+            low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+            if low >= high:
+                raise section.error("high_freq_factor", f"a number > low_freq_factor {low}")
+            return Llama3(
+                factor=section.number("factor"),
+                low_freq_factor=low,
+                high_freq_factor=high,
+                original_max_position_embeddings=section.integer("original_max_position_embeddings"),
+            )
+        case _:
+            return None
+
+
+def _read_yarn(section: Facts) -> Yarn:
+    """beta_fast, beta_slow, truncate and the attention factor have defaults that YaRN's format defines."""
+    factor = section.number("factor")
+    return Yarn(
+        factor=factor,
+        original_max_position_embeddings=section.integer("original_max_position_embeddings"),
+        beta_fast=section.number("beta_fast", default=32),
+        beta_slow=section.number("beta_slow", default=1),
+        truncate=section.flag("truncate", default=True),
+        attention_factor=_yarn_attention_factor(section, factor),
+    )
+
+
+def _yarn_attention_factor(section: Facts, factor: float) -> float:
+    """attention_factor, else mscale / mscale_all_dim (DeepSeek), else 0.1 ln(factor) + 1 (YaRN, eq. 22)."""
+
+    def temperature(mscale: float) -> float:
+        return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
+
+    if "attention_factor" in section:
+        return section.number("attention_factor")
+    if "mscale" in section and "mscale_all_dim" in section:
+        return temperature(section.number("mscale")) / temperature(section.number("mscale_all_dim"))
+    return temperature(1)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads safetensors headers: names, dtypes, shapes and absolute byte offsets, never the weights.
+
+The `safetensors` package does not expose offsets, and the ONNX graphs point at them as external data.
+Format: https://github.com/huggingface/safetensors#format (8-byte little-endian header length, JSON
+header, data without holes).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from dflash_trt.errors import CheckpointError
+
+BITS_PER_ELEMENT = {
+    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
+}  # fmt: skip
+MAX_HEADER_BYTES = 100_000_000  # the limit that the safetensors library enforces
+REDOWNLOAD = "download or copy the file again"
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor of a checkpoint, where its bytes lie."""
+
+    name: str
+    dtype: str
+    """safetensors spelling: BF16, F16, F32, F8_E4M3, U8, ..."""
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    """Absolute position of the first byte in `file`."""
+    num_bytes: int
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of one safetensors file, by name, in file order.
+
+    Raises CheckpointError when the file cannot be read, is truncated, is not safetensors, or its header
+    contradicts it.
+    """
+    try:
+        file_bytes = file.stat().st_size
+        with file.open("rb") as stream:
+            raw = _read_header(file, stream, file_bytes)
+    except OSError as error:
+        raise CheckpointError(f"{file}: expected a readable file, found: {error.strerror}") from None
+    header = _parse_header(file, raw)
+    header.pop("__metadata__", None)
+    data_begin = 8 + len(raw)
+    tensors = {name: _tensor(file, name, entry, data_begin) for name, entry in header.items()}
+    _check_coverage(file, tensors, data_begin, file_bytes)
+    return tensors
+
+
+def _read_header(file: Path, stream: BinaryIO, file_bytes: int) -> bytes:
+    header_bytes = int.from_bytes(stream.read(8), "little")
+    if file_bytes < 8 or not 2 <= header_bytes <= min(MAX_HEADER_BYTES, file_bytes - 8):
+        raise CheckpointError(
+            f"{file}: expected a safetensors file, found {file_bytes} bytes whose first 8"
+            f" announce a header of {header_bytes} bytes",
+            hint=REDOWNLOAD,
+        )
+    return stream.read(header_bytes)
+
+
+def _parse_header(file: Path, raw: bytes) -> dict[str, object]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        entries = dict(pairs)
+        if len(entries) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise CheckpointError(
+                f"{file}: expected each key of the header once, found {twice!r} twice", hint=REDOWNLOAD
+            )
+        return entries
+
+    try:
+        header = json.loads(raw, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or absurdly long or deep
+        raise CheckpointError(
+            f"{file}: expected a JSON header, found text that is not JSON ({error})", hint=REDOWNLOAD
+        ) from None
+    if not isinstance(header, dict):
+        raise CheckpointError(
+            f"{file}: expected a JSON object as header, found {type(header).__name__}", hint=REDOWNLOAD
+        )
+    return header
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def _tensor(file: Path, name: str, entry: object, data_begin: int) -> Tensor:
+    try:
+        parsed = msgspec.convert(entry, _Entry)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(
+            f"{file}: tensor {name!r}: expected dtype, shape and data_offsets, found {entry!r} ({error})",
+            hint=REDOWNLOAD,
+        ) from None
+    begin, end = parsed.data_offsets
+    bits = BITS_PER_ELEMENT.get(parsed.dtype)
+    if bits is None:
+        raise CheckpointError(
+            f"{file}: tensor {name!r}: dtype: expected one of {', '.join(BITS_PER_ELEMENT)}, found {parsed.dtype!r}"
+        )
+    expected_bytes = math.prod(parsed.shape) * bits // 8
+    if min(parsed.shape, default=0) < 0 or end - begin != expected_bytes:
+        raise CheckpointError(
+            f"{file}: tensor {name!r}: expected {expected_bytes} bytes for {parsed.dtype}"
+            f" {list(parsed.shape)}, found data_offsets {[begin, end]}",
+            hint=REDOWNLOAD,
+        )
+    return Tensor(
+        name=name,
+        dtype=parsed.dtype,
+        shape=parsed.shape,
+        file=file,
+        offset=data_begin + begin,
+        num_bytes=expected_bytes,
+    )
+
+
+def _check_coverage(file: Path, tensors: dict[str, Tensor], data_begin: int, file_bytes: int) -> None:
+    """The tensors must cover the data exactly: no hole, no overlap, no missing or surplus byte."""
+    position = data_begin
+    for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.num_bytes)):
+        if tensor.offset != position:
+            raise CheckpointError(
+                f"{file}: tensor {tensor.name!r}: expected at byte {position}, found at byte {tensor.offset}:"
+                " the header has a hole or an overlap",
+                hint=REDOWNLOAD,
+            )
+        position += tensor.num_bytes
+    if position != file_bytes:
+        kind = "truncated" if file_bytes < position else "followed by foreign bytes"
+        raise CheckpointError(
+            f"{file}: expected {position} bytes, found {file_bytes}: the file is {kind}", hint=REDOWNLOAD
+        )

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The target checkpoint: only the facts that a drafter depends on, and the check that a draft fits them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.checkpoint.draft import DraftSpec
+from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.weights import read_weights
+from dflash_trt.errors import CheckpointError
+
+
+class TargetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The facts of a target model that its drafter depends on."""
+
+    model_type: str
+    hidden_size: int
+    num_hidden_layers: int
+    vocab_size: int
+    max_position_embeddings: int
+
+
+class TargetCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A target checkpoint whose facts and embedding agree."""
+
+    directory: Path
+    spec: TargetSpec
+    weights: dict[str, Tensor]
+
+
+def read_target(directory: Path) -> TargetCheckpoint:
+    """Reads a causal language model's config.json and weight headers.
+
+    Multimodal configurations keep the language model's facts in `text_config`.
+    Raises CheckpointError when a fact is missing or the embedding table does not have the shape it demands.
+    """
+    config = Facts.load(directory / "config.json")
+    text = config.section("text_config") if "text_config" in config else config
+    spec = TargetSpec(
+        model_type=config.text("model_type"),
+        hidden_size=text.integer("hidden_size"),
+        num_hidden_layers=text.integer("num_hidden_layers"),
+        vocab_size=text.integer("vocab_size"),
+        max_position_embeddings=text.integer("max_position_embeddings"),
+    )
+    weights = read_weights(directory)
+    _check_embedding(directory, spec, weights)
+    return TargetCheckpoint(directory=directory, spec=spec, weights=weights)
+
+
+def _check_embedding(directory: Path, spec: TargetSpec, weights: dict[str, Tensor]) -> None:
+    tables = [tensor for name, tensor in weights.items() if name.endswith("embed_tokens.weight")]
+    if len(tables) != 1:
+        found = ", ".join(tensor.name for tensor in tables) or "none"
+        raise CheckpointError(f"{directory}: expected one tensor named *embed_tokens.weight, found {found}")
+    table, shape = tables[0], (spec.vocab_size, spec.hidden_size)
+    if table.shape != shape:
+        raise CheckpointError(
+            f"{table.file}: tensor {table.name!r}: expected shape {list(shape)}, found {list(table.shape)}"
+        )
+
+
+def check_pair(draft: DraftSpec, target: TargetSpec, *, draft_name: str, target_name: str) -> None:
+    """Raises CheckpointError, with both values, where a draft does not fit a target."""
+
+    def refuse(fact: str, expected: object, found: object) -> CheckpointError:
+        return CheckpointError(
+            f"{draft_name} does not fit target {target_name}: {fact}: expected {expected} (target),"
+            f" found {found} (draft)",
+            hint="give --target the model that this draft was trained for",
+        )
+
+    if draft.model_type == "gpt_oss" != target.model_type:
+        raise refuse("model_type", target.model_type, draft.model_type)
+    if draft.hidden_size != target.hidden_size:
+        raise refuse("hidden_size", target.hidden_size, draft.hidden_size)
+    if draft.vocab_size != target.vocab_size:
+        raise refuse("vocab_size", target.vocab_size, draft.vocab_size)
+    if draft.num_target_layers not in (None, target.num_hidden_layers):
+        raise refuse("num_target_layers", target.num_hidden_layers, draft.num_target_layers)
+    if max(draft.target_layer_ids) >= target.num_hidden_layers:
+        raise refuse("target_layer_ids", f"layers 0 to {target.num_hidden_layers - 1}", list(draft.target_layer_ids))

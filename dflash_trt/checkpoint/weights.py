@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the weights of a checkpoint directory: one safetensors file or a sharded index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.checkpoint.safetensors_file import REDOWNLOAD, Tensor, read_tensors
+from dflash_trt.errors import CheckpointError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+
+
+def read_weights(directory: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint directory by name, sorted by name.
+
+    Where both stand, the single file is read, as transformers does.
+    Raises CheckpointError when there are no safetensors weights (pickle weights are refused), or when the
+    sharded index and the shards contradict each other.
+    """
+    if (directory / SINGLE).is_file():
+        tensors = read_tensors(directory / SINGLE)
+    elif (directory / INDEX).is_file():
+        tensors = _read_sharded(directory / INDEX)
+    else:
+        raise _no_weights(directory)
+    return dict(sorted(tensors.items()))
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files that hold the weights, sorted by name (shards, or the single file)."""
+    return sorted({tensor.file for tensor in read_weights(directory).values()})
+
+
+def _no_weights(directory: Path) -> CheckpointError:
+    pickles = sorted(p.name for p in directory.iterdir() if p.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        return CheckpointError(
+            f"{directory}: expected {SINGLE} or {INDEX}, found pickle weights ({', '.join(pickles)}),"
+            " which can run code when they are loaded and are never read",
+            hint="convert them to safetensors: https://huggingface.co/docs/safetensors/convert-weights",
+        )
+    return CheckpointError(
+        f"{directory}: expected {SINGLE} or {INDEX}, found neither", hint="check the path to the checkpoint"
+    )
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def _read_sharded(index: Path) -> dict[str, Tensor]:
+    try:
+        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except OSError as error:
+        raise CheckpointError(f"{index}: expected a readable file, found: {error.strerror}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{index}: expected an object with a weight_map, found {error}", hint=REDOWNLOAD
+        ) from None
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted(set(weight_map.values())):
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{index}: weight_map: expected the name of a .safetensors file in the same directory, found {shard!r}"
+            )
+        if not (index.parent / shard).is_file():
+            raise CheckpointError(f"{index}: expected shard {shard}, found no such file", hint=REDOWNLOAD)
+        for name, tensor in read_tensors(index.parent / shard).items():
+            if weight_map.get(name) != shard:
+                raise CheckpointError(
+                    f"{index}: weight_map: {name!r}: expected {shard}, found {weight_map.get(name)!r}"
+                )
+            tensors[name] = tensor
+    if missing := sorted(weight_map.keys() - tensors.keys()):
+        raise CheckpointError(
+            f"{index}: expected tensor {missing[0]!r} in {weight_map[missing[0]]}, found no such tensor there"
+            f" ({len(missing)} missing in all)",
+            hint=REDOWNLOAD,
+        )
+    return tensors

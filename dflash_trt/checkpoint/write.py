@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes directories that are either complete or not there, and safetensors files tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.errors import BuildError
+
+CHUNK_BYTES = 16 << 20
+
+
+@contextmanager
+def new_directory(path: Path, *, force: bool = False) -> Iterator[Path]:
+    """A temporary directory beside `path` that becomes `path` when the block ends without an error.
+
+    An error removes it; what a killed process left is removed by the next call for the same path.
+    Raises BuildError when `path` exists and `force` is false, or when it cannot be written (disk full).
+    """
+    try:
+        final = Path(os.path.realpath(path))  # through links: the rename must stay on one file system
+        if final.exists() and not (force and final.is_dir()):
+            kind = "one" if final.is_dir() else "a file"
+            raise BuildError(
+                f"{path}: expected a directory that does not exist yet, found {kind}",
+                hint="choose another -o DIR" + (", or replace it with --force" if final.is_dir() else ""),
+            )
+        _remove_abandoned(final)
+        with _replacing(final, force) as temporary:
+            yield temporary
+    except OSError as error:
+        found = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+        raise BuildError(
+            f"{path}: expected to write it, found: {found}", hint="free disk space or choose another -o DIR"
+        ) from error
+
+
+@contextmanager
+def _replacing(final: Path, force: bool) -> Iterator[Path]:
+    temporary = final.with_name(f".{final.name}.partial-{os.getpid()}")
+    replaced = final.with_name(f".{final.name}.replaced.partial-{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        _flush(temporary)
+        if force and final.exists():
+            final.rename(replaced)
+        temporary.rename(final)
+    finally:
+        if replaced.exists() and not final.exists():
+            replaced.rename(final)  # stopped between the two renames: the old directory comes back
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _remove_abandoned(path: Path) -> None:
+    name = re.compile(rf"\.{re.escape(path.name)}\.(replaced\.)?partial-(\d+)")
+    for left in path.parent.glob(".*partial-*"):
+        match = name.fullmatch(left.name)
+        # A container gives every run the same process id: what bears ours was left by an earlier one.
+        if match and (int(match[2]) == os.getpid() or not Path(f"/proc/{match[2]}").exists()):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _flush(directory: Path) -> None:
+    for entry in [*directory.iterdir(), directory]:
+        descriptor = os.open(entry, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_safetensors(file: Path, tensors: Sequence[Tensor]) -> None:
+    """Writes tensors in the given order, byte for byte from where they lie; one chunk is in memory at a time."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for tensor in tensors:
+        offsets = [position, position + tensor.num_bytes]
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
+        position += tensor.num_bytes
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with file.open("wb") as output:
+        output.write(len(encoded).to_bytes(8, "little") + encoded)
+        for tensor in tensors:
+            with tensor.file.open("rb") as source:
+                source.seek(tensor.offset)
+                _copy(source, output, tensor.num_bytes)
+
+
+def _copy(source: BinaryIO, output: BinaryIO, num_bytes: int) -> None:
+    while num_bytes:
+        chunk = source.read(min(num_bytes, CHUNK_BYTES))
+        if not chunk:
+            raise OSError(f"a source file ended {num_bytes} bytes early")
+        output.write(chunk)
+        num_bytes -= len(chunk)

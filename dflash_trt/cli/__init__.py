@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: stdout is data, stderr is talk.
+
+Exit codes: 0 done, 1 the user can mend it, 2 usage, 70 our bug.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from dflash_trt import __version__
+from dflash_trt.cli.build import build
+from dflash_trt.cli.doctor import doctor
+from dflash_trt.cli.generate import generate
+from dflash_trt.cli.inspect import inspect
+from dflash_trt.cli.quantize import quantize
+from dflash_trt.errors import DFlashError, MissingDependencyError
+
+# The extra of pyproject.toml that brings a module.
+EXTRAS = {
+    "onnx": "build",
+    "onnxruntime": "run",
+    "torch": "run",
+    "transformers": "run",
+    "accelerate": "run",
+}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dflash-trt")
+def cli() -> None:
+    """DFlash speculative decoding: from a draft checkpoint to engines, configs and lossless text."""
+
+
+for command in (inspect, quantize, build, generate, doctor):
+    cli.add_command(command)
+
+
+def main() -> NoReturn:
+    """Entry point of `dflash-trt` and `python -m dflash_trt`."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        cli.main(prog_name="dflash-trt", standalone_mode=True)
+    except DFlashError as error:
+        _fail(error)
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            _report_bug()
+        _fail(
+            MissingDependencyError(
+                f"expected the package {module}, found it not installed",
+                hint=f"pip install 'dflash-trt[{EXTRAS[module]}]'",
+            )
+        )
+    except OSError as error:  # what no reader or writer put into better words
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(DFlashError(f"{where}expected to read or write, found: {error.strerror or error}"))
+    except Exception:
+        _report_bug()
+    raise AssertionError("click's standalone mode exits")
+
+
+def _terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM unwinds the stack, so that half-written directories are removed."""
+    sys.exit(128 + signal_number)
+
+
+def _fail(error: DFlashError) -> NoReturn:
+    click.echo(f"error: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"\nhint: {error.hint}", err=True)
+    sys.exit(1)
+
+
+def _report_bug() -> NoReturn:
+    traceback.print_exc()
+    click.echo("\nerror: this is a bug in dflash-trt; please report it with the lines above", err=True)
+    sys.exit(70)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt inspect`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import click
+import msgspec
+
+from dflash_trt.checkpoint.draft import DraftSpec, is_draft, read_draft
+from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.source import checkpoint_directory
+from dflash_trt.checkpoint.target import TargetSpec, check_pair, read_target
+from dflash_trt.checkpoint.weights import read_weights
+from dflash_trt.cli.output import human_bytes, print_json, print_table
+from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest
+
+
+@click.command(short_help="Show and check what a checkpoint or an engine directory is.")
+@click.argument("path")
+@click.option("--target", help="Target checkpoint that a draft or engine is checked against.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def inspect(path: str, target: str | None, as_json: bool) -> None:
+    """Show and check the facts of PATH: a draft checkpoint, a target checkpoint or an engine directory.
+
+    PATH and --target are directories or Hugging Face repository ids.
+
+    \b
+    Example:
+      dflash-trt inspect z-lab/gpt-oss-120b-DFlash --target openai/gpt-oss-120b
+    """
+    document = _describe(path, target)
+    if as_json:
+        print_json("inspect", document)
+    else:
+        _print(msgspec.to_builtins(document))
+
+
+def _describe(path: str, target: str | None) -> dict[str, object]:
+    directory = checkpoint_directory(path)
+    draft: DraftSpec | None = None
+    facts: Manifest | DraftSpec | TargetSpec
+    if (directory / MANIFEST).is_file():
+        manifest = read_manifest(directory)
+        kind, facts, weights = "engine", manifest, read_weights(directory)
+        draft = manifest.draft
+    elif is_draft(Facts.load(directory / "config.json")):
+        checkpoint = read_draft(directory)
+        kind, facts, weights = "draft", checkpoint.spec, checkpoint.weights
+        draft = checkpoint.spec
+    else:
+        target_checkpoint = read_target(directory)
+        kind, facts, weights = "target", target_checkpoint.spec, target_checkpoint.weights
+    document: dict[str, object] = {
+        "kind": kind,
+        "path": click.format_filename(path),
+        "facts": facts,
+        "tensors": _tensors(weights),
+    }
+    if draft is not None:
+        document["context_bytes_per_token"] = draft.context_bytes_per_token
+        if target is not None:
+            partner = read_target(checkpoint_directory(target))
+            check_pair(draft, partner.spec, draft_name=path, target_name=target)
+            document["target"] = partner.spec
+    elif target is not None:
+        raise click.UsageError(f"--target is for a draft or an engine; {path} is a target itself")
+    return document
+
+
+def _tensors(weights: dict[str, Tensor]) -> dict[str, object]:
+    return {
+        "count": len(weights),
+        "bytes": sum(tensor.num_bytes for tensor in weights.values()),
+        "dtypes": dict(sorted(Counter(tensor.dtype for tensor in weights.values()).items())),
+    }
+
+
+def _print(document: dict[str, object]) -> None:
+    rows = [row for key, value in document.items() if key not in ("kind", "path") for row in _rows(key, value)]
+    print_table(f"{document['kind']} {Path(str(document['path'])).name}", ("fact", "value"), rows)
+
+
+def _rows(key: str, value: object) -> list[tuple[str, str]]:
+    """One row a leaf, dotted names, lists of plain values on one line."""
+    if isinstance(value, dict):
+        prefix = "" if key == "facts" else f"{key}."
+        return [row for name, item in value.items() for row in _rows(f"{prefix}{name}", item)]
+    if isinstance(value, (list, tuple)) and any(isinstance(item, dict) for item in value):
+        return [row for index, item in enumerate(value) for row in _rows(f"{key}[{index}]", item)]
+    if key.endswith("bytes") and isinstance(value, int):
+        return [(key, f"{value} ({human_bytes(value)})")]
+    return [(key, ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))]

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this machine has, what is missing for which command, and the command that mends it."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from importlib import metadata
+
+import msgspec
+
+# A package, the commands that need it, and the extra of pyproject.toml that brings it.
+PACKAGES = {
+    "onnx": (("build", "generate"), "pip install 'dflash-trt[build]'"),
+    "onnxruntime": (("generate",), "pip install 'dflash-trt[run]'"),
+    "torch": (("generate",), "pip install 'dflash-trt[run]'"),
+    "transformers": (("generate",), "pip install 'dflash-trt[run]'"),
+    "tensorrt": (("TensorRT plans",), "pip install tensorrt"),
+    "tensorrt_llm": (("serving with TensorRT-LLM",), "pip install tensorrt_llm"),
+}
+TOOLS = {
+    "c++": (("installing from source",), "apt-get install g++"),
+    "nvcc": (("the CUDA plugin",), "install the CUDA toolkit: https://developer.nvidia.com/cuda-downloads"),
+}
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a command may need."""
+
+    name: str
+    found: str | None
+    """Version or description; None when it is missing."""
+    needed_for: tuple[str, ...] = ()
+    mend: str | None = None
+    """The next command to run when it is missing."""
+
+
+def examine() -> list[Finding]:
+    """Looks at Python, packages, tools and GPUs; loads none of them and never fails for what is missing."""
+    return [
+        Finding(name="Python", found=platform.python_version()),
+        Finding(name="CPU", found=f"{platform.machine()}, {cpu_model()}"),
+        *(
+            Finding(name=name, found=_version(name), needed_for=commands, mend=mend)
+            for name, (commands, mend) in PACKAGES.items()
+        ),
+        *(
+            Finding(name=name, found=_tool(name), needed_for=commands, mend=mend)
+            for name, (commands, mend) in TOOLS.items()
+        ),
+        *_gpus(),
+    ]
+
+
+def cpu_model() -> str:
+    """The processor as its vendor calls it."""
+    try:
+        with open("/proc/cpuinfo") as lines:  # noqa: PTH123 - a device-like file, read line by line
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown model"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _tool(name: str) -> str | None:
+    """The line of `NAME --version` that carries the version."""
+    path = shutil.which(name)
+    if path is None:
+        return None
+    command = [path, "--version"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):  # not a program of this machine, or one that hangs
+        return path
+    lines = [line for line in result.stdout.splitlines() if any(character.isdigit() for character in line)]
+    release = [line for line in lines if "release" in line]
+    return (release or lines or [path])[0].strip()
+
+
+def _gpus() -> list[Finding]:
+    """Every GPU that the driver reports; reading it starts no CUDA context."""
+    import pynvml
+
+    needed_for = ("TensorRT plans", "serving with TensorRT-LLM")
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        mend = "run this on the GPU machine; the driver: https://www.nvidia.com/drivers"
+        return [Finding(name=f"NVIDIA GPU ({error})", found=None, needed_for=needed_for, mend=mend)]
+    try:
+        findings = [Finding(name="NVIDIA driver", found=str(pynvml.nvmlSystemGetDriverVersion()))]
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            device = pynvml.nvmlDeviceGetHandleByIndex(index)
+            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(device)
+            try:
+                memory = f"{pynvml.nvmlDeviceGetMemoryInfo(device).total / 2**30:.0f} GiB"
+            except pynvml.NVMLError_NotSupported:
+                memory = "memory shared with the CPU"
+            found = f"{pynvml.nvmlDeviceGetName(device)}, SM {major}.{minor}, {memory}"
+            findings.append(Finding(name=f"GPU {index}", found=found, needed_for=needed_for))
+        return findings
+    finally:
+        pynvml.nvmlShutdown()

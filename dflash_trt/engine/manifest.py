@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""manifest.json: what an engine directory is, what it was made from, and what it must be used with."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.checkpoint.draft import DraftSpec
+from dflash_trt.checkpoint.quantization import Quantization
+from dflash_trt.checkpoint.target import TargetSpec
+from dflash_trt.checkpoint.weights import SINGLE
+from dflash_trt.errors import EngineError
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One input or output of a graph."""
+
+    name: str
+    dtype: str
+    """ONNX spelling: BFLOAT16, INT32, ..."""
+    shape: tuple[str | int, ...]
+    """Strings are dynamic axes."""
+
+
+class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One ONNX file."""
+
+    file: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+class Plugin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The TensorRT plugin that the graphs name."""
+
+    name: str
+    version: str
+    namespace: str
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The checkpoint that the engine was built from."""
+
+    name: str
+    """Repository id or directory name, never a path of the building machine."""
+    sha256: dict[str, str]
+    """By file name."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole manifest."""
+
+    schema_version: int
+    tool_version: str
+    source: Source
+    draft: DraftSpec
+    target: TargetSpec
+    graphs: dict[str, Graph]
+    plugin: Plugin
+    quantization: Quantization
+    sha256: dict[str, str]
+    """Every other file of the directory, by name."""
+
+    def encode(self) -> bytes:
+        """JSON, indented, the same bytes for the same facts."""
+        return msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=2) + b"\n"
+
+
+class _SchemaVersion(msgspec.Struct):
+    schema_version: int
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Reads an engine directory's manifest and checks every hash in it.
+
+    Raises EngineError when the directory is not an engine, is of another schema version, or a file is missing
+    or changed.
+    """
+    file = directory / MANIFEST
+    rebuild = "dflash-trt build DRAFT --target TARGET -o DIR"
+    if not file.is_file():
+        raise EngineError(f"{directory}: expected an engine directory, found no {MANIFEST}", hint=rebuild)
+    try:
+        version = msgspec.json.decode(file.read_bytes(), type=_SchemaVersion).schema_version
+        if version != SCHEMA_VERSION:
+            raise EngineError(
+                f"{file}: schema_version: expected {SCHEMA_VERSION}, found {version}",
+                hint=f"build it again with this version: {rebuild}",
+            )
+        manifest = msgspec.json.decode(file.read_bytes(), type=Manifest)
+    except OSError as error:
+        raise EngineError(f"{file}: expected a readable file, found: {error.strerror}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise EngineError(f"{file}: expected an engine manifest, found {error}", hint=rebuild) from None
+    relied_on = {SINGLE, *(graph.file for graph in manifest.graphs.values())}
+    if unhashed := sorted(relied_on - manifest.sha256.keys()):
+        raise EngineError(f"{file}: sha256: expected {unhashed[0]}, found no such key", hint=rebuild)
+    for name, expected in manifest.sha256.items():
+        _check_file(directory, name, expected, rebuild)
+    return manifest
+
+
+def _check_file(directory: Path, name: str, expected: str, rebuild: str) -> None:
+    file = directory / name
+    if Path(name).name != name:
+        raise EngineError(f"{directory / MANIFEST}: expected file names without directories, found {name!r}")
+    if not file.is_file():
+        raise EngineError(f"{file}: expected this file of the engine, found none", hint=rebuild)
+    if (found := sha256(file)) != expected:
+        raise EngineError(f"{file}: expected sha256 {expected}, found {found}: the file has changed", hint=rebuild)
+
+
+def sha256(file: Path) -> str:
+    """Hex digest of a file's content."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

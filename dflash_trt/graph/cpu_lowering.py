@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the graphs executable by ONNX Runtime on a CPU, without changing what they compute.
+
+The files on disk are TensorRT's: activations in BFLOAT16, FP4 and FP8 weights, attention as a plugin node. The
+CPU provider of onnxruntime 1.31 has no BFLOAT16 MatMul, no FP4 and no plugin, so activations are widened to
+FLOAT, quantised values are computed by standard ops with the same numerics, and the plugin node's meaning is
+added as a model-local function. It is added here, never in the file: onnx-tensorrt versions differ on whether
+a function or a registered plugin wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+from onnx import TensorProto, helper
+
+from dflash_trt.graph.builder import COMPUTE
+from dflash_trt.graph.cpu_attention import attention_function
+from dflash_trt.graph.cpu_quantization import lower_quantization
+from dflash_trt.graph.draft import ATTENTION
+
+HALF_TYPES = (TensorProto.BFLOAT16, TensorProto.FLOAT16)
+
+
+def lower_to_cpu(model: onnx.ModelProto, expose: Sequence[str] = ()) -> onnx.ModelProto:
+    """A copy of `model` with FLOAT activations and every node defined; `expose` names values to return as well."""
+    lowered = onnx.ModelProto()
+    lowered.CopyFrom(model)
+    lowered.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in expose)
+    lower_quantization(lowered)
+    _widen(lowered.graph)
+    if any(node.op_type == ATTENTION for node in lowered.graph.node):
+        lowered.functions.append(attention_function())
+    return lowered
+
+
+def _widen(graph: onnx.GraphProto) -> None:
+    """BFLOAT16 inputs, outputs and casts become FLOAT; half-width initializers are cast as they are read.
+
+    onnxruntime folds the casts of initializers when it creates the session.
+    """
+    for value in [*graph.input, *graph.output]:
+        if value.type.tensor_type.elem_type == COMPUTE:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+    for node in graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i == COMPUTE:
+                attribute.i = TensorProto.FLOAT
+    half = {i.name for i in graph.initializer if i.data_type in HALF_TYPES}
+    for node in graph.node:
+        node.input[:] = [f"{name}/float" if name in half else name for name in node.input]
+    casts = [helper.make_node("Cast", [name], [f"{name}/float"], to=TensorProto.FLOAT) for name in sorted(half)]
+    nodes = [*casts, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts: a value of the right type, or an error that names file, key, expectation and finding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.checkpoint.facts import Facts
+from tests.checkpoint.samples import refusal
+
+FILE = Path("directory/config.json")
+Read = Callable[[Facts], object]
+
+WRONG_TYPES: list[tuple[str, Read, str, list[object]]] = [
+    (
+        "integer",
+        lambda f: f.integer("key"),
+        "an integer from 1 to",
+        [None, True, 1.0, "1", [1], 0, -1, 2**31],
+    ),
+    ("minimum", lambda f: f.integer("key", minimum=0), "an integer from 0 to", [-1, 10**400]),
+    ("maximum", lambda f: f.integer("key", maximum=3), "an integer from 1 to 3", [4]),
+    (
+        "number",
+        lambda f: f.number("key"),
+        "a number > 0",
+        [None, True, "1", 0, -0.5, float("nan"), float("inf")],
+    ),
+    ("huge", lambda f: f.number("key", default=1), "a number > 0", [10**400, 1e39]),
+    ("flag", lambda f: f.flag("key"), "true or false", [None, 0, 1, "true"]),
+    ("default_flag", lambda f: f.flag("key", default=True), "true or false", [0, "false"]),
+    ("text", lambda f: f.text("key"), "a string", [None, 1, ["a"], "\ud800", "\x1b[2J"]),
+    ("choice", lambda f: f.text("key", choices=("a", "b")), "one of a, b", ["c", "", None]),
+    (
+        "integers",
+        lambda f: f.integers("key"),
+        "a list of integers >= 0",
+        [None, 1, [], [1, -1], [True], ["1"]],
+    ),
+    ("texts", lambda f: f.texts("key"), "a list of strings", [None, "a", ["a", 1]]),
+    ("section", lambda f: f.section("key"), "an object", [None, [], "a"]),
+]
+HAVE_A_DEFAULT = ("huge", "default_flag")
+CASES = [
+    pytest.param(read, expected, value, id=f"{name}-{i}")
+    for name, read, expected, values in WRONG_TYPES
+    for i, value in enumerate(values)
+]
+
+
+@pytest.mark.parametrize(("read", "expected", "value"), CASES)
+def test_wrong_type(read: Read, expected: str, value: object) -> None:
+    message = refusal(lambda: read(Facts({"key": value}, FILE)))
+    assert message.startswith(f"{FILE}: key: expected {expected}")
+    assert f"found {json.dumps(value)}"[:100] in message
+
+
+@pytest.mark.parametrize("read", [read for name, read, *_ in WRONG_TYPES if name not in HAVE_A_DEFAULT])
+def test_missing(read: Read) -> None:
+    assert refusal(lambda: read(Facts({}, FILE))).endswith("found no such key")
+
+
+def test_right_types() -> None:
+    facts = Facts({"i": 3, "n": 2, "f": False, "t": "a", "is": [0, 1], "ts": ["a"], "null": None}, FILE)
+    assert (facts.integer("i"), facts.number("n"), facts.flag("f"), facts.text("t")) == (3, 2.0, False, "a")
+    assert (facts.integers("is"), facts.texts("ts")) == ((0, 1), ("a",))
+    assert facts.number("absent", default=5) == 5
+    assert facts.flag("null", default=True) is True
+    assert "null" not in facts
+    assert facts.keys() == {"i", "n", "f", "t", "is", "ts"}
+
+
+def test_a_section_names_its_scope() -> None:
+    section = Facts({"outer": {"inner": {"key": "x"}}}, FILE).section("outer").section("inner")
+    assert refusal(lambda: section.integer("key")).startswith(f"{FILE}: outer.inner.key: expected")
+
+
+def test_a_long_value_is_quoted_in_part() -> None:
+    message = refusal(lambda: Facts({"key": ["x"] * 1000}, FILE).integers("key"))
+    assert message.endswith('"x", "x",...')
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "Expecting value"),
+        (b"{", "Expecting property name"),
+        (b"\xff\xfe\xfa", "codec can't decode"),
+        (b'{"a": \xc3\x28}', "codec can't decode"),
+        (b'{"a":' * 100_000, "recursion"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "4300 digits"),
+        (b"[1]", "a JSON object, found list"),
+        (b"null", "a JSON object, found NoneType"),
+    ],
+)
+def test_no_json_object(content: bytes, found: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    message = refusal(lambda: Facts.load(file))
+    assert message.startswith(f"{file}: expected ")
+    assert found in message
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    message = refusal(lambda: Facts.load(tmp_path / "config.json"))
+    assert "expected a model configuration, found no such file" in message
+    assert "hint: check the path" in message
+
+
+def test_unreadable_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    message = refusal(lambda: Facts.load(tmp_path / "config.json"))
+    assert "expected a readable file, found: Is a directory" in message

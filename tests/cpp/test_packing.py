@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The packers against modelopt's bytes and against the formulas in numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dflash_trt import _C
+from tests.golden.packing.cases import cases
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "packing" / "vectors.npz"
+ISAS = _C.cpu_features()
+TYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
+E2M1_BOUNDS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], np.float32)
+
+type_names = pytest.mark.parametrize("type_name", TYPES)
+isas = pytest.mark.parametrize("isa", ISAS)
+
+Array = NDArray[np.generic]
+
+
+def raw(weights: Array) -> Array:
+    """Weights as the packers take them: numpy has no bfloat16, so its bits."""
+    return weights.view(np.uint16) if weights.dtype == ml_dtypes.bfloat16 else weights
+
+
+def typed(raw_weights: Array) -> Array:
+    return raw_weights.view(ml_dtypes.bfloat16) if raw_weights.dtype == np.uint16 else raw_weights
+
+
+def typed_cases(rows: int, columns: int, type_name: str) -> dict[str, Array]:
+    dtype = TYPES[type_name]
+    info = ml_dtypes.finfo(dtype)
+    made = cases(rows, columns, step=float(info.eps), smallest=float(info.smallest_subnormal))
+    return {name: weights.astype(dtype) for name, weights in made.items()}
+
+
+def fp8_scale(amax: float) -> np.float32:
+    return np.float32(amax) / np.float32(448)
+
+
+def nvfp4_scale_2(amax: float) -> np.float32:
+    return np.float32(amax) / np.float32(2688)
+
+
+def guarded(rows: int, columns: int) -> tuple[Array, Array]:
+    """An output of 0xee with a row of guard bytes on either side, and the whole."""
+    whole = np.full((rows + 2, columns), 0xEE, np.uint8)
+    return whole[1:-1], whole
+
+
+def assert_guards(*wholes: Array) -> None:
+    for whole in wholes:
+        assert (whole[[0, -1]] == 0xEE).all()
+
+
+def pack_fp8(weights: Array, scale: float, **execution: object) -> Array:
+    out, whole = guarded(*weights.shape)
+    _C.pack_fp8(raw(weights), scale, out, **execution)
+    assert_guards(whole)
+    return out
+
+
+def pack_nvfp4(weights: Array, scale_2: float, **execution: object) -> SimpleNamespace:
+    rows, columns = weights.shape
+    data, data_whole = guarded(rows, columns // 2)
+    scales, scales_whole = guarded(rows, columns // 16)
+    _C.pack_nvfp4(raw(weights), scale_2, data, scales, **execution)
+    assert_guards(data_whole, scales_whole)
+    return SimpleNamespace(data=data, scales=scales)
+
+
+def e4m3(values: Array) -> Array:
+    """Codes of float32 values, saturating."""
+    return np.clip(values, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+
+
+def fp8_formula(weights: Array, scale: np.float32) -> Array:
+    with np.errstate(over="ignore"):
+        quotient = (weights.astype(np.float32) / scale).astype(weights.dtype)
+    return e4m3(quotient.astype(np.float32))
+
+
+def nvfp4_formula(weights: Array, scale_2: np.float32) -> SimpleNamespace:
+    blocks = weights.astype(np.float32).reshape(len(weights), -1, 16)
+    with np.errstate(over="ignore"):
+        block_scale = np.abs(blocks).max(axis=2) / (np.float32(6) * scale_2)
+    block_scale[block_scale == 0] = 1
+    scales = e4m3(np.maximum(block_scale, np.float32(2**-9)))
+    divisor = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale_2
+    with np.errstate(all="ignore"):
+        quotient = blocks / divisor[:, :, None]
+    magnitude = np.abs(quotient)
+    code = np.searchsorted(E2M1_BOUNDS, magnitude).astype(np.uint8)  # NaN (0 / 0) is above all bounds
+    code += np.isin(magnitude, E2M1_BOUNDS[1::2])
+    code |= (quotient < 0).astype(np.uint8) << 3
+    code = code.reshape(weights.shape)
+    return SimpleNamespace(data=code[:, ::2] | code[:, 1::2] << 4, scales=scales)
+
+
+def assert_same(found: Array, expected: Array, what: str) -> None:
+    differing = np.argwhere(found != expected)
+    assert found.shape == expected.shape
+    assert differing.size == 0, (
+        f"{what}: {len(differing)} of {found.size} bytes differ, first at {differing[0]}: "
+        f"{found[tuple(differing[0])]:#x}, expected {expected[tuple(differing[0])]:#x}"
+    )
+
+
+# --- modelopt ------------------------------------------------------------------------------------
+
+
+@isas
+@type_names
+def test_stored_modelopt_vectors(type_name: str, isa: str) -> None:
+    stored = np.load(GOLDEN)
+    assert str(stored["modelopt"]) == "0.47.0"
+    names = [name for name in stored if name.startswith(f"{type_name}.") and name.count(".") == 1]
+    assert len(names) == 8
+    for name in names:
+        weights = stored[name]
+        amax = _C.amax(weights, isa=isa)
+        fp8 = {key: stored[f"{name}.fp8.{key}"] for key in ("weight", "weight_scale")}
+        assert fp8_scale(amax) == fp8["weight_scale"]
+        assert_same(pack_fp8(weights, fp8_scale(amax), isa=isa), fp8["weight"], f"{name} fp8")
+        assert nvfp4_scale_2(amax) == stored[f"{name}.nvfp4.weight_scale_2"]
+        nvfp4 = pack_nvfp4(weights, nvfp4_scale_2(amax), isa=isa)
+        assert_same(nvfp4.scales, stored[f"{name}.nvfp4.weight_scale"], f"{name} scales")
+        assert_same(nvfp4.data, stored[f"{name}.nvfp4.weight"], f"{name} data")
+
+
+@type_names
+def test_modelopt_itself_on_millions_of_weights(type_name: str) -> None:
+    modelopt = pytest.importorskip("modelopt", reason="pip install nvidia-modelopt==0.47 to compare directly")
+    assert modelopt.__version__ == "0.47.0"
+    from tests.golden.packing import make_vectors
+
+    torch_dtype = make_vectors.TYPES[type_name]
+    for name, tensor in make_vectors.typed_cases(512, 1920, torch_dtype).items():
+        weights = make_vectors.as_numpy(tensor)
+        amax = _C.amax(weights)
+        fp8 = make_vectors.export(tensor, "fp8")
+        nvfp4 = make_vectors.export(tensor, "nvfp4")
+        assert fp8_scale(amax) == fp8["weight_scale"]
+        assert nvfp4_scale_2(amax) == nvfp4["weight_scale_2"]
+        for isa in ISAS:
+            assert_same(pack_fp8(weights, fp8_scale(amax), isa=isa), fp8["weight"], f"{name} fp8 {isa}")
+            packed = pack_nvfp4(weights, nvfp4_scale_2(amax), isa=isa)
+            assert_same(packed.scales, nvfp4["weight_scale"], f"{name} scales {isa}")
+            assert_same(packed.data, nvfp4["weight"], f"{name} data {isa}")
+
+
+# --- the formulas --------------------------------------------------------------------------------
+
+
+@isas
+@type_names
+@pytest.mark.parametrize("shape", [(1, 16), (3, 80), (7, 528), (130, 112), (1, 4112)])
+def test_formula_on_irregular_shapes(shape: tuple[int, int], type_name: str, isa: str) -> None:
+    for name, weights in typed_cases(*shape, type_name).items():
+        amax = _C.amax(raw(weights), isa=isa)
+        assert amax == np.abs(weights.astype(np.float32)).max()
+        # Its own range; a wider one shared with a fused neighbour; one so narrow that most saturate.
+        for factor in (1, 3, 0.01):
+            scale = max(fp8_scale(amax * factor), np.float32(1e-45))
+            assert_same(pack_fp8(weights, scale, isa=isa), fp8_formula(weights, scale), f"{name} {factor}")
+            scale_2 = max(nvfp4_scale_2(amax * factor), np.float32(1e-45))
+            found, expected = pack_nvfp4(weights, scale_2, isa=isa), nvfp4_formula(weights, scale_2)
+            assert_same(found.scales, expected.scales, f"{name} {factor} scales")
+            assert_same(found.data, expected.data, f"{name} {factor} data")
+
+
+@isas
+@pytest.mark.parametrize("type_name", ["bf16", "f16"])
+@pytest.mark.parametrize("scale", [1e-44, 2.0**-120, 3e-6, 0.0123, 1.0, 7.7, 2.0**114, 3e38])
+def test_every_finite_16_bit_weight(type_name: str, scale: float, isa: str) -> None:
+    every = np.arange(2**16, dtype=np.uint16).view(TYPES[type_name])
+    finite = every[np.isfinite(every.astype(np.float32))]
+    for weights in (finite, np.random.default_rng(0).permutation(finite)):
+        matrix = weights.reshape(-1, 16)
+        assert_same(pack_fp8(matrix, scale, isa=isa), fp8_formula(matrix, np.float32(scale)), f"fp8 {scale}")
+        found, expected = pack_nvfp4(matrix, scale, isa=isa), nvfp4_formula(matrix, np.float32(scale))
+        assert_same(found.scales, expected.scales, f"scales {scale}")
+        assert_same(found.data, expected.data, f"data {scale}")
+
+
+@isas
+@pytest.mark.parametrize("columns", [1, 15, 17, 63, 65, 127, 129, 1000])
+def test_fp8_takes_any_width(columns: int, isa: str) -> None:
+    for type_name in TYPES:
+        weights = np.random.default_rng(columns).standard_normal((3, columns)).astype(TYPES[type_name])
+        scale = fp8_scale(_C.amax(raw(weights)))
+        assert_same(pack_fp8(weights, scale, isa=isa), fp8_formula(weights, scale), type_name)
+
+
+# --- hand-computed -------------------------------------------------------------------------------
+
+
+@isas
+def test_e2m1_codes_ties_and_nibble_order(isa: str) -> None:
+    # The block's 6 and scale_2 = 1 give block scale 1: quotients are the weights.
+    row = [0.25, -0.25, 0.75, 1.25, 1.75, -2.5, 3.5, 5, -5.25, 6, 0.5, -0.0, 0, -0.1, 1, -6]
+    codes = [0, 8, 2, 2, 4, 12, 6, 6, 15, 7, 1, 0, 0, 8, 2, 15]
+    packed = pack_nvfp4(np.array([row], np.float32), 1.0, isa=isa)
+    assert packed.scales.tolist() == [[0x38]]
+    assert packed.data.tolist() == [[even | odd << 4 for even, odd in zip(codes[::2], codes[1::2], strict=True)]]
+
+
+@isas
+def test_e4m3_codes_ties_and_saturation(isa: str) -> None:
+    row = [0, -0.0, 2**-10, 1.5 * 2**-9, 2**-6, 1.0625, 1.1875, 448, 464, -1e30, 3.4e38]
+    expected = [0, 0x80, 0, 2, 8, 0x38, 0x3A, 0x7E, 0x7E, 0xFE, 0x7E]
+    assert pack_fp8(np.array([row], np.float32), 1.0, isa=isa).tolist() == [expected]
+
+
+@isas
+def test_fp8_rounds_the_quotient_to_the_weights_type_first(isa: str) -> None:
+    # 1.0625 is halfway between two e4m3 values; bfloat16 rounds a little more than that onto it.
+    quotient = 1.0625 + 2.0**-12
+    weights, scale = np.array([[1.0]], ml_dtypes.bfloat16), 1 / quotient
+    assert pack_fp8(weights, scale, isa=isa).tolist() == [[0x38]]
+    assert pack_fp8(weights.astype(np.float32), scale, isa=isa).tolist() == [[0x39]]
+
+
+@isas
+@type_names
+def test_all_zero_weights_pack_to_zeros(type_name: str, isa: str) -> None:
+    weights = np.zeros((5, 48), TYPES[type_name])
+    assert _C.amax(raw(weights), isa=isa) == 0
+    assert not pack_fp8(weights, 1.0, isa=isa).any()
+    packed = pack_nvfp4(weights, 1.0, isa=isa)
+    assert not packed.data.any()
+    assert (packed.scales == 0x38).all()  # 1.0, modelopt's scale for a block of zeros
+
+
+@isas
+def test_block_scales_that_underflow_become_the_least_e4m3(isa: str) -> None:
+    weights = np.full((1, 48), 2.0**-12, np.float32)
+    weights[0, 16:32] = 0
+    weights[0, 32:] = 2.0**-140
+    packed = pack_nvfp4(weights, 1.0, isa=isa)
+    assert packed.scales.tolist() == [[0x01, 0x38, 0x01]]
+    assert packed.data.tolist() == [[0] * 24]  # 2^-12 / 2^-9 = 0.125
+    # 2^-140 / 6e30 is 0 in float32, and so a scale of 1.
+    assert pack_nvfp4(weights, 1e30, isa=isa).scales.tolist() == [[0x01, 0x38, 0x38]]
+
+
+# --- execution -----------------------------------------------------------------------------------
+
+
+@type_names
+def test_bytes_do_not_depend_on_threads(type_name: str) -> None:
+    weights = typed_cases(301, 1616, type_name)["heavy"]
+    amax = _C.amax(raw(weights), threads=1)
+    fp8 = pack_fp8(weights, fp8_scale(amax), threads=1)
+    nvfp4 = pack_nvfp4(weights, nvfp4_scale_2(amax), threads=1)
+    for threads in (0, 2, 3, 7, 64):
+        assert _C.amax(raw(weights), threads=threads) == amax
+        assert_same(pack_fp8(weights, fp8_scale(amax), threads=threads), fp8, "fp8")
+        again = pack_nvfp4(weights, nvfp4_scale_2(amax), threads=threads)
+        assert_same(again.scales, nvfp4.scales, "scales")
+        assert_same(again.data, nvfp4.data, "data")
+
+
+@isas
+@type_names
+def test_read_only_memory_map_at_an_odd_offset(type_name: str, isa: str, tmp_path: Path) -> None:
+    weights = typed_cases(4, 320, type_name)["normal"]
+    path = tmp_path / "weights"
+    path.write_bytes(b"\0" + weights.tobytes())
+    mapped = np.memmap(path, raw(weights).dtype, mode="r", offset=1, shape=weights.shape)
+    amax = _C.amax(mapped, isa=isa)
+    scale, scale_2 = fp8_scale(amax), nvfp4_scale_2(amax)
+    assert_same(pack_fp8(mapped, scale, isa=isa), pack_fp8(weights, scale), "fp8")
+    assert_same(pack_nvfp4(mapped, scale_2, isa=isa).data, pack_nvfp4(weights, scale_2).data, "nvfp4")
+
+
+def test_empty_weights() -> None:
+    empty = np.zeros((0, 32), np.float32)
+    assert _C.amax(empty) == 0
+    assert pack_fp8(empty, 1.0).shape == (0, 32)
+    assert pack_nvfp4(empty, 1.0).data.shape == (0, 16)
+
+
+def test_best_is_the_first_feature_and_scalar_is_always_there() -> None:
+    assert ISAS[-1] == "scalar"
+    assert set(ISAS) <= {"avx512", "avx2", "scalar"}
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+@isas
+@type_names
+@pytest.mark.parametrize(("value", "word"), [(np.nan, "NaN"), (-np.inf, "infinity")])
+@pytest.mark.parametrize("index", [0, 100, 64 * 2064 - 1])
+def test_non_finite_weights_are_named(type_name: str, value: float, word: str, index: int, isa: str) -> None:
+    weights = np.full((64, 2064), 0.5, TYPES[type_name])
+    weights.reshape(-1)[index:] = value
+    row, column = divmod(index, 2064)
+    expected = rf"expected finite weights, found {word} at flat index {index} \(row {row}, column {column}\)"
+    with pytest.raises(_C.NonFiniteError, match=expected):
+        _C.amax(raw(weights), isa=isa)
+    with pytest.raises(_C.NonFiniteError, match=expected):
+        pack_fp8(weights, 1.0, isa=isa)
+    with pytest.raises(_C.NonFiniteError, match=expected):
+        pack_nvfp4(weights, 1.0, isa=isa)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 1e-50])
+def test_scale_must_be_positive_and_finite(scale: float) -> None:
+    weights = np.ones((2, 16), np.float32)
+    with pytest.raises(ValueError, match="expected a positive finite scale, found"):
+        pack_fp8(weights, scale)
+    with pytest.raises(ValueError, match="expected a positive finite scale_2, found"):
+        pack_nvfp4(weights, scale)
+
+
+def test_columns_that_16_does_not_divide() -> None:
+    with pytest.raises(ValueError, match=r"multiples of 16, the NVFP4 block, found 40 = 16 \* 2 \+ 8"):
+        pack_nvfp4(np.ones((2, 40), np.float32), 1.0)
+
+
+def test_outputs_of_another_shape() -> None:
+    weights = np.ones((2, 32), np.float32)
+    data, scales = np.zeros((2, 16), np.uint8), np.zeros((2, 2), np.uint8)
+    with pytest.raises(ValueError, match=r"expected out of shape \[2, 32\], found \[2, 16\]"):
+        _C.pack_fp8(weights, 1.0, data)
+    with pytest.raises(ValueError, match=r"expected out_data of shape \[2, 16\], found \[2, 2\]"):
+        _C.pack_nvfp4(weights, 1.0, scales, scales)
+    with pytest.raises(ValueError, match=r"expected out_scales of shape \[2, 2\], found \[2, 16\]"):
+        _C.pack_nvfp4(weights, 1.0, data, data)
+
+
+def test_arrays_that_would_need_a_copy() -> None:
+    weights = np.ones((32, 32), np.float32)
+    with pytest.raises(TypeError):
+        _C.amax(weights[:, ::2])
+    with pytest.raises(TypeError):
+        _C.pack_fp8(weights, 1.0, np.zeros((32, 64), np.uint8)[:, ::2])
+    read_only = np.zeros((32, 32), np.uint8)
+    read_only.flags.writeable = False
+    with pytest.raises(TypeError):
+        _C.pack_fp8(weights, 1.0, read_only)
+
+
+def test_weights_of_another_type() -> None:
+    with pytest.raises(TypeError, match=r"expected weights of type uint16 .*, float16 or float32"):
+        _C.amax(np.ones((2, 16)))
+
+
+def test_execution_that_is_not_there() -> None:
+    weights = np.ones((2, 16), np.float32)
+    with pytest.raises(ValueError, match=r"expected an instruction set among best, .*scalar; found sse9"):
+        _C.amax(weights, isa="sse9")
+    with pytest.raises(ValueError, match="expected threads >= 0"):
+        _C.amax(weights, threads=-1)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""manifest.json: what does not match is refused, by name and with the next command to run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_trt.engine.manifest import Manifest, read_manifest
+from dflash_trt.errors import EngineError
+from tests.build.test_engine import FILES, build
+from tests.checkpoint.samples import refusal
+
+REBUILD = "dflash-trt build DRAFT --target TARGET -o DIR"
+
+
+@pytest.fixture
+def engine(draft_dir: Path, target_dir: Path, tmp_path: Path) -> Path:
+    build(draft_dir, target_dir, tmp_path / "engine")
+    return tmp_path / "engine"
+
+
+def edit(engine: Path, **changes: Any) -> Path:
+    file = engine / "manifest.json"
+    manifest = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps(manifest))
+    return engine
+
+
+def message_of(engine: Path) -> str:
+    return refusal(lambda: read_manifest(engine), EngineError)
+
+
+def test_what_is_written_is_what_is_read(engine: Path) -> None:
+    manifest = read_manifest(engine)
+    assert manifest.encode() == (engine / "manifest.json").read_bytes()
+    assert manifest.source.name == "draft"
+    assert sorted([*manifest.sha256, "manifest.json"]) == FILES
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "manifest.json"])
+@pytest.mark.parametrize("where", ["first", "middle", "last"])
+def test_changed_byte(name: str, where: str, engine: Path) -> None:
+    content = bytearray((engine / name).read_bytes())
+    content[{"first": 0, "middle": len(content) // 2, "last": -1}[where]] ^= 1
+    (engine / name).write_bytes(content)
+    message = message_of(engine)
+    assert message.startswith(f"{engine / name}: expected sha256 ")
+    assert "the file has changed" in message
+    assert message.endswith(f"hint: {REBUILD}")
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "manifest.json"])
+@pytest.mark.parametrize("directory_instead", [False, True])
+def test_missing_file(name: str, directory_instead: bool, engine: Path) -> None:
+    (engine / name).unlink()
+    if directory_instead:
+        (engine / name).mkdir()
+    message = message_of(engine)
+    assert f"{engine / name}: expected this file of the engine, found none" in message
+    assert message.endswith(f"hint: {REBUILD}")
+
+
+def test_foreign_files_do_not_matter(engine: Path) -> None:
+    (engine / "README.md").write_text("notes")
+    read_manifest(engine)
+
+
+@pytest.mark.parametrize("version", [0, 2, 10**9])
+def test_another_schema_version(version: int, engine: Path) -> None:
+    """Said before anything else is looked at: the rest may have any shape."""
+    (engine / "manifest.json").write_text(json.dumps({"schema_version": version, "of another": "age"}))
+    message = message_of(engine)
+    assert f"manifest.json: schema_version: expected 1, found {version}" in message
+    assert f"hint: build it again with this version: {REBUILD}" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"surprise": 1}, "surprise"),
+        ({"draft": {}}, "$.draft"),
+        ({"sha256": {"config.json": 1}}, "$.sha256"),
+        ({"schema_version": "1"}, "$.schema_version"),
+        ({"graphs": []}, "$.graphs"),
+        ({"plugin": {"name": "a", "version": "1", "namespace": "b", "more": 1}}, "more"),
+    ],
+)
+def test_manifest_of_another_shape(changes: dict[str, Any], words: str, engine: Path) -> None:
+    message = message_of(edit(engine, **changes))
+    assert "manifest.json: expected an engine manifest, found " in message
+    assert words in message
+    assert message.endswith(f"hint: {REBUILD}")
+
+
+@pytest.mark.parametrize("key", Manifest.__struct_fields__)
+def test_missing_key(key: str, engine: Path) -> None:
+    manifest = json.loads((engine / "manifest.json").read_text())
+    del manifest[key]
+    (engine / "manifest.json").write_text(json.dumps(manifest))
+    assert f"missing required field `{key}`" in message_of(engine)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"{", b'{"a":' * 100_000])
+def test_manifest_is_no_json_object(content: bytes, engine: Path) -> None:
+    (engine / "manifest.json").write_bytes(content)
+    assert "manifest.json: expected an engine manifest, found " in message_of(engine)
+
+
+def test_a_draft_is_no_engine(draft_dir: Path) -> None:
+    message = message_of(draft_dir)
+    assert f"{draft_dir}: expected an engine directory, found no manifest.json\nhint: {REBUILD}" in message
+
+
+@pytest.mark.parametrize("name", ["../config.json", "/etc/passwd", "sub/file", "..", ""])
+def test_files_elsewhere_are_not_looked_at(name: str, engine: Path) -> None:
+    hashes = json.loads((engine / "manifest.json").read_text())["sha256"]
+    message = message_of(edit(engine, sha256=hashes | {name: "0" * 64}))
+    assert str(engine) in message
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "context.onnx", "draft.onnx"])
+def test_every_file_that_is_used_has_a_hash(name: str, engine: Path) -> None:
+    hashes = json.loads((engine / "manifest.json").read_text())["sha256"]
+    del hashes[name]
+    message = message_of(edit(engine, sha256=hashes))
+    assert f"manifest.json: sha256: expected {name}, found no such key\nhint: {REBUILD}" in message

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds engine directories for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from dflash_trt.build.engine import build_engine
+from dflash_trt.checkpoint.draft import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.target import TargetCheckpoint, TargetSpec, read_target
+from dflash_trt.drafter.onnx_drafter import cpu_session
+from dflash_trt.engine.manifest import Manifest, read_manifest
+
+FloatArray = npt.NDArray[np.float32]
+
+
+def build(draft: Path, output: Path, target: Path | None = None) -> Manifest:
+    """Builds `draft` for `target`; without one, for a target that has just the facts the draft demands."""
+    checkpoint = read_draft(draft)
+    partner = read_target(target) if target else _fitting_target(checkpoint)
+    build_engine(checkpoint, str(draft), partner, str(target), output, force=False)
+    return read_manifest(output)
+
+
+def _fitting_target(draft: DraftCheckpoint) -> TargetCheckpoint:
+    spec = draft.spec
+    facts = TargetSpec(
+        model_type=spec.model_type,
+        hidden_size=spec.hidden_size,
+        num_hidden_layers=spec.num_target_layers or max(spec.target_layer_ids) + 1,
+        vocab_size=spec.vocab_size,
+        max_position_embeddings=spec.max_position_embeddings,
+    )
+    return TargetCheckpoint(directory=draft.directory, spec=facts, weights={})
+
+
+class Graphs:
+    """Both graphs of an engine directory as plain functions on float32 arrays."""
+
+    def __init__(self, directory: Path) -> None:
+        manifest = read_manifest(directory)
+        self.spec = manifest.draft
+        self._context: onnxruntime.InferenceSession = cpu_session(directory, manifest.graphs["context"])
+        self._draft: onnxruntime.InferenceSession = cpu_session(directory, manifest.graphs["draft"])
+
+    def context(self, target_hidden: FloatArray, positions: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
+        """target_hidden [T, A*H], positions [T] -> k, v [T, L, G, D]."""
+        feed = {"target_hidden": target_hidden, "positions": positions.astype(np.int32)}
+        k, v = self._context.run(["k", "v"], feed)
+        return k, v
+
+    def draft(
+        self,
+        noise_embeds: FloatArray,
+        caches: tuple[FloatArray, FloatArray],
+        slot_ids: list[int],
+        context_lengths: list[int],
+    ) -> FloatArray:
+        """noise_embeds [B, S, H], caches [slots, L, C_max, G, D] -> hidden [B, S, H]."""
+        lengths = np.array(context_lengths, dtype=np.int32)
+        feed = {
+            "noise_embeds": noise_embeds,
+            "positions": lengths[:, None] + np.arange(noise_embeds.shape[1], dtype=np.int32),
+            "k_cache": caches[0],
+            "v_cache": caches[1],
+            "slot_ids": np.array(slot_ids, dtype=np.int32),
+            "context_lengths": lengths,
+        }
+        (hidden,) = self._draft.run(["hidden"], feed)
+        return hidden

@@ -1,0 +1,1 @@
+"""Other people's DFlash implementations, run on our fixtures."""

@@ -1,0 +1,1 @@
+"""The DFlash drafter as float64 equations, and random checkpoints to feed it."""

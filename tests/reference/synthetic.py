@@ -1,0 +1,153 @@
+"""Writes small random drafter checkpoints in the exact layout of the published ones.
+
+Every norm weight and bias is random, different per layer and far from 1 and 0, so that a swapped,
+dropped or shared one changes the result.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+
+Dialect = Literal["gpt_oss", "qwen3"]
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftSizes:
+    """Widths of a synthetic drafter; N*D differs from H on purpose."""
+
+    hidden: int = 48
+    intermediate: int = 80
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    num_taps: int = 3
+    num_target_layers: int = 6
+    block_size: int = 6
+    vocab_size: int = 96
+
+
+def write_random_draft(
+    path: Path | str,
+    *,
+    dialect: Dialect,
+    layer_types: list[str] | None = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+    sizes: DraftSizes | None = None,
+) -> Path:
+    """Writes config.json and model.safetensors into `path` and returns it.
+
+    layer_types gives the number of layers too; None means three, all full. is_causal None leaves the key out.
+    """
+    sizes = sizes or DraftSizes()
+    layer_types = layer_types or ["full_attention"] * 3
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    config = _config(dialect, sizes, layer_types, sliding_window, dtype)
+    if is_causal is not None:
+        config["is_causal"] = is_causal
+    (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    tensors = _tensors(sizes, len(layer_types), has_biases=dialect == "gpt_oss", seed=seed)
+    save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, path / "model.safetensors")
+    return path
+
+
+def _config(
+    dialect: Dialect,
+    sizes: DraftSizes,
+    layer_types: list[str],
+    sliding_window: int | None,
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "architectures": ["DFlashDraftModel"],
+        "attention_bias": dialect == "gpt_oss",
+        "block_size": sizes.block_size,
+        "dflash_config": {
+            "mask_token_id": sizes.vocab_size - 1,
+            "target_layer_ids": list(range(1, 1 + sizes.num_taps)),
+        },
+        "dtype": str(dtype).removeprefix("torch."),
+        "eos_token_id": 2,
+        "head_dim": sizes.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": sizes.hidden,
+        "intermediate_size": sizes.intermediate,
+        "layer_types": layer_types,
+        "model_type": dialect,
+        "num_attention_heads": sizes.num_heads,
+        "num_hidden_layers": len(layer_types),
+        "num_key_value_heads": sizes.num_kv_heads,
+        "num_target_layers": sizes.num_target_layers,
+        "rms_norm_eps": 1e-5 if dialect == "gpt_oss" else 1e-6,
+        "sliding_window": sliding_window,
+        "tie_word_embeddings": False,
+        "vocab_size": sizes.vocab_size,
+    }
+    if dialect == "qwen3":
+        uses_window = "sliding_attention" in layer_types
+        return config | {
+            "max_position_embeddings": 4096,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "use_sliding_window": uses_window,
+        }
+    yarn = {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 256,
+        "rope_type": "yarn",
+        "truncate": False,
+    }
+    return config | {
+        "initial_context_length": 256,
+        "max_position_embeddings": 8192,
+        "rope_scaling": yarn,
+        "rope_theta": 150000,
+    }
+
+
+def _tensors(sizes: DraftSizes, num_layers: int, *, has_biases: bool, seed: int) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    hidden, inner = sizes.hidden, sizes.intermediate
+    q_width, kv_width = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+
+    def weight(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) / columns**0.5
+
+    def norm(width: int) -> torch.Tensor:
+        return 0.5 + 1.5 * torch.rand(width, generator=generator)
+
+    tensors = {
+        "fc.weight": weight(hidden, sizes.num_taps * hidden),
+        "hidden_norm.weight": norm(hidden),
+        "norm.weight": norm(hidden),
+    }
+    shapes = {
+        "self_attn.q_proj": (q_width, hidden),
+        "self_attn.k_proj": (kv_width, hidden),
+        "self_attn.v_proj": (kv_width, hidden),
+        "self_attn.o_proj": (hidden, q_width),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    for layer in range(num_layers):
+        prefix = f"layers.{layer}"
+        for name, (rows, columns) in shapes.items():
+            tensors[f"{prefix}.{name}.weight"] = weight(rows, columns)
+            if has_biases and name.startswith("self_attn"):
+                tensors[f"{prefix}.{name}.bias"] = 0.5 * torch.randn(rows, generator=generator)
+        for name in ("self_attn.q_norm", "self_attn.k_norm"):
+            tensors[f"{prefix}.{name}.weight"] = norm(sizes.head_dim)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{prefix}.{name}.weight"] = norm(hidden)
+    return tensors

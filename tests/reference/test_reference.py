@@ -1,0 +1,274 @@
+"""The float64 drafter against hand-computed numbers and against transformers' own drafter class."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GptOssConfig
+from transformers.cache_utils import DFlashCache
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from tests.oracle.transformers_dflash import load_assistant
+from tests.reference.dflash_float64 import (
+    Array,
+    AttentionRule,
+    ReferenceDrafter,
+    RotaryEmbedding,
+    read_attention_rules,
+    read_rotary,
+    yarn,
+)
+from tests.reference.synthetic import Dialect, DraftSizes, write_random_draft
+
+GPT_OSS_YARN: dict[str, Any] = {
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def toy_drafter() -> ReferenceDrafter:
+    """One layer, one head, H = D = 2, one tap; every projection is the identity unless a test needs more."""
+    identity: Array = np.eye(2)
+    ones: Array = np.ones(2)
+    tensors: dict[str, Array] = {f"layers.0.self_attn.{name}_proj.weight": identity for name in "qkvo"}
+    tensors |= {f"layers.0.mlp.{name}_proj.weight": identity for name in ("gate", "up", "down")}
+    tensors |= {f"layers.0.{name}.weight": ones for name in ("input_layernorm", "post_attention_layernorm")}
+    tensors |= {
+        "fc.weight": identity,
+        "hidden_norm.weight": np.array([1.0, 3.0]),
+        "norm.weight": np.array([5.0, 7.0]),
+        "layers.0.self_attn.q_norm.weight": ones,
+        "layers.0.self_attn.k_norm.weight": np.array([2.0, 1.0]),
+        "layers.0.self_attn.v_proj.bias": np.array([0.0, 1.0]),
+    }
+    return ReferenceDrafter(
+        tensors=tensors,
+        rules=[AttentionRule(causal=False, window=None)],
+        rotary=RotaryEmbedding(inverse_frequencies=np.array([1.0]), attention_factor=1.0),
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=2,
+        eps=0.0,
+    )
+
+
+def test_context_kv_by_hand() -> None:
+    k, v = toy_drafter().context_kv(np.array([[1.0, 7.0]]), np.array([2]))
+    # rms([1, 7]) = 5, so hidden_norm gives [0.2, 4.2]; v adds its bias and nothing else
+    np.testing.assert_allclose(v, [[[[0.2, 5.2]]]], rtol=1e-15)
+    rms = math.sqrt((0.04 + 17.64) / 2)
+    first, second = 2 * 0.2 / rms, 4.2 / rms
+    rotated = [first * math.cos(2) - second * math.sin(2), second * math.cos(2) + first * math.sin(2)]
+    np.testing.assert_allclose(k, [[[rotated]]], rtol=1e-15)
+
+
+def test_draft_by_hand() -> None:
+    context_k, context_v = np.array([[[[0.5, -1.0]]]]), np.array([[[[3.0, 4.0]]]])
+    hidden = toy_drafter().draft(np.array([[2.0, 2.0]]), context_k, context_v, np.array([1]))
+    # input norm gives [1, 1]; q turns by one radian; block k is [2, 1] turned by the same angle, v is [1, 2]
+    cos, sin = math.cos(1), math.sin(1)
+    to_context = ((cos - sin) * 0.5 - (cos + sin)) / math.sqrt(2)
+    to_itself = 3 / math.sqrt(2)
+    share = 1 / (1 + math.exp(to_itself - to_context))
+    x = [2 + share * 3 + (1 - share) * 1, 2 + share * 4 + (1 - share) * 2]
+    rms = math.sqrt((x[0] ** 2 + x[1] ** 2) / 2)
+    h = [x[0] / rms, x[1] / rms]
+    y = [x[i] + h[i] * h[i] / (1 + math.exp(-h[i])) for i in range(2)]
+    rms = math.sqrt((y[0] ** 2 + y[1] ** 2) / 2)
+    np.testing.assert_allclose(hidden, [[5 * y[0] / rms, 7 * y[1] / rms]], rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("rule", "visible"),
+    [
+        (AttentionRule(causal=False, window=None), ["111111", "111111", "111111"]),
+        (AttentionRule(causal=True, window=None), ["111100", "111110", "111111"]),
+        (AttentionRule(causal=True, window=2), ["001100", "000110", "000011"]),
+        (AttentionRule(causal=False, window=2), ["001110", "000111", "000011"]),
+    ],
+)
+def test_visible_keys(rule: AttentionRule, visible: list[str]) -> None:
+    seen = rule.visible(np.arange(3, 6), np.arange(6))
+    assert ["".join(str(int(flag)) for flag in row) for row in seen] == visible
+
+
+def test_causality_sources() -> None:
+    base = {
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+    }
+    cases: list[tuple[dict[str, object], list[bool]]] = [
+        ({}, [True, False]),
+        ({"dflash_config": {"causal": False}}, [False, False]),
+        ({"dflash_config": {"causal": True}}, [True, True]),
+        ({"dflash_config": {"causal": True}, "is_causal": False}, [False, False]),
+        ({"dflash_config": {"is_causal": True}}, [True, True]),
+    ]
+    for extra, causal in cases:
+        rules = read_attention_rules(base | extra)
+        assert [rule.causal for rule in rules] == causal, extra
+        assert [rule.window for rule in rules] == [4, None], extra
+    assert read_attention_rules({"num_hidden_layers": 1}) == [AttentionRule(causal=False, window=None)]
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+def test_yarn_equals_transformers(head_dim: int, truncate: bool) -> None:
+    rope = GPT_OSS_YARN | {"truncate": truncate}
+    config = GptOssConfig(head_dim=head_dim, rope_parameters=rope | {"rope_type": "yarn", "rope_theta": 150000.0})
+    theirs, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](config)
+    ours = yarn(rope, 150000.0, head_dim)
+    np.testing.assert_allclose(ours.inverse_frequencies, theirs.double().numpy(), rtol=1e-6)
+    assert ours.attention_factor == pytest.approx(attention_factor, rel=1e-15)
+    assert ours.attention_factor == pytest.approx(1.3465735902799727)
+
+
+def test_rope_spellings_agree() -> None:
+    yarn_keys = GPT_OSS_YARN | {"truncate": False}
+    old = {"rope_theta": 150000, "rope_scaling": yarn_keys | {"rope_type": "yarn"}}
+    older = {"rope_theta": 150000, "rope_scaling": yarn_keys | {"type": "yarn"}}
+    new = {"rope_parameters": yarn_keys | {"rope_type": "yarn", "rope_theta": 150000}}
+    first, *others = [read_rotary(config, 64) for config in (old, older, new)]
+    for other in others:
+        np.testing.assert_array_equal(first.inverse_frequencies, other.inverse_frequencies)
+        assert first.attention_factor == other.attention_factor
+    with pytest.raises(NotImplementedError, match="'llama3'"):
+        read_rotary({"rope_theta": 1.0, "rope_scaling": {"rope_type": "llama3"}}, 64)
+
+
+@pytest.mark.parametrize(("dialect", "per_layer"), [("qwen3", 11), ("gpt_oss", 15)])
+def test_synthetic_checkpoint_layout(tmp_path: Path, dialect: Dialect, per_layer: int) -> None:
+    drafter = ReferenceDrafter.load(write_random_draft(tmp_path, dialect=dialect))
+    assert len(drafter.tensors) == per_layer * 3 + 3
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["model_type"] == dialect
+    assert config["block_size"] == 6
+    assert set(config["dflash_config"]) == {"mask_token_id", "target_layer_ids"}
+    one, other = (drafter.tensors[f"layers.{layer}.self_attn.k_norm.weight"] for layer in (0, 1))
+    assert np.abs(one - other).max() > 0.1
+
+
+class Float64Norm(torch.nn.Module):
+    """transformers' RMSNorm, which narrows to float32, without the narrowing."""
+
+    def __init__(self, narrow: torch.nn.Module) -> None:
+        super().__init__()
+        self.weight, self.eps = narrow.weight, narrow.variance_epsilon
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+
+
+class Float64Rotary(torch.nn.Module):
+    """transformers' rotary embedding, likewise; the frequencies are checked against theirs on their own."""
+
+    def __init__(self, rotary: RotaryEmbedding) -> None:
+        super().__init__()
+        self.rotary = rotary
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        half = position_ids[..., None].double() * torch.from_numpy(self.rotary.inverse_frequencies)
+        angles = torch.cat([half, half], dim=-1)
+        return angles.cos() * self.rotary.attention_factor, angles.sin() * self.rotary.attention_factor
+
+
+def widen(module: torch.nn.Module, rotary: RotaryEmbedding) -> None:
+    """Replaces every float32 island of a MuseGlimmerAssistantModel, in place."""
+    for name, child in module.named_children():
+        if type(child).__name__.endswith("RMSNorm"):
+            setattr(module, name, Float64Norm(child))
+        elif name == "rotary_emb":
+            np.testing.assert_allclose(rotary.inverse_frequencies, child.inv_freq.double().numpy(), rtol=1e-6)
+            assert rotary.attention_factor == pytest.approx(child.attention_scaling)
+            setattr(module, name, Float64Rotary(rotary))
+        else:
+            widen(child, rotary)
+
+
+SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
+CONTEXT_CHUNKS = (7, 1, 4, 6, 1)
+
+
+@pytest.mark.parametrize(("layer_types", "window"), [(None, None), (SLIDING, 4), (SLIDING, 7), (SLIDING, 64)], ids=str)
+@pytest.mark.parametrize("dialect", ["qwen3", "gpt_oss"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 2e-5)], ids=str)
+def test_draft_equals_transformers(
+    tmp_path: Path,
+    dialect: Dialect,
+    layer_types: list[str] | None,
+    window: int | None,
+    dtype: torch.dtype,
+    tolerance: float,
+) -> None:
+    """Drafting calls over a growing context: in float64 with the float32 islands widened, then untouched."""
+    sizes = DraftSizes()
+    write_random_draft(
+        tmp_path, dialect=dialect, layer_types=layer_types, sliding_window=window, is_causal=False, seed=3
+    )
+    drafter, model = ReferenceDrafter.load(tmp_path), load_assistant(tmp_path, dtype)
+    if dtype == torch.float64:
+        widen(model, drafter.rotary)
+    cache = DFlashCache(config=model.config)
+    cache.activate_past_recording()
+    random = np.random.default_rng(5)
+    layers_kv = (len(drafter.rules), sizes.num_kv_heads, sizes.head_dim)
+    context_k, context_v = np.zeros((0, *layers_kv)), np.zeros((0, *layers_kv))
+    for call, num_new in enumerate(CONTEXT_CHUNKS):
+        begin = len(context_k)
+        target_hidden = 30 * random.standard_normal((num_new, sizes.num_taps * sizes.hidden))
+        noise = random.standard_normal((sizes.block_size, sizes.hidden))
+        positions = np.arange(begin, begin + num_new + sizes.block_size)
+
+        k, v = drafter.context_kv(target_hidden, positions[:num_new])
+        context_k, context_v = np.concatenate([context_k, k]), np.concatenate([context_v, v])
+        ours = drafter.draft(noise, context_k, context_v, positions[num_new:])
+
+        cache.set_previous_accepted_tokens(num_new)
+        if call > 0:
+            cache.crop(-sizes.block_size)
+        with torch.no_grad():
+            theirs = model(
+                noise_embeds=torch.from_numpy(noise)[None].to(dtype),
+                context_hidden_states=torch.from_numpy(target_hidden)[None].to(dtype),
+                position_ids=torch.from_numpy(positions)[None],
+                past_key_values=cache,
+            ).last_hidden_state[0]
+        np.testing.assert_allclose(ours, theirs.double().numpy(), rtol=0, atol=tolerance, err_msg=f"call {call}")
+
+
+def change_of_slots(drafter: ReferenceDrafter, slot: int) -> Array:
+    """[S]: how much each output moves when the embedding of one slot does."""
+    sizes = DraftSizes()
+    random = np.random.default_rng(0)
+    k, v = drafter.context_kv(random.standard_normal((9, sizes.num_taps * sizes.hidden)), np.arange(9))
+    noise = random.standard_normal((sizes.block_size, sizes.hidden))
+    moved = noise.copy()
+    moved[slot] += 1.0
+    positions = np.arange(9, 9 + sizes.block_size)
+    change = drafter.draft(moved, k, v, positions) - drafter.draft(noise, k, v, positions)
+    return np.asarray(np.abs(change).max(axis=-1))
+
+
+def test_causal_block_hides_later_slots(tmp_path: Path) -> None:
+    causal = ReferenceDrafter.load(write_random_draft(tmp_path / "1", dialect="gpt_oss", is_causal=True))
+    change = change_of_slots(causal, 3)
+    assert (change[:3] == 0).all()
+    assert (change[3:] > 1e-6).all()
+    both_ways = ReferenceDrafter.load(write_random_draft(tmp_path / "2", dialect="gpt_oss"))
+    assert (change_of_slots(both_ways, 3) > 1e-6).all()
+
+
+def test_layer_outputs_end_in_draft(tmp_path: Path) -> None:
+    drafter = ReferenceDrafter.load(write_random_draft(tmp_path, dialect="qwen3"))
+    k, v = drafter.context_kv(np.ones((2, 3 * 48)), np.arange(2))
+    block = np.ones((6, 48)), k, v, np.arange(2, 8)
+    outputs = drafter.layer_outputs(*block)
+    assert [output.shape for output in outputs] == [(6, 48)] * 3
+    np.testing.assert_array_equal(drafter.norm("norm", outputs[-1]), drafter.draft(*block))

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decode loop against three independent ones: plain greedy decoding, the definition, transformers.
+
+Acceptance must agree too: most mistakes in a drafter leave the text right and only cost steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.runtime.decode import Step, plain_decode, speculative_decode
+from dflash_trt.runtime.session import Session
+from tests.engines import build
+from tests.fixtures_data import PAIRS, prompts
+from tests.oracle.random_pairs import write_random_pair
+from tests.oracle.transformers_dflash import dflash_greedy, load_assistant, load_target, plain_greedy
+from tests.paths import FIXTURES
+from tests.reference.decode_loop import reference_greedy
+from tests.reference.synthetic import Dialect
+
+NO_STOP: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a loop did, in the oracles' words."""
+
+    output_ids: list[int]
+    committed: list[int]
+    accepted: list[int]
+
+
+def speculate(session: Session, prompt: Sequence[int], tokens: int, stop: frozenset[int] = NO_STOP) -> Recorded:
+    steps = list(speculative_decode(session.target, session.drafter, prompt, tokens, stop))
+    return recorded(steps)
+
+
+def recorded(steps: list[Step]) -> Recorded:
+    return Recorded(
+        output_ids=[token for step in steps for token in step.token_ids],
+        committed=[len(step.token_ids) for step in steps[1:]],
+        accepted=[step.accepted for step in steps[1:]],
+    )
+
+
+def random_session(path: Path, dialect: Dialect, seed: int) -> tuple[Session, Path, Path]:
+    target, draft = write_random_pair(path, dialect=dialect, seed=seed)
+    build(draft, path / "engine", target)
+    return open_without_tokenizer(path / "engine", target), target, draft
+
+
+def open_without_tokenizer(engine: Path, target: Path) -> Session:
+    """A session on a random pair, which has no tokenizer."""
+    from dflash_trt.checkpoint.target import read_target
+    from dflash_trt.drafter.onnx_drafter import OnnxDrafter
+    from dflash_trt.engine.manifest import read_manifest
+    from dflash_trt.target.huggingface import HuggingFaceTarget
+
+    manifest = read_manifest(engine)
+    loaded = HuggingFaceTarget.load(target, read_target(target).spec, manifest.draft.target_layer_ids)
+    drafter = OnnxDrafter(engine, manifest, max_context_tokens=512)
+    return Session(manifest, loaded, drafter, None, NO_STOP)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("dialect", ["qwen3", "gpt_oss"])
+def test_random_pairs_equal_the_oracles(tmp_path: Path, dialect: Dialect, seed: int) -> None:
+    """A vocabulary of five: untrained drafters are often right, and every acceptance length occurs."""
+    session, target_dir, draft_dir = random_session(tmp_path, dialect, seed)
+    target, prompt = load_target(target_dir), [1, 2, 3, 1]
+    ours = speculate(session, prompt, 60)
+    definition = reference_greedy(target, draft_dir, prompt, 60)
+    oracle = dflash_greedy(target, load_assistant(draft_dir), prompt, 60, eos_ids=())
+    assert ours.output_ids == plain_greedy(target, prompt, 60, eos_ids=()) == definition.output_ids
+    assert ours.committed == definition.committed == oracle.committed
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_fixtures_equal_the_oracle(name: str, sessions: dict[str, Session]) -> None:
+    """Tokens and tokens by verify step, on prompts kept out of training."""
+    session, draft_dir = sessions[name], FIXTURES / f"{name}-dflash"
+    target, assistant = load_target(FIXTURES / name), load_assistant(draft_dir)
+    for prompt in prompts(session)[:4]:
+        ours = speculate(session, prompt, 96)
+        oracle = dflash_greedy(target, assistant, prompt, 96, eos_ids=())
+        assert ours.output_ids == oracle.output_ids
+        assert ours.committed == oracle.committed
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_fixture_acceptance_is_worth_looking_at(name: str, sessions: dict[str, Session]) -> None:
+    """tau >= 3.5 over 128 new tokens at the trained block size, and the text is plain greedy's."""
+    session = sessions[name]
+    taus = []
+    for prompt in prompts(session)[:8]:
+        completion = session.generate(prompt, 128)
+        assert completion.output_ids == session.generate_plain(prompt, 128).output_ids
+        assert completion.tau is not None
+        taus.append(completion.tau)
+    assert sum(taus) / len(taus) >= 3.5
+
+
+@pytest.mark.parametrize("tokens", range(1, 12))
+def test_max_new_tokens_is_exact(tmp_path: Path, tokens: int) -> None:
+    session, target_dir, _ = random_session(tmp_path, "qwen3", seed=1)
+    expected = plain_greedy(load_target(target_dir), [1, 2], tokens, eos_ids=())
+    assert speculate(session, [1, 2], tokens).output_ids == expected
+    plain = recorded(list(plain_decode(session.target, [1, 2], tokens, NO_STOP)))
+    assert plain.output_ids == expected
+
+
+@pytest.mark.parametrize("stop", range(5))
+def test_a_stop_token_cuts_inside_an_accepted_block(tmp_path: Path, stop: int) -> None:
+    session, target_dir, _ = random_session(tmp_path, "qwen3", seed=2)
+    expected = plain_greedy(load_target(target_dir), [1, 2, 3], 40, eos_ids=[stop])
+    ours = speculate(session, [1, 2, 3], 40, frozenset([stop]))
+    assert ours.output_ids == expected
+    assert sum(ours.committed) == len(expected) - 1
+    assert recorded(list(plain_decode(session.target, [1, 2, 3], 40, frozenset([stop])))).output_ids == expected
+
+
+def test_rollback_of_a_full_sliding_window(tmp_path: Path) -> None:
+    """The gpt-oss target's window is 8: every rejected block is taken out of a full one."""
+    session, target_dir, _ = random_session(tmp_path, "gpt_oss", seed=4)
+    prompt = [1, 2, 3, 0] * 8
+    ours = speculate(session, prompt, 80)
+    assert ours.output_ids == plain_greedy(load_target(target_dir), prompt, 80, eos_ids=())
+    assert min(ours.committed) == 1, "no block was rejected: the test shows nothing"
+
+
+def test_prompts_do_not_leak_into_each_other(sessions: dict[str, Session]) -> None:
+    session = sessions["tiny-gpt-oss"]
+    first, second = prompts(session)[:2]
+    alone = session.generate(second, 40)
+    session.generate(first, 40)
+    again = session.generate(second, 40)
+    assert (again.output_ids, again.steps) == (alone.output_ids, alone.steps)
