@@ -8,14 +8,14 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 DEMO   := demo
 PROMPT ?= "class Stack:"
 
-.PHONY: help build demo test test-full lint bench clean
+.PHONY: help build demo test test-full lint bench bench-quantize clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | column -t -s '	'
 
 # Installs once, and again only when what is installed changes.
 INSTALLED := $(VENV)/installed
-$(INSTALLED): pyproject.toml $(shell find cpp plugins -type f)
+$(INSTALLED): pyproject.toml $(shell find cpp plugins -type f 2>/dev/null)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
 	$(PIP) --editable '.[dev]'
@@ -38,6 +38,9 @@ lint: build  ## ruff and mypy
 
 bench: build  ## measure decoding on this machine; prints tables, asserts nothing
 	$(BIN)/python benchmarks/bench_decode.py
+
+bench-quantize: build  ## measure the packers on the shapes of gpt-oss-120b's drafter
+	$(BIN)/python benchmarks/bench_quantize.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

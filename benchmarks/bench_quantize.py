@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packing BF16 weights on this machine's CPU: ours, modelopt's export arithmetic, and a plain memory copy.
 
-All run in turn over the same tensors, several rounds, in one process; a row's speed is that of its median
-round, in GB of BF16 weights read a second. Every tensor has its own output, touched before. modelopt runs
-where it can be imported. Prints a table, asserts nothing.
+All run in turn over the same tensors, several rounds, in one process. A row's time is the sum over the
+tensors of each one's fastest round, so that a machine shared with other work disturbs little; its speed is
+in GB of BF16 weights read a second. Every tensor has its own output, touched before. modelopt runs where it
+can be imported. Prints a table, asserts nothing.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -68,13 +68,19 @@ class Way:
     name: str
     threads: int
     run: Callable[[Tensor], object]
-    seconds: list[float] = field(default_factory=list)
+    rounds: list[list[float]] = field(default_factory=list)
+    """Seconds of each tensor in each round."""
 
     def round(self, tensors: list[Tensor]) -> None:
-        begin = time.perf_counter()
+        seconds = []
         for tensor in tensors:
+            begin = time.perf_counter()
             self.run(tensor)
-        self.seconds.append(time.perf_counter() - begin)
+            seconds.append(time.perf_counter() - begin)
+        self.rounds.append(seconds)
+
+    def seconds(self) -> float:
+        return sum(map(min, zip(*self.rounds, strict=True)))
 
 
 def layer_shapes(hidden: int, ffn: int, heads: int, kv_heads: int, head_dim: int) -> list[tuple[int, int]]:
@@ -163,10 +169,10 @@ def main(hidden: int, ffn: int, heads: int, kv_heads: int, head_dim: int, layers
     versions += [f"{name} {metadata.version(name)}" for name in ("torch", "nvidia-modelopt") if has_modelopt]
     click.echo(f"{cpu_model()}, {all_threads} threads, {_C.cpu_features()}, isa {isa}")
     click.echo(f"Python {platform.python_version()}, {', '.join(versions)}")
-    click.echo(f"{len(tensors)} tensors, {gigabytes:.3f} GB of BF16, median of {rounds} rounds\n")
+    click.echo(f"{len(tensors)} tensors, {gigabytes:.3f} GB of BF16, fastest of {rounds} rounds each\n")
     for way in ways:
         way.round(tensors[:1])  # warm-up
-        way.seconds.clear()
+        way.rounds.clear()
     for _ in range(rounds):
         for way in ways:
             way.round(tensors)
@@ -176,7 +182,7 @@ def main(hidden: int, ffn: int, heads: int, kv_heads: int, head_dim: int, layers
 
 
 def _print(ways: list[Way], gigabytes: float) -> None:
-    speed = {(way.name, way.threads): gigabytes / statistics.median(way.seconds) for way in ways}
+    speed = {(way.name, way.threads): gigabytes / way.seconds() for way in ways}
     counts = list(dict.fromkeys(way.threads for way in ways))
     columns = ["", *(text for n in counts for text in (f"{n} thread{'s' * (n > 1)}, GB/s", "of copy"))]
     rows = []

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-Weights: TypeAlias = NDArray[np.uint16] | NDArray[np.float16] | NDArray[np.float32]
+_Weights: TypeAlias = NDArray[np.uint16] | NDArray[np.float16] | NDArray[np.float32]
 """[R, K], C-contiguous, at any alignment, read-only memory maps included; uint16 holds BF16's bits."""
 
 class NonFiniteError(ValueError):
@@ -24,7 +24,7 @@ def cpu_features() -> list[str]:
     The first is what isa="best" chooses. All write the same bytes.
     """
 
-def amax(weights: Weights, threads: int = 0, isa: str = "best") -> float:
+def amax(weights: _Weights, threads: int = 0, isa: str = "best") -> float:
     """max |w|, exactly; 0 for an empty tensor. threads=0 takes all that the hardware has.
 
     The scales that modelopt 0.47 exports are, in float32,
@@ -35,7 +35,7 @@ def amax(weights: Weights, threads: int = 0, isa: str = "best") -> float:
     Raises NonFiniteError.
     """
 
-def pack_fp8(weights: Weights, scale: float, out: NDArray[np.uint8], threads: int = 0, isa: str = "best") -> None:
+def pack_fp8(weights: _Weights, scale: float, out: NDArray[np.uint8], threads: int = 0, isa: str = "best") -> None:
     """Fills out [R, K] with e4m3 codes of w / scale.
 
         out = e4m3(dtype(float32(w) / scale))        dtype: the weights' own
@@ -47,7 +47,7 @@ def pack_fp8(weights: Weights, scale: float, out: NDArray[np.uint8], threads: in
     """
 
 def pack_nvfp4(
-    weights: Weights,
+    weights: _Weights,
     scale_2: float,
     out_data: NDArray[np.uint8],
     out_scales: NDArray[np.uint8],

@@ -10,12 +10,15 @@ from importlib import metadata
 
 import msgspec
 
+RUNNING = ("generate", "verify", "capture")
 # A package, the commands that need it, and the extra of pyproject.toml that brings it.
 PACKAGES = {
-    "onnx": (("build", "generate"), "pip install 'dflash-trt[build]'"),
-    "onnxruntime": (("generate",), "pip install 'dflash-trt[run]'"),
-    "torch": (("generate",), "pip install 'dflash-trt[run]'"),
-    "transformers": (("generate",), "pip install 'dflash-trt[run]'"),
+    "onnx": (("build", *RUNNING), "pip install 'dflash-trt[build]'"),
+    "onnxruntime": ((*RUNNING, "quantize --calibration"), "pip install 'dflash-trt[run]'"),
+    "torch": ((*RUNNING, "quantize --calibration"), "pip install 'dflash-trt[run]'"),
+    "transformers": (RUNNING, "pip install 'dflash-trt[run]'"),
+    "nvidia-modelopt": (("quantize --calibration",), "pip install 'dflash-trt[calibrate]'"),
+    "matplotlib": (("verify --plot",), "pip install 'dflash-trt[plot]'"),
     "tensorrt": (("TensorRT plans",), "pip install tensorrt"),
     "tensorrt_llm": (("serving with TensorRT-LLM",), "pip install tensorrt_llm"),
 }

@@ -39,5 +39,9 @@ class RequestError(DFlashError):
     """A prompt or a decoding setting cannot be served."""
 
 
+class VerificationError(DFlashError):
+    """An engine was measured, and it does not hold what was asked of it."""
+
+
 class MissingDependencyError(DFlashError):
     """A command needs a package that is not installed."""

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from dflash_trt.build.engine import build_engine
+from dflash_trt.build.engine import build_engine, describe_source
 from dflash_trt.checkpoint.draft import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.target import TargetCheckpoint, TargetSpec, read_target
-from dflash_trt.drafter.onnx_drafter import cpu_session
 from dflash_trt.engine.manifest import Manifest, read_manifest
+from dflash_trt.graph.cpu_session import cpu_session
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -22,7 +22,7 @@ def build(draft: Path, output: Path, target: Path | None = None) -> Manifest:
     """Builds `draft` for `target`; without one, for a target that has just the facts the draft demands."""
     checkpoint = read_draft(draft)
     partner = read_target(target) if target else _fitting_target(checkpoint)
-    build_engine(checkpoint, str(draft), partner, str(target), output, force=False)
+    build_engine(checkpoint, partner, output, source=describe_source(checkpoint, str(draft)))
     return read_manifest(output)
 
 
@@ -44,8 +44,8 @@ class Graphs:
     def __init__(self, directory: Path) -> None:
         manifest = read_manifest(directory)
         self.spec = manifest.draft
-        self._context: onnxruntime.InferenceSession = cpu_session(directory, manifest.graphs["context"])
-        self._draft: onnxruntime.InferenceSession = cpu_session(directory, manifest.graphs["draft"])
+        self._context: onnxruntime.InferenceSession = cpu_session(directory, manifest.graphs["context"].file)
+        self._draft: onnxruntime.InferenceSession = cpu_session(directory, manifest.graphs["draft"].file)
 
     def context(self, target_hidden: FloatArray, positions: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
         """target_hidden [T, A*H], positions [T] -> k, v [T, L, G, D]."""

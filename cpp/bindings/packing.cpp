@@ -19,7 +19,8 @@ static dflash::WeightType weight_type(const nb::dlpack::dtype& dtype) {
   if (is(Code::Bfloat, 16) || is(Code::UInt, 16)) return dflash::WeightType::kBf16;
   if (is(Code::Float, 16)) return dflash::WeightType::kF16;
   if (is(Code::Float, 32)) return dflash::WeightType::kF32;
-  throw nb::type_error("expected weights of type uint16 (the bits of bfloat16), float16 or float32");
+  throw nb::type_error(
+      "expected weights of type uint16 (the bits of bfloat16), float16 or float32");
 }
 
 static dflash::Weights view(const AnyWeights& weights) {

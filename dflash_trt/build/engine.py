@@ -11,12 +11,13 @@ import onnx
 
 from dflash_trt import __version__
 from dflash_trt.checkpoint.draft import DraftCheckpoint, read_draft
-from dflash_trt.checkpoint.source import checkpoint_label
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
-from dflash_trt.checkpoint.target import TargetCheckpoint, check_pair
+from dflash_trt.checkpoint.safetensors_writer import write_safetensors
+from dflash_trt.checkpoint.source import checkpoint_label
+from dflash_trt.checkpoint.target import TargetCheckpoint
 from dflash_trt.checkpoint.weights import SINGLE, weight_files
-from dflash_trt.checkpoint.write import new_directory, write_safetensors
+from dflash_trt.checkpoint.write import new_directory
 from dflash_trt.engine.manifest import (
     MANIFEST,
     SCHEMA_VERSION,
@@ -37,20 +38,13 @@ WEIGHT_SUFFIXES = ("weight", "weight_scale", "bias")
 
 
 def build_engine(
-    draft: DraftCheckpoint,
-    draft_name: str,
-    target: TargetCheckpoint,
-    target_name: str,
-    output: Path,
-    *,
-    force: bool,
+    draft: DraftCheckpoint, target: TargetCheckpoint, output: Path, *, source: Source, force: bool = False
 ) -> Manifest:
     """Writes the engine directory `output` for ONNX Runtime and returns its manifest.
 
-    The same inputs give the same bytes. Raises CheckpointError when draft and target do not fit, BuildError
-    when `output` cannot be written; in both cases nothing is left behind.
+    `draft` fits `target` (`check_pair`); `source` says what it was made from. The same inputs give the same
+    bytes. Raises BuildError when `output` cannot be written; then nothing is left behind.
     """
-    check_pair(draft.spec, target.spec, draft_name=draft_name, target_name=target_name)
     _check_replaceable(output)
     with new_directory(output, force=force) as directory:
         write_safetensors(directory / SINGLE, _in_stacks(draft))
@@ -65,7 +59,7 @@ def build_engine(
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             tool_version=__version__,
-            source=_source(draft, draft_name),
+            source=source,
             draft=draft.spec,
             target=target.spec,
             graphs=graphs,
@@ -132,6 +126,7 @@ def _port(value: onnx.ValueInfoProto) -> Port:
     )
 
 
-def _source(draft: DraftCheckpoint, name: str) -> Source:
+def describe_source(draft: DraftCheckpoint, name: str, recipe: str | None = None) -> Source:
+    """What the manifest says of the checkpoint that the user named, and of the recipe it was quantised with."""
     files = [*_configuration(draft), *weight_files(draft.directory)]
-    return Source(name=checkpoint_label(name), sha256={file.name: sha256(file) for file in files})
+    return Source(name=checkpoint_label(name), recipe=recipe, sha256={file.name: sha256(file) for file in files})

@@ -21,7 +21,7 @@ DFLASH_CONFIG_KEYS = {
     "target_layer_ids", "use_swa",
 }  # fmt: skip
 # Far beyond any draft: a slip in config.json is refused before it fills the memory (layers, rotary tables).
-MAX_LAYERS, MAX_POSITIONS = 1024, 2**24
+MAX_LAYERS, MAX_BLOCK_SIZE, MAX_POSITIONS = 1024, 1024, 2**24
 
 
 class DraftLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -182,7 +182,7 @@ def _read_spec(config: Facts) -> DraftSpec:
         rope=read_rope(config),
         max_position_embeddings=config.integer("max_position_embeddings", maximum=MAX_POSITIONS),
         vocab_size=config.integer("vocab_size"),
-        block_size=_either(config, dflash, "block_size").integer("block_size", minimum=2),
+        block_size=_either(config, dflash, "block_size").integer("block_size", minimum=2, maximum=MAX_BLOCK_SIZE),
         mask_token_id=_either(config, dflash, "mask_token_id").integer("mask_token_id", minimum=0),
         target_layer_ids=_either(config, dflash, "target_layer_ids").integers("target_layer_ids"),
         num_target_layers=config.integer("num_target_layers") if "num_target_layers" in config else None,

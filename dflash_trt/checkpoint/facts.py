@@ -10,7 +10,7 @@ from pathlib import Path
 from dflash_trt.errors import CheckpointError
 
 MAX_INTEGER = 2**31 - 1  # sizes, positions and token ids are INT32 in the graphs
-MAX_NUMBER = 3.4e38  # FLOAT's range, the type of the graphs' constants
+MIN_NUMBER, MAX_NUMBER = 1.2e-38, 3.4e38  # FLOAT's range, the type of the graphs' constants
 MAX_FOUND_CHARACTERS = 200  # of a value that an error quotes
 
 
@@ -61,10 +61,10 @@ class Facts:
         """The number > 0 at `key`; `default` is for keys whose default the format itself defines."""
 
         def fits(value: object) -> bool:
-            return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER
+            return isinstance(value, (int, float)) and not isinstance(value, bool) and MIN_NUMBER <= value <= MAX_NUMBER
 
         if default is not None and key not in self:
-            return default
+            return float(default)
         value = self._read(key, "a number > 0", fits)
         assert isinstance(value, (int, float))
         return float(value)

@@ -127,7 +127,10 @@ def _check_claims(config: Facts, modules: dict[str, str], fp8_kv_cache: bool) ->
             )
     if "quantization_config" in config:
         section = config.section("quantization_config")
-        claims.append((f"{config.file}: quantization_config.quant_algo", section.text("quant_algo")))
+        if "quantization" in section:  # modelopt's DFlash exporter nests hf_quant_config.json here
+            section = section.section("quantization")
+        claim = section.text("quant_algo") if "quant_algo" in section else None  # none: only the context cache
+        claims.append((f"{config.file}: quantization_config.quant_algo", claim))
     if actual is not None and not claims:
         raise CheckpointError(
             f"{config.file}: expected quantization_config or {HF_QUANT_CONFIG} for {actual} tensors, found neither"

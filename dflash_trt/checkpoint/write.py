@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes directories that are either complete or not there, and safetensors files tensor by tensor."""
+"""Writes directories that are either complete or not there."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
-from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.errors import BuildError
-
-CHUNK_BYTES = 16 << 20
 
 
 @contextmanager
@@ -44,6 +39,19 @@ def new_directory(path: Path, *, force: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
+def scratch_directory(path: Path) -> Iterator[Path]:
+    """A name beside `path` for a directory on the way to it; whatever stands there at the end is removed."""
+    final = Path(os.path.realpath(path))
+    _remove_abandoned(final)
+    scratch = final.with_name(f".{final.name}.scratch.partial-{os.getpid()}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
 def _replacing(final: Path, force: bool) -> Iterator[Path]:
     temporary = final.with_name(f".{final.name}.partial-{os.getpid()}")
     replaced = final.with_name(f".{final.name}.replaced.partial-{os.getpid()}")
@@ -62,9 +70,11 @@ def _replacing(final: Path, force: bool) -> Iterator[Path]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    name = re.compile(rf"\.{re.escape(path.name)}\.(replaced\.)?partial-(\d+)")
+    name = re.compile(rf"\.{re.escape(path.name)}\.((?:replaced|scratch)\.)?partial-(\d+)")
     for left in path.parent.glob(".*partial-*"):
         match = name.fullmatch(left.name)
+        if match and match[1] == "scratch." and int(match[2]) == os.getpid():
+            continue  # in use by this very build
         # A container gives every run the same process id: what bears ours was left by an earlier one.
         if match and (int(match[2]) == os.getpid() or not Path(f"/proc/{match[2]}").exists()):
             shutil.rmtree(left, ignore_errors=True)
@@ -77,30 +87,3 @@ def _flush(directory: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def write_safetensors(file: Path, tensors: Sequence[Tensor]) -> None:
-    """Writes tensors in the given order, byte for byte from where they lie; one chunk is in memory at a time."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for tensor in tensors:
-        offsets = [position, position + tensor.num_bytes]
-        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
-        position += tensor.num_bytes
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    with file.open("wb") as output:
-        output.write(len(encoded).to_bytes(8, "little") + encoded)
-        for tensor in tensors:
-            with tensor.file.open("rb") as source:
-                source.seek(tensor.offset)
-                _copy(source, output, tensor.num_bytes)
-
-
-def _copy(source: BinaryIO, output: BinaryIO, num_bytes: int) -> None:
-    while num_bytes:
-        chunk = source.read(min(num_bytes, CHUNK_BYTES))
-        if not chunk:
-            raise OSError(f"a source file ended {num_bytes} bytes early")
-        output.write(chunk)
-        num_bytes -= len(chunk)

@@ -16,10 +16,12 @@ import click
 
 from dflash_trt import __version__
 from dflash_trt.cli.build import build
+from dflash_trt.cli.capture import capture
 from dflash_trt.cli.doctor import doctor
 from dflash_trt.cli.generate import generate
 from dflash_trt.cli.inspect import inspect
 from dflash_trt.cli.quantize import quantize
+from dflash_trt.cli.verify import verify
 from dflash_trt.errors import DFlashError, MissingDependencyError
 
 # The extra of pyproject.toml that brings a module.
@@ -29,6 +31,10 @@ EXTRAS = {
     "torch": "run",
     "transformers": "run",
     "accelerate": "run",
+    "safetensors": "run",
+    "modelopt": "calibrate",
+    "requests": "calibrate",
+    "matplotlib": "plot",
 }
 
 
@@ -38,7 +44,7 @@ def cli() -> None:
     """DFlash speculative decoding: from a draft checkpoint to engines, configs and lossless text."""
 
 
-for command in (inspect, quantize, build, generate, doctor):
+for command in (inspect, capture, quantize, build, generate, verify, doctor):
     cli.add_command(command)
 
 
@@ -50,6 +56,13 @@ def main() -> NoReturn:
     except DFlashError as error:
         _fail(error)
     except ModuleNotFoundError as error:
+        if error.name == "dflash_trt._C":
+            _fail(
+                MissingDependencyError(
+                    "expected the compiled module dflash_trt._C, found it not built",
+                    hint="in the source directory: pip install -e .",
+                )
+            )
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS:
             _report_bug()

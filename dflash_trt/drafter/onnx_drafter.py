@@ -7,24 +7,36 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
-import onnxruntime
+import numpy.typing as npt
 import torch
 
 from dflash_trt.checkpoint.draft import DraftSpec
-from dflash_trt.engine.manifest import Graph, Manifest
+from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import RequestError
-from dflash_trt.graph.cpu_lowering import lower_to_cpu
+from dflash_trt.graph.cpu_session import cpu_session
+
+FloatArray = npt.NDArray[np.float32]
 
 
 class OnnxDrafter:
     """Holds the context cache [slots, L, C_max, G, D] FLOAT and runs both graphs in FLOAT."""
 
-    def __init__(self, directory: Path, manifest: Manifest, *, max_context_tokens: int, num_slots: int = 1) -> None:
-        """Creates both sessions; `manifest` is that of `directory`, read and checked by `read_manifest`."""
+    def __init__(
+        self,
+        directory: Path,
+        manifest: Manifest,
+        *,
+        max_context_tokens: int,
+        num_slots: int = 1,
+        expose: Sequence[str] = (),
+    ) -> None:
+        """Creates both sessions; `manifest` is that of `directory`, read and checked by `read_manifest`.
+
+        `expose` names values inside draft.onnx that `draft_values` may return.
+        """
         self.spec: DraftSpec = manifest.draft
-        self._context = cpu_session(directory, manifest.graphs["context"])
-        self._draft = cpu_session(directory, manifest.graphs["draft"])
+        self._context = cpu_session(directory, manifest.graphs["context"].file)
+        self._draft = cpu_session(directory, manifest.graphs["draft"].file, expose)
         layers, heads, head_dim = len(self.spec.layers), self.spec.num_key_value_heads, self.spec.head_dim
         shape = (num_slots, layers, max_context_tokens, heads, head_dim)
         # Zeroed pages are mapped when they are first written: unused capacity costs nothing.
@@ -47,6 +59,11 @@ class OnnxDrafter:
 
     def draft(self, slot: int, noise_embeds: torch.Tensor) -> torch.Tensor:
         """hidden [S, H] of the block with embeddings noise_embeds [S, H] right after the slot's context."""
+        (hidden,) = self.draft_values(slot, noise_embeds, ["hidden"])
+        return torch.from_numpy(hidden)
+
+    def draft_values(self, slot: int, noise_embeds: torch.Tensor, names: Sequence[str]) -> list[FloatArray]:
+        """The named values of one pass over a block as `draft` makes it, each [S, H]."""
         length = self._lengths[slot : slot + 1]
         feed = {
             "noise_embeds": noise_embeds.float().numpy()[None],
@@ -56,25 +73,13 @@ class OnnxDrafter:
             "slot_ids": np.array([slot], dtype=np.int32),
             "context_lengths": length,
         }
-        (hidden,) = self._draft.run(["hidden"], feed)
-        return torch.from_numpy(hidden[0])
+        return [value[0] for value in self._draft.run(list(names), feed)]
+
+    def context(self, slot: int) -> tuple[FloatArray, FloatArray]:
+        """Views of the slot's injected k and v, each [L, C, G, D]."""
+        length = self._lengths[slot]
+        return self._k_cache[slot, :, :length], self._v_cache[slot, :, :length]
 
     def release(self, slot: int) -> None:
         """Empties a slot's context."""
         self._lengths[slot] = 0
-
-
-def cpu_session(directory: Path, graph: Graph, expose: Sequence[str] = ()) -> onnxruntime.InferenceSession:
-    """A session on one graph of an engine directory, lowered to FLOAT on the CPU.
-
-    `expose` names values inside the graph that become further outputs (calibration, error by layer).
-    """
-    model = onnx.load(directory / graph.file, load_external_data=False)
-    options = onnxruntime.SessionOptions()
-    # Torch and ONNX Runtime take turns on the same cores: a pool that spins would starve the other.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # The model comes from memory, its weights from the directory.
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(directory.resolve()))
-    return onnxruntime.InferenceSession(
-        lower_to_cpu(model, expose).SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )

@@ -49,6 +49,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     name: str
     """Repository id or directory name, never a path of the building machine."""
+    recipe: str | None
+    """The recipe that `build` quantised it with; None where it was built as it is."""
     sha256: dict[str, str]
     """By file name."""
 

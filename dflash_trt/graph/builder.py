@@ -128,9 +128,11 @@ class GraphBuilder:
             array = np.asarray(value, dtype=np.float32) if isinstance(value, float) else value
         return self._inline(numpy_helper.from_array(array))
 
-    def compute_constant(self, value: float) -> str:
-        """A scalar of the compute dtype, rounded to it."""
-        return self._inline(helper.make_tensor("", COMPUTE, [], [value]))
+    def compute_constant(self, value: float | Sequence[float]) -> str:
+        """A scalar or a vector of the compute dtype, rounded to it."""
+        values = [value] if isinstance(value, float) else list(value)
+        dims = [] if isinstance(value, float) else [len(values)]
+        return self._inline(helper.make_tensor("", COMPUTE, dims, values))
 
     def zero(self, dtype: int, count: int | None = None) -> str:
         """A scalar zero of any dtype, or a vector of `count` zeros."""
@@ -157,6 +159,11 @@ class GraphBuilder:
     def _unique(self, name: str) -> str:
         count = self._uses[name] = self._uses.get(name, -1) + 1
         return name if count == 0 else f"{name}_{count}"
+
+
+def rounded(value: float) -> float:
+    """`value` as the compute dtype holds it."""
+    return float(numpy_helper.to_array(helper.make_tensor("", COMPUTE, [], [value])))
 
 
 def _external(name: str, tensors: list[Tensor]) -> TensorProto:

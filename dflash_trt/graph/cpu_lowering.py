@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx
+import onnx.inliner
 from onnx import TensorProto, helper
 
 from dflash_trt.graph.builder import COMPUTE
@@ -32,7 +33,8 @@ def lower_to_cpu(model: onnx.ModelProto, expose: Sequence[str] = ()) -> onnx.Mod
     _widen(lowered.graph)
     if any(node.op_type == ATTENTION for node in lowered.graph.node):
         lowered.functions.append(attention_function())
-    return lowered
+    # onnxruntime 1.31 would infer shapes inside a function before its attributes are bound, and read them as 0.
+    return onnx.inliner.inline_local_functions(lowered)
 
 
 def _widen(graph: onnx.GraphProto) -> None:

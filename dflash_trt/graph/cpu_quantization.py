@@ -131,10 +131,18 @@ def lower_quantization(model: onnx.ModelProto) -> None:
     _widen_cache(graph, nodes)
     del graph.node[:]
     graph.node.extend(nodes)
+    _drop_unused_initializers(graph)
     model.functions.extend(map(_function, FUNCTIONS))
     model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     for imported in [i for i in model.opset_import if i.domain == TRT_DOMAIN]:
         model.opset_import.remove(imported)
+
+
+def _drop_unused_initializers(graph: onnx.GraphProto) -> None:
+    """The zero points, which the functions do without; onnxruntime warns of each."""
+    used = {name for node in graph.node for name in node.input}
+    for initializer in [i for i in graph.initializer if i.name not in used]:
+        graph.initializer.remove(initializer)
 
 
 def _function(body: str) -> onnx.FunctionProto:

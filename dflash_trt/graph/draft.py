@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto
 
 from dflash_trt.checkpoint.draft import DraftCheckpoint
-from dflash_trt.graph.builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, Shape
+from dflash_trt.graph.builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, Shape, rounded
 from dflash_trt.graph.layers import rms_norm, rotary_rows, swiglu
 from dflash_trt.graph.linear import linear
 
@@ -87,7 +87,7 @@ def _attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dr
             softmax_scale=D**-0.5,
             sliding_window=layer.sliding_window or 0,  # 0: unlimited
             causal=int(layer.causal),
-            k_scale=draft.cache_scales("k")[i],  # of an FP8 cache; 1 otherwise
-            v_scale=draft.cache_scales("v")[i],
+            k_scale=rounded(draft.cache_scales("k")[i]),  # of an FP8 cache, as context.onnx has it; 1 otherwise
+            v_scale=rounded(draft.cache_scales("v")[i]),
         )
         return linear(g, mixed, f"{attention}.o_proj", bias=spec.attention_bias)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,11 @@ from dflash_trt.checkpoint.target import TargetSpec, check_pair, read_target
 from dflash_trt.drafter.onnx_drafter import OnnxDrafter
 from dflash_trt.drafter.protocol import Drafter
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.errors import EngineError, RequestError
+from dflash_trt.errors import EngineError
 from dflash_trt.runtime.completion import Completion, check_request, complete
-from dflash_trt.runtime.decode import plain_decode, speculative_decode
+from dflash_trt.runtime.decode import Step, plain_decode, speculative_decode
 from dflash_trt.target.huggingface import HuggingFaceTarget
+from dflash_trt.target.tokenizer import encode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,8 +42,10 @@ class Session:
         self.stop_ids = stop_ids
 
     @classmethod
-    def open(cls, engine: Path, target_name: str, *, ignore_eos: bool = False) -> Session:
+    def open(cls, engine: Path, target_name: str, *, ignore_eos: bool = False, expose: Sequence[str] = ()) -> Session:
         """Loads the engine directory `engine` and the target that it was built for.
+
+        `expose` names values inside draft.onnx that the drafter can return besides its hidden states.
 
         Raises EngineError when the engine is damaged or was built for another target, CheckpointError when
         the target is.
@@ -54,24 +57,24 @@ class Session:
         from transformers import AutoTokenizer
 
         target = HuggingFaceTarget.load(checkpoint.directory, checkpoint.spec, manifest.draft.target_layer_ids)
-        limit = min(manifest.draft.max_position_embeddings, checkpoint.spec.max_position_embeddings)
         return cls(
             manifest,
             target,
-            OnnxDrafter(engine, manifest, max_context_tokens=limit),
+            load_drafter(engine, manifest, expose),
             AutoTokenizer.from_pretrained(checkpoint.directory, local_files_only=True, trust_remote_code=False),
             frozenset() if ignore_eos else target.stop_token_ids(),
         )
 
+    def with_drafter(self, manifest: Manifest, drafter: Drafter) -> Session:
+        """A session that shares this one's target: one of them may decode at a time.
+
+        `drafter` is that of the engine with `manifest`, whose target and taps are this session's.
+        """
+        return Session(manifest, self.target, drafter, self.tokenizer, self.stop_ids)
+
     def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
         """Token ids of a prompt, taken as it is or wrapped in the target's chat template."""
-        if not chat:
-            return list(self.tokenizer(prompt)["input_ids"])
-        if self.tokenizer.chat_template is None:
-            raise RequestError("--chat: expected a tokenizer with a chat template, found none", hint="leave --chat out")
-        messages = [{"role": "user", "content": prompt}]
-        encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-        return list(encoded["input_ids"])
+        return encode(self.tokenizer, prompt, chat=chat)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
@@ -81,15 +84,18 @@ class Session:
         self, prompt_ids: Sequence[int], max_new_tokens: int, on_text: Callable[[str], None] | None = None
     ) -> Completion:
         """Decodes one prompt greedily with the drafter; `on_text` sees the text as it grows."""
-        self._check(prompt_ids, max_new_tokens)
-        steps = speculative_decode(self.target, self.drafter, prompt_ids, max_new_tokens, self.stop_ids)
-        return complete(steps, self._text_stream(on_text))
+        return complete(self.speculate(prompt_ids, max_new_tokens), self._text_stream(on_text))
+
+    def speculate(self, prompt_ids: Sequence[int], max_new_tokens: int) -> Iterator[Step]:
+        """The steps of decoding one prompt greedily with the drafter, as they come."""
+        self.check(prompt_ids, max_new_tokens)
+        return speculative_decode(self.target, self.drafter, prompt_ids, max_new_tokens, self.stop_ids)
 
     def generate_plain(
         self, prompt_ids: Sequence[int], max_new_tokens: int, on_text: Callable[[str], None] | None = None
     ) -> Completion:
         """Decodes one prompt greedily without the drafter."""
-        self._check(prompt_ids, max_new_tokens)
+        self.check(prompt_ids, max_new_tokens)
         # The same weights, without the cost of returning taps.
         target = HuggingFaceTarget(self.target.model, ())
         steps = plain_decode(target, prompt_ids, max_new_tokens, self.stop_ids)
@@ -100,7 +106,8 @@ class Session:
         self.generate(prompt_ids, WARM_UP_TOKENS)
         self.generate_plain(prompt_ids, WARM_UP_TOKENS)
 
-    def _check(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
+    def check(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
+        """Raises RequestError for a prompt that cannot be served to its last token."""
         check_request(prompt_ids, max_new_tokens, self.manifest.draft, self.manifest.target)
 
     def _text_stream(self, on_text: Callable[[str], None] | None) -> Callable[[list[int]], None] | None:
@@ -117,6 +124,12 @@ class Session:
                     on_text(text)
 
         return on_tokens
+
+
+def load_drafter(engine: Path, manifest: Manifest, expose: Sequence[str] = ()) -> OnnxDrafter:
+    """The drafter of an engine directory, with room for the longest context that draft and target allow."""
+    limit = min(manifest.draft.max_position_embeddings, manifest.target.max_position_embeddings)
+    return OnnxDrafter(engine, manifest, max_context_tokens=limit, expose=expose)
 
 
 def _check_target(manifest: Manifest, target: TargetSpec, engine: Path, target_name: str) -> None:

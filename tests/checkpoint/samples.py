@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from dflash_trt.errors import CheckpointError, DFlashError
 
 Header = dict[str, Any]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def refusal(call: Callable[[], object], error: type[DFlashError] = CheckpointError) -> str:
@@ -100,3 +102,17 @@ def read_index(directory: Path) -> dict[str, str]:
     """The weight_map of model.safetensors.index.json."""
     weight_map: dict[str, str] = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
     return weight_map
+
+
+def cache_repository(cache: Path, repository: str, directory: Path) -> Path:
+    """Puts a directory into a cache as huggingface_hub does: blobs, and a snapshot of links to them."""
+    root = cache / f"models--{repository.replace('/', '--')}"
+    snapshot = root / "snapshots" / COMMIT
+    for folder in (root / "blobs", root / "refs", snapshot):
+        folder.mkdir(parents=True)
+    (root / "refs" / "main").write_text(COMMIT)
+    for file in directory.iterdir():
+        blob = root / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
+        blob.write_bytes(file.read_bytes())
+        (snapshot / file.name).symlink_to(Path("../../blobs") / blob.name)
+    return snapshot

@@ -70,12 +70,11 @@ def test_wrong_shape(name: str, shape: tuple[int, ...], expected: list[int], dra
 @pytest.mark.parametrize(
     ("dtype", "found"), [(torch.int32, "I32"), (torch.float64, "F64"), (torch.float8_e5m2, "F8_E5M2")]
 )
-def test_wrong_dtype(dtype: torch.dtype, found: str, draft_dir: Path) -> None:
-    def cast(tensors: dict[str, torch.Tensor]) -> None:
-        tensors["layers.1.mlp.up_proj.weight"] = tensors["layers.1.mlp.up_proj.weight"].to(dtype)
-
-    message = refusal(lambda: read_draft(edit_tensors(draft_dir, cast)))
-    assert "tensor 'layers.1.mlp.up_proj.weight': expected " in message
+@pytest.mark.parametrize("name", ["layers.1.mlp.up_proj.weight", "norm.weight", V_BIAS])
+def test_wrong_dtype(name: str, dtype: torch.dtype, found: str, draft_dir: Path) -> None:
+    edit_tensors(draft_dir, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    message = refusal(lambda: read_draft(draft_dir))
+    assert f"tensor '{name}': expected " in message
     assert "BF16" in message
     assert message.endswith(f"found {found}")
 

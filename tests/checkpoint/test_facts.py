@@ -30,7 +30,7 @@ WRONG_TYPES: list[tuple[str, Read, str, list[object]]] = [
         "a number > 0",
         [None, True, "1", 0, -0.5, float("nan"), float("inf")],
     ),
-    ("huge", lambda f: f.number("key", default=1), "a number > 0", [10**400, 1e39]),
+    ("huge", lambda f: f.number("key", default=1), "a number > 0", [10**400, 1e39, 1e-39]),
     ("flag", lambda f: f.flag("key"), "true or false", [None, 0, 1, "true"]),
     ("default_flag", lambda f: f.flag("key", default=True), "true or false", [0, "false"]),
     ("text", lambda f: f.text("key"), "a string", [None, 1, ["a"], "\ud800", "\x1b[2J"]),

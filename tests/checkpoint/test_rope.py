@@ -51,7 +51,7 @@ def rope_of(**config: object) -> Rope:
         (64, 150_000.0, {"attention_factor": 1.5}),
         (64, 10_000.0, {"mscale": 1.0, "mscale_all_dim": 0.8}),
         (64, 150_000.0, {"original_max_position_embeddings": 1024}),  # factor is not max / original
-        (4, 10.0, {"original_max_position_embeddings": 8}),  # low and high correction dimension coincide
+        (4, 10.0, {"original_max_position_embeddings": 4, "truncate": True}),  # an empty correction range
     ],
 )
 def test_yarn_equals_transformers(head_dim: int, theta: float, changes: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,23 +13,7 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from dflash_trt.checkpoint.draft import read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory, checkpoint_label
-from tests.checkpoint.samples import refusal
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-def cache_repository(cache: Path, repository: str, directory: Path) -> Path:
-    """Puts a directory into a cache as huggingface_hub does: blobs, and a snapshot of links to them."""
-    root = cache / f"models--{repository.replace('/', '--')}"
-    snapshot = root / "snapshots" / COMMIT
-    for folder in (root / "blobs", root / "refs", snapshot):
-        folder.mkdir(parents=True)
-    (root / "refs" / "main").write_text(COMMIT)
-    for file in directory.iterdir():
-        blob = root / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
-        blob.write_bytes(file.read_bytes())
-        (snapshot / file.name).symlink_to(Path("../../blobs") / blob.name)
-    return snapshot
+from tests.checkpoint.samples import cache_repository, refusal
 
 
 @pytest.fixture

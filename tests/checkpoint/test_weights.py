@@ -86,15 +86,20 @@ def test_tensor_in_two_shards(draft_dir: Path) -> None:
         "..",
         "",
         "model.bin",
-        "a\0.safetensors",
     ],
 )
 def test_index_points_elsewhere(name: str, draft_dir: Path) -> None:
     write_index(draft_dir, {"fc.weight": name})
     (draft_dir / "model.safetensors").rename(draft_dir.parent / "model.safetensors")
     message = refusal(lambda: read_weights(draft_dir))
-    assert message.startswith(f"{draft_dir / 'model.safetensors.index.json'}: ")
-    assert repr(name) in message or name in message
+    assert message.startswith(f"{draft_dir / 'model.safetensors.index.json'}: weight_map: ")
+    assert f"expected the name of a .safetensors file in the same directory, found {name!r}" in message
+
+
+def test_index_names_what_cannot_be_a_file(draft_dir: Path) -> None:
+    write_index(draft_dir, {"fc.weight": "a\0.safetensors"})
+    (draft_dir / "model.safetensors").unlink()
+    assert "expected shard a\0.safetensors, found no such file" in refusal(lambda: read_weights(draft_dir))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_trt.checkpoint import write
+from dflash_trt.checkpoint import safetensors_writer
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
-from dflash_trt.checkpoint.write import new_directory, write_safetensors
+from dflash_trt.checkpoint.safetensors_writer import write_safetensors
+from dflash_trt.checkpoint.write import new_directory
 from dflash_trt.errors import BuildError
 from tests.checkpoint.samples import refusal
 
@@ -182,7 +183,7 @@ def test_a_missing_source_is_named(draft_dir: Path, tmp_path: Path) -> None:
 def test_written_safetensors_are_the_same_tensors(
     draft_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write, "CHUNK_BYTES", 1000)  # several chunks a tensor
+    monkeypatch.setattr(safetensors_writer, "CHUNK_BYTES", 1000)  # several chunks a tensor
     source = list(read_tensors(draft_dir / "model.safetensors").values())
     file = tmp_path / "w.safetensors"
     write_safetensors(file, source[::-1])
@@ -206,5 +207,5 @@ def test_written_safetensors_with_odd_tensors(tmp_path: Path) -> None:
 def test_a_source_that_shrinks_meanwhile(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(10))
     tensor = Tensor(name="w", dtype="U8", shape=(12,), file=tmp_path / "a", offset=2, num_bytes=12)
-    with pytest.raises(OSError, match="ended 4 bytes early"):
+    with pytest.raises(OSError, match="'w' ended 4 bytes early"):
         write_safetensors(tmp_path / "b", [tensor])

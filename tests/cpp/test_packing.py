@@ -251,6 +251,16 @@ def test_block_scales_that_underflow_become_the_least_e4m3(isa: str) -> None:
     assert pack_nvfp4(weights, 1e30, isa=isa).scales.tolist() == [[0x01, 0x38, 0x38]]
 
 
+@isas
+def test_divisor_that_underflows_saturates_as_in_modelopt(isa: str) -> None:
+    # scale * scale_2 is 0 in float32: quotients are infinite, and NaN for weights of 0. All decode to 0.
+    weights = np.zeros((16, 16), np.float32)
+    weights[:, 0], weights[:, 2] = 1e-45, -1e-45
+    packed = pack_nvfp4(weights, 1e-45, isa=isa)
+    assert packed.scales.tolist() == [[0x23]] * 16
+    assert packed.data.tolist() == [[0x77, 0x7F, 0x77, 0x77, 0x77, 0x77, 0x77, 0x77]] * 16
+
+
 # --- execution -----------------------------------------------------------------------------------
 
 

@@ -41,7 +41,7 @@ def finite_e4m3(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return codes
 
 
-@pytest.mark.parametrize("rows, columns", [(1, 16), (3, 48), (64, 512)])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 16), (3, 48), (64, 512)])
 def test_nvfp4_weights_equal_onnx_reference(rows: int, columns: int) -> None:
     """Every byte value in the codes, every finite FP8 value in the block scales."""
     rng = np.random.default_rng(rows)

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "packing/isa.h"
+
+#include <stdexcept>
+#include <utility>
+
+namespace dflash {
+namespace {
+
+std::vector<std::pair<std::string, Isa>> probe() {
+  std::vector<std::pair<std::string, Isa>> usable;
+#if DFLASH_X86_KERNELS
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512vbmi")) {
+    usable.emplace_back("avx512", Isa::kAvx512);
+  }
+  if (avx2) usable.emplace_back("avx2", Isa::kAvx2);
+#endif
+  usable.emplace_back("scalar", Isa::kScalar);
+  return usable;
+}
+
+const std::vector<std::pair<std::string, Isa>>& probed() {
+  static const auto usable = probe();
+  return usable;
+}
+
+}  // namespace
+
+std::vector<std::string> usable_isas() {
+  std::vector<std::string> names;
+  for (const auto& [name, isa] : probed()) names.push_back(name);
+  return names;
+}
+
+Isa isa_named(std::string_view name) {
+  if (name == "best") return probed().front().second;
+  std::string usable;
+  for (const auto& [candidate, isa] : probed()) {
+    if (candidate == name) return isa;
+    usable += ", " + candidate;
+  }
+  throw std::invalid_argument("expected an instruction set among best" + usable + "; found " +
+                              std::string(name));
+}
+
+}  // namespace dflash

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace dflash {
+
+enum class Isa { kAvx512, kAvx2, kScalar };
+
+// Names of the instruction sets that this build has kernels for and this CPU runs, best first.
+std::vector<std::string> usable_isas();
+
+// "best" is the first of usable_isas(). Throws std::invalid_argument unless `name` is usable.
+Isa isa_named(std::string_view name);
+
+}  // namespace dflash

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <stdexcept>
+
+#include "packing/isa.h"
+#include "packing/weights.h"
+
+namespace dflash {
+
+// A weight is NaN or infinite; the message says which one. The caller knows the tensor's name.
+struct NonFiniteError : std::domain_error {
+  using std::domain_error::domain_error;
+};
+
+// How a packer runs; the bytes it writes do not depend on it.
+struct Execution {
+  int threads;  // 0: as many as the hardware runs at once
+  Isa isa;
+};
+
+// max |w|, 0 for an empty tensor. Throws NonFiniteError.
+float amax(const Weights& weights, Execution execution);
+
+// out[r, k] = e4m3(T(w[r, k] / scale)), T being the weights' own type: modelopt 0.47 divides in
+// float32 and rounds the quotient to T first (export/quant_utils.py:881). Every rounding is to
+// nearest even; beyond +-448 saturates.
+//
+// out is [R, K]. Throws std::invalid_argument for another shape or a scale that is not positive
+// and finite, NonFiniteError (out then holds anything).
+void pack_fp8(const Weights& weights, float scale, Bytes out, Execution execution);
+
+// Blocks of 16 along k; all arithmetic is in float32 (quantization/qtensor/nvfp4_tensor.py:170):
+//
+//   s[r, b] = max |w[r, 16 b .. 16 b + 15]| / (6 * scale_2);  s = 1 where that is 0
+//   scales[r, b] = e4m3(clamp(s, 2^-9, 448))
+//   code[r, k] = e2m1(w[r, k] / (scales[r, b] * scale_2)),  saturating at +-6
+//   data[r, k / 2] = code[r, k] | code[r, k + 1] << 4  for even k
+//
+// Rounding is to nearest even. A quotient that is a zero of either sign has code 0.
+//
+// data is [R, K / 2], scales [R, K / 16]. Throws std::invalid_argument for another shape, K that
+// 16 does not divide or a scale_2 that is not positive and finite; NonFiniteError.
+void pack_nvfp4(const Weights& weights, float scale_2, Bytes data, Bytes scales,
+                Execution execution);
+
+}  // namespace dflash

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes safetensors files tensor by tensor; a checkpoint is never in memory as a whole."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, Tensor
+
+Layout = dict[str, tuple[str, tuple[int, ...]]]
+"""dtype and shape by tensor name."""
+CHUNK_BYTES = 16 << 20
+
+
+class SafetensorsWriter:
+    """A file whose tensors are written in any order; its header comes first, so their layout must be known."""
+
+    def __init__(
+        self,
+        file: Path,
+        tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+        *,
+        metadata: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`tensors`: dtype in safetensors' spelling and shape, by name, in file order; `metadata` is the header's."""
+        header: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
+        self._places: dict[str, tuple[int, int]] = {}
+        position = 0
+        for name, (dtype, shape) in tensors.items():
+            begin, position = position, position + math.prod(shape) * BITS_PER_ELEMENT[dtype] // 8
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, position]}
+            self._places[name] = (begin, position - begin)
+        encoded = json.dumps(header, separators=(",", ":")).encode()
+        encoded += b" " * (-len(encoded) % 8)
+        self._data_begin = 8 + len(encoded)
+        self.data_bytes = position
+        self._output = file.open("wb")
+        self._output.write(len(encoded).to_bytes(8, "little") + encoded)
+
+    def write(self, name: str, values: NDArray[Any] | np.float32) -> None:
+        """Writes all bytes of one tensor, once."""
+        begin, num_bytes = self._places.pop(name)
+        assert values.nbytes == num_bytes, (name, values.nbytes, num_bytes)
+        self._output.seek(self._data_begin + begin)
+        self._output.write(np.ascontiguousarray(values).data)
+
+    def copy(self, tensor: Tensor) -> None:
+        """Writes a tensor of another file byte for byte; raises OSError when that file is shorter than it was."""
+        begin, remaining = self._places.pop(tensor.name)
+        self._output.seek(self._data_begin + begin)
+        with tensor.file.open("rb") as source:
+            source.seek(tensor.offset)
+            while remaining:
+                chunk = source.read(min(remaining, CHUNK_BYTES))
+                if not chunk:
+                    raise OSError(f"{tensor.file}: tensor {tensor.name!r} ended {remaining} bytes early")
+                self._output.write(chunk)
+                remaining -= len(chunk)
+
+    def __enter__(self) -> SafetensorsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._output.close()
+        assert kind is not None or not self._places, f"not written: {sorted(self._places)}"
+
+
+def write_safetensors(file: Path, tensors: Iterable[Tensor]) -> None:
+    """Writes tensors in the given order, byte for byte from where they lie."""
+    sources = {tensor.name: tensor for tensor in tensors}
+    with SafetensorsWriter(file, {name: (tensor.dtype, tensor.shape) for name, tensor in sources.items()}) as writer:
+        for tensor in sources.values():
+            writer.copy(tensor)
+
+
+def aligned(layout: Layout) -> Layout:
+    """`layout` with wide elements first, then by name, as the safetensors library orders them.
+
+    Each tensor is then aligned to its elements.
+    """
+    return dict(sorted(layout.items(), key=lambda item: (-BITS_PER_ELEMENT[item[1][0]], item[0])))

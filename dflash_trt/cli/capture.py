@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt capture`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dflash_trt import __version__
+from dflash_trt.checkpoint.draft import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.source import checkpoint_directory, checkpoint_label
+from dflash_trt.checkpoint.target import TargetCheckpoint, check_pair, read_target
+from dflash_trt.errors import RequestError
+
+if TYPE_CHECKING:
+    from dflash_trt.runtime.prompts import Prompt
+
+
+@click.command(short_help="Record a target's features for calibration.")
+@click.argument("draft")
+@click.option("--target", required=True, help="Target checkpoint: directory or Hugging Face repository id.")
+@click.option(
+    "--prompts",
+    "prompt_file",
+    required=True,
+    type=click.Path(path_type=Path),
+    help='JSON Lines: {"prompt": text} or {"token_ids": [...]}, with an optional "id".',
+)
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="safetensors file to write.")
+@click.option("--max-new-tokens", type=click.IntRange(min=2), default=256, show_default=True)
+@click.option("--max-prompts", type=click.IntRange(min=1), help="Take only the first so many prompts.")
+@click.option("--chat", is_flag=True, help="Wrap text prompts in the target's chat template.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+def capture(
+    draft: str,
+    target: str,
+    prompt_file: Path,
+    output: Path,
+    max_new_tokens: int,
+    max_prompts: int | None,
+    chat: bool,
+    force: bool,
+) -> None:
+    """Let the target answer prompts and record the features that DRAFT is calibrated on.
+
+    Of DRAFT, a checkpoint directory or Hugging Face repository id, only the facts are used: which layers it
+    taps, and its mask token. `quantize --calibration FILE` needs the target no more.
+
+    \b
+    Example:
+      dflash-trt capture z-lab/gpt-oss-120b-DFlash --target openai/gpt-oss-120b --prompts prompts.jsonl \\
+          --chat -o features.safetensors
+    """
+    from dflash_trt.runtime.prompts import read_prompts
+
+    draft_checkpoint = read_draft(checkpoint_directory(draft))
+    target_checkpoint = read_target(checkpoint_directory(target))
+    check_pair(draft_checkpoint.spec, target_checkpoint.spec, draft_name=draft, target_name=target)
+    prompts = read_prompts(prompt_file)[:max_prompts]
+
+    from transformers.utils import logging
+
+    from dflash_trt.quantize.features import SCHEMA_VERSION, FeatureFacts
+    from dflash_trt.runtime.capture import answer_prompts, check_new_file, new_file, write_features
+    from dflash_trt.target.huggingface import HuggingFaceTarget
+
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    check_new_file(output, force=force)
+    encoded = _encode(prompts, target_checkpoint, draft_checkpoint, max_new_tokens, chat)
+    taps = draft_checkpoint.spec.target_layer_ids
+    model = HuggingFaceTarget.load(target_checkpoint.directory, target_checkpoint.spec, taps)
+    facts = FeatureFacts(
+        schema_version=SCHEMA_VERSION,
+        tool_version=__version__,
+        target_name=checkpoint_label(target),
+        target=target_checkpoint.spec,
+        target_layer_ids=taps,
+        mask_token_id=draft_checkpoint.spec.mask_token_id,
+        num_sequences=len(encoded),
+    )
+    with new_file(output, force=force) as temporary:
+        answers = answer_prompts(model, _progress(encoded), max_new_tokens, model.stop_token_ids())
+        answered = list(answers)
+        write_features(model, answered, facts, temporary)
+    tokens = sum(len(sequence.token_ids) - sequence.prompt_length for sequence in answered)
+    click.echo(f"{len(answered)} sequences, {tokens} answer tokens", err=True)
+    click.echo(output)
+
+
+def _encode(
+    prompts: list[Prompt], target: TargetCheckpoint, draft: DraftCheckpoint, max_new_tokens: int, chat: bool
+) -> list[list[int]]:
+    """Every prompt's token ids; RequestError names the first that cannot be answered to its last token."""
+    from transformers import AutoTokenizer
+
+    from dflash_trt.runtime.completion import check_request
+
+    tokenizer = AutoTokenizer.from_pretrained(target.directory, local_files_only=True, trust_remote_code=False)
+    encoded = []
+    for prompt in prompts:
+        encoded.append(prompt.encode(tokenizer, chat=chat))
+        try:
+            check_request(encoded[-1], max_new_tokens, draft.spec, target.spec)
+        except RequestError as error:
+            raise RequestError(f"{prompt.id}: {error.message}", hint=error.hint) from None
+    return encoded
+
+
+def _progress(prompts: list[list[int]]) -> Iterable[list[int]]:
+    """The prompts, with a progress bar on a terminal."""
+    if not sys.stderr.isatty():
+        return prompts
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(prompts, description="answering", console=Console(stderr=True), transient=True)

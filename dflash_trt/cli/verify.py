@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt verify`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from dflash_trt.cli.output import print_json
+from dflash_trt.cli.verify_tables import print_report
+
+if TYPE_CHECKING:
+    from dflash_trt.runtime.verification_report import Report
+    from dflash_trt.runtime.verify import TokenPrompt
+
+MIN_NEW_TOKENS = 3
+"""The first token is the prefill's and the last one a bonus: fewer leave nothing to draft."""
+
+
+def _share(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    """`3%` and `0.03` as 0.03; usage error for anything that is no share from 0 up to, but without, 1."""
+    if text is None:
+        return None
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1
+    if not 0 <= share < 1:
+        raise click.BadParameter(f"expected a share such as 3% or 0.03, found {text!r}", context, parameter)
+    return share
+
+
+@click.command(short_help="Check that an engine is lossless, and what quantisation cost.")
+@click.argument("engine", type=click.Path(path_type=Path))
+@click.option("--target", required=True, help="Target checkpoint: directory or Hugging Face repository id.")
+@click.option(
+    "--prompts",
+    "prompt_file",
+    type=click.Path(path_type=Path),
+    required=True,
+    help='JSONL file: {"prompt": text} or {"token_ids": [...]} a line, optionally with "id".',
+)
+@click.option(
+    "--reference",
+    type=click.Path(path_type=Path),
+    help="Engine directory of the same draft, unquantised, to compare with.",
+)
+@click.option("--chat", is_flag=True, help="Wrap text prompts in the target's chat template.")
+@click.option("--max-new-tokens", type=click.IntRange(min=MIN_NEW_TOKENS), default=128, show_default=True)
+@click.option(
+    "--max-tau-loss",
+    metavar="SHARE",
+    callback=_share,
+    help="Fail when the mean loss of tau exceeds this, e.g. 3%; needs --reference.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also draw acceptance and error by layer into this PNG file.",
+)
+def verify(
+    engine: Path,
+    target: str,
+    prompt_file: Path,
+    reference: Path | None,
+    chat: bool,
+    max_new_tokens: int,
+    max_tau_loss: float | None,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """Decode prompts with the drafter in the directory ENGINE, without it, and with an unquantised reference.
+
+    Exits with 1 when a token differs from plain greedy decoding, or when --max-tau-loss is exceeded.
+
+    \b
+    Example:
+      dflash-trt verify engine --target openai/gpt-oss-120b --prompts prompts.jsonl \\
+        --reference engine-bf16 --max-tau-loss 3%
+    """
+    if max_tau_loss is not None and reference is None:
+        raise click.UsageError("--max-tau-loss needs --reference, the engine that tau is compared with")
+    if plot is not None and (plot.suffix != ".png" or not plot.parent.is_dir()):
+        raise click.UsageError(f"--plot: expected a .png file in an existing directory, found {plot}")
+
+    from transformers.utils import logging
+
+    from dflash_trt.runtime.prompts import read_prompts
+    from dflash_trt.runtime.verification_report import find_failure
+    from dflash_trt.runtime.verify import Verification
+
+    if plot is not None:
+        import matplotlib  # noqa: F401 - what is missing is said before the work, not after it
+
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    prompts = read_prompts(prompt_file)
+    verification = Verification.open(engine, reference, target)
+    report = verification.run(_progress(verification.tokenize(prompts, max_new_tokens, chat=chat)), max_new_tokens)
+    failure = find_failure(report, max_tau_loss)
+    if as_json:
+        verdict = {"passed": failure is None, "max_tau_loss": max_tau_loss}
+        print_json("verify", {**verdict, **msgspec.structs.asdict(report)})
+    else:
+        print_report(report)
+    if plot is not None:
+        from dflash_trt.cli.verify_plot import draw
+
+        draw(report, plot)
+    _warn(report)
+    if failure is not None:
+        raise failure
+
+
+def _progress(prompts: list[TokenPrompt]) -> Iterable[TokenPrompt]:
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(prompts, "prompts", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+
+
+def _warn(report: Report) -> None:
+    from dflash_trt.runtime.statistics import MIN_PROMPTS
+
+    if report.comparison is None or report.comparison.tau_loss is None:
+        return
+    if (count := report.comparison.tau_loss.num_prompts) < MIN_PROMPTS:
+        click.echo(f"warning: an interval means little below {MIN_PROMPTS} prompts, found {count}", err=True)

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Activation ranges of a draft, from replaying it on captured features through modelopt's calibrators.
+
+A replay is what decoding does (docs/calibration.md): an anchor is a token of the answer, the context holds the
+features of all tokens before it, the block is the anchor's embedding and S - 1 mask embeddings, attention is the
+draft's own. k and v read both kinds of rows, features and block; q reads the block only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import msgspec
+import numpy as np
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+
+from dflash_trt.checkpoint.draft import DraftCheckpoint, DraftSpec
+from dflash_trt.errors import CheckpointError
+from dflash_trt.graph.context import context_graph
+from dflash_trt.graph.cpu_session import model_session
+from dflash_trt.graph.draft import draft_graph
+from dflash_trt.graph.linear import input_name
+from dflash_trt.quantize.features import CAPTURE, FeatureFile, FeatureSequence, open_features
+from dflash_trt.quantize.ranges import Ranges
+
+ANCHORS = 16
+"""Blocks replayed per sequence."""
+SEED = 0
+PERCENTILE = 99.99  # modelopt's own default
+
+Method = Literal["max", "percentile"]
+FloatArray = NDArray[np.float32]
+
+
+class Calibrator(Protocol):
+    """What is used of modelopt's calibrators."""
+
+    def collect(self, x: torch.Tensor) -> None: ...
+
+    def compute_amax(self, *arguments: Any, **options: Any) -> torch.Tensor | None: ...
+
+
+def activation_ranges(draft: DraftCheckpoint, features: Path, method: Method = "max") -> Ranges:
+    """Ranges of every linear layer's input and of the cached K and V, on the features that `capture` wrote.
+
+    `method`: the largest magnitude, or the 99.99th percentile of the magnitudes (modelopt's histogram), which
+    clips. Raises CheckpointError when the draft is quantised already, or when the features are damaged, of
+    another target or without answers; ModuleNotFoundError without modelopt (extra `calibrate`).
+    """
+    from modelopt.torch.quantization.calib import HistogramCalibrator, MaxCalibrator
+
+    kind: type[Calibrator] = MaxCalibrator if method == "max" else HistogramCalibrator
+    calibrators: dict[str, Calibrator] = {}
+    with open_features(features, draft.spec) as file:
+        for name, values in replay(draft, file):
+            if name not in calibrators:
+                calibrators[name] = kind()
+            if values.any():  # a histogram of zeros has no width; without data the range is 0
+                calibrators[name].collect(torch.from_numpy(values))
+    amax = {name: _amax(calibrator, method) for name, calibrator in calibrators.items()}
+    attention = draft.spec.attention_modules()
+    return Ranges(
+        inputs={module: amax[module] for module in draft.spec.linear_modules()},
+        k=tuple(amax[_cached(layer, "k")] for layer in attention),
+        v=tuple(amax[_cached(layer, "v")] for layer in attention),
+    )
+
+
+def replay(draft: DraftCheckpoint, file: FeatureFile) -> Iterator[tuple[str, FloatArray]]:
+    """What every linear layer reads on every sequence, as (module, values), and the cached K and V of every layer
+    as (`layers.N.self_attn.k`, values).
+
+    Raises CheckpointError as `activation_ranges` does.
+    """
+    replayer = Replayer(draft, file.mask_embedding())
+    num_blocks = 0
+    for number, sequence in enumerate(file.sequences()):
+        outputs = replayer.context(sequence)
+        k, v = outputs["k"], outputs["v"]
+        yield from _named(replayer.context_readers, outputs)
+        for layer, attention in enumerate(draft.spec.attention_modules()):
+            yield _cached(attention, "k"), k[:, layer]
+            yield _cached(attention, "v"), v[:, layer]
+        anchors = choose_anchors(sequence, number)
+        if len(anchors):
+            yield from _named(replayer.block_readers, replayer.blocks(sequence, anchors, k, v))
+        num_blocks += len(anchors)
+    if not num_blocks:
+        raise CheckpointError(
+            f"{file.file}: expected an answer of at least 2 tokens, found none in {file.facts.num_sequences} sequences",
+            hint=f"capture longer answers: {CAPTURE}",
+        )
+
+
+def choose_anchors(sequence: FeatureSequence, number: int) -> NDArray[np.int64]:
+    """Up to ANCHORS token indices of the answer, sorted; the same for the same sequence number.
+
+    The last token is none: decoding has ended there, and nothing after it was generated.
+    """
+    candidates = np.arange(sequence.prompt_length, len(sequence.tokens) - 1)
+    generator = np.random.default_rng([SEED, number])
+    return np.sort(generator.choice(candidates, size=min(ANCHORS, len(candidates)), replace=False))
+
+
+class Replayer:
+    """The draft's own graphs on the CPU, unquantised, with the linear layers' inputs as further outputs."""
+
+    def __init__(self, draft: DraftCheckpoint, mask_embedding: torch.Tensor) -> None:
+        """`mask_embedding` [H]."""
+        if draft.quantization.modules or draft.quantization.fp8_kv_cache:
+            raise CheckpointError(
+                f"{draft.directory}: expected an unquantised draft to calibrate, found a quantised one",
+                hint="give the checkpoint that it was made from",
+            )
+        self._spec = draft.spec
+        self._mask = mask_embedding.float().numpy()
+        self.context_readers = _context_readers(draft.spec)
+        self.block_readers = _block_readers(draft.spec)
+        placed = _at_real_files(draft)
+        self._context = model_session(context_graph(placed), placed.directory, list(self.context_readers))
+        self._draft = model_session(draft_graph(placed), placed.directory, list(self.block_readers))
+
+    def context(self, sequence: FeatureSequence) -> dict[str, FloatArray]:
+        """k, v [n - 1, L, G, D] of all tokens with taps, and the linear layers' inputs by value name."""
+        positions = np.arange(len(sequence.taps), dtype=np.int32)
+        feed = {"target_hidden": sequence.taps.float().numpy(), "positions": positions}
+        return _run(self._context, feed)
+
+    def blocks(
+        self, sequence: FeatureSequence, anchors: NDArray[np.int64], k: FloatArray, v: FloatArray
+    ) -> dict[str, FloatArray]:
+        """hidden [B, S, H] of the blocks at the anchors [B], and the linear layers' inputs by value name.
+
+        All blocks read one context cache, each as far as its anchor.
+        """
+        S = self._spec.block_size
+        noise = np.tile(self._mask, (len(anchors), S, 1))  # [B, S, H]
+        noise[:, 0] = sequence.embeddings[anchors - sequence.prompt_length].float().numpy()
+        lengths = anchors.astype(np.int32)
+        feed = {
+            "noise_embeds": noise,
+            "positions": lengths[:, None] + np.arange(S, dtype=np.int32),
+            "k_cache": k.swapaxes(0, 1)[None],  # [1, L, n - 1, G, D]
+            "v_cache": v.swapaxes(0, 1)[None],
+            "slot_ids": np.zeros_like(lengths),
+            "context_lengths": lengths,
+        }
+        return _run(self._draft, feed)
+
+
+def _context_readers(spec: DraftSpec) -> dict[str, list[str]]:
+    """The modules that read each value of context.onnx."""
+    return {input_name("fc"): ["fc"], input_name(spec.context_modules()[0]): spec.context_modules()}
+
+
+def _block_readers(spec: DraftSpec) -> dict[str, list[str]]:
+    """The modules that read each value of draft.onnx."""
+    alone = [[f"{attention}.o_proj"] for attention in spec.attention_modules()]
+    alone += [[f"layers.{i}.mlp.down_proj"] for i in range(len(spec.layers))]
+    return {input_name(modules[0]): modules for modules in [*spec.stacks(), *alone]}
+
+
+def _at_real_files(draft: DraftCheckpoint) -> DraftCheckpoint:
+    """`draft` at the files that links lead to (huggingface_hub's cache): ONNX Runtime follows none."""
+    weights = {name: msgspec.structs.replace(t, file=t.file.resolve()) for name, t in draft.weights.items()}
+    directories = {tensor.file.parent for tensor in weights.values()}
+    if len(directories) > 1:
+        raise CheckpointError(
+            f"{draft.directory}: expected its weight files in one directory, found links into {len(directories)}",
+            hint="copy the checkpoint with its links resolved: cp -rL",
+        )
+    return msgspec.structs.replace(draft, directory=directories.pop(), weights=weights)
+
+
+def _run(session: onnxruntime.InferenceSession, feed: dict[str, NDArray[Any]]) -> dict[str, FloatArray]:
+    """All outputs by name; raises CheckpointError for values that are not finite."""
+    names = [output.name for output in session.get_outputs()]
+    outputs = dict(zip(names, session.run(names, feed), strict=True))
+    for name, values in outputs.items():
+        if not np.isfinite(values).all():
+            raise CheckpointError(f"replay: {name}: expected finite values, found NaN or infinity")
+    return outputs
+
+
+def _named(readers: dict[str, list[str]], outputs: dict[str, FloatArray]) -> Iterator[tuple[str, FloatArray]]:
+    for value, modules in readers.items():
+        for module in modules:
+            yield module, outputs[value]
+
+
+def _cached(attention: str, kv: str) -> str:
+    return f"{attention}.{kv}"
+
+
+def _amax(calibrator: Calibrator, method: Method) -> float:
+    amax = calibrator.compute_amax() if method == "max" else calibrator.compute_amax(method, percentile=PERCENTILE)
+    return 0.0 if amax is None else float(amax)

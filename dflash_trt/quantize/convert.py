@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantises a draft checkpoint: reads and writes tensor by tensor, in modelopt's layout.
+
+The layout stands in `dflash_trt.checkpoint.quantization`; the packers' formulas in `cpp/packing/pack.h`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from dflash_trt._C import NonFiniteError, pack_fp8, pack_nvfp4
+from dflash_trt.checkpoint.draft import DraftCheckpoint
+from dflash_trt.checkpoint.mapped import map_tensor
+from dflash_trt.checkpoint.quantization import (
+    BLOCK,
+    FP8,
+    HF_QUANT_CONFIG,
+    Quantization,
+    expected_tensors,
+)
+from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
+from dflash_trt.checkpoint.weights import INDEX, PICKLE_SUFFIXES, SINGLE
+from dflash_trt.checkpoint.write import new_directory
+from dflash_trt.errors import BuildError, CheckpointError
+from dflash_trt.quantize.bounds import ranges_from_weights
+from dflash_trt.quantize.modelopt_config import hf_quant_config, quantization_config
+from dflash_trt.quantize.ranges import Ranges
+from dflash_trt.quantize.recipe import Recipe
+from dflash_trt.quantize.scales import cache_scales, input_scales, weight_scales
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a checkpoint's tensors."""
+
+    layers: dict[str, int]
+    """Linear layers by algorithm."""
+    dense_layers: int
+    copied_tensors: int
+    """Other tensors, byte for byte as they were."""
+    source_bytes: int
+    """Of all tensors, before."""
+    output_bytes: int
+    """Of all tensors, after."""
+
+
+def quantize_checkpoint(
+    draft: DraftCheckpoint,
+    recipe: Recipe,
+    output: Path,
+    *,
+    ranges: Ranges | None = None,
+    force: bool = False,
+    threads: int = 0,
+) -> Summary:
+    """Writes the quantised checkpoint into the new directory `output`.
+
+    `ranges` None takes bounds from the weights (`dflash_trt.quantize.bounds`); `threads` 0 means all.
+    Raises CheckpointError when the draft is quantised already, a weight is NaN or infinite, a layer does not
+    suit its algorithm or lacks a range; RecipeError when the recipe does not fit; BuildError when `output`
+    exists and `force` is false, holds the draft, or cannot be written.
+    """
+    modules = draft.spec.linear_modules()
+    algorithms = recipe.algorithms(modules)
+    _check_source(draft, algorithms)
+    if draft.directory.resolve().is_relative_to(output.resolve()):
+        raise BuildError(
+            f"{output}: expected a directory that does not hold the draft itself, found {draft.directory}",
+            hint="choose another -o DIR",
+        )
+    if ranges is None and recipe.needs_ranges(modules):
+        ranges = ranges_from_weights(draft)
+    scalars = _scalars(draft, recipe, algorithms, ranges)
+    scales = weight_scales(draft, algorithms, threads=threads)
+    quantization = Quantization(modules=algorithms, fp8_kv_cache=recipe.fp8_kv_cache)
+
+    with new_directory(output, force=force) as directory:
+        with SafetensorsWriter(directory / SINGLE, _layout(draft, quantization)) as writer:
+            for tensor in draft.weights.values():
+                module = tensor.name.removesuffix(".weight")
+                if module in algorithms and module != tensor.name:
+                    _pack(writer, tensor, algorithms[module], scales[module], threads)
+                else:
+                    writer.copy(tensor)
+            for name, value in scalars.items():
+                writer.write(name, value)
+        _write_config(draft, quantization, directory)
+        _copy_other_files(draft, directory)
+    counts = dict(sorted(Counter(algorithms.values()).items()))
+    return Summary(
+        layers=counts,
+        dense_layers=len(modules) - len(algorithms),
+        copied_tensors=len(draft.weights) - len(modules),
+        source_bytes=sum(tensor.num_bytes for tensor in draft.weights.values()),
+        output_bytes=writer.data_bytes,
+    )
+
+
+def _check_source(draft: DraftCheckpoint, algorithms: Mapping[str, str]) -> None:
+    if draft.quantization.modules or draft.quantization.fp8_kv_cache:
+        found = ", ".join(sorted(set(draft.quantization.modules.values()))) or "an FP8 context cache"
+        raise CheckpointError(
+            f"{draft.directory}: expected an unquantised draft, found {found}",
+            hint="quantise the checkpoint that it was made from",
+        )
+    for module, algorithm in algorithms.items():
+        tensor = draft.weights[f"{module}.weight"]
+        if algorithm != FP8 and tensor.shape[1] % BLOCK:
+            raise CheckpointError(
+                f"{tensor.file}: tensor {tensor.name!r}: expected columns in multiples of {BLOCK} for"
+                f" {algorithm}, found {tensor.shape[1]}",
+                hint=f"give {module} the algorithm FP8 or none in a recipe of your own",
+            )
+
+
+def _scalars(
+    draft: DraftCheckpoint, recipe: Recipe, algorithms: Mapping[str, str], ranges: Ranges | None
+) -> dict[str, np.float32]:
+    """The scales of activations and context cache, by tensor name."""
+    if ranges is None:
+        return {}
+    inputs = input_scales(draft.spec, algorithms, ranges.inputs)
+    named = {f"{module}.input_scale": scale for module, scale in inputs.items()}
+    return named | (cache_scales(draft.spec, ranges) if recipe.fp8_kv_cache else {})
+
+
+def _layout(draft: DraftCheckpoint, quantization: Quantization) -> Layout:
+    """dtype and shape of every tensor that is written; what is not quantised keeps its dtype."""
+    expected = expected_tensors(draft.spec.tensor_shapes(), quantization, draft.spec.attention_modules())
+    return aligned(
+        {
+            name: (dtypes[0] if len(dtypes) == 1 else draft.weights[name].dtype, shape)
+            for name, (dtypes, shape) in expected.items()
+        }
+    )
+
+
+def _pack(writer: SafetensorsWriter, tensor: Tensor, algorithm: str, scale: np.float32, threads: int) -> None:
+    """Writes a linear layer's codes and scales; the weights stay in the page cache."""
+    rows, columns = tensor.shape
+    module = tensor.name.removesuffix(".weight")
+    try:
+        if algorithm == FP8:
+            data = np.empty((rows, columns), np.uint8)
+            pack_fp8(map_tensor(tensor), float(scale), data, threads=threads)
+            writer.write(f"{module}.weight_scale", scale)
+        else:
+            data = np.empty((rows, columns // 2), np.uint8)
+            block_scales = np.empty((rows, columns // BLOCK), np.uint8)
+            pack_nvfp4(map_tensor(tensor), float(scale), data, block_scales, threads=threads)
+            writer.write(f"{module}.weight_scale", block_scales)
+            writer.write(f"{module}.weight_scale_2", scale)
+    except NonFiniteError as error:  # the file changed since its ranges were read
+        raise CheckpointError(f"{tensor.file}: tensor {tensor.name!r}: {error}") from None
+    writer.write(tensor.name, data)
+
+
+def _write_config(draft: DraftCheckpoint, quantization: Quantization, directory: Path) -> None:
+    """config.json with all its keys as they were, and what readers of modelopt checkpoints look for."""
+    config = json.loads(draft.config_file.read_bytes())
+    algorithms, modules = quantization.modules, draft.spec.linear_modules()
+    if algorithms or quantization.fp8_kv_cache:
+        kv = quantization.fp8_kv_cache
+        config["quantization_config"] = quantization_config(algorithms, modules, fp8_kv_cache=kv)
+        details = hf_quant_config(algorithms, modules, fp8_kv_cache=kv)
+        _write_json(directory / HF_QUANT_CONFIG, details)
+    _write_json(directory / "config.json", config)
+
+
+def _write_json(file: Path, document: object) -> None:
+    file.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _copy_other_files(draft: DraftCheckpoint, directory: Path) -> None:
+    """Licence, model card, modelling code: every file of the checkpoint that is neither weights nor config."""
+    weights = {".safetensors", *PICKLE_SUFFIXES}
+    for file in sorted(draft.directory.iterdir()):
+        is_ours = file.name in (INDEX, "config.json", HF_QUANT_CONFIG)
+        if file.is_file() and not file.name.startswith(".") and not is_ours and file.suffix not in weights:
+            shutil.copyfile(file, directory / file.name)

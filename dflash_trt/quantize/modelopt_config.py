@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hf_quant_config.json and config.json's quantization_config, as modelopt 0.47 writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dflash_trt import __version__
+from dflash_trt.checkpoint.quantization import BLOCK, FP8, MIXED, NVFP4
+
+Json = dict[str, object]
+
+# Readers demand this name: vLLM (weight_utils.py get_quant_config) and TensorRT-LLM (auto_deploy) refuse others.
+PRODUCER = {"name": "modelopt", "version": "0.47.0", "layout_written_by": f"dflash-trt {__version__}"}
+FLOAT8: Json = {"dynamic": False, "num_bits": 8, "type": "float"}
+FLOAT4: Json = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": BLOCK}
+
+
+def hf_quant_config(algorithms: Mapping[str, str], modules: list[str], *, fp8_kv_cache: bool) -> Json:
+    """hf_quant_config.json for `algorithms` by module, out of all linear layers `modules`."""
+    details: Json = {"quant_algo": None, "kv_cache_quant_algo": FP8 if fp8_kv_cache else None}
+    layers = {module: _layer(algorithms[module]) for module in modules if module in algorithms}
+    used = set(algorithms.values())
+    if len(used) == 1:
+        details |= _layer(used.pop())
+        details["exclude_modules"] = _exclude_modules([m for m in modules if m not in algorithms])
+    else:
+        details["quant_algo"] = MIXED if used else None
+        details["quantized_layers"] = layers
+    return {"producer": PRODUCER, "quantization": details}
+
+
+def quantization_config(algorithms: Mapping[str, str], modules: list[str], *, fp8_kv_cache: bool) -> Json:
+    """The same in config.json's spelling (modelopt's convert_hf_config.py)."""
+    details = hf_quant_config(algorithms, modules, fp8_kv_cache=fp8_kv_cache)["quantization"]
+    assert isinstance(details, dict)
+    config: Json = {}
+    used = sorted(set(algorithms.values()), key=list(algorithms.values()).index)
+    if len(used) == 1:
+        config["config_groups"] = {"group_0": {**_group(used[0]), "targets": ["Linear"]}}
+    elif used:
+        targets = {a: sorted(m for m in algorithms if algorithms[m] == a) for a in used}
+        config["config_groups"] = {
+            f"group_{index}": {**_group(a), "targets": targets[a]} for index, a in enumerate(used)
+        }
+        config["quantized_layers"] = details["quantized_layers"]
+    config["ignore"] = details.get("exclude_modules", [])
+    if used:
+        config["quant_algo"] = details["quant_algo"]
+    if fp8_kv_cache:
+        config["kv_cache_scheme"] = FLOAT8
+    return config | {"producer": PRODUCER, "quant_method": "modelopt"}
+
+
+def _layer(algorithm: str) -> Json:
+    return {"quant_algo": algorithm} | ({} if algorithm == FP8 else {"group_size": BLOCK})
+
+
+def _group(algorithm: str) -> Json:
+    if algorithm == FP8:
+        return {"input_activations": FLOAT8, "weights": FLOAT8}
+    return {"input_activations": FLOAT4, "weights": FLOAT4} if algorithm == NVFP4 else {"weights": FLOAT4}
+
+
+def _exclude_modules(dense: list[str]) -> list[str]:
+    """The dense layers by name, and what engines call them once they nest and fuse them.
+
+    The additions are those of modelopt's quantize_drafter.py: vLLM builds `fc` at `model.fc`, and joins q, k
+    and v into a `qkv_proj` that no checkpoint names. lm_head is the target's and never quantised here.
+    """
+    names = set(dense)
+    for fused, parts in (("qkv_proj", "qkv"), ("gate_up_proj", ("gate", "up"))):
+        for module in dense:
+            parent = module.rpartition(".")[0]
+            if parent and all(f"{parent}.{part}_proj" in dense for part in parts):
+                names.add(f"{parent}.{fused}")
+    return sorted({"lm_head", *dense} | {f"*{name}" for name in names})

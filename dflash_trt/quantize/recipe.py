@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantisation recipes: YAML files that say which linear layer gets which algorithm."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dflash_trt.errors import RecipeError
+from dflash_trt.quantize.strict_yaml import closest, load_yaml
+
+FP8_KV = "+fp8-kv"
+"""Suffix of a recipe's name that adds an FP8 context cache."""
+ACTIVATION_ALGORITHMS = ("FP8", "NVFP4")
+"""Algorithms that quantise a layer's input too, and thus need its range."""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of a recipe."""
+
+    modules: str
+    """fnmatch pattern on names of linear layers; `*` crosses dots."""
+    algorithm: Literal["FP8", "NVFP4", "W4A16_NVFP4", "none"]
+
+
+class RecipeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a recipe's YAML file says."""
+
+    description: str
+    rules: tuple[Rule, ...]
+    """In order: the first rule that matches a module decides."""
+    fp8_kv_cache: bool = False
+    """Whether the checkpoint gets scales for an FP8 context cache."""
+
+
+class Recipe(RecipeFile, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A recipe and what the user called it."""
+
+    name: str
+
+    def algorithms(self, modules: list[str]) -> dict[str, str]:
+        """Algorithm by module, for those of `modules` that are quantised.
+
+        Raises RecipeError when no rule matches a module, or a rule decides for none.
+        """
+        deciding = {module: self._deciding_rule(module) for module in modules}
+        for number, rule in enumerate(self.rules, start=1):
+            if not any(rule is decided for decided in deciding.values()):
+                raise RecipeError(
+                    f"recipe {self.name}: rule {number} ({rule.modules}): expected it to decide for at least"
+                    f" one module, found {self._why_idle(rule, modules)}"
+                )
+        return {m: rule.algorithm for m, rule in deciding.items() if rule.algorithm != "none"}
+
+    def needs_ranges(self, modules: list[str]) -> bool:
+        """Whether activations or the context cache are quantised."""
+        quantises_inputs = any(a in ACTIVATION_ALGORITHMS for a in self.algorithms(modules).values())
+        return self.fp8_kv_cache or quantises_inputs
+
+    def _deciding_rule(self, module: str) -> Rule:
+        for rule in self.rules:
+            if fnmatchcase(module, rule.modules):
+                return rule
+        patterns = ", ".join(rule.modules for rule in self.rules)
+        raise RecipeError(
+            f"recipe {self.name}: rules: expected one that matches module {module!r}, found only {patterns}",
+            hint=f"add a last rule for the rest: {{modules: {module}, algorithm: none}}",
+        )
+
+    def _why_idle(self, rule: Rule, modules: list[str]) -> str:
+        if any(fnmatchcase(module, rule.modules) for module in modules):
+            return "that earlier rules take all it matches"
+        return f"that it matches none{closest(rule.modules, modules, 'module')}"
+
+
+def recipe_directory() -> Path:
+    """Where the recipes lie: in the installed package, or beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "build_configs" / "recipes"
+    return installed if installed.is_dir() else package.parent / "build_configs" / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package, sorted."""
+    return sorted(path.stem for path in recipe_directory().glob("*.yaml"))
+
+
+def load_recipe(name_or_path: str) -> Recipe:
+    """A recipe by name, or from a YAML file of the user's own; `+fp8-kv` behind either adds the cache.
+
+    Raises RecipeError when there is no such recipe or its file is not one.
+    """
+    base = name_or_path.removesuffix(FP8_KV)
+    path = recipe_directory() / f"{base}.yaml"
+    if base not in recipe_names():
+        path = Path(base)
+        if not path.is_file():
+            raise RecipeError(
+                f"{base!r}: expected a recipe ({', '.join(recipe_names())}), each with or without {FP8_KV},"
+                f" or a YAML file, found neither{closest(base, recipe_names(), 'recipe')}"
+            )
+    loaded = load_yaml(path, RecipeFile)
+    return Recipe(
+        name=name_or_path,
+        description=loaded.description,
+        rules=loaded.rules,
+        fp8_kv_cache=loaded.fp8_kv_cache or name_or_path.endswith(FP8_KV),
+    )

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scales of quantised layers: from ranges of weights and activations, common where GEMMs are fused."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from dflash_trt._C import NonFiniteError, amax
+from dflash_trt.checkpoint.draft import DraftCheckpoint, DraftSpec
+from dflash_trt.checkpoint.mapped import map_tensor
+from dflash_trt.checkpoint.quantization import FP8
+from dflash_trt.errors import CheckpointError
+from dflash_trt.quantize.ranges import Ranges
+from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS
+
+E2M1_MAX, E4M3_MAX = 6.0, 448.0
+SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+# As in dflash_trt.quantize.features, whose import needs torch.
+CAPTURE = "dflash-trt capture DRAFT --target TARGET --prompts FILE -o features.safetensors"
+
+
+def scale_groups(spec: DraftSpec) -> list[tuple[str, ...]]:
+    """The linear layers, grouped by common weight scale.
+
+    context.onnx multiplies the K and V weights of all layers at once, and draft.onnx q, k and v of a layer at
+    once: together that joins all layers' q, k and v. gate and up of a layer are one GEMM too.
+    """
+    qkv = tuple(f"{attention}.{x}_proj" for attention in spec.attention_modules() for x in "qkv")
+    groups = [qkv]
+    groups += [tuple(f"layers.{i}.mlp.{x}_proj" for x in ("gate", "up")) for i in range(len(spec.layers))]
+    grouped = {module for group in groups for module in group}
+    return groups + [(module,) for module in spec.linear_modules() if module not in grouped]
+
+
+def weight_scales(draft: DraftCheckpoint, algorithms: Mapping[str, str], *, threads: int) -> dict[str, np.float32]:
+    """FP8's weight_scale or NVFP4's weight_scale_2 by quantised module, from one pass over the weights.
+
+    Equal within a group of `scale_groups` and one algorithm, from the group's largest magnitude. Raises
+    CheckpointError for a weight that is NaN or infinite.
+    """
+    scales: dict[str, np.float32] = {}
+    for group in scale_groups(draft.spec):
+        by_algorithm: dict[str, list[str]] = defaultdict(list)
+        for module in group:
+            if module in algorithms:
+                by_algorithm[algorithms[module]].append(module)
+        for algorithm, modules in by_algorithm.items():
+            largest = max(_weight_amax(draft, module, threads) for module in modules)
+            scales.update(dict.fromkeys(modules, scale_of(algorithm, largest)))
+    return scales
+
+
+def _weight_amax(draft: DraftCheckpoint, module: str, threads: int) -> float:
+    tensor = draft.weights[f"{module}.weight"]
+    try:
+        return amax(map_tensor(tensor), threads=threads)
+    except NonFiniteError as error:
+        raise CheckpointError(f"{tensor.file}: tensor {tensor.name!r}: {error}") from None
+
+
+def scale_of(algorithm: str, largest: float) -> np.float32:
+    """amax / 448 for FP8, amax / (6 * 448) for NVFP4, as modelopt 0.47 computes them in float32.
+
+    What is 0 throughout has no range: the format's own maximum stands in (modelopt,
+    tensor_quantizer.py:1087), so the scale is 1 or 1 / 448 and zeros stay exact. Ranges that are subnormal in
+    float32 are treated as the least normal one, so that no scale underflows.
+    """
+    code_max, divisor = (E4M3_MAX, E4M3_MAX) if algorithm == FP8 else (E2M1_MAX, E2M1_MAX * E4M3_MAX)
+    return np.float32(max(largest, SMALLEST_NORMAL) if largest else code_max) / np.float32(divisor)
+
+
+def input_scales(spec: DraftSpec, algorithms: Mapping[str, str], inputs: Mapping[str, float]) -> dict[str, np.float32]:
+    """input_scale by module whose input is quantised. k and v of a layer read the same, so do gate and up.
+
+    Raises CheckpointError when `inputs` lacks a module or holds what is no magnitude.
+    """
+    names = [module for module, algorithm in algorithms.items() if algorithm in ACTIVATION_ALGORITHMS]
+    largest = {module: _checked(inputs.get(module), module) for module in names}
+    for layer in range(len(spec.layers)):
+        for x, y in (("self_attn.k", "self_attn.v"), ("mlp.gate", "mlp.up")):
+            pair = [n for n in (f"layers.{layer}.{x}_proj", f"layers.{layer}.{y}_proj") if n in largest]
+            largest.update(dict.fromkeys(pair, max((largest[n] for n in pair), default=0)))
+    return {module: scale_of(algorithms[module], value) for module, value in largest.items()}
+
+
+def cache_scales(spec: DraftSpec, ranges: Ranges) -> dict[str, np.float32]:
+    """k_scale and v_scale of every layer, by tensor name; raises CheckpointError as `input_scales` does."""
+    scales: dict[str, np.float32] = {}
+    for x, values in (("k", ranges.k), ("v", ranges.v)):
+        for attention, value in zip(spec.attention_modules(), _per_layer(spec, values, x), strict=True):
+            name = f"{attention}.{x}_proj.{x}_scale"
+            scales[name] = scale_of(FP8, _checked(value, name))
+    return scales
+
+
+def _per_layer(spec: DraftSpec, values: Iterable[float], what: str) -> list[float]:
+    listed = list(values)
+    if len(listed) != len(spec.layers):
+        raise CheckpointError(
+            f"calibration ranges: {what}: expected {len(spec.layers)} layers, found {len(listed)}",
+            hint=f"calibrate with this draft's target: {CAPTURE}",
+        )
+    return listed
+
+
+def _checked(value: float | None, name: str) -> float:
+    if value is None or not 0 <= value < float("inf"):
+        found = "none" if value is None else value
+        raise CheckpointError(
+            f"calibration ranges: {name}: expected the largest magnitude of its input, found {found}",
+            hint=f"capture features, then pass them as --calibration: {CAPTURE}",
+        )
+    return value

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts, as text or token ids, one JSON object a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dflash_trt.errors import RequestError
+from dflash_trt.target.tokenizer import encode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt: either its text or its token ids."""
+
+    id: str
+    """What reports and errors call it: "line N" where the file has no id."""
+    text: str | None
+    token_ids: list[int] | None
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, *, chat: bool = False) -> list[int]:
+        """Its token ids; `chat` wraps text in the tokenizer's chat template."""
+        if self.token_ids is not None:
+            return self.token_ids
+        assert self.text is not None
+        return encode(tokenizer, self.text, chat=chat)
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    id: str | None = None
+    prompt: str | None = None
+    token_ids: list[int] | None = None
+
+
+def read_prompts(file: Path) -> list[Prompt]:
+    """The prompts of a JSON Lines file: {"prompt": text} or {"token_ids": [...]}, each with an optional "id".
+
+    Raises RequestError when the file cannot be read, holds no prompt, or a line is not one.
+    """
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RequestError(f"{file}: expected a JSON Lines file of prompts, found: {error.strerror}") from None
+    prompts = [_read_line(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not prompts:
+        raise RequestError(f"{file}: expected at least one prompt, found none")
+    return prompts
+
+
+def _read_line(file: Path, number: int, raw: bytes) -> Prompt:
+    try:
+        line = msgspec.json.decode(raw, type=_Line)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise RequestError(
+            f"{file}, line {number}: expected an object with prompt or token_ids, found {error}"
+        ) from None
+    if (line.prompt is None) == (line.token_ids is None):
+        found = "neither" if line.prompt is None else "both"
+        raise RequestError(f"{file}, line {number}: expected either prompt or token_ids, found {found}")
+    return Prompt(id=line.id or f"line {number}", text=line.prompt, token_ids=line.token_ids)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison of two decoders comes to; pure functions on counts and arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dflash_trt.runtime.decode import Step
+
+CONFIDENCE = 0.95
+RESAMPLES = 10_000
+SEED = 0
+MIN_PROMPTS = 20
+"""Below it percentile intervals are known to be too narrow, and they hang on single prompts."""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """Where two token sequences part; a token is None where its sequence has ended."""
+
+    position: int
+    """Index in the output, from 0."""
+    expected: int | None
+    found: int | None
+
+
+class PositionAcceptance(msgspec.Struct, frozen=True, kw_only=True):
+    """How one draft position of the block fared."""
+
+    position: int
+    """1 is the first proposal after the anchor."""
+    proposed: int
+    """Verify passes that judged a proposal here."""
+    accepted: int
+    """Of these, passes that accepted it, and so all proposals before it."""
+    share: float | None
+    """accepted / proposed; None when nothing was proposed."""
+
+
+class TauLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """By how much mean tau falls short of the reference's; negative when it is higher."""
+
+    loss: float
+    """1 - mean(tau) / mean(reference tau)."""
+    low: float | None
+    """Lower end of the interval; None with a single prompt."""
+    high: float | None
+    num_prompts: int
+    confidence: float = CONFIDENCE
+    resamples: int = RESAMPLES
+    seed: int = SEED
+
+
+def first_difference(expected: Sequence[int], found: Sequence[int]) -> Difference | None:
+    """The first place where `found` is not `expected`, a missing or surplus token included."""
+    for position in range(max(len(expected), len(found))):
+        pair = [tokens[position] if position < len(tokens) else None for tokens in (expected, found)]
+        if pair[0] != pair[1]:
+            return Difference(position=position, expected=pair[0], found=pair[1])
+    return None
+
+
+def acceptance_by_position(steps: Iterable[Step], num_draft_tokens: int) -> list[PositionAcceptance]:
+    """Acceptance at positions 1 to K over verify passes.
+
+    A pass that proposed fewer than K tokens (the output's end) says nothing about the positions beyond, nor
+    does one that was cut after a stop token: it emitted no bonus token, so nothing there was judged.
+    """
+    proposed, accepted = [0] * (num_draft_tokens + 1), [0] * (num_draft_tokens + 1)
+    for step in steps:
+        was_cut = step.accepted == len(step.token_ids)
+        for position in range(1, 1 + (step.accepted if was_cut else step.proposed)):
+            proposed[position] += 1
+            accepted[position] += position <= step.accepted
+    return [
+        PositionAcceptance(
+            position=k,
+            proposed=proposed[k],
+            accepted=accepted[k],
+            share=accepted[k] / proposed[k] if proposed[k] else None,
+        )
+        for k in range(1, num_draft_tokens + 1)
+    ]
+
+
+def tau_loss(taus: Sequence[float], reference_taus: Sequence[float]) -> TauLoss | None:
+    """The loss over paired prompts [n] with its percentile bootstrap interval; None without a prompt.
+
+    Prompts are drawn with replacement, both taus of a prompt together, RESAMPLES times from a fixed seed.
+    """
+    pairs = np.array([taus, reference_taus], dtype=np.float64)  # [2, n]
+    count = pairs.shape[1]
+    if count == 0:
+        return None
+    low = high = None
+    if count > 1:
+        generator = np.random.default_rng(SEED)
+        losses = [_loss(pairs[:, generator.integers(count, size=count)]) for _ in range(RESAMPLES)]
+        tail = (1 - CONFIDENCE) / 2
+        low, high = (float(bound) for bound in np.quantile(losses, [tail, 1 - tail]))
+    return TauLoss(loss=_loss(pairs), low=low, high=high, num_prompts=count)
+
+
+def _loss(pairs: npt.NDArray[np.float64]) -> float:
+    mean, reference_mean = pairs.mean(axis=1)
+    return float(1 - mean / reference_mean)
+
+
+def relative_error(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> float:
+    """||found - expected|| / ||expected|| over all elements; 0 / 0 is 0, and x / 0 infinite."""
+    error = float(np.linalg.norm((found.astype(np.float64) - expected).ravel()))
+    size = float(np.linalg.norm(expected.astype(np.float64).ravel()))
+    if size == 0:
+        return float("inf") if error else 0.0
+    return error / size

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs `dflash-trt` as a user does, and lists what it offers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from dflash_trt.cli import cli
+
+
+def run(*arguments: object, script: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`dflash-trt ARGUMENTS` in a process of its own, or a script that calls main() with them."""
+    start = ["-m", "dflash_trt"] if script is None else ["-c", script]
+    return subprocess.run(
+        [sys.executable, *start, *map(str, arguments)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def run_here(*arguments: object) -> Any:
+    """The same in this process, without what main() adds; errors come out as they are."""
+    return cli.main(list(map(str, arguments)), prog_name="dflash-trt", standalone_mode=False)
+
+
+def surface() -> str:
+    """Every command with its arguments and options, sorted: what users and scripts rely on."""
+    return "".join(f"{line}\n" for line in sorted(_lines(cli, "dflash-trt")))
+
+
+def _lines(command: click.Command, path: str) -> Iterator[str]:
+    yield path
+    for parameter in command.params:
+        yield f"{path} {_describe(parameter)}"
+    if isinstance(command, click.Group):
+        for name, child in command.commands.items():
+            yield from _lines(child, f"{path} {name}")
+
+
+def _describe(parameter: click.Parameter) -> str:
+    if isinstance(parameter, click.Argument):
+        name = parameter.human_readable_name.upper()
+        return name if parameter.required else f"[{name}]"
+    names = "/".join(parameter.opts)
+    value = "" if isinstance(parameter, click.Option) and parameter.is_flag else f" {parameter.type.name.upper()}"
+    return f"{names}{value}" if parameter.required else f"[{names}{value}]"

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""0 done, 1 the user can mend it, 2 usage, 70 our bug; stdout is data, stderr is talk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.cli import EXTRAS
+from tests.cli.commands import run
+
+# main() without one package, as if it were not installed.
+WITHOUT = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {package!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+from dflash_trt.cli import main
+main()
+"""
+# main() with a mistake of ours in `inspect`.
+BUG = """
+import sys
+import dflash_trt.cli
+module = sys.modules["dflash_trt.cli.inspect"]  # the attribute of that name is the command
+def mistaken(directory):
+    raise {error}
+module.read_draft = mistaken
+from dflash_trt.cli import main
+main()
+"""
+
+
+def test_done(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
+    result = run("build", draft_dir, "--target", target_dir, "-o", tmp_path / "out")
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{tmp_path / 'out'}\n", "")
+
+
+def test_the_user_can_mend_it(tmp_path: Path) -> None:
+    result = run("inspect", tmp_path)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == (
+        f"error: {tmp_path / 'config.json'}: expected a model configuration, found no such file\n\n"
+        "hint: check the path to the checkpoint\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["inspect"], "Missing argument 'PATH'"),
+        (["inspect", "a", "b"], "Got unexpected extra argument (b)"),
+        (["inspect", "a", "--jsn"], "--jsn"),
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["build", "draft", "-o", "out"], "Missing option '--target'"),
+        (["build", "draft", "--target", "t"], "Missing option '-o'"),
+        (["generate", "engine", "--target", "t"], "give either PROMPT or --token-ids FILE"),
+        (["generate", "engine", "a", "--token-ids", "b", "--target", "t"], "give either PROMPT or --token-ids"),
+        (["generate", "engine", "--token-ids", "b", "--chat", "--target", "t"], "--chat wraps text"),
+        (["generate", "engine", "a", "--target", "t", "--max-new-tokens", "0"], "0 is not in the range"),
+        (["generate", "engine", "a", "--target", "t", "--max-new-tokens", "x"], "'x' is not a valid integer"),
+    ],
+)
+def test_usage(arguments: list[str], words: str) -> None:
+    result = run(*arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert words in result.stderr
+    assert "Usage: dflash-trt" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "error", ["ValueError('ours')", "KeyError('ours')", "ModuleNotFoundError('ours', name='json5')"]
+)
+def test_bug(error: str, draft_dir: Path) -> None:
+    result = run("inspect", draft_dir, "--json", script=BUG.format(error=error))
+    assert (result.returncode, result.stdout) == (70, "")
+    assert "Traceback (most recent call last):" in result.stderr
+    assert "ours" in result.stderr
+    assert "error: this is a bug in dflash-trt; please report it with the lines above" in result.stderr
+
+
+def test_an_error_of_the_file_system_is_no_bug(draft_dir: Path) -> None:
+    error = "PermissionError(13, 'Permission denied', '/some/file')"
+    result = run("inspect", draft_dir, script=BUG.format(error=error))
+    assert result.returncode == 1
+    assert result.stderr == "error: /some/file: expected to read or write, found: Permission denied\n"
+
+
+def test_full_stdout(draft_dir: Path) -> None:
+    command = [sys.executable, "-m", "dflash_trt", "inspect", str(draft_dir), "--json"]
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1
+    assert "expected to read or write, found: No space left on device" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_closed_pipe(draft_dir: Path) -> None:
+    """`dflash-trt inspect ... | head -1` says nothing about it."""
+    command = [sys.executable, "-m", "dflash_trt", "inspect", str(draft_dir), "--json"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert "Traceback" not in result.stderr
+    assert result.returncode == 1
+
+
+def test_missing_extra(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
+    pair = (draft_dir, "--target", target_dir, "-o", tmp_path / "out")
+    result = run("build", *pair, script=WITHOUT.format(package="onnx"))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == (
+        "error: expected the package onnx, found it not installed\n\nhint: pip install 'dflash-trt[build]'\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("package", ["transformers", "torch", "onnxruntime", "onnx"])
+def test_missing_extra_of_generate(package: str) -> None:
+    result = run("generate", "engine", "prompt", "--target", "target", script=WITHOUT.format(package=package))
+    assert result.returncode == 1
+    assert f"error: expected the package {package}, found it not installed" in result.stderr
+    assert f"hint: pip install 'dflash-trt[{EXTRAS[package]}]'" in result.stderr
+
+
+def test_inspect_needs_no_extra(draft_dir: Path, target_dir: Path) -> None:
+    for package in EXTRAS:
+        result = run("inspect", draft_dir, "--target", target_dir, script=WITHOUT.format(package=package))
+        assert result.returncode == 0, result.stderr

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt generate` from the outside, on the fixtures; decoding itself is tested in tests/runtime."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.errors import CheckpointError, EngineError, RequestError
+from tests.checkpoint.samples import refusal
+from tests.cli.commands import run, run_here
+from tests.paths import FIXTURES
+
+TARGET = FIXTURES / "tiny-qwen3"
+PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21]]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("engine") / "out"
+    run_here("build", FIXTURES / "tiny-qwen3-dflash", "--target", TARGET, "-o", directory)
+    return directory
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.json"
+    file.write_text(json.dumps(PROMPTS))
+    return file
+
+
+def test_json_of_token_ids(engine: Path, prompts: Path) -> None:
+    result = run(
+        "generate", engine, "--target", TARGET, "--token-ids", prompts, "--max-new-tokens", 20, "--ignore-eos",
+        "--baseline", "--json",
+    )  # fmt: skip
+    assert (result.returncode, result.stderr) == (0, "")
+    document = json.loads(result.stdout)
+    assert document["schema"] == "dflash-trt/generate/1"
+    assert len(document["requests"]) == len(PROMPTS)
+    for request in document["requests"]:
+        assert len(request["output_ids"]) == 20
+        assert request["identical"] is True
+        assert request["baseline"]["output_ids"] == request["output_ids"]
+        assert request["baseline"]["steps"] == 19
+        assert 1 <= request["steps"] <= 19
+        assert request["tau"] == pytest.approx(19 / request["steps"])
+        assert request["accepted"] + request["steps"] == 19
+        assert request["accepted"] <= request["proposed"]
+        assert isinstance(request["text"], str)
+
+
+def test_text_goes_to_stdout_and_counts_to_stderr(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_here("generate", engine, "def add(", "--target", TARGET, "--max-new-tokens", 8, "--ignore-eos")
+    captured = capsys.readouterr()
+    assert captured.out.startswith("def add(")
+    assert "tau" not in captured.out
+    assert "8 tokens in " in captured.err
+    assert "tokens/s" in captured.err
+
+
+def test_baseline_prints_both_texts_and_a_table(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_here(
+        "generate", engine, "def add(", "--target", TARGET, "--max-new-tokens", 8, "--ignore-eos", "--baseline"
+    )  # fmt: skip
+    output = capsys.readouterr().out
+    with_drafter, _, rest = output.partition("\nwithout the drafter:\n")
+    without, _, table = rest.partition("\nidentical tokens")
+    assert with_drafter.strip() == without.strip()
+    for word in ("plain", "DFlash", "steps", "tau", "time ratio", "1.00x"):
+        assert word in table
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "expected a JSON file, found: No such file or directory"),
+        (b"", "expected a list of token-id lists, found Input data was truncated"),
+        (b"[1, 2]", "expected a list of token-id lists, found Expected `array`, got `int` - at `$[0]`"),
+        (b'[["a"]]', "expected a list of token-id lists, found Expected `int`, got `str` - at `$[0][0]`"),
+        (b"\xff", "expected a list of token-id lists, found JSON is malformed"),
+        (b"[" * 100_000, "expected a list of token-id lists, found"),
+        (b"[]", "expected at least one prompt, found an empty list"),
+    ],
+)
+def test_wrong_token_ids(content: bytes | None, words: str, tmp_path: Path) -> None:
+    """Said before any model is loaded: the engine and the target of this test do not exist."""
+    file = tmp_path / "prompts.json"
+    if content is not None:
+        file.write_bytes(content)
+    arguments = ("generate", tmp_path / "engine", "--target", tmp_path, "--token-ids", file)
+    assert f"{file}: {words}" in refusal(lambda: run_here(*arguments), RequestError)
+
+
+def test_no_engine(tmp_path: Path) -> None:
+    arguments = ("generate", tmp_path / "engine", "prompt", "--target", TARGET)
+    message = refusal(lambda: run_here(*arguments), EngineError)
+    assert "expected an engine directory, found no manifest.json" in message
+
+
+def test_swapped_target(engine: Path) -> None:
+    arguments = ("generate", engine, "prompt", "--target", FIXTURES / "tiny-gpt-oss")
+    message = refusal(lambda: run_here(*arguments), EngineError)
+    assert "was built for another target" in message
+    assert "model_type: expected qwen3, found gpt_oss" in message
+    assert "hint: give --target the model that the engine was built for" in message
+
+
+def test_target_that_is_not_there(engine: Path, tmp_path: Path) -> None:
+    arguments = ("generate", engine, "prompt", "--target", tmp_path / "nothing")
+    assert "found neither" in refusal(lambda: run_here(*arguments), CheckpointError)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ([], "prompt: expected at least one token, found an empty prompt"),
+        ([1024], "prompt: expected token ids from 0 to 1023, found 1024"),
+        ([-1], "prompt: expected token ids from 0 to 1023, found -1"),
+        ([1], "prompt: expected text, found the draft's mask token 1"),
+    ],
+)
+def test_wrong_prompts(prompt: list[int], words: str, engine: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.json"
+    file.write_text(json.dumps([prompt]))
+    arguments = ("generate", engine, "--target", TARGET, "--token-ids", file, "--json")
+    assert words in refusal(lambda: run_here(*arguments), RequestError)

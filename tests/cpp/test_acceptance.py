@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""accept_greedy against its definition."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_trt._C import accept_greedy
+
+TOKENS = st.integers(0, 3)  # few, so that long prefixes agree
+
+
+def definition(proposals: list[int], verified: list[int]) -> int:
+    for position, proposal in enumerate(proposals):
+        if proposal != verified[position]:
+            return position
+    return len(proposals)
+
+
+@given(
+    st.lists(TOKENS, max_size=31).flatmap(
+        lambda proposals: st.tuples(
+            st.just(proposals), st.lists(TOKENS, min_size=len(proposals) + 1, max_size=len(proposals) + 1)
+        )
+    )
+)
+def test_it_is_the_longest_common_prefix(case: tuple[list[int], list[int]]) -> None:
+    proposals, verified = case
+    assert accept_greedy(proposals, verified) == definition(proposals, verified)
+
+
+@pytest.mark.parametrize("length", [0, 1, 7])
+def test_all_accepted(length: int) -> None:
+    assert accept_greedy([5] * length, [5] * length + [9]) == length
+
+
+@pytest.mark.parametrize(("proposals", "verified"), [([], []), ([1], [1]), ([1], [1, 2, 3])])
+def test_lengths_must_fit(proposals: list[int], verified: list[int]) -> None:
+    with pytest.raises(ValueError, match=f"expected .* \\({len(proposals) + 1}\\), found {len(verified)}"):
+        accept_greedy(proposals, verified)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantised graphs against the float64 equations on dequantised weights, and what they lose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.recipe import load_recipe
+from tests.engines import Graphs, build
+from tests.paths import FIXTURES
+from tests.reference.dflash_float64 import ReferenceDrafter
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+DRAFTS = ("tiny-gpt-oss-dflash", "tiny-qwen3-dflash")
+Quantized = Callable[[str, str], tuple[Path, Path]]
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Quantized:
+    """(fixture, recipe) -> the quantised checkpoint and the engine directory built from it."""
+    made: dict[tuple[str, str], tuple[Path, Path]] = {}
+
+    def make(draft: str, recipe: str) -> tuple[Path, Path]:
+        if (draft, recipe) not in made:
+            directory = tmp_path_factory.mktemp(recipe)
+            quantize_checkpoint(read_draft(FIXTURES / draft), load_recipe(recipe), directory / "checkpoint")
+            build(directory / "checkpoint", directory / "engine")
+            made[draft, recipe] = directory / "checkpoint", directory / "engine"
+        return made[draft, recipe]
+
+    return make
+
+
+def dequantized(checkpoint: Path, output: Path) -> Path:
+    """A FLOAT checkpoint of the values that quantised tensors stand for, by their definition."""
+    tensors = load_file(checkpoint / "model.safetensors")
+    dense = {}
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight")
+        if name.endswith(("_scale", "_scale_2")):
+            continue
+        if tensor.dtype == torch.uint8:
+            codes = tensor.numpy()
+            values = E2M1[np.stack([codes & 15, codes >> 4], axis=-1)].reshape(len(codes), -1)
+            blocks = tensors[f"{module}.weight_scale"].double().numpy().repeat(16, axis=1)
+            tensor = torch.from_numpy(values * blocks * tensors[f"{module}.weight_scale_2"].double().numpy())
+        elif tensor.dtype == torch.float8_e4m3fn:
+            # The graph's scale is BF16, TensorRT's type for a BF16 layer.
+            scale = tensors[f"{module}.weight_scale"].numpy().astype(ml_dtypes.bfloat16).astype(np.float64)
+            tensor = tensor.double() * float(scale)
+        dense[name] = tensor.float().contiguous()
+    output.mkdir()
+    config = json.loads((checkpoint / "config.json").read_text())
+    config.pop("quantization_config", None)
+    (output / "config.json").write_text(json.dumps(config))
+    save_file(dense, output / "model.safetensors")
+    return output
+
+
+def run(graphs: Graphs, reference: ReferenceDrafter, length: int = 40) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """k, v and hidden of the graphs, and of the reference; both draft on the reference's context."""
+    rng = np.random.default_rng(3)
+    spec = graphs.spec
+    taps = rng.standard_normal((length, spec.target_hidden_size)).astype(np.float32)
+    noise = rng.standard_normal((spec.block_size, spec.hidden_size)).astype(np.float32)
+    k, v = reference.context_kv(taps.astype(np.float64), np.arange(length))
+    caches = tuple(rows.swapaxes(0, 1)[None].astype(np.float32) for rows in (k, v))
+    hidden = graphs.draft(noise[None], (caches[0], caches[1]), [0], [length])[0]
+    expected = reference.draft(noise.astype(np.float64), k, v, np.arange(length, length + spec.block_size))
+    return [*graphs.context(taps, np.arange(length)), hidden], [k, v, expected]
+
+
+def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_quantised_weights_are_exact(quantized: Quantized, draft: str, tmp_path: Path) -> None:
+    """Weight-only: nothing but the weights differs, so the graphs equal the equations on dequantised weights."""
+    checkpoint, engine = quantized(draft, "nvfp4-w4a16")
+    reference = ReferenceDrafter.load(dequantized(checkpoint, tmp_path / "dense"))
+    for actual, expected in zip(*run(Graphs(engine), reference), strict=True):
+        assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("recipe", ["fp8", "nvfp4", "mixed-nvfp4-fp8", "nvfp4-native"])
+def test_quantised_activations_cost_something(quantized: Quantized, draft: str, recipe: str, tmp_path: Path) -> None:
+    checkpoint, engine = quantized(draft, recipe)
+    reference = ReferenceDrafter.load(dequantized(checkpoint, tmp_path / "dense"))
+    actual, expected = run(Graphs(engine), reference)
+    # Random features are harder than real ones; what a recipe costs in acceptance is measured by `verify`.
+    assert 1e-4 < relative_error(actual[2], expected[2]) < 0.5
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_an_fp8_cache_rounds_context_rows_to_fp8(quantized: Quantized, draft: str) -> None:
+    """The rows of +fp8-kv are those without it, each a multiple of its layer's scale in E4M3."""
+    plain, (checkpoint, engine) = quantized(draft, "nvfp4-w4a16")[1], quantized(draft, "nvfp4-w4a16+fp8-kv")
+    graphs, wide = Graphs(engine), Graphs(plain)
+    taps = np.random.default_rng(0).standard_normal((9, graphs.spec.target_hidden_size)).astype(np.float32)
+    scales = read_draft(checkpoint)
+    for kv, name in enumerate("kv"):
+        rows, exact = graphs.context(taps, np.arange(9))[kv], wide.context(taps, np.arange(9))[kv]
+        for layer, stored in enumerate(scales.cache_scales(name)):
+            scale = np.float32(ml_dtypes.bfloat16(stored))
+            codes = (exact[:, layer] / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+            np.testing.assert_array_equal(rows[:, layer], codes * scale)
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("recipe", ["fp8", "nvfp4", "nvfp4-w4a16"])
+def test_one_gemm_for_all_context_rows(quantized: Quantized, draft: str, recipe: str) -> None:
+    """fc and K/V: two GEMMs whatever the number of layers; the draft graph has four a layer."""
+    _, engine = quantized(draft, recipe)
+    gemms = {
+        name: sum(
+            node.op_type == "MatMul" for node in onnx.load(engine / f"{name}.onnx", load_external_data=False).graph.node
+        )
+        for name in ("context", "draft")
+    }
+    assert gemms == {"context": 2, "draft": 4 * len(read_draft(engine).spec.layers)}

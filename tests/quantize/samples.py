@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantised checkpoints read back by other means than the package's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_trt.checkpoint.draft import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.weights import read_weights
+from dflash_trt.quantize.convert import Summary, quantize_checkpoint
+from dflash_trt.quantize.recipe import load_recipe
+
+DTYPES = {
+    "BF16": ml_dtypes.bfloat16,
+    "F16": np.float16,
+    "F32": np.float32,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "U8": np.uint8,
+}
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+Array = NDArray[np.generic]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A draft and what a recipe made of it."""
+
+    draft: DraftCheckpoint
+    quantised: DraftCheckpoint
+    summary: Summary
+
+
+def convert(source: Path, output: Path, recipe: str, **options: Any) -> Case:
+    """Quantises `source` by the recipe of that name and reads the result."""
+    draft = read_draft(source)
+    summary = quantize_checkpoint(draft, load_recipe(recipe), output, **options)
+    return Case(draft, read_draft(output), summary)
+
+
+def raw(tensor: Tensor) -> bytes:
+    """The bytes of a tensor."""
+    with tensor.file.open("rb") as stream:
+        stream.seek(tensor.offset)
+        return stream.read(tensor.num_bytes)
+
+
+def arrays(directory: Path) -> dict[str, Array]:
+    """Every tensor of a checkpoint."""
+    return {
+        name: np.frombuffer(raw(tensor), DTYPES[tensor.dtype]).reshape(tensor.shape)
+        for name, tensor in read_weights(directory).items()
+    }
+
+
+def dequantised(tensors: dict[str, Array], module: str) -> Floats:
+    """code * weight_scale * weight_scale_2 of a module, [out, in] float64."""
+    weight = tensors[f"{module}.weight"]
+    if weight.dtype != np.uint8:
+        return weight.astype(np.float64) * tensors[f"{module}.weight_scale"].astype(np.float64)
+    codes = np.stack([weight & 15, weight >> 4], axis=-1).reshape(len(weight), -1)
+    scales = tensors[f"{module}.weight_scale"].astype(np.float64) * tensors[f"{module}.weight_scale_2"]
+    return E2M1[codes] * np.repeat(scales, 16, axis=1)
+
+
+def rounded_fp8(weights: Array, scale: np.float32) -> Floats:
+    """e4m3(dtype(w / scale)) * scale by ml_dtypes."""
+    quotient = (weights.astype(np.float32) / scale).clip(-448, 448).astype(weights.dtype)
+    return quotient.astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * np.float64(scale)
+
+
+def rounded_nvfp4(weights: Array, scale_2: np.float32) -> Floats:
+    """e2m1 in blocks of 16 with e4m3 scales, by ml_dtypes."""
+    blocks = weights.astype(np.float32).reshape(len(weights), -1, 16)
+    scales = np.abs(blocks).max(axis=-1, keepdims=True) / (np.float32(6) * scale_2)
+    scales = np.where(scales == 0, np.float32(1), scales).clip(2**-9, 448).astype(ml_dtypes.float8_e4m3fn)
+    divisor = scales.astype(np.float32) * scale_2
+    codes = (blocks / divisor).clip(-6, 6).astype(ml_dtypes.float4_e2m1fn)
+    exact = codes.astype(np.float64) * (scales.astype(np.float64) * np.float64(scale_2))
+    return exact.reshape(weights.shape)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole checkpoints against modelopt 0.47's own export, where it is installed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.recipe import load_recipe
+from tests.quantize.modelopt_export import GOLDEN, RECIPES, modelopt_export, unit_ranges
+from tests.reference.synthetic import write_random_draft
+
+modelopt = pytest.importorskip("modelopt", reason="pip install nvidia-modelopt==0.47 requests to compare with it")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("dialect", ["gpt_oss", "qwen3"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_same_tensors(recipe: str, dialect: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Same names, dtypes, shapes and bytes, given the same ranges and fused groups."""
+    assert modelopt.__version__ == "0.47.0"
+    source = write_random_draft(tmp_path / "draft", dialect=dialect, layer_types=["full_attention"] * 2, dtype=dtype)
+    ranges = unit_ranges(source)
+    expected, _, _ = modelopt_export(source, recipe, ranges)
+    quantize_checkpoint(read_draft(source), load_recipe(recipe), tmp_path / "q", ranges=ranges)
+    actual = load_file(tmp_path / "q" / "model.safetensors")
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (actual[name].dtype, actual[name].shape) == (tensor.dtype, tensor.shape), name
+        assert torch.equal(actual[name].flatten().view(torch.uint8), tensor.flatten().view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_golden_configurations_are_up_to_date(recipe: str, tmp_path: Path) -> None:
+    source = write_random_draft(tmp_path, dialect="gpt_oss", layer_types=["full_attention"] * 2)
+    _, hf_quant_config, quantization_config = modelopt_export(source, recipe, unit_ranges(source))
+    golden = json.loads((GOLDEN / f"{recipe}.json").read_text())
+    assert golden == {"hf_quant_config": hf_quant_config, "quantization_config": quantization_config}

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes: which layers they quantise, and what is said about malformed ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.errors import RecipeError
+from dflash_trt.quantize.recipe import FP8_KV, load_recipe, recipe_names
+
+MODULES = [
+    "fc",
+    *(
+        f"layers.{layer}.{name}_proj"
+        for layer in (0, 1, 10)
+        for name in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
+    ),
+]
+HEAD = "description: mine\nrules:\n"
+ALL = HEAD + "  - {modules: '*', algorithm: FP8}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "attention", "o_proj", "mlp"),
+    [
+        ("bf16", None, None, None),
+        ("fp8", "FP8", "FP8", "FP8"),
+        ("nvfp4", "NVFP4", "NVFP4", "NVFP4"),
+        ("nvfp4-native", None, "NVFP4", "NVFP4"),
+        ("nvfp4-w4a16", "W4A16_NVFP4", "W4A16_NVFP4", "W4A16_NVFP4"),
+        ("mixed-nvfp4-fp8", "FP8", "FP8", "NVFP4"),
+    ],
+)
+def test_shipped_recipes(name: str, attention: str | None, o_proj: str | None, mlp: str | None) -> None:
+    recipe = load_recipe(name)
+    algorithms = recipe.algorithms(MODULES)
+    assert recipe.description
+    assert "fc" not in algorithms
+    for module in MODULES[1:]:
+        expected = mlp if ".mlp." in module else o_proj if "o_proj" in module else attention
+        assert algorithms.get(module) == expected, module
+    assert recipe.needs_ranges(MODULES) == (name not in ("bf16", "nvfp4-w4a16"))
+
+
+def test_every_shipped_recipe_is_tested() -> None:
+    assert recipe_names() == ["bf16", "fp8", "mixed-nvfp4-fp8", "nvfp4", "nvfp4-native", "nvfp4-w4a16"]
+
+
+def test_fp8_cache_is_an_addition_to_any_recipe(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(ALL)
+    assert not load_recipe("bf16").fp8_kv_cache
+    for name in ("bf16", "nvfp4", str(tmp_path / "own.yaml")):
+        recipe = load_recipe(name + FP8_KV)
+        assert recipe.fp8_kv_cache
+        assert recipe.needs_ranges(MODULES)
+        assert recipe.algorithms(MODULES) == load_recipe(name).algorithms(MODULES)
+    (tmp_path / "own.yaml").write_text(ALL + "fp8_kv_cache: true\n")
+    assert load_recipe(str(tmp_path / "own.yaml")).fp8_kv_cache
+
+
+def test_first_match_decides(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(
+        HEAD + "  - {modules: layers.1.*, algorithm: none}\n  - {modules: '*', algorithm: FP8}\n"
+    )
+    algorithms = load_recipe(str(tmp_path / "own.yaml")).algorithms(MODULES)
+    assert set(MODULES) - algorithms.keys() == {m for m in MODULES if m.startswith("layers.1.")}
+
+
+def complaint(tmp_path: Path, text: str | bytes) -> str:
+    """What is said about a recipe file, without its path."""
+    file = tmp_path / "own.yaml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(file)).algorithms(MODULES)
+    assert str(file) in caught.value.message
+    return caught.value.message.replace(str(file), "FILE")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        # unknown
+        (
+            ALL + "rule: []\n",
+            "FILE: rule: expected only the keys description, rules, fp8_kv_cache, found an unknown one"
+            " (nearest key: rules)",
+        ),
+        (
+            HEAD + "  - {module: '*', algorithm: FP8}\n",
+            "FILE: rules[0].module: expected only the keys modules, algorithm, found an unknown one"
+            " (nearest key: modules)",
+        ),
+        # missing
+        ("description: mine\n", "FILE: document: expected the key 'rules', found only description"),
+        (
+            HEAD + "  - {modules: '*', algorithm: FP8}\n  - {modules: fc}\n",
+            "FILE: rules[1]: expected the key 'algorithm', found only modules",
+        ),
+        # mistyped
+        (
+            "description: 3\nrules: []\n",
+            "FILE: description: expected `str`, got `int`",
+        ),
+        ("description: mine\nrules: fc\n", "FILE: rules: expected `array`, got `str`"),
+        (HEAD + "  - {modules: '*', algorithm: FP4}\n", "FILE: rules[0].algorithm: invalid enum value 'FP4'"),
+        (HEAD + "  - {modules: '*', algorithm: null}\n", "FILE: rules[0].algorithm: expected `str`, got `null`"),
+        (ALL + "fp8_kv_cache: 'yes'\n", "FILE: fp8_kv_cache: expected `bool`, got `str`"),
+        ("- a\n", "FILE: document: expected `object`, got `array`"),
+        ("", "FILE: document: expected `object`, got `null`"),
+        # not a recipe's YAML
+        (ALL + "rules: []\n", "FILE: expected YAML, found key 'rules' twice in one mapping"),
+        ("rules: [", "FILE: expected YAML, found while parsing"),
+        (b"\xff\xfe\x00", "FILE: expected YAML, found"),
+        ("description: !!python/object:os.system {}\nrules: []\n", "FILE: expected YAML, found could not determine"),
+        # does not fit the draft
+        (
+            HEAD + "  - {modules: layers.*, algorithm: FP8}\n",
+            "recipe FILE: rules: expected one that matches module 'fc', found only layers.*",
+        ),
+        (
+            HEAD + "  - {modules: '*', algorithm: FP8}\n  - {modules: fc, algorithm: none}\n",
+            "recipe FILE: rule 2 (fc): expected it to decide for at least one module, found that earlier rules"
+            " take all it matches",
+        ),
+        (
+            HEAD + "  - {modules: layers.0.mlp.gat_proj, algorithm: none}\n  - {modules: '*', algorithm: FP8}\n",
+            "recipe FILE: rule 1 (layers.0.mlp.gat_proj): expected it to decide for at least one module, found"
+            " that it matches none (nearest module: layers.0.mlp.gate_proj)",
+        ),
+    ],
+)
+def test_malformed_recipe(tmp_path: Path, text: str | bytes, message: str) -> None:
+    assert complaint(tmp_path, text).startswith(message)
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("nvpf4")
+    assert caught.value.message == (
+        "'nvpf4': expected a recipe (bf16, fp8, mixed-nvfp4-fp8, nvfp4, nvfp4-native, nvfp4-w4a16), each with or"
+        " without +fp8-kv, or a YAML file, found neither (nearest recipe: nvfp4)"
+    )

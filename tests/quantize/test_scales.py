@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scales: which layers share one, what ranges make of them, and the bounds that stand in for ranges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.errors import CheckpointError
+from dflash_trt.quantize.bounds import ranges_from_weights
+from dflash_trt.quantize.ranges import Ranges
+from dflash_trt.quantize.scales import scale_groups
+from tests.paths import FIXTURES
+from tests.quantize.samples import arrays, convert
+from tests.reference.dflash_float64 import ReferenceDrafter
+from tests.reference.synthetic import write_random_draft
+
+
+def test_scale_groups() -> None:
+    spec = read_draft(FIXTURES / "tiny-gpt-oss-dflash").spec
+    groups = scale_groups(spec)
+    a = "layers.0.self_attn", "layers.1.self_attn"
+    assert groups == [
+        tuple(f"{x}.{p}_proj" for x in a for p in "qkv"),
+        ("layers.0.mlp.gate_proj", "layers.0.mlp.up_proj"),
+        ("layers.1.mlp.gate_proj", "layers.1.mlp.up_proj"),
+        ("fc",),
+        ("layers.0.self_attn.o_proj",),
+        ("layers.0.mlp.down_proj",),
+        ("layers.1.self_attn.o_proj",),
+        ("layers.1.mlp.down_proj",),
+    ]
+
+
+def test_scales_from_ranges(tmp_path: Path) -> None:
+    """k and v share their inputs' larger range, gate and up too, q has its own (issue 3)."""
+    draft = read_draft(FIXTURES / "tiny-gpt-oss-dflash")
+    inputs = {module: 1.0 + index for index, module in enumerate(draft.spec.linear_modules())}
+    ranges = Ranges(inputs=inputs, k=(3.0, 4.0), v=(5.0, 0.0))
+    case = convert(draft.directory, tmp_path / "q", "mixed-nvfp4-fp8+fp8-kv", ranges=ranges)
+    tensors = arrays(case.quantised.directory)
+    for module, algorithm in case.quantised.quantization.modules.items():
+        twin = {"k_proj": "v_proj", "gate_proj": "up_proj"}.get(module.rpartition(".")[2])
+        name = module.rpartition(".")[0] + f".{twin}" if twin else module
+        divisor = np.float32(448 if algorithm == "FP8" else 2688)
+        assert tensors[f"{module}.input_scale"] == np.float32(inputs[name]) / divisor, module
+    for i, (k, v) in enumerate([(3.0, 5.0), (4.0, 448.0)]):  # a range of 0: modelopt's stand-in
+        attention = f"layers.{i}.self_attn"
+        assert tensors[f"{attention}.k_proj.k_scale"] == np.float32(k) / np.float32(448)
+        assert tensors[f"{attention}.v_proj.v_scale"] == np.float32(v) / np.float32(448)
+
+
+@pytest.mark.parametrize("bad", [None, float("nan"), float("inf"), -1.0])
+def test_range_that_is_none(tmp_path: Path, bad: float | None) -> None:
+    draft = read_draft(FIXTURES / "tiny-gpt-oss-dflash")
+    inputs = dict.fromkeys(draft.spec.linear_modules(), 1.0)
+    del inputs["layers.1.mlp.down_proj"]
+    if bad is not None:
+        inputs["layers.1.mlp.down_proj"] = bad
+    with pytest.raises(CheckpointError) as caught:
+        convert(draft.directory, tmp_path / "q", "nvfp4", ranges=Ranges(inputs=inputs, k=(1.0, 1.0), v=(1.0, 1.0)))
+    assert caught.value.message == (
+        "calibration ranges: layers.1.mlp.down_proj: expected the largest magnitude of its input,"
+        f" found {'none' if bad is None else bad}"
+    )
+    assert "dflash-trt capture" in str(caught.value.hint)
+
+
+def test_ranges_of_another_draft(tmp_path: Path) -> None:
+    ranges = Ranges(inputs={}, k=(1.0,) * 3, v=(1.0,) * 3)
+    with pytest.raises(CheckpointError, match=r"ranges: k: expected 2 layers, found 3"):
+        convert(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "q", "bf16+fp8-kv", ranges=ranges)
+
+
+def test_fc_has_no_bound_without_calibration(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("description: all\nrules:\n  - {modules: '*', algorithm: FP8}\n")
+    with pytest.raises(CheckpointError, match=r"ranges: fc: expected the largest magnitude .* found none"):
+        convert(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "q", str(own))
+
+
+@pytest.mark.parametrize("dialect", ["gpt_oss", "qwen3"])
+def test_bounds_hold_for_adversarial_features(dialect: Any, tmp_path: Path) -> None:
+    """Rows that point where a weight row points come close to its bound, and none exceeds it."""
+    draft = read_draft(write_random_draft(tmp_path, dialect=dialect))
+    ranges, spec = ranges_from_weights(draft), draft.spec
+    reference = ReferenceDrafter.load(tmp_path)
+    seen: dict[str, float] = {}
+
+    class Recording(ReferenceDrafter):
+        def linear(self, name: str, x: Any) -> Any:
+            seen[name] = max(seen.get(name, 0.0), float(np.abs(x).max()))
+            return super().linear(name, x)
+
+    recording = Recording(**{name: getattr(reference, name) for name in reference.__dataclass_fields__})
+    rng = np.random.default_rng(0)
+    tensors = {name: array.astype(np.float64) for name, array in arrays(tmp_path).items()}
+    v_weight = tensors["layers.0.self_attn.v_proj.weight"]
+    norm = np.maximum(tensors["hidden_norm.weight"], tensors["layers.0.input_layernorm.weight"])
+    rows = np.concatenate([v_weight * norm, 100 * np.eye(spec.hidden_size), rng.normal(size=(64, spec.hidden_size))])
+    fc = np.linalg.pinv(tensors["fc.weight"])
+    k, v = recording.context_kv(rows @ fc.T, np.arange(len(rows)))
+    for begin in range(0, len(rows) - spec.block_size, spec.block_size):
+        block = rows[begin : begin + spec.block_size]
+        recording.draft(block, k, v, np.arange(len(rows), len(rows) + len(block)))
+    for module, largest in seen.items():
+        if module != "fc":
+            assert largest <= ranges.inputs[module] * (1 + 1e-6), module
+    assert (np.abs(k).max(axis=(0, 2, 3)) <= np.array(ranges.k) * (1 + 1e-6)).all()
+    assert (np.abs(v).max(axis=(0, 2, 3)) <= np.array(ranges.v) * (1 + 1e-6)).all()
+    assert seen["layers.0.self_attn.k_proj"] > 0.9 * ranges.inputs["layers.0.self_attn.k_proj"]
+    assert np.abs(v[:, 0]).max() > 0.5 * ranges.v[0]

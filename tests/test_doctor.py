@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What doctor finds, on machines that this one is not."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from dflash_trt import doctor
+from dflash_trt.doctor import Finding, examine
+from tests.paths import REPOSITORY
+
+
+def finding(name: str) -> Finding:
+    (found,) = [finding for finding in examine() if finding.name == name]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", init)
+
+
+def program(directory: Path, name: str, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts a shell script `name` first on PATH."""
+    (directory / name).write_text(script)
+    (directory / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(directory), prepend=":")
+
+
+def test_packages_that_are_there() -> None:
+    assert finding("onnx").found is not None
+    assert finding("torch").found is not None
+
+
+def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(doctor.PACKAGES, "no_such_package", (("everything",), "pip install no_such_package"))
+    missing = finding("no_such_package")
+    assert (missing.found, missing.needed_for) == (None, ("everything",))
+    assert missing.mend == "pip install no_such_package"
+
+
+def test_every_missing_thing_has_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    missing = [finding for finding in examine() if finding.found is None]
+    assert {"onnx", "torch", "tensorrt", "c++", "nvcc"} <= {finding.name for finding in missing}
+    assert all(finding.mend and finding.needed_for for finding in missing)
+
+
+def test_extras_bring_what_doctor_says() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    for package, (_, mend) in doctor.PACKAGES.items():
+        if "dflash-trt[" in mend:
+            extra = mend.partition("[")[2].partition("]")[0]
+            listed = [requirement.partition(">")[0] for requirement in project["optional-dependencies"][extra]]
+            assert package in listed
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("#!/bin/sh\necho 'c++ (Debian) 12.2.0'\necho 'Copyright (C) 2022'\n", "c++ (Debian) 12.2.0"),
+        ("#!/bin/sh\necho built on 2025\necho 'tools, release 13.0, V13.0.88'\n", "tools, release 13.0, V13.0.88"),
+        ("#!/bin/sh\nexit 1\n", "PATH/c++"),
+        ("#!/bin/sh\nprintf '\\377 12.2'\n", "\ufffd 12.2"),
+        ("\x7fELF of another machine", "PATH/c++"),
+    ],
+)
+def test_tools(script: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "c++", script, monkeypatch)
+    assert finding("c++").found == found.replace("PATH", str(tmp_path))
+
+
+def test_a_tool_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(command: list[str], **options: object) -> None:
+        raise subprocess.TimeoutExpired(command, 30)
+
+    program(tmp_path, "c++", "#!/bin/sh\n", monkeypatch)
+    monkeypatch.setattr(doctor.subprocess, "run", hang)
+    assert finding("c++").found == str(tmp_path / "c++")
+
+
+def test_no_gpu() -> None:
+    (gpu,) = [finding for finding in examine() if finding.name.startswith("NVIDIA GPU")]
+    assert gpu.found is None
+    assert "Not Found" in gpu.name
+    assert gpu.mend is not None
+    assert "https://www.nvidia.com/drivers" in gpu.mend
+
+
+def memory(handle: int) -> SimpleNamespace:
+    if handle == 1:  # DGX Spark and Jetson: one memory for CPU and GPU
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return SimpleNamespace(total=139 * 2**30)
+
+
+def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    shut_down = []
+    for name, value in {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: shut_down.append(True),
+        "nvmlSystemGetDriverVersion": lambda: "580.65.06",
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetName": lambda handle: ["NVIDIA H200", "NVIDIA GB10"][handle],
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: [(9, 0), (12, 1)][handle],
+        "nvmlDeviceGetMemoryInfo": memory,
+    }.items():
+        monkeypatch.setattr(pynvml, name, value)
+    assert finding("NVIDIA driver").found == "580.65.06"
+    assert finding("GPU 0").found == "NVIDIA H200, SM 9.0, 139 GiB"
+    assert finding("GPU 1").found == "NVIDIA GB10, SM 12.1, memory shared with the CPU"
+    assert len(shut_down) == 3

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports inside dflash_trt point one way, and what is heavy is loaded where it is used."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.paths import REPOSITORY
+
+PACKAGE = REPOSITORY / "dflash_trt"
+# A room imports from lower floors and from itself.
+FLOORS = [
+    {"errors", "_C", ""},  # "": the package itself, for its version
+    {"checkpoint", "engine", "config"},
+    {"graph", "quantize", "drafter", "target"},
+    {"serving", "runtime", "build", "bench", "plan", "doctor"},
+    {"cli"},
+    {"__main__"},
+]
+# The only steps sideways: the manifest holds specs; the CPU drafter and calibration run the graphs.
+SIDEWAYS = {("engine", "checkpoint"), ("drafter", "graph"), ("quantize", "graph")}
+HEAVY = {"torch", "onnx", "onnxruntime", "tensorrt", "transformers", "numpy", "huggingface_hub", "pynvml", "rich"}
+
+
+def floor(room: str) -> int:
+    return next(height for height, rooms in enumerate(FLOORS) if room in rooms)
+
+
+def room_of(module: str) -> str:
+    """dflash_trt.checkpoint.draft -> checkpoint."""
+    return ([*module.split("."), ""])[1]
+
+
+def imports(file: Path) -> Iterator[tuple[int, str]]:
+    """Line and name of every module that `file` imports, at any depth."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: expected an absolute import"
+            assert node.module is not None
+            inner = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "dflash_trt" else []
+            yield from ((node.lineno, name) for name in inner or [node.module])
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert rooms <= set().union(*FLOORS)
+
+
+@pytest.mark.parametrize("file", sources(), ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_imports_point_down(file: Path) -> None:
+    parts = file.relative_to(PACKAGE).with_suffix("").parts
+    here = "" if parts == ("__init__",) else parts[0]
+    for line, module in imports(file):
+        if module.partition(".")[0] != "dflash_trt":
+            continue
+        there = room_of(module).replace("__version__", "")
+        allowed = here == there or floor(there) < floor(here) or (here, there) in SIDEWAYS
+        assert allowed, f"{file}:{line}: {here or 'dflash_trt'} may not import {there} ({module})"
+
+
+def loaded_by(script: str) -> set[str]:
+    """The heavy packages in sys.modules after `script`."""
+    code = f"import sys\nsys.argv[1:] = ['--help']\ntry:\n    {script}\nexcept SystemExit:\n    pass\n"
+    report = "print('\\nloaded:', *{name.partition('.')[0] for name in sys.modules})"
+    result = subprocess.run([sys.executable, "-c", code + report], capture_output=True, text=True, check=True)
+    _, _, names = result.stdout.rpartition("loaded:")
+    return HEAVY & set(names.split())
+
+
+@pytest.mark.parametrize(
+    "script", ["import dflash_trt", "import runpy; runpy.run_module('dflash_trt', run_name='__main__')"]
+)
+def test_nothing_heavy_is_loaded(script: str) -> None:
+    assert loaded_by(script) == set()
+
+
+def test_the_measure_works() -> None:
+    assert loaded_by("import dflash_trt.graph.builder") >= {"numpy", "onnx"}
+
+
+def test_inspect_loads_nothing_heavy(draft_dir: Path, target_dir: Path) -> None:
+    """Reading facts is a matter of headers: no framework is in the way of `inspect --json`."""
+    arguments = ["inspect", str(draft_dir), "--target", str(target_dir), "--json"]
+    script = f"sys.argv[1:] = {arguments}; from dflash_trt.cli import main; main()"
+    assert loaded_by(script) == set()
+
+
+def test_help_imports_in_the_words_of_the_interpreter() -> None:
+    """`python -X importtime -m dflash_trt --help`, as the issue shows it."""
+    command = [sys.executable, "-X", "importtime", "-m", "dflash_trt", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    names = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "dflash_trt.cli" in names
+    assert not {name for name in names if name.partition(".")[0] in HEAVY}

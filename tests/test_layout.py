@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rooms of the repository hold what they are for, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tests.paths import REPOSITORY
+
+TOP_LEVEL = {
+    "pyproject.toml", "dflash_trt", "plugins", "build_configs", "cpp", "tests", "Makefile", "README.md",
+    "LICENSE", "CHANGELOG.md", "docs", "benchmarks", ".ci",
+}  # fmt: skip
+# Rooms that later work opens; git keeps no empty directories.
+NOT_YET = {"plugins", "build_configs"}
+CPP_SUFFIXES = {".cpp", ".h"}
+CUDA_SUFFIXES = {".cu", ".cuh"}
+FOREIGN_INCLUDE = re.compile(r'^\s*#\s*include\s*[<"](torch|ATen|c10|Python\.h|pybind11|nanobind)', re.MULTILINE)
+
+
+def tracked() -> list[str]:
+    """Every file that git tracks."""
+    if shutil.which("git") is None or not (REPOSITORY / ".git").exists():
+        pytest.skip("not a git checkout: run the tests in a clone")
+    command = ["git", "ls-files", "-z", "--cached"]
+    output = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    return sorted(name for name in output.split("\0") if name and (REPOSITORY / name).exists())
+
+
+def below(room: str) -> list[str]:
+    return [str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / room).rglob("*") if path.is_file()]
+
+
+def test_top_level_is_the_agreed_set() -> None:
+    found = {name.partition("/")[0] for name in tracked()}
+    dotfiles = {name for name in found if name.startswith(".")}
+    assert found - dotfiles <= TOP_LEVEL
+    assert TOP_LEVEL - found <= NOT_YET
+
+
+def test_no_build_products_are_tracked() -> None:
+    products = re.compile(r"(^|/)(__pycache__|build/cp|dist)/|\.(pyc|so|o|plan|engine)$")
+    assert [name for name in tracked() if products.search(name)] == []
+
+
+def test_cpp_holds_no_device_code() -> None:
+    files = below("cpp")
+    assert [name for name in files if name.endswith(tuple(CUDA_SUFFIXES))] == []
+    sources = [name for name in files if name.endswith(tuple(CPP_SUFFIXES))]
+    assert sources
+    assert [name for name in sources if "__global__" in (REPOSITORY / name).read_text()] == []
+
+
+def test_plugins_know_neither_torch_nor_python() -> None:
+    sources = [name for name in below("plugins") if name.endswith(tuple(CPP_SUFFIXES | CUDA_SUFFIXES))]
+    assert [name for name in sources if FOREIGN_INCLUDE.search((REPOSITORY / name).read_text())] == []
+    assert [name for name in below("plugins") if name.endswith((".py", ".yaml", ".yml"))] == []
+
+
+def test_foreign_includes_are_recognised() -> None:
+    for line in ("#include <torch/extension.h>", '  # include "Python.h"', "#include <nanobind/nanobind.h>"):
+        assert FOREIGN_INCLUDE.search(f"\n{line}\n")
+    assert not FOREIGN_INCLUDE.search('#include "params.h"\n// #include <torch/torch.h>\n')
+
+
+def test_every_cpp_source_is_built() -> None:
+    """A source that no CMakeLists names compiles nowhere and rots."""
+    listed = (REPOSITORY / "cpp" / "CMakeLists.txt").read_text()
+    sources = [name.removeprefix("cpp/") for name in below("cpp") if name.endswith(".cpp")]
+    assert sources
+    assert [name for name in sources if name not in listed] == []
+
+
+def test_build_configs_are_data() -> None:
+    assert [name for name in below("build_configs") if not name.endswith((".yaml", ".md", ".gitkeep"))] == []
+
+
+def test_every_source_names_its_licence() -> None:
+    suffixes = (".py", ".cpp", ".h", ".cu", ".cuh")
+    ours = [name for name in tracked() if name.startswith(("dflash_trt/", "cpp/", "plugins/", "benchmarks/"))]
+    sources = [name for name in ours if name.endswith(suffixes) and (REPOSITORY / name).stat().st_size]
+    assert [name for name in sources if "SPDX-License-Identifier" not in (REPOSITORY / name).read_text()[:200]] == []

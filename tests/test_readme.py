@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documents promise exists: links, commands and their options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from itertools import takewhile
+from pathlib import Path
+
+import click
+import pytest
+
+from dflash_trt.cli import cli
+from tests.paths import REPOSITORY
+
+DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```(?:console|sh|bash|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHELL = {"|", ">", ">>", "2>", "<", "&&", "||", ";", "&"}
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
+
+
+def documents() -> list[Path]:
+    return [path for path in DOCUMENTS if path.exists()]
+
+
+def commands(document: Path) -> list[list[str]]:
+    """The command lines of the shell blocks: prompts and comments removed, continued lines joined."""
+    lines = []
+    for block in FENCE.findall(document.read_text()):
+        for line in block.replace("\\\n", " ").splitlines():
+            if words := shlex.split(line.removeprefix("$ "), comments=True):
+                lines.append(list(takewhile(lambda word: word not in SHELL, words)))
+    return lines
+
+
+def anchors(document: Path) -> set[str]:
+    """The headings as GitHub spells them in links."""
+    titles = HEADING.findall(document.read_text())
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: path.name)
+def test_relative_links(document: Path) -> None:
+    for link in LINK.findall(document.read_text()):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        path = document.parent / file if file else document
+        assert path.exists(), f"{document.name}: {link}"
+        assert not anchor or anchor in anchors(path), f"{document.name}: {link}"
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: path.name)
+def test_command_lines(document: Path) -> None:
+    """Each `dflash-trt ...` line parses: the command, its options and the number of its arguments."""
+    for words in commands(document):
+        if words[0] == "dflash-trt":
+            check(words[1:])
+
+
+def check(words: list[str]) -> None:
+    """Parses as the command line would, without running anything."""
+    if words[0].startswith("-"):
+        cli.make_context("dflash-trt", words, resilient_parsing=True)
+        return
+    assert words[0] in cli.commands, words
+    if "--help" in words:
+        return
+    with cli.commands[words[0]].make_context(words[0], [word for word in words[1:] if word != "..."]):
+        pass
+
+
+def test_the_check_is_strict() -> None:
+    check(["build", "draft", "--target", "t", "-o", "out"])
+    for wrong in (["build", "draft"], ["inspect", "a", "--nothing"], ["inspect", "a", "b"]):
+        with pytest.raises(click.UsageError):
+            check(wrong)
+
+
+def test_the_readme_shows_every_command() -> None:
+    lines = commands(REPOSITORY / "README.md")
+    shown = {words[1] for words in lines if words[0] == "dflash-trt"}
+    assert {"inspect", "build", "generate", "doctor"} <= shown
+
+
+def test_make_targets_exist() -> None:
+    targets = set(TARGET.findall((REPOSITORY / "Makefile").read_text()))
+    for document in documents():
+        for words in commands(document):
+            if words[0] == "make":
+                assert set(words[1:]) <= targets, f"{document.name}: {words}"
+
+
+def test_makefile_commands_parse() -> None:
+    """Recipes call dflash-trt too."""
+    recipes = (REPOSITORY / "Makefile").read_text().replace("\\\n", " ")
+    for line in re.findall(r"^\t.*/dflash-trt (.*)$", recipes, re.MULTILINE):
+        check(shlex.split(line))
