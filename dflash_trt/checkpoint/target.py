@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.checkpoint.draft import DraftSpec
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.weights import read_weights

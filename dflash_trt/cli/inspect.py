@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from dflash_trt.checkpoint.draft import DraftSpec, is_draft, read_draft
+from dflash_trt.checkpoint.draft import is_draft, read_draft
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.source import checkpoint_directory

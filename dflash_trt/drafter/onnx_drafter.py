@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dflash_trt.checkpoint.draft import DraftSpec
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import RequestError
 from dflash_trt.graph.cpu_session import cpu_session

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from dflash_trt.checkpoint.draft import DraftSpec
+    from dflash_trt.checkpoint.draft_spec import DraftSpec
 
 
 class Drafter(Protocol):

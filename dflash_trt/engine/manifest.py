@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.checkpoint.draft import DraftSpec
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.checkpoint.target import TargetSpec
 from dflash_trt.checkpoint.weights import SINGLE

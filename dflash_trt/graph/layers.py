@@ -11,7 +11,7 @@ import math
 import numpy as np
 from onnx import TensorProto
 
-from dflash_trt.checkpoint.draft import DraftSpec
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.graph.builder import COMPUTE, GraphBuilder
 from dflash_trt.graph.linear import linear
 

@@ -18,7 +18,8 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 
-from dflash_trt.checkpoint.draft import DraftCheckpoint, DraftSpec
+from dflash_trt.checkpoint.draft import DraftCheckpoint
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graph.context import context_graph
 from dflash_trt.graph.cpu_session import model_session

@@ -22,7 +22,7 @@ import msgspec
 import torch
 from safetensors import safe_open
 
-from dflash_trt.checkpoint.draft import DraftSpec
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
 from dflash_trt.checkpoint.target import TargetSpec, check_pair
 from dflash_trt.errors import CheckpointError

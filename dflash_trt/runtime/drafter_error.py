@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from dflash_trt.checkpoint.draft import DraftSpec
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.drafter.onnx_drafter import OnnxDrafter
 from dflash_trt.graph.draft import output_name
 from dflash_trt.runtime.statistics import relative_error

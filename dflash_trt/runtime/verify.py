@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.checkpoint.draft import DraftSpec
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.target import TargetSpec
 from dflash_trt.drafter.onnx_drafter import OnnxDrafter
 from dflash_trt.engine.manifest import Manifest, read_manifest

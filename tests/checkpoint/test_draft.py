@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.checkpoint.draft import DraftSpec, read_draft
+from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.rope import Rope, Yarn
 from tests.checkpoint.samples import edit_config, refusal
 from tests.paths import FIXTURES
@@ -114,6 +115,14 @@ def test_unknown_dflash_config_key(key: str, draft_dir: Path) -> None:
     """DFlash2, Domino and a slip of the pen alike: what is not understood is not ignored."""
     message = refusal(lambda: read_draft(edit_config(draft_dir, **{f"dflash_config__{key}": 2})))
     assert f"dflash_config.{key}: expected only the keys block_size, causal" in message
+
+
+@pytest.mark.parametrize("key", ["final_logit_softcapping", "output_multiplier"])
+def test_keys_that_keep_the_order_of_logits(key: str, draft_dir: Path) -> None:
+    """Gemma's: accepted because proposals are the argmax, but not whatever stands there."""
+    assert spec_of(edit_config(draft_dir, **{f"dflash_config__{key}": 30.0})) == spec_of(draft_dir)
+    message = refusal(lambda: read_draft(edit_config(draft_dir, **{f"dflash_config__{key}": -1})))
+    assert f"dflash_config.{key}: expected a number > 0, found -1" in message
 
 
 def test_speculators_dialect(draft_dir: Path) -> None:

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflash_trt import _C
 from dflash_trt._C import accept_greedy
+from tests.paths import REPOSITORY
 
 TOKENS = st.integers(0, 3)  # few, so that long prefixes agree
 
@@ -40,3 +44,10 @@ def test_all_accepted(length: int) -> None:
 def test_lengths_must_fit(proposals: list[int], verified: list[int]) -> None:
     with pytest.raises(ValueError, match=f"expected .* \\({len(proposals) + 1}\\), found {len(verified)}"):
         accept_greedy(proposals, verified)
+
+
+def test_the_stub_names_what_the_module_has() -> None:
+    """dflash_trt/_C.pyi is written by hand."""
+    stub = ast.parse((REPOSITORY / "dflash_trt" / "_C.pyi").read_text())
+    described = {node.name for node in stub.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assert described == {name for name in dir(_C) if not name.startswith("__")}
