@@ -54,10 +54,9 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Width of one row of taps, A * H."""
         return len(self.target_layer_ids) * self.hidden_size
 
-    @property
-    def context_bytes_per_token(self) -> int:
-        """Bytes of injected K and V per context token in a BF16 cache, all layers."""
-        return len(self.layers) * 2 * self.num_key_value_heads * self.head_dim * 2
+    def context_bytes_per_token(self, *, fp8: bool) -> int:
+        """Bytes of injected K and V per context token, all layers, in an FP8 or a BF16 cache."""
+        return len(self.layers) * 2 * self.num_key_value_heads * self.head_dim * (1 if fp8 else 2)
 
     def attention_modules(self) -> list[str]:
         """The self_attn modules, layer by layer."""

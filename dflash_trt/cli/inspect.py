@@ -47,11 +47,11 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
     if (directory / MANIFEST).is_file():
         manifest = read_manifest(directory)
         kind, facts, weights = "engine", manifest, read_weights(directory)
-        draft = manifest.draft
+        draft, quantization = manifest.draft, manifest.quantization
     elif is_draft(Facts.load(directory / "config.json")):
         checkpoint = read_draft(directory)
         kind, facts, weights = "draft", checkpoint.spec, checkpoint.weights
-        draft = checkpoint.spec
+        draft, quantization = checkpoint.spec, checkpoint.quantization
     else:
         target_checkpoint = read_target(directory)
         kind, facts, weights = "target", target_checkpoint.spec, target_checkpoint.weights
@@ -62,7 +62,10 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
         "tensors": _tensors(weights),
     }
     if draft is not None:
-        document["context_bytes_per_token"] = draft.context_bytes_per_token
+        if kind == "draft":  # an engine's manifest says it itself
+            document["quantization"] = quantization
+        fp8 = quantization.fp8_kv_cache
+        document["context_bytes_per_token"] = draft.context_bytes_per_token(fp8=fp8)
         if target is not None:
             partner = read_target(checkpoint_directory(target))
             check_pair(draft, partner.spec, draft_name=path, target_name=target)
@@ -86,7 +89,10 @@ def _print(document: dict[str, object]) -> None:
 
 
 def _rows(key: str, value: object) -> list[tuple[str, str]]:
-    """One row a leaf, dotted names, lists of plain values on one line."""
+    """One row a leaf, dotted names, lists of plain values on one line, quantised modules only counted."""
+    if key == "quantization.modules" and isinstance(value, dict):
+        counts = sorted(Counter(value.values()).items())
+        return [(key, ", ".join(f"{count} {algorithm}" for algorithm, count in counts) or "none")]
     if isinstance(value, dict):
         prefix = "" if key == "facts" else f"{key}."
         return [row for name, item in value.items() for row in _rows(f"{prefix}{name}", item)]

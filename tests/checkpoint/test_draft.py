@@ -62,7 +62,8 @@ def test_counted_facts(draft_dir: Path) -> None:
     spec = spec_of(draft_dir)
     assert (spec.block_size, spec.num_draft_tokens) == (6, 5)
     assert spec.target_hidden_size == 3 * 48
-    assert spec.context_bytes_per_token == 3 * 2 * (2 * 16) * 2  # L * (k, v) * G*D * BF16
+    assert spec.context_bytes_per_token(fp8=False) == 3 * 2 * (2 * 16) * 2  # L * (k, v) * G*D * BF16
+    assert spec.context_bytes_per_token(fp8=True) == 3 * 2 * (2 * 16)
     assert spec.input_embedding_scale == 1
 
 
