@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,6 +82,11 @@ def run(graphs: Graphs, reference: ReferenceDrafter, length: int = 40) -> tuple[
     return [*graphs.context(taps, np.arange(length)), hidden], [k, v, expected]
 
 
+def gemm_counts(engine: Path) -> dict[str, int]:
+    graphs = {name: onnx.load(engine / f"{name}.onnx", load_external_data=False).graph for name in ("context", "draft")}
+    return {name: sum(node.op_type == "MatMul" for node in graph.node) for name, graph in graphs.items()}
+
+
 def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
@@ -124,10 +130,22 @@ def test_an_fp8_cache_rounds_context_rows_to_fp8(quantized: Quantized, draft: st
 def test_one_gemm_for_all_context_rows(quantized: Quantized, draft: str, recipe: str) -> None:
     """fc and K/V: two GEMMs whatever the number of layers; the draft graph has four a layer."""
     _, engine = quantized(draft, recipe)
-    gemms = {
-        name: sum(
-            node.op_type == "MatMul" for node in onnx.load(engine / f"{name}.onnx", load_external_data=False).graph.node
-        )
-        for name in ("context", "draft")
-    }
-    assert gemms == {"context": 2, "draft": 4 * len(read_draft(engine).spec.layers)}
+    assert gemm_counts(engine) == {"context": 2, "draft": 4 * len(read_draft(engine).spec.layers)}
+
+
+def test_scales_that_differ_keep_their_own_gemm(quantized: Quantized, tmp_path: Path) -> None:
+    """As in a checkpoint whose layers were scaled one by one (modelopt's FP8): right, in more GEMMs."""
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(quantized("tiny-gpt-oss-dflash", "nvfp4-w4a16")[0], checkpoint)
+    scale = read_draft(checkpoint).weights["layers.0.self_attn.v_proj.weight_scale_2"]
+    raw = bytearray(scale.file.read_bytes())
+    value = np.frombuffer(raw, np.float32, 1, scale.offset)[0] * np.float32(1.5)
+    raw[scale.offset : scale.offset + 4] = value.tobytes()
+    scale.file.write_bytes(raw)
+
+    build(checkpoint, tmp_path / "engine")
+    reference = ReferenceDrafter.load(dequantized(checkpoint, tmp_path / "dense"))
+    for actual, expected in zip(*run(Graphs(tmp_path / "engine"), reference), strict=True):
+        assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
+    # fc and 2 L projections; q, k and v of layer 0 apart.
+    assert gemm_counts(tmp_path / "engine") == {"context": 1 + 2 * 2, "draft": 4 * 2 + 2}
