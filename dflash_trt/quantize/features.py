@@ -24,6 +24,7 @@ from safetensors import safe_open
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
+from dflash_trt.checkpoint.safetensors_writer import Layout
 from dflash_trt.checkpoint.target import TargetSpec, check_pair
 from dflash_trt.errors import CheckpointError
 
@@ -31,8 +32,6 @@ METADATA_KEY = "dflash_trt_features"
 SCHEMA_VERSION = 1
 MASK_EMBEDDING = "mask_embedding"
 CAPTURE = "dflash-trt capture DRAFT --target TARGET --prompts FILE -o features.safetensors"
-
-Layout = dict[str, tuple[str, tuple[int, ...]]]
 
 
 class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

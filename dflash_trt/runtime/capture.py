@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter, aligned
+from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
 from dflash_trt.errors import BuildError, CheckpointError
-from dflash_trt.quantize.features import MASK_EMBEDDING, METADATA_KEY, FeatureFacts, Layout, sequence_layout
+from dflash_trt.quantize.features import MASK_EMBEDDING, METADATA_KEY, FeatureFacts, sequence_layout
 from dflash_trt.runtime.decode import plain_decode
 from dflash_trt.target.protocol import Target
 
