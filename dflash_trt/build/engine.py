@@ -96,10 +96,11 @@ def _with_context_stack(draft: DraftCheckpoint) -> DraftCheckpoint:
     """`draft` with all layers' K and V projections side by side, in a file of their own.
 
     Dense projections are joined in the graph instead. Packed codes cannot be, and a tensor cannot lie beside
-    its layer's q and beside the other layers' k at once, so these few are stored twice.
+    its layer's q and beside the other layers' k at once, so these few are stored twice. Where their scales
+    differ there is no common GEMM, and no such file.
     """
     modules = draft.spec.context_modules()
-    if not draft.quantization.modules.keys() >= set(modules):
+    if modules[0] not in draft.quantization.modules or not draft.scaled_alike(modules):
         return draft
     names = [f"{module}.{suffix}" for suffix in ("weight", "weight_scale") for module in modules]
     file = draft.directory / CONTEXT_WEIGHTS

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.quantization import Quantization, Shape, expected_tensors, read_quantization, read_scale
+from dflash_trt.checkpoint.quantization import FP8, Quantization, Shape, expected_tensors, read_quantization, read_scale
 from dflash_trt.checkpoint.rope import read_rope
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.weights import read_weights
@@ -34,6 +35,17 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     spec: DraftSpec
     quantization: Quantization
     weights: dict[str, Tensor]
+
+    def scaled_alike(self, modules: Sequence[str]) -> bool:
+        """Whether linear layers are all dense, or quantised by one algorithm with one common global scale."""
+        algorithms = {self.quantization.modules.get(module) for module in modules}
+        if len(algorithms) > 1:
+            return False
+        algorithm = algorithms.pop()
+        if algorithm is None:
+            return True
+        scale = "weight_scale" if algorithm == FP8 else "weight_scale_2"
+        return len({read_scale(self.weights[f"{module}.{scale}"]) for module in modules}) == 1
 
     def cache_scales(self, kv: str) -> tuple[float, ...]:
         """By layer: what a stored K (`kv` = "k") or V ("v") of an FP8 cache is multiplied with; 1 for BF16."""

@@ -35,8 +35,8 @@ class GraphBuilder:
     """Collects the nodes, initializers, inputs and outputs of one graph."""
 
     def __init__(self, name: str, draft: DraftCheckpoint) -> None:
+        self.draft = draft
         self.weights = draft.weights
-        self._algorithms = draft.quantization.modules
         self._name = name
         self._scope: list[str] = []
         self._nodes: list[onnx.NodeProto] = []
@@ -47,7 +47,7 @@ class GraphBuilder:
 
     def algorithm(self, module: str) -> str | None:
         """How `module` is quantised; None for a dense one."""
-        return self._algorithms.get(module)
+        return self.draft.quantization.modules.get(module)
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from dflash_trt.checkpoint.quantization import BLOCK, FP8, W4A16_NVFP4, read_scale
+from dflash_trt.checkpoint.quantization import BLOCK, W4A16_NVFP4, read_scale
 from dflash_trt.graph.builder import COMPUTE, TRT_DOMAIN, GraphBuilder
 
 
@@ -26,16 +26,9 @@ def linear(g: GraphBuilder, x: str, *modules: str, bias: bool = False) -> str:
 
 
 def can_stack(g: GraphBuilder, modules: tuple[str, ...]) -> bool:
-    """Whether modules can share one GEMM: dense, or quantised alike with one common global scale, side by side."""
-    algorithms = {g.algorithm(module) for module in modules}
-    if len(algorithms) > 1:
-        return False
-    algorithm = algorithms.pop()
-    if algorithm is None or len(modules) == 1:
-        return True
-    suffix = "weight_scale" if algorithm == FP8 else "weight_scale_2"
-    scales = {read_scale(g.weights[f"{module}.{suffix}"]) for module in modules}
-    return len(scales) == 1 and g.adjacent([f"{module}.weight" for module in modules])
+    """Whether modules can share one GEMM: dense ones always, quantised ones side by side with a common scale."""
+    is_dense = g.algorithm(modules[0]) is None
+    return g.draft.scaled_alike(modules) and (is_dense or g.adjacent([f"{module}.weight" for module in modules]))
 
 
 def _gemm(g: GraphBuilder, x: str, modules: tuple[str, ...]) -> str:

@@ -147,5 +147,6 @@ def test_scales_that_differ_keep_their_own_gemm(quantized: Quantized, tmp_path: 
     reference = ReferenceDrafter.load(dequantized(checkpoint, tmp_path / "dense"))
     for actual, expected in zip(*run(Graphs(tmp_path / "engine"), reference), strict=True):
         assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert not (tmp_path / "engine" / "context_kv.safetensors").exists()
     # fc and 2 L projections; q, k and v of layer 0 apart.
     assert gemm_counts(tmp_path / "engine") == {"context": 1 + 2 * 2, "draft": 4 * 2 + 2}
