@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.checkpoint.quantization import read_scale
+from dflash_trt.graph.draft import ATTENTION
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.engines import Graphs, build
@@ -133,16 +135,51 @@ def test_one_gemm_for_all_context_rows(quantized: Quantized, draft: str, recipe:
     assert gemm_counts(engine) == {"context": 2, "draft": 4 * len(read_draft(engine).spec.layers)}
 
 
+def rescale(checkpoint: Path, tensor: str, factor: float) -> None:
+    """Multiplies a scalar FLOAT tensor of a checkpoint, in place."""
+    scale = read_draft(checkpoint).weights[tensor]
+    raw = bytearray(scale.file.read_bytes())
+    value = np.frombuffer(raw, np.float32, 1, scale.offset)[0] * np.float32(factor)
+    raw[scale.offset : scale.offset + 4] = value.tobytes()
+    scale.file.write_bytes(raw)
+
+
+def attribute(node: onnx.NodeProto, name: str) -> float:
+    return next(attribute.f for attribute in node.attribute if attribute.name == name)
+
+
+def test_one_activation_scale_covers_all_that_read_it(quantized: Quantized, tmp_path: Path) -> None:
+    """q, k and v read one quantised activation: at the widest of their ranges, so that none is clipped."""
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(quantized("tiny-gpt-oss-dflash", "nvfp4")[0], checkpoint)
+    rescale(checkpoint, "layers.0.self_attn.q_proj.input_scale", 0.25)
+    build(checkpoint, tmp_path / "engine")
+    graph = onnx.load(tmp_path / "engine" / "draft.onnx", load_external_data=False).graph
+    constants = {i.name: i for i in graph.initializer}
+    node = next(node for node in graph.node if node.op_type == "TRT_FP4DynamicQuantize")
+    assert node.input[0] == "layers.0.self_attn.q_proj/input"
+    weights = read_draft(checkpoint).weights
+    scales = [read_scale(weights[f"layers.0.self_attn.{x}_proj.input_scale"]) for x in "qkv"]
+    assert scales[0] < scales[1]
+    assert onnx.numpy_helper.to_array(constants[node.input[1]]) == np.float32(max(scales))
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_the_attention_node_reads_the_cache_as_it_was_written(quantized: Quantized, draft: str) -> None:
+    """k_scale and v_scale of every layer are those that context.onnx divided by."""
+    checkpoint, engine = quantized(draft, "nvfp4-w4a16+fp8-kv")
+    graph = onnx.load(engine / "draft.onnx", load_external_data=False).graph
+    nodes = [node for node in graph.node if node.op_type == ATTENTION]
+    for kv in "kv":
+        written = [float(ml_dtypes.bfloat16(scale)) for scale in read_draft(checkpoint).cache_scales(kv)]
+        assert [attribute(node, f"{kv}_scale") for node in nodes] == written
+
+
 def test_scales_that_differ_keep_their_own_gemm(quantized: Quantized, tmp_path: Path) -> None:
     """As in a checkpoint whose layers were scaled one by one (modelopt's FP8): right, in more GEMMs."""
     checkpoint = tmp_path / "checkpoint"
     shutil.copytree(quantized("tiny-gpt-oss-dflash", "nvfp4-w4a16")[0], checkpoint)
-    scale = read_draft(checkpoint).weights["layers.0.self_attn.v_proj.weight_scale_2"]
-    raw = bytearray(scale.file.read_bytes())
-    value = np.frombuffer(raw, np.float32, 1, scale.offset)[0] * np.float32(1.5)
-    raw[scale.offset : scale.offset + 4] = value.tobytes()
-    scale.file.write_bytes(raw)
-
+    rescale(checkpoint, "layers.0.self_attn.v_proj.weight_scale_2", 1.5)
     build(checkpoint, tmp_path / "engine")
     reference = ReferenceDrafter.load(dequantized(checkpoint, tmp_path / "dense"))
     for actual, expected in zip(*run(Graphs(tmp_path / "engine"), reference), strict=True):
