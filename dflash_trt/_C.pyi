@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled module (cpp/). It takes arrays where they lie, copies nothing and releases the GIL."""
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 _Weights: TypeAlias = NDArray[np.uint16] | NDArray[np.float16] | NDArray[np.float32]
 """[R, K], C-contiguous, at any alignment, read-only memory maps included; uint16 holds BF16's bits."""
+_Tensor: TypeAlias = torch.Tensor | NDArray[np.generic]
+"""Dense and row-major; DLPack carries it without a copy."""
 
 class NonFiniteError(ValueError):
     """A weight is NaN or infinite; the message gives its flat index, row and column."""
@@ -16,6 +20,86 @@ def accept_greedy(proposals: list[int], verified: list[int]) -> int:
     """Length of the longest prefix of proposals [K] that equals the target's choices, verified [K + 1].
 
     Raises ValueError unless verified is one longer than proposals.
+    """
+
+class SamplingParams:
+    """How one request is sampled; the defaults sample from softmax(logits). Read-only.
+
+    In the order of their application:
+
+        repetition_penalty  logit / penalty, or logit * penalty below 0, once for a token of prompt or output; 1: off
+        frequency_penalty   subtracted for every time a token stands in the output; 0: off
+        presence_penalty    subtracted once from a token of the output; 0: off
+        temperature         0: the largest logit, the lowest id among equals, whatever the filters
+        top_k               tokens stay while fewer than k weigh more; 0: off
+        top_p               tokens stay while those that weigh more have less than top_p of what is left; 1: off
+        min_p               tokens stay with at least min_p times the largest probability; 0: off
+
+    Raises ValueError for a value out of range.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int
+    def __init__(
+        self,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        seed: int = 0,
+    ) -> None: ...
+
+def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]:
+    """Philox4x32-10: four random 32-bit words for a counter of four and a key of two.
+
+    Output position i of a request draws with counter (i mod 2^32, i >> 32, 0, 0) and key (seed mod 2^32, seed >> 32);
+    u = (x0 << 32 | x1) >> 11, in units of 2^-53.
+    """
+
+def verify_block(
+    logits: NDArray[np.float32],
+    proposals: list[int],
+    params: SamplingParams,
+    position: int,
+    prompt_ids: NDArray[np.int64] | None = None,
+    output_ids: NDArray[np.int64] | None = None,
+) -> list[int]:
+    """The tokens that a verify pass emits: the accepted prefix of proposals [K] and one token more.
+
+    Row r of logits [K + 1, V] is the target's for output position `position` + r. The emitted tokens are those of
+    plain sampling with the same seed, whatever the proposals; without proposals this is plain sampling
+    (docs/sampling.md). prompt_ids and output_ids, what stands before the first row, are read only with a penalty.
+
+    Raises ValueError for shapes that do not fit, ids out of range, and a row (as far as rows are needed) with NaN,
+    +infinity, or nothing but -infinity; TypeError where an array would have to be copied.
+    """
+
+def token_probabilities(
+    logits: NDArray[np.float32],
+    params: SamplingParams,
+    out: NDArray[np.float64],
+    prompt_ids: NDArray[np.int64] | None = None,
+    output_ids: NDArray[np.int64] | None = None,
+) -> None:
+    """Fills out [V] with the distribution that verify_block samples from, for one row of logits [V].
+
+    Raises as verify_block does.
+    """
+
+def token_logprobs(logits: NDArray[np.float32], token_ids: list[int]) -> list[float]:
+    """log softmax(logits[r])[token_ids[r]] for each token; logits [n, V] may have more rows.
+
+    Of the target's own logits: no penalty, temperature or filter. Raises as verify_block does.
     """
 
 def cpu_features() -> list[str]:

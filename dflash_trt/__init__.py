@@ -1,4 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DFlash speculative decoding: from a draft checkpoint to engines, configs and lossless text."""
+"""dflash-trt: TensorRT engines and a runtime for DFlash speculative decoding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dflash_trt.runtime.completion import Completion as Completion
+    from dflash_trt.runtime.llm import LLM as LLM
+    from dflash_trt.runtime.llm import Chunk as Chunk
+    from dflash_trt.runtime.sampling import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
+__all__ = ["LLM", "Chunk", "Completion", "SamplingParams", "__version__"]
+
+_HOMES = {"LLM": "llm", "Chunk": "llm", "Completion": "completion", "SamplingParams": "sampling"}
+
+
+def __getattr__(name: str) -> object:
+    """The Python API, loaded with torch and ONNX Runtime when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dflash_trt' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"dflash_trt.runtime.{_HOMES[name]}"), name)

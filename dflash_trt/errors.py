@@ -27,6 +27,10 @@ class BuildError(DFlashError):
     """An engine directory cannot be written."""
 
 
+class ConfigError(DFlashError):
+    """A deployment configuration is malformed, contradictory or does not fit the hardware it names."""
+
+
 class RecipeError(DFlashError):
     """A quantisation recipe is malformed or does not fit the draft."""
 

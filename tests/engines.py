@@ -13,7 +13,7 @@ from dflash_trt.build.engine import build_engine, describe_source
 from dflash_trt.checkpoint.draft import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.target import TargetCheckpoint, TargetSpec, read_target
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.graph.cpu_session import cpu_session
+from dflash_trt.graph.session import graph_session
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -44,8 +44,8 @@ class Graphs:
     def __init__(self, directory: Path) -> None:
         manifest = read_manifest(directory)
         self.spec = manifest.draft
-        self._context: onnxruntime.InferenceSession = cpu_session(directory, manifest.graphs["context"].file)
-        self._draft: onnxruntime.InferenceSession = cpu_session(directory, manifest.graphs["draft"].file)
+        self._context: onnxruntime.InferenceSession = graph_session(directory, manifest.graphs["context"].file)
+        self._draft: onnxruntime.InferenceSession = graph_session(directory, manifest.graphs["draft"].file)
 
     def context(self, target_hidden: FloatArray, positions: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
         """target_hidden [T, A*H], positions [T] -> k, v [T, L, G, D]."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from dflash_trt.runtime.session import Session
 from tests.paths import FIXTURES
@@ -11,7 +12,12 @@ from tests.paths import FIXTURES
 PAIRS = ("tiny-gpt-oss", "tiny-qwen3")
 
 
-def prompts(session: Session) -> list[list[int]]:
-    """The held-out prompts as token ids."""
-    lines = (FIXTURES / "prompts.jsonl").read_text().splitlines()
-    return [session.encode(json.loads(line)["prompt"]) for line in lines]
+def prompts(of: Session | Path) -> list[list[int]]:
+    """The held-out prompts as token ids, by the tokenizer of a session or of a target directory."""
+    texts = [json.loads(line)["prompt"] for line in (FIXTURES / "prompts.jsonl").read_text().splitlines()]
+    if isinstance(of, Session):
+        return [of.encode(text) for text in texts]
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(of)
+    return [list(tokenizer(text)["input_ids"]) for text in texts]

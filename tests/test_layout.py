@@ -16,7 +16,7 @@ TOP_LEVEL = {
     "LICENSE", "CHANGELOG.md", "docs", "benchmarks", ".ci",
 }  # fmt: skip
 # Rooms that later work opens; git keeps no empty directories.
-NOT_YET = {"plugins", "build_configs"}
+NOT_YET = {"plugins"}
 CPP_SUFFIXES = {".cpp", ".h"}
 CUDA_SUFFIXES = {".cu", ".cuh"}
 FOREIGN_INCLUDE = re.compile(r'^\s*#\s*include\s*[<"](torch|ATen|c10|Python\.h|pybind11|nanobind)', re.MULTILINE)

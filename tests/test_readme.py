@@ -75,7 +75,7 @@ def check(words: list[str]) -> None:
 
 def test_the_check_is_strict() -> None:
     check(["build", "draft", "--target", "t", "-o", "out"])
-    for wrong in (["build", "draft"], ["inspect", "a", "--nothing"], ["inspect", "a", "b"]):
+    for wrong in (["quantize", "draft"], ["inspect", "a", "--nothing"], ["inspect", "a", "b"]):
         with pytest.raises(click.UsageError):
             check(wrong)
 

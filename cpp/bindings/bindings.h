@@ -6,3 +6,4 @@
 // One function per area; module.cpp is the list.
 void bind_acceptance(nanobind::module_& module);
 void bind_packing(nanobind::module_& module);
+void bind_sampling(nanobind::module_& module);

@@ -4,4 +4,5 @@
 NB_MODULE(_C, module) {
   bind_acceptance(module);
   bind_packing(module);
+  bind_sampling(module);
 }

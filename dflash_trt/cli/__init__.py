@@ -21,6 +21,7 @@ from dflash_trt.cli.doctor import doctor
 from dflash_trt.cli.generate import generate
 from dflash_trt.cli.inspect import inspect
 from dflash_trt.cli.quantize import quantize
+from dflash_trt.cli.serve_config import serve_config
 from dflash_trt.cli.verify import verify
 from dflash_trt.errors import DFlashError, MissingDependencyError
 
@@ -44,7 +45,7 @@ def cli() -> None:
     """DFlash speculative decoding: from a draft checkpoint to engines, configs and lossless text."""
 
 
-for command in (inspect, capture, quantize, build, generate, verify, doctor):
+for command in (inspect, capture, quantize, build, generate, verify, serve_config, doctor):
     cli.add_command(command)
 
 

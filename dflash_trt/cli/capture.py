@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.prompts import Prompt
+
+BATCH_SIZE = 8
+"""Prompts answered at once."""
 
 
 @click.command(short_help="Record a target's features for calibration.")
@@ -66,14 +70,15 @@ def capture(
 
     from dflash_trt.quantize.features import SCHEMA_VERSION, FeatureFacts
     from dflash_trt.runtime.capture import answer_prompts, check_new_file, new_file, write_features
-    from dflash_trt.target.huggingface import HuggingFaceTarget
+    from dflash_trt.target.huggingface import load_model, make_target, stop_token_ids
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     check_new_file(output, force=force)
     encoded = _encode(prompts, target_checkpoint, draft_checkpoint, max_new_tokens, chat)
     taps = draft_checkpoint.spec.target_layer_ids
-    model = HuggingFaceTarget.load(target_checkpoint.directory, target_checkpoint.spec, taps)
+    model = load_model(target_checkpoint.directory, target_checkpoint.spec, taps)
+    running = make_target(model, taps, BATCH_SIZE)
     facts = FeatureFacts(
         schema_version=SCHEMA_VERSION,
         tool_version=__version__,
@@ -84,9 +89,11 @@ def capture(
         num_sequences=len(encoded),
     )
     with new_file(output, force=force) as temporary:
-        answers = answer_prompts(model, _progress(encoded), max_new_tokens, model.stop_token_ids())
-        answered = list(answers)
-        write_features(model, answered, facts, temporary)
+        with _progress(len(encoded)) as advance:
+            answered = answer_prompts(
+                running, encoded, max_new_tokens, stop_token_ids(model), num_slots=BATCH_SIZE, on_answer=advance
+            )
+        write_features(running, answered, facts, temporary)
     tokens = sum(len(sequence.token_ids) - sequence.prompt_length for sequence in answered)
     click.echo(f"{len(answered)} sequences, {tokens} answer tokens", err=True)
     click.echo(output)
@@ -98,24 +105,25 @@ def _encode(
     """Every prompt's token ids; RequestError names the first that cannot be answered to its last token."""
     from transformers import AutoTokenizer
 
-    from dflash_trt.runtime.completion import check_request
+    from dflash_trt.runtime.prompts import check_prompt
 
     tokenizer = AutoTokenizer.from_pretrained(target.directory, local_files_only=True, trust_remote_code=False)
     encoded = []
     for prompt in prompts:
         encoded.append(prompt.encode(tokenizer, chat=chat))
         try:
-            check_request(encoded[-1], max_new_tokens, draft.spec, target.spec)
+            check_prompt(encoded[-1], max_new_tokens, draft.spec, target.spec)
         except RequestError as error:
             raise RequestError(f"{prompt.id}: {error.message}", hint=error.hint) from None
     return encoded
 
 
-def _progress(prompts: list[list[int]]) -> Iterable[list[int]]:
-    """The prompts, with a progress bar on a terminal."""
-    if not sys.stderr.isatty():
-        return prompts
+@contextmanager
+def _progress(num_prompts: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on a terminal, and what moves it on by one."""
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress
 
-    return track(prompts, description="answering", console=Console(stderr=True), transient=True)
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("answering", total=num_prompts)
+        yield lambda: progress.advance(task)

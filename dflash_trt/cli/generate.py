@@ -4,17 +4,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from dflash_trt.cli.output import print_json, print_table
+from dflash_trt.cli.sampling_options import sampling_options
 from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.completion import Completion
+    from dflash_trt.runtime.decode import Decoder
+    from dflash_trt.runtime.draft_length import DraftLength
+    from dflash_trt.runtime.request import Request
+    from dflash_trt.runtime.sampling import SamplingParams
     from dflash_trt.runtime.session import Session
 
 
@@ -25,9 +31,18 @@ if TYPE_CHECKING:
 @click.option(
     "--token-ids", type=click.Path(path_type=Path), help="JSON file with a list of prompts as token-id lists."
 )
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option("--chat", is_flag=True, help="Wrap PROMPT in the target's chat template.")
-@click.option("--ignore-eos", is_flag=True, help="Do not stop at the target's end-of-sequence tokens.")
+@sampling_options
+@click.option(
+    "--draft-length",
+    metavar="LENGTH",
+    help="Drafted tokens that a step verifies: a number, 1:7,8:3 (by batch size) or adaptive. Default: all.",
+)
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Prompts decoded at once (--json)."
+)
+@click.option("--cache-gib", type=float, default=4.0, show_default=True, help="Room for the caches, in GiB.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--baseline", is_flag=True, help="Also decode without the drafter, and compare tokens and time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of streaming text.")
 def generate(
@@ -35,13 +50,16 @@ def generate(
     prompt: str | None,
     target: str,
     token_ids: Path | None,
-    max_new_tokens: int,
     chat: bool,
-    ignore_eos: bool,
+    draft_length: str | None,
+    batch_size: int,
+    cache_gib: float,
+    device: str,
     baseline: bool,
     as_json: bool,
+    **sampling: Any,
 ) -> None:
-    """Decode PROMPT, or the prompts of --token-ids, greedily with the drafter in the directory ENGINE.
+    """Decode PROMPT, or the prompts of --token-ids, with the drafter in the directory ENGINE.
 
     \b
     Example:
@@ -51,25 +69,33 @@ def generate(
         raise click.UsageError("give either PROMPT or --token-ids FILE")
     if token_ids is not None and chat:
         raise click.UsageError("--chat wraps text; --token-ids are taken as they are")
+    if batch_size > 1 and not as_json:
+        raise click.UsageError("--batch-size: answers decoded at once are printed with --json only")
 
     token_prompts = [] if token_ids is None else _read_prompts(token_ids)
 
     from transformers.utils import logging
 
+    from dflash_trt.runtime.draft_length import parse_draft_length
+    from dflash_trt.runtime.sampling import SamplingParams
     from dflash_trt.runtime.session import Session
 
+    params = SamplingParams(**sampling)
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
-    session = Session.open(engine, target, ignore_eos=ignore_eos)
+    session = Session.open(engine, target, num_slots=batch_size, cache_gib=cache_gib, device=device)
+    num_draft_tokens = session.manifest.draft.num_draft_tokens
+    length = parse_draft_length(draft_length or str(num_draft_tokens), num_draft_tokens)
     prompts = token_prompts if prompt is None else [session.encode(prompt, chat=chat)]
     if baseline:
         session.warm_up(prompts[0])
+        # Both ways draw with one seed: sampled tokens are then comparable, too.
+        params = msgspec.structs.replace(params, seed=params.sampler().seed)
     if as_json:
-        requests = [_request(session, ids, max_new_tokens, baseline) for ids in prompts]
-        print_json("generate", {"requests": requests})
+        _print_answers(session, prompts, params, length, baseline)
     else:
         for ids in prompts:
-            _stream(session, ids, max_new_tokens, baseline)
+            _stream(session, ids, params, length, baseline)
 
 
 def _read_prompts(file: Path) -> list[list[int]]:
@@ -84,26 +110,28 @@ def _read_prompts(file: Path) -> list[list[int]]:
     return prompts
 
 
-def _request(session: Session, ids: list[int], max_new_tokens: int, baseline: bool) -> dict[str, object]:
-    completion = session.generate(ids, max_new_tokens)
-    request = {"text": session.decode(completion.output_ids), **msgspec.structs.asdict(completion)}
+def _print_answers(
+    session: Session, prompts: Sequence[list[int]], params: SamplingParams, length: DraftLength, baseline: bool
+) -> None:
+    from dflash_trt.runtime.session import run
+
+    def answers(decoder: Decoder) -> list[Completion]:
+        return run(decoder, [session.request(ids, params) for ids in prompts])
+
+    completions = answers(session.decoder(length))
+    documents = [msgspec.structs.asdict(completion) for completion in completions]
     if baseline:
-        plain = session.generate_plain(ids, max_new_tokens)
-        request["baseline"] = {"output_ids": plain.output_ids, "steps": plain.steps, "seconds": plain.seconds}
-        request["identical"] = plain.output_ids == completion.output_ids
-    return request
+        for document, plain in zip(documents, answers(session.plain_decoder()), strict=True):
+            document["baseline"] = {"output_ids": plain.output_ids, "steps": plain.steps, "seconds": plain.seconds}
+            document["identical"] = plain.output_ids == document["output_ids"]
+    print_json("generate", {"requests": documents})
 
 
-def _stream(session: Session, ids: list[int], max_new_tokens: int, baseline: bool) -> None:
+def _stream(session: Session, ids: list[int], params: SamplingParams, length: DraftLength, baseline: bool) -> None:
     """Prompt and continuation as text, as they come; with a baseline its text and a table below."""
-
-    def echo(text: str) -> None:
-        click.echo(text, nl=False)
-
-    click.secho(session.decode(ids), nl=False, dim=True)
-    completion = session.generate(ids, max_new_tokens, on_text=echo)
-    click.echo()
+    completion = _echo(session, session.decoder(length), ids, params)
     if not baseline:
+        click.echo()
         tau = "-" if completion.tau is None else f"{completion.tau:.2f}"
         click.echo(
             f"{len(completion.output_ids)} tokens in {completion.steps} steps, tau {tau},"
@@ -111,11 +139,22 @@ def _stream(session: Session, ids: list[int], max_new_tokens: int, baseline: boo
             err=True,
         )
         return
-    click.secho("\nwithout the drafter:", bold=True)
-    click.secho(session.decode(ids), nl=False, dim=True)
-    plain = session.generate_plain(ids, max_new_tokens, on_text=echo)
+    click.secho("\n\nwithout the drafter:", bold=True)
+    plain = _echo(session, session.plain_decoder(), ids, params)
     click.echo("\n")
     _print_comparison(completion, plain)
+
+
+def _echo(session: Session, decoder: Decoder, ids: list[int], params: SamplingParams) -> Completion:
+    """Decodes one prompt and prints its text as it grows."""
+    from dflash_trt.runtime.session import run
+
+    def on_progress(request: Request) -> None:
+        assert request.text is not None
+        click.echo(request.text.take(), nl=False)
+
+    click.secho(session.text(ids), nl=False, dim=True)
+    return run(decoder, [session.request(ids, params, on_progress)])[0]
 
 
 def _print_comparison(completion: Completion, plain: Completion) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dflash-trt capture`: runs the target over prompts and writes what calibration needs of it.
 
-First every answer is decoded greedily, token by token; then each prompt with its answer runs once more, in one
+First the answers are decoded greedily, several prompts at once; then each prompt with its answer runs once more, in one
 pass, and its taps go to disk. The second pass costs little next to the first, and because all lengths are known
 by then, the file is written in one go with one sequence in memory.
 """
@@ -9,7 +9,7 @@ by then, the file is written in one go with one sequence in memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,13 @@ from numpy.typing import NDArray
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
 from dflash_trt.errors import BuildError, CheckpointError
 from dflash_trt.quantize.features import MASK_EMBEDDING, METADATA_KEY, FeatureFacts, sequence_layout
-from dflash_trt.runtime.decode import plain_decode
-from dflash_trt.target.protocol import Target
+from dflash_trt.runtime.decode import Decoder
+from dflash_trt.runtime.draft_length import FixedLength
+from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.slots import SlotPool
+from dflash_trt.target.protocol import Segment, Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +40,30 @@ class Answered:
 
 
 def answer_prompts(
-    target: Target, prompts: Iterable[Sequence[int]], max_new_tokens: int, stop_ids: frozenset[int]
-) -> Iterator[Answered]:
-    """Decodes every prompt greedily, to a stop token (kept) or `max_new_tokens` tokens."""
-    for prompt in prompts:
-        answer = [t for step in plain_decode(target, prompt, max_new_tokens, stop_ids) for t in step.token_ids]
-        yield Answered(token_ids=[*prompt, *answer], prompt_length=len(prompt))
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    stop_ids: frozenset[int],
+    *,
+    num_slots: int = 1,
+    on_answer: Callable[[], None] = lambda: None,
+) -> list[Answered]:
+    """Decodes every prompt greedily, to a stop token (kept) or `max_new_tokens` tokens, `num_slots` at once."""
+    params = SamplingParams(max_new_tokens=max_new_tokens)
+    requests = [
+        Request(prompt_ids=prompt, params=params, sampler=params.sampler(), stop_ids=stop_ids) for prompt in prompts
+    ]
+    longest = max((request.max_tokens for request in requests), default=0)
+    decoder = Decoder(LocalPair(target, None), SlotPool(num_slots, num_slots * longest), FixedLength(0))
+    for request in requests:
+        request.on_progress = lambda request: on_answer() if request.finished else None
+        decoder.add(request)
+    while not decoder.is_idle:
+        decoder.step()
+    return [
+        Answered(token_ids=[*request.prompt_ids, *request.output_ids], prompt_length=len(request.prompt_ids))
+        for request in requests
+    ]
 
 
 def write_features(target: Target, answered: Sequence[Answered], facts: FeatureFacts, output: Path) -> None:
@@ -54,10 +77,11 @@ def write_features(target: Target, answered: Sequence[Answered], facts: FeatureF
         layout |= sequence_layout(i, len(sequence.token_ids), sequence.prompt_length, width, hidden_size)
     metadata = {METADATA_KEY: msgspec.json.encode(facts, order="deterministic").decode()}
     with SafetensorsWriter(output, aligned(layout), metadata=metadata) as writer:
-        writer.write(MASK_EMBEDDING, _bfloat16(target.embed([facts.mask_token_id])[0]))
+        writer.write(MASK_EMBEDDING, _bfloat16(target.embed(torch.tensor(facts.mask_token_id))))
         for i, sequence in enumerate(answered):
             tokens, begin = sequence.token_ids, sequence.prompt_length
-            taps = target.prefill(tokens[:-1]).taps
+            taps = target.verify([Segment(slot=0, token_ids=tokens[:-1], num_logits=0)], with_taps=True).taps
+            target.release(0)
             if not torch.isfinite(taps).all():
                 raise CheckpointError(
                     f"{facts.target_name}: sequence {i}: expected finite taps, found NaN or infinity in layers"
@@ -66,7 +90,7 @@ def write_features(target: Target, answered: Sequence[Answered], facts: FeatureF
             writer.write(f"tokens.{i}", np.array(tokens, dtype=np.int64))
             writer.write(f"prompt_length.{i}", np.array(begin, dtype=np.int64))
             writer.write(f"taps.{i}", _bfloat16(taps))
-            writer.write(f"embeddings.{i}", _bfloat16(target.embed(tokens[begin:])))
+            writer.write(f"embeddings.{i}", _bfloat16(target.embed(torch.tensor(tokens[begin:]))))
 
 
 def check_new_file(path: Path, *, force: bool) -> None:

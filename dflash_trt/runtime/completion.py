@@ -1,70 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a decode loop to its end and counts what the field reports."""
+"""What a request came to: its tokens, its text, and what they cost."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
-
 import msgspec
 
-from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.checkpoint.target import TargetSpec
-from dflash_trt.errors import RequestError
-from dflash_trt.runtime.decode import Step
+from dflash_trt.runtime.request import FinishReason, Request
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens of one request and what they cost."""
+    """The answer to one request; times are wall times in seconds, model loading excluded."""
 
     output_ids: list[int]
     """Emitted tokens, a final stop token included."""
+    text: str | None
+    """Their text, special tokens and a stop text left out; None without a tokenizer."""
+    finish_reason: FinishReason
+    logprobs: list[float] | None
+    """Log probability of each token under the target, before temperature and filters; None unless asked for."""
+    seed: int
+    """What tokens were drawn with; greedy decoding draws none."""
     steps: int
     """Verify passes of the target; the prefill is none."""
     accepted: int
     """Draft tokens among the output."""
     proposed: int
     """Draft tokens that were verified."""
+    accepted_by_position: list[int]
+    """Passes that accepted the i-th draft token, and so all before it; as long as the longest proposal."""
     tau: float | None
-    """Tokens after the first / steps; none without a step."""
+    """Tokens after the first / steps; None without a step."""
+    queue_seconds: float
+    """From arrival to admission."""
+    ttft_seconds: float | None
+    """From arrival to the first token; None when there is none."""
+    itl_seconds: float | None
+    """Inter-token latency: from first to last token / tokens after the first; None without one."""
     seconds: float
-    """Wall time, prefill included, model loading excluded."""
+    """From arrival to the last token."""
 
 
-def complete(steps: Iterable[Step], on_tokens: Callable[[list[int]], None] | None = None) -> Completion:
-    """Runs a decode loop; `on_tokens` sees each step's tokens as they come."""
-    begin = time.perf_counter()
-    output_ids: list[int] = []
-    num_steps, proposed, accepted = -1, 0, 0  # the prefill's step does not count
-    for step in steps:
-        output_ids += step.token_ids
-        num_steps += 1
-        proposed += step.proposed
-        accepted += step.accepted
-        if on_tokens is not None:
-            on_tokens(step.token_ids)
+def completion(request: Request) -> Completion:
+    """The answer of a finished request."""
+    assert request.finished is not None
+    assert request.ended is not None
+    steps, tokens = len(request.steps), len(request.output_ids)
+    first, last = (request.emitted[0], request.emitted[-1]) if request.emitted else (None, None)
     return Completion(
-        output_ids=output_ids,
-        steps=num_steps,
-        accepted=accepted,
-        proposed=proposed,
-        tau=(len(output_ids) - 1) / num_steps if num_steps else None,
-        seconds=time.perf_counter() - begin,
+        output_ids=list(request.output_ids),
+        text=None if request.text is None else request.text.text,
+        finish_reason=request.finished,
+        logprobs=list(request.logprobs) if request.params.logprobs else None,
+        seed=request.sampler.seed,
+        steps=steps,
+        accepted=sum(step.accepted for step in request.steps),
+        proposed=sum(step.proposed for step in request.steps),
+        accepted_by_position=_accepted_by_position(request),
+        tau=(tokens - 1) / steps if steps else None,
+        queue_seconds=(request.admitted or request.ended) - request.arrived,
+        ttft_seconds=None if first is None else first - request.arrived,
+        itl_seconds=(last - first) / (tokens - 1) if first is not None and last is not None and tokens > 1 else None,
+        seconds=request.ended - request.arrived,
     )
 
 
-def check_request(prompt_ids: Sequence[int], max_new_tokens: int, draft: DraftSpec, target: TargetSpec) -> None:
-    """Raises RequestError for a prompt that cannot be served to its last token."""
-    if not prompt_ids:
-        raise RequestError("prompt: expected at least one token, found an empty prompt")
-    if wrong := [token for token in prompt_ids if not 0 <= token < target.vocab_size]:
-        raise RequestError(f"prompt: expected token ids from 0 to {target.vocab_size - 1}, found {wrong[0]}")
-    if draft.mask_token_id in prompt_ids:
-        raise RequestError(f"prompt: expected text, found the draft's mask token {draft.mask_token_id}")
-    limit = min(draft.max_position_embeddings, target.max_position_embeddings)
-    if (length := len(prompt_ids) + max_new_tokens) > limit:
-        raise RequestError(
-            f"prompt: expected at most {limit} tokens (max_position_embeddings), found {len(prompt_ids)}"
-            f" in the prompt + {max_new_tokens} new ones = {length}",
-            hint="lower --max-new-tokens or shorten the prompt",
-        )
+def _accepted_by_position(request: Request) -> list[int]:
+    longest = max((step.proposed for step in request.steps), default=0)
+    return [sum(step.accepted > position for step in request.steps) for position in range(longest)]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -48,31 +49,33 @@ def exposed_values(spec: DraftSpec) -> list[str]:
 class ComparingDrafter:
     """Drafts with `drafter` and runs `reference` beside it on the same input; a Drafter itself.
 
-    Each makes its own context from the taps. Both must have been loaded with `exposed_values`.
+    Serves one request at a time. Each makes its own context from the taps. Both must have been loaded with
+    `exposed_values`.
     """
 
     def __init__(self, drafter: OnnxDrafter, reference: OnnxDrafter) -> None:
         self.spec = drafter.spec
+        self.cache_bytes_per_token = drafter.cache_bytes_per_token + reference.cache_bytes_per_token
         self._drafter = drafter
         self._reference = reference
         self._values = [*exposed_values(self.spec), "hidden"]
         self._blocks = 0
         self._errors: list[list[float]] = []  # [blocks, L + 1 + 2 * L]: values, then k, then v by layer
 
-    def inject(self, slot: int, taps: torch.Tensor) -> None:
+    def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
         """Appends context rows made from the taps [T, A*H] to both contexts."""
-        self._drafter.inject(slot, taps)
-        self._reference.inject(slot, taps)
+        self._drafter.inject(slots, num_rows, taps)
+        self._reference.inject(slots, num_rows, taps)
 
-    def draft(self, slot: int, noise_embeds: torch.Tensor) -> torch.Tensor:
-        """The drafter's hidden [S, H] for noise_embeds [S, H]; compares every BLOCKS_APART-th block."""
+    def draft(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
+        """The drafter's hidden [B, S, H] for noise_embeds [B, S, H]; compares every BLOCKS_APART-th block."""
         if self._blocks % BLOCKS_APART == 0:
-            self._compare(slot, noise_embeds)
+            self._compare(slots, noise_embeds)
         self._blocks += 1
-        return self._drafter.draft(slot, noise_embeds)
+        return self._drafter.draft(slots, noise_embeds)
 
     def release(self, slot: int) -> None:
-        """Empties a slot's context and counts its blocks from 0 again."""
+        """Empties a slot's context and counts blocks from 0 again."""
         self._blocks = 0
         self._drafter.release(slot)
         self._reference.release(slot)
@@ -88,9 +91,10 @@ class ComparingDrafter:
         layers = [LayerError(layer=i, output=output, k=k, v=v) for i, (output, k, v) in enumerate(rows)]
         return DrafterError(num_blocks=len(self._errors), layers=layers, hidden=hidden)
 
-    def _compare(self, slot: int, noise_embeds: torch.Tensor) -> None:
-        found, expected = (d.draft_values(slot, noise_embeds, self._values) for d in (self._drafter, self._reference))
+    def _compare(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> None:
+        found, expected = (d.draft_values(slots, noise_embeds, self._values) for d in (self._drafter, self._reference))
         errors = [relative_error(*pair) for pair in zip(found, expected, strict=True)]
+        (slot,) = slots
         for kv, reference_kv in zip(self._drafter.context(slot), self._reference.context(slot), strict=True):
             errors += [relative_error(*layer) for layer in zip(kv, reference_kv, strict=True)]
         self._errors.append(errors)

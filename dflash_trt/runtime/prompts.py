@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.target import TargetSpec
 from dflash_trt.errors import RequestError
 from dflash_trt.target.tokenizer import encode
 
@@ -35,6 +38,23 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     id: str | None = None
     prompt: str | None = None
     token_ids: list[int] | None = None
+
+
+def check_prompt(prompt_ids: Sequence[int], max_new_tokens: int, draft: DraftSpec, target: TargetSpec) -> None:
+    """Raises RequestError for a prompt that target and draft cannot answer to its last token."""
+    if not prompt_ids:
+        raise RequestError("prompt: expected at least one token, found an empty prompt")
+    if wrong := [token for token in prompt_ids if not 0 <= token < target.vocab_size]:
+        raise RequestError(f"prompt: expected token ids from 0 to {target.vocab_size - 1}, found {wrong[0]}")
+    if draft.mask_token_id in prompt_ids:
+        raise RequestError(f"prompt: expected text, found the draft's mask token {draft.mask_token_id}")
+    limit = min(draft.max_position_embeddings, target.max_position_embeddings)
+    if (length := len(prompt_ids) + max_new_tokens) > limit:
+        raise RequestError(
+            f"prompt: expected at most {limit} tokens (max_position_embeddings), found {len(prompt_ids)}"
+            f" in the prompt + {max_new_tokens} new ones = {length}",
+            hint="lower --max-new-tokens or shorten the prompt",
+        )
 
 
 def read_prompts(file: Path) -> list[Prompt]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,124 +12,200 @@ from dflash_trt.checkpoint.target import TargetSpec, check_pair, read_target
 from dflash_trt.drafter.onnx_drafter import OnnxDrafter
 from dflash_trt.drafter.protocol import Drafter
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.errors import EngineError
-from dflash_trt.runtime.completion import Completion, check_request, complete
-from dflash_trt.runtime.decode import Step, plain_decode, speculative_decode
-from dflash_trt.target.huggingface import HuggingFaceTarget
+from dflash_trt.errors import EngineError, MissingDependencyError, RequestError
+from dflash_trt.runtime.completion import Completion, completion
+from dflash_trt.runtime.decode import DEFAULT_PREFILL_CHUNK, Decoder
+from dflash_trt.runtime.draft_length import DraftLength, FixedLength
+from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.prompts import check_prompt
+from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.slots import SlotPool
+from dflash_trt.runtime.text import TextStream
+from dflash_trt.target.huggingface import HuggingFaceTarget, load_model, make_target, stop_token_ids
 from dflash_trt.target.tokenizer import encode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 WARM_UP_TOKENS = 8
+DEFAULT_CACHE_GIB = 4.0
 
 
 class Session:
-    """Target, drafter and tokenizer of one engine directory; decodes one prompt after the other."""
+    """Target, drafter and tokenizer of one engine directory; one decoder at a time may use them."""
 
     def __init__(
         self,
         manifest: Manifest,
         target: HuggingFaceTarget,
         drafter: Drafter,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None,
         stop_ids: frozenset[int],
+        *,
+        num_slots: int = 1,
+        cache_gib: float = DEFAULT_CACHE_GIB,
     ) -> None:
+        """`stop_ids` are the target's end-of-sequence tokens."""
         self.manifest = manifest
         self.target = target
         self.drafter = drafter
         self.tokenizer = tokenizer
         self.stop_ids = stop_ids
+        self.num_slots = num_slots
+        self.cache_gib = cache_gib
 
     @classmethod
-    def open(cls, engine: Path, target_name: str, *, ignore_eos: bool = False, expose: Sequence[str] = ()) -> Session:
+    def open(
+        cls,
+        engine: Path,
+        target_name: str,
+        *,
+        num_slots: int = 1,
+        cache_gib: float = DEFAULT_CACHE_GIB,
+        device: str = "auto",
+        expose: Sequence[str] = (),
+    ) -> Session:
         """Loads the engine directory `engine` and the target that it was built for.
 
-        `expose` names values inside draft.onnx that the drafter can return besides its hidden states.
+        `num_slots` requests can run at once, in `cache_gib` GiB of target and context cache. `device` is "cpu", "cuda"
+        or "auto": CUDA where torch sees it. `expose` names values inside draft.onnx that the drafter can return besides
+        its hidden states.
 
         Raises EngineError when the engine is damaged or was built for another target, CheckpointError when
-        the target is.
+        the target is, MissingDependencyError when nothing here computes on `device`.
         """
         manifest = read_manifest(engine)
         checkpoint = read_target(checkpoint_directory(target_name))
         _check_target(manifest, checkpoint.spec, engine, target_name)
+        device = choose_device(device)
+        drafter = OnnxDrafter(engine, manifest, num_slots=num_slots, device=device, expose=expose)
 
         from transformers import AutoTokenizer
 
-        target = HuggingFaceTarget.load(checkpoint.directory, checkpoint.spec, manifest.draft.target_layer_ids)
+        taps = manifest.draft.target_layer_ids
+        model = load_model(checkpoint.directory, checkpoint.spec, taps).to(device)
         return cls(
             manifest,
-            target,
-            load_drafter(engine, manifest, expose),
+            make_target(model, taps, num_slots),
+            drafter,
             AutoTokenizer.from_pretrained(checkpoint.directory, local_files_only=True, trust_remote_code=False),
-            frozenset() if ignore_eos else target.stop_token_ids(),
+            stop_token_ids(model),
+            num_slots=num_slots,
+            cache_gib=cache_gib,
         )
 
     def with_drafter(self, manifest: Manifest, drafter: Drafter) -> Session:
-        """A session that shares this one's target: one of them may decode at a time.
-
-        `drafter` is that of the engine with `manifest`, whose target and taps are this session's.
-        """
-        return Session(manifest, self.target, drafter, self.tokenizer, self.stop_ids)
+        """A session that shares this one's target, with the drafter of another engine with `manifest`."""
+        return Session(
+            manifest,
+            self.target,
+            drafter,
+            self.tokenizer,
+            self.stop_ids,
+            num_slots=self.num_slots,
+            cache_gib=self.cache_gib,
+        )
 
     def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
         """Token ids of a prompt, taken as it is or wrapped in the target's chat template."""
+        assert self.tokenizer is not None
         return encode(self.tokenizer, prompt, chat=chat)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def text(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
+        assert self.tokenizer is not None
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
 
-    def generate(
-        self, prompt_ids: Sequence[int], max_new_tokens: int, on_text: Callable[[str], None] | None = None
-    ) -> Completion:
-        """Decodes one prompt greedily with the drafter; `on_text` sees the text as it grows."""
-        return complete(self.speculate(prompt_ids, max_new_tokens), self._text_stream(on_text))
+    def request(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        on_progress: Callable[[Request], None] | None = None,
+    ) -> Request:
+        """A request that this session can serve to its last token; RequestError for any other."""
+        self.check(prompt_ids, params.max_new_tokens)
+        if params.stop and self.tokenizer is None:
+            raise RequestError("stop: expected a target with a tokenizer, found none")
+        return Request(
+            prompt_ids=list(prompt_ids),
+            params=params,
+            sampler=params.sampler(),
+            stop_ids=params.stop_token_ids | (frozenset() if params.ignore_eos else self.stop_ids),
+            text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
+            on_progress=on_progress,
+        )
 
-    def speculate(self, prompt_ids: Sequence[int], max_new_tokens: int) -> Iterator[Step]:
-        """The steps of decoding one prompt greedily with the drafter, as they come."""
-        self.check(prompt_ids, max_new_tokens)
-        return speculative_decode(self.target, self.drafter, prompt_ids, max_new_tokens, self.stop_ids)
+    def decoder(
+        self, draft_length: DraftLength | None = None, *, prefill_chunk: int = DEFAULT_PREFILL_CHUNK
+    ) -> Decoder:
+        """Decodes with the drafter, by default verifying all it proposes."""
+        length = draft_length or FixedLength(self.manifest.draft.num_draft_tokens)
+        return Decoder(LocalPair(self.target, self.drafter), self._slots(), length, prefill_chunk=prefill_chunk)
+
+    def plain_decoder(self, *, prefill_chunk: int = DEFAULT_PREFILL_CHUNK) -> Decoder:
+        """Decodes without the drafter, one token a pass."""
+        return Decoder(LocalPair(self.target, None), self._slots(), FixedLength(0), prefill_chunk=prefill_chunk)
+
+    def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, on_progress: Callable[[Request], None] | None = None
+    ) -> Completion:
+        """Decodes one prompt with the drafter."""
+        return run(self.decoder(), [self.request(prompt_ids, params, on_progress)])[0]
 
     def generate_plain(
-        self, prompt_ids: Sequence[int], max_new_tokens: int, on_text: Callable[[str], None] | None = None
+        self, prompt_ids: Sequence[int], params: SamplingParams, on_progress: Callable[[Request], None] | None = None
     ) -> Completion:
-        """Decodes one prompt greedily without the drafter."""
-        self.check(prompt_ids, max_new_tokens)
-        # The same weights, without the cost of returning taps.
-        target = HuggingFaceTarget(self.target.model, ())
-        steps = plain_decode(target, prompt_ids, max_new_tokens, self.stop_ids)
-        return complete(steps, self._text_stream(on_text))
+        """Decodes one prompt without the drafter."""
+        return run(self.plain_decoder(), [self.request(prompt_ids, params, on_progress)])[0]
 
     def warm_up(self, prompt_ids: Sequence[int]) -> None:
         """Runs both ways of decoding for a few tokens, so that neither pays for being first."""
-        self.generate(prompt_ids, WARM_UP_TOKENS)
-        self.generate_plain(prompt_ids, WARM_UP_TOKENS)
+        params = SamplingParams(max_new_tokens=WARM_UP_TOKENS)
+        self.generate(prompt_ids, params)
+        self.generate_plain(prompt_ids, params)
 
     def check(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
         """Raises RequestError for a prompt that cannot be served to its last token."""
-        check_request(prompt_ids, max_new_tokens, self.manifest.draft, self.manifest.target)
+        check_prompt(prompt_ids, max_new_tokens, self.manifest.draft, self.manifest.target)
+        length = len(prompt_ids) + max_new_tokens
+        if length > self._num_tokens:
+            raise RequestError(
+                f"prompt: expected at most {self._num_tokens} tokens, which is what {self.cache_gib:g} GiB of cache"
+                f" hold, found {len(prompt_ids)} in the prompt + {max_new_tokens} new ones = {length}",
+                hint="give the caches more room with --cache-gib",
+            )
 
-    def _text_stream(self, on_text: Callable[[str], None] | None) -> Callable[[list[int]], None] | None:
-        """Feeds an incremental decoder, which holds incomplete characters back."""
-        if on_text is None:
-            return None
-        from tokenizers.decoders import DecodeStream
+    @property
+    def _num_tokens(self) -> int:
+        """Tokens that the caches of target and drafter may hold in all."""
+        bytes_per_token = self.target.cache_bytes_per_token + self.drafter.cache_bytes_per_token
+        return int(self.cache_gib * 2**30 / bytes_per_token)
 
-        stream = DecodeStream(skip_special_tokens=True)
-
-        def on_tokens(token_ids: list[int]) -> None:
-            for token in token_ids:
-                if text := stream.step(self.tokenizer._tokenizer, token):
-                    on_text(text)
-
-        return on_tokens
+    def _slots(self) -> SlotPool:
+        return SlotPool(self.num_slots, self._num_tokens)
 
 
-def load_drafter(engine: Path, manifest: Manifest, expose: Sequence[str] = ()) -> OnnxDrafter:
-    """The drafter of an engine directory, with room for the longest context that draft and target allow."""
-    limit = min(manifest.draft.max_position_embeddings, manifest.target.max_position_embeddings)
-    return OnnxDrafter(engine, manifest, max_context_tokens=limit, expose=expose)
+def run(decoder: Decoder, requests: Sequence[Request]) -> list[Completion]:
+    """Steps a decoder until all `requests` have their answers."""
+    for request in requests:
+        decoder.add(request)
+    while not decoder.is_idle:
+        decoder.step()
+    return [completion(request) for request in requests]
+
+
+def choose_device(device: str) -> str:
+    """What `device` comes to, "cpu" or "cuda"; MissingDependencyError for a CUDA device that torch does not see."""
+    import torch
+
+    has_cuda = torch.cuda.is_available()
+    if device == "cuda" and not has_cuda:
+        raise MissingDependencyError(
+            f"device: expected a CUDA device, found none that torch {torch.__version__} sees",
+            hint="install a CUDA build of torch, or decode with --device cpu",
+        )
+    return "cuda" if has_cuda and device != "cpu" else "cpu"
 
 
 def _check_target(manifest: Manifest, target: TargetSpec, engine: Path, target_name: str) -> None:

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.runtime.decode import Step
+from dflash_trt.runtime.request import Step
+
+if TYPE_CHECKING:
+    import torch
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
@@ -109,10 +113,10 @@ def _loss(pairs: npt.NDArray[np.float64]) -> float:
     return float(1 - mean / reference_mean)
 
 
-def relative_error(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> float:
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """||found - expected|| / ||expected|| over all elements; 0 / 0 is 0, and x / 0 infinite."""
-    error = float(np.linalg.norm((found.astype(np.float64) - expected).ravel()))
-    size = float(np.linalg.norm(expected.astype(np.float64).ravel()))
+    error = float((found.double() - expected).norm())
+    size = float(expected.double().norm())
     if size == 0:
         return float("inf") if error else 0.0
     return error / size

@@ -14,11 +14,11 @@ from dflash_trt.checkpoint.target import TargetSpec
 from dflash_trt.drafter.onnx_drafter import OnnxDrafter
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.errors import EngineError, RequestError
-from dflash_trt.runtime.completion import complete
-from dflash_trt.runtime.decode import Step
 from dflash_trt.runtime.drafter_error import ComparingDrafter, exposed_values
 from dflash_trt.runtime.prompts import Prompt
-from dflash_trt.runtime.session import Session, load_drafter
+from dflash_trt.runtime.request import Step
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.session import Session, run
 from dflash_trt.runtime.statistics import acceptance_by_position, first_difference, tau_loss
 from dflash_trt.runtime.verification_report import Comparison, EngineReport, PromptResult, Report, TauDifference
 
@@ -79,7 +79,7 @@ class Verification:
         check_reference(manifest, reference_manifest, str(reference))
         exposed = exposed_values(manifest.draft)
         session = Session.open(engine, target_name, expose=exposed)
-        drafter = load_drafter(reference, reference_manifest, exposed)
+        drafter = OnnxDrafter(reference, reference_manifest, expose=exposed)
         return cls(session, session.with_drafter(reference_manifest, drafter))
 
     def tokenize(self, prompts: Sequence[Prompt], max_new_tokens: int, *, chat: bool = False) -> list[TokenPrompt]:
@@ -99,13 +99,14 @@ class Verification:
 
     def run(self, prompts: Iterable[TokenPrompt], max_new_tokens: int) -> Report:
         """Decodes every prompt plainly, with the engine and with the reference."""
+        params = SamplingParams(max_new_tokens=max_new_tokens)
         engine = _Recording(self._session)
         reference = None if self._reference is None else _Recording(self._reference)
         for prompt in prompts:
-            expected = self._session.generate_plain(prompt.token_ids, max_new_tokens).output_ids
+            expected = self._session.generate_plain(prompt.token_ids, params).output_ids
             for recording in (engine, reference):
                 if recording is not None:
-                    recording.decode(prompt, max_new_tokens, expected)
+                    recording.decode(prompt, params, expected)
         return Report(
             block_size=self._session.manifest.draft.block_size,
             max_new_tokens=max_new_tokens,
@@ -136,19 +137,19 @@ class _Recording:
         self._session = session
         self._steps: list[Step] = []
 
-    def decode(self, prompt: TokenPrompt, max_new_tokens: int, expected: Sequence[int]) -> None:
+    def decode(self, prompt: TokenPrompt, params: SamplingParams, expected: Sequence[int]) -> None:
         """Decodes a prompt whose plain greedy tokens are `expected`."""
-        steps = list(self._session.speculate(prompt.token_ids, max_new_tokens))
-        self._steps += steps[1:]  # without the prefill
-        completion = complete(steps)
+        request = self._session.request(prompt.token_ids, params)
+        (answer,) = run(self._session.decoder(), [request])
+        self._steps += request.steps
         self.prompts.append(
             PromptResult(
                 name=prompt.name,
                 num_prompt_tokens=len(prompt.token_ids),
-                num_output_tokens=len(completion.output_ids),
-                steps=completion.steps,
-                tau=completion.tau,
-                first_difference=first_difference(expected, completion.output_ids),
+                num_output_tokens=len(answer.output_ids),
+                steps=answer.steps,
+                tau=answer.tau,
+                first_difference=first_difference(expected, answer.output_ids),
             )
         )
 

@@ -12,29 +12,42 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
-    """What one pass of the target says about the n tokens it was given."""
+class Segment:
+    """What one request adds to a pass: tokens that follow those its slot holds."""
 
-    next_tokens: torch.Tensor
-    """[n] int64: the greedy choice after each token; after a prefill [1], after the last token only."""
+    slot: int
+    token_ids: Sequence[int]
+    num_logits: int
+    """Logits are computed after the last `num_logits` of the tokens: 0 inside a prompt, 1 at its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What one pass of the target says about its segments, laid end to end; R tokens in all."""
+
+    logits: torch.Tensor
+    """[sum of num_logits, V] FLOAT."""
     taps: torch.Tensor
-    """[n, A*H]: the tapped hidden states of each token, taps concatenated in the draft's order."""
+    """[R, A*H]: the tapped hidden states of each token, taps concatenated in the draft's order; [R, 0] unasked."""
 
 
 class Target(Protocol):
-    """The running target model with the cache of one sequence."""
+    """The running target model: a cache of one sequence for each slot, one pass for all of them."""
 
-    def prefill(self, token_ids: Sequence[int]) -> Verified:
-        """Begins a new sequence with a prompt."""
+    cache_bytes_per_token: int
+    """What one token of one sequence takes in the cache."""
 
-    def verify(self, token_ids: Sequence[int]) -> Verified:
-        """Appends tokens to the sequence; a `rollback` follows before the next pass."""
+    def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
+        """Appends each segment to its slot's sequence; a slot occurs at most once."""
 
-    def rollback(self, num_tokens: int) -> None:
-        """Takes the last `num_tokens` >= 0 tokens back out of the sequence."""
+    def rollback(self, slot: int, num_tokens: int) -> None:
+        """Takes the last `num_tokens` >= 0 of the slot's last segment back; once after each `verify`."""
 
-    def embed(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Input embeddings [n, H]."""
+    def release(self, slot: int) -> None:
+        """Empties a slot."""
 
-    def predict(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Greedy choice [n] int64 of the lm_head for hidden states [n, H]."""
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Input embeddings [..., H] of token ids [...] int64."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The lm_head's logits [..., V] for hidden states [..., H]."""

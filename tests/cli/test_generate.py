@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from dflash_trt.errors import CheckpointError, EngineError, RequestError
+from dflash_trt.errors import CheckpointError, DFlashError, EngineError, RequestError
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run, run_here
 from tests.paths import FIXTURES
@@ -127,3 +129,54 @@ def test_wrong_prompts(prompt: list[int], words: str, engine: Path, tmp_path: Pa
     file.write_text(json.dumps([prompt]))
     arguments = ("generate", engine, "--target", TARGET, "--token-ids", file, "--json")
     assert words in refusal(lambda: run_here(*arguments), RequestError)
+
+
+def requests(capsys: pytest.CaptureFixture[str], *command: object) -> list[dict[str, Any]]:
+    run_here("generate", *command, "--target", TARGET, "--ignore-eos", "--json")
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["requests"]
+    return found
+
+
+def test_sampling_settings(engine: Path, prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same seed gives the same tokens with and without the drafter, one by one and in a batch."""
+    command = [
+        engine, "--token-ids", prompts, "--max-new-tokens", 12, "--temperature", 1, "--top-p", 0.9, "--seed", 7,
+        "--logprobs", "--baseline",
+    ]  # fmt: skip
+    alone, batch = requests(capsys, *command), requests(capsys, *command, "--batch-size", 4)
+    assert [request["output_ids"] for request in alone] == [request["output_ids"] for request in batch]
+    assert all(request["identical"] for request in [*alone, *batch])
+    assert all(len(request["logprobs"]) == 12 and max(request["logprobs"]) <= 0 for request in alone)
+    assert {request["seed"] for request in alone} == {7}
+
+
+def test_stop_texts_and_draft_lengths(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [engine, "def add(", "--max-new-tokens", 24]
+    (whole,) = requests(capsys, *command)
+    stop = whole["text"][5:8]
+    (stopped,) = requests(capsys, *command, "--stop", stop)
+    assert stopped["text"] == whole["text"][: whole["text"].index(stop)]
+    assert stopped["finish_reason"] == "stop"
+    for length in ("0", "2", "1:3,8:1", "adaptive"):
+        (other,) = requests(capsys, *command, "--draft-length", length)
+        assert other["output_ids"] == whole["output_ids"]
+        assert (other["proposed"] == 0) == (length == "0")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--temperature", "-1", "temperature: expected 0 or more, found -1.0"),
+        ("--top-p", "0", "top_p: expected more than 0 and at most 1, found 0.0"),
+        ("--seed", "-1", "seed: expected 0 to 2^64 - 1, found -1"),
+        ("--draft-length", "99", "draft length: expected 0 to 7, a schedule by batch size that begins at 1 (1:7,8:3)"),
+        ("--cache-gib", "0.00001", "which is what 1e-05 GiB of cache hold"),
+        ("--device", "cuda", "device: expected a CUDA device, found none that torch"),
+    ],
+)
+def test_settings_that_cannot_be_served(engine: Path, option: str, value: str, message: str) -> None:
+    if option == "--device" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(DFlashError) as refused:
+        run_here("generate", engine, "def", "--target", TARGET, option, value)
+    assert message in refused.value.message

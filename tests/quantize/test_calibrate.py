@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from unittest.mock import patch
@@ -20,11 +20,11 @@ from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.cli import EXTRAS
 from dflash_trt.quantize.calibrate import ANCHORS, Replayer, activation_ranges, choose_anchors, replay
 from dflash_trt.quantize.features import FeatureSequence, open_features
-from dflash_trt.runtime.decode import speculative_decode
 from dflash_trt.runtime.session import Session
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run
 from tests.cli.test_exit_codes import WITHOUT
+from tests.decoding import generate
 from tests.engines import build
 from tests.fixtures_data import PAIRS
 from tests.paths import FIXTURES
@@ -77,7 +77,7 @@ def test_replayed_blocks_are_those_of_decoding(name: str, features: dict[str, Pa
     BF16's, here 2% of the largest value.
     """
     build(FIXTURES / f"{name}-dflash", tmp_path / "engine", FIXTURES / name)
-    session = Session.open(tmp_path / "engine", str(FIXTURES / name), ignore_eos=True)
+    session = Session.open(tmp_path / "engine", str(FIXTURES / name))
     draft = fixture_draft(name)
     with open_features(features[name], draft.spec) as file:
         captured = next(file.sequences())
@@ -92,8 +92,9 @@ def test_replayed_blocks_are_those_of_decoding(name: str, features: dict[str, Pa
     masks = [draft.spec.mask_token_id] * draft.spec.num_draft_tokens
     for row, anchor in enumerate(anchors.tolist()):
         session.drafter.release(0)
-        session.drafter.inject(0, captured.taps[:anchor])
-        same_taps = session.drafter.draft(0, session.target.embed([tokens[anchor], *masks])).numpy()
+        session.drafter.inject([0], [anchor], captured.taps[:anchor])
+        block = session.target.embed(torch.tensor([[tokens[anchor], *masks]]))
+        same_taps = session.drafter.draft([0], block)[0].numpy()
         assert np.abs(hidden[row] - same_taps).max() <= RELATIVE * np.abs(same_taps).max()
         assert np.abs(hidden[row] - decoded[anchor]).max() <= 0.02 * np.abs(same_taps).max()
 
@@ -104,18 +105,17 @@ def drafted_blocks(session: Session, prompt: list[int], max_new_tokens: int) -> 
     inject, draft = session.drafter.inject, session.drafter.draft
     injected = [0]
 
-    def count(slot: int, taps: torch.Tensor) -> None:
+    def count(slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
         injected[0] += len(taps)
-        inject(slot, taps)
+        inject(slots, num_rows, taps)
 
-    def keep(slot: int, noise_embeds: torch.Tensor) -> torch.Tensor:
-        hidden = draft(slot, noise_embeds)
-        blocks[injected[0]] = hidden.numpy()
+    def keep(slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
+        hidden = draft(slots, noise_embeds)
+        blocks[injected[0]] = hidden[0].numpy()
         return hidden
 
     with patch.object(session.drafter, "inject", count), patch.object(session.drafter, "draft", keep):
-        for _ in speculative_decode(session.target, session.drafter, prompt, max_new_tokens, frozenset()):
-            pass
+        generate(session, prompt, max_new_tokens)
     return blocks
 
 

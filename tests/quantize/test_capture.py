@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,8 @@ from dflash_trt.checkpoint.draft import read_draft
 from dflash_trt.errors import BuildError, RequestError
 from dflash_trt.quantize.features import FeatureFacts, open_features
 from dflash_trt.runtime.capture import Answered, answer_prompts, new_file, write_features
-from dflash_trt.target.huggingface import HuggingFaceTarget
-from dflash_trt.target.protocol import Verified
+from dflash_trt.target.huggingface import make_target
+from dflash_trt.target.protocol import Segment, Verified
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run_here
 from tests.fixtures_data import PAIRS
@@ -83,7 +83,7 @@ def test_same_inputs_same_bytes(features: dict[str, Path], tmp_path: Path) -> No
 
 
 def test_an_answer_ends_with_its_stop_token() -> None:
-    target = HuggingFaceTarget(load_target(FIXTURES / "tiny-qwen3"), ())
+    target = make_target(load_target(FIXTURES / "tiny-qwen3"), (), num_slots=1)
     (whole,) = answer_prompts(target, [[5, 6, 7]], 20, frozenset())
     stop = whole.token_ids[8]
     (stopped,) = answer_prompts(target, [[5, 6, 7]], 20, frozenset([stop]))
@@ -148,11 +148,16 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
 class BrokenTarget:
     """A target whose taps are NaN."""
 
-    def embed(self, token_ids: list[int]) -> torch.Tensor:
-        return torch.zeros(len(token_ids), 128)
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(*token_ids.shape, 128)
 
-    def prefill(self, token_ids: list[int]) -> Verified:
-        return Verified(next_tokens=torch.zeros(1), taps=torch.full((len(token_ids), 384), float("nan")))
+    def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
+        assert with_taps
+        (segment,) = segments
+        return Verified(logits=torch.zeros(0, 1), taps=torch.full((len(segment.token_ids), 384), float("nan")))
+
+    def release(self, slot: int) -> None:
+        pass
 
 
 def test_taps_that_are_not_finite_leave_nothing(features: dict[str, Path], tmp_path: Path) -> None:

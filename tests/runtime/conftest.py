@@ -11,10 +11,10 @@ from tests.paths import FIXTURES
 
 @pytest.fixture(scope="package")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Session]:
-    """Both trained pairs, built and loaded once; no stop tokens."""
+    """Both trained pairs, built and loaded once."""
     opened = {}
     for name in PAIRS:
         engine = tmp_path_factory.mktemp(name) / "engine"
         build(FIXTURES / f"{name}-dflash", engine, FIXTURES / name)
-        opened[name] = Session.open(engine, str(FIXTURES / name), ignore_eos=True)
+        opened[name] = Session.open(engine, str(FIXTURES / name))
     return opened

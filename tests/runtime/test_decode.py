@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.runtime.decode import Step, plain_decode, speculative_decode
-from dflash_trt.runtime.session import Session
+from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.session import Session, run
+from tests.decoding import decode, generate, greedy, open_without_tokenizer
 from tests.engines import build
 from tests.fixtures_data import PAIRS, prompts
 from tests.oracle.random_pairs import write_random_pair
@@ -21,8 +22,6 @@ from tests.oracle.transformers_dflash import dflash_greedy, load_assistant, load
 from tests.paths import FIXTURES
 from tests.reference.decode_loop import reference_greedy
 from tests.reference.synthetic import Dialect
-
-NO_STOP: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -34,16 +33,20 @@ class Recorded:
     accepted: list[int]
 
 
-def speculate(session: Session, prompt: Sequence[int], tokens: int, stop: frozenset[int] = NO_STOP) -> Recorded:
-    steps = list(speculative_decode(session.target, session.drafter, prompt, tokens, stop))
-    return recorded(steps)
+def speculate(session: Session, prompt: Sequence[int], tokens: int, stop: Sequence[int] = ()) -> Recorded:
+    return recorded(decode(session, prompt, greedy(tokens, stop)))
 
 
-def recorded(steps: list[Step]) -> Recorded:
+def plain(session: Session, prompt: Sequence[int], tokens: int, stop: Sequence[int] = ()) -> list[int]:
+    (answer,) = run(session.plain_decoder(), [session.request(prompt, greedy(tokens, stop))])
+    return answer.output_ids
+
+
+def recorded(request: Request) -> Recorded:
     return Recorded(
-        output_ids=[token for step in steps for token in step.token_ids],
-        committed=[len(step.token_ids) for step in steps[1:]],
-        accepted=[step.accepted for step in steps[1:]],
+        output_ids=request.output_ids,
+        committed=[len(step.token_ids) for step in request.steps],
+        accepted=[step.accepted for step in request.steps],
     )
 
 
@@ -51,19 +54,6 @@ def random_session(path: Path, dialect: Dialect, seed: int) -> tuple[Session, Pa
     target, draft = write_random_pair(path, dialect=dialect, seed=seed)
     build(draft, path / "engine", target)
     return open_without_tokenizer(path / "engine", target), target, draft
-
-
-def open_without_tokenizer(engine: Path, target: Path) -> Session:
-    """A session on a random pair, which has no tokenizer."""
-    from dflash_trt.checkpoint.target import read_target
-    from dflash_trt.drafter.onnx_drafter import OnnxDrafter
-    from dflash_trt.engine.manifest import read_manifest
-    from dflash_trt.target.huggingface import HuggingFaceTarget
-
-    manifest = read_manifest(engine)
-    loaded = HuggingFaceTarget.load(target, read_target(target).spec, manifest.draft.target_layer_ids)
-    drafter = OnnxDrafter(engine, manifest, max_context_tokens=512)
-    return Session(manifest, loaded, drafter, None, NO_STOP)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -95,7 +85,7 @@ def test_fixtures_equal_the_oracle(name: str, sessions: dict[str, Session]) -> N
 def test_fixture_acceptance_is_worth_looking_at(name: str, sessions: dict[str, Session]) -> None:
     """tau >= 3.5 over 128 new tokens at the trained block size, mean over all held-out prompts."""
     session = sessions[name]
-    taus = [session.generate(prompt, 128).tau for prompt in prompts(session)]
+    taus = [generate(session, prompt, 128).tau for prompt in prompts(session)]
     assert sum(tau for tau in taus if tau is not None) / len(taus) >= 3.5
 
 
@@ -103,7 +93,7 @@ def test_fixture_acceptance_is_worth_looking_at(name: str, sessions: dict[str, S
 def test_fixture_text_is_plain_greedy_text(name: str, sessions: dict[str, Session]) -> None:
     session = sessions[name]
     for prompt in prompts(session)[4:12]:
-        assert session.generate(prompt, 128).output_ids == session.generate_plain(prompt, 128).output_ids
+        assert generate(session, prompt, 128).output_ids == plain(session, prompt, 128)
 
 
 @pytest.mark.parametrize("tokens", range(1, 12))
@@ -111,18 +101,17 @@ def test_max_new_tokens_is_exact(tmp_path: Path, tokens: int) -> None:
     session, target_dir, _ = random_session(tmp_path, "qwen3", seed=1)
     expected = plain_greedy(load_target(target_dir), [1, 2], tokens, eos_ids=())
     assert speculate(session, [1, 2], tokens).output_ids == expected
-    plain = recorded(list(plain_decode(session.target, [1, 2], tokens, NO_STOP)))
-    assert plain.output_ids == expected
+    assert plain(session, [1, 2], tokens) == expected
 
 
 @pytest.mark.parametrize("stop", range(5))
 def test_a_stop_token_cuts_inside_an_accepted_block(tmp_path: Path, stop: int) -> None:
     session, target_dir, _ = random_session(tmp_path, "qwen3", seed=2)
     expected = plain_greedy(load_target(target_dir), [1, 2, 3], 40, eos_ids=[stop])
-    ours = speculate(session, [1, 2, 3], 40, frozenset([stop]))
+    ours = speculate(session, [1, 2, 3], 40, [stop])
     assert ours.output_ids == expected
     assert sum(ours.committed) == len(expected) - 1
-    assert recorded(list(plain_decode(session.target, [1, 2, 3], 40, frozenset([stop])))).output_ids == expected
+    assert plain(session, [1, 2, 3], 40, [stop]) == expected
 
 
 def test_rollback_of_a_full_sliding_window(tmp_path: Path) -> None:
@@ -137,7 +126,7 @@ def test_rollback_of_a_full_sliding_window(tmp_path: Path) -> None:
 def test_prompts_do_not_leak_into_each_other(sessions: dict[str, Session]) -> None:
     session = sessions["tiny-gpt-oss"]
     first, second = prompts(session)[:2]
-    alone = session.generate(second, 40)
-    session.generate(first, 40)
-    again = session.generate(second, 40)
+    alone = generate(session, second, 40)
+    generate(session, first, 40)
+    again = generate(session, second, 40)
     assert (again.output_ids, again.steps) == (alone.output_ids, alone.steps)

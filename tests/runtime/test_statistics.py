@@ -7,8 +7,9 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-from dflash_trt.runtime.decode import Step
+from dflash_trt.runtime.request import Step
 from dflash_trt.runtime.statistics import (
     Difference,
     acceptance_by_position,
@@ -47,9 +48,9 @@ def counts(steps: list[Step], num_draft_tokens: int = 3) -> list[tuple[int, int]
 def test_acceptance_by_position() -> None:
     steps = [
         Step(token_ids=[6, 7, 8], proposed=3, accepted=2),
-        Step(token_ids=[9], proposed=3),
+        Step(token_ids=[9], proposed=3, accepted=0),
         Step(token_ids=[1, 2], proposed=1, accepted=1),  # near the limit only one is proposed
-        Step(token_ids=[5]),  # and at last none
+        Step(token_ids=[5], proposed=0, accepted=0),  # and at last none
     ]
     assert counts(steps) == [(3, 2), (2, 1), (2, 0)]
     assert [entry.share for entry in acceptance_by_position(steps, 3)] == [pytest.approx(2 / 3), 0.5, 0.0]
@@ -106,11 +107,11 @@ def test_tau_gained_is_a_negative_loss() -> None:
 
 
 def test_relative_error() -> None:
-    one, other = (np.array(values, dtype=np.float32) for values in ([[3, 4], [0, 0]], [[3, 0], [0, 4]]))
+    one, other = (torch.tensor(values) for values in ([[3.0, 4], [0, 0]], [[3.0, 0], [0, 4]]))
     assert relative_error(one, one) == 0
     assert relative_error(one, other) == pytest.approx(math.sqrt(32) / 5)
-    zero = np.zeros(3, dtype=np.float32)
+    zero = torch.zeros(3)
     assert relative_error(zero, zero) == 0
     assert relative_error(zero + 1, zero) == math.inf
-    large = np.full(4, 3e38, dtype=np.float32)  # squares overflow FLOAT
+    large = torch.full((4,), 3e38)  # squares overflow FLOAT
     assert relative_error(large / 2, large) == pytest.approx(0.5)

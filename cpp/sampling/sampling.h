@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sampling/params.h"
+#include "sampling/penalties.h"
+
+namespace dflash {
+
+struct Logits {
+  std::span<const float> row(int64_t index) const {
+    return {data + index * vocab, static_cast<size_t>(vocab)};
+  }
+
+  const float* data;  // [rows, V]
+  int64_t rows;
+  int64_t vocab;
+};
+
+// The tokens that one pass of the target emits: the accepted prefix of `proposals` [K] and one more
+// token, the correction of the first rejected proposal or the bonus token (docs/sampling.md).
+//
+// Row r of `logits` [K + 1, V] is for output position `position` + r. Its token is a function of
+// the row's filtered distribution and of u(seed, position + r) alone; the proposal is accepted if
+// it is that token. `history` is read only with a penalty; its output then has `position` tokens.
+//
+// Throws std::invalid_argument; rows behind the last emitted token are not looked at.
+std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t> proposals,
+                                  const SamplingParams& params, uint64_t position,
+                                  const History& history);
+
+// Fills `out` [V] with the distribution that verify_block samples from, given a row [V] of logits.
+void token_probabilities(std::span<const float> logits, const SamplingParams& params,
+                         const History& history, std::span<double> out);
+
+// log softmax(logits[r])[tokens[r]], of the target's own logits: no penalty, temperature or filter.
+std::vector<double> token_logprobs(const Logits& logits, std::span<const int64_t> tokens);
+
+}  // namespace dflash

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt build CONFIG.yaml --dry-run`: every setting with its origin, and the memory of one GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from dflash_trt.cli.output import human_bytes, print_json, print_table
+from dflash_trt.config.deployment import DeploymentFile
+from dflash_trt.errors import ConfigError
+from dflash_trt.serving.check import check, deployment_context
+from dflash_trt.serving.finding import ERROR, Finding
+from dflash_trt.serving.gpus import Gpus
+from dflash_trt.serving.memory import MAX_BATCH, MAX_TOKENS, MemoryPlan, plan_memory
+from dflash_trt.serving.resolve import Deployment, resolve
+from dflash_trt.serving.rules.context import Context
+from dflash_trt.serving.rules.memory import document_load
+from dflash_trt.serving.schema import load_schema
+from dflash_trt.serving.trtllm import trtllm_arguments
+
+# What a deployment says to a runtime; the rest of it are facts and their origin.
+SETTINGS = (
+    "target", "draft", "gpus", "purpose", "mode", "recipe", "tensor_parallel", "expert_parallel", "max_batch_size",
+    "max_num_tokens", "max_seq_len", "draft_tokens", "draft_attention", "kv_cache_dtype", "kv_cache_fraction",
+    "prefix_reuse", "moe_backend", "eagle3",
+)  # fmt: skip
+
+
+def print_dry_run(file: DeploymentFile, name: str, *, target: str | None, as_json: bool) -> None:
+    """Prints what `file` resolves to; raises ConfigError, after printing, where TensorRT-LLM could not run it."""
+    deployment = resolve(file, name, target=target)
+    context = _context(deployment)
+    findings = check(context)
+    load = document_load(context)
+    plan = None if load is None else plan_memory(load)
+    if as_json:
+        print_json("dry-run", _document(deployment, context, findings, plan))
+    else:
+        rows = [(key, _text(getattr(deployment, key)), deployment.sources[key]) for key in SETTINGS]
+        print_table(
+            f"{name} (settings {deployment.digest})", ("setting", "value", "from"), [*rows, *_defaults(context)]
+        )
+        if plan is not None:
+            _print_memory(deployment, plan)
+        for finding in findings:
+            click.echo(finding, err=True)
+    if errors := sum(finding.severity == ERROR for finding in findings):
+        raise ConfigError(f"{name}: expected a configuration that TensorRT-LLM can run, found {errors} error(s)")
+
+
+def _context(deployment: Deployment) -> Context:
+    return deployment_context(deployment, load_schema("trtllm", None), trtllm_arguments(deployment, "dflash"))
+
+
+def _defaults(context: Context) -> list[tuple[str, str, str]]:
+    """What the runtime takes for keys of the speculative section that nobody gives."""
+    schema = context.schema
+    section = schema.classes["DFlashDecodingConfig"].fields
+    given = context.document["speculative_config"]
+    source = f"schema: TensorRT-LLM {schema.version}"
+    return [
+        (f"speculative_config.{key}", _text(field.default), source)
+        for key, field in section.items()
+        if key not in given and field.default is not msgspec.UNSET and field.default is not None
+    ]
+
+
+def _document(
+    deployment: Deployment, context: Context, findings: list[Finding], plan: MemoryPlan | None
+) -> dict[str, object]:
+    settings = [
+        {"key": key, "value": _plain(getattr(deployment, key)), "source": deployment.sources[key]} for key in SETTINGS
+    ]
+    settings += [{"key": key, "value": value, "source": source} for key, value, source in _defaults(context)]
+    return {
+        "name": deployment.name,
+        "digest": deployment.digest,
+        "settings": settings,
+        "draft": deployment.draft_facts,
+        "memory": plan,
+        "findings": findings,
+    }
+
+
+def _print_memory(deployment: Deployment, plan: MemoryPlan) -> None:
+    gpu = deployment.gpus.gpu
+    rows = [(item.name, human_bytes(item.bytes), item.how) for item in plan.items]
+    rows += [("not counted", "?", what) for what in plan.unknown]
+    rows.append(("cache pool", human_bytes(plan.pool_bytes), _pool(deployment, plan)))
+    rows.append(("largest that fits", _largest(plan), "max_batch_size alone, or max_seq_len alone"))
+    print_table(f"memory of each {gpu.title} ({human_bytes(plan.capacity_bytes)})", ("what", "bytes", "how"), rows)
+
+
+def _pool(deployment: Deployment, plan: MemoryPlan) -> str:
+    share = f"{deployment.kv_cache_fraction:g} of the rest"
+    if plan.full_requests is None:
+        return share
+    return f"{share}: {plan.full_requests} requests of {deployment.max_seq_len} tokens"
+
+
+def _largest(plan: MemoryPlan) -> str:
+    def bounded(number: int, bound: int) -> str:
+        return "any" if number == bound else str(number)
+
+    return f"{bounded(plan.largest_batch, MAX_BATCH)}; {bounded(plan.largest_context, MAX_TOKENS)}"
+
+
+def _plain(value: Any) -> object:
+    return str(value) if isinstance(value, Gpus) else msgspec.to_builtins(value)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    plain = _plain(value)
+    if isinstance(plain, dict):
+        return ", ".join(f"{key} {item}" for key, item in plain.items())
+    return str(plain).lower() if isinstance(plain, bool) else str(plain)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt serve-config`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from dflash_trt.cli.output import print_json
+from dflash_trt.config.deployment import is_config, load_deployment
+from dflash_trt.errors import ConfigError
+from dflash_trt.serving.check import check, deployment_context, file_context, read_document
+from dflash_trt.serving.finding import ERROR, Finding
+from dflash_trt.serving.gpus import parse_gpus
+from dflash_trt.serving.method import METHODS, Method
+from dflash_trt.serving.real_classes import check_with_package
+from dflash_trt.serving.render import render
+from dflash_trt.serving.resolve import Deployment, directory_deployment, resolve
+from dflash_trt.serving.schema import PACKAGES, Runtime, load_schema
+
+
+@click.command("serve-config", short_help="Write or check a configuration for trtllm-serve, vLLM or SGLang.")
+@click.argument("source", required=False)
+@click.option("--runtime", type=click.Choice(list(PACKAGES)), required=True, help="Whose configuration.")
+@click.option("--method", type=click.Choice(METHODS), default="dflash", show_default=True, help="How it decodes.")
+@click.option("--check", "file", type=click.Path(path_type=Path), help="Check this file instead of writing one.")
+@click.option("--version", help="Release of the runtime; the newest that is known unless given.")
+@click.option("--target", help="Target: directory, or for a SOURCE directory also a repository id.")
+@click.option("--draft", help="Draft checkpoint or engine directory that is here, in place of what SOURCE names.")
+@click.option("--gpus", help="GPUs, for a SOURCE directory or --check: b300x8.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address that the server binds.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="And its port.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings of --check as one JSON document.")
+def serve_config(
+    source: str | None,
+    runtime: Runtime,
+    method: Method,
+    file: Path | None,
+    version: str | None,
+    target: str | None,
+    draft: str | None,
+    gpus: str | None,
+    host: str,
+    port: int,
+    as_json: bool,
+) -> None:
+    """Write the configuration of SOURCE for a runtime to stdout: YAML for trtllm, a command line for the others.
+
+    SOURCE is a deployment file, or with --target and --gpus an engine directory or draft checkpoint. The command
+    that starts the server goes to stderr. With --check, report every problem of an existing FILE; SOURCE then
+    says what it is deployed on.
+
+    \b
+    Example:
+      dflash-trt serve-config build_configs/gpt-oss-120b.b300x8.latency.yaml --runtime trtllm > serve.yaml
+    """
+    schema = load_schema(runtime, version)
+    if as_json and file is None:
+        raise click.UsageError("--json is for --check: what is written for a runtime is data already")
+    deployment = None if source is None else _deployment(source, target, draft, gpus)
+    if file is not None:
+        if deployment is not None:
+            context = deployment_context(deployment, schema, read_document(file, schema))
+        else:
+            known_gpus = None if gpus is None else parse_gpus(gpus, "--gpus")
+            context = file_context(file, schema, gpus=known_gpus, target=target, draft=draft)
+        findings = [*check(context), *check_with_package(schema, context.document)]
+        _report(file, runtime, schema.version, findings, as_json)
+        return
+    if deployment is None:
+        raise click.UsageError("give SOURCE to write a configuration, or --check FILE to check one")
+    rendered = render(deployment, runtime, method, host=host, port=port)
+    findings = check(deployment_context(deployment, schema, rendered.arguments))
+    for finding in findings:
+        click.echo(finding, err=True)
+    if errors := [finding for finding in findings if finding.severity == ERROR]:
+        raise ConfigError(f"{source}: expected a configuration that {runtime} can run, found {_count(errors)}")
+    click.echo(rendered.text, nl=False)
+    click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
+
+
+def _deployment(source: str, target: str | None, draft: str | None, gpus: str | None) -> Deployment:
+    if is_config(source):
+        if gpus is not None:
+            raise click.UsageError("--gpus is for a SOURCE directory; a deployment file says it itself")
+        path = Path(source)
+        return resolve(load_deployment(path), path.stem, draft=draft, target=target)
+    if target is None or gpus is None:
+        raise click.UsageError("a SOURCE directory needs --target and --gpus; a deployment file says them itself")
+    if draft is not None:
+        raise click.UsageError("--draft is for a deployment file; SOURCE is the draft here")
+    directory = Path(source)
+    if not directory.is_dir():
+        raise ConfigError(f"{source}: expected a deployment file (.yaml) or a directory, found neither")
+    return resolve(directory_deployment(directory, target=target, gpus=gpus), directory.resolve().name)
+
+
+def _report(file: Path, runtime: str, version: str, findings: Sequence[Finding], as_json: bool) -> None:
+    errors = [finding for finding in findings if finding.severity == ERROR]
+    if as_json:
+        print_json(
+            "serve-config-check",
+            {"file": str(file), "runtime": runtime, "version": version, "passed": not errors, "findings": findings},
+        )
+    else:
+        for finding in findings:
+            click.echo(finding)
+    if errors:
+        raise ConfigError(f"{file}: expected a configuration for {PACKAGES[runtime]} {version}, found {_count(errors)}")
+
+
+def _count(errors: Sequence[Finding]) -> str:
+    return f"{len(errors)} error{'s' if len(errors) != 1 else ''}"

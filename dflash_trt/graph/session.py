@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX Runtime sessions on the graphs, lowered to FLOAT and standard operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+import onnxruntime
+
+from dflash_trt.errors import MissingDependencyError
+from dflash_trt.graph.cpu_lowering import lower_to_cpu
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+def graph_session(
+    directory: Path, file: str, expose: Sequence[str] = (), *, device: str = "cpu"
+) -> onnxruntime.InferenceSession:
+    """A session on the ONNX file `file` of an engine directory.
+
+    `expose` names values inside the graph that become further outputs (calibration, error by layer). Raises
+    MissingDependencyError when this build of ONNX Runtime cannot compute on `device`.
+    """
+    return model_session(onnx.load(directory / file, load_external_data=False), directory, expose, device=device)
+
+
+def model_session(
+    model: onnx.ModelProto, directory: Path, expose: Sequence[str] = (), *, device: str = "cpu"
+) -> onnxruntime.InferenceSession:
+    """The same for a graph in memory whose weights lie in `directory`."""
+    if PROVIDERS[device] not in (available := onnxruntime.get_available_providers()):
+        raise MissingDependencyError(
+            f"onnxruntime {onnxruntime.__version__}: expected {PROVIDERS[device]}, found {', '.join(available)}",
+            hint="pip install onnxruntime-gpu in the place of onnxruntime, or decode with --device cpu",
+        )
+    options = onnxruntime.SessionOptions()
+    # Torch and ONNX Runtime take turns on the same cores: a pool that spins would starve the other.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # The model comes from memory, its weights from the directory.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(directory.resolve()))
+    return onnxruntime.InferenceSession(
+        lower_to_cpu(model, expose).SerializeToString(), options, providers=[PROVIDERS[device]]
+    )

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which proposals hold: those that the target would have emitted itself; and its own token after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from dflash_trt import _C
+from dflash_trt.runtime.request import Request
+
+
+def accept(request: Request, proposals: Sequence[int], logits: Tensor, greedy: Sequence[int]) -> list[int]:
+    """Accepted proposals and one token more; [] without logits, that is inside a prompt.
+
+    logits [n, V] FLOAT and greedy [n], their argmax, are the target's after the last token and each proposal.
+    Greedy decoding accepts what equals the argmax. Sampling draws the target's own token with the random number of
+    its position and accepts what equals it: the exact rule of speculative sampling (docs/sampling.md).
+    """
+    if len(greedy) == 0:
+        return []
+    params = request.params
+    if params.temperature == 0 and not params.penalizes:
+        token_ids = list(greedy[: _C.accept_greedy(list(proposals), list(greedy)) + 1])
+    else:
+        history = [_ids(request.prompt_ids), _ids(request.output_ids)] if params.penalizes else [None, None]
+        token_ids = _C.verify_block(
+            logits.cpu().numpy(), list(proposals), request.sampler, len(request.output_ids), *history
+        )
+    if params.logprobs:
+        request.logprobs += _C.token_logprobs(logits.cpu().numpy(), token_ids)
+    return token_ids
+
+
+def _ids(token_ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(token_ids, dtype=np.int64)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many drafted tokens a step verifies: a number, a schedule by batch size, or what acceptance suggests.
+
+The drafter always fills its whole block, as it was trained to; this decides how much of it the target sees. Longer
+is not better: each verified token costs, above all on mixture-of-experts targets at high batch, where more tokens
+read more experts. Output does not depend on it (docs/sampling.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from dflash_trt.errors import RequestError
+
+DEFAULT_TOKEN_COST = 0.05
+"""Of one more verified token, as a share of a pass that verifies none."""
+DECAY = 0.98
+"""Weight of older passes against the next one: a memory of about 50 passes."""
+MIN_GAIN = 0.05
+"""The change a switch must promise: hysteresis against noise."""
+MIN_PASSES = 16
+"""Passes between switches."""
+PROBE_EVERY = 64
+"""Each so many passes the whole block is verified once, to see what longer drafts would bring."""
+PRIOR = 2.0
+"""Passes' weight of the guess that a position holds as often as the one before it."""
+
+
+class DraftLength(Protocol):
+    """Chooses, before each step, how many of the K drafted tokens are verified."""
+
+    def choose(self, batch_size: int) -> int:
+        """0 .. K for a step over `batch_size` requests; 0 is plain decoding."""
+
+    def observe(self, proposed: int, accepted: int) -> None:
+        """Learns from one request's pass that verified `proposed` tokens and accepted the first `accepted`."""
+
+
+class FixedLength:
+    """Always the same."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def choose(self, batch_size: int) -> int:
+        """The length, whatever the batch."""
+        return self.length
+
+    def observe(self, proposed: int, accepted: int) -> None:
+        """Nothing to learn."""
+
+
+class LengthByBatch:
+    """The length of the largest scheduled batch size that the step reaches."""
+
+    def __init__(self, schedule: Mapping[int, int]) -> None:
+        """`schedule` maps a smallest batch size to a length, and has one for batch size 1."""
+        self._schedule = dict(sorted(schedule.items(), reverse=True))
+
+    def choose(self, batch_size: int) -> int:
+        """The scheduled length."""
+        return next(length for begin, length in self._schedule.items() if batch_size >= begin)
+
+    def observe(self, proposed: int, accepted: int) -> None:
+        """Nothing to learn."""
+
+
+class AdaptiveLength:
+    """The length with the most expected tokens for its cost, by measured acceptance.
+
+    A pass that verifies k drafts emits 1 + P(1) + .. + P(k) tokens, P(i) being the share of passes that accept
+    position i and all before it, and costs 1 + k * batch_size * token_cost. It verifies one at least, to go on
+    learning.
+    """
+
+    def __init__(self, num_draft_tokens: int, token_cost: float = DEFAULT_TOKEN_COST) -> None:
+        self._token_cost = token_cost
+        self._length = num_draft_tokens
+        self._judged = [0.0] * num_draft_tokens  # decayed counts by position, given that all before were accepted
+        self._accepted = [0.0] * num_draft_tokens
+        self._passes = 0
+        self._last_switch = 0
+
+    def choose(self, batch_size: int) -> int:
+        """The present choice; now and then the whole block, as a probe."""
+        self._passes += 1
+        if self._passes % PROBE_EVERY == 0:
+            return len(self._judged)
+        if self._passes - self._last_switch >= MIN_PASSES:
+            self._reconsider(batch_size)
+        return self._length
+
+    def observe(self, proposed: int, accepted: int) -> None:
+        """Counts which positions were reached and which of them held."""
+        for position in range(proposed):  # all fade: what is seldom reached would else be believed for ever
+            self._judged[position] = DECAY * self._judged[position] + (position <= accepted)
+            self._accepted[position] = DECAY * self._accepted[position] + (position < accepted)
+
+    def _reconsider(self, batch_size: int) -> None:
+        gains = self._tokens_per_cost(batch_size)
+        best = max(range(1, len(gains)), key=gains.__getitem__)
+        if gains[best] > (1 + MIN_GAIN) * gains[self._length]:
+            self._length = best
+            self._last_switch = self._passes
+
+    def _tokens_per_cost(self, batch_size: int) -> list[float]:
+        """By length 0 .. K. A position seldom judged is taken to hold as often as the one before it."""
+        tokens, reached, share = 1.0, 1.0, 1.0
+        gains = [tokens]
+        for position, judged in enumerate(self._judged):
+            share = (self._accepted[position] + PRIOR * share) / (judged + PRIOR)
+            reached *= share
+            tokens += reached
+            gains.append(tokens / (1 + (position + 1) * batch_size * self._token_cost))
+        return gains
+
+
+def parse_draft_length(text: str, num_draft_tokens: int) -> DraftLength:
+    """Reads 7 (a number), 1:7,8:3,32:0 (from batch size 1, 8, 32 on), adaptive or adaptive:0.1 (its token cost).
+
+    Raises RequestError for anything else, and for lengths above `num_draft_tokens`.
+    """
+    kind, _, cost = text.partition(":")
+    try:
+        if kind == "adaptive":
+            token_cost = float(cost) if cost else DEFAULT_TOKEN_COST
+            if not 0 <= token_cost < float("inf"):
+                raise ValueError(text)
+            return AdaptiveLength(num_draft_tokens, token_cost)
+        if ":" not in text:
+            return FixedLength(_length(text, num_draft_tokens))
+        pairs = [part.split(":") for part in text.split(",")]
+        schedule = {int(begin): _length(length, num_draft_tokens) for begin, length in pairs}
+        if min(schedule) != 1 or len(schedule) != len(pairs):
+            raise ValueError(text)
+    except ValueError:
+        raise RequestError(
+            f"draft length: expected 0 to {num_draft_tokens}, a schedule by batch size that begins at 1 (1:7,8:3)"
+            f" or adaptive, found {text!r}"
+        ) from None
+    return LengthByBatch(schedule)
+
+
+def _length(text: str, limit: int) -> int:
+    length = int(text)
+    if not 0 <= length <= limit:
+        raise ValueError(text)
+    return length

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request on its way from the queue to its last token."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from dflash_trt import _C
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.text import TextStream
+
+
+class FinishReason(enum.StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    """A stop token or a stop text."""
+    LENGTH = "length"
+    """max_new_tokens."""
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one verify pass emitted for a request."""
+
+    token_ids: list[int]
+    """Accepted drafts and the token after them, cut where the answer ends."""
+    proposed: int
+    """Draft tokens that the pass verified."""
+    accepted: int
+    """Draft tokens among `token_ids`."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """What was asked, what was answered so far, and when."""
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    sampler: _C.SamplingParams
+    """`params` as the sampling rule takes them, with the seed that tokens are drawn with."""
+    stop_ids: frozenset[int]
+    text: TextStream | None = None
+    on_progress: Callable[[Request], None] | None = None
+    """Called after each step that emitted tokens, and at the end, on the thread that steps."""
+
+    num_prefilled: int = 0
+    """Prompt tokens that target and drafter have seen."""
+    output_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    """Of each emitted token, where they were asked for."""
+    steps: list[Step] = field(default_factory=list)
+    """The verify passes; the prefill, which emits the first token, is none."""
+    finished: FinishReason | None = None
+
+    arrived: float = field(default_factory=time.perf_counter)
+    admitted: float | None = None
+    emitted: list[float] = field(default_factory=list)
+    """When the first token came, and then each step's."""
+    ended: float | None = None
+    error: Exception | None = None
+    """Why the decoder gave up, if it did."""
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest that prompt and answer can become."""
+        return len(self.prompt_ids) + self.params.max_new_tokens
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether the whole prompt is in the caches."""
+        return self.num_prefilled == len(self.prompt_ids)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens until max_new_tokens."""
+        return self.params.max_new_tokens - len(self.output_ids)
+
+    def admit(self) -> None:
+        """Leaves the queue."""
+        self.admitted = time.perf_counter()
+
+    def emit(self, token_ids: Sequence[int], num_proposed: int) -> Step | None:
+        """Takes accepted proposals and the token behind them, up to the first that ends the answer.
+
+        Returns what a verify pass came to, and None for the prefill's token.
+        """
+        is_prefill = not self.output_ids
+        taken = 0
+        while taken < len(token_ids) and self.finished is None:
+            self._append(token_ids[taken])
+            taken += 1
+        del self.logprobs[len(self.output_ids) :]  # of accepted tokens behind the end
+        del self.logprobs[len(self.output_ids) :]
+        self.emitted.append(time.perf_counter())
+        if is_prefill:
+            return None
+        accepted = min(taken, len(token_ids) - 1)
+        self.steps.append(Step(token_ids=list(token_ids[:taken]), proposed=num_proposed, accepted=accepted))
+        return self.steps[-1]
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends the answer."""
+        self.finished = reason
+        self.ended = time.perf_counter()
+        if self.text is not None:
+            self.text.close()
+
+    def report(self) -> None:
+        """Tells who listens that there are new tokens, or that the answer has ended."""
+        if self.on_progress is not None:
+            self.on_progress(self)
+
+    def _append(self, token: int) -> None:
+        self.output_ids.append(token)
+        has_stop_text = self.text is not None and self.text.push(token)
+        if has_stop_text or token in self.stop_ids:
+            self.finish(FinishReason.STOP)
+        elif self.remaining == 0:
+            self.finish(FinishReason.LENGTH)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text of a growing answer: whole characters only, and none that may begin a stop text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers.decoders import DecodeStream
+    from transformers import PreTrainedTokenizerBase
+
+
+class TextStream:
+    """Turns tokens into text as they come; ends before the first stop text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
+        self.text = ""
+        """All text so far, but for a character whose bytes are not complete."""
+        self._tokenizer = tokenizer
+        self._decoder = _decode_stream()
+        self._stop = stop
+        self._token_ids: list[int] = []
+        self._is_cut = False
+        self._is_closed = False
+        self._taken = 0
+
+    def push(self, token: int) -> bool:
+        """Takes one token; whether it completes a stop text."""
+        self._token_ids.append(token)
+        if piece := self._decode(token):
+            self._grow(self.text + piece)
+        return self._is_cut
+
+    def close(self) -> None:
+        """Ends the text; bytes of an incomplete character become what the tokenizer makes of them."""
+        self._is_closed = True
+        whole = str(self._tokenizer.decode(self._token_ids, skip_special_tokens=True))
+        if not self._is_cut and whole.startswith(self.text):
+            self._grow(whole)
+
+    def take(self) -> str:
+        """The text not taken before; before the end without what may be the beginning of a stop text."""
+        held = 0 if self._is_closed else max((_overlap(self.text, stop) for stop in self._stop), default=0)
+        begin, self._taken = self._taken, len(self.text) - held
+        return self.text[begin : self._taken]
+
+    def _decode(self, token: int) -> str | None:
+        try:
+            return self._decoder.step(self._tokenizer.backend_tokenizer, token)
+        except Exception:  # tokenizers 0.23 has no other type; where broken bytes change the text decoded before them
+            self._decoder = _decode_stream()
+            return self._decoder.step(self._tokenizer.backend_tokenizer, token)
+
+    def _grow(self, text: str) -> None:
+        # A stop text that was not there before ends in the new piece.
+        begin = max(0, len(self.text) - max(map(len, self._stop), default=0))
+        found = [at for stop in self._stop if (at := text.find(stop, begin)) >= 0]
+        self.text = text[: min(found)] if found else text
+        self._is_cut = bool(found)
+
+
+def _decode_stream() -> DecodeStream:
+    from tokenizers.decoders import DecodeStream
+
+    return DecodeStream(skip_special_tokens=True)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` with which `stop` begins."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speculative sampling has the target's distribution: 200,000 tokens of a Markov chain for each setting.
+
+The target is a fixed random function of the last two tokens, so every distribution is known exactly. All seeds
+are fixed: a test passes always or never.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from dflash_trt import _C
+from tests.reference.sampling import Probabilities, textbook_verify
+
+V, K = 16, 4
+NUM_TOKENS = 200_000
+# A right rule passes one check with this chance; about 60 are made.
+MIN_P_VALUE = 1e-4
+
+Tokens = npt.NDArray[np.int64]
+Emit = Callable[[int, int], list[int]]
+"""State and output position -> the tokens that a verify pass emits there."""
+
+
+class Chain:
+    """States are the last two tokens, a * V + b; each has a block of proposals and the logits that judge it."""
+
+    def __init__(self, params: _C.SamplingParams) -> None:
+        rng = np.random.default_rng(2024)
+        self.params = params
+        logits = rng.normal(0, 1.5, (V * V, V)).astype(np.float32)
+        mediocre = (logits + rng.normal(0, 1.0, logits.shape)).argmax(axis=1)
+        self.target = np.empty((V * V, V))
+        for row, out in zip(logits, self.target, strict=True):
+            _C.token_probabilities(row, params, out)
+        states = [np.arange(V * V)]  # of each row, if the proposals before it are accepted
+        for _ in range(K):
+            states.append(states[-1] % V * V + mediocre[states[-1]])
+        self.proposals = np.stack([mediocre[state] for state in states[:K]], axis=1)
+        self.blocks = logits[np.stack(states, axis=1)]  # [V * V, K + 1, V]
+        self.block_targets = self.target[np.stack(states, axis=1)]
+        self._proposal_lists = self.proposals.tolist()
+
+    def verify_block(self, state: int, position: int) -> list[int]:
+        return _C.verify_block(self.blocks[state], self._proposal_lists[state], self.params, position)
+
+    def proposal_list(self, state: int) -> list[int]:
+        return self._proposal_lists[state]
+
+    def run(self, emit: Emit, num_tokens: int = NUM_TOKENS) -> Run:
+        tokens, begins = [0, 0], []
+        while len(tokens) < num_tokens:
+            begins.append(len(tokens))
+            tokens += emit(tokens[-2] * V + tokens[-1], len(tokens) - 2)
+        return Run(self, np.array(tokens), np.array(begins))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Two tokens to begin with and what was emitted behind them."""
+
+    chain: Chain
+    tokens: Tokens
+    begins: Tokens
+    """Index of the first token of each pass."""
+
+    @property
+    def states(self) -> Tokens:
+        """The state that each token from the third on was emitted in."""
+        return self.tokens[:-2] * V + self.tokens[1:-1]
+
+    def judged(self) -> tuple[Tokens, Tokens, Tokens]:
+        """Of each proposal that was judged: the state, the proposal, the token emitted there."""
+        ends = np.append(self.begins[1:], len(self.tokens))
+        states, proposals, emitted = [], [], []
+        first_states = self.states[self.begins - 2]
+        for row in range(K):
+            is_judged = self.begins + row < ends
+            index = self.begins[is_judged] + row
+            states.append(self.states[index - 2])
+            proposals.append(self.chain.proposals[first_states[is_judged], row])
+            emitted.append(self.tokens[index])
+        return np.concatenate(states), np.concatenate(proposals), np.concatenate(emitted)
+
+
+def chi_square_p_value(observed: Tokens, probabilities: Probabilities) -> float:
+    """Groups in rows [G, C], each a sample of its own; outcomes too rare for the approximation are merged."""
+    assert not observed[probabilities == 0].any()
+    expected = observed.sum(axis=1, keepdims=True) * probabilities
+    is_rare = expected < 5
+    rest_is_small = np.where(is_rare, expected, 0).sum(axis=1) < 5
+    most_likely = expected.argmax(axis=1)[:, None]
+
+    def merge(table: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Rare outcomes become one, or go to the group's most likely one where they are few even together."""
+        rest = np.where(is_rare, table, 0).sum(axis=1)
+        merged = np.where(is_rare, 0, table)
+        to_most_likely = np.take_along_axis(merged, most_likely, axis=1) + np.where(rest_is_small, rest, 0)[:, None]
+        np.put_along_axis(merged, most_likely, to_most_likely, axis=1)
+        return np.column_stack([merged, np.where(rest_is_small, 0, rest)])
+
+    observed, expected = merge(observed), merge(expected)
+    is_cell = expected > 0
+    statistic = ((observed - expected)[is_cell] ** 2 / expected[is_cell]).sum()
+    degrees = is_cell.sum() - is_cell.any(axis=1).sum()
+    return float(torch.special.gammaincc(torch.tensor(degrees / 2).double(), torch.tensor(statistic / 2).double()))
+
+
+def overall_p_value(run: Run) -> float:
+    """Every token, given its state."""
+    table = np.zeros((V * V, V), dtype=np.int64)
+    np.add.at(table, (run.states, run.tokens[2:]), 1)
+    return chi_square_p_value(table, run.chain.target)
+
+
+def acceptance_p_value(run: Run) -> float:
+    """Whether a proposal is accepted, given state and proposal: with the target's probability of it."""
+    states, proposals, emitted = run.judged()
+    table = np.zeros((V * V * V, 2), dtype=np.int64)
+    np.add.at(table, (states * V + proposals, (emitted != proposals).astype(int)), 1)
+    accepted = run.chain.target.reshape(-1)
+    return chi_square_p_value(table, np.stack([accepted, 1 - accepted], axis=1))
+
+
+def correction_p_value(run: Run) -> float:
+    """The token in place of a rejected proposal, given state and proposal: the residual."""
+    states, proposals, emitted = run.judged()
+    is_rejected = emitted != proposals
+    table = np.zeros((V * V, V, V), dtype=np.int64)  # [state, proposal, token]
+    np.add.at(table, (states[is_rejected], proposals[is_rejected], emitted[is_rejected]), 1)
+    residual = np.repeat(run.chain.target[:, None, :], V, axis=1) * (1 - np.eye(V))
+    mass = residual.sum(axis=-1, keepdims=True)
+    residual = np.divide(residual, mass, out=np.zeros_like(residual), where=mass > 0)
+    return chi_square_p_value(table.reshape(-1, V), residual.reshape(-1, V))
+
+
+def pairs_p_value(run: Run) -> float:
+    """Two successive tokens together, given the state before them."""
+    table = np.zeros((V * V, V * V), dtype=np.int64)
+    np.add.at(table, (run.states[:-1], run.tokens[2:-1] * V + run.tokens[3:]), 1)
+    target = run.chain.target
+    second = target.reshape(V, V, V)[np.arange(V * V) % V]  # [state, first, second]
+    return chi_square_p_value(table, (target[:, :, None] * second).reshape(V * V, V * V))
+
+
+def total_variation(run: Run) -> tuple[float, float]:
+    """Distance of the observed distributions from the target's, mean over tokens; and what chance alone makes."""
+    table = np.zeros((V * V, V))
+    np.add.at(table, (run.states, run.tokens[2:]), 1)
+    visits = table.sum(axis=1, keepdims=True)
+    share, target = visits / visits.sum(), run.chain.target
+    observed = np.divide(table, visits, out=target.copy(), where=visits > 0)
+    by_chance = np.sqrt(2 * target * (1 - target) / (np.pi * np.maximum(visits, 1)))
+    return float((share * abs(observed - target)).sum() / 2), float((share * by_chance).sum() / 2)
+
+
+CHECKS = [overall_p_value, acceptance_p_value, correction_p_value, pairs_p_value]
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), list(itertools.product((0.3, 1.0, 1.5), (1.0, 0.8))))
+def test_the_distribution_is_the_targets(temperature: float, top_p: float) -> None:
+    chain = Chain(_C.SamplingParams(temperature=temperature, top_p=top_p, seed=1))
+    run = chain.run(chain.verify_block)
+    _, proposals, emitted = run.judged()
+    assert 0.15 < (emitted == proposals).mean() < 0.75  # the drafter is neither perfect nor useless
+    p_values = {check.__name__: check(run) for check in CHECKS}
+    assert min(p_values.values()) > MIN_P_VALUE, p_values
+    distance, by_chance = total_variation(run)
+    assert distance < 1.1 * by_chance
+
+
+def test_the_textbook_rule_passes_the_same_checks() -> None:
+    chain = Chain(_C.SamplingParams())
+    draw = np.random.default_rng(1).random
+    run = chain.run(lambda state, _: textbook_verify(chain.block_targets[state], chain.proposal_list(state), draw))
+    assert min(check(run) for check in CHECKS) > MIN_P_VALUE
+
+
+def test_a_replacement_drawn_from_the_whole_distribution_is_seen() -> None:
+    chain = Chain(_C.SamplingParams())
+    draw = np.random.default_rng(1).random
+    run = chain.run(
+        lambda state, _: textbook_verify(
+            chain.block_targets[state], chain.proposal_list(state), draw, exclude_rejected=False
+        )
+    )
+    distance, by_chance = total_variation(run)
+    assert distance > 1.5 * by_chance
+    assert overall_p_value(run) < 1e-12
+    assert acceptance_p_value(run) < 1e-12
+    assert pairs_p_value(run) < 1e-12
+
+
+def test_one_random_number_for_a_whole_pass_is_seen() -> None:
+    chain = Chain(_C.SamplingParams())
+
+    def emit(state: int, position: int) -> list[int]:
+        emitted: list[int] = []
+        for row, proposal in enumerate([*chain.proposal_list(state), -1]):
+            emitted += _C.verify_block(chain.blocks[state][row : row + 1], [], chain.params, position)
+            if emitted[-1] != proposal:
+                break
+        return emitted
+
+    assert pairs_p_value(chain.run(emit)) < 1e-12
+
+
+def test_random_numbers_used_twice_are_seen() -> None:
+    """Positions that count passes instead of tokens."""
+    chain = Chain(_C.SamplingParams())
+    passes = itertools.count()
+    run = chain.run(lambda state, _: chain.verify_block(state, next(passes)))
+    assert pairs_p_value(run) < 1e-12

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Greedy decoding of single prompts, and sessions on pairs without a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dflash_trt.checkpoint.target import read_target
+from dflash_trt.drafter.onnx_drafter import OnnxDrafter
+from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.runtime.completion import Completion
+from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.session import Session, run
+from dflash_trt.target.huggingface import load_model, make_target
+
+
+def greedy(max_new_tokens: int, stop_token_ids: Sequence[int] = ()) -> SamplingParams:
+    """Greedy decoding that only `stop_token_ids` end early."""
+    return SamplingParams(max_new_tokens=max_new_tokens, stop_token_ids=frozenset(stop_token_ids), ignore_eos=True)
+
+
+def decode(session: Session, prompt: Sequence[int], params: SamplingParams) -> Request:
+    """One prompt with the drafter; the request shows what each step did."""
+    request = session.request(prompt, params)
+    run(session.decoder(), [request])
+    return request
+
+
+def generate(session: Session, prompt: Sequence[int], max_new_tokens: int) -> Completion:
+    """One prompt with the drafter, to its last token."""
+    return session.generate(prompt, greedy(max_new_tokens))
+
+
+def open_without_tokenizer(engine: Path, target: Path, *, num_slots: int = 1) -> Session:
+    """A session on a random pair, which has no tokenizer."""
+    manifest = read_manifest(engine)
+    taps = manifest.draft.target_layer_ids
+    model = load_model(target, read_target(target).spec, taps)
+    drafter = OnnxDrafter(engine, manifest, num_slots=num_slots)
+    return Session(manifest, make_target(model, taps, num_slots), drafter, None, frozenset(), num_slots=num_slots)

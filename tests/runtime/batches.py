@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many requests that arrive at random, and what each must come to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from dflash_trt.checkpoint.target import read_target
+from dflash_trt.runtime.decode import Decoder
+from dflash_trt.runtime.draft_length import DraftLength, FixedLength
+from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.session import Session
+from dflash_trt.runtime.slots import SlotPool
+from dflash_trt.target.huggingface import PackedTarget, SequentialTarget, load_model
+from tests.decoding import greedy, open_without_tokenizer
+from tests.engines import build
+from tests.fixtures_data import prompts
+from tests.oracle.random_pairs import VOCAB_SIZE, write_random_pair
+from tests.oracle.transformers_dflash import load_target, plain_greedy
+from tests.paths import FIXTURES
+from tests.reference.synthetic import Dialect
+
+NUM_SLOTS = 8
+NUM_JOBS = 64
+MAX_NEW_TOKENS = 24
+MASK = VOCAB_SIZE - 1
+PATIENCE = 5000
+"""Steps after which a decoder that is not idle is stuck."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A request, and the tokens of plain greedy decoding by transformers, alone and with its own caches."""
+
+    prompt_ids: list[int]
+    max_new_tokens: int
+    expected: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A pair, and jobs for it."""
+
+    session: Session
+    oracle: PreTrainedModel
+    """The target again, with transformers' own attention."""
+    jobs: list[Job]
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.session.manifest.draft.num_draft_tokens
+
+    def decoder(
+        self, length: DraftLength | int, *, num_tokens: int = 10**6, num_slots: int = NUM_SLOTS, prefill_chunk: int = 64
+    ) -> Decoder:
+        policy = FixedLength(length) if isinstance(length, int) else length
+        pair = LocalPair(self.session.target, self.session.drafter)
+        return Decoder(pair, SlotPool(num_slots, num_tokens), policy, prefill_chunk=prefill_chunk)
+
+    def request(self, job: Job, params: SamplingParams | None = None) -> Request:
+        return self.session.request(job.prompt_ids, params or greedy(job.max_new_tokens))
+
+    def alone(self, job: Job, length: int, params: SamplingParams | None = None) -> Request:
+        """The job decoded with nothing beside it."""
+        request = self.request(job, params)
+        drive(self.decoder(length, prefill_chunk=10**6), [request])
+        return request
+
+
+def random_workload(path: Path, dialect: Dialect, seed: int, *, packed: bool = True) -> Workload:
+    """On a random pair, whose proposals are sometimes right; with transformers' own caches where not `packed`."""
+    target, draft = write_random_pair(path, dialect=dialect, seed=seed)
+    build(draft, path / "engine", target)
+    session = open_without_tokenizer(path / "engine", target, num_slots=NUM_SLOTS)
+    assert isinstance(session.target, PackedTarget)
+    if not packed:
+        taps = session.manifest.draft.target_layer_ids
+        session.target = SequentialTarget(load_model(target, read_target(target).spec, taps), taps, NUM_SLOTS)
+    rng = random.Random(seed)
+    texts = [[rng.randrange(MASK) for _ in range(length)] for length in (1, 2, 3, 5, 6, 7, 8, 13, 14, 21, 34, 50)]
+    oracle = load_target(target)
+    return Workload(session=session, oracle=oracle, jobs=_jobs(oracle, texts, rng))
+
+
+def fixture_workload(path: Path, name: str) -> Workload:
+    """On a trained pair, whose proposals are mostly right; its prompts are longer than the target's window."""
+    build(FIXTURES / f"{name}-dflash", path / "engine", FIXTURES / name)
+    session = Session.open(path / "engine", str(FIXTURES / name), num_slots=NUM_SLOTS)
+    rng = random.Random(0)
+    texts = [text[: rng.randint(1, len(text))] for text in prompts(session)[:8]]
+    texts += [a + b + c for a, b, c in [prompts(session)[8:11], prompts(session)[11:14]]]
+    oracle = load_target(FIXTURES / name)
+    return Workload(session=session, oracle=oracle, jobs=_jobs(oracle, texts, rng))
+
+
+def _jobs(oracle: PreTrainedModel, texts: Sequence[list[int]], rng: random.Random) -> list[Job]:
+    answers = [plain_greedy(oracle, text, MAX_NEW_TOKENS, ()) for text in texts]
+    picked = [*range(len(texts)), *(rng.randrange(len(texts)) for _ in range(NUM_JOBS - len(texts)))]
+    lengths = [rng.choice((1, 2, 3, rng.randint(4, MAX_NEW_TOKENS), MAX_NEW_TOKENS)) for _ in picked]
+    return [
+        Job(prompt_ids=texts[i], max_new_tokens=length, expected=answers[i][:length])
+        for i, length in zip(picked, lengths, strict=True)
+    ]
+
+
+def drive(
+    decoder: Decoder,
+    requests: Sequence[Request],
+    rng: random.Random | None = None,
+    after_step: Callable[[], None] = lambda: None,
+) -> None:
+    """Steps until all have finished; with `rng` they arrive one by one, at random times."""
+    pending = list(requests)
+    for _ in range(PATIENCE):
+        while pending and (rng is None or rng.random() < 0.5):
+            decoder.add(pending.pop(0))
+        if decoder.is_idle and not pending:
+            break
+        decoder.step()
+        after_step()
+    assert decoder.is_idle, "the decoder is stuck"
+    assert not pending
+    slots = decoder.slots
+    assert (slots.free_slots, slots.free_tokens) == (slots.num_slots, slots.num_tokens)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling in a batch: a request's seed alone decides its tokens, whatever runs beside it or is drafted for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_trt.runtime.completion import completion
+from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.session import run
+from tests.reference import sampling as reference
+from tests.runtime.batches import Job, Workload, drive, random_workload
+
+SETTINGS: dict[str, dict[str, float]] = {
+    "softmax": {"temperature": 1.0},
+    "hot": {"temperature": 1.5, "min_p": 0.05},
+    "top-p": {"temperature": 1.0, "top_p": 0.9},
+    "top-k": {"temperature": 0.7, "top_k": 3},
+    "penalties": {
+        **{"temperature": 1.0, "top_p": 0.95},
+        **{"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    },
+    "greedy-penalties": {"temperature": 0.0, "repetition_penalty": 1.5, "frequency_penalty": 0.4},
+}
+
+
+@pytest.fixture(scope="module", params=["qwen3", "gpt_oss"])
+def workload(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Workload:
+    seed = {"qwen3": 8, "gpt_oss": 6}[request.param]
+    return random_workload(tmp_path_factory.mktemp(request.param), request.param, seed)
+
+
+def target_logits(workload: Workload, token_ids: Sequence[int]) -> torch.Tensor:
+    """[len(token_ids), V] by transformers' own attention, without a cache."""
+    with torch.inference_mode():
+        logits: torch.Tensor = workload.oracle(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
+    return logits
+
+
+def settings_of(job: Job, index: int) -> SamplingParams:
+    """Each request its own settings and seed."""
+    kinds = list(SETTINGS.values())
+    return SamplingParams(
+        max_new_tokens=job.max_new_tokens,
+        seed=1000 + index,
+        ignore_eos=True,
+        logprobs=True,
+        **kinds[index % len(kinds)],
+    )
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_tokens_are_those_of_the_rule_on_the_targets_logits(workload: Workload, kind: str) -> None:
+    """Each emitted token is what the reference draws there from transformers' logits, with this request's seed."""
+    settings = SETTINGS[kind]
+    jobs = [job for job in workload.jobs if job.max_new_tokens > 8][:6]
+    params = [
+        SamplingParams(max_new_tokens=job.max_new_tokens, seed=2**64 - 1 - i, ignore_eos=True, **settings)
+        for i, job in enumerate(jobs)
+    ]
+    requests = [workload.request(job, p) for job, p in zip(jobs, params, strict=True)]
+    drive(workload.decoder(5, prefill_chunk=7), requests, random.Random(0))
+    for request in requests:
+        prompt, output = list(request.prompt_ids), request.output_ids
+        logits = target_logits(workload, [*prompt, *output[:-1]])[len(prompt) - 1 :].numpy()
+        rule = reference.Params(seed=request.sampler.seed, **settings)
+        drawn = [reference.sample(logits[i], rule, prompt, output[:i], i) for i in range(len(output))]
+        assert output == drawn
+    if kind != "greedy-penalties":
+        assert any(r.output_ids != job.expected for r, job in zip(requests, jobs, strict=True)), "all as if greedy"
+
+
+def test_the_batch_and_the_draft_length_change_no_output(workload: Workload) -> None:
+    """As drawn alone and without drafts: the same tokens, and the same log probabilities."""
+    jobs = workload.jobs[:24]
+    params = [settings_of(job, index) for index, job in enumerate(jobs)]
+    alone = [workload.request(job, p) for job, p in zip(jobs, params, strict=True)]
+    for request in alone:
+        run(workload.session.plain_decoder(), [request])
+    for length in (0, 1, 5):
+        requests = [workload.request(job, p) for job, p in zip(jobs, params, strict=True)]
+        drive(workload.decoder(length, num_tokens=200, prefill_chunk=7), requests, random.Random(length))
+        assert [r.output_ids for r in requests] == [r.output_ids for r in alone]
+        for ours, theirs in zip(requests, alone, strict=True):
+            assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+        assert length == 0 or sum(step.accepted for r in requests for step in r.steps) > 5, "nothing was accepted"
+
+
+def test_logprobs_are_those_of_the_targets_softmax(workload: Workload) -> None:
+    """Before temperature, filters and penalties."""
+    jobs = workload.jobs[:18]
+    requests = [workload.request(job, settings_of(job, index)) for index, job in enumerate(jobs)]
+    requests.append(workload.request(jobs[0], SamplingParams(max_new_tokens=9, logprobs=True)))
+    drive(workload.decoder(5, prefill_chunk=9), requests)
+    for request in requests:
+        prompt, output = list(request.prompt_ids), request.output_ids
+        logits = target_logits(workload, [*prompt, *output[:-1]])[len(prompt) - 1 :]
+        expected = logits.double().log_softmax(dim=-1)[torch.arange(len(output)), output]
+        assert np.array(request.logprobs) == pytest.approx(expected.numpy(), abs=1e-4)
+        assert completion(request).logprobs == request.logprobs
+
+
+def test_logprobs_end_with_the_answer(workload: Workload) -> None:
+    """A stop token among accepted drafts cuts what is behind it, log probabilities too."""
+    cut = 0
+    for job in workload.jobs:
+        for stop in set(job.expected):
+            params = SamplingParams(
+                max_new_tokens=job.max_new_tokens, stop_token_ids=frozenset([stop]), ignore_eos=True, logprobs=True
+            )
+            request = workload.alone(job, 5, params)
+            expected = job.expected[: job.expected.index(stop) + 1]
+            assert request.output_ids == expected
+            assert request.finished is FinishReason.STOP
+            assert len(request.logprobs) == len(expected)
+            cut += bool(request.steps) and request.steps[-1].accepted == len(request.steps[-1].token_ids)
+        if cut > 3:
+            return
+    pytest.fail("no stop token was an accepted draft")
+
+
+def test_no_logprobs_unless_asked_for(workload: Workload) -> None:
+    assert completion(workload.alone(workload.jobs[0], 5)).logprobs is None
+
+
+def test_without_a_seed_each_request_draws_its_own(workload: Workload) -> None:
+    job = next(job for job in workload.jobs if job.max_new_tokens > 15)
+    params = SamplingParams(max_new_tokens=job.max_new_tokens, temperature=1.5, ignore_eos=True)
+    requests: list[Request] = [workload.request(job, params) for _ in range(8)]
+    drive(workload.decoder(5), requests)
+    assert len({completion(request).seed for request in requests}) == 8
+    assert len({tuple(request.output_ids) for request in requests}) > 1
+    again = SamplingParams(
+        max_new_tokens=job.max_new_tokens, temperature=1.5, ignore_eos=True, seed=completion(requests[3]).seed
+    )
+    assert workload.alone(job, 2, again).output_ids == requests[3].output_ids

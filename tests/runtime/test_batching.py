@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that share steps: each gets what it would get alone, and nobody waits for longer than it must."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from dflash_trt.runtime.decode import Decoder
+from dflash_trt.runtime.draft_length import parse_draft_length
+from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.target.protocol import Segment
+from tests.decoding import greedy
+from tests.runtime.batches import Job, Workload, drive, fixture_workload, random_workload
+
+WORKLOADS: dict[str, Callable[[Path], Workload]] = {
+    "random-qwen3": lambda path: random_workload(path, "qwen3", 8),
+    "random-gpt-oss": lambda path: random_workload(path, "gpt_oss", 6),
+    "sequential-gpt-oss": lambda path: random_workload(path, "gpt_oss", 6, packed=False),
+    "tiny-qwen3": lambda path: fixture_workload(path, "tiny-qwen3"),
+    "tiny-gpt-oss": lambda path: fixture_workload(path, "tiny-gpt-oss"),
+}
+BUDGET = 200
+"""Tokens in all slots together: too few for eight requests."""
+
+
+@pytest.fixture(scope="module")
+def workloads(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Workload]:
+    made: dict[str, Workload] = {}
+
+    def workload(name: str) -> Workload:
+        if name not in made:
+            made[name] = WORKLOADS[name](tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return workload
+
+
+@pytest.fixture
+def workload(workloads: Callable[[str], Workload]) -> Workload:
+    return workloads("random-qwen3")
+
+
+class WatchedPair(LocalPair):
+    """Remembers the segments of every pass."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload.session.target, workload.session.drafter)
+        self.passes: list[list[Segment]] = []
+
+    def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
+        self.passes.append(list(segments))
+        return super().verify(segments)
+
+
+def watched(decoder: Decoder, workload: Workload) -> WatchedPair:
+    decoder._pair = pair = WatchedPair(workload)
+    return pair
+
+
+def cases() -> list[object]:
+    """Every length on a small pair, a few on the others, and the rest of the product under `full`."""
+    quick = {
+        "random-qwen3": {*map(str, range(6)), "adaptive", "1:5,3:2,6:0"},
+        "random-gpt-oss": {"5", "adaptive"},
+        "sequential-gpt-oss": {"5"},
+        "tiny-qwen3": {"7", "adaptive"},
+        "tiny-gpt-oss": {"7", "1:7,3:3,6:0"},
+    }
+    found = []
+    for name in WORKLOADS:
+        longest = 7 if name.startswith("tiny") else 5
+        for length in (*map(str, range(longest + 1)), "adaptive", f"1:{longest},3:{longest // 2},6:0"):
+            for chunk in (7, 1000):
+                is_quick = length in quick[name] and (chunk == 7) == (not name.startswith("tiny"))
+                marks = () if is_quick else pytest.mark.full
+                found.append(pytest.param(name, length, chunk, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("name", "length", "prefill_chunk"), cases())
+def test_greedy_output_is_that_of_plain_decoding_alone(
+    workloads: Callable[[str], Workload], name: str, length: str, prefill_chunk: int
+) -> None:
+    workload = workloads(name)
+    policy = parse_draft_length(length, workload.num_draft_tokens)
+    decoder = workload.decoder(policy, num_tokens=BUDGET, prefill_chunk=prefill_chunk)
+    requests = [workload.request(job) for job in workload.jobs]
+    most_running = most_waiting = 0
+
+    def look() -> None:
+        nonlocal most_running, most_waiting
+        most_running = max(most_running, len(decoder.running))
+        if decoder.slots.free_slots:
+            most_waiting = max(most_waiting, len(decoder.waiting))
+
+    drive(decoder, requests, random.Random(length), look)
+    assert [request.output_ids for request in requests] == [job.expected for job in workload.jobs]
+    assert {request.finished for request in requests} == {FinishReason.LENGTH}
+    assert most_running >= 4
+    assert most_waiting >= 1, "the budget kept nobody waiting"
+
+
+@pytest.mark.parametrize("length", [0, 2, 5])
+def test_steps_are_those_of_decoding_alone(workload: Workload, length: int) -> None:
+    """What the drafter proposes to one request does not depend on the others."""
+    jobs = workload.jobs[:16]
+    requests = [workload.request(job) for job in jobs]
+    drive(workload.decoder(length, prefill_chunk=7), requests, random.Random(1))
+    for job, request in zip(jobs, requests, strict=True):
+        assert request.steps == workload.alone(job, length).steps
+
+
+def test_no_token_is_computed_twice(workload: Workload) -> None:
+    decoder = workload.decoder(3, num_tokens=BUDGET, prefill_chunk=7)
+    pair = watched(decoder, workload)
+    requests = [workload.request(job) for job in workload.jobs]
+    drive(decoder, requests, random.Random(2))
+    computed = sum(len(segment.token_ids) for segments in pair.passes for segment in segments)
+    prompts = sum(len(request.prompt_ids) for request in requests)
+    steps = [step for request in requests for step in request.steps]
+    assert computed == prompts + len(steps) + sum(step.proposed for step in steps)
+    # Logits are computed for what is verified, and behind each prompt; the drafter proposes at most 3 tokens.
+    logits = sum(segment.num_logits for segments in pair.passes for segment in segments)
+    assert logits == len(requests) + len(steps) + sum(step.proposed for step in steps)
+    assert max(step.proposed for step in steps) == 3
+    counts = decoder.metrics()
+    assert counts.passes == len(pair.passes)
+    assert counts.steps == len(steps)
+    assert counts.proposed == sum(step.proposed for step in steps)
+    assert counts.accepted == sum(step.accepted for step in steps)
+    assert counts.output_tokens == sum(len(request.output_ids) for request in requests)
+    assert counts.tau == pytest.approx((counts.output_tokens - len(requests)) / len(steps))
+    assert counts.finished == {FinishReason.LENGTH: len(requests)}
+    for position, passes in counts.accepted_by_position.items():
+        assert passes == sum(step.accepted >= position for step in steps)
+    assert (counts.running, counts.waiting) == (0, 0)
+
+
+def test_a_long_prompt_does_not_stall_the_others(workload: Workload) -> None:
+    """It comes in chunks, and in every step meanwhile each of the others gets at least one token."""
+    decoder = workload.decoder(0, prefill_chunk=4)
+    pair = watched(decoder, workload)
+    others = [workload.request(job, greedy(60)) for job in workload.jobs[:3]]
+    for other in others:
+        decoder.add(other)
+    while not all(other.output_ids for other in others):
+        decoder.step()
+    long = workload.request(Job(prompt_ids=[1] * 39, max_new_tokens=2, expected=[]))
+    decoder.add(long)
+    begin = len(pair.passes)
+    for step in range(1, 11):
+        before = [len(other.output_ids) for other in others]
+        decoder.step()
+        assert [len(other.output_ids) for other in others] == [count + 1 for count in before]
+        assert long.num_prefilled == min(4 * step, 39)
+    chunks = [[len(segment.token_ids) for segment in segments if segment.slot == 3] for segments in pair.passes[begin:]]
+    assert chunks == [[4]] * 9 + [[3]]
+    assert len(long.output_ids) == 1
+
+
+def test_prompts_share_a_steps_chunk_oldest_first(workload: Workload) -> None:
+    decoder = workload.decoder(5, prefill_chunk=10)
+    pair = watched(decoder, workload)
+    lengths = [7, 5, 21, 2]
+    requests = [workload.request(Job(prompt_ids=[1] * n, max_new_tokens=1, expected=[])) for n in lengths]
+    drive(decoder, requests)
+    taken = [[(segment.slot, len(segment.token_ids)) for segment in segments] for segments in pair.passes]
+    assert taken == [[(0, 7), (1, 3)], [(1, 2), (2, 8)], [(2, 10)], [(2, 3), (3, 2)]]
+
+
+@pytest.mark.parametrize("num_tokens", [60, 200])
+def test_first_come_first_served(workload: Workload, num_tokens: int) -> None:
+    """Nobody overtakes: a small request waits behind a large one that does not fit yet."""
+    decoder = workload.decoder(2, num_tokens=num_tokens, prefill_chunk=9)
+    sizes = [(20, 20), (1, 2), (39, 20), (1, 1), (1, 1), (20, 5), (10, 40), (1, 1), (1, 3)]
+    requests = [workload.request(Job(prompt_ids=[1] * n, max_new_tokens=m, expected=[])) for n, m in sizes]
+    for request in requests:
+        decoder.add(request)
+    admitted: list[Request] = []
+    while not decoder.is_idle:
+        decoder.step()
+        admitted += [r for r in requests if r.admitted is not None and r not in admitted]
+        assert admitted == requests[: len(admitted)]
+        assert sum(r.max_tokens for r in decoder.running.values()) <= num_tokens
+    times = [request.admitted or 0 for request in requests]
+    assert times == sorted(times)
+
+
+def test_a_slots_next_request_sees_nothing_of_the_last(workload: Workload) -> None:
+    decoder = workload.decoder(5, num_slots=1, prefill_chunk=1000)
+    for job in workload.jobs[:12]:
+        request = workload.request(job)
+        drive(decoder, [request])
+        assert request.output_ids == job.expected
+
+
+@pytest.mark.parametrize("when", ["waiting", "prefilling", "decoding"])
+@pytest.mark.parametrize("length", [0, 5])
+def test_a_cancelled_request_leaves_the_others_as_they_are(workload: Workload, when: str, length: int) -> None:
+    decoder = workload.decoder(length, num_slots=4, prefill_chunk=7)
+    told: list[Request] = []
+    victim = workload.session.request([1] * 20, greedy(30), told.append)
+    jobs = workload.jobs[20:28]
+    others = [workload.request(job) for job in jobs]
+    order = [*others, victim] if when == "waiting" else [victim, *others]
+    for request in order:
+        decoder.add(request)
+    is_there: dict[str, Callable[[], bool]] = {
+        "waiting": lambda: victim in decoder.waiting,
+        "prefilling": lambda: 0 < victim.num_prefilled < 20,
+        "decoding": lambda: len(victim.output_ids) >= 3,
+    }
+    decoder.step()
+    while not is_there[when]():
+        decoder.step()
+    output_ids = list(victim.output_ids)
+    had_slot = victim in decoder.running.values()
+    free_slots = decoder.slots.free_slots
+    reports = len(told)
+
+    decoder.cancel(victim)
+    assert decoder.slots.free_slots == free_slots + had_slot
+    assert (victim.finished, victim.output_ids) == (FinishReason.CANCELLED, output_ids)
+    assert victim.ended is not None
+    assert len(told) == reports + 1, "its end is told, once"
+    decoder.cancel(victim)
+    assert len(told) == reports + 1
+    drive(decoder, [])
+    assert victim.output_ids == output_ids
+    assert [other.output_ids for other in others] == [job.expected for job in jobs]
+    assert decoder.metrics().finished == {FinishReason.CANCELLED: 1, FinishReason.LENGTH: len(others)}
+
+
+def test_cancelling_what_has_ended_or_never_came_changes_nothing(workload: Workload) -> None:
+    decoder = workload.decoder(5)
+    request, stranger = workload.request(workload.jobs[0]), workload.request(workload.jobs[1])
+    drive(decoder, [request])
+    decoder.cancel(request)
+    assert request.finished is FinishReason.LENGTH
+    decoder.cancel(stranger)
+    assert stranger.finished is FinishReason.CANCELLED
+    drive(decoder, [again := workload.request(workload.jobs[2])])
+    assert again.output_ids == workload.jobs[2].expected
+
+
+def test_random_cancels_leave_the_others_as_they_are(workload: Workload) -> None:
+    rng = random.Random(4)
+    decoder = workload.decoder(3, num_tokens=BUDGET, prefill_chunk=7)
+    requests = [workload.request(job) for job in workload.jobs]
+
+    def cancel_one() -> None:
+        if rng.random() < 0.2 and not decoder.is_idle:
+            decoder.cancel(rng.choice([*decoder.waiting, *decoder.running.values()]))
+
+    drive(decoder, requests, rng, cancel_one)
+    cancelled = [request for request in requests if request.finished is FinishReason.CANCELLED]
+    assert 5 < len(cancelled) < 60
+    for request, job in zip(requests, workload.jobs, strict=True):
+        full = job.expected
+        assert request.output_ids == (full[: len(request.output_ids)] if request in cancelled else full)
