@@ -59,7 +59,7 @@ class SlotPoolMachine(RuleBasedStateMachine):
         assert self.pool.free_tokens == self.num_tokens - sum(self.held.values())
 
 
-SlotPoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+SlotPoolMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 TestSlotPool = SlotPoolMachine.TestCase
 
 

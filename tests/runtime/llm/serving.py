@@ -59,8 +59,9 @@ def await_idle(llm: LLM) -> None:
     assert (slots.free_slots, slots.free_tokens) == (slots.num_slots, slots.num_tokens)
 
 
-def await_running(llm: LLM, number: int = 1) -> None:
+def await_running(llm: LLM, number: int = 1, *, waiting: int = 0) -> None:
+    """Until so many requests run, and so many more have arrived and wait."""
     deadline = time.monotonic() + PATIENCE
-    while llm.metrics().running < number:
+    while (metrics := llm.metrics()).running < number or metrics.waiting < waiting:
         assert time.monotonic() < deadline, "nothing runs"
         time.sleep(0.002)

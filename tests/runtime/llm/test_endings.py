@@ -42,7 +42,7 @@ def test_closing_ends_what_is_left(own_llm: LLM) -> None:
     with ThreadPoolExecutor(2) as pool:
         waiting = pool.submit(own_llm.generate_all, [PROMPTS[0]] * 6, LONG)
         streaming = pool.submit(lambda: list(own_llm.stream(PROMPTS[1], LONG)))
-        await_running(own_llm, 4)
+        await_running(own_llm, 4, waiting=3)
         within(own_llm.close)
         answers = waiting.result(PATIENCE)
         chunks = streaming.result(PATIENCE)
