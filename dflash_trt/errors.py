@@ -49,3 +49,7 @@ class VerificationError(DFlashError):
 
 class MissingDependencyError(DFlashError):
     """A command needs a package that is not installed."""
+
+
+class RankError(DFlashError):
+    """The processes that share one target do not fit together, or one of them has ended."""

@@ -43,6 +43,13 @@ if TYPE_CHECKING:
 )
 @click.option("--cache-gib", type=float, default=4.0, show_default=True, help="Room for the caches, in GiB.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--tp",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Ranks that share the target (torchrun, mpiexec).",
+)
 @click.option("--baseline", is_flag=True, help="Also decode without the drafter, and compare tokens and time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of streaming text.")
 def generate(
@@ -55,6 +62,7 @@ def generate(
     batch_size: int,
     cache_gib: float,
     device: str,
+    tp: int,
     baseline: bool,
     as_json: bool,
     **sampling: Any,
@@ -72,30 +80,46 @@ def generate(
     if batch_size > 1 and not as_json:
         raise click.UsageError("--batch-size: answers decoded at once are printed with --json only")
 
-    token_prompts = [] if token_ids is None else _read_prompts(token_ids)
-
     from transformers.utils import logging
 
-    from dflash_trt.runtime.draft_length import parse_draft_length
+    from dflash_trt.runtime.ranks import join
     from dflash_trt.runtime.sampling import SamplingParams
     from dflash_trt.runtime.session import Session
 
     params = SamplingParams(**sampling)
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
-    session = Session.open(engine, target, num_slots=batch_size, cache_gib=cache_gib, device=device)
+    with join(tp, device) as ranks:
+        token_prompts = [] if token_ids is None else _read_prompts(token_ids)
+        session = Session.open(engine, target, num_slots=batch_size, cache_gib=cache_gib, device=device, ranks=ranks)
+        if ranks.rank > 0:
+            session.follow()
+            return
+        prompts = token_prompts if prompt is None else [session.encode(prompt, chat=chat)]
+        _generate(session, prompts, params, draft_length, baseline, as_json)
+
+
+def _generate(
+    session: Session,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    draft_length: str | None,
+    baseline: bool,
+    as_json: bool,
+) -> None:
+    from dflash_trt.runtime.draft_length import parse_draft_length
+
     num_draft_tokens = session.manifest.draft.num_draft_tokens
     length = parse_draft_length(draft_length or str(num_draft_tokens), num_draft_tokens)
-    prompts = token_prompts if prompt is None else [session.encode(prompt, chat=chat)]
     if baseline:
         session.warm_up(prompts[0])
         # Both ways draw with one seed: sampled tokens are then comparable, too.
         params = msgspec.structs.replace(params, seed=params.sampler().seed)
     if as_json:
         _print_answers(session, prompts, params, length, baseline)
-    else:
-        for ids in prompts:
-            _stream(session, ids, params, length, baseline)
+        return
+    for ids in prompts:
+        _stream(session, ids, params, length, baseline)
 
 
 def _read_prompts(file: Path) -> list[list[int]]:

@@ -30,9 +30,10 @@ def model_session(
     model: onnx.ModelProto, directory: Path, expose: Sequence[str] = (), *, device: str = "cpu"
 ) -> onnxruntime.InferenceSession:
     """The same for a graph in memory whose weights lie in `directory`."""
-    if PROVIDERS[device] not in (available := onnxruntime.get_available_providers()):
+    kind, _, index = device.partition(":")
+    if PROVIDERS[kind] not in (available := onnxruntime.get_available_providers()):
         raise MissingDependencyError(
-            f"onnxruntime {onnxruntime.__version__}: expected {PROVIDERS[device]}, found {', '.join(available)}",
+            f"onnxruntime {onnxruntime.__version__}: expected {PROVIDERS[kind]}, found {', '.join(available)}",
             hint="pip install onnxruntime-gpu in the place of onnxruntime, or decode with --device cpu",
         )
     options = onnxruntime.SessionOptions()
@@ -41,5 +42,8 @@ def model_session(
     # The model comes from memory, its weights from the directory.
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(directory.resolve()))
     return onnxruntime.InferenceSession(
-        lower_to_cpu(model, expose).SerializeToString(), options, providers=[PROVIDERS[device]]
+        lower_to_cpu(model, expose).SerializeToString(),
+        options,
+        providers=[PROVIDERS[kind]],
+        provider_options=[{"device_id": index} if index else {}],
     )

@@ -16,13 +16,16 @@ from dflash_trt.errors import EngineError, MissingDependencyError, RequestError
 from dflash_trt.runtime.completion import Completion, completion
 from dflash_trt.runtime.decode import DEFAULT_PREFILL_CHUNK, Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
-from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.pair import LocalPair, Pair
 from dflash_trt.runtime.prompts import check_prompt
+from dflash_trt.runtime.rank_roles import Follower, Leader
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.slots import SlotPool
+from dflash_trt.runtime.tensor_parallel import TensorParallelPair, follow, rank_facts
 from dflash_trt.runtime.text import TextStream
 from dflash_trt.target.huggingface import HuggingFaceTarget, load_model, make_target, stop_token_ids
+from dflash_trt.target.sharding import sharding
 from dflash_trt.target.tokenizer import encode
 
 if TYPE_CHECKING:
@@ -45,8 +48,10 @@ class Session:
         *,
         num_slots: int = 1,
         cache_gib: float = DEFAULT_CACHE_GIB,
+        ranks: Leader | Follower | None = None,
     ) -> None:
-        """`stop_ids` are the target's end-of-sequence tokens."""
+        """`stop_ids` are the target's end-of-sequence tokens; `ranks` share the target with this process."""
+        self.ranks = ranks
         self.manifest = manifest
         self.target = target
         self.drafter = drafter
@@ -65,8 +70,9 @@ class Session:
         cache_gib: float = DEFAULT_CACHE_GIB,
         device: str = "auto",
         expose: Sequence[str] = (),
+        ranks: Leader | Follower | None = None,
     ) -> Session:
-        """Loads the engine directory `engine` and the target that it was built for.
+        """Loads the engine directory `engine` and the target that it was built for; on many `ranks`, a shard of it.
 
         `num_slots` requests can run at once, in `cache_gib` GiB of target and context cache. `device` is "cpu", "cuda"
         or "auto": CUDA where torch sees it. `expose` names values inside draft.onnx that the drafter can return besides
@@ -79,12 +85,19 @@ class Session:
         checkpoint = read_target(checkpoint_directory(target_name))
         _check_target(manifest, checkpoint.spec, engine, target_name)
         device = choose_device(device)
+        sharded: dict[str, object] = {}
+        if ranks is not None and ranks.size > 1:
+            ranks.agree(rank_facts(engine, checkpoint))
+            sharded["distributed_config"] = sharding(checkpoint.directory, ranks.size)
+            device = this_rank(device)
         drafter = OnnxDrafter(engine, manifest, num_slots=num_slots, device=device, expose=expose)
 
         from transformers import AutoTokenizer
 
         taps = manifest.draft.target_layer_ids
-        model = load_model(checkpoint.directory, checkpoint.spec, taps).to(device)
+        model = load_model(checkpoint.directory, checkpoint.spec, taps, **sharded)
+        if not sharded:  # transformers puts shards where they belong
+            model = model.to(device)
         return cls(
             manifest,
             make_target(model, taps, num_slots),
@@ -93,6 +106,7 @@ class Session:
             stop_token_ids(model),
             num_slots=num_slots,
             cache_gib=cache_gib,
+            ranks=ranks,
         )
 
     def with_drafter(self, manifest: Manifest, drafter: Drafter) -> Session:
@@ -141,11 +155,27 @@ class Session:
     ) -> Decoder:
         """Decodes with the drafter, by default verifying all it proposes."""
         length = draft_length or FixedLength(self.manifest.draft.num_draft_tokens)
-        return Decoder(LocalPair(self.target, self.drafter), self._slots(), length, prefill_chunk=prefill_chunk)
+        return Decoder(self._pair(0), self._slots(), length, prefill_chunk=prefill_chunk)
 
     def plain_decoder(self, *, prefill_chunk: int = DEFAULT_PREFILL_CHUNK) -> Decoder:
         """Decodes without the drafter, one token a pass."""
-        return Decoder(LocalPair(self.target, None), self._slots(), FixedLength(0), prefill_chunk=prefill_chunk)
+        return Decoder(self._pair(1), self._slots(), FixedLength(0), prefill_chunk=prefill_chunk)
+
+    def follow(self) -> None:
+        """Decodes what rank 0 decodes, until it has finished; for the other ranks."""
+        assert isinstance(self.ranks, Follower)
+        follow(self.ranks, self._local_pairs())
+
+    def _pair(self, index: int) -> Pair:
+        local = self._local_pairs()[index]
+        if self.ranks is None or self.ranks.size == 1:
+            return local
+        assert isinstance(self.ranks, Leader), "only rank 0 decides"
+        return TensorParallelPair(self.ranks, local, index)
+
+    def _local_pairs(self) -> tuple[LocalPair, LocalPair]:
+        """With the drafter, and without."""
+        return LocalPair(self.target, self.drafter), LocalPair(self.target, None)
 
     def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, on_progress: Callable[[Request], None] | None = None
@@ -193,6 +223,13 @@ def run(decoder: Decoder, requests: Sequence[Request]) -> list[Completion]:
     while not decoder.is_idle:
         decoder.step()
     return [completion(request) for request in requests]
+
+
+def this_rank(device: str) -> str:
+    """The rank's own GPU, which `join` has made torch's current one."""
+    import torch
+
+    return f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
 
 
 def choose_device(device: str) -> str:

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Joins the processes that torchrun or mpiexec started: who is this one, and where are the others?"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NoReturn
+
+from dflash_trt.errors import DFlashError, MissingDependencyError, RankError
+from dflash_trt.runtime.rank_link import START_SECONDS, Store, link_followers, link_leader
+from dflash_trt.runtime.rank_roles import LINGER_SECONDS, Follower, Leader
+
+# Rank and number of ranks, by launcher: torchrun (and whoever speaks its language), Open MPI, MPICH and its kin.
+TORCHRUN = ("RANK", "WORLD_SIZE")
+MPIEXEC = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What the launcher says about this process."""
+
+    rank: int
+    size: int
+    by_mpiexec: bool
+
+
+def read_launch(environment: Mapping[str, str]) -> Launch:
+    """Reads the launcher's variables; without a launcher, a process is alone."""
+    for names in (TORCHRUN, *MPIEXEC):
+        if not all(name in environment for name in names):
+            continue
+        try:
+            rank, size = (int(environment[name]) for name in names)
+        except ValueError:
+            found = ", ".join(f"{name}={environment[name]}" for name in names)
+            raise RankError(f"environment: expected whole numbers, found {found}") from None
+        return Launch(rank, size, by_mpiexec=names is not TORCHRUN)
+    return Launch(0, 1, by_mpiexec=False)
+
+
+@contextmanager
+def join(num_ranks: int, device: str = "auto") -> Iterator[Leader | Follower]:
+    """Joins `num_ranks` processes for as long as the context lasts; one process is alone and joins nobody.
+
+    All ranks then `agree`, and the others follow rank 0. They end silently: what goes wrong on them, rank 0 says.
+    `device` is "cpu", "cuda" or "auto": CUDA where torch sees it. Raises RankError when the launcher started another
+    number of processes.
+    """
+    launch = read_launch(os.environ)
+    if launch.size != num_ranks:
+        _refuse(launch, num_ranks)
+    if num_ranks == 1:
+        yield Leader({})
+    elif launch.rank == 0:
+        yield from _lead(launch, device)
+    else:
+        yield from _follow(launch, device)
+
+
+def _lead(launch: Launch, device: str) -> Iterator[Leader]:
+    from torch import distributed
+
+    store, address = _meet(launch)
+    leader = Leader(link_followers(store, address, launch.size))
+    try:
+        _init_process_group(store, launch, device)
+        yield leader
+    except BaseException as error:
+        leader.abandon(error)
+        raise
+    leader.dismiss()
+    distributed.destroy_process_group()
+
+
+def _follow(launch: Launch, device: str) -> Iterator[Follower]:
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns when rank 0 ends first; read as it is imported
+    from torch import distributed
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all ranks, and rank 0 ends the others
+    _silence_transformers()
+    store, address = _meet(launch)
+    follower = Follower(launch.rank, launch.size, link_leader(store, address, launch.rank))
+    try:
+        _init_process_group(store, launch, device)
+        yield follower
+    except Exception as error:
+        follower.report(str(error) if isinstance(error, DFlashError) else traceback.format_exc())
+        sys.exit(1)
+    distributed.destroy_process_group()
+    follower.leave()
+
+
+def _meet(launch: Launch) -> tuple[Store, str]:
+    """The store that all ranks share, and the address of rank 0."""
+    if launch.by_mpiexec:
+        return _meet_by_mpi(launch)
+    from torch.distributed.rendezvous import rendezvous
+
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        _stay_on_this_host()
+    try:
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=START_SECONDS)))
+    except (ValueError, RuntimeError) as error:
+        raise RankError(f"environment: expected RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, found: {error}") from None
+    return store, os.environ["MASTER_ADDR"]
+
+
+def _meet_by_mpi(launch: Launch) -> tuple[Store, str]:
+    """MPI is only asked who is where; the work then goes as under torchrun."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise MissingDependencyError(
+            f"started by mpiexec: expected the package mpi4py with its MPI, found: {error}",
+            hint="pip install 'dflash-trt[mpi]', or start with torchrun",
+        ) from None
+    from torch import distributed
+
+    world = MPI.COMM_WORLD
+    if world.Get_size() != launch.size:
+        raise RankError(
+            f"mpi4py: expected {launch.size} ranks as mpiexec started, found {world.Get_size()}",
+            hint="use the mpiexec of the MPI that mpi4py finds, or torchrun",
+        )
+    host = socket.gethostname()
+    if set(world.allgather(host)) == {host}:
+        _stay_on_this_host()
+        address = LOOPBACK
+    else:
+        address = world.bcast(os.environ.get("MASTER_ADDR", host))
+    neighbours = world.Split_type(MPI.COMM_TYPE_SHARED)
+    # transformers reads what torchrun would have set.
+    os.environ |= {
+        "RANK": str(launch.rank),
+        "WORLD_SIZE": str(launch.size),
+        "LOCAL_RANK": str(neighbours.Get_rank()),
+        "LOCAL_WORLD_SIZE": str(neighbours.Get_size()),
+    }
+    server = socket.create_server((address, 0)) if launch.rank == 0 else None
+    port = world.bcast(server.getsockname()[1] if server else None)
+    MPI.Finalize()
+    store = distributed.TCPStore(  # type: ignore[attr-defined]
+        address,
+        port,
+        launch.size,
+        is_master=server is not None,
+        timeout=timedelta(seconds=START_SECONDS),
+        wait_for_workers=False,
+        master_listen_fd=server.detach() if server else None,
+    )
+    return store, address
+
+
+def _init_process_group(store: Store, launch: Launch, device: str) -> None:
+    from torch import distributed
+
+    own = distributed.PrefixStore("dflash_trt", store)  # type: ignore[attr-defined, arg-type]
+    distributed.init_process_group(_backend(device), store=own, rank=launch.rank, world_size=launch.size)
+
+
+def _backend(device: str) -> str:
+    import torch
+
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers shards onto whatever accelerator it sees
+    if not torch.cuda.is_available():
+        # Ranks share the cores: threads of their own would fight over them.
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        return "gloo"
+    num_ranks, num_gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if num_ranks > num_gpus:
+        raise RankError(
+            f"expected a GPU for each of the {num_ranks} ranks on this host, found {num_gpus}",
+            hint="start as many ranks as there are GPUs, or decode with --device cpu",
+        )
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    return "cpu:gloo,cuda:nccl"
+
+
+def _stay_on_this_host() -> None:
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def _silence_transformers() -> None:
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _refuse(launch: Launch, num_ranks: int) -> NoReturn:
+    if launch.rank > 0:
+        time.sleep(LINGER_SECONDS)
+        sys.exit(1)
+    command = shlex.join(sys.argv[1:])
+    if num_ranks == 1:
+        raise RankError(
+            f"expected one process, because there is no --tp, found {launch.size}",
+            hint=f"dflash-trt {command}, or give --tp {launch.size}",
+        )
+    raise RankError(
+        f"--tp {num_ranks}: expected {num_ranks} processes, one for each rank, found {launch.size}",
+        hint=f"torchrun --nproc-per-node {num_ranks} -m dflash_trt {command}",
+    )

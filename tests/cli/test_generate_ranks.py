@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt generate --tp N` under torchrun and mpiexec, as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.commands import run
+from tests.engines import build
+from tests.paths import FIXTURES, REPOSITORY
+
+TARGET = FIXTURES / "tiny-gpt-oss"
+SCRIPTS = f"{sys.prefix}/bin"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("ranks") / "engine"
+    build(FIXTURES / "tiny-gpt-oss-dflash", directory, TARGET)
+    return directory
+
+
+def answers(command: list[str], engine: Path, *options: str) -> list[dict[str, Any]]:
+    arguments = ["generate", str(engine), "--target", str(TARGET), "--max-new-tokens", "24", "--json", *options]
+    result = subprocess.run(
+        [*command, *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    requests: list[dict[str, Any]] = json.loads(result.stdout)["requests"]
+    return requests
+
+
+def write_prompts(file: Path) -> str:
+    file.write_text(json.dumps([list(range(40, 40 + length)) for length in (5, 90, 300)]))
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "num_ranks"),
+    [("torchrun", 2), pytest.param("mpiexec", 8, marks=pytest.mark.full)],
+)
+def test_ranks_give_the_tokens_of_one(engine: Path, tmp_path: Path, launcher: str, num_ranks: int) -> None:
+    options = ("--token-ids", write_prompts(tmp_path / "prompts.json"), "--batch-size", "2")
+    command = {
+        "torchrun": [f"{SCRIPTS}/torchrun", "--nproc-per-node", str(num_ranks), "-m", "dflash_trt"],
+        "mpiexec": [f"{SCRIPTS}/mpiexec", "-n", str(num_ranks), sys.executable, "-m", "dflash_trt"],
+    }[launcher]
+    one = answers([sys.executable, "-m", "dflash_trt"], engine, *options)
+    many = answers(command, engine, *options, "--tp", str(num_ranks), "--baseline")
+    assert [request["output_ids"] for request in many] == [request["output_ids"] for request in one]
+    assert [request["steps"] for request in many] == [request["steps"] for request in one]
+    assert all(request["identical"] for request in many)
+
+
+def test_ranks_that_nobody_started(engine: Path) -> None:
+    result = run("generate", engine, "--target", TARGET, "--tp", 8, "text")
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: --tp 8: expected 8 processes, one for each rank, found 1\n")
+    assert f"torchrun --nproc-per-node 8 -m dflash_trt generate {engine}" in result.stderr

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a decode loop may ask of a pair, in a fixed order: ragged passes, partial keeps, a slot used again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from dflash_trt.checkpoint.target import read_target
+from dflash_trt.drafter.onnx_drafter import OnnxDrafter
+from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.runtime.pair import LocalPair, Pair
+from dflash_trt.runtime.rank_roles import Follower, Leader
+from dflash_trt.runtime.tensor_parallel import rank_facts
+from dflash_trt.target.huggingface import load_model, make_target
+from dflash_trt.target.protocol import Segment
+from dflash_trt.target.sharding import sharding
+
+NUM_SLOTS = 4
+PROMPTS = {0: range(40, 130), 1: range(300, 307), 3: range(200, 233)}
+"""Longer than the sliding window, shorter than a block, between the two; slot 2 stays empty."""
+
+
+def load_pairs(engine: Path, target: Path, ranks: Leader | Follower) -> tuple[list[LocalPair], float]:
+    """This rank's pair, and the same target without a drafter; which share of the target's weights it holds."""
+    manifest = read_manifest(engine)
+    checkpoint = read_target(target)
+    ranks.agree(rank_facts(engine, checkpoint))
+    taps = manifest.draft.target_layer_ids
+    options = {"distributed_config": sharding(target, ranks.size)} if ranks.size > 1 else {}
+    model = load_model(target, checkpoint.spec, taps, **options)
+    shared = make_target(model, taps, NUM_SLOTS)
+    pairs = [LocalPair(shared, OnnxDrafter(engine, manifest, num_slots=NUM_SLOTS)), LocalPair(shared, None)]
+    return pairs, _share(model)
+
+
+def run_script(pair: Pair, plain: Pair) -> dict[str, torch.Tensor]:
+    """Every answer of the pairs, by name."""
+    answers: dict[str, torch.Tensor] = {}
+    last = _prefill(pair, answers)
+    for step in range(3):
+        slots = sorted(last)
+        proposals = answers[f"proposals {step}"] = pair.draft(slots, [last[slot] for slot in slots]).clone()
+        drafts = {slot: proposals[row].tolist() for row, slot in enumerate(slots)}
+        # Each slot verifies another number of proposals, and keeps another number of tokens.
+        lengths = {slot: (slot + step) % 4 + 1 for slot in slots}
+        segments = [segment(slot, [last[slot], *drafts[slot][: lengths[slot]]]) for slot in slots]
+        logits = answers[f"logits {step}"] = pair.verify(segments).clone()
+        kept = [1 + (slot + 2 * step) % lengths[slot] for slot in slots]
+        pair.keep(kept)
+        begin = 0
+        for slot, count in zip(slots, kept, strict=True):
+            last[slot] = int(logits[begin + count - 1].argmax())
+            begin += lengths[slot] + 1
+    _use_a_slot_again(pair, plain, answers)
+    return answers
+
+
+def _share(model: nn.Module) -> float:
+    here = sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in model.parameters())
+    return here / sum(p.numel() for p in model.parameters())
+
+
+def segment(slot: int, token_ids: Sequence[int], num_logits: int | None = None) -> Segment:
+    """A segment that by default asks for all logits."""
+    return Segment(slot=slot, token_ids=token_ids, num_logits=len(token_ids) if num_logits is None else num_logits)
+
+
+def _prefill(pair: Pair, answers: dict[str, torch.Tensor]) -> dict[int, int]:
+    """Slot 0 in two chunks, the others beside its second; the token behind each prompt."""
+    first, second = PROMPTS[0][:64], PROMPTS[0][64:]
+    answers["no logits"] = pair.verify([segment(0, first, 0)]).clone()
+    pair.keep([len(first)])
+    parts = {0: second, 1: PROMPTS[1], 3: PROMPTS[3]}
+    logits = answers["prefill"] = pair.verify([segment(slot, part, 1) for slot, part in parts.items()]).clone()
+    pair.keep([len(part) for part in parts.values()])
+    return dict(zip(parts, logits.argmax(dim=-1).tolist(), strict=True))
+
+
+def _use_a_slot_again(pair: Pair, plain: Pair, answers: dict[str, torch.Tensor]) -> None:
+    pair.release(3)
+    answers["slot 3 again"] = pair.verify([segment(3, range(500, 520), 1)]).clone()
+    pair.keep([20])
+    answers["proposals again"] = pair.draft([3], [7]).clone()
+    for slot in PROMPTS:
+        pair.release(slot)
+    answers["plain"] = plain.verify([segment(1, PROMPTS[1])]).clone()
+    plain.keep([len(PROMPTS[1])])
+    plain.release(1)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each rank of a test runs: `python -m tests.runtime.rank_script NUM_RANKS ROLE ARGUMENT...`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dflash_trt.errors import DFlashError, RequestError
+from dflash_trt.runtime.rank_roles import Follower, Leader
+from dflash_trt.runtime.ranks import join
+
+FACTS = {"engine": "A", "target": "T"}
+
+
+def decode(ranks: Leader | Follower, engine: str, target: str, output: str) -> None:
+    """The pair script on sharded ranks; rank 0 saves the answers."""
+    import torch
+
+    from dflash_trt.runtime.tensor_parallel import TensorParallelPair, follow
+    from tests.runtime.pair_script import load_pairs, run_script
+
+    pairs, share = load_pairs(Path(engine), Path(target), ranks)
+    if isinstance(ranks, Follower):
+        follow(ranks, pairs)
+        return
+    answers = run_script(*(TensorParallelPair(ranks, pair, index) for index, pair in enumerate(pairs)))
+    torch.save(answers | {"share": torch.tensor(share)}, output)
+
+
+def add(ranks: Leader | Follower) -> None:
+    """Every rank adds its number + 1; rank 0 prints the sum and what the ranks run with."""
+    import torch
+    from torch import distributed
+
+    ranks.agree(FACTS)
+    numbers = torch.tensor([ranks.rank + 1])
+    distributed.all_reduce(numbers)
+    if isinstance(ranks, Follower):
+        assert ranks.receive() is None
+        return
+    print(numbers.item(), torch.get_num_threads(), os.environ["GLOO_SOCKET_IFNAME"])
+
+
+def odd(ranks: Leader | Follower, rank: str) -> None:
+    """The given rank has another target."""
+    ranks.agree(FACTS | {"target": "another"} if ranks.rank == int(rank) else FACTS)
+
+
+def lose(ranks: Leader | Follower, how: str) -> None:
+    """Rank 1 ends amid collectives, or rank 0 is interrupted."""
+    from torch import distributed, ones
+
+    if ranks.rank == 1 and how == "early":
+        raise RequestError("expected something else, found this early")
+    ranks.agree(FACTS)
+    for step in range(100_000):
+        distributed.all_reduce(ones(1))
+        if step == 20 and ranks.rank == 0 and how == "interrupt":
+            os.killpg(0, signal.SIGINT)
+        if step == 20 and ranks.rank == 1:
+            _end(how)
+
+
+def idle(ranks: Leader | Follower) -> None:
+    """Rank 1 is killed while rank 0 waits for work, and the others for rank 0."""
+    ranks.agree(FACTS)
+    if ranks.rank == 1:
+        _end("kill")
+    if isinstance(ranks, Follower):
+        ranks.receive()
+    time.sleep(60)
+
+
+def fail(ranks: Leader | Follower, how: str) -> None:
+    """Rank 0 ends while the others wait for it in a collective."""
+    from torch import distributed, ones
+
+    ranks.agree(FACTS)
+    if ranks.rank == 0:
+        _end(how)
+    distributed.all_reduce(ones(1))
+
+
+def _end(how: str) -> None:
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "raise":
+        raise RequestError("expected something else, found this")
+    if how == "bug":
+        raise KeyError("a bug")
+
+
+ROLES: dict[str, Callable[..., None]] = {
+    "decode": decode, "add": add, "odd": odd, "lose": lose, "idle": idle, "fail": fail,
+}  # fmt: skip
+
+
+def main(num_ranks: str, role: str, *arguments: str) -> int:
+    """Ends as `dflash_trt.cli.main` does: an error is one line on stderr and exit code 1."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        with join(int(num_ranks)) as ranks:
+            ROLES[role](ranks, *arguments)
+    except DFlashError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        print("Aborted!", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
