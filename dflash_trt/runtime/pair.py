@@ -42,8 +42,8 @@ class LocalPair:
         """Proposals [B, K] int64 from one pass over the blocks [anchor, mask, mask, ...]."""
         assert self._drafter is not None, "there is no drafter"
         spec = self._drafter.spec
-        blocks = torch.full((len(slots), spec.block_size), spec.mask_token_id)
-        blocks[:, 0] = torch.tensor(anchors)
+        masks = [spec.mask_token_id] * (spec.block_size - 1)
+        blocks = torch.tensor([[anchor, *masks] for anchor in anchors])
         hidden = self._drafter.draft(slots, self._target.embed(blocks))
         # Row 0 predicts the token already known; proposals begin at row 1.
         return self._target.logits(hidden[:, 1:]).argmax(dim=-1)
@@ -65,7 +65,8 @@ class LocalPair:
             kept_rows += range(begin, begin + kept)
             begin += len(segment.token_ids)
         if self._drafter is not None and kept_rows:
-            taps = self._taps if len(kept_rows) == begin else self._taps[kept_rows]
+            is_prefix = kept_rows[-1] == len(kept_rows) - 1
+            taps = self._taps[: len(kept_rows)] if is_prefix else self._taps[kept_rows]
             self._drafter.inject([segment.slot for segment in self._segments], num_tokens, taps)
 
     def release(self, slot: int) -> None:

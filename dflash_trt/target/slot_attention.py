@@ -50,15 +50,14 @@ class Pass:
         self._masks: dict[tuple[int, int | None], tuple[int, Tensor]] = {}
         slots: list[int] = []
         positions: list[int] = []
+        for segment, begin in zip(segments, lengths, strict=True):
+            slots += [segment.slot] * len(segment.token_ids)
+            positions += range(begin, begin + len(segment.token_ids))
+        self.slots, self.positions = torch.tensor([slots, positions], device=device)
         for num_tokens, members in groupby(range(len(segments)), key=lambda i: len(segments[i].token_ids)):
             begins = [(segments[i].slot, lengths[i]) for i in members]
-            first_row = len(positions)
-            for slot, begin in begins:
-                slots += [slot] * num_tokens
-                positions += range(begin, begin + num_tokens)
-            self.groups.append(_group(begins, num_tokens, first_row, device))
-        self.slots = torch.tensor(slots, device=device)
-        self.positions = torch.tensor(positions, device=device)
+            first_row = self.groups[-1].rows.stop if self.groups else 0
+            self.groups.append(_group(begins, num_tokens, first_row, self.positions))
 
     def visible(self, index: int, window: int | None) -> tuple[int, Tensor]:
         """The first cache row that group `index` needs, and which rows from there each token sees [B, n, C]."""
@@ -144,16 +143,17 @@ def slot_attention(
 AttentionInterface.register(IMPLEMENTATION, slot_attention)
 
 
-def _group(begins: Sequence[tuple[int, int]], num_tokens: int, first_row: int, device: torch.device) -> Group:
+def _group(begins: Sequence[tuple[int, int]], num_tokens: int, first_row: int, positions: Tensor) -> Group:
+    """Segments of `begins` (slot, tokens before it) from row `first_row` of the pass with `positions` [R]."""
     slots = [slot for slot, _ in begins]
-    lengths = torch.tensor([length for _, length in begins], device=device)
+    rows = slice(first_row, first_row + len(begins) * num_tokens)
     in_order = slots == list(range(slots[0], slots[0] + len(slots)))
     return Group(
-        rows=slice(first_row, first_row + len(begins) * num_tokens),
-        slots=slice(slots[0], slots[-1] + 1) if in_order else torch.tensor(slots, device=device),
+        rows=rows,
+        slots=slice(slots[0], slots[-1] + 1) if in_order else torch.tensor(slots, device=positions.device),
         num_segments=len(begins),
         num_tokens=num_tokens,
-        positions=lengths[:, None] + torch.arange(num_tokens, device=device),
+        positions=positions[rows].view(len(begins), num_tokens),
         begin=min(length for _, length in begins),
         end=max(length for _, length in begins) + num_tokens,
     )
