@@ -8,7 +8,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 DEMO   := demo
 PROMPT ?= "def parse_args(argv):"
 
-.PHONY: help build demo test test-full lint bench bench-quantize clean
+.PHONY: help build demo test test-full test-gpu lint bench bench-quantize bench-attention clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | column -t -s '	'
@@ -33,7 +33,11 @@ test: build  ## everything that needs no GPU
 	$(BIN)/python -m pytest
 
 test-full: build  ## `make test` and the slow checks
-	$(BIN)/python -m pytest -m ''
+	$(BIN)/python -m pytest -m 'not gpu'
+
+test-gpu: build  ## the kernels on this machine's GPU; compiles them first
+	$(PIP) --no-deps --editable . -C cmake.define.DFLASH_CUDA=ON
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 lint: build  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -43,6 +47,9 @@ bench: build  ## measure decoding on this machine; prints tables, asserts nothin
 
 bench-quantize: build  ## measure the packers on the shapes of gpt-oss-120b's drafter
 	$(BIN)/python benchmarks/bench_quantize.py
+
+bench-attention: build  ## measure the attention kernel, torch's and a copy; needs a GPU, and `make test-gpu` before
+	$(BIN)/python benchmarks/bench_kv_injection_attention.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -150,3 +150,59 @@ def pack_nvfp4(
 
     Raises as pack_fp8 does, and ValueError where 16 does not divide K.
     """
+
+class KVInjectionAttributes:
+    """The attributes of the node DFlashKVInjectionAttention, under their names (docs/kv_injection.md)."""
+
+    def __init__(
+        self,
+        *,
+        layer: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rms_norm_eps: float,
+        softmax_scale: float,
+        sliding_window: int,
+        causal: int,
+        k_scale: float,
+        v_scale: float,
+    ) -> None: ...
+
+def kv_injection_attention_reference(
+    attributes: KVInjectionAttributes, inputs: Sequence[_Tensor], out: _Tensor
+) -> None:
+    """Fills out [B, S, N*D] on the CPU; the plugin's meaning, to test its kernel against.
+
+    inputs are the node's, in its order, 10 or with sinks [N] (float32) 11; out has q's dtype. Float64 inside, one
+    rounding at the end. Reads of the caches only what is visible.
+
+    Raises ValueError, naming the tensor, where dtype, shape, layout or device does not fit, where a size is
+    beyond the plugin's limits, and where a slot id or a context length is not in the cache.
+    """
+
+def kv_injection_attention(
+    attributes: KVInjectionAttributes,
+    inputs: Sequence[_Tensor],
+    out: _Tensor,
+    workspace: _Tensor,
+    stream: int,
+    *,
+    host_slot_ids: Sequence[int] | None = None,
+    host_context_lengths: Sequence[int] | None = None,
+) -> None:
+    """The same on tensors of the current CUDA device: starts the kernel on its `stream` (a cudaStream_t) and returns.
+
+    workspace is any dense tensor of at least kv_injection_attention_workspace_bytes. The kernel trusts slot_ids
+    and context_lengths; where their values are at hand, host_slot_ids and host_context_lengths have them checked.
+
+    Raises as the reference does, and RuntimeError with CUDA's text, or in a build without CUDA.
+    """
+
+def kv_injection_attention_workspace_bytes(
+    attributes: KVInjectionAttributes, inputs: Sequence[_Tensor], out: _Tensor
+) -> int:
+    """Scratch that kv_injection_attention needs for these shapes, on any GPU."""
+
+def cuda_architectures() -> list[str]:
+    """What the kernels in this module were compiled for, such as "90a"; empty in a build without nvcc."""

@@ -17,7 +17,7 @@ PACKAGE = REPOSITORY / "dflash_trt"
 # A room imports from lower floors and from itself.
 FLOORS = [
     {"errors", "_C", ""},  # "": the package itself, for its version
-    {"checkpoint", "engine", "config"},
+    {"checkpoint", "engine", "config", "plugin"},
     {"graph", "quantize", "drafter", "target"},
     {"serving", "runtime", "build", "bench", "plan", "doctor"},
     {"cli"},
@@ -37,6 +37,11 @@ def room_of(module: str) -> str:
     return ([*module.split("."), ""])[1]
 
 
+def is_room(name: str) -> bool:
+    """Whether dflash_trt.<name> is a module: the package's API has names that are none."""
+    return any(PACKAGE.glob(f"{name}.py*")) or (PACKAGE / name).is_dir()
+
+
 def imports(file: Path) -> Iterator[tuple[int, str]]:
     """Line and name of every module that `file` imports, at any depth."""
     for node in ast.walk(ast.parse(file.read_text())):
@@ -45,8 +50,8 @@ def imports(file: Path) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}:{node.lineno}: expected an absolute import"
             assert node.module is not None
-            inner = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "dflash_trt" else []
-            yield from ((node.lineno, name) for name in inner or [node.module])
+            inner = [alias.name for alias in node.names if node.module == "dflash_trt" and is_room(alias.name)]
+            yield from ((node.lineno, name) for name in [f"dflash_trt.{name}" for name in inner] or [node.module])
 
 
 def sources() -> list[Path]:

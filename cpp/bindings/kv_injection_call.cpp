@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/kv_injection_call.h"
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace nb = nanobind;
+namespace attention = dflash::kv_injection;
+
+static attention::ElementType element_type(const nb::dlpack::dtype& dtype) {
+  using Code = nb::dlpack::dtype_code;
+  const auto is = [&](Code code, int bits) {
+    return dtype == nb::dlpack::dtype{static_cast<uint8_t>(code), static_cast<uint8_t>(bits), 1};
+  };
+  if (is(Code::Float, 16)) return attention::ElementType::kF16;
+  if (is(Code::Bfloat, 16)) return attention::ElementType::kBF16;
+  if (is(Code::Float8_E4M3FN, 8)) return attention::ElementType::kF8E4M3;
+  if (is(Code::Float, 32)) return attention::ElementType::kF32;
+  if (is(Code::Int, 32)) return attention::ElementType::kI32;
+  return attention::ElementType::kOther;
+}
+
+static std::string device_name(int device) {
+  if (device == nb::device::cpu::value) return "CPU";
+  return device == nb::device::cuda::value ? "CUDA" : "DLPack device " + std::to_string(device);
+}
+
+template <typename AnyArray>
+static bool is_dense(const AnyArray& array) {
+  if (array.size() == 0) return true;
+  int64_t stride = 1;
+  for (size_t axis = array.ndim(); axis-- > 0;) {
+    if (array.shape(axis) != 1 && array.stride(axis) != stride) return false;
+    stride *= static_cast<int64_t>(array.shape(axis));
+  }
+  return true;
+}
+
+template <typename AnyArray>
+static attention::Tensor tensor_of(const char* name, const AnyArray& array, int device) {
+  const auto refuse = [&](const std::string& problem) {
+    throw std::invalid_argument(std::string(name) + ": " + problem);
+  };
+  if (array.device_type() != device) {
+    refuse("expected a " + device_name(device) + " tensor, found a " +
+           device_name(array.device_type()) + " tensor");
+  }
+  if (array.ndim() > attention::Tensor::kMaxRank) refuse("expected at most 8 dimensions");
+  if (!is_dense(array)) refuse("expected a dense row-major tensor, found strides");
+  attention::Tensor tensor{.type = element_type(array.dtype()),
+                           .rank = static_cast<int32_t>(array.ndim()),
+                           .shape = {},
+                           .data = const_cast<void*>(static_cast<const void*>(array.data()))};
+  for (size_t axis = 0; axis < array.ndim(); ++axis) {
+    tensor.shape[axis] = static_cast<int64_t>(array.shape(axis));
+  }
+  return tensor;
+}
+
+attention::Params call_params(const attention::Attributes& attributes, const Inputs& inputs,
+                              const Array& out, int device) {
+  if (inputs.size() < attention::kMinInputs || inputs.size() > attention::kMaxInputs) {
+    throw std::invalid_argument("inputs: expected 10 tensors, or 11 with sinks, found " +
+                                std::to_string(inputs.size()));
+  }
+  std::vector<attention::Tensor> tensors;
+  for (const auto& input : inputs) {
+    const auto index = static_cast<int32_t>(tensors.size());
+    tensors.push_back(tensor_of(attention::input_name(index), input, device));
+  }
+  return make_params(attributes, tensors, tensor_of("out", out, device));
+}
+
+void* workspace_address(const Array& workspace) {
+  return tensor_of("workspace", workspace, nb::device::cuda::value).data;
+}

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// From Python's tensors to the call, without a copy. Throws std::invalid_argument, naming the
+// tensor.
+#pragma once
+
+#include <nanobind/ndarray.h>
+
+#include <vector>
+
+#include "kv_injection_attention/tensors.h"
+
+using Array = nanobind::ndarray<>;
+using Inputs = std::vector<nanobind::ndarray<nanobind::ro>>;  // in the node's order
+
+// `device` is nanobind::device::cpu::value or cuda::value, where all tensors are to lie.
+dflash::kv_injection::Params call_params(const dflash::kv_injection::Attributes& attributes,
+                                         const Inputs& inputs, const Array& out, int device);
+
+// Of a dense CUDA tensor of any dtype.
+void* workspace_address(const Array& workspace);

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the TensorRT plugin library lies, or why there is none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dflash_trt import _C
+from dflash_trt.errors import MissingDependencyError
+
+VARIABLE = "DFLASH_TRT_PLUGIN"
+NAME = "libdflash_trt_plugins.so"
+BUILD = (
+    "cmake -S plugins -B build/plugins -DDFLASH_CUDA=ON && cmake --build build/plugins, "
+    f"then export {VARIABLE}=build/plugins/{NAME}"
+)
+
+
+def plugin_library() -> Path:
+    """The library to load into TensorRT: the file that DFLASH_TRT_PLUGIN names, else the installed one.
+
+    Raises MissingDependencyError where there is none, or where the installed one holds no kernel.
+    """
+    if named := os.environ.get(VARIABLE):
+        return _named(Path(named))
+    library = installed_library()
+    if not library.is_file():
+        raise MissingDependencyError(f"expected the plugin library at {library}, found no file", hint=BUILD)
+    if not _C.cuda_architectures():
+        raise MissingDependencyError(
+            f"expected a plugin library with CUDA kernels, found {library}, which was built without nvcc", hint=BUILD
+        )
+    return library
+
+
+def installed_library() -> Path:
+    """Where the package's own build puts the library, with kernels or without."""
+    return Path(_C.__file__).parent / "lib" / NAME
+
+
+def _named(library: Path) -> Path:
+    if library.is_file():
+        return library.resolve()
+    raise MissingDependencyError(
+        f"{VARIABLE}: expected a plugin library, found no file at {library}",
+        hint=f"unset {VARIABLE}, or build one: {BUILD}",
+    )

@@ -1,0 +1,15 @@
+# Enables CUDA as DFLASH_CUDA says. To be included where the outermost target that links kernels is.
+set(DFLASH_CUDA AUTO CACHE STRING "Compile the kernels: ON, OFF, or AUTO (where nvcc is found)")
+if(NOT DFLASH_CUDA MATCHES "^(ON|OFF|AUTO)$")
+  message(FATAL_ERROR "DFLASH_CUDA: expected ON, OFF or AUTO, found ${DFLASH_CUDA}")
+elseif(NOT DFLASH_CUDA STREQUAL "OFF")
+  # CMake 3.25 does not know family architectures (100f): the target has them as options.
+  set(CMAKE_CUDA_ARCHITECTURES OFF)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+  elseif(DFLASH_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "DFLASH_CUDA=ON: expected nvcc on the PATH or in CUDACXX, found none")
+  endif()
+endif()

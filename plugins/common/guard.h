@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// What TensorRT calls is noexcept: exceptions end here, with a line on stderr.
+//
+// TensorRT offers a logger, but its table of virtual functions is another in 10 than in 11.
+#pragma once
+
+#include <exception>
+
+namespace dflash {
+
+// "[dflash_trt] <where>: <what>" on stderr.
+void report(const char* where, const char* what) noexcept;
+
+// body(), or `failure` after a report if it throws.
+template <typename Result, typename Body>
+Result guard(const char* where, Result failure, const Body& body) noexcept {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    report(where, error.what());
+  } catch (...) {
+    report(where, "an exception that is no std::exception");
+  }
+  return failure;
+}
+
+}  // namespace dflash

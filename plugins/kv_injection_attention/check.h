@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a call must satisfy, asked once for reference, kernel, binding and plugin.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "kv_injection_attention/params.h"
+
+namespace dflash::kv_injection {
+
+// What is wrong, as "name: expected ..., found ..."; nothing if all is well.
+using Problem = std::optional<std::string>;
+
+const char* dtype_name(DType dtype);
+
+// Sizes, attributes and dtypes; no pointers. What TensorRT's build phase can know.
+Problem check_sizes(const Params& params);
+
+// check_sizes, and that every tensor is there and aligned. Pointers may be the device's: none is
+// read.
+Problem check_params(const Params& params);
+
+// The values of slot_ids [B] and context_lengths [B], where the host has them.
+Problem check_requests(const Params& params, const int32_t* slot_ids,
+                       const int32_t* context_lengths);
+
+// That `workspace` holds workspace_size(params) bytes, as the kernel needs.
+Problem check_workspace(const Params& params);
+
+}  // namespace dflash::kv_injection

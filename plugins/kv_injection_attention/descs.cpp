@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kv_injection_attention/descs.h"
+
+#include <algorithm>
+#include <array>
+
+namespace dflash::kv_injection {
+namespace {
+
+using nvinfer1::DataType;
+using nvinfer1::DynamicPluginTensorDesc;
+using nvinfer1::PluginTensorDesc;
+
+ElementType element_type(DataType type) {
+  switch (type) {
+    case DataType::kHALF:
+      return ElementType::kF16;
+    case DataType::kBF16:
+      return ElementType::kBF16;
+    case DataType::kFP8:
+      return ElementType::kF8E4M3;
+    case DataType::kFLOAT:
+      return ElementType::kF32;
+    case DataType::kINT32:
+      return ElementType::kI32;
+    default:
+      return ElementType::kOther;
+  }
+}
+
+Tensor tensor_of(const nvinfer1::Dims& dims, DataType type, const void* data) {
+  Tensor tensor{.type = element_type(type),
+                .rank = std::clamp(dims.nbDims, 0, Tensor::kMaxRank),
+                .shape = {},
+                .data = const_cast<void*>(data)};
+  std::copy_n(dims.d, tensor.rank, tensor.shape.begin());
+  return tensor;
+}
+
+}  // namespace
+
+Params call_params(const Attributes& attributes, const PluginTensorDesc* inputs, int32_t num_inputs,
+                   const PluginTensorDesc& output, const Addresses& at) {
+  std::array<Tensor, kMaxInputs> tensors;
+  for (int32_t i = 0; i < num_inputs; ++i) {
+    tensors[i] = tensor_of(inputs[i].dims, inputs[i].type, at.inputs ? at.inputs[i] : nullptr);
+  }
+  const Tensor out = tensor_of(output.dims, output.type, at.outputs ? at.outputs[0] : nullptr);
+  return make_params(attributes, {tensors.data(), static_cast<size_t>(num_inputs)}, out);
+}
+
+Params largest_call(const Attributes& attributes, const DynamicPluginTensorDesc* inputs,
+                    int32_t num_inputs, const DynamicPluginTensorDesc& output) {
+  const auto at_max = [](const DynamicPluginTensorDesc& tensor) {
+    PluginTensorDesc desc = tensor.desc;
+    desc.dims = tensor.max;
+    return desc;
+  };
+  std::array<PluginTensorDesc, kMaxInputs> descs;
+  std::transform(inputs, inputs + num_inputs, descs.begin(), at_max);
+  return call_params(attributes, descs.data(), num_inputs, at_max(output), {});
+}
+
+bool is_type_supported(int32_t input, const DynamicPluginTensorDesc* tensors) {
+  const DataType type = tensors[input].desc.type, q = tensors[kQ].desc.type;
+  switch (input) {
+    case kQ:
+      return type == DataType::kBF16 || type == DataType::kHALF;
+    case kRope:
+    case kSinks:
+      return type == DataType::kFLOAT;
+    case kKCache:
+      return type == q || type == DataType::kFP8;
+    case kVCache:
+      return type == tensors[kKCache].desc.type;
+    case kSlotIds:
+    case kContextLengths:
+      return type == DataType::kINT32;
+    default:
+      return type == q;
+  }
+}
+
+}  // namespace dflash::kv_injection

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// From TensorRT's tensor descriptions to the call. `num_inputs` is kMinInputs or kMaxInputs.
+#pragma once
+
+#include "kv_injection_attention/tensors.h"
+#include "tensorrt_abi/nvinfer.h"
+
+namespace dflash::kv_injection {
+
+// Of a call's tensors; null while only shapes are known.
+struct Addresses {
+  const void* const* inputs = nullptr;
+  void* const* outputs = nullptr;
+};
+
+Params call_params(const Attributes& attributes, const nvinfer1::PluginTensorDesc* inputs,
+                   int32_t num_inputs, const nvinfer1::PluginTensorDesc& output,
+                   const Addresses& at = {});
+
+// The call at the profile's largest shapes.
+Params largest_call(const Attributes& attributes, const nvinfer1::DynamicPluginTensorDesc* inputs,
+                    int32_t num_inputs, const nvinfer1::DynamicPluginTensorDesc& output);
+
+// Whether this input's dtype fits those of the inputs before it.
+bool is_type_supported(int32_t input, const nvinfer1::DynamicPluginTensorDesc* tensors);
+
+}  // namespace dflash::kv_injection

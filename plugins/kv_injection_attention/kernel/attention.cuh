@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attention kernel. Grid: [kv heads * row tiles, ranges].
+//
+// A CTA holds the query rows of one kv head (S slots times N/G heads, so that a cache row is read once for all of
+// them) and goes through one range of the context, request by request. Its warps form teams; a team goes through its
+// own steps of the context at its own pace, each of its warps with its own rows.
+#pragma once
+
+#include "kv_injection_attention/kernel/merge.cuh"
+#include "kv_injection_attention/kernel/result.cuh"
+#include "kv_injection_attention/kernel/rows.cuh"
+#include "kv_injection_attention/kernel/schedule.cuh"
+#include "kv_injection_attention/kernel/state.cuh"
+#include "kv_injection_attention/kernel/stream.cuh"
+
+namespace dflash::kv_injection {
+
+template <class A, class B, bool kFirst>
+struct Choose {
+  using Type = A;
+};
+template <class A, class B>
+struct Choose<A, B, false> {
+  using Type = B;
+};
+
+// T is the block's format. An FP8 cache is widened to F16, exactly, so its products are F16 products; the block's own
+// values stay in T, whose range they may use.
+template <int D, class T, bool kBytes>
+class Attention {
+ public:
+  DFLASH_DEVICE Attention(const Params& p, const Plan& plan)
+      : p_(p), plan_(plan), worker_(plan), tiles_(min(kTiles, (plan.tile_rows - warp_row()) / 16)) {}
+
+  DFLASH_DEVICE void run(const Segment& segment) {
+    Stream<D, kBytes ? 1 : 2> stream(p_, plan_, worker_, segment, kv_head());
+    store_queries(segment);
+    if (segment.ends) store_block(segment);
+    cta_sync();
+
+    State<D> state;
+    const Queries<D> queries(shared_memory() + warp_row() * kStride, tiles_, worker_.lane);
+    read_context(state, queries, segment, stream);
+    if (kBytes) state.scale_outputs(p_.v_scale);
+    if (segment.ends) read_block(state, queries);
+    merge_teams(state, plan_, worker_);
+    if (worker_.team == 0) {
+      state.finish_sums();
+      write(state, segment);
+    }
+    cta_sync();  // shared memory is free for the next segment
+  }
+
+ private:
+  static constexpr int kTiles = warp_tiles(D);
+  static constexpr int kStep = step_keys(D);
+  static constexpr int kStride = row_bytes(D, 2);
+  using Score = typename Choose<F16, T, kBytes>::Type;
+
+  DFLASH_DEVICE int kv_head() const { return grid_x() / plan_.row_tiles; }
+  // The first row of the CTA, counted over all row tiles; of the warp, counted in the CTA.
+  DFLASH_DEVICE int first_row() const { return grid_x() % plan_.row_tiles * plan_.tile_rows; }
+  DFLASH_DEVICE int warp_row() const { return worker_.row_group * 16 * kTiles; }
+
+  // Row of the (request, kv head) that a thread's row is, counted over all row tiles.
+  DFLASH_DEVICE int row(int t, int half) const {
+    return first_row() + warp_row() + t * 16 + half * 8 + worker_.lane / 4;
+  }
+
+  DFLASH_DEVICE int slot(int t, int half) const { return row(t, half) / plan_.group; }
+  DFLASH_DEVICE int head(int row) const { return kv_head() * plan_.group + row % plan_.group; }
+
+  DFLASH_DEVICE const float* rope(const Segment& s) const {
+    return p_.rope + int64_t{s.request} * p_.block * D;
+  }
+
+  DFLASH_DEVICE void store_queries(const Segment& s) {
+    const auto locate = [&](int i, int64_t& at, int& slot) {
+      const int r = first_row() + i;
+      slot = r / plan_.group;
+      at = (int64_t{s.request} * p_.block + slot) * p_.num_heads + head(r);
+      return r < plan_.rows;
+    };
+    constexpr Columns kColumns = kBytes ? Columns::kPairs : Columns::kPlain;
+    store_rotated_rows<D, T, Score, kColumns>({p_.q, p_.q_norm}, rope(s), p_.rms_norm_eps,
+                                              plan_.tile_rows, shared_memory(), locate);
+  }
+
+  DFLASH_DEVICE void store_block(const Segment& s) {
+    const auto locate = [&](int i, int64_t& at, int& slot) {
+      slot = i;
+      at = (int64_t{s.request} * p_.block + slot) * p_.num_kv_heads + kv_head();
+      return i < p_.block;
+    };
+    constexpr Columns kColumns = kBytes ? Columns::kPairs : Columns::kPlain;
+    store_rotated_rows<D, T, Score, kColumns>({p_.k, p_.k_norm}, rope(s), p_.rms_norm_eps,
+                                              plan_.block_rows, block_keys(), locate);
+
+    constexpr int kVectors = D / 8;
+    for (int i = thread_index(); i < plan_.block_rows * kVectors; i += thread_count()) {
+      int64_t at;
+      int slot;
+      const bool real = locate(i / kVectors, at, slot);
+      const auto* rows = static_cast<const unsigned char*>(p_.v);
+      const Words vector = real ? load_words(rows + at * D * 2 + i % kVectors * 16) : Words{};
+      store_vector<kBytes ? Columns::kEvenOdd : Columns::kPlain>(
+          block_values() + i / kVectors * kStride, i % kVectors, vector);
+    }
+  }
+
+  DFLASH_DEVICE Shared block_keys() const { return shared_memory() + plan_.block_at; }
+  DFLASH_DEVICE Shared block_values() const { return block_keys() + plan_.block_rows * kStride; }
+
+  // Context row j is visible to slot s if j < length and length + s - j < window.
+  DFLASH_DEVICE void read_context(State<D>& state, const Queries<D>& queries, const Segment& segment,
+                                  Stream<D, kBytes ? 1 : 2>& stream) {
+    const float scale = p_.softmax_scale * p_.k_scale * kLog2E;
+    for (int i = 0; i < stream.steps(); ++i) {
+      const Shared keys = stream.next(i);
+#pragma unroll 1
+      for (int j = 0; j < kStep; j += kMatrixKeys) {
+        using Context = Block<D, Score, Score, kBytes>;
+        Context block(queries, keys + j * Context::kStride, tiles_, worker_.lane);
+        // The window of slot s begins `s` rows behind this one.
+        const int first = stream.key(i) + j;
+        const int window_begin = p_.sliding_window > 0 ? segment.length - p_.sliding_window + 1 - first : -kMaxBlock;
+        const int end = segment.key_end - first;
+        if (end < kMatrixKeys || window_begin + p_.block > 1) {
+          block.mask([&](int t, int half) { return window_begin + slot(t, half); },
+                     [&](int, int) { return end; });
+        }
+        block.weigh(state, scale);
+        block.add_values(state, keys + stream.kValuesAt + j * Context::kStride);
+      }
+    }
+  }
+
+  // Block slot j is visible to slot s if |s - j| < window, and if causal j <= s.
+  DFLASH_DEVICE void read_block(State<D>& state, const Queries<D>& queries) {
+    const float scale = p_.softmax_scale * kLog2E;
+    const int window = p_.sliding_window > 0 ? min(p_.sliding_window, kMaxBlock) : kMaxBlock;
+    for (int begin = worker_.team * kMatrixKeys; begin < p_.block; begin += plan_.teams * kMatrixKeys) {
+      Block<D, Score, T, false> block(queries, block_keys() + begin * kStride, tiles_, worker_.lane);
+      block.mask([&](int t, int half) { return slot(t, half) - window + 1 - begin; },
+                [&](int t, int half) {
+                  const int ahead = p_.causal ? 1 : window;
+                  return min(p_.block, slot(t, half) + ahead) - begin;
+                });
+      block.weigh(state, scale);
+      block.add_values(state, block_values() + begin * kStride);
+    }
+  }
+
+  DFLASH_DEVICE void write(const State<D>& state, const Segment& segment) {
+    const bool whole = segment.begin == 0 && segment.ends;
+    const int64_t first = Partials<D>::row(p_, plan_, grid_y(), grid_x(), segment.begin == 0);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Softmax softmax{state.maximum[t][half], state.sum[t][half]};
+        const int r = row(t, half);
+        if (t >= tiles_ || r >= plan_.rows) continue;
+        if (whole) {
+          write_output(state.output[t], half, softmax, segment.request, r);
+        } else {
+          write_partial(state.output[t], half, softmax, first + (r - first_row()));
+        }
+      }
+    }
+  }
+
+  // Calls put(column, x, y) for each pair of neighbouring columns of the thread's row.
+  template <class Put>
+  DFLASH_DEVICE void for_pairs(const float (&output)[D / 8][4], int half, Put put) const {
+    const int quad_lane = worker_.lane % 4;
+#pragma unroll
+    for (int n = 0; n < D / 8; n += 2) {
+      const float *a = &output[n][2 * half], *b = &output[n + 1][2 * half];
+      if constexpr (kBytes) {  // a has even columns, b odd ones
+        put(n * 8 + quad_lane * 4, a[0], b[0]);
+        put(n * 8 + quad_lane * 4 + 2, a[1], b[1]);
+      } else {
+        put(n * 8 + quad_lane * 2, a[0], a[1]);
+        put(n * 8 + 8 + quad_lane * 2, b[0], b[1]);
+      }
+    }
+  }
+
+  DFLASH_DEVICE void write_output(const float (&output)[D / 8][4], int half, const Softmax& softmax,
+                                  int request, int r) const {
+    const int64_t at =
+        (int64_t{request} * p_.block + r / plan_.group) * p_.num_heads + head(r);
+    const float factor = softmax.factor(p_.sinks, head(r));
+    auto* out = static_cast<uint32_t*>(p_.out) + at * (D / 2);
+    for_pairs(output, half, [&](int column, float x, float y) {
+      out[column / 2] = pack(T{}, x * factor, y * factor);
+    });
+  }
+
+  DFLASH_DEVICE void write_partial(const float (&output)[D / 8][4], int half,
+                                   const Softmax& softmax, int64_t at) const {
+    const Partials<D> partials(p_, plan_);
+    if (worker_.lane % 4 == 0) partials.softmax[at] = softmax;
+    for_pairs(output, half, [&](int column, float x, float y) {
+      partials.outputs[at * D + column] = x;
+      partials.outputs[at * D + column + 1] = y;
+    });
+  }
+
+  const Params& p_;
+  const Plan& plan_;
+  const Worker worker_;
+  const int tiles_;  // of the warp's kTiles, those with rows
+};
+
+template <int D, class T, bool kBytes>
+__global__ void __launch_bounds__(32 * max_warps(D), 2)
+    attention(const __grid_constant__ Params p, const __grid_constant__ Plan plan) {
+  release_next_grid();
+  const Schedule schedule(p, plan);
+  if (grid_y() >= schedule.ranges()) return;
+  const int end = schedule.begin(grid_y() + 1);
+  int unit = schedule.begin(grid_y());
+  Place place = schedule.find(unit);
+  while (unit < end) {
+    const Segment segment(p, place, unit, end);
+    Attention<D, T, kBytes>(p, plan).run(segment);
+    unit = place.first_unit + segment.end;
+    place = {place.request + 1, unit};
+  }
+}
+
+}  // namespace dflash::kv_injection

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// The second kernel: requests that several ranges share get their outputs from the partial results, always in the
+// order of the ranges, so that equal inputs give equal bits.
+//
+// Grid: [rows of a request, cut requests]. At most ranges - 1 requests are cut, so grid_y() counts requests or the
+// boundaries between ranges, whichever are fewer.
+#pragma once
+
+#include "kv_injection_attention/kernel/result.cuh"
+#include "kv_injection_attention/kernel/schedule.cuh"
+
+namespace dflash::kv_injection {
+
+struct CutRequest {
+  int request;
+  int first, last;  // its ranges; the same if there is nothing to combine
+};
+
+DFLASH_DEVICE CutRequest find_cut(const Params& p, const Plan& plan, const Schedule& schedule) {
+  const bool by_request = p.batch < plan.ranges;
+  if (!by_request && grid_y() + 1 >= schedule.ranges()) return {};
+  const int boundary = by_request ? 0 : schedule.begin(grid_y() + 1);
+  const Place place = by_request ? schedule.of_request(grid_y()) : schedule.find(boundary);
+  const int first = schedule.range_of(place.first_unit);
+  const int units = request_of(p, place.request).units;
+  const int last = schedule.range_of(place.first_unit + units - 1);
+  // A request's first boundary stands for it; one between two requests for none.
+  if (!by_request && (place.first_unit == boundary || first != grid_y())) return {};
+  return {place.request, first, last};
+}
+
+template <int D, class T>
+__global__ void __launch_bounds__(32 * kCombineWarps)
+    combine(const __grid_constant__ Params p, const __grid_constant__ Plan plan) {
+  wait_for_previous_grid();
+  const Schedule schedule(p, plan);
+  const CutRequest cut = find_cut(p, plan, schedule);
+  if (cut.first == cut.last) return;
+
+  const int warps_per_row = plan.combine_warps;
+  const int thread = thread_index(), lane = thread % 32, warp = thread / 32;
+  const int part = warp % warps_per_row;
+  const int out_row = grid_x() * (kCombineWarps / warps_per_row) + warp / warps_per_row;
+  const bool real = out_row < p.block * p.num_heads;
+  const int head = real ? out_row % p.num_heads : 0;
+  const int row = (real ? out_row / p.num_heads : 0) * plan.group + head % plan.group;
+  const int column = head / plan.group * plan.row_tiles + row / plan.tile_rows;
+  const Partials<D> partials(p, plan);
+  const auto at = [&](int range) {
+    return Partials<D>::row(p, plan, range, column, range == cut.first) + row % plan.tile_rows;
+  };
+
+  float maximum = -1e38f;
+  for (int range = cut.first + lane; range <= cut.last; range += 32) {
+    maximum = fmaxf(maximum, partials.softmax[at(range)].maximum);
+  }
+#pragma unroll
+  for (int mask = 1; mask < 32; mask *= 2) maximum = fmaxf(maximum, from_lane_xor(maximum, mask));
+
+  float sum = 0, output[D / 32] = {};
+#pragma unroll 4
+  for (int range = cut.first + part; range <= cut.last; range += warps_per_row) {
+    const Softmax softmax = partials.softmax[at(range)];
+    const float weight = exp2_fast(softmax.maximum - maximum);
+    sum += weight * softmax.sum;
+#pragma unroll
+    for (int i = 0; i < D / 32; ++i) {
+      output[i] += weight * partials.outputs[at(range) * D + i * 32 + lane];
+    }
+  }
+
+  // Parts of a row meet in shared memory: [warp][lane][D / 32 outputs and the sum].
+  constexpr int kValues = D / 32 + 1;
+  const Shared mine = shared_memory() + thread * kValues * 4;
+  if (warps_per_row > 1) {
+    if (part > 0) {
+      for (int i = 0; i < D / 32; ++i) store_word(mine + i * 4, as_bits(output[i]));
+      store_word(mine + D / 32 * 4, as_bits(sum));
+    }
+    cta_sync();
+  }
+  if (part > 0 || !real) return;
+  for (int other = 1; other < warps_per_row; ++other) {
+    const Shared theirs = mine + other * 32 * kValues * 4;
+    for (int i = 0; i < D / 32; ++i) output[i] += as_float(load_word(theirs + i * 4));
+    sum += as_float(load_word(theirs + D / 32 * 4));
+  }
+
+  const float factor = Softmax{maximum, sum}.factor(p.sinks, head);
+  auto* out = static_cast<uint16_t*>(p.out) +
+              (int64_t{cut.request} * p.block * p.num_heads + out_row) * D;
+#pragma unroll
+  for (int i = 0; i < D / 32; ++i) {
+    out[i * 32 + lane] = static_cast<uint16_t>(pack(T{}, output[i] * factor, 0));
+  }
+}
+
+}  // namespace dflash::kv_injection

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a call is laid out on the GPU: decided on the host from sizes alone, read by the kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kv_injection_attention/params.h"
+
+#ifdef __CUDACC__
+#define DFLASH_ANYWHERE __host__ __device__
+#else
+#define DFLASH_ANYWHERE
+#endif
+
+namespace dflash::kv_injection {
+
+// Work is cut into units of this many context rows; a multiple of every step_keys().
+inline constexpr int kUnitKeys = 128;
+// All the shared memory of a CTA on sm_120, and half of an sm_90's or sm_100's: two CTAs hide each other's waits.
+inline constexpr int kSharedBudget = 99 * 1024;
+// Bounds the workspace: two CTAs on each of 160 SMs.
+inline constexpr int kMaxCtas = 320;
+inline constexpr int kMaxStages = 8;
+inline constexpr int kMaxTeams = 4;
+inline constexpr int kMaxRowGroups = 4;
+inline constexpr int kCombineWarps = 8;
+
+// Context rows that a team of warps takes at a time.
+DFLASH_ANYWHERE constexpr int step_keys(int head_dim) { return head_dim == 64 ? 32 : 16; }
+// Tiles of 16 query rows that a warp holds; its output is 8 * head_dim * tiles / 16 registers a thread.
+DFLASH_ANYWHERE constexpr int warp_tiles(int head_dim) { return head_dim == 256 ? 1 : 2; }
+// Warps of a CTA, so that two CTAs share an SM's 65,536 registers: 168 or 255 a thread.
+DFLASH_ANYWHERE constexpr int max_warps(int head_dim) { return head_dim == 64 ? 6 : 4; }
+// A row in shared memory. The 16 bytes of padding make eight rows start in eight different bank groups.
+DFLASH_ANYWHERE constexpr int row_bytes(int head_dim, int element_bytes) {
+  return head_dim * element_bytes + 16;
+}
+
+struct Plan {
+  int32_t group;         // query heads of a kv head: N/G
+  int32_t rows;          // query rows of a (request, kv head): S * group, slot-major
+  int32_t row_tiles;     // CTAs beside each other over these rows
+  int32_t tile_rows;     // rows of a CTA, a multiple of 16
+  int32_t row_groups;    // warps of a team, each with warp_tiles() * 16 of the rows
+  int32_t teams;         // teams of a CTA, each with its own steps of the context
+  int32_t stages;        // steps of a team in flight or in use
+  int32_t ranges;        // CTAs over the context, all requests laid end to end
+  int32_t block_rows;    // S, rounded up to 16
+  int32_t block_at;      // offset in shared memory of the block's K, then V; the queries are at 0
+  int32_t stages_at;     // offset of the stages: [teams][stages][K | V], later of the teams' results
+  int32_t stage_bytes;   // of one step of one team
+  int32_t shared_bytes;  // of a CTA
+  int32_t combine_warps;  // that share a row when partial results are combined
+};
+
+struct Grid {
+  int32_t x, y;
+  int32_t threads, shared_bytes;  // of a CTA
+};
+
+// The plan for a GPU that holds `ctas` CTAs at once. `params` has passed check_sizes and is not empty.
+Plan make_plan(const Params& params, int32_t ctas);
+
+Grid attention_grid(const Params& params, const Plan& plan);
+// Of the second kernel, which plans with more than one range need.
+Grid combine_grid(const Params& params, const Plan& plan);
+
+// CTAs beside each other that read the same ranges: kv heads times row tiles.
+DFLASH_ANYWHERE inline int32_t columns(const Params& params, const Plan& plan) {
+  return params.num_kv_heads * plan.row_tiles;
+}
+
+// Rows of partial results in the workspace: for every CTA one that continues a request and one that starts one.
+DFLASH_ANYWHERE inline int64_t partial_rows(const Params& params, const Plan& plan) {
+  return int64_t{2} * plan.ranges * columns(params, plan) * plan.tile_rows;
+}
+
+}  // namespace dflash::kv_injection

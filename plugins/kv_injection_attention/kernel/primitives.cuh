@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// The machine the kernels are written for: every barrier, shared-memory access, asynchronous copy and matrix
+// instruction they use. Compiled by a host compiler, the emulation of tests/plugins/kernel takes its place.
+#pragma once
+
+#include <cstdint>
+
+namespace dflash::kv_injection {
+
+// Tags of the two 16-bit formats; a word holds a pair, the first in its low half.
+struct F16 {};
+struct BF16 {};
+
+struct Words {
+  uint32_t word[4];
+};
+
+}  // namespace dflash::kv_injection
+
+#ifndef __CUDACC__
+#include "emulated_primitives.h"
+#else
+
+namespace dflash::kv_injection {
+
+#define DFLASH_DEVICE __device__ __forceinline__
+
+using Shared = uint32_t;  // an address in shared memory
+
+DFLASH_DEVICE int thread_count() { return static_cast<int>(blockDim.x); }
+// Read anew at each call, so that what is computed from them is not kept in registers beyond the caller's scope.
+#define DFLASH_SPECIAL(NAME, REGISTER)                          \
+  DFLASH_DEVICE int NAME() {                                    \
+    int value;                                                  \
+    asm volatile("mov.u32 %0, %%" REGISTER ";" : "=r"(value));  \
+    return value;                                               \
+  }
+DFLASH_SPECIAL(thread_index, "tid.x")
+DFLASH_SPECIAL(grid_x, "ctaid.x")
+DFLASH_SPECIAL(grid_y, "ctaid.y")
+#undef DFLASH_SPECIAL
+
+DFLASH_DEVICE Shared shared_memory() {
+  extern __shared__ __align__(16) unsigned char memory[];
+  return static_cast<Shared>(__cvta_generic_to_shared(memory));
+}
+
+// ---- Order among threads and grids
+
+DFLASH_DEVICE void cta_sync() { __syncthreads(); }
+
+// Barrier `id` (1 to 15) among `threads` threads, a multiple of 32; orders shared memory among them.
+DFLASH_DEVICE void group_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Lets the next grid of the stream start where it asked for that; it still waits for this grid's results.
+DFLASH_DEVICE void release_next_grid() { asm volatile("griddepcontrol.launch_dependents;"); }
+DFLASH_DEVICE void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+DFLASH_DEVICE void trap() { __trap(); }
+
+// ---- Lanes of a warp; all 32 take part
+
+DFLASH_DEVICE bool any_lane(bool value) { return __any_sync(~0u, value); }
+DFLASH_DEVICE uint32_t lanes_where(bool value) { return __ballot_sync(~0u, value); }
+DFLASH_DEVICE int lowest_bit(uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }
+DFLASH_DEVICE int from_lane(int value, int lane) { return __shfl_sync(~0u, value, lane); }
+DFLASH_DEVICE int from_lane_below(int value, int by) { return __shfl_up_sync(~0u, value, by); }
+DFLASH_DEVICE float from_lane_xor(float value, int mask) {
+  return __shfl_xor_sync(~0u, value, mask);
+}
+
+// ---- Memory
+
+DFLASH_DEVICE Words load_words(const void* from) {
+  const uint4 v = __ldg(static_cast<const uint4*>(from));
+  return {{v.x, v.y, v.z, v.w}};
+}
+
+DFLASH_DEVICE void store_word(Shared to, uint32_t value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+}
+
+DFLASH_DEVICE uint32_t load_word(Shared from) {
+  uint32_t value;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
+  return value;
+}
+
+// 16 bytes from global memory, or 16 zero bytes; there after wait_copies and a barrier.
+DFLASH_DEVICE void copy_async(Shared to, const void* from, bool real) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
+               "l"(__cvta_generic_to_global(from)), "r"(real ? 16 : 0)
+               : "memory");
+}
+
+DFLASH_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int kPending>
+DFLASH_DEVICE void wait_copies_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Until at most `pending` of this thread's committed groups, the latest, are under way; 0 to 6.
+DFLASH_DEVICE void wait_copies(int pending) {
+  switch (pending) {
+    case 6: return wait_copies_but<6>();
+    case 5: return wait_copies_but<5>();
+    case 4: return wait_copies_but<4>();
+    case 3: return wait_copies_but<3>();
+    case 2: return wait_copies_but<2>();
+    case 1: return wait_copies_but<1>();
+    default: return wait_copies_but<0>();
+  }
+}
+
+// ---- Matrices
+
+// Four 8x8 matrices of 16-bit elements; lane 8 i + j gives the address of row j of matrix i.
+DFLASH_DEVICE void load_matrices(uint32_t (&m)[4], Shared row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(row)
+               : "memory");
+}
+
+DFLASH_DEVICE void load_matrices_transposed(uint32_t (&m)[4], Shared row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(row)
+               : "memory");
+}
+
+#define DFLASH_MULTIPLY(TYPE)                                                                     \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 "                              \
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                           \
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                            \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+
+// c += a * b: 16x16 times 16x8, in FP32.
+DFLASH_DEVICE void multiply(F16, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  DFLASH_MULTIPLY("f16");
+}
+DFLASH_DEVICE void multiply(BF16, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  DFLASH_MULTIPLY("bf16");
+}
+#undef DFLASH_MULTIPLY
+
+// ---- Numbers
+
+DFLASH_DEVICE uint32_t pack(F16, float first, float second) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+DFLASH_DEVICE uint32_t pack(BF16, float first, float second) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+
+DFLASH_DEVICE float first_of(BF16, uint32_t pair) { return __uint_as_float(pair << 16); }
+DFLASH_DEVICE float second_of(BF16, uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+DFLASH_DEVICE float first_of(F16, uint32_t pair) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<uint16_t>(pair)));
+  return value;
+}
+DFLASH_DEVICE float second_of(F16, uint32_t pair) { return first_of(F16{}, pair >> 16); }
+
+// Two E4M3 bytes as an F16 pair, exactly.
+DFLASH_DEVICE uint32_t widen_e4m3(uint32_t bytes) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(bytes)));
+  return pair;
+}
+
+// Byte i of the result is byte (selector >> 4 i) & 7 of high:low.
+DFLASH_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+  return __byte_perm(low, high, selector);
+}
+
+DFLASH_DEVICE float as_float(uint32_t bits) { return __uint_as_float(bits); }
+DFLASH_DEVICE uint32_t as_bits(float value) { return __float_as_uint(value); }
+
+DFLASH_DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+DFLASH_DEVICE float inverse(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+DFLASH_DEVICE float inverse_sqrt(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace dflash::kv_injection
+
+#endif  // __CUDACC__

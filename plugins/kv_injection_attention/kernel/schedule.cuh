@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which context rows a CTA reads.
+//
+// The context rows that each request sees are cut into units; all requests' units, laid end to end, are cut into
+// equal ranges, one for each CTA of a column. So ragged lengths, which only the device knows, balance by themselves,
+// and a CTA leaves at most two unfinished requests: the one it continues and the one it starts.
+#pragma once
+
+#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/primitives.cuh"
+
+namespace dflash::kv_injection {
+
+struct Request {
+  int length;  // context rows
+  int begin;   // the first that any of its block slots sees
+  int units;   // at least 1: the block belongs to the last
+};
+
+DFLASH_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+DFLASH_DEVICE Request request_of(const Params& p, int index) {
+  const int length = p.context_lengths[index];
+#ifndef NDEBUG
+  if (length < 0 || length > p.max_context) trap();
+  if (p.slot_ids[index] < 0 || p.slot_ids[index] >= p.slots) trap();
+#endif
+  const int begin = p.sliding_window > 0 ? max(0, length - p.sliding_window + 1) : 0;
+  return {length, begin, max(1, ceil_div(length - begin, kUnitKeys))};
+}
+
+struct Place {
+  int request;
+  int first_unit;  // of that request
+};
+
+// The units of all requests. Every lane of a warp knows its share; the functions are for whole warps.
+class Schedule {
+ public:
+  DFLASH_DEVICE Schedule(const Params& p, const Plan& plan)
+      : p_(p), lane_(thread_index() % 32), share_(ceil_div(p.batch, 32)) {
+    for (int i = my_first(); i < my_end(); ++i) mine_ += request_of(p, i).units;
+    int upto = mine_;
+    for (int by = 1; by < 32; by *= 2) {
+      const int below = from_lane_below(upto, by);
+      if (lane_ >= by) upto += below;
+    }
+    before_ = upto - mine_;
+    total_ = from_lane(upto, 31);
+    ranges_ = min(plan.ranges, total_);
+  }
+
+  // Ranges that have work.
+  DFLASH_DEVICE int ranges() const { return ranges_; }
+  // The first unit of a range. 256 requests of 1,024 units times 320 ranges fit in 32 bits.
+  DFLASH_DEVICE int begin(int range) const { return range * total_ / ranges_; }
+  // The largest range that begins at or before `unit`.
+  DFLASH_DEVICE int range_of(int unit) const { return ((unit + 1) * ranges_ - 1) / total_; }
+
+  // The request that `unit` belongs to.
+  DFLASH_DEVICE Place find(int unit) const {
+    const bool here = before_ <= unit && unit < before_ + mine_;
+    Place place{my_first(), before_};
+    while (here) {
+      const int units = request_of(p_, place.request).units;
+      if (unit < place.first_unit + units) break;
+      ++place.request;
+      place.first_unit += units;
+    }
+    const int owner = lowest_bit(lanes_where(here));
+    return {from_lane(place.request, owner), from_lane(place.first_unit, owner)};
+  }
+
+  DFLASH_DEVICE Place of_request(int request) const {
+    const int owner = request / share_;
+    int unit = before_;
+    if (lane_ == owner) {
+      for (int i = my_first(); i < request; ++i) unit += request_of(p_, i).units;
+    }
+    return {request, from_lane(unit, owner)};
+  }
+
+ private:
+  DFLASH_DEVICE int my_first() const { return lane_ * share_; }
+  DFLASH_DEVICE int my_end() const { return min(p_.batch, my_first() + share_); }
+
+  const Params& p_;
+  int lane_, share_;
+  int mine_ = 0;
+  int before_, total_, ranges_;
+};
+
+// The part of one request that a CTA reads: units `begin` to `end` of it.
+struct Segment {
+  int request;
+  int begin, end;          // in units of the request
+  int length;              // the request's context rows
+  int key_begin, key_end;  // the segment's
+  bool ends;               // whether it has the request's last unit, and with it the block
+
+  // From `unit` on, but not beyond `range_end`, both counted over all requests.
+  DFLASH_DEVICE Segment(const Params& p, Place place, int unit, int range_end)
+      : request(place.request), begin(unit - place.first_unit) {
+    const Request all = request_of(p, request);
+    end = min(range_end - place.first_unit, all.units);
+    length = all.length;
+    key_begin = all.begin + begin * kUnitKeys;
+    key_end = min(length, all.begin + end * kUnitKeys);
+    ends = end == all.units;
+  }
+};
+
+}  // namespace dflash::kv_injection

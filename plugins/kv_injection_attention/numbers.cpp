@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kv_injection_attention/numbers.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+namespace dflash::kv_injection {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+float from_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+
+// Sign 1, exponent 5 (bias 15), mantissa 10.
+float from_f16(uint16_t bits) {
+  const int exponent = bits >> 10 & 0x1f;
+  const int mantissa = bits & 0x3ff;
+  float size =
+      exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+  if (exponent == 0x1f) size = mantissa == 0 ? kInfinity : kNaN;
+  return bits & 0x8000 ? -size : size;
+}
+
+// Sign 1, exponent 4 (bias 7), mantissa 3; no infinity, NaN is all ones.
+float from_e4m3(uint8_t bits) {
+  const int exponent = bits >> 3 & 0xf;
+  const int mantissa = bits & 0x7;
+  float size = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  if (exponent == 0xf && mantissa == 0x7) size = kNaN;
+  return bits & 0x80 ? -size : size;
+}
+
+// A 16-bit float of `fraction` bits whose normal numbers begin at 2^least.
+uint16_t encode(double value, int fraction, int least, int64_t infinity) {
+  const int64_t sign = std::signbit(value) ? 0x8000 : 0;
+  if (std::isnan(value)) return 0x7fff;
+  if (std::isinf(value)) return static_cast<uint16_t>(sign | infinity);
+  // The numbers near value are the multiples of 2^unit.
+  const int unit = std::max(std::ilogb(value), least) - fraction;  // ilogb(0) is INT_MIN
+  const auto multiple = static_cast<int64_t>(std::nearbyint(std::ldexp(std::fabs(value), -unit)));
+  // The leading bit of a normal number, and a carry, both add one to the exponent's field.
+  const int64_t bits = (int64_t{unit + fraction - least} << fraction) + multiple;
+  return static_cast<uint16_t>(sign | std::min(bits, infinity));
+}
+
+}  // namespace
+
+float load(const void* tensor, int64_t index, DType dtype) {
+  if (dtype == DType::kF8E4M3) return from_e4m3(static_cast<const uint8_t*>(tensor)[index]);
+  const uint16_t bits = static_cast<const uint16_t*>(tensor)[index];
+  return dtype == DType::kF16 ? from_f16(bits) : from_bf16(bits);
+}
+
+void store(void* tensor, int64_t index, double value, DType dtype) {
+  const bool is_f16 = dtype == DType::kF16;
+  static_cast<uint16_t*>(tensor)[index] =
+      is_f16 ? encode(value, 10, -14, 0x7c00) : encode(value, 7, -126, 0x7f80);
+}
+
+}  // namespace dflash::kv_injection

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// The whole contract between host and device: sizes, pointers and attributes of one attention call.
+//
+// B requests, S block, N query heads, G key/value heads, D head_dim, L draft layers, C_max cache
+// rows a slot. Tensors are dense and row-major. Pointers are the device's for the kernel, the
+// host's for the reference.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dflash::kv_injection {
+
+enum class DType : int32_t { kF16 = 0, kBF16 = 1, kF8E4M3 = 2 };
+
+inline constexpr int32_t kMaxBlock = 32;
+inline constexpr int32_t kMaxContext = 131072;
+inline constexpr int32_t kMaxBatch = 256;
+inline constexpr int32_t kMaxHeads = 1024;  // so that N * D fits anywhere
+
+struct Params {
+  // Sizes.
+  int32_t batch;         // B, 0 is an empty call
+  int32_t block;         // S
+  int32_t num_heads;     // N
+  int32_t num_kv_heads;  // G, divides N
+  int32_t head_dim;      // D: 64, 96, 128 or 256
+  int32_t slots;         // of the cache; a request's slot id is below it
+  int32_t layers;        // L
+  int32_t max_context;   // C_max
+
+  // Attributes.
+  int32_t layer;           // which of the L layers of the cache this call reads
+  int32_t sliding_window;  // 0: none; else a key is visible if |q - k| < sliding_window (positions)
+  int32_t causal;          // 1: a block slot does not see later block slots
+  float rms_norm_eps;
+  float softmax_scale;
+  float k_scale;  // an FP8 cache holds K / k_scale; 1 for other caches
+  float v_scale;
+  DType block_dtype;  // of q, k, v, q_norm, k_norm and out: kF16 or kBF16
+  DType cache_dtype;  // block_dtype or kF8E4M3
+
+  // The block, before norm and rotation.
+  const void* q;       // [B, S, N*D] block_dtype
+  const void* k;       // [B, S, G*D] block_dtype
+  const void* v;       // [B, S, G*D] block_dtype
+  const void* q_norm;  // [D] block_dtype
+  const void* k_norm;  // [D] block_dtype
+  const float* rope;   // [B, S, D]: cos, then sin, of each slot's position, YaRN's factor included
+
+  // The context, read only: row j of a slot stands at position j, block slot s at
+  // context_length + s.
+  const void* k_cache;             // [slots, L, C_max, G, D] cache_dtype, normed and rotated
+  const void* v_cache;             // [slots, L, C_max, G, D] cache_dtype
+  const int32_t* slot_ids;         // [B], each in [0, slots)
+  const int32_t* context_lengths;  // [B], each in [0, C_max]
+  const float* sinks;              // [N] logits of the softmax without a value; may be null
+
+  void* out;  // [B, S, N*D] block_dtype
+
+  // Scratch of the kernel; the reference leaves it alone.
+  void* workspace;         // 16-byte aligned; may be null if workspace_bytes is 0
+  size_t workspace_bytes;  // at least workspace_size(params)
+  void* stream;            // cudaStream_t; the reference leaves it alone
+};
+
+}  // namespace dflash::kv_injection

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kv_injection_attention/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <vector>
+
+#include "kv_injection_attention/check.h"
+#include "kv_injection_attention/numbers.h"
+
+namespace dflash::kv_injection {
+namespace {
+
+using Row = std::vector<double>;  // [D], of one head
+
+// One key and value head of one request: what stands at positions 0 to context_length + S - 1.
+struct Keys {
+  std::vector<Row> k;  // normed and rotated; empty where no block slot sees it
+  std::vector<Row> v;
+};
+
+Row load_row(const void* tensor, int64_t row, int32_t D, DType dtype, double scale = 1) {
+  Row out(D);
+  for (int32_t d = 0; d < D; ++d) out[d] = scale * load(tensor, row * D + d, dtype);
+  return out;
+}
+
+// x / sqrt(mean(x^2) + eps) * gamma
+Row rms_norm(Row x, const void* gamma, const Params& p) {
+  double squares = 0;
+  for (const double value : x) squares += value * value;
+  const double rms = std::sqrt(squares / p.head_dim + p.rms_norm_eps);
+  for (int32_t d = 0; d < p.head_dim; ++d) x[d] = x[d] / rms * load(gamma, d, p.block_dtype);
+  return x;
+}
+
+// The two halves of a head are the coordinates that turn: (a, b) -> (a cos - b sin, b cos + a sin).
+Row rotate(const Row& x, const float* rope) {
+  const size_t half = x.size() / 2;
+  const float *cos = rope, *sin = rope + half;
+  Row out(x.size());
+  for (size_t d = 0; d < half; ++d) {
+    out[d] = x[d] * cos[d] - x[half + d] * sin[d];
+    out[half + d] = x[half + d] * cos[d] + x[d] * sin[d];
+  }
+  return out;
+}
+
+// Head `head` of `heads` of block slot s of request b, normed and rotated.
+Row block_row(const Params& p, const void* tensor, const void* gamma, int32_t heads, int32_t b,
+              int32_t s, int32_t head) {
+  const int64_t slot = int64_t{b} * p.block + s;
+  const Row raw = load_row(tensor, slot * heads + head, p.head_dim, p.block_dtype);
+  return rotate(rms_norm(raw, gamma, p), p.rope + slot * p.head_dim);
+}
+
+bool sees(const Params& p, int32_t query, int32_t key) {
+  if (p.causal && key > query) return false;
+  return p.sliding_window == 0 || std::abs(query - key) < p.sliding_window;
+}
+
+Keys keys_of(const Params& p, int32_t b, int32_t g) {
+  const int32_t G = p.num_kv_heads, D = p.head_dim, length = p.context_lengths[b];
+  const int64_t plane = int64_t{p.slot_ids[b]} * p.layers + p.layer;
+  Keys keys;
+  for (int32_t j = 0; j < length; ++j) {
+    const bool visible = sees(p, length, j);  // the first block slot sees most of the context
+    const int64_t row = (plane * p.max_context + j) * G + g;
+    keys.k.push_back(visible ? load_row(p.k_cache, row, D, p.cache_dtype, p.k_scale) : Row());
+    keys.v.push_back(visible ? load_row(p.v_cache, row, D, p.cache_dtype, p.v_scale) : Row());
+  }
+  for (int32_t s = 0; s < p.block; ++s) {
+    const int64_t row = (int64_t{b} * p.block + s) * G + g;
+    keys.k.push_back(block_row(p, p.k, p.k_norm, G, b, s, g));
+    keys.v.push_back(load_row(p.v, row, D, p.block_dtype));
+  }
+  return keys;
+}
+
+double dot(const Row& a, const Row& b) {
+  double sum = 0;
+  for (size_t d = 0; d < a.size(); ++d) sum += a[d] * b[d];
+  return sum;
+}
+
+// softmax(scores) v over what stands in sight of `position`; a sink takes its share and gives
+// nothing.
+Row attend(const Params& p, const Row& q, int32_t position, const Keys& keys, const float* sink) {
+  std::vector<double> scores(keys.k.size(), -INFINITY);
+  double maximum = sink ? *sink : -INFINITY;
+  for (size_t j = 0; j < scores.size(); ++j) {
+    if (!sees(p, position, static_cast<int32_t>(j))) continue;
+    scores[j] = p.softmax_scale * dot(q, keys.k[j]);
+    maximum = std::max(maximum, scores[j]);
+  }
+  double total = sink ? std::exp(*sink - maximum) : 0;
+  Row mixed(q.size());
+  for (size_t j = 0; j < scores.size(); ++j) {
+    if (!sees(p, position, static_cast<int32_t>(j))) continue;
+    const double weight = std::exp(scores[j] - maximum);
+    total += weight;
+    for (size_t d = 0; d < mixed.size(); ++d) mixed[d] += weight * keys.v[j][d];
+  }
+  for (double& value : mixed) value /= total;
+  return mixed;
+}
+
+void attend_head(const Params& p, const Keys& keys, int32_t b, int32_t n) {
+  const float* sink = p.sinks ? p.sinks + n : nullptr;
+  for (int32_t s = 0; s < p.block; ++s) {
+    const Row q = block_row(p, p.q, p.q_norm, p.num_heads, b, s, n);
+    const Row mixed = attend(p, q, p.context_lengths[b] + s, keys, sink);
+    const int64_t row = (int64_t{b} * p.block + s) * p.num_heads + n;
+    for (int32_t d = 0; d < p.head_dim; ++d) {
+      store(p.out, row * p.head_dim + d, mixed[d], p.block_dtype);
+    }
+  }
+}
+
+void refuse(const Problem& problem) {
+  if (problem) throw std::invalid_argument(*problem);
+}
+
+}  // namespace
+
+void reference(const Params& p) {
+  refuse(check_params(p));
+  refuse(check_requests(p, p.slot_ids, p.context_lengths));
+  const int32_t group = p.num_heads / p.num_kv_heads;
+  for (int32_t b = 0; b < p.batch; ++b) {
+    for (int32_t g = 0; g < p.num_kv_heads; ++g) {
+      const Keys keys = keys_of(p, b, g);
+      for (int32_t n = g * group; n < (g + 1) * group; ++n) attend_head(p, keys, b, n);
+    }
+  }
+}
+
+}  // namespace dflash::kv_injection

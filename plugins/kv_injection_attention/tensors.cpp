@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kv_injection_attention/tensors.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <iterator>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "common/text.h"
+
+namespace dflash::kv_injection {
+namespace {
+
+constexpr int64_t kAny = -1;
+using Shape = std::initializer_list<int64_t>;
+
+const char* type_name(ElementType type) {
+  switch (type) {
+    case ElementType::kF16:
+      return "float16";
+    case ElementType::kBF16:
+      return "bfloat16";
+    case ElementType::kF8E4M3:
+      return "float8_e4m3fn";
+    case ElementType::kF32:
+      return "float32";
+    case ElementType::kI32:
+      return "int32";
+    case ElementType::kOther:
+      break;
+  }
+  return "another dtype";
+}
+
+std::string shape_text(std::span<const int64_t> shape) {
+  std::string out;
+  for (const int64_t size : shape) {
+    out += (out.empty() ? "[" : ", ") + (size == kAny ? "any" : std::to_string(size));
+  }
+  return out.empty() ? "[]" : out + "]";
+}
+
+std::span<const int64_t> shape_of(const Tensor& tensor) {
+  return {tensor.shape.data(), static_cast<size_t>(tensor.rank)};
+}
+
+void expect_shape(const char* name, const Tensor& tensor, Shape expected) {
+  const auto found = shape_of(tensor);
+  const auto fits = [](int64_t size, int64_t wanted) { return wanted == kAny || size == wanted; };
+  if (std::equal(found.begin(), found.end(), expected.begin(), expected.end(), fits)) return;
+  throw std::invalid_argument(
+      text(name, ": expected shape ", shape_text(expected), ", found ", shape_text(found)));
+}
+
+void expect_type(const char* name, const Tensor& tensor, ElementType expected) {
+  if (tensor.type == expected) return;
+  throw std::invalid_argument(
+      text(name, ": expected dtype ", type_name(expected), ", found ", type_name(tensor.type)));
+}
+
+DType storage(const char* name, const Tensor& tensor) {
+  switch (tensor.type) {
+    case ElementType::kF16:
+      return DType::kF16;
+    case ElementType::kBF16:
+      return DType::kBF16;
+    case ElementType::kF8E4M3:
+      return DType::kF8E4M3;
+    default:
+      throw std::invalid_argument(
+          text(name, ": expected dtype float16, bfloat16 or float8_e4m3fn, found ",
+               type_name(tensor.type)));
+  }
+}
+
+int32_t size(const char* name, const Tensor& tensor, int32_t axis) {
+  const int64_t value = tensor.shape[axis];
+  if (value >= 0 && value <= std::numeric_limits<int32_t>::max())
+    return static_cast<int32_t>(value);
+  throw std::invalid_argument(
+      text(name, ": expected 0 to 2147483647 along axis ", axis, ", found ", value));
+}
+
+void expect_shapes(const Params& p, std::span<const Tensor> inputs, const Tensor& out) {
+  const int64_t B = p.batch, S = p.block, D = p.head_dim;
+  const int64_t q_width = p.num_heads * D, kv_width = p.num_kv_heads * D;
+  const auto expect = [&](Input input, Shape shape) {
+    expect_shape(input_name(input), inputs[input], shape);
+  };
+  expect(kQ, {B, S, q_width});
+  expect(kK, {B, S, kv_width});
+  expect(kV, {B, S, kv_width});
+  expect(kQNorm, {D});
+  expect(kKNorm, {D});
+  expect(kRope, {B, S, D});
+  expect(kKCache, {p.slots, p.layers, p.max_context, p.num_kv_heads, D});
+  expect(kVCache, {p.slots, p.layers, p.max_context, p.num_kv_heads, D});
+  expect(kSlotIds, {B});
+  expect(kContextLengths, {B});
+  if (inputs.size() > kSinks) expect(kSinks, {p.num_heads});
+  expect_shape("out", out, {B, S, q_width});
+}
+
+void expect_types(std::span<const Tensor> inputs, const Tensor& out) {
+  const ElementType block = inputs[kQ].type;
+  for (const Input input : {kK, kV, kQNorm, kKNorm}) {
+    expect_type(input_name(input), inputs[input], block);
+  }
+  expect_type("out", out, block);
+  expect_type(input_name(kRope), inputs[kRope], ElementType::kF32);
+  expect_type(input_name(kVCache), inputs[kVCache], inputs[kKCache].type);
+  for (const Input input : {kSlotIds, kContextLengths}) {
+    expect_type(input_name(input), inputs[input], ElementType::kI32);
+  }
+  if (inputs.size() > kSinks) expect_type(input_name(kSinks), inputs[kSinks], ElementType::kF32);
+}
+
+template <typename Element>
+const Element* data(const Tensor& tensor) {
+  return static_cast<const Element*>(tensor.data);
+}
+
+}  // namespace
+
+const char* input_name(int32_t input) {
+  constexpr const char* kNames[] = {"q",    "k",       "v",       "q_norm",   "k_norm",
+                                    "rope", "k_cache", "v_cache", "slot_ids", "context_lengths",
+                                    "sinks"};
+  static_assert(std::size(kNames) == kMaxInputs);
+  return kNames[input];
+}
+
+Params make_params(const Attributes& attributes) {
+  Params p{};
+  p.layer = attributes.layer;
+  p.num_heads = attributes.num_heads;
+  p.num_kv_heads = attributes.num_kv_heads;
+  p.head_dim = attributes.head_dim;
+  p.rms_norm_eps = attributes.rms_norm_eps;
+  p.softmax_scale = attributes.softmax_scale;
+  p.sliding_window = attributes.sliding_window;
+  p.causal = attributes.causal;
+  p.k_scale = attributes.k_scale;
+  p.v_scale = attributes.v_scale;
+  return p;
+}
+
+Params make_params(const Attributes& attributes, std::span<const Tensor> inputs,
+                   const Tensor& out) {
+  const Tensor &q = inputs[kQ], &k_cache = inputs[kKCache];
+  expect_shape(input_name(kQ), q, {kAny, kAny, kAny});
+  expect_shape(input_name(kKCache), k_cache, {kAny, kAny, kAny, kAny, kAny});
+  expect_types(inputs, out);
+
+  Params p = make_params(attributes);
+  p.batch = size(input_name(kQ), q, 0);
+  p.block = size(input_name(kQ), q, 1);
+  p.slots = size(input_name(kKCache), k_cache, 0);
+  p.layers = size(input_name(kKCache), k_cache, 1);
+  p.max_context = size(input_name(kKCache), k_cache, 2);
+  p.block_dtype = storage(input_name(kQ), q);
+  p.cache_dtype = storage(input_name(kKCache), k_cache);
+  expect_shapes(p, inputs, out);
+
+  p.q = q.data;
+  p.k = inputs[kK].data;
+  p.v = inputs[kV].data;
+  p.q_norm = inputs[kQNorm].data;
+  p.k_norm = inputs[kKNorm].data;
+  p.rope = data<float>(inputs[kRope]);
+  p.k_cache = k_cache.data;
+  p.v_cache = inputs[kVCache].data;
+  p.slot_ids = data<int32_t>(inputs[kSlotIds]);
+  p.context_lengths = data<int32_t>(inputs[kContextLengths]);
+  p.sinks = inputs.size() > kSinks ? data<float>(inputs[kSinks]) : nullptr;
+  p.out = out.data;
+  return p;
+}
+
+}  // namespace dflash::kv_injection

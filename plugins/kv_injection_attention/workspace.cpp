@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "kv_injection_attention/kernel.h"
+#include "kv_injection_attention/kernel/plan.h"
+
+namespace dflash::kv_injection {
+namespace {
+
+int32_t ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
+int32_t round_up(int32_t a, int32_t b) { return ceil_div(a, b) * b; }
+
+void plan_rows(const Params& p, Plan& plan) {
+  const int32_t warp_rows = 16 * warp_tiles(p.head_dim);
+  plan.group = p.num_heads / p.num_kv_heads;
+  plan.rows = p.block * plan.group;
+  plan.row_tiles = ceil_div(plan.rows, warp_rows * kMaxRowGroups);
+  plan.tile_rows = round_up(ceil_div(plan.rows, plan.row_tiles), 16);
+  plan.row_groups = ceil_div(plan.tile_rows, warp_rows);
+}
+
+void plan_shared_memory(const Params& p, Plan& plan) {
+  const int32_t D = p.head_dim, step = step_keys(D);
+  const int32_t cache_bytes = p.cache_dtype == DType::kF8E4M3 ? 1 : 2;
+  plan.block_rows = round_up(p.block, 16);
+  plan.block_at = plan.tile_rows * row_bytes(D, 2);
+  plan.stages_at = plan.block_at + 2 * plan.block_rows * row_bytes(D, 2);
+  plan.stage_bytes = 2 * step * row_bytes(D, cache_bytes);
+
+  const int32_t affordable = (kSharedBudget - plan.stages_at) / plan.stage_bytes;
+  plan.teams = std::min({kMaxTeams, max_warps(D) / plan.row_groups, affordable / 2});
+  plan.stages = std::min(kMaxStages, affordable / plan.teams);
+  // When the context is read, all teams but the first leave a thread's results there (see merge.cuh).
+  const int32_t thread_bytes = 4 * warp_tiles(D) * (D / 2 + 4);
+  const int32_t results = (plan.teams - 1) * plan.row_groups * 32 * thread_bytes;
+  plan.shared_bytes =
+      plan.stages_at + std::max(plan.teams * plan.stages * plan.stage_bytes, results);
+}
+
+void plan_ranges(const Params& p, int32_t ctas, Plan& plan) {
+  const int32_t longest =
+      p.sliding_window > 0 ? std::min(p.max_context, p.sliding_window - 1) : p.max_context;
+  const int32_t units = p.batch * std::max(1, ceil_div(longest, kUnitKeys));
+  plan.ranges = std::clamp(std::min(ctas, kMaxCtas) / columns(p, plan), 1, units);
+  // Where very many ranges are combined, one warp a row would wait for memory too often.
+  plan.combine_warps = 1;
+  while (plan.combine_warps < kCombineWarps && plan.ranges >= 64 * plan.combine_warps) {
+    plan.combine_warps *= 2;
+  }
+}
+
+}  // namespace
+
+Plan make_plan(const Params& p, int32_t ctas) {
+  Plan plan{};
+  plan_rows(p, plan);
+  plan_shared_memory(p, plan);
+  plan_ranges(p, ctas, plan);
+  return plan;
+}
+
+Grid attention_grid(const Params& p, const Plan& plan) {
+  return {columns(p, plan), plan.ranges, 32 * plan.row_groups * plan.teams, plan.shared_bytes};
+}
+
+Grid combine_grid(const Params& p, const Plan& plan) {
+  const int32_t rows_a_cta = kCombineWarps / plan.combine_warps;
+  const int32_t values = p.head_dim / 32 + 1;  // that a thread passes on: outputs and the sum
+  return {ceil_div(p.block * p.num_heads, rows_a_cta), std::min(p.batch, plan.ranges - 1),
+          32 * kCombineWarps, 32 * kCombineWarps * values * static_cast<int32_t>(sizeof(float))};
+}
+
+size_t workspace_size(const Params& p) {
+  if (p.batch == 0) return 0;
+  const Plan plan = make_plan(p, kMaxCtas);
+  if (plan.ranges == 1) return 0;
+  // Of each row the output, its maximum and its sum.
+  return static_cast<size_t>(partial_rows(p, plan)) * (p.head_dim + 2) * sizeof(float);
+}
+
+}  // namespace dflash::kv_injection

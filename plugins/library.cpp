@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the library exports, and all of it: TensorRT's registry looks these two up by name.
+#include "kv_injection_attention/creator.h"
+#include "tensorrt_abi/nvinfer.h"
+
+#define DFLASH_EXPORT extern "C" __attribute__((visibility("default")))
+
+DFLASH_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
+  static dflash::kv_injection::AttentionCreator attention;
+  static nvinfer1::IPluginCreatorInterface* const creators[] = {&attention};
+  count = 1;
+  return creators;
+}
+
+// Messages go to stderr (common/guard.h says why), so nothing is kept.
+DFLASH_EXPORT void setLoggerFinder(nvinfer1::ILoggerFinder*) {}

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every test here needs: a GPU that the kernels were compiled for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu.launches import why_no_launch
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: runs the kernels; `make test-gpu` compiles them first")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def kernels() -> None:
+    if reason := why_no_launch():
+        pytest.skip(reason)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel, called with a case's CUDA tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import torch
+
+from dflash_trt import _C
+from tests.plugins.calls import Guarded, attributes, inputs, output
+from tests.plugins.cases import Case
+from tests.plugins.tensors import Tensors
+
+BUILD = "pip install -e . -C cmake.define.DFLASH_CUDA=ON"
+
+
+def why_no_launch() -> str | None:
+    """Why kernels cannot run here, with what to do; None where they can."""
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA GPU: run this on a machine with one, with a CUDA build of torch"
+    compiled = _C.cuda_architectures()
+    if not compiled:
+        return f"dflash_trt was built without its CUDA kernels: {BUILD}"
+    capability = torch.cuda.get_device_capability()
+    if not runs_on(compiled, *capability):
+        name = torch.cuda.get_device_name()
+        return f"the kernels were compiled for {compiled}, and {name} has compute capability {capability}"
+    return None
+
+
+def runs_on(compiled: Sequence[str], major: int, minor: int) -> bool:
+    """An architecture such as 90a runs on that GPU only, a family such as 100f on 10.0 and later 10.x."""
+    families = {f"{major}{older}f" for older in range(minor + 1)}
+    return f"{major}{minor}a" in compiled or not families.isdisjoint(compiled)
+
+
+def moved(tensors: Tensors, device: str) -> Tensors:
+    """Copies on another device."""
+    values = {field.name: getattr(tensors, field.name) for field in fields(tensors)}
+    return Tensors(**{name: None if value is None else value.to(device, copy=True) for name, value in values.items()})
+
+
+class Launch:
+    """A call with all it needs in place, to be started any number of times."""
+
+    def __init__(self, case: Case, tensors: Tensors, workspace: Guarded | None = None) -> None:
+        self._case = case
+        self._tensors = tensors
+        self._out = output(tensors)
+        size = _C.kv_injection_attention_workspace_bytes(attributes(case), inputs(tensors), self._out.tensor)
+        self.workspace = workspace or Guarded((size,), torch.uint8, tensors.q.device)
+
+    @property
+    def out(self) -> torch.Tensor:
+        return self._out.tensor
+
+    def start(self) -> None:
+        """On torch's current stream."""
+        _C.kv_injection_attention(
+            attributes(self._case),
+            inputs(self._tensors),
+            self.out,
+            self.workspace.tensor,
+            torch.cuda.current_stream().cuda_stream,
+            host_slot_ids=self._case.slot_of,
+            host_context_lengths=self._case.context_lengths,
+        )
+
+    def run(self) -> torch.Tensor:
+        """The output [B, S, N*D], when it is there and nothing around it was written."""
+        self.start()
+        torch.cuda.synchronize()
+        self._out.assert_guarded()
+        self.workspace.assert_guarded()
+        return self.out
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """For torch.equal, to which a NaN is not equal to itself."""
+    return tensor.contiguous().view(torch.uint8)

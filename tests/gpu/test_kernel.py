@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA kernel against the CPU reference and float64, and what a caller may rely on besides the values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.gpu.launches import Launch, bits, moved
+from tests.plugins.calls import Guarded, inputs, reference
+from tests.plugins.cases import CORNER, FEATURES, PERFORMANCE, REGULAR, Case
+from tests.plugins.compare import assert_close, rounding
+from tests.plugins.kernel.oracle import expect
+from tests.plugins.tensors import draw
+
+pytestmark = pytest.mark.gpu
+
+CASES = [*REGULAR, *FEATURES, *CORNER]
+LONG = [case for case in PERFORMANCE if sum(case.context_lengths) <= 131072]
+# One with a split context and one without; a sink and a window; 16-bit and FP8 caches.
+SOME = [case for case in CASES if case.name in ("gpt-oss-B4", "odd", "fp8-everything", "one-long", "no-context")]
+
+
+def named(case: Case) -> str:
+    return case.name
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_against_the_reference(case: Case) -> None:
+    tensors = draw(case)
+    expected = expect(case, tensors)
+    tolerance = expected.tolerance + rounding(expected.output, case.dtype)
+    assert_close(Launch(case, moved(tensors, "cuda")).run(), reference(case, tensors), tolerance)
+
+
+@pytest.mark.parametrize("case", LONG, ids=named)
+def test_long_contexts_against_float64(case: Case) -> None:
+    """The reference would take minutes."""
+    tensors = draw(case, "cuda")
+    assert_close(Launch(case, tensors).run(), *expect(case, tensors))
+
+
+@pytest.mark.parametrize("case", SOME, ids=named)
+def test_inputs_are_left_as_they_were(case: Case) -> None:
+    """The whole cache above all: other requests' slots, other layers, rows beyond the context."""
+    tensors = draw(case, "cuda")
+    before = moved(tensors, "cuda")
+    Launch(case, tensors).run()
+    for tensor, copy in zip(inputs(tensors), inputs(before), strict=True):
+        assert torch.equal(bits(tensor), bits(copy))
+
+
+@pytest.mark.parametrize("case", SOME, ids=named)
+def test_every_run_gives_the_same_bits(case: Case) -> None:
+    launch = Launch(case, draw(case, "cuda"))
+    first = launch.run().clone()
+    for _ in range(20):
+        launch.out.fill_(torch.nan)
+        assert torch.equal(bits(launch.run()), bits(first))
+
+
+@pytest.mark.parametrize("case", SOME, ids=named)
+def test_a_replayed_graph_gives_the_bits_of_a_launch(case: Case) -> None:
+    """With other values, slots and context lengths in the same tensors than those it was captured with."""
+    tensors = draw(case, "cuda")
+    launch = Launch(case, tensors)
+    direct = launch.run().clone()
+    launch.out.fill_(torch.nan)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch.start()
+    torch.cuda.synchronize()
+    assert launch.out.isnan().all()  # captured, not run
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(bits(launch.out), bits(direct))
+
+    other = replace(case, seed=1, context_lengths=case.context_lengths[::-1], slot_ids=case.slot_of[::-1])
+    for tensor, values in zip(inputs(tensors), inputs(draw(other, "cuda")), strict=True):
+        tensor.copy_(values)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(bits(launch.out), bits(Launch(other, tensors).run()))
+    assert not torch.equal(bits(launch.out), bits(direct))
+
+
+def test_two_plans_take_turns() -> None:
+    """One kernel, launched with more and with less shared memory, directly and from graphs captured before."""
+    cases = [Case(name=f"S{S}", S=S, N=8, G=1, context_lengths=(2000,)) for S in (1, 32)]
+    launches = [Launch(case, draw(case, "cuda")) for case in cases]
+    expected = [launch.run().clone() for launch in launches]
+    graphs = [torch.cuda.CUDAGraph() for _ in cases]
+    for graph, launch in zip(graphs, launches, strict=True):
+        with torch.cuda.graph(graph):
+            launch.start()
+    for graph, launch, output in [*zip(graphs, launches, expected, strict=True)] * 2:
+        launch.out.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(bits(launch.out), bits(output))
+
+
+def test_calls_follow_each_other_on_a_stream() -> None:
+    """A call reads the output of the one before it, and overwrites the workspace that one had."""
+    case = Case(name="chain", N=8, G=8, context_lengths=(2000, 300))  # N = G: the output has v's shape
+    first, second = draw(case, "cuda"), draw(replace(case, seed=1), "cuda")
+    launch = Launch(case, first)
+    second = replace(second, v=launch.out)
+    chained = Launch(case, second, launch.workspace)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        launch.start()
+        chained.start()
+    torch.cuda.synchronize()
+    assert_close(launch.out, *expect(case, first))
+    assert_close(chained.out, *expect(case, second))
+
+
+REFUSED = Case(name="refused", slots=3, C_max=9, context_lengths=(9, 4))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"slot_ids": (0, 3)}, "request 1, slot id: expected 0 to 2, found 3"),
+        ({"slot_ids": (-1, 0)}, "request 0, slot id: expected 0 to 2, found -1"),
+        ({"context_lengths": (9, 10)}, "request 1, context length: expected 0 to 9, found 10"),
+        ({"D": 80}, "head_dim: expected 64, 96, 128 or 256, found 80"),
+    ],
+    ids=("slot", "negative-slot", "context", "head-dim"),
+)
+def test_the_host_refuses(change: dict[str, object], message: str) -> None:
+    case = replace(REFUSED, **change)
+    tensors = draw(replace(REFUSED, D=case.D), "cuda")
+    with pytest.raises(ValueError, match=message):
+        Launch(case, tensors).start()
+
+
+def test_a_workspace_that_is_too_small_is_refused() -> None:
+    case = Case(name="split", context_lengths=(4096,))
+    launch = Launch(case, draw(case, "cuda"), Guarded((16,), torch.uint8, "cuda"))
+    with pytest.raises(ValueError, match=r"workspace: expected at least \d+ bytes, found 16"):
+        launch.start()

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What KV-injection attention is tested with, on the CPU and on the GPU alike: four named lists of cases.
+
+B requests, S block, N query heads, G key/value heads, D head_dim, L draft layers, C_max cache rows a slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+
+BF16, F16, FP8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+SHORT = {BF16: "bf16", F16: "f16", FP8: "fp8"}
+EPS = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One call: sizes, attributes, and what `tests.plugins.tensors.draw` needs for its data."""
+
+    name: str
+    why: str = ""
+    S: int = 8
+    N: int = 8
+    G: int = 2
+    D: int = 64
+    L: int = 1
+    C_max: int = 0  # 0: the longest context of the batch, at least 1
+    context_lengths: tuple[int, ...] = (100,)
+    slots: int = 0  # 0: as many as slot_ids need
+    slot_ids: tuple[int, ...] = ()  # none: request b has slot b
+    layer: int = 0
+    window: int = 0
+    causal: bool = False
+    sinks: bool = False
+    dtype: torch.dtype = BF16
+    cache_dtype: torch.dtype = BF16
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    softmax_scale: float = 0.0  # 0: D ** -0.5
+    size: float = 1.0  # of q and the block's k, before their norm
+    norm: float = 1.5  # q_norm and k_norm lie about it; their product sharpens the softmax
+    rope_factor: float = 1.0  # YaRN's, in the table
+    seed: int = 0
+
+    @property
+    def B(self) -> int:
+        return len(self.context_lengths)
+
+    @property
+    def slot_of(self) -> tuple[int, ...]:
+        """The slot of each request."""
+        return self.slot_ids or tuple(range(self.B))
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int, int, int]:
+        slots = self.slots or max(self.slot_of, default=0) + 1
+        return slots, self.L, self.C_max or max((1, *self.context_lengths)), self.G, self.D
+
+    def attributes(self) -> dict[str, float | int]:
+        """The node's attributes, by name."""
+        return {
+            "layer": self.layer,
+            "num_heads": self.N,
+            "num_kv_heads": self.G,
+            "head_dim": self.D,
+            "rms_norm_eps": EPS,
+            "softmax_scale": self.softmax_scale or self.D**-0.5,
+            "sliding_window": self.window,
+            "causal": int(self.causal),
+            "k_scale": self.k_scale,
+            "v_scale": self.v_scale,
+        }
+
+
+GPT_OSS = Case(name="gpt-oss", N=64, G=8, D=64, S=10)  # z-lab's drafters for gpt-oss
+QWEN3_8B = Case(name="qwen3-8b", N=32, G=8, D=128, S=16)
+RAGGED = Case(name="ragged", C_max=200, context_lengths=(150, 73))
+FP8_CACHE = replace(RAGGED, name="fp8", cache_dtype=FP8, k_scale=0.02, v_scale=0.03)
+
+REGULAR = [
+    replace(draft, name=f"{draft.name}-B{len(lengths)}", context_lengths=lengths, C_max=512, L=2, layer=1)
+    for draft, lengths in product((GPT_OSS, QWEN3_8B), ((512,), (300, 511, 37, 128)))
+]
+
+HEADS_AND_BLOCKS = ((1, 1, 1), (8, 8, 8), (8, 1, 16), (12, 4, 5), (40, 8, 7), (32, 2, 32), (10, 5, 3), (64, 1, 2))
+FEATURES = [
+    *(
+        replace(RAGGED, name=f"D{D}-{SHORT[dtype]}", D=D, dtype=dtype, cache_dtype=dtype)
+        for D, dtype in product((64, 96, 128, 256), (BF16, F16))
+    ),
+    *(
+        replace(FP8_CACHE, name=f"D{D}-{SHORT[dtype]}-fp8", D=D, dtype=dtype)
+        for D, dtype in product((64, 96, 128, 256), (BF16, F16))
+    ),
+    *(
+        Case(
+            name=f"window{window}{'-causal' * causal}{'-sinks' * sinks}",
+            window=window,
+            causal=causal,
+            sinks=sinks,
+            context_lengths=(90, 200, 3),
+        )
+        for window, causal, sinks in product((0, 7, 64), (False, True), (False, True))
+    ),
+    *(Case(name=f"N{N}-G{G}-S{S}", N=N, G=G, S=S, context_lengths=(70, 33)) for N, G, S in HEADS_AND_BLOCKS),
+]
+
+WINDOW = 16
+CORNER = [
+    Case(name="empty-batch", why="nothing to do is not an error", context_lengths=()),
+    Case(name="no-context", why="the block sees itself only, in every request", context_lengths=(0, 0)),
+    Case(name="context-1", why="one cache row", context_lengths=(1,)),
+    Case(
+        name="around-the-window",
+        why="the first block slot just does, and just does not, see row 0; a window shorter than the context",
+        window=WINDOW,
+        context_lengths=(0, 1, WINDOW - 1, WINDOW, WINDOW + 1, 5 * WINDOW + 3),
+    ),
+    Case(name="window-1", why="a slot sees itself alone", window=1, context_lengths=(9, 0)),
+    Case(name="window-2-causal", why="a slot sees itself and its neighbour before", window=2, causal=True),
+    Case(name="window-beyond", why="a window longer than everything", window=1 << 20, context_lengths=(40, 0)),
+    Case(name="window-in-block", why="later slots see no context at all", window=5, S=16, context_lengths=(64, 2)),
+    Case(
+        name="around-tiles",
+        why="one less, equal, one more than the row counts a kernel may work in",
+        C_max=260,
+        context_lengths=(15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257),
+        N=4,
+        S=3,
+    ),
+    Case(
+        name="full-cache",
+        why="the last row of the last slot: one row more is another tensor",
+        context_lengths=(128, 128),
+        C_max=128,
+        L=3,
+        layer=2,
+        slot_ids=(1, 0),
+    ),
+    Case(
+        name="permuted-slots",
+        why="requests lie anywhere in the cache",
+        slots=7,
+        slot_ids=(5, 0, 6, 2),
+        L=3,
+        layer=1,
+        C_max=97,
+        context_lengths=(31, 97, 0, 60),
+    ),
+    Case(name="shared-slot", why="two requests read one slot", slot_ids=(1, 1), context_lengths=(50, 50)),
+    Case(name="odd", why="no size is a multiple of anything", N=21, G=7, D=96, S=11, L=5, layer=3, C_max=61,
+         slots=3, slot_ids=(2, 0), context_lengths=(59, 13), rope_factor=1.3466),
+    Case(name="block-32", why="the longest block, ragged", S=32, context_lengths=(0, 77), causal=True),
+    Case(name="batch-256", why="the largest batch, every length from 0 on", N=2, G=1, S=2, C_max=256,
+         context_lengths=tuple(range(256))),
+    Case(name="one-long", why="a long context beside short ones", N=2, G=1, S=2, context_lengths=(5000, 3, 0)),
+    Case(name="longest", why="C_max = 131,072, all of it context", N=2, G=1, S=2, context_lengths=(131072,)),
+    Case(name="longest-fp8", why="as longest, in bytes", N=1, G=1, S=1, D=96, cache_dtype=FP8, k_scale=0.02,
+         v_scale=0.03, context_lengths=(131071,)),
+    Case(name="sharp", why="exp of a score overflows FP32 unless the maximum is taken off", norm=12.0,
+         context_lengths=(120, 0)),
+    Case(name="sharp-f16", why="the same where the maximum lies far from 0 in FP16", norm=12.0, dtype=F16,
+         cache_dtype=F16, context_lengths=(120, 0)),
+    Case(name="flat", why="all scores are nearly equal: every row counts", norm=0.01, context_lengths=(333,)),
+    Case(name="small", why="eps counts beside small q and k", size=1e-3, context_lengths=(40,)),
+    Case(name="odd-scale", why="softmax_scale is not always D ** -0.5", softmax_scale=0.3, context_lengths=(40,)),
+    Case(name="sinks-no-context", why="a sink beside the block alone", sinks=True, context_lengths=(0, 1)),
+    Case(name="sinks-window-1", why="a sink and one key", sinks=True, window=1, context_lengths=(0, 20)),
+    Case(name="fp8-everything", why="all features at once", D=128, cache_dtype=FP8, k_scale=0.015, v_scale=0.04,
+         window=33, causal=True, sinks=True, L=2, layer=1, slots=4, slot_ids=(3, 1), context_lengths=(100, 32)),
+]  # fmt: skip
+
+# Larger than what `make test` computes; for the GPU and for benchmarks/.
+PERFORMANCE = [
+    replace(
+        draft,
+        name=f"{draft.name}-B{B}-C{C}-{SHORT[cache]}",
+        context_lengths=(C,) * B,
+        cache_dtype=cache,
+        k_scale=0.02 if cache is FP8 else 1.0,
+        v_scale=0.03 if cache is FP8 else 1.0,
+    )
+    for draft, cache, B, C in product((GPT_OSS, QWEN3_8B), (BF16, FP8), (1, 4, 16, 64), (512, 4096, 32768, 131072))
+]

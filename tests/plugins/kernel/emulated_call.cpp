@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// emulated_call DIRECTORY CTAS SEED: one call of both kernels, emulated.
+//
+// DIRECTORY/params has a line "name value" for each number of Params, DIRECTORY/<tensor> the bytes of each tensor.
+// Writes DIRECTORY/out and prints the plan. CTAS is how many CTAs the GPU is said to hold; SEED orders the threads.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "emulator.h"
+#include "kv_injection_attention/kernel.h"
+#include "kv_injection_attention/kernel/attention.cuh"
+#include "kv_injection_attention/kernel/combine.cuh"
+
+namespace kv = dflash::kv_injection;
+
+namespace {
+
+// Its bytes end where the allocation ends: ASan sees every access beyond.
+struct Tensor {
+  explicit Tensor(size_t size) : bytes(static_cast<unsigned char*>(std::malloc(size))), size(size) {}
+  unsigned char* bytes;
+  size_t size;
+};
+
+class Call {
+ public:
+  explicit Call(const std::string& directory) : directory_(directory + "/") {
+    std::ifstream file(directory_ + "params");
+    std::string name;
+    double value;
+    while (file >> name >> value) numbers_[name] = value;
+  }
+
+  kv::Params params() {
+    kv::Params p{};
+    p.batch = integer("batch");
+    p.block = integer("block");
+    p.num_heads = integer("num_heads");
+    p.num_kv_heads = integer("num_kv_heads");
+    p.head_dim = integer("head_dim");
+    p.slots = integer("slots");
+    p.layers = integer("layers");
+    p.max_context = integer("max_context");
+    p.layer = integer("layer");
+    p.sliding_window = integer("sliding_window");
+    p.causal = integer("causal");
+    p.rms_norm_eps = real("rms_norm_eps");
+    p.softmax_scale = real("softmax_scale");
+    p.k_scale = real("k_scale");
+    p.v_scale = real("v_scale");
+    p.block_dtype = static_cast<kv::DType>(integer("block_dtype"));
+    p.cache_dtype = static_cast<kv::DType>(integer("cache_dtype"));
+    p.q = read("q");
+    p.k = read("k");
+    p.v = read("v");
+    p.q_norm = read("q_norm");
+    p.k_norm = read("k_norm");
+    p.rope = static_cast<const float*>(read("rope"));
+    p.k_cache = read("k_cache");
+    p.v_cache = read("v_cache");
+    p.slot_ids = static_cast<const int32_t*>(read("slot_ids"));
+    p.context_lengths = static_cast<const int32_t*>(read("context_lengths"));
+    p.sinks = static_cast<const float*>(read("sinks"));
+    out_ = filled(size_t{2} * p.batch * p.block * p.num_heads * p.head_dim);
+    p.out = out_;
+    p.workspace_bytes = kv::workspace_size(p);
+    p.workspace = filled(p.workspace_bytes);
+    return p;
+  }
+
+  void finish(const kv::Params& p) {
+    for (const auto& [tensor, copy] : inputs_) {
+      if (!std::equal(copy.begin(), copy.end(), reinterpret_cast<const char*>(tensor.bytes))) {
+        std::cerr << "an input was changed\n";
+        std::exit(4);
+      }
+    }
+    const auto bytes = std::streamsize{2} * p.batch * p.block * p.num_heads * p.head_dim;
+    std::ofstream(directory_ + "out", std::ios::binary)
+        .write(reinterpret_cast<const char*>(out_), bytes);
+  }
+
+ private:
+  int32_t integer(const char* name) { return static_cast<int32_t>(numbers_.at(name)); }
+  float real(const char* name) { return static_cast<float>(numbers_.at(name)); }
+
+  const void* read(const char* name) {
+    std::ifstream file(directory_ + name, std::ios::binary);
+    if (!file) return nullptr;
+    std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+    Tensor tensor(bytes.size());
+    std::copy(bytes.begin(), bytes.end(), tensor.bytes);
+    inputs_.emplace_back(tensor, std::move(bytes));
+    return tensor.bytes;
+  }
+
+  // NaN in every format.
+  static unsigned char* filled(size_t size) {
+    Tensor tensor(size);
+    std::memset(tensor.bytes, 0xff, size);
+    return tensor.bytes;
+  }
+
+  std::string directory_;
+  std::map<std::string, double> numbers_;
+  std::vector<std::pair<Tensor, std::vector<char>>> inputs_;
+  unsigned char* out_ = nullptr;
+};
+
+void run_grid(const kv::Grid& grid, uint32_t seed, const std::function<void()>& kernel) {
+  std::vector<int> order(static_cast<size_t>(grid.x) * grid.y);
+  std::iota(order.begin(), order.end(), 0);
+  if (seed == 1) std::reverse(order.begin(), order.end());
+  if (seed > 1) std::shuffle(order.begin(), order.end(), std::mt19937(seed));
+  for (int i : order) {
+    emulator::Cta cta(grid.threads, grid.shared_bytes, i % grid.x, i / grid.x, seed);
+    cta.run(kernel);
+  }
+}
+
+template <int D, class T, bool kBytes>
+void run(const kv::Params& p, const kv::Plan& plan, uint32_t seed) {
+  run_grid(kv::attention_grid(p, plan), seed, [&] { kv::attention<D, T, kBytes>(p, plan); });
+  if (plan.ranges > 1) {
+    run_grid(kv::combine_grid(p, plan), seed, [&] { kv::combine<D, T>(p, plan); });
+  }
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  Call call(arguments[1]);
+  const kv::Params p = call.params();
+  if (p.batch == 0) return call.finish(p), 0;
+  const kv::Plan plan = kv::make_plan(p, std::atoi(arguments[2]));
+  const auto seed = static_cast<uint32_t>(std::atoi(arguments[3]));
+  std::cout << plan.row_tiles << " " << plan.tile_rows << " " << plan.row_groups << " " << plan.teams
+            << " " << plan.stages << " " << plan.ranges << " " << plan.shared_bytes << "\n";
+  const bool bytes = p.cache_dtype == kv::DType::kF8E4M3;
+  const bool f16 = p.block_dtype == kv::DType::kF16;
+  if (p.head_dim != DFLASH_HEAD_DIM) return 5;
+  if (f16) {
+    bytes ? run<DFLASH_HEAD_DIM, kv::F16, true>(p, plan, seed)
+          : run<DFLASH_HEAD_DIM, kv::F16, false>(p, plan, seed);
+  } else {
+    bytes ? run<DFLASH_HEAD_DIM, kv::BF16, true>(p, plan, seed)
+          : run<DFLASH_HEAD_DIM, kv::BF16, false>(p, plan, seed);
+  }
+  call.finish(p);
+  return 0;
+}

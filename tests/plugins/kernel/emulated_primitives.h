@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// kernel/primitives.cuh for a host compiler. Layouts follow the tables of the PTX ISA (9.0, "Matrix Fragments for
+// mma.m16n8k16", "ldmatrix"), not the kernel's own index arithmetic. Included by primitives.cuh.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "emulator.h"
+#include "formats.h"
+
+#define DFLASH_DEVICE inline
+#define __global__
+#define __launch_bounds__(...)
+#define __grid_constant__
+
+namespace dflash::kv_injection {
+
+using emulator::cta;
+using std::max;
+using std::min;
+
+using Shared = uint32_t;
+
+inline float decode(F16, uint32_t bits) { return emulator::decode_f16(bits); }
+inline float decode(BF16, uint32_t bits) { return emulator::decode_bf16(bits); }
+inline uint32_t encode(F16, float value) { return emulator::encode_f16(value); }
+inline uint32_t encode(BF16, float value) { return emulator::encode_bf16(value); }
+inline const char* name(F16) { return "mma.f16"; }
+inline const char* name(BF16) { return "mma.bf16"; }
+
+inline int thread_index() { return cta().thread(); }
+inline int thread_count() { return cta().threads(); }
+inline int grid_x() { return cta().x; }
+inline int grid_y() { return cta().y; }
+inline Shared shared_memory() { return 0; }
+
+inline void cta_sync() { cta().barrier(0, cta().threads()); }
+inline void group_sync(int id, int threads) { cta().barrier(id, threads); }
+// Grids run one after another here.
+inline void release_next_grid() {}
+inline void wait_for_previous_grid() {}
+[[noreturn]] inline void trap() { emulator::fail("trap"); }
+
+// ---- Lanes
+
+template <class Value>
+struct Exchange {
+  Value in;
+  int argument;
+  Value out{};
+};
+
+template <class Value, class Source>
+Value exchange(const char* instruction, Value value, int argument, Source source) {
+  Exchange<Value> mine{value, argument};
+  cta().together<Exchange<Value>>(instruction, mine, [&](Exchange<Value>** lanes) {
+    for (int i = 0; i < 32; ++i) lanes[i]->out = lanes[source(i, lanes[i]->argument)]->in;
+  });
+  return mine.out;
+}
+
+inline int from_lane(int value, int lane) {
+  return exchange("from_lane", value, lane, [](int, int from) { return from % 32; });
+}
+inline int from_lane_below(int value, int by) {
+  return exchange("from_lane_below", value, by, [](int i, int n) { return i < n ? i : i - n; });
+}
+inline float from_lane_xor(float value, int mask) {
+  return exchange("from_lane_xor", value, mask, [](int i, int m) { return i ^ m; });
+}
+
+inline uint32_t lanes_where(bool value) {
+  struct Vote {
+    bool in;
+    uint32_t out;
+  } mine{value, 0};
+  cta().together<Vote>("lanes_where", mine, [](Vote** lanes) {
+    uint32_t votes = 0;
+    for (int i = 0; i < 32; ++i) votes |= static_cast<uint32_t>(lanes[i]->in) << i;
+    for (int i = 0; i < 32; ++i) lanes[i]->out = votes;
+  });
+  return mine.out;
+}
+inline bool any_lane(bool value) { return lanes_where(value) != 0; }
+inline int lowest_bit(uint32_t bits) { return bits == 0 ? -1 : std::countr_zero(bits); }
+
+// ---- Memory
+
+inline Words load_words(const void* from) {
+  if (reinterpret_cast<uintptr_t>(from) % 16 != 0) emulator::fail("misaligned load");
+  Words words;
+  std::memcpy(&words, from, 16);
+  return words;
+}
+inline void store_word(Shared to, uint32_t value) { cta().write_word(to, value); }
+inline uint32_t load_word(Shared from) { return cta().read_word(from); }
+inline void copy_async(Shared to, const void* from, bool real) {
+  cta().copy(to, real ? from : nullptr);
+}
+inline void commit_copies() { cta().commit(); }
+inline void wait_copies(int pending) { cta().wait(pending); }
+
+// ---- Matrices
+
+struct MatrixLoad {
+  Shared row;
+  uint32_t* registers;
+  uint32_t words[4];  // the row this lane gives the address of
+};
+
+// Lane 4 g + t gets elements 2 t and 2 t + 1 of row g; transposed: of column g.
+inline void load_four(const char* instruction, bool transposed, uint32_t (&m)[4], Shared row) {
+  if (row % 16 != 0) emulator::fail("misaligned matrix row %u", row);
+  MatrixLoad mine{row, m, {}};
+  for (uint32_t i = 0; i < 4; ++i) mine.words[i] = cta().read_word(row + 4 * i);
+  cta().together<MatrixLoad>(instruction, mine, [transposed](MatrixLoad** lanes) {
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      const auto element = [&](int r, int c) {
+        return lanes[8 * matrix + r]->words[c / 2] >> (c % 2 * 16) & 0xffff;
+      };
+      for (int lane = 0; lane < 32; ++lane) {
+        const int g = lane / 4, t = lane % 4;
+        const uint32_t first = transposed ? element(2 * t, g) : element(g, 2 * t);
+        const uint32_t second = transposed ? element(2 * t + 1, g) : element(g, 2 * t + 1);
+        lanes[lane]->registers[matrix] = second << 16 | first;
+      }
+    }
+  });
+}
+inline void load_matrices(uint32_t (&m)[4], Shared row) { load_four("ldmatrix", false, m, row); }
+inline void load_matrices_transposed(uint32_t (&m)[4], Shared row) {
+  load_four("ldmatrix.trans", true, m, row);
+}
+
+struct Operands {
+  float* c;
+  const uint32_t *a, *b;
+};
+
+// Element i of a fragment stands in half i % 2 of register i / 2.
+//   A: row = g, or g + 8 for i in {2, 3, 6, 7}; column = 2 t + i % 2, + 8 for i >= 4
+//   B: row = 2 t + i % 2, + 8 for i >= 2; column = g
+//   C: row = g, or g + 8 for i >= 2; column = 2 t + i % 2
+template <class Format>
+void multiply(Format, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  Operands mine{c, a, b};
+  cta().together<Operands>(name(Format{}), mine, [](Operands** lanes) {
+    float left[16][16], right[16][8];
+    for (int lane = 0; lane < 32; ++lane) {
+      const int g = lane / 4, t = lane % 4;
+      for (int i = 0; i < 8; ++i) {
+        const uint32_t bits = lanes[lane]->a[i / 2] >> (i % 2 * 16) & 0xffff;
+        left[g + (i / 2 % 2) * 8][2 * t + i % 2 + i / 4 * 8] = decode(Format{}, bits);
+      }
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t bits = lanes[lane]->b[i / 2] >> (i % 2 * 16) & 0xffff;
+        right[2 * t + i % 2 + i / 2 * 8][g] = decode(Format{}, bits);
+      }
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+      const int g = lane / 4, t = lane % 4;
+      for (int i = 0; i < 4; ++i) {
+        double sum = lanes[lane]->c[i];
+        for (int k = 0; k < 16; ++k) sum += double{left[g + i / 2 * 8][k]} * right[k][2 * t + i % 2];
+        lanes[lane]->c[i] = static_cast<float>(sum);
+      }
+    }
+  });
+}
+
+// ---- Numbers
+
+template <class Format>
+uint32_t pack(Format, float first, float second) {
+  return encode(Format{}, second) << 16 | encode(Format{}, first);
+}
+template <class Format>
+float first_of(Format, uint32_t pair) {
+  return decode(Format{}, pair & 0xffff);
+}
+template <class Format>
+float second_of(Format, uint32_t pair) {
+  return decode(Format{}, pair >> 16);
+}
+inline uint32_t widen_e4m3(uint32_t bytes) {
+  return pack(F16{}, emulator::decode_e4m3(bytes & 0xff), emulator::decode_e4m3(bytes >> 8 & 0xff));
+}
+inline uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t all = uint64_t{high} << 32 | low;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t which = selector >> (4 * i) & 7;
+    result |= static_cast<uint32_t>(all >> (8 * which) & 0xff) << (8 * i);
+  }
+  return result;
+}
+inline float as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline uint32_t as_bits(float value) { return std::bit_cast<uint32_t>(value); }
+inline float exp2_fast(float x) { return std::exp2(x); }
+inline float inverse(float x) { return 1 / x; }
+inline float inverse_sqrt(float x) { return 1 / std::sqrt(x); }
+
+}  // namespace dflash::kv_injection

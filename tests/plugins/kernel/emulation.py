@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds programs around the kernel's sources for the CPU, and runs calls with the emulated kernel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.paths import REPOSITORY
+from tests.plugins.cases import BF16, F16, FP8, Case
+from tests.plugins.tensors import Tensors
+
+HERE = Path(__file__).parent
+PLUGINS = REPOSITORY / "plugins"
+EMULATOR = [HERE / "emulator.cpp", HERE / "fiber.cpp"]
+PLAN = PLUGINS / "kv_injection_attention" / "workspace.cpp"
+FLAGS = [
+    "-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror",
+    "-Wno-unknown-pragmas",  # unroll
+    "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
+]  # fmt: skip
+DTYPES = {F16: 0, BF16: 1, FP8: 2}
+
+
+def compiler() -> str:
+    found = shutil.which(os.environ.get("CXX", "g++"))
+    if found is None:
+        pytest.skip("no C++ compiler: install g++, or point CXX to one")
+    return found
+
+
+class EmulationError(Exception):
+    """What the emulator or a sanitizer stopped the program for."""
+
+
+def build(program: Path, sources: list[Path], *defines: str) -> Path:
+    """The sources as `program`, with address and undefined-behaviour sanitizers."""
+    command = [compiler(), *FLAGS, f"-I{HERE}", f"-I{PLUGINS}", *defines, *map(str, sources), "-o", str(program)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return program
+
+
+def build_kernel(program: Path, head_dim: int) -> Path:
+    """The program that `call` runs."""
+    return build(program, [HERE / "emulated_call.cpp", *EMULATOR, PLAN], f"-DDFLASH_HEAD_DIM={head_dim}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the host laid the call out, as the program prints it."""
+
+    row_tiles: int
+    tile_rows: int
+    row_groups: int
+    teams: int
+    stages: int
+    ranges: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Result:
+    out: torch.Tensor
+    plan: Plan | None  # none of an empty call
+
+
+def call(program: Path, directory: Path, case: Case, tensors: Tensors, *, ctas: int = 264, seed: int = 0) -> Result:
+    """The output [B, S, N*D] of the emulated kernel on a GPU that holds `ctas` CTAs (264: an H200)."""
+    directory.mkdir()
+    slots, layers, max_context = case.cache_shape[:3]
+    numbers = case.attributes() | {
+        "batch": case.B,
+        "block": case.S,
+        "slots": slots,
+        "layers": layers,
+        "max_context": max_context,
+        "block_dtype": DTYPES[case.dtype],
+        "cache_dtype": DTYPES[case.cache_dtype],
+    }
+    (directory / "params").write_text("".join(f"{name} {value!r}\n" for name, value in numbers.items()))
+    for field in fields(tensors):
+        tensor = getattr(tensors, field.name)
+        if tensor is not None:
+            (directory / field.name).write_bytes(raw_bytes(tensor))
+    plan = run(program, str(directory), str(ctas), str(seed)).split()
+    out = torch.frombuffer(bytearray((directory / "out").read_bytes()) or bytearray(2), dtype=case.dtype)
+    out = out[: case.B * case.S * case.N * case.D].reshape(case.B, case.S, case.N * case.D)
+    return Result(out, Plan(*map(int, plan)) if plan else None)
+
+
+def run(program: Path, *arguments: str) -> str:
+    """What the program prints. Raises EmulationError where it stops early."""
+    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0"}
+    result = subprocess.run([str(program), *arguments], capture_output=True, text=True, env=environment)
+    if result.returncode != 0:
+        raise EmulationError(result.stderr)
+    return result.stdout
+
+
+def raw_bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()

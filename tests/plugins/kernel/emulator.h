@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the threads of one CTA as fibers on one CPU thread, and watches what the hardware would not tell.
+//
+// Aborts with a message on: a warp whose lanes meet in different instructions, barriers that never fill, accesses to
+// shared memory out of bounds or misaligned, words read while a copy into them is under way, copies nobody waited
+// for, and data races: two accesses to a word, one of them a write, that no barrier orders (by vector clocks).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <vector>
+
+namespace emulator {
+
+struct Fiber;
+struct Warp;
+
+// What happened to a word of shared memory: its last write, and the reads since.
+struct Word {
+  struct Access {
+    int thread;
+    uint32_t time;
+  };
+  Access write{-1, 0};
+  std::vector<Access> reads;
+  int copies = 0;  // under way into it
+};
+
+struct Copy {
+  uint32_t to;
+  const void* from;  // null: zeros
+};
+
+class Cta {
+ public:
+  // `seed` picks the order in which threads run: 0 ascending, 1 descending, others at random.
+  Cta(int threads, int shared_bytes, int x, int y, uint32_t seed);
+  ~Cta();
+  void run(const std::function<void()>& kernel);
+
+  int thread() const { return current_; }
+  int threads() const { return static_cast<int>(clocks_.size()); }
+  const int x, y;
+
+  void barrier(int id, int threads);
+  void copy(uint32_t to, const void* from);
+  void commit();
+  void wait(int pending);
+
+  uint32_t read_word(uint32_t at);
+  void write_word(uint32_t at, uint32_t value);
+
+  // All 32 lanes of the current warp call with the same `instruction`; the last one's `all` sees every lane's `mine`.
+  template <class Lane>
+  void together(const char* instruction, Lane& mine, const std::function<void(Lane**)>& all) {
+    together_any(instruction, &mine, [&](void** lanes) { all(reinterpret_cast<Lane**>(lanes)); });
+  }
+
+ private:
+  void together_any(const char* instruction, void* mine, const std::function<void(void**)>& all);
+  void block();
+  void wake(const std::vector<int>& threads);
+  void synchronize(const std::vector<int>& threads);
+  Word& word(uint32_t at);
+  void record_read(Word& w, uint32_t at);
+  void record_write(Word& w, uint32_t at);
+  void check_ordered(const Word::Access& before, const char* what, uint32_t at);
+  void land(const Copy& copy);
+  int pick();
+
+  struct Barrier {
+    int threads = 0;
+    std::vector<int> waiting;
+  };
+
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<std::vector<uint32_t>> clocks_;  // [thread][thread]: what a thread knows of each
+  std::vector<std::unique_ptr<Warp>> warps_;
+  std::map<int, Barrier> barriers_;
+  std::vector<std::deque<std::vector<Copy>>> groups_;  // [thread], committed; oldest first
+  std::vector<std::vector<Copy>> open_;                // [thread], not committed yet
+  std::deque<int> ready_;
+  std::unique_ptr<unsigned char[]> shared_;  // exactly as large as asked for: ASan guards its ends
+  int shared_bytes_;
+  std::vector<Word> words_;
+  int current_ = -1;
+  uint32_t seed_;
+  std::mt19937 random_;
+};
+
+Cta& cta();  // the one that runs
+
+[[noreturn]] void fail(const char* format, ...);
+
+}  // namespace emulator

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lays out calls of every block length and many head counts on GPUs of several sizes, and prints what no kernel could run.
+#include <cstdio>
+#include <initializer_list>
+
+#include "kv_injection_attention/kernel.h"
+#include "kv_injection_attention/kernel/plan.h"
+
+namespace kv = dflash::kv_injection;
+
+namespace {
+
+void check(const kv::Params& p, int ctas) {
+  const kv::Plan plan = kv::make_plan(p, ctas);
+  const kv::Grid attention = kv::attention_grid(p, plan);
+  const int warp_rows = 16 * kv::warp_tiles(p.head_dim), columns = kv::columns(p, plan);
+  const auto expect = [&](bool holds, const char* what) {
+    if (holds) return;
+    std::printf("D %d, S %d, N/G %d, G %d, B %d, window %d, %s, %d CTAs: %s\n", p.head_dim, p.block, plan.group,
+                p.num_kv_heads, p.batch, p.sliding_window,
+                p.cache_dtype == kv::DType::kF8E4M3 ? "FP8" : "16 bits", ctas, what);
+  };
+  expect(plan.shared_bytes <= kv::kSharedBudget, "too much shared memory");
+  expect(plan.stages_at + plan.teams * plan.stages * plan.stage_bytes <= plan.shared_bytes, "stages do not fit");
+  expect(plan.stages_at % 16 == 0 && plan.stage_bytes % 16 == 0, "a misaligned stage");
+  expect(plan.teams >= 1 && plan.teams <= kv::kMaxTeams, "teams beyond the barriers");
+  expect(plan.stages >= 2 && plan.stages <= kv::kMaxStages, "stages beyond wait_copies");
+  expect(attention.threads <= 32 * kv::max_warps(p.head_dim), "too many threads");
+  expect(plan.row_tiles * plan.tile_rows >= plan.rows, "rows that no CTA has");
+  expect((plan.row_tiles - 1) * plan.tile_rows < plan.rows, "a CTA without rows");
+  expect(plan.row_groups * warp_rows >= plan.tile_rows, "rows that no warp has");
+  expect((plan.row_groups - 1) * warp_rows < plan.tile_rows, "a warp without rows");
+  expect(plan.block_rows >= p.block && plan.block_rows % 16 == 0, "block rows that no matrix has");
+  expect(plan.ranges == 1 || plan.ranges * columns <= ctas, "CTAs that wait for others");
+  expect(kv::kCombineWarps % plan.combine_warps == 0, "warps of a row in two CTAs");
+  const size_t used = kv::partial_rows(p, plan) * (p.head_dim + 2) * sizeof(float);
+  expect(plan.ranges == 1 || used <= kv::workspace_size(p), "too little workspace");
+}
+
+}  // namespace
+
+int main() {
+  kv::Params p{};
+  p.slots = p.layers = 1;
+  p.max_context = 5000;
+  p.block_dtype = kv::DType::kBF16;
+  const auto try_sizes = [&] {
+    for (const int ctas : {1, 114, 188, 264, 320}) check(p, ctas);
+  };
+  const auto try_heads = [&](int group) {
+    for (const int kv_heads : {1, 8}) {
+      p.num_kv_heads = kv_heads;
+      p.num_heads = kv_heads * group;
+      for (const int batch : {1, 7, kv::kMaxBatch}) {
+        for (const int window : {0, 1, 128}) {
+          p.batch = batch;
+          p.sliding_window = window;
+          try_sizes();
+        }
+      }
+    }
+  };
+  for (const int head_dim : {64, 96, 128, 256}) {
+    for (const kv::DType cache : {kv::DType::kBF16, kv::DType::kF8E4M3}) {
+      p.head_dim = head_dim;
+      p.cache_dtype = cache;
+      for (p.block = 1; p.block <= kv::kMaxBlock; ++p.block) {
+        for (const int group : {1, 2, 3, 4, 5, 7, 8, 12, 16, 33, 64, 128}) try_heads(group);
+      }
+    }
+  }
+  return 0;
+}

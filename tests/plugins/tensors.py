@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random inputs of a case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tests.plugins.cases import Case
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensors:
+    """The inputs of a call, in the node's order."""
+
+    q: torch.Tensor  # [B, S, N*D]
+    k: torch.Tensor  # [B, S, G*D]
+    v: torch.Tensor  # [B, S, G*D]
+    q_norm: torch.Tensor  # [D]
+    k_norm: torch.Tensor  # [D]
+    rope: torch.Tensor  # [B, S, D] FP32: cos, then sin
+    k_cache: torch.Tensor  # [slots, L, C_max, G, D]
+    v_cache: torch.Tensor  # [slots, L, C_max, G, D]
+    slot_ids: torch.Tensor  # [B] INT32
+    context_lengths: torch.Tensor  # [B] INT32
+    sinks: torch.Tensor | None  # [N] FP32
+
+
+def draw(case: Case, device: str = "cpu") -> Tensors:
+    """Random inputs, the same for the same case and device.
+
+    What the call has no business with (rows from context_length on, other layers, other slots) is NaN.
+    """
+    generator = torch.Generator(device).manual_seed(case.seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+
+    def cache(scale: float) -> torch.Tensor:
+        dtype = case.cache_dtype
+        nan = torch.full((), torch.nan).to(dtype).to(device)
+        rows = nan.expand(case.cache_shape).clone()
+        for slot, length in zip(case.slot_of, case.context_lengths, strict=True):
+            rows[slot, case.layer, :length] = (normal(length, case.G, case.D) / scale).to(dtype)
+        return rows
+
+    S, D, heads = case.S, case.D, (case.N, case.G, case.G)
+    q, k, v = (normal(case.B, S, n * D) for n in heads)
+    q_norm, k_norm = ((case.norm + 0.2 * normal(D)).to(case.dtype) for _ in "qk")
+    lengths = torch.tensor(case.context_lengths, dtype=torch.int32, device=device)
+    return Tensors(
+        q=(q * case.size).to(case.dtype),
+        k=(k * case.size).to(case.dtype),
+        v=v.to(case.dtype),
+        q_norm=q_norm,
+        k_norm=k_norm,
+        rope=rotary_rows(lengths, S, D) * case.rope_factor,
+        k_cache=cache(case.k_scale),
+        v_cache=cache(case.v_scale),
+        slot_ids=torch.tensor(case.slot_of, dtype=torch.int32, device=device),
+        context_lengths=lengths,
+        sinks=normal(case.N) + 2 if case.sinks else None,
+    )
+
+
+def rotary_rows(lengths: torch.Tensor, S: int, D: int) -> torch.Tensor:
+    """[B, S, D] FP32: cos, then sin, of the block's positions; theta is Qwen3's million."""
+    positions = lengths.double()[:, None] + torch.arange(S, device=lengths.device)
+    frequencies = 1e6 ** (-torch.arange(0, D, 2, device=lengths.device).double() / D)
+    angles = positions[:, :, None] * frequencies
+    return torch.cat([angles.cos(), angles.sin()], dim=-1).float()

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call may not be: each refusal names the tensor or attribute, what was expected and what was found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_trt import _C
+from tests.plugins.calls import attributes, inputs, reference
+from tests.plugins.cases import BF16, F16, FP8, Case
+from tests.plugins.tensors import Tensors, draw
+
+CASE = Case(name="plain", S=3, N=4, G=2, D=64, L=2, layer=1, C_max=9, slots=3, context_lengths=(9, 4))
+
+
+def refused(case: Case, tensors: Tensors | None = None) -> str:
+    with pytest.raises(ValueError, match="expected") as caught:
+        reference(case, draw(case) if tensors is None else tensors)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (replace(CASE, context_lengths=(1,) * 257, C_max=1, slots=257), "batch: expected 0 to 256, found 257"),
+        (replace(CASE, S=0), "block: expected 1 to 32, found 0"),
+        (replace(CASE, S=33), "block: expected 1 to 32, found 33"),
+        (replace(CASE, N=1026, S=1), "num_heads: expected 1 to 1024, found 1026"),
+        (replace(CASE, N=0), "num_heads: expected 1 to 1024, found 0"),
+        (replace(CASE, G=0), "num_kv_heads: expected 1 to 1024, found 0"),
+        (replace(CASE, N=7, G=3), "num_kv_heads: expected a divisor of num_heads 7, found 3"),
+        (replace(CASE, D=80), "head_dim: expected 64, 96, 128 or 256, found 80"),
+        (replace(CASE, D=512), "head_dim: expected 64, 96, 128 or 256, found 512"),
+        (replace(CASE, C_max=131073, G=1, slots=2, L=1, layer=0), "max_context: expected 1 to 131072, found 131073"),
+        (replace(CASE, window=-1), "sliding_window: expected at least 0, found -1"),
+        (replace(CASE, softmax_scale=-1.0), "softmax_scale: expected a positive finite number, found -1"),
+        (replace(CASE, softmax_scale=float("inf")), "softmax_scale: expected a positive finite number, found inf"),
+        (replace(CASE, cache_dtype=FP8, k_scale=0.0), "k_scale: expected a positive finite number, found 0"),
+        (replace(CASE, cache_dtype=FP8, v_scale=float("nan")), "v_scale: expected a positive finite number, found nan"),
+        (replace(CASE, k_scale=0.5), "k_scale: expected 1 for a bfloat16 cache, found 0.5"),
+        (replace(CASE, v_scale=2.0), "v_scale: expected 1 for a bfloat16 cache, found 2"),
+        (replace(CASE, cache_dtype=F16), "k_cache: expected bfloat16 as q, or float8_e4m3fn, found float16"),
+        (replace(CASE, dtype=F16), "k_cache: expected float16 as q, or float8_e4m3fn, found bfloat16"),
+        (replace(CASE, dtype=torch.float32), "q: expected dtype float16, bfloat16 or float8_e4m3fn, found float32"),
+    ],
+    ids=lambda value: re.sub(r"\W+", "-", value) if isinstance(value, str) else "",
+)
+def test_sizes_and_attributes(case: Case, message: str) -> None:
+    tensors = draw(case) if case.k_scale else draw(replace(case, k_scale=1.0))
+    assert refused(case, tensors) == message
+
+
+@pytest.mark.parametrize(("name", "value"), [("layer", 2), ("layer", -1), ("causal", 2), ("rms_norm_eps", 0.0)])
+def test_attributes_that_a_case_cannot_have(name: str, value: float) -> None:
+    expected = {"layer": "0 to 1", "causal": "0 to 1", "rms_norm_eps": "a positive finite number"}[name]
+    tensors = draw(CASE)
+    wrong = _C.KVInjectionAttributes(**(CASE.attributes() | {name: value}))
+    with pytest.raises(ValueError, match=f"^{name}: expected {expected}, found {value:g}$"):
+        _C.kv_injection_attention_reference(wrong, inputs(tensors), torch.empty_like(tensors.q))
+
+
+def cut(axis: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda tensor: tensor.narrow(axis, 1, tensor.shape[axis] - 1).contiguous()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("q", lambda q: q[0], "q: expected shape [any, any, any], found [3, 256]"),
+        ("q", cut(2), "q: expected shape [2, 3, 256], found [2, 3, 255]"),
+        ("k", cut(1), "k: expected shape [2, 3, 128], found [2, 2, 128]"),
+        ("v", cut(0), "v: expected shape [2, 3, 128], found [1, 3, 128]"),
+        ("q_norm", cut(0), "q_norm: expected shape [64], found [63]"),
+        ("k_norm", cut(0), "k_norm: expected shape [64], found [63]"),
+        ("rope", cut(2), "rope: expected shape [2, 3, 64], found [2, 3, 63]"),
+        ("k_cache", cut(3), "k_cache: expected shape [3, 2, 9, 2, 64], found [3, 2, 9, 1, 64]"),
+        ("k_cache", lambda k: k[0], "k_cache: expected shape [any, any, any, any, any], found [2, 9, 2, 64]"),
+        ("v_cache", cut(2), "v_cache: expected shape [3, 2, 9, 2, 64], found [3, 2, 8, 2, 64]"),
+        ("slot_ids", cut(0), "slot_ids: expected shape [2], found [1]"),
+        ("context_lengths", cut(0), "context_lengths: expected shape [2], found [1]"),
+        ("sinks", cut(0), "sinks: expected shape [4], found [3]"),
+        ("k", torch.Tensor.half, "k: expected dtype bfloat16, found float16"),
+        ("k_norm", torch.Tensor.float, "k_norm: expected dtype bfloat16, found float32"),
+        ("rope", torch.Tensor.bfloat16, "rope: expected dtype float32, found bfloat16"),
+        ("v_cache", torch.Tensor.half, "v_cache: expected dtype bfloat16, found float16"),
+        ("slot_ids", torch.Tensor.long, "slot_ids: expected dtype int32, found another dtype"),
+        ("context_lengths", torch.Tensor.float, "context_lengths: expected dtype int32, found float32"),
+        ("sinks", torch.Tensor.bfloat16, "sinks: expected dtype float32, found bfloat16"),
+        ("q", lambda q: q.mT.contiguous().mT, "q: expected a dense row-major tensor, found strides"),
+        ("slot_ids", lambda ids: ids.fill_(3), "request 0, slot id: expected 0 to 2, found 3"),
+        ("slot_ids", lambda ids: ids.fill_(-1), "request 0, slot id: expected 0 to 2, found -1"),
+        ("context_lengths", lambda c: c.index_fill_(0, torch.tensor([1]), 10),
+         "request 1, context length: expected 0 to 9, found 10"),
+        ("context_lengths", lambda c: c.fill_(-1), "request 0, context length: expected 0 to 9, found -1"),
+    ],
+)  # fmt: skip
+def test_tensors(name: str, change: Callable[[torch.Tensor], torch.Tensor], message: str) -> None:
+    case = replace(CASE, sinks=True)
+    tensors = draw(case)
+    out = torch.empty_like(tensors.q)
+    changed = inputs(replace(tensors, **{name: change(getattr(tensors, name))}))
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        _C.kv_injection_attention_reference(attributes(case), changed, out)
+
+
+def test_the_output() -> None:
+    tensors = draw(CASE)
+    for out, message in (
+        (torch.empty(2, 3, 255, dtype=BF16), r"out: expected shape \[2, 3, 256\], found \[2, 3, 255\]"),
+        (torch.empty(2, 3, 256), "out: expected dtype bfloat16, found float32"),
+        (torch.empty(2, 256, 3, dtype=BF16).mT, "out: expected a dense row-major tensor"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _C.kv_injection_attention_reference(attributes(CASE), inputs(tensors), out)
+
+
+@pytest.mark.parametrize("count", [9, 12])
+def test_the_number_of_inputs(count: int) -> None:
+    tensors = draw(replace(CASE, sinks=True))
+    some = [*inputs(tensors), *inputs(tensors)][:count]
+    with pytest.raises(ValueError, match=f"inputs: expected 10 tensors, or 11 with sinks, found {count}"):
+        _C.kv_injection_attention_reference(attributes(CASE), some, tensors.q.clone())
+
+
+def test_alignment() -> None:
+    """Rows are moved 16 bytes at a time; a view that begins between is dense all the same."""
+    tensors = draw(CASE)
+    shifted = torch.empty(tensors.k.numel() + 1, dtype=BF16)[1:].view(tensors.k.shape)
+    assert re.fullmatch(
+        "k: expected an address that 16 divides, found 0x[0-9a-f]*2", refused(CASE, replace(tensors, k=shifted))
+    )
+
+
+def test_numpy_arrays_are_taken_as_well() -> None:
+    case = replace(CASE, dtype=F16, cache_dtype=F16)
+    tensors = draw(case)
+    out = np.empty(tensors.q.shape, dtype=np.float16)
+    _C.kv_injection_attention_reference(attributes(case), [tensor.numpy() for tensor in inputs(tensors)], out)
+    assert np.array_equal(out, reference(case, tensors).numpy())
+
+
+def test_inputs_are_left_as_they_were() -> None:
+    tensors = draw(CASE)
+    before = [tensor.clone() for tensor in inputs(tensors)]
+    reference(CASE, tensors)
+    for tensor, copy in zip(inputs(tensors), before, strict=True):
+        assert torch.equal(tensor.view(torch.uint8), copy.view(torch.uint8))
+
+
+def test_the_kernel_asks_for_cuda_tensors() -> None:
+    tensors = draw(CASE)
+    with pytest.raises(ValueError, match="q: expected a CUDA tensor, found a CPU tensor"):
+        _C.kv_injection_attention(attributes(CASE), inputs(tensors), tensors.q.clone(), tensors.q, 0)
+
+
+def test_workspace_bytes_ask_for_no_gpu() -> None:
+    """A single request of a long context is split among many blocks, whose parts need room."""
+    long = Case(name="long", context_lengths=(30_000,))
+    tensors = draw(long)
+    assert _C.kv_injection_attention_workspace_bytes(attributes(long), inputs(tensors), tensors.q) > 0
+    wrong = draw(replace(CASE, S=40))
+    with pytest.raises(ValueError, match="block: expected 1 to 32"):
+        _C.kv_injection_attention_workspace_bytes(attributes(CASE), inputs(wrong), wrong.q)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""plugins/ configures and builds on its own; nvcc makes every kernel without a warning and without a spill."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.launches import runs_on
+from tests.paths import REPOSITORY
+
+ARCHITECTURES = ("90a", "100f", "103a", "120a")
+HEAD_DIMS = (64, 96, 128, 256)
+WARPS = {64: 6, 96: 4, 128: 4, 256: 4}  # of an attention CTA; two of them are to share an SM
+SM_REGISTERS = 65536
+
+
+def configure(build: Path, **options: str) -> subprocess.CompletedProcess[str]:
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        pytest.skip("no cmake: install it")
+    defines = [f"-D{name}={value}" for name, value in options.items()]
+    command = [cmake, "-S", str(REPOSITORY / "plugins"), "-B", str(build), *defines]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"DFLASH_CUDA": "maybe"}, "DFLASH_CUDA: expected ON, OFF or AUTO, found maybe"),
+        ({"DFLASH_CUDA": "OFF", "TENSORRT_ROOT": "/nowhere"}, "expected /nowhere/include/NvInferRuntime.h"),
+    ],
+    ids=("cuda", "tensorrt"),
+)
+def test_wrong_options_are_refused(options: dict[str, str], message: str, tmp_path: Path) -> None:
+    result = configure(tmp_path, **options)
+    assert result.returncode != 0
+    assert message in " ".join(result.stderr.split())
+
+
+@pytest.mark.full
+def test_a_build_without_nvcc_and_without_the_sdk(tmp_path: Path) -> None:
+    result = configure(tmp_path, DFLASH_CUDA="OFF")
+    assert result.returncode == 0, result.stderr
+    assert "dflash_trt plugins: kernels for [], TensorRT headers []" in result.stdout
+    subprocess.run(["cmake", "--build", str(tmp_path)], check=True, capture_output=True)
+    assert (tmp_path / "libdflash_trt_plugins.so").is_file()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What ptxas says of one kernel for one architecture."""
+
+    name: str
+    architecture: str
+    stack: int
+    spills: int
+    registers: int
+
+
+REPORT = re.compile(
+    r"Compiling entry function '\w*?(attention|combine)I\w*' for 'sm_(\w+)'\n.*\n"
+    r"\s*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\n"
+    r".*Used (\d+) registers"
+)
+
+
+def kernels(ptxas: str) -> list[Kernel]:
+    return [
+        Kernel(name, architecture, int(stack), int(stores) + int(loads), int(registers))
+        for name, architecture, stack, stores, loads, registers in REPORT.findall(ptxas)
+    ]
+
+
+def compile_head_dim(
+    build: Path, head_dim: int, architectures: tuple[str, ...], build_type: str = "Release"
+) -> list[Kernel]:
+    """Runs nvcc as CMake would, with ptxas telling what it made."""
+    if shutil.which(os.environ.get("CUDACXX", "nvcc")) is None:
+        pytest.skip("no nvcc: install the CUDA toolkit")
+    result = configure(
+        build,
+        DFLASH_CUDA="ON",
+        DFLASH_CUDA_ARCHITECTURES=";".join(architectures),
+        CMAKE_BUILD_TYPE=build_type,
+        CMAKE_CUDA_FLAGS="-Xptxas=-v",
+        CMAKE_EXPORT_COMPILE_COMMANDS="ON",
+    )
+    assert result.returncode == 0, result.stderr
+    (entry,) = (
+        entry
+        for entry in json.loads((build / "compile_commands.json").read_text())
+        if entry["file"].endswith(f"head_dim_{head_dim}.cu")
+    )
+    command = shlex.split(entry["command"])
+    (build / command[command.index("-o") + 1]).parent.mkdir(parents=True, exist_ok=True)
+    result = subprocess.run(command, cwd=entry["directory"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return kernels(result.stdout + result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "architectures"),
+    [
+        pytest.param(64, ("90a",), id="64-sm_90a"),
+        *(pytest.param(head_dim, ARCHITECTURES, id=str(head_dim), marks=pytest.mark.full) for head_dim in HEAD_DIMS),
+    ],
+)
+def test_nvcc_neither_warns_nor_spills(head_dim: int, architectures: tuple[str, ...], tmp_path: Path) -> None:
+    made = compile_head_dim(tmp_path, head_dim, architectures)
+    # Two formats of the block, and of attention two of the cache for each.
+    expected = [(name, arch) for arch in architectures for name in ("attention",) * 4 + ("combine",) * 2]
+    assert sorted((kernel.name, kernel.architecture) for kernel in made) == sorted(expected)
+    assert [kernel for kernel in made if kernel.stack or kernel.spills] == []
+    most = SM_REGISTERS // (2 * 32 * WARPS[head_dim])
+    assert [kernel for kernel in made if kernel.name == "attention" and kernel.registers > most] == []
+
+
+@pytest.mark.full
+def test_a_debug_build_compiles(tmp_path: Path) -> None:
+    """Its traps make one head_dim spill, which is no error there."""
+    assert len(compile_head_dim(tmp_path, 64, ARCHITECTURES, "Debug")) == 6 * len(ARCHITECTURES)
+
+
+@pytest.mark.parametrize(
+    ("capability", "runs"),
+    [((9, 0), True), ((10, 0), True), ((10, 3), True), ((12, 0), True), ((8, 9), False), ((11, 0), False)],
+)
+def test_the_gpus_that_the_architectures_are_for(capability: tuple[int, int], runs: bool) -> None:
+    """DGX B300 is 10.3, H100 and H200 are 9.0; nothing is left to compile at run time."""
+    assert runs_on(ARCHITECTURES, *capability) == runs
+    assert not runs_on(("103a",), 10, 0)

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What TensorRT asks the plugin while it builds an engine, stores it, loads it and runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from dflash_trt import _C
+from dflash_trt.plugin import installed_library
+from tests.plugins.abi import (
+    BF16,
+    BOOL,
+    BUILD,
+    CHW2,
+    FIELD_FLOAT64,
+    FIELD_INT32,
+    FIELD_INT64,
+    FLOAT,
+    FP8,
+    HALF,
+    INT8,
+    INT32,
+    RUNTIME,
+    Creator,
+    Desc,
+    DimsExprs,
+    DynamicDesc,
+    Plugin,
+    Value,
+    attribute,
+    desc,
+    dynamic,
+    interface,
+)
+from tests.plugins.calls import attributes, inputs
+from tests.plugins.cases import Case
+from tests.plugins.tensors import draw
+
+ATTRIBUTES = {
+    "layer": 1, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-6, "softmax_scale": 0.0884,
+    "sliding_window": 64, "causal": 1, "k_scale": 1.0, "v_scale": 1.0,
+}  # fmt: skip
+FIELDS = [attribute(name, value) for name, value in ATTRIBUTES.items()]
+NAMES = ("DFlashKVInjectionAttention", "1", "dflash_trt")
+
+
+@pytest.fixture(scope="module")
+def creator() -> Creator:
+    return Creator(installed_library())
+
+
+def make(creator: Creator, fields: list[Value] = FIELDS, phase: int = BUILD) -> Plugin:
+    plugin = creator.create(fields, phase)
+    assert plugin is not None
+    return plugin
+
+
+@pytest.fixture
+def plugin(creator: Creator) -> Iterator[Plugin]:
+    made = make(creator)
+    yield made
+    made.close()
+
+
+def shapes(B: int, S: int = 16, C_max: int = 4096, N: int = 32, G: int = 8, D: int = 128) -> list[tuple[int, ...]]:
+    """Of the node's inputs, then of its output."""
+    cache = (6, 5, C_max, G, D)
+    block = (B, S, N * D), (B, S, G * D), (B, S, G * D), (D,), (D,), (B, S, D)
+    return [*block, cache, cache, (B,), (B,), (B, S, N * D)]
+
+
+TYPES = [BF16, BF16, BF16, BF16, BF16, FLOAT, BF16, BF16, INT32, INT32, BF16]
+
+
+def descs(B: int, types: list[int] = TYPES, **sizes: int) -> tuple[list[Desc], list[Desc]]:
+    every = [desc(shape, dtype) for shape, dtype in zip(shapes(B, **sizes), types, strict=True)]
+    return every[:-1], every[-1:]
+
+
+def profile(least: int, most: int, **sizes: int) -> tuple[list[DynamicDesc], list[DynamicDesc]]:
+    """B from `least` to `most`."""
+    pairs = zip(shapes(most, **sizes), shapes(least, **sizes), TYPES, strict=True)
+    every = [dynamic(high, dtype, low) for high, low, dtype in pairs]
+    return every[:-1], every[-1:]
+
+
+def test_interfaces_and_names(creator: Creator, plugin: Plugin) -> None:
+    assert interface(creator.this) == ("PLUGIN CREATOR_V3ONE", 1, 0)
+    assert interface(plugin.this) == ("PLUGIN", 1, 0)
+    assert interface(plugin.core) == ("PLUGIN_V3ONE_CORE", 1, 0)
+    assert interface(plugin.build) == ("PLUGIN_V3ONE_BUILD", 1, 0)
+    assert interface(plugin.runtime) == ("PLUGIN_V3ONE_RUNTIME", 1, 0)
+    assert creator.names() == plugin.names() == NAMES
+
+
+def test_what_is_left_to_the_interface(plugin: Plugin) -> None:
+    assert plugin.tactics() == (0, 0, None, 100, None)
+
+
+def test_field_names_are_the_attributes(creator: Creator) -> None:
+    assert creator.field_names() == [(field.name, field.type) for field in FIELDS]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        *(([f for f in FIELDS if f.name != name], f"field {name}: expected, but not given") for name in ATTRIBUTES),
+        ([*FIELDS, Value("sinks", 1, FIELD_INT32)], "field sinks: not an attribute of this plugin"),
+        ([*FIELDS, Value("format_version", 1, FIELD_INT32)], "field format_version: not an attribute of this plugin"),
+        ([*FIELDS, FIELDS[4]], "field rms_norm_eps: expected once, found twice"),
+        ([Value("layer", 1, FIELD_INT64), *FIELDS[1:]], "field layer: expected int32, found field type 10"),
+        ([Value("layer", 1.0, 1), *FIELDS[1:]], "field layer: expected int32, found float32"),
+        ([*FIELDS[:-1], Value("v_scale", 1, FIELD_INT32)], "field v_scale: expected float32, found int32"),
+        ([*FIELDS[:-1], Value("v_scale", 1, FIELD_FLOAT64)], "field v_scale: expected float32, found field type 2"),
+        ([replace(FIELDS[0], length=2), *FIELDS[1:]], "field layer: expected 1 value, found 2"),
+        ([replace(FIELDS[0], value=-1), *FIELDS[1:]], "field layer: expected 0 to 2147483646, found -1"),
+        ([*FIELDS[:3], attribute("head_dim", 80), *FIELDS[4:]],
+         "field head_dim: expected 64, 96, 128 or 256, found 80"),
+        ([*FIELDS[:2], attribute("num_kv_heads", 7), *FIELDS[3:]],
+         "field num_kv_heads: expected a divisor of num_heads 32, found 7"),
+        ([*FIELDS[:7], attribute("causal", 2), *FIELDS[8:]], "field causal: expected 0 to 1, found 2"),
+        ([*FIELDS[:9], attribute("v_scale", -1.0)], "field v_scale: expected a positive finite number, found -1"),
+    ],
+)  # fmt: skip
+def test_wrong_fields_are_refused(
+    creator: Creator, capfd: pytest.CaptureFixture[str], fields: list[Value], message: str
+) -> None:
+    assert creator.create(fields, BUILD, layer="/layers.1/attention") is None
+    assert capfd.readouterr().err == f"[dflash_trt] /layers.1/attention: {message}\n"
+
+
+def test_an_engine_holds_the_attributes_and_a_version(creator: Creator, plugin: Plugin) -> None:
+    stored = plugin.serialized()
+    assert stored[0] == Value("format_version", 1, FIELD_INT32)
+    assert {value.name: value.value for value in stored[1:]} == pytest.approx(ATTRIBUTES)
+    loaded = make(creator, stored, RUNTIME)
+    assert loaded.serialized() == stored
+    loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (2, "this library reads 1, the engine holds 2; build the engine with this library"),
+        (0, "this library reads 1, the engine holds 0; build the engine with this library"),
+        (None, "expected, but not given"),
+    ],
+)
+def test_another_format_version_is_refused(
+    creator: Creator, plugin: Plugin, capfd: pytest.CaptureFixture[str], version: int | None, message: str
+) -> None:
+    """Before anything else: a later format may have fields that this one does not know."""
+    other = [] if version is None else [Value("format_version", version, FIELD_INT32), attribute("new", 3)]
+    assert creator.create([*other, *plugin.serialized()[1:]], RUNTIME) is None
+    assert capfd.readouterr().err == f"[dflash_trt] layer: field format_version: {message}\n"
+
+
+def test_a_clone_is_the_same_and_lives_on_its_own(creator: Creator) -> None:
+    plugin = make(creator)
+    clone, attached = plugin.clone(), plugin.attach()
+    before = plugin.serialized()
+    plugin.close()
+    assert clone.serialized() == attached.serialized() == before
+    clone.close()
+    attached.close()
+
+
+def test_the_output_is_shaped_and_typed_as_q(plugin: Plugin) -> None:
+    assert plugin.num_outputs() == 1
+    assert plugin.output_types(TYPES[:-1]) == (0, [BF16])
+    assert plugin.output_types([HALF, *TYPES[1:-1]]) == (0, [HALF])
+    expressions = [DimsExprs(3, (0x1000 + i, 0x2000 + i, 0x3000 + i)) for i in range(10)]
+    status, shape = plugin.output_shape(expressions)
+    assert (status, shape.rank, list(shape.d[:3])) == (0, 3, [0x1000, 0x2000, 0x3000])
+
+
+@pytest.mark.parametrize("count", [9, 12])
+def test_another_number_of_inputs_is_refused(plugin: Plugin, capfd: pytest.CaptureFixture[str], count: int) -> None:
+    assert plugin.output_types([BF16] * count)[0] != 0
+    assert f"getOutputDataTypes: expected 10 inputs, or 11 with sinks, found {count}" in capfd.readouterr().err
+
+
+def accepted(plugin: Plugin, types: list[int], layout: int = 0, at: int = -1) -> bool:
+    """Asks for one position after the other, as TensorRT does; `layout` is that of position `at`."""
+    tensors = [DynamicDesc(desc((1,), dtype, layout if i == at else 0)) for i, dtype in enumerate(types)]
+    return all(plugin.supports(position, tensors[: position + 1] + tensors[position + 1 :], len(types) - 1)
+               for position in range(len(types)))  # fmt: skip
+
+
+def test_dtypes(plugin: Plugin) -> None:
+    half = [HALF if dtype == BF16 else dtype for dtype in TYPES]
+    fp8 = [*TYPES[:6], FP8, FP8, *TYPES[8:]]
+    for types in (TYPES, half, fp8, [*half[:6], FP8, FP8, *half[8:]], [*TYPES[:-1], FLOAT, BF16]):
+        assert accepted(plugin, types)
+    for position in range(len(TYPES)):
+        for other in {BF16, HALF, FLOAT, INT8, INT32, BOOL, FP8} - {TYPES[position]}:
+            changed = [*TYPES[:position], other, *TYPES[position + 1 :]]
+            assert not accepted(plugin, changed), (position, other)
+        assert not accepted(plugin, TYPES, layout=CHW2, at=position), position
+    assert not accepted(plugin, [*TYPES[:-1], HALF, BF16])  # sinks
+
+
+def test_a_profile_that_fits(plugin: Plugin) -> None:
+    assert plugin.configure(*profile(1, 64)) == 0
+    assert plugin.on_shape_change(*descs(7)) == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"S": 33}, "block: expected 1 to 32, found 33"),
+        ({"C_max": 200_000}, "max_context: expected 1 to 131072, found 200000"),
+        ({"N": 16}, "q: expected shape [257, 16, 4096], found [257, 16, 2048]"),
+        ({}, "batch: expected 0 to 256, found 257"),
+    ],
+)
+def test_a_profile_beyond_the_limits_is_refused(
+    plugin: Plugin, capfd: pytest.CaptureFixture[str], sizes: dict[str, int], message: str
+) -> None:
+    B = 257 if not sizes or "N" in sizes else 4
+    assert plugin.configure(*profile(1, B, **sizes)) != 0
+    assert capfd.readouterr().err == f"[dflash_trt] configurePlugin: {message}\n"
+    assert plugin.on_shape_change(*descs(B, **sizes)) != 0
+    assert capfd.readouterr().err == f"[dflash_trt] onShapeChange: {message}\n"
+
+
+def test_a_layer_beyond_the_cache_is_refused(creator: Creator, capfd: pytest.CaptureFixture[str]) -> None:
+    plugin = make(creator, [attribute("layer", 5), *FIELDS[1:]])
+    assert plugin.configure(*profile(1, 2)) != 0
+    assert "layer: expected 0 to 4, found 5" in capfd.readouterr().err
+    plugin.close()
+
+
+def test_the_workspace_is_enough_for_every_block_of_the_profile(creator: Creator) -> None:
+    """So many heads fill a GPU with the longest block, which then needs no workspace, but not with a shorter one."""
+    sizes = {"N": 1024, "G": 128, "D": 64}
+    heads = {"num_heads": 1024, "num_kv_heads": 128, "head_dim": 64, "layer": 0}
+    fields = ATTRIBUTES | heads | {"sliding_window": 0}
+    needed = [workspace_bytes(Case(name="", **sizes, S=S, C_max=4096, context_lengths=(0,))) for S in (32, 16, 1)]
+    assert needed[0] == 0 < needed[2] < needed[1]
+    plugin = make(creator, [attribute(name, value) for name, value in fields.items()])
+    assert plugin.workspace(*profile(1, 1, S=32, C_max=4096, **sizes)) >= max(needed)
+    plugin.close()
+
+
+def workspace_bytes(case: Case) -> int:
+    tensors = draw(case)
+    return _C.kv_injection_attention_workspace_bytes(attributes(case), inputs(tensors), tensors.q)
+
+
+def test_enqueue_without_a_shape_is_refused(plugin: Plugin, capfd: pytest.CaptureFixture[str]) -> None:
+    ins, (out,) = descs(1)
+    assert plugin.enqueue(ins, out, [16] * 11, None, 0) != 0
+    assert "enqueue: expected 10 inputs, or 11 with sinks, found 0" in capfd.readouterr().err
+
+
+def test_enqueue_with_a_missing_tensor_is_refused(plugin: Plugin, capfd: pytest.CaptureFixture[str]) -> None:
+    ins, outs = descs(1)
+    assert plugin.on_shape_change(ins, outs) == 0
+    assert plugin.enqueue(ins, outs[0], [16, 16, None, *[16] * 8], 16, 0) != 0
+    assert capfd.readouterr().err == "[dflash_trt] enqueue: v: expected a tensor, found a null pointer\n"
+
+
+@pytest.mark.skipif(bool(_C.cuda_architectures()), reason="built with CUDA: `make test-gpu` enqueues")
+def test_enqueue_in_a_build_without_cuda_says_so(plugin: Plugin, capfd: pytest.CaptureFixture[str]) -> None:
+    ins, outs = descs(1)
+    assert plugin.on_shape_change(ins, outs) == 0
+    assert plugin.enqueue(ins, outs[0], [16] * 11, 16, 0) != 0
+    assert "enqueue: this library was built without CUDA; build it with nvcc: cmake" in capfd.readouterr().err

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel's device source on the CPU: the emulator of tests/plugins/kernel runs it, float64 says what is right.
+
+`make test` runs one head_dim and a case of each kind; `make test-full` all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.plugins.cases import CORNER, FEATURES, REGULAR, Case
+from tests.plugins.compare import assert_close
+from tests.plugins.kernel import emulation
+from tests.plugins.kernel.emulation import EmulationError, build, build_kernel
+from tests.plugins.kernel.oracle import expect
+from tests.plugins.tensors import draw
+
+CASES = {case.name: case for case in (*REGULAR, *FEATURES, *CORNER)}
+QUICK = {
+    "empty-batch", "D64-f16", "D64-bf16-fp8", "window7-causal-sinks", "N10-G5-S3", "N8-G1-S16", "around-the-window",
+    "window-1", "window-in-block", "full-cache", "permuted-slots", "one-long", "sharp", "small", "sinks-no-context",
+}  # fmt: skip
+
+# Three requests, of which a GPU of few CTAs cuts some and a GPU of many cuts all.
+UNEVEN = Case(name="uneven", N=2, G=1, S=2, context_lengths=(700, 0, 300))
+# More requests than ranges: the second kernel then looks for cut requests at the ranges' boundaries.
+MANY = Case(name="many", N=2, G=1, S=2, context_lengths=(200, 0, 129, 128, 513, 1, 260, 30, 0, 384, 7, 140))
+
+Program = Callable[[int], Path]
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """The emulated kernel of a head_dim, compiled when it is first asked for."""
+    directory = tmp_path_factory.mktemp("emulated")
+    built: dict[int, Path] = {}
+
+    def get(head_dim: int) -> Path:
+        if head_dim not in built:
+            built[head_dim] = build_kernel(directory / f"head_dim_{head_dim}", head_dim)
+        return built[head_dim]
+
+    return get
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=name, marks=() if name in QUICK else pytest.mark.full) for name, case in CASES.items()],
+)
+def test_against_float64(case: Case, program: Program, tmp_path: Path) -> None:
+    tensors = draw(case)
+    assert_close(emulation.call(program(case.D), tmp_path / "call", case, tensors).out, *expect(case, tensors))
+
+
+@pytest.mark.parametrize("case", [UNEVEN, MANY], ids=lambda case: case.name)
+@pytest.mark.parametrize("ctas", [1, 2, 5, 11, 12, 13, 264])
+def test_a_gpu_of_any_size(ctas: int, case: Case, program: Program, tmp_path: Path) -> None:
+    """However the context is cut into ranges, and however many requests a range cuts."""
+    tensors = draw(case)
+    result = emulation.call(program(case.D), tmp_path / "call", case, tensors, ctas=ctas)
+    assert result.plan is not None
+    assert result.plan.ranges == min(ctas, case.B * math.ceil(max(case.context_lengths) / 128))
+    assert_close(result.out, *expect(case, tensors))
+
+
+def test_the_order_of_threads_changes_no_bit(program: Program, tmp_path: Path) -> None:
+    case = CASES["permuted-slots"]
+    tensors = draw(case)
+    outputs = [
+        emulation.call(program(case.D), tmp_path / str(seed), case, tensors, ctas=12, seed=seed).out
+        for seed in range(4)
+    ]
+    for out in outputs[1:]:
+        assert torch.equal(out.view(torch.int16), outputs[0].view(torch.int16))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("slot_ids", (0, 7)), ("slot_ids", (-1, 0)), ("context_lengths", (3, 98)), ("context_lengths", (-1, 3))],
+)
+def test_a_debug_build_traps_what_the_host_could_not_check(
+    name: str, values: tuple[int, ...], program: Program, tmp_path: Path
+) -> None:
+    case = Case(name="trap", N=2, G=1, S=1, slots=7, C_max=97, context_lengths=(5, 9))
+    tensors = replace(draw(case), **{name: torch.tensor(values, dtype=torch.int32)})
+    with pytest.raises(EmulationError, match=r"emulator: CTA \(0, 0\), thread [01]: trap"):
+        emulation.call(program(case.D), tmp_path / "call", case, tensors)
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("faults") / "faults", [emulation.HERE / "faults.cpp", *emulation.EMULATOR])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("two writers", "thread 1: races with thread 0: writes what that wrote at shared memory address 0"),
+        ("read without a barrier", "thread 40: races with thread 0: reads what that wrote at"),
+        ("write without a barrier", "thread 40: races with thread 0: writes what that reads at"),
+        ("a barrier of the wrong threads", "thread 40: races with thread 0: reads what that wrote at"),
+        ("a barrier for one warp of two", "waits for threads that never come"),
+        ("two instructions in a warp", "is at lanes_where, other lanes of its warp at from_lane"),
+        ("a read before the copy is waited for", "reads shared memory address 0 while a copy into it is under way"),
+        ("a copy read without a barrier", "thread 40: races with thread 0: reads what that wrote at"),
+        ("a copy over what is read", "thread 40: races with thread 0: writes what that reads at"),
+        ("a copy nobody waits for", "thread 0: ends with copies under way"),
+        ("a misaligned copy", "misaligned copy to 8"),
+        ("a misaligned load", "misaligned load"),
+        ("beyond the shared memory", "shared memory address 256 of 256 bytes"),
+    ],
+)
+def test_the_emulator_finds(faults: Path, name: str, message: str) -> None:
+    with pytest.raises(EmulationError, match=message):
+        emulation.run(faults, name)
+
+
+def test_the_emulator_lets_right_code_pass(faults: Path) -> None:
+    emulation.run(faults, "none")
+
+
+def test_every_plan_fits_the_gpu(tmp_path: Path) -> None:
+    program = build(tmp_path / "every_plan", [emulation.HERE / "every_plan.cpp", emulation.PLAN])
+    assert emulation.run(program) == ""

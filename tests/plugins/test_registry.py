@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library in TensorRT's own plugin registry, each time in a process of its own: a crash fails a test only.
+
+The lean runtime (tensorrt_lean_cu13_bindings 11.4) has the registry and asks for no GPU.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.graph.draft import ATTENTION, PLUGIN_VERSION, draft_graph
+from dflash_trt.plugin import installed_library
+
+pytest.importorskip("tensorrt_lean_bindings", reason="pip install -e '.[dev]' has it on Linux x86-64")
+
+# Plugins and creators go before their library does, or the process crashes at its end.
+PROGRAM = """
+import sys
+import numpy as np
+import tensorrt_lean_bindings as trt
+
+alive = []  # a PluginField points to its array's data and does not keep it
+
+def fields(values):
+    kinds = {int: (np.int32, trt.PluginFieldType.INT32), float: (np.float32, trt.PluginFieldType.FLOAT32)}
+    made = []
+    for name, value in values.items():
+        dtype, kind = kinds[type(value)]
+        alive.append(np.array([value], dtype=dtype))
+        made.append(trt.PluginField(name, alive[-1], kind))
+    return trt.PluginFieldCollection(made)
+
+def main():
+    registry = trt.get_plugin_registry()
+    library = registry.load_library(sys.argv[1])
+    with_creator(registry.get_creator("DFlashKVInjectionAttention", "1", "dflash_trt"))
+    registry.deregister_library(library)
+    assert registry.get_creator("DFlashKVInjectionAttention", "1", "dflash_trt") is None
+
+values = {
+    "layer": 1, "num_heads": 8, "num_kv_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-6, "softmax_scale": 0.125,
+    "sliding_window": 0, "causal": 0, "k_scale": 1.0, "v_scale": 1.0,
+}
+"""
+
+
+def in_tensorrt(body: str) -> subprocess.CompletedProcess[str]:
+    """Runs `body`, the definition of with_creator(creator), and unloads the library afterwards."""
+    program = f"{PROGRAM}\n{body}\nmain()\nprint('unloaded')\n"
+    command = [sys.executable, "-c", program, str(installed_library())]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("unloaded\n")
+    return result
+
+
+def test_the_creator_is_found_under_its_name_version_and_namespace() -> None:
+    body = """
+def with_creator(creator):
+    print(creator.name, creator.plugin_version, creator.plugin_namespace, creator.interface_info.kind)
+"""
+    assert in_tensorrt(body).stdout.startswith("DFlashKVInjectionAttention 1 dflash_trt PLUGIN CREATOR_V3ONE\n")
+
+
+def test_a_plugin_is_made_and_answers_for_its_capabilities() -> None:
+    body = """
+def with_creator(creator):
+    plugin = creator.create_plugin("layer", fields(values), trt.TensorRTPhase.BUILD)
+    kinds = trt.PluginCapabilityType
+    core, build, runtime = map(plugin.get_capability_interface, (kinds.CORE, kinds.BUILD, kinds.RUNTIME))
+    print(core.plugin_name, core.plugin_version, core.plugin_namespace)
+    print(build.num_outputs)
+    for capability in (core, build, runtime, plugin):
+        print(capability.interface_info.kind, capability.api_language)
+"""
+    assert in_tensorrt(body).stdout.splitlines()[:-1] == [
+        "DFlashKVInjectionAttention 1 dflash_trt",
+        "1",
+        "PLUGIN_V3ONE_CORE APILanguage.CPP",
+        "PLUGIN_V3ONE_BUILD APILanguage.CPP",
+        "PLUGIN_V3ONE_RUNTIME APILanguage.CPP",
+        "PLUGIN APILanguage.CPP",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("del values['causal']", "field causal: expected, but not given"),
+        ("values['head_dim'] = 80", "field head_dim: expected 64, 96, 128 or 256, found 80"),
+        ("values['num_heads'] = 8.0", "field num_heads: expected int32, found float32"),
+        ("values['paged'] = 1", "field paged: not an attribute of this plugin"),
+    ],
+)
+def test_wrong_fields_make_no_plugin(change: str, message: str) -> None:
+    body = f"""
+def with_creator(creator):
+    {change}
+    print(creator.create_plugin("layers.1", fields(values), trt.TensorRTPhase.BUILD))
+"""
+    result = in_tensorrt(body)
+    assert result.stdout.startswith("None\n")
+    assert f"[dflash_trt] layers.1: {message}\n" in result.stderr
+
+
+def test_an_engine_of_another_format_makes_no_plugin() -> None:
+    body = """
+def with_creator(creator):
+    for version in (1, 2):
+        plugin = creator.create_plugin("layer", fields(values | {"format_version": version}), trt.TensorRTPhase.RUNTIME)
+        print(plugin is not None)
+        del plugin
+"""
+    result = in_tensorrt(body)
+    assert result.stdout.startswith("True\nFalse\n")
+    assert "field format_version: this library reads 1, the engine holds 2" in result.stderr
+
+
+def test_every_node_of_the_graph_makes_a_plugin(draft_dir: Path) -> None:
+    """The graph's attributes are the creator's fields, but for the two by which the ONNX parser finds the creator."""
+    graph = draft_graph(read_draft(draft_dir)).graph
+    nodes = [node for node in graph.node if node.op_type == ATTENTION]
+    assert nodes
+    attributes = [{a.name: onnx.helper.get_attribute_value(a) for a in node.attribute} for node in nodes]
+    for node in attributes:
+        assert (node.pop("plugin_namespace"), node.pop("plugin_version")) == (b"dflash_trt", PLUGIN_VERSION.encode())
+    body = f"""
+def with_creator(creator):
+    for node in {attributes!r}:
+        print(sorted(field.name for field in creator.field_names) == sorted(node))
+        node["head_dim"] = 64  # the small draft's own is below what a kernel takes
+        plugin = creator.create_plugin("layer", fields(node), trt.TensorRTPhase.BUILD)
+        print(plugin is not None)
+        del plugin
+"""
+    assert in_tensorrt(body).stdout == "True\n" * 2 * len(nodes) + "unloaded\n"
