@@ -10,6 +10,7 @@ import msgspec
 import onnx
 
 from dflash_trt import __version__
+from dflash_trt.build.tensorrt.carry import carry_plans
 from dflash_trt.checkpoint.draft import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
@@ -28,6 +29,7 @@ from dflash_trt.engine.manifest import (
     Source,
     sha256,
 )
+from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import BuildError
 from dflash_trt.graph.builder import PLUGIN_DOMAIN
 from dflash_trt.graph.context import context_graph
@@ -38,12 +40,20 @@ WEIGHT_SUFFIXES = ("weight", "weight_scale", "bias")
 
 
 def build_engine(
-    draft: DraftCheckpoint, target: TargetCheckpoint, output: Path, *, source: Source, force: bool = False
+    draft: DraftCheckpoint,
+    target: TargetCheckpoint,
+    output: Path,
+    *,
+    source: Source,
+    force: bool = False,
+    plan_options: PlanOptions | None = None,
+    keep_plans: bool = False,
 ) -> Manifest:
     """Writes the engine directory `output` for ONNX Runtime and returns its manifest.
 
-    `draft` fits `target` (`check_pair`); `source` says what it was made from. The same inputs give the same
-    bytes. Raises BuildError when `output` cannot be written; then nothing is left behind.
+    `draft` fits `target` (`check_pair`); `source` says what it was made from, `plan_options` what later plans are to
+    serve. The same inputs give the same bytes; with `keep_plans`, plans of the engine that is replaced stay where
+    they were made from those. Raises BuildError when `output` cannot be written; then nothing is left behind.
     """
     _check_replaceable(output)
     with new_directory(output, force=force) as directory:
@@ -66,7 +76,10 @@ def build_engine(
             plugin=Plugin(name=ATTENTION, version=PLUGIN_VERSION, namespace=PLUGIN_DOMAIN),
             quantization=draft.quantization,
             sha256={file.name: sha256(file) for file in sorted(directory.iterdir())},
+            plan_options=plan_options,
         )
+        if keep_plans:
+            manifest = carry_plans(output, directory, manifest)
         (directory / MANIFEST).write_bytes(manifest.encode())
     return manifest
 

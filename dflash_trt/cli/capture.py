@@ -103,11 +103,10 @@ def _encode(
     prompts: list[Prompt], target: TargetCheckpoint, draft: DraftCheckpoint, max_new_tokens: int, chat: bool
 ) -> list[list[int]]:
     """Every prompt's token ids; RequestError names the first that cannot be answered to its last token."""
-    from transformers import AutoTokenizer
-
     from dflash_trt.runtime.prompts import check_prompt
+    from dflash_trt.target.tokenizer import load_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(target.directory, local_files_only=True, trust_remote_code=False)
+    tokenizer = load_tokenizer(target.directory)
     encoded = []
     for prompt in prompts:
         encoded.append(prompt.encode(tokenizer, chat=chat))

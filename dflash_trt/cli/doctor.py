@@ -3,20 +3,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
 from dflash_trt.cli.output import print_json, print_table
+from dflash_trt.errors import RankError
+
+if TYPE_CHECKING:
+    from dflash_trt.doctor.ranks import Rank
+
+HASH_DIGITS = 12  # of 64, which tell files apart and fit a column
 
 
 @click.command(short_help="Show what this machine has and what is missing for which command.")
+@click.argument("engine", required=False, type=click.Path(path_type=Path))
+@click.option("--ranks", is_flag=True, help="Under mpiexec: compare what all ranks see, and ENGINE where given.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def doctor(as_json: bool) -> None:
+def doctor(engine: Path | None, ranks: bool, as_json: bool) -> None:
     """Show what this machine has, what is missing for which command, and the command that mends it.
 
     \b
     Example:
       dflash-trt doctor
+      mpiexec -n 8 dflash-trt doctor --ranks engine
     """
+    if engine is not None and not ranks:
+        raise click.UsageError("ENGINE is for --ranks; dflash-trt inspect ENGINE looks at one")
+    if ranks:
+        _compare_ranks(engine, as_json)
+        return
     from dflash_trt.doctor import examine
 
     findings = examine()
@@ -37,3 +54,38 @@ def doctor(as_json: bool) -> None:
 
 def _mend(found: str | None, mend: str | None) -> str:
     return "" if found or mend is None else mend
+
+
+def _compare_ranks(engine: Path | None, as_json: bool) -> None:
+    from dflash_trt.doctor.ranks import gather_ranks, problems
+
+    seen = gather_ranks(engine)
+    if seen is None:
+        return  # rank 0 speaks for all
+    odd = problems(seen)
+    if as_json:
+        print_json("doctor-ranks", {"ranks": seen, "problems": odd})
+    else:
+        _print_ranks(seen)
+    if all(rank.gpu is None for rank in seen):
+        click.echo("no rank sees a GPU: only files and versions were compared", err=True)
+    if odd:
+        raise RankError("\n".join(odd), hint="make them alike, then run this again")
+
+
+def _print_ranks(ranks: list[Rank]) -> None:
+    """What is the same everywhere once, the rest rank by rank."""
+    facts = ranks[0].facts
+    common = [name for name in facts if all(rank.facts[name] == facts[name] for rank in ranks)]
+    print_table(f"on all {len(ranks)} ranks", ("what", "found"), [(name, facts[name]) for name in common])
+    differing = [name for name in facts if name not in common]
+    rows = [
+        (
+            str(rank.rank),
+            rank.host,
+            "none" if rank.gpu is None else f"{rank.gpu.name} {rank.gpu.uuid}",
+            *(rank.facts[name][:HASH_DIGITS] if "sha256" in name else rank.facts[name] for name in differing),
+        )
+        for rank in ranks
+    ]
+    print_table(f"{len(ranks)} ranks", ("rank", "host", "GPU", *differing), rows)

@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dflash-trt build CONFIG.yaml --dry-run`: every setting with its origin, and the memory of one GPU."""
+"""`dflash-trt build --dry-run`: every setting with its origin, the memory of one GPU, and how trtexec would build."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
 from dflash_trt.cli.output import human_bytes, print_json, print_table
+from dflash_trt.cli.plan_options import PlanRequest
 from dflash_trt.config.deployment import DeploymentFile
+from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.engine.memory import drafter_memory
 from dflash_trt.errors import ConfigError
 from dflash_trt.serving.check import check, deployment_context
 from dflash_trt.serving.finding import ERROR, Finding
 from dflash_trt.serving.gpus import Gpus
 from dflash_trt.serving.memory import MAX_BATCH, MAX_TOKENS, MemoryPlan, plan_memory
-from dflash_trt.serving.resolve import Deployment, resolve
+from dflash_trt.serving.resolve import Deployment, plan_sizes, resolve
 from dflash_trt.serving.rules.context import Context
-from dflash_trt.serving.rules.memory import document_load
+from dflash_trt.serving.rules.memory import check_memory, document_load
 from dflash_trt.serving.schema import load_schema
 from dflash_trt.serving.trtllm import trtllm_arguments
 
@@ -29,15 +33,18 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def print_dry_run(file: DeploymentFile, name: str, *, target: str | None, as_json: bool) -> None:
+def print_dry_run(
+    file: DeploymentFile, name: str, output: Path, plans: PlanRequest, *, target: str | None, as_json: bool
+) -> None:
     """Prints what `file` resolves to; raises ConfigError, after printing, where TensorRT-LLM could not run it."""
     deployment = resolve(file, name, target=target)
     context = _context(deployment)
     findings = check(context)
     load = document_load(context)
     plan = None if load is None else plan_memory(load)
+    commands = _planned_commands(deployment, output, plans) if plans.is_wanted or file.mode == "engine" else []
     if as_json:
-        print_json("dry-run", _document(deployment, context, findings, plan))
+        print_json("dry-run", _document(deployment, context, findings, plan) | {"trtexec": commands})
     else:
         rows = [(key, _text(getattr(deployment, key)), deployment.sources[key]) for key in SETTINGS]
         print_table(
@@ -45,10 +52,62 @@ def print_dry_run(file: DeploymentFile, name: str, *, target: str | None, as_jso
         )
         if plan is not None:
             _print_memory(deployment, plan)
+        _print_commands(commands)
         for finding in findings:
             click.echo(finding, err=True)
     if errors := sum(finding.severity == ERROR for finding in findings):
         raise ConfigError(f"{name}: expected a configuration that TensorRT-LLM can run, found {errors} error(s)")
+
+
+def print_plan_dry_run(engine: Path, plans: PlanRequest, *, as_json: bool) -> None:
+    """Prints how the plans of an engine directory would be built."""
+    from dflash_trt.build.tensorrt.profiles import input_shapes
+    from dflash_trt.build.tensorrt.trtexec import trtexec_commands
+
+    manifest = read_manifest(engine)
+    options = plans.options(manifest.plan_options)
+    graphs = {name: input_shapes(graph) for name, graph in manifest.graphs.items()}
+    commands = trtexec_commands(engine, graphs, manifest.draft.block_size, options, plans.timing_cache)
+    memory = drafter_memory(manifest, options, engine)
+    if as_json:
+        print_json("plan-dry-run", {"options": options, "memory": memory, "trtexec": commands})
+        return
+    rows = [(field, _text(value)) for field, value in msgspec.to_builtins(options).items()]
+    rows += [(f"memory.{field}", human_bytes(size)) for field, size in msgspec.to_builtins(memory).items()]
+    print_table(f"plans of {engine.name}", ("what", "value"), rows)
+    _print_commands(commands)
+
+
+def fitting_deployment(file: DeploymentFile, name: str, *, draft: str, target: str) -> Deployment:
+    """`file` resolved with checkpoints that are here; raises ConfigError where its GPUs have too little memory."""
+    deployment = resolve(file, name, draft=draft, target=target)
+    for finding in check_memory(_context(deployment)):
+        if finding.severity == ERROR:
+            raise ConfigError(f"{name}: {finding}")
+    return deployment
+
+
+def _planned_commands(deployment: Deployment, output: Path, plans: PlanRequest) -> list[str]:
+    """trtexec's lines for an engine directory that need not be there yet."""
+    from dflash_trt.build.tensorrt.profiles import planned_inputs
+    from dflash_trt.build.tensorrt.trtexec import trtexec_commands
+
+    facts = deployment.draft_facts
+    graphs = planned_inputs(
+        num_layers=facts.num_layers,
+        hidden_size=facts.hidden_size,
+        num_taps=len(facts.target_layer_ids),
+        num_kv_heads=facts.num_key_value_heads,
+        head_dim=facts.head_dim,
+    )
+    options = plans.options(plan_sizes(deployment))
+    return trtexec_commands(output, graphs, facts.block_size, options, plans.timing_cache)
+
+
+def _print_commands(commands: list[str]) -> None:
+    """One line each, whole, to be copied."""
+    for command in commands:
+        click.echo(command)
 
 
 def _context(deployment: Deployment) -> Context:

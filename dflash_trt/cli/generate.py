@@ -50,6 +50,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Ranks that share the target (torchrun, mpiexec).",
 )
+@click.option(
+    "--runtime",
+    type=click.Choice(["embedded", "trtllm"]),
+    default="embedded",
+    show_default=True,
+    help="trtllm: ENGINE is a deployment file, decoded by TensorRT-LLM.",
+)
 @click.option("--baseline", is_flag=True, help="Also decode without the drafter, and compare tokens and time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of streaming text.")
 def generate(
@@ -63,6 +70,7 @@ def generate(
     cache_gib: float,
     device: str,
     tp: int,
+    runtime: str,
     baseline: bool,
     as_json: bool,
     **sampling: Any,
@@ -80,6 +88,13 @@ def generate(
     if batch_size > 1 and not as_json:
         raise click.UsageError("--batch-size: answers decoded at once are printed with --json only")
 
+    if runtime == "trtllm":
+        from dflash_trt.cli.trtllm import generate_with_trtllm
+
+        asked = _read_prompts(token_ids) if prompt is None else prompt
+        generate_with_trtllm(engine, target, asked, sampling, chat=chat, baseline=baseline, as_json=as_json)
+        return
+
     from transformers.utils import logging
 
     from dflash_trt.runtime.ranks import join
@@ -90,7 +105,7 @@ def generate(
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     with join(tp, device) as ranks:
-        token_prompts = [] if token_ids is None else _read_prompts(token_ids)
+        token_prompts = _read_prompts(token_ids)
         session = Session.open(engine, target, num_slots=batch_size, cache_gib=cache_gib, device=device, ranks=ranks)
         if ranks.rank > 0:
             session.follow()
@@ -122,7 +137,9 @@ def _generate(
         _stream(session, ids, params, length, baseline)
 
 
-def _read_prompts(file: Path) -> list[list[int]]:
+def _read_prompts(file: Path | None) -> list[list[int]]:
+    if file is None:
+        return []
     try:
         prompts = msgspec.json.decode(file.read_bytes(), type=list[list[int]])
     except OSError as error:

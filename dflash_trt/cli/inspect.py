@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -18,6 +19,8 @@ from dflash_trt.checkpoint.target import TargetSpec, check_pair, read_target
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest
+from dflash_trt.engine.memory import drafter_memory
+from dflash_trt.engine.plan import PlanOptions
 
 
 @click.command(short_help="Show and check what a checkpoint or an engine directory is.")
@@ -66,6 +69,8 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
             document["quantization"] = quantization
         fp8 = quantization.fp8_kv_cache
         document["context_bytes_per_token"] = draft.context_bytes_per_token(fp8=fp8)
+        if isinstance(facts, Manifest):
+            document["tensorrt_memory"] = _memory(facts, directory)
         if target is not None:
             partner = read_target(checkpoint_directory(target))
             check_pair(draft, partner.spec, draft_name=path, target_name=target)
@@ -73,6 +78,13 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
     elif target is not None:
         raise click.UsageError(f"--target is for a draft or an engine; {path} is a target itself")
     return document
+
+
+def _memory(manifest: Manifest, directory: Path) -> dict[str, object]:
+    """What TensorRT plans take of one GPU, and for which sizes."""
+    options = manifest.plan_options or PlanOptions()
+    sizes = {name: getattr(options, name) for name in ("max_batch_size", "max_seq_len", "max_num_tokens")}
+    return sizes | msgspec.structs.asdict(drafter_memory(manifest, options, directory))
 
 
 def _tensors(weights: dict[str, Tensor]) -> dict[str, object]:
@@ -89,10 +101,12 @@ def _print(document: dict[str, object]) -> None:
 
 
 def _rows(key: str, value: object) -> list[tuple[str, str]]:
-    """One row a leaf, dotted names, lists of plain values on one line, quantised modules only counted."""
+    """One row a leaf, dotted names, lists of plain values and profiles on one line, quantised modules only counted."""
     if key == "quantization.modules" and isinstance(value, dict):
         counts = sorted(Counter(value.values()).items())
         return [(key, ", ".join(f"{count} {algorithm}" for algorithm, count in counts) or "none")]
+    if key.endswith(".profiles") and isinstance(value, (list, tuple)):
+        return [(key, _profiles(value))]
     if isinstance(value, dict):
         prefix = "" if key == "facts" else f"{key}."
         return [row for name, item in value.items() for row in _rows(f"{prefix}{name}", item)]
@@ -101,3 +115,14 @@ def _rows(key: str, value: object) -> list[tuple[str, str]]:
     if key.endswith("bytes") and isinstance(value, int):
         return [(key, f"{value} ({human_bytes(value)})")]
     return [(key, ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))]
+
+
+def _profiles(profiles: Sequence[dict[str, dict[str, int]]]) -> str:
+    """By axis, the sizes that the profiles of a plan have: "B 1, 2, 4; C_max 1 to 8192"."""
+
+    def sizes(axis: str) -> Iterator[str]:
+        for profile in profiles:
+            low, high = profile[axis]["min"], profile[axis]["max"]
+            yield str(high) if low == high else f"{low} to {high}"
+
+    return "; ".join(f"{axis} {', '.join(dict.fromkeys(sizes(axis)))}" for axis in profiles[0])

@@ -59,7 +59,7 @@ def serve_config(
     schema = load_schema(runtime, version)
     if as_json and file is None:
         raise click.UsageError("--json is for --check: what is written for a runtime is data already")
-    deployment = None if source is None else _deployment(source, target, draft, gpus)
+    deployment = None if source is None else read_deployment(source, target, draft, gpus)
     if file is not None:
         if deployment is not None:
             context = deployment_context(deployment, schema, read_document(file, schema))
@@ -72,16 +72,13 @@ def serve_config(
     if deployment is None:
         raise click.UsageError("give SOURCE to write a configuration, or --check FILE to check one")
     rendered = render(deployment, runtime, method, host=host, port=port)
-    findings = check(deployment_context(deployment, schema, rendered.arguments))
-    for finding in findings:
-        click.echo(finding, err=True)
-    if errors := [finding for finding in findings if finding.severity == ERROR]:
-        raise ConfigError(f"{source}: expected a configuration that {runtime} can run, found {_count(errors)}")
+    refuse_errors(str(source), runtime, check(deployment_context(deployment, schema, rendered.arguments)))
     click.echo(rendered.text, nl=False)
     click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
 
 
-def _deployment(source: str, target: str | None, draft: str | None, gpus: str | None) -> Deployment:
+def read_deployment(source: str, target: str | None, draft: str | None, gpus: str | None) -> Deployment:
+    """The deployment of a SOURCE, a file or a directory."""
     if is_config(source):
         if gpus is not None:
             raise click.UsageError("--gpus is for a SOURCE directory; a deployment file says it itself")
@@ -95,6 +92,14 @@ def _deployment(source: str, target: str | None, draft: str | None, gpus: str | 
     if not directory.is_dir():
         raise ConfigError(f"{source}: expected a deployment file (.yaml) or a directory, found neither")
     return resolve(directory_deployment(directory, target=target, gpus=gpus), directory.resolve().name)
+
+
+def refuse_errors(source: str, runtime: str, findings: Sequence[Finding]) -> None:
+    """Tells of every finding; raises ConfigError where one is an error."""
+    for finding in findings:
+        click.echo(finding, err=True)
+    if errors := [finding for finding in findings if finding.severity == ERROR]:
+        raise ConfigError(f"{source}: expected a configuration that {runtime} can run, found {_count(errors)}")
 
 
 def _report(file: Path, runtime: str, version: str, findings: Sequence[Finding], as_json: bool) -> None:

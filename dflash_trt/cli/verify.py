@@ -58,6 +58,13 @@ def _share(context: click.Context, parameter: click.Parameter, text: str | None)
     callback=_share,
     help="Fail when the mean loss of tau exceeds this, e.g. 3%; needs --reference.",
 )
+@click.option(
+    "--runtime",
+    type=click.Choice(["embedded", "trtllm"]),
+    default="embedded",
+    show_default=True,
+    help="trtllm: ENGINE is a deployment file, decoded by TensorRT-LLM with the drafter and without.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option(
     "--plot",
@@ -72,6 +79,7 @@ def verify(
     chat: bool,
     max_new_tokens: int,
     max_tau_loss: float | None,
+    runtime: str,
     as_json: bool,
     plot: Path | None,
 ) -> None:
@@ -89,9 +97,17 @@ def verify(
     if plot is not None and (plot.suffix != ".png" or not plot.parent.is_dir()):
         raise click.UsageError(f"--plot: expected a .png file in an existing directory, found {plot}")
 
+    from dflash_trt.runtime.prompts import read_prompts
+
+    if runtime == "trtllm":
+        from dflash_trt.cli.trtllm import open_deployment, verify_with_trtllm
+
+        deployment = open_deployment(engine, target, refused=("reference", "max_tau_loss", "plot"))
+        verify_with_trtllm(deployment, read_prompts(prompt_file), max_new_tokens, chat=chat, as_json=as_json)
+        return
+
     from transformers.utils import logging
 
-    from dflash_trt.runtime.prompts import read_prompts
     from dflash_trt.runtime.verification_report import find_failure
     from dflash_trt.runtime.verify import Verification
 

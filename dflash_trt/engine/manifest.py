@@ -12,6 +12,7 @@ from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.checkpoint.target import TargetSpec
 from dflash_trt.checkpoint.weights import SINGLE
+from dflash_trt.engine.plan import Plan, PlanOptions
 from dflash_trt.errors import EngineError
 
 MANIFEST = "manifest.json"
@@ -55,7 +56,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """By file name."""
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The whole manifest."""
 
     schema_version: int
@@ -68,6 +69,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     quantization: Quantization
     sha256: dict[str, str]
     """Every other file of the directory, by name."""
+    plan_options: PlanOptions | None = None
+    """What TensorRT plans of this directory are to serve; None while nobody has asked for plans."""
+    plans: dict[str, Plan] = {}
+    """By graph; none in a directory for ONNX Runtime only."""
 
     def encode(self) -> bytes:
         """JSON, indented, the same bytes for the same facts."""
@@ -100,7 +105,8 @@ def read_manifest(directory: Path) -> Manifest:
         raise EngineError(f"{file}: expected a readable file, found: {error.strerror}") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise EngineError(f"{file}: expected an engine manifest, found {error}", hint=rebuild) from None
-    relied_on = {SINGLE, *(graph.file for graph in manifest.graphs.values())}
+    graphs = {graph.file for graph in manifest.graphs.values()}
+    relied_on = {SINGLE} | graphs | {plan.file for plan in manifest.plans.values()}
     if unhashed := sorted(relied_on - manifest.sha256.keys()):
         raise EngineError(f"{file}: sha256: expected {unhashed[0]}, found no such key", hint=rebuild)
     for name, expected in manifest.sha256.items():

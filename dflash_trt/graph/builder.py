@@ -62,8 +62,10 @@ class GraphBuilder:
         return name
 
     def output(self, value: str, name: str, dtype: int, shape: Shape) -> None:
-        """Declares `value` a graph output called `name`."""
-        self._outputs.append(helper.make_tensor_value_info(self.named("Identity", value, name=name), dtype, shape))
+        """Declares `value` a graph output called `name`; one that bears the name already is returned as it is."""
+        if value != name:
+            self.named("Identity", value, name=name)
+        self._outputs.append(helper.make_tensor_value_info(name, dtype, shape))
 
     def op(self, op_type: str, *inputs: str, domain: str = "", **attributes: object) -> str:
         """Adds a node with one output and returns the output's name."""

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
 from dflash_trt.checkpoint.draft import DraftCheckpoint
-from dflash_trt.graph.builder import COMPUTE, GraphBuilder
+from dflash_trt.graph.builder import COMPUTE, GraphBuilder, rounded
 from dflash_trt.graph.layers import normalize, rms_norm, rotary_rows, scale
 from dflash_trt.graph.linear import linear
 
@@ -39,17 +40,20 @@ def context_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
     cache_type = COMPUTE
     if draft.quantization.fp8_kv_cache:
         cache_type = TensorProto.FLOAT8E4M3FN
-        k = _to_fp8(g, k, draft.cache_scales("k"))
-        v = _to_fp8(g, v, draft.cache_scales("v"))
+        k, v = (_to_fp8(g, x, draft.cache_scales(name), name) for x, name in ((k, "k"), (v, "v")))
     g.output(k, "k", cache_type, ["T", L, G, D])
     g.output(v, "v", cache_type, ["T", L, G, D])
     return g.model()
 
 
-def _to_fp8(g: GraphBuilder, x: str, scales: tuple[float, ...]) -> str:
-    """x [T, L, G, D] as cache rows in FP8 E4M3, one scale a layer."""
-    zeros = g.zero(TensorProto.FLOAT8E4M3FN, len(scales))
-    return g.op("QuantizeLinear", x, g.compute_constant(scales), zeros, axis=1)
+def _to_fp8(g: GraphBuilder, x: str, scales: tuple[float, ...], name: str) -> str:
+    """x [T, L, G, D] as cache rows in FP8 E4M3, one scale a layer.
+
+    TensorRT quantises activations by a single scale (NvInfer.h 11.1, IQuantizeLayer), so the layers' are divided by.
+    """
+    divisors = np.array([rounded(scale) for scale in scales], dtype=np.float32).reshape(-1, 1, 1)
+    x = g.op("Div", g.op("Cast", x, to=TensorProto.FLOAT), g.constant(divisors))
+    return g.named("QuantizeLinear", x, g.constant(1.0), g.zero(TensorProto.FLOAT8E4M3FN), name=name)
 
 
 def _rotate(g: GraphBuilder, k: str, cos: str, sin: str, head_dim: int) -> str:

@@ -35,24 +35,6 @@ Quantize (x, scale) => (y)  # FP8 codes, to nearest even, saturating at 448
 }
 """,
     """
-DequantizeLayers (x, scale) => (y)  # the same for context rows [T, L, G, D], one scale a layer
-{
-    per_layer = Constant <value_ints: ints = [-1, 1, 1]> ()
-    column = Reshape (scale, per_layer)
-    values = Cast <to: int = 1> (x)
-    y = Mul (values, column)
-}
-""",
-    """
-QuantizeLayers (x, scale) => (y)
-{
-    per_layer = Constant <value_ints: ints = [-1, 1, 1]> ()
-    column = Reshape (scale, per_layer)
-    values = Div (x, column)
-    y = Cast <to: int = 17, saturate: int = 1> (values)
-}
-""",
-    """
 DequantizeBlocks (x, scales) => (y)  # x [.., K] by scales [.., K / 16]
 {
     shape = Shape (x)
@@ -160,7 +142,7 @@ def _lowered(node: onnx.NodeProto) -> onnx.NodeProto:
         case "DequantizeLinear":
             operation = "DequantizeBlocks" if "block_size" in attributes else "Dequantize"
         case "QuantizeLinear":
-            operation = "QuantizeLayers" if "axis" in attributes else "Quantize"
+            operation = "Quantize"
         case "TRT_FP4DynamicQuantize":
             operation = "QuantizeFp4Blocks"
         case _:
@@ -197,10 +179,12 @@ def _widen_cache(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
         if value.type.tensor_type.elem_type != fp8:
             continue
         value.type.tensor_type.elem_type = TensorProto.FLOAT
-        identity = producers[value.name]
-        quantize = producers[identity.input[0]]
-        identity.op_type, identity.domain = "DequantizeLayers", DOMAIN
-        identity.input.append(quantize.input[1])
+        quantize = producers[value.name]
+        division = producers[quantize.input[0]]
+        quantize.output[0] = f"{value.name}/codes"
+        nodes.append(
+            helper.make_node("Dequantize", [quantize.output[0], division.input[1]], [value.name], domain=DOMAIN)
+        )
 
 
 assert BLOCK == 16, "the function bodies above spell it out"

@@ -36,6 +36,8 @@ from dflash_trt.quantize.ranges import Ranges
 from dflash_trt.quantize.recipe import Recipe
 from dflash_trt.quantize.scales import cache_scales, input_scales, weight_scales
 
+DENSE_MODEL_TYPE = "qwen3"
+
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a checkpoint's tensors."""
@@ -163,8 +165,13 @@ def _pack(writer: SafetensorsWriter, tensor: Tensor, algorithm: str, scale: np.f
 
 
 def _write_config(draft: DraftCheckpoint, quantization: Quantization, directory: Path) -> None:
-    """config.json with all its keys as they were, and what readers of modelopt checkpoints look for."""
+    """config.json with all its keys as they were, and what readers of modelopt checkpoints look for.
+
+    All but one: TensorRT-LLM builds the layers of the class that model_type names. A gpt-oss draft has Qwen3's dense
+    layers, with the biases that attention_bias says, and none of gpt-oss's experts.
+    """
     config = json.loads(draft.config_file.read_bytes())
+    config["model_type"] = DENSE_MODEL_TYPE
     algorithms, modules = quantization.modules, draft.spec.linear_modules()
     if algorithms or quantization.fp8_kv_cache:
         kv = quantization.fp8_kv_cache

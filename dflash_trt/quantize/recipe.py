@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from dflash_trt.config.strict_yaml import closest, load_yaml
 from dflash_trt.errors import RecipeError
-from dflash_trt.quantize.strict_yaml import closest, load_yaml
 
 FP8_KV = "+fp8-kv"
 """Suffix of a recipe's name that adds an FP8 context cache."""
@@ -102,7 +102,7 @@ def load_recipe(name_or_path: str) -> Recipe:
                 f"{base!r}: expected a recipe ({', '.join(recipe_names())}), each with or without {FP8_KV},"
                 f" or a YAML file, found neither{closest(base, recipe_names(), 'recipe')}"
             )
-    loaded = load_yaml(path, RecipeFile)
+    loaded = load_yaml(path, RecipeFile, RecipeError)
     return Recipe(
         name=name_or_path,
         description=loaded.description,

@@ -16,6 +16,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None
     """Their text, special tokens and a stop text left out; None without a tokenizer."""
     finish_reason: FinishReason
+    stop_reason: str | int | None
+    """The stop text or the token of `stop_token_ids` that ended it; None for any other end."""
     logprobs: list[float] | None
     """Log probability of each token under the target, before temperature and filters; None unless asked for."""
     seed: int
@@ -50,6 +52,7 @@ def completion(request: Request) -> Completion:
         output_ids=list(request.output_ids),
         text=None if request.text is None else request.text.text,
         finish_reason=request.finished,
+        stop_reason=_stop_reason(request),
         logprobs=list(request.logprobs) if request.params.logprobs else None,
         seed=request.sampler.seed,
         steps=steps,
@@ -62,6 +65,15 @@ def completion(request: Request) -> Completion:
         itl_seconds=(last - first) / (tokens - 1) if first is not None and last is not None and tokens > 1 else None,
         seconds=request.ended - request.arrived,
     )
+
+
+def _stop_reason(request: Request) -> str | int | None:
+    if request.finished is not FinishReason.STOP:
+        return None
+    if request.text is not None and request.text.stopped_by is not None:
+        return request.text.stopped_by
+    last = request.output_ids[-1]
+    return last if last in request.params.stop_token_ids else None
 
 
 def _accepted_by_position(request: Request) -> list[int]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -137,7 +137,7 @@ class LLM:
         finally:
             self._engine.cancel(request)
 
-    async def stream_async(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[Chunk]:
+    async def stream_async(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Chunk, None]:
         """The answer step by step on the running event loop; closing the iterator, or cancelling the task, cancels."""
         loop = asyncio.get_running_loop()
         chunks: asyncio.Queue[Chunk | Exception] = asyncio.Queue()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dflash_trt.checkpoint.source import checkpoint_directory
 from dflash_trt.checkpoint.target import TargetSpec, check_pair, read_target
-from dflash_trt.drafter.onnx_drafter import OnnxDrafter
+from dflash_trt.drafter.open import open_drafter
 from dflash_trt.drafter.protocol import Drafter
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.errors import EngineError, MissingDependencyError, RequestError
@@ -26,7 +26,7 @@ from dflash_trt.runtime.tensor_parallel import TensorParallelPair, follow, rank_
 from dflash_trt.runtime.text import TextStream
 from dflash_trt.target.huggingface import HuggingFaceTarget, load_model, make_target, stop_token_ids
 from dflash_trt.target.sharding import sharding
-from dflash_trt.target.tokenizer import encode
+from dflash_trt.target.tokenizer import encode, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -90,9 +90,7 @@ class Session:
             ranks.agree(rank_facts(engine, checkpoint))
             sharded["distributed_config"] = sharding(checkpoint.directory, ranks.size)
             device = this_rank(device)
-        drafter = OnnxDrafter(engine, manifest, num_slots=num_slots, device=device, expose=expose)
-
-        from transformers import AutoTokenizer
+        drafter = open_drafter(engine, manifest, num_slots=num_slots, device=device, expose=expose)
 
         taps = manifest.draft.target_layer_ids
         model = load_model(checkpoint.directory, checkpoint.spec, taps, **sharded)
@@ -102,7 +100,7 @@ class Session:
             manifest,
             make_target(model, taps, num_slots),
             drafter,
-            AutoTokenizer.from_pretrained(checkpoint.directory, local_files_only=True, trust_remote_code=False),
+            load_tokenizer(checkpoint.directory),
             stop_token_ids(model),
             num_slots=num_slots,
             cache_gib=cache_gib,

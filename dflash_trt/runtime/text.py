@@ -17,11 +17,12 @@ class TextStream:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
         self.text = ""
         """All text so far, but for a character whose bytes are not complete."""
+        self.stopped_by: str | None = None
+        """The stop text before which it ended."""
         self._tokenizer = tokenizer
         self._decoder = _decode_stream()
         self._stop = stop
         self._token_ids: list[int] = []
-        self._is_cut = False
         self._is_closed = False
         self._taken = 0
 
@@ -30,13 +31,13 @@ class TextStream:
         self._token_ids.append(token)
         if piece := self._decode(token):
             self._grow(self.text + piece)
-        return self._is_cut
+        return self.stopped_by is not None
 
     def close(self) -> None:
         """Ends the text; bytes of an incomplete character become what the tokenizer makes of them."""
         self._is_closed = True
         whole = str(self._tokenizer.decode(self._token_ids, skip_special_tokens=True))
-        if not self._is_cut and whole.startswith(self.text):
+        if self.stopped_by is None and whole.startswith(self.text):
             self._grow(whole)
 
     def take(self) -> str:
@@ -55,9 +56,9 @@ class TextStream:
     def _grow(self, text: str) -> None:
         # A stop text that was not there before ends in the new piece.
         begin = max(0, len(self.text) - max(map(len, self._stop), default=0))
-        found = [at for stop in self._stop if (at := text.find(stop, begin)) >= 0]
-        self.text = text[: min(found)] if found else text
-        self._is_cut = bool(found)
+        found = [(at, stop) for stop in self._stop if (at := text.find(stop, begin)) >= 0]
+        end, self.stopped_by = min(found, default=(len(text), None))
+        self.text = text[:end]
 
 
 def _decode_stream() -> DecodeStream:

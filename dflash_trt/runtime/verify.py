@@ -31,10 +31,15 @@ class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_reference(manifest: Manifest, reference: Manifest, name: str) -> None:
-    """Raises EngineError when `reference`, called `name`, is no measure for `manifest`'s engine."""
+    """Raises EngineError when `reference`, called `name`, is no measure for `manifest`'s engine.
+
+    model_type may differ: `quantize` writes the one that the layers have, published gpt-oss drafts the target's.
+    """
     hint = "give --reference an engine built from the unquantised checkpoint of the same draft"
     for part, kind in (("draft", DraftSpec), ("target", TargetSpec)):
         for fact in kind.__struct_fields__:
+            if (part, fact) == ("draft", "model_type"):
+                continue
             expected, found = (getattr(getattr(m, part), fact) for m in (manifest, reference))
             if expected != found:
                 raise EngineError(

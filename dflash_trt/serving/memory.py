@@ -41,6 +41,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     element_bytes: int
     """Of a cached K or V: 2 BF16, 1 FP8."""
     pool_fraction: float
+    workspace_bytes: int = 0
+    """Scratch of the drafter's TensorRT plans; none natively."""
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -126,7 +128,9 @@ def _items(load: Load) -> tuple[tuple[Item, ...], tuple[str, ...]]:
     captured = 2 * load.max_num_tokens * taps * draft.hidden_size
     items.append(Item("captured hidden states", captured, f"{load.max_num_tokens} tokens, {taps} taps, BF16"))
     items.append(Item("runtime", RUNTIME_OVERHEAD_BYTES, "CUDA context, libraries, communication"))
-    items.append(Item("activations", ACTIVATION_RESERVE_BYTES, "reserve, workspaces included"))
+    items.append(Item("activations", ACTIVATION_RESERVE_BYTES, "reserve, the target's workspaces included"))
+    if load.workspace_bytes:
+        items.append(Item("drafter workspace", load.workspace_bytes, "what both plans may take at most by default"))
     return tuple(items), tuple(unknown)
 
 

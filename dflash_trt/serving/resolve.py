@@ -11,6 +11,7 @@ import msgspec
 
 from dflash_trt.config.deployment import DeploymentFile, Eagle3
 from dflash_trt.engine.manifest import MANIFEST
+from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import ConfigError
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.serving.facts import DraftFacts, TargetFacts, read_draft_facts, read_target_facts
@@ -106,6 +107,19 @@ def resolve(file: DeploymentFile, name: str, *, draft: str | None = None, target
         target_facts=read_target_facts(target or file.target),
         algorithms=facts.quantized or load_recipe(file.recipe).algorithms(list(facts.linear_shapes())),
         sources=sources,
+    )
+
+
+def plan_sizes(deployment: Deployment) -> PlanOptions:
+    """What TensorRT plans of the deployment are to serve.
+
+    A slot of TensorRT-LLM's context arena has room for a block more than a sequence, whose length it has raised before
+    by up to three blocks (overlapped steps; `_lazy_init_ctx_buffers`, see `trtllm_engine/contract.py`).
+    """
+    return PlanOptions(
+        max_batch_size=deployment.max_batch_size,
+        max_seq_len=deployment.max_seq_len + 4 * (deployment.draft_tokens + 1),
+        max_num_tokens=deployment.max_num_tokens,
     )
 
 

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import dflash_trt
 from dflash_trt.serving.method import Method, eagle3_of
 from dflash_trt.serving.resolve import Deployment
+from dflash_trt.serving.trtllm_engine.start import START
 
-# The module that puts our TensorRT plans in the place of TensorRT-LLM's own drafter.
-ENGINE_MODULES = Path(dflash_trt.__file__).parent / "serving" / "trtllm_engine"
 STREAM_INTERVAL = 20
 POSTPROCESS_WORKERS = 4
 
@@ -57,6 +54,5 @@ def trtllm_arguments(deployment: Deployment, method: Method) -> dict[str, Any]:
 def trtllm_command(deployment: Deployment, method: Method, host: str, port: int) -> list[str]:
     """trtllm-serve with the model, the address and the file; every other setting stands in the file."""
     command = ["trtllm-serve", deployment.target, "--host", host, "--port", str(port), "--config", "FILE"]
-    if deployment.mode == "engine" and method == "dflash":
-        command += ["--custom_module_dirs", str(ENGINE_MODULES)]
-    return command
+    is_engine = deployment.mode == "engine" and method == "dflash"
+    return [*START, *command] if is_engine else command

@@ -1,14 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text -> token ids, with or without the target's chat template."""
+"""The target's tokenizer: text -> token ids, with or without its chat template."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of the checkpoint in `directory`; code that the checkpoint brings along is not run."""
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        directory, local_files_only=True, trust_remote_code=False
+    )
+    return tokenizer
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool) -> list[int]:

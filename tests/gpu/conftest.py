@@ -8,10 +8,6 @@ import pytest
 from tests.gpu.launches import why_no_launch
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: runs the kernels; `make test-gpu` compiles them first")
-
-
 @pytest.fixture(autouse=True, scope="session")
 def kernels() -> None:
     if reason := why_no_launch():

@@ -104,7 +104,11 @@ def complaint(tmp_path: Path, text: str | bytes) -> str:
             "FILE: description: expected `str`, got `int`",
         ),
         ("description: mine\nrules: fc\n", "FILE: rules: expected `array`, got `str`"),
-        (HEAD + "  - {modules: '*', algorithm: FP4}\n", "FILE: rules[0].algorithm: invalid enum value 'FP4'"),
+        (
+            HEAD + "  - {modules: '*', algorithm: FP4}\n",
+            "FILE: rules[0].algorithm: expected one of FP8, NVFP4, W4A16_NVFP4, none, found 'FP4'"
+            " (nearest value: NVFP4)",
+        ),
         (HEAD + "  - {modules: '*', algorithm: null}\n", "FILE: rules[0].algorithm: expected `str`, got `null`"),
         (ALL + "fp8_kv_cache: 'yes'\n", "FILE: fp8_kv_cache: expected `bool`, got `str`"),
         ("- a\n", "FILE: document: expected `object`, got `array`"),

@@ -170,6 +170,8 @@ def test_the_first_differing_prompt_is_named(pair: Pair) -> None:
 def test_a_reference_of_another_draft_is_refused(pair: Pair) -> None:
     manifest = pair.plain.manifest
     check_reference(manifest, manifest, "ref")
+    dense = msgspec.structs.replace(manifest.draft, model_type="qwen3")  # as quantize writes it
+    check_reference(manifest, msgspec.structs.replace(manifest, draft=dense), "ref")
     draft = msgspec.structs.replace(manifest.draft, block_size=9)
     with pytest.raises(
         EngineError, match=r"reference ref is an engine of another draft: block_size: expected 6, found 9"

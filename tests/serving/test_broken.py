@@ -13,13 +13,16 @@ import msgspec
 import pytest
 import yaml
 
-from dflash_trt.serving.check import check, file_context
+from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.recipe import load_recipe
+from dflash_trt.serving.check import check, deployment_context, file_context
 from dflash_trt.serving.finding import ERROR, UNCHECKED, WARNING, Finding
 from dflash_trt.serving.gpus import parse_gpus
 from dflash_trt.serving.render import command_text
 from dflash_trt.serving.schema import Runtime, load_schema
 from tests.paths import FIXTURES
-from tests.serving.deployments import rendered
+from tests.serving.deployments import rendered, resolved
 
 REMOVED = object()
 SPEC = "speculative_config"
@@ -329,8 +332,20 @@ def test_native_backbone_of_a_checkpoint(tmp_path: Path) -> None:
     (finding,) = [f for f in gpt_oss if f.rule == "backbone"]
     assert finding.severity == ERROR
     assert "found 'gpt_oss'; write qwen3 there and keep attention_bias" in str(finding)
-    qwen3 = checked(tmp_path, document, case, draft=str(write_draft(tmp_path, model_type="qwen3")))
-    assert [f for f in qwen3 if f.rule == "backbone"] == []
+    quantize_checkpoint(read_draft(FIXTURES / "tiny-gpt-oss-dflash"), load_recipe("bf16"), tmp_path / "bf16")
+    for draft in (write_draft(tmp_path, model_type="qwen3"), tmp_path / "bf16"):
+        assert [f for f in checked(tmp_path, document, case, draft=str(draft)) if f.rule == "backbone"] == []
+
+
+def test_engine_mode_needs_a_release_that_it_knows() -> None:
+    deployment = resolved("gpt-oss-120b.b300x8.nvfp4")
+    schema = load_schema("trtllm", None)
+    later = msgspec.structs.replace(schema, rules={k: v for k, v in schema.rules.items() if k != "engine_mode"})
+    document = rendered("gpt-oss-120b.b300x8.nvfp4", "trtllm").arguments
+    assert not any(f.rule == "engine-mode" for f in check(deployment_context(deployment, schema, document)))
+    (finding,) = [f for f in check(deployment_context(deployment, later, document)) if f.rule == "engine-mode"]
+    assert finding.severity == ERROR
+    assert "found tensorrt_llm 1.4.0rc1; serve the draft checkpoint in native mode" in str(finding)
 
 
 def test_facts_of_a_checkpoint(tmp_path: Path) -> None:

@@ -88,10 +88,10 @@ def test_other_runtimes_load_the_checkpoint_that_our_engines_were_made_from(runt
 
 def test_engine_mode_starts_with_our_module() -> None:
     engine = rendered("gpt-oss-120b.b300x8.nvfp4", "trtllm")
-    assert "--custom_module_dirs" in engine.start
+    assert engine.start.startswith("python -m dflash_trt.serving.trtllm_engine trtllm-serve ")
     assert engine.arguments["speculative_config"]["speculative_model"] == "gpt-oss-120b.b300x8.nvfp4"
-    assert "--custom_module_dirs" not in rendered("gpt-oss-120b.b300x8.nvfp4", "trtllm", "none").start
-    assert "--custom_module_dirs" not in rendered("gpt-oss-120b.b300x8.latency", "trtllm").start
+    assert rendered("gpt-oss-120b.b300x8.nvfp4", "trtllm", "none").start.startswith("trtllm-serve ")
+    assert rendered("gpt-oss-120b.b300x8.latency", "trtllm").start.startswith("trtllm-serve ")
 
 
 def test_the_command_sets_nothing_that_the_file_sets() -> None:

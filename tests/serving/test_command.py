@@ -83,7 +83,7 @@ def test_an_engine_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "decoding_type": "DFlash", "speculative_model": str(engine), "max_draft_len": 7,
         "attention_backend": "VANILLA",
     }  # fmt: skip
-    assert "--custom_module_dirs" in output.err
+    assert "python -m dflash_trt.serving.trtllm_engine trtllm-serve" in output.err
     run_here("serve-config", config, "--draft", engine, "--runtime", "trtllm")
     assert yaml.safe_load(capsys.readouterr().out)["speculative_config"] == document["speculative_config"]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from dflash_trt.engine.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 from dflash_trt.serving.finding import Finding
 from dflash_trt.serving.memory import Load, MemoryPlan, paged_arena_bytes, plan_memory
 from dflash_trt.serving.rules.context import Context, error, unchecked, warning
@@ -76,6 +77,7 @@ def document_load(context: Context) -> Load | None:
         drafter_ranks=numbers["ranks"] if context.mode == "native" else 1,
         is_dense=is_trtllm and context.setting("speculative_config.attention_backend") != "TRTLLM",
         element_bytes=1 if "fp8" in str(context.setting(keys.cache_dtype)) else 2,
+        workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if context.mode == "engine" else 0,
         pool_fraction=fraction if isinstance(fraction, (int, float)) else POOL_FRACTION,
         **numbers,
     )

@@ -173,8 +173,18 @@ def backbone(context: Context) -> Iterator[Finding]:
         f"{' or '.join(rule['model_types'])}: TensorRT-LLM builds the drafter's layers from it, and those of"
         f" {draft.model_type} have no self_attn.qkv_proj",
         repr(draft.model_type) + ("" if seen else " (published; the file itself has not been seen)"),
-        f"write {rule['model_types'][0]} there and keep attention_bias",
+        f"write {rule['model_types'][0]} there and keep attention_bias, as dflash-trt quantize --recipe bf16 does",
     )
+
+
+def engine_mode(context: Context) -> Iterator[Finding]:
+    """Engine mode stands in for the drafter of known releases: its interface is internal to TensorRT-LLM."""
+    schema = context.schema
+    if is_dflash(context) and context.mode == "engine" and "engine_mode" not in schema.rules:
+        yield error(
+            "engine-mode", f"{SPEC}.speculative_model", "a release whose drafter interface is known to engine mode",
+            f"tensorrt_llm {schema.version}", "serve the draft checkpoint in native mode",
+        )  # fmt: skip
 
 
 def same_facts(context: Context) -> Iterator[Finding]:
@@ -205,6 +215,7 @@ RULES: tuple[Rule, ...] = (
     prefix_reuse,
     quantized_context,
     backbone,
+    engine_mode,
     same_facts,
     memory,
 )

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor finds, on machines that this one is not."""
+"""What doctor finds of packages and tools, on machines that this one is not."""
 
 from __future__ import annotations
 
 import subprocess
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
-import pynvml
 import pytest
 
 from dflash_trt import doctor
@@ -19,14 +17,6 @@ from tests.paths import REPOSITORY
 def finding(name: str) -> Finding:
     (found,) = [finding for finding in examine() if finding.name == name]
     return found
-
-
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def init() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", init)
 
 
 def program(directory: Path, name: str, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,36 +77,3 @@ def test_a_tool_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     program(tmp_path, "c++", "#!/bin/sh\n", monkeypatch)
     monkeypatch.setattr(doctor.subprocess, "run", hang)
     assert finding("c++").found == str(tmp_path / "c++")
-
-
-def test_no_gpu() -> None:
-    (gpu,) = [finding for finding in examine() if finding.name.startswith("NVIDIA GPU")]
-    assert gpu.found is None
-    assert "Not Found" in gpu.name
-    assert gpu.mend is not None
-    assert "https://www.nvidia.com/drivers" in gpu.mend
-
-
-def memory(handle: int) -> SimpleNamespace:
-    if handle == 1:  # DGX Spark and Jetson: one memory for CPU and GPU
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    return SimpleNamespace(total=139 * 2**30)
-
-
-def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    shut_down = []
-    for name, value in {
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: shut_down.append(True),
-        "nvmlSystemGetDriverVersion": lambda: "580.65.06",
-        "nvmlDeviceGetCount": lambda: 2,
-        "nvmlDeviceGetHandleByIndex": lambda index: index,
-        "nvmlDeviceGetName": lambda handle: ["NVIDIA H200", "NVIDIA GB10"][handle],
-        "nvmlDeviceGetCudaComputeCapability": lambda handle: [(9, 0), (12, 1)][handle],
-        "nvmlDeviceGetMemoryInfo": memory,
-    }.items():
-        monkeypatch.setattr(pynvml, name, value)
-    assert finding("NVIDIA driver").found == "580.65.06"
-    assert finding("GPU 0").found == "NVIDIA H200, SM 9.0, 139 GiB"
-    assert finding("GPU 1").found == "NVIDIA GB10, SM 12.1, memory shared with the CPU"
-    assert len(shut_down) == 3

@@ -8,7 +8,9 @@ import shutil
 import subprocess
 from importlib import metadata
 
-import msgspec
+from dflash_trt.doctor.finding import Finding
+from dflash_trt.doctor.gpus import gpus
+from dflash_trt.doctor.plugin_library import plugin_library
 
 RUNNING = ("generate", "verify", "capture")
 # A package, the commands that need it, and the extra of pyproject.toml that brings it.
@@ -19,7 +21,8 @@ PACKAGES = {
     "transformers": (RUNNING, "pip install 'dflash-trt[run]'"),
     "nvidia-modelopt": (("quantize --calibration",), "pip install 'dflash-trt[calibrate]'"),
     "matplotlib": (("verify --plot",), "pip install 'dflash-trt[plot]'"),
-    "tensorrt": (("TensorRT plans",), "pip install tensorrt"),
+    "mpi4py": (("doctor --ranks", "mpiexec in the place of torchrun"), "pip install 'dflash-trt[mpi]'"),
+    "tensorrt": (("TensorRT plans",), "on the GPU machine: pip install tensorrt"),
     "tensorrt_llm": (("serving with TensorRT-LLM",), "pip install tensorrt_llm"),
 }
 TOOLS = {
@@ -28,19 +31,8 @@ TOOLS = {
 }
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a command may need."""
-
-    name: str
-    found: str | None
-    """Version or description; None when it is missing."""
-    needed_for: tuple[str, ...] = ()
-    mend: str | None = None
-    """The next command to run when it is missing."""
-
-
 def examine() -> list[Finding]:
-    """Looks at Python, packages, tools and GPUs; loads none of them and never fails for what is missing."""
+    """Looks at Python, packages, tools, plugin and GPUs; loads none of them and never fails for what is missing."""
     return [
         Finding(name="Python", found=platform.python_version()),
         Finding(name="CPU", found=f"{platform.machine()}, {cpu_model()}"),
@@ -52,7 +44,8 @@ def examine() -> list[Finding]:
             Finding(name=name, found=_tool(name), needed_for=commands, mend=mend)
             for name, (commands, mend) in TOOLS.items()
         ),
-        *_gpus(),
+        plugin_library(),
+        *gpus(),
     ]
 
 
@@ -88,29 +81,3 @@ def _tool(name: str) -> str | None:
     lines = [line for line in result.stdout.splitlines() if any(character.isdigit() for character in line)]
     release = [line for line in lines if "release" in line]
     return (release or lines or [path])[0].strip()
-
-
-def _gpus() -> list[Finding]:
-    """Every GPU that the driver reports; reading it starts no CUDA context."""
-    import pynvml
-
-    needed_for = ("TensorRT plans", "serving with TensorRT-LLM")
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        mend = "run this on the GPU machine; the driver: https://www.nvidia.com/drivers"
-        return [Finding(name=f"NVIDIA GPU ({error})", found=None, needed_for=needed_for, mend=mend)]
-    try:
-        findings = [Finding(name="NVIDIA driver", found=str(pynvml.nvmlSystemGetDriverVersion()))]
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            device = pynvml.nvmlDeviceGetHandleByIndex(index)
-            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(device)
-            try:
-                memory = f"{pynvml.nvmlDeviceGetMemoryInfo(device).total / 2**30:.0f} GiB"
-            except pynvml.NVMLError_NotSupported:
-                memory = "memory shared with the CPU"
-            found = f"{pynvml.nvmlDeviceGetName(device)}, SM {major}.{minor}, {memory}"
-            findings.append(Finding(name=f"GPU {index}", found=found, needed_for=needed_for))
-        return findings
-    finally:
-        pynvml.nvmlShutdown()

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timing cache: what one build measured, the next need not, and can be held to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dflash_trt.errors import BuildError
+
+
+class TimingCache(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that keeps what the builder measured."""
+
+    file: Path
+    reproducible: bool = False
+    """Refuse to measure: every kernel is chosen from the file, so that builds with it choose alike."""
+
+    def attach(self, trt: Any, config: Any) -> None:
+        """Gives the file's content to a builder configuration; BuildError for a file of another GPU or version."""
+        content = self._read()
+        if self.reproducible:
+            config.set_flag(trt.BuilderFlag.EDITABLE_TIMING_CACHE)
+            config.set_flag(trt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS)
+        cache = config.create_timing_cache(content)
+        if cache is None or not config.set_timing_cache(cache, False):
+            raise BuildError(
+                f"{self.file}: expected a timing cache of this GPU and TensorRT {trt.__version__}, found another",
+                hint="give --timing-cache another file",
+            )
+
+    def keep(self, config: Any) -> None:
+        """Writes what the build has learned; a reproducible build has learned nothing."""
+        if self.reproducible:
+            return
+        temporary = self.file.with_name(f".{self.file.name}.partial-{os.getpid()}")
+        try:
+            temporary.write_bytes(memoryview(config.get_timing_cache().serialize()))
+            temporary.replace(self.file)
+        except OSError as error:
+            raise BuildError(f"{self.file}: expected to write it, found: {error.strerror}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _read(self) -> bytes:
+        if self.file.is_file():
+            return self.file.read_bytes()
+        if self.reproducible:
+            raise BuildError(
+                f"--reproducible: expected a timing cache at {self.file}, found no file",
+                hint="build once without --reproducible to make it",
+            )
+        return b""

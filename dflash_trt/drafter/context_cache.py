@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The context cache on the device, and how many rows each slot holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.errors import RequestError
+
+
+class ContextCache:
+    """K and V [slots, L, C_max, G, D], BF16 or FP8; scales are part of the graphs."""
+
+    def __init__(
+        self, spec: DraftSpec, num_slots: int, num_rows: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (num_slots, len(spec.layers), num_rows, spec.num_key_value_heads, spec.head_dim)
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.lengths = [0] * num_slots
+
+    def reserve(self, slots: Sequence[int], num_rows: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Lengthens the slots; the slot and the position of each new row. RequestError when one would overflow."""
+        capacity = self.k.shape[2]
+        for slot, count in zip(slots, num_rows, strict=True):
+            if self.lengths[slot] + count > capacity:
+                raise RequestError(
+                    f"context of slot {slot}: expected at most {capacity} rows, for which the plan was built,"
+                    f" found {self.lengths[slot]} and {count} new ones",
+                    hint="build the plan with a larger --max-seq-len",
+                )
+        rows: list[int] = []
+        positions: list[int] = []
+        for slot, count in zip(slots, num_rows, strict=True):
+            rows += [slot] * count
+            positions += range(self.lengths[slot], self.lengths[slot] + count)
+            self.lengths[slot] += count
+        return rows, positions
+
+    def write(self, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
+        """Puts rows k, v [T, L, G, D] where `slots` and `positions` [T] say."""
+        for cache, rows in ((self.k, k), (self.v, v)):
+            _bytes(cache)[slots, :, positions] = _bytes(rows)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """FP8 as bytes, because torch moves those by index and FP8 not everywhere."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor

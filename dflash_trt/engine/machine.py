@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU that CUDA would use in this process, asked of the driver: no toolkit, no framework, no CUDA context."""
+
+from __future__ import annotations
+
+import ctypes
+import uuid
+from ctypes import POINTER, byref, c_char, c_int
+
+import msgspec
+
+from dflash_trt.errors import MissingDependencyError
+
+DRIVER = "libcuda.so.1"
+COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76  # CUdevice_attribute, cuda.h 13.0
+MEND = "run this on the GPU machine; the driver: https://www.nvidia.com/drivers"
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One GPU as a plan depends on it."""
+
+    name: str
+    compute_capability: str
+    """9.0"""
+    uuid: str = ""
+    """Of the device, or of the MIG instance."""
+
+
+def visible_gpus() -> list[Gpu]:
+    """The GPUs that this process may use (CUDA_VISIBLE_DEVICES applies); MissingDependencyError without a driver."""
+    try:
+        cuda = ctypes.CDLL(DRIVER)
+    except OSError:
+        raise MissingDependencyError(f"expected an NVIDIA driver, found no {DRIVER}", hint=MEND) from None
+    _check(cuda.cuInit(0), "cuInit")
+    count = c_int()
+    _check(cuda.cuDeviceGetCount(byref(count)), "cuDeviceGetCount")
+    return [_gpu(cuda, index) for index in range(count.value)]
+
+
+def gpu(index: int = 0) -> Gpu:
+    """The visible GPU `index`; a fresh process uses the first. MissingDependencyError where there is none."""
+    gpus = visible_gpus()
+    if index < len(gpus):
+        return gpus[index]
+    raise MissingDependencyError(
+        f"expected GPU {index}, found {len(gpus)} that this process may use", hint="look at CUDA_VISIBLE_DEVICES"
+    )
+
+
+def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
+    device, major, minor = c_int(), c_int(), c_int()
+    name, identity = (c_char * 256)(), (c_char * 16)()
+    _check(cuda.cuDeviceGet(byref(device), index), "cuDeviceGet")
+    _check(cuda.cuDeviceGetName(name, len(name), device), "cuDeviceGetName")
+    for value, attribute in ((major, COMPUTE_CAPABILITY_MAJOR), (minor, COMPUTE_CAPABILITY_MINOR)):
+        _check(cuda.cuDeviceGetAttribute(byref(value), attribute, device), "cuDeviceGetAttribute")
+    _check(cuda.cuDeviceGetUuid_v2(ctypes.cast(identity, POINTER(c_char)), device), "cuDeviceGetUuid_v2")
+    return Gpu(
+        name=name.value.decode(),
+        compute_capability=f"{major.value}.{minor.value}",
+        uuid=str(uuid.UUID(bytes=identity.raw)),
+    )
+
+
+def _check(status: int, call: str) -> None:
+    if status != 0:
+        raise MissingDependencyError(f"{DRIVER}: {call}: expected 0, found error {status}", hint=MEND)

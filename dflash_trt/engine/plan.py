@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorRT plans in an engine directory: what was asked for, what was built, and where it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from dflash_trt.engine.machine import Gpu
+from dflash_trt.errors import EngineError
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Compatibility = Literal["none", "same_compute_capability", "ampere_plus"]
+DEFAULT_WORKSPACE_BYTES = 4 * 2**30
+GRAPHS = ("context", "draft")
+PLUGIN_GRAPH = "draft"  # the one with attention nodes
+
+
+class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What plans are asked to serve, and how they are built."""
+
+    max_batch_size: Positive = 8
+    """Blocks of one draft pass, and slots of the context cache."""
+    max_seq_len: Positive = 8192
+    """C_max: context rows of a slot."""
+    max_num_tokens: Positive = 2048
+    """T: context rows of one injection; more are injected in parts."""
+    workspace_bytes: Positive = DEFAULT_WORKSPACE_BYTES
+    hardware_compatibility: Compatibility = "none"
+    """none: plans for exactly the GPU model they were built on."""
+    version_compatible: bool = False
+    """Plans for later TensorRT versions of the same major, too; the plugin is embedded in them."""
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of a dynamic axis: any from min to max, tuned for opt."""
+
+    min: int
+    opt: int
+    max: int
+
+
+Profile = dict[str, Range]
+"""By axis: B, S, T, slots, C_max."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One plan file: what it was built from, with what, and for which machine."""
+
+    file: str
+    made_from: dict[str, str]
+    """sha256 of the graph and of the weight files it points into, by name."""
+    tensorrt: str
+    gpu: str
+    compute_capability: str
+    plugin_sha256: str | None
+    """Of the plugin library it was built with; None for a plan without the plugin."""
+    workspace_bytes: int
+    hardware_compatibility: Compatibility
+    version_compatible: bool
+    profiles: tuple[Profile, ...]
+
+    @property
+    def needs_plugin(self) -> bool:
+        """Whether the plugin library must be loaded before the plan."""
+        return self.plugin_sha256 is not None and not self.version_compatible
+
+
+def check_plan(
+    plan: Plan, directory: Path, sha256: dict[str, str], gpu: Gpu, tensorrt: str, plugin_sha256: str | None
+) -> None:
+    """Raises EngineError, naming both sides, when `plan` does not fit its directory's files or this machine.
+
+    `sha256` are the files of `directory`, by name.
+    """
+    built = f"SM {plan.compute_capability} ({plan.gpu}) with TensorRT {plan.tensorrt}"
+    here = f"SM {gpu.compute_capability} ({gpu.name}) with TensorRT {tensorrt}"
+    rebuild = f"rebuild: dflash-trt build {directory} --backend tensorrt"
+    for name, expected in plan.made_from.items():
+        if (found := sha256.get(name)) != expected:
+            raise EngineError(
+                f"{directory / plan.file}: built from {name}: expected sha256 {expected}, found {found}", hint=rebuild
+            )
+    if not is_served(plan, gpu, tensorrt):
+        raise EngineError(f"{directory / plan.file}: built for {built}: expected it here, found {here}", hint=rebuild)
+    if plan.needs_plugin and plan.plugin_sha256 != plugin_sha256:
+        raise EngineError(
+            f"{directory / plan.file}: expected the plugin library it was built with, sha256 {plan.plugin_sha256},"
+            f" found {plugin_sha256}",
+            hint=rebuild,
+        )
+
+
+def is_served(plan: Plan, gpu: Gpu, tensorrt: str) -> bool:
+    """Whether `plan` runs on this GPU with this TensorRT."""
+    return _is_gpu_served(plan, gpu) and _is_version_served(plan, tensorrt)
+
+
+def _is_gpu_served(plan: Plan, gpu: Gpu) -> bool:
+    match plan.hardware_compatibility:
+        case "none":
+            return (plan.gpu, plan.compute_capability) == (gpu.name, gpu.compute_capability)
+        case "same_compute_capability":
+            return plan.compute_capability == gpu.compute_capability
+        case "ampere_plus":
+            return _numbers(gpu.compute_capability) >= (8, 0)
+
+
+def _is_version_served(plan: Plan, tensorrt: str) -> bool:
+    built, here = _numbers(plan.tensorrt), _numbers(tensorrt)
+    return built == here or (plan.version_compatible and built[0] == here[0] and built <= here)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """'10.15.1.29' -> (10, 15, 1, 29); a suffix such as .post1 does not count."""
+    return tuple(int(part) for part in version.split(".") if part.isdigit())

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one door to the tensorrt module: is it there, is it of a version we know, and does it have our plugin?
+
+Written against the type information of the bindings 10.15.1 and 11.4.0 (tests/contract); not yet run with
+libnvinfer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.errors import EngineError, MissingDependencyError
+
+OLDEST = (10, 15)  # its parser knows every operator of our graphs (tests/contract/onnx_operators.json)
+INSTALL = "on the GPU machine: pip install tensorrt"
+
+
+def load_tensorrt() -> Any:
+    """The module. Raises MissingDependencyError where it is missing, broken or older than `OLDEST`."""
+    try:
+        trt = importlib.import_module("tensorrt")
+    except (ImportError, OSError) as error:
+        raise MissingDependencyError(
+            f"expected the package tensorrt {'.'.join(map(str, OLDEST))} or newer, found: {error}", hint=INSTALL
+        ) from None
+    if version_of(str(trt.__version__)) < OLDEST:
+        raise MissingDependencyError(
+            f"expected the package tensorrt {'.'.join(map(str, OLDEST))} or newer, found {trt.__version__}",
+            hint="pip install --upgrade tensorrt",
+        )
+    return trt
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """Major and minor: '11.4.0.106' -> (11, 4)."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise EngineError(f"TensorRT version: expected major.minor, found {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def make_logger(trt: Any) -> Any:
+    """Warnings and errors go to stderr, as TensorRT prints them."""
+    return trt.Logger(trt.Logger.WARNING)
+
+
+def load_plugin(trt: Any, library: Path, name: str, version: str, namespace: str) -> None:
+    """Registers the creators of `library`, once; raises EngineError when the plugin is not among them."""
+    registry = trt.get_plugin_registry()
+    if registry.get_creator(name, version, namespace) is not None:
+        return
+    registry.load_library(str(library))
+    if registry.get_creator(name, version, namespace) is None:
+        raise EngineError(
+            f"{library}: expected the plugin {namespace}::{name} version {version},"
+            f" found none that TensorRT {trt.__version__} registers",
+            hint="dflash-trt doctor says why it does not load",
+        )

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt build --backend tensorrt`, with and without TensorRT."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.errors import BuildError, ConfigError
+from tests.checkpoint.samples import refusal
+from tests.cli.commands import run, run_here
+from tests.contract.machine import pretend
+from tests.contract.recorder import VERSIONS, Recorder
+from tests.paths import FIXTURES
+
+DRAFT, TARGET = FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss"
+SMALL = ("--max-batch-size", 2, "--max-seq-len", 64, "--max-num-tokens", 16)
+TENSORRT = ("--backend", "tensorrt")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    return tmp_path / "engine"
+
+
+@pytest.fixture(params=VERSIONS)
+def recorder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    return pretend(monkeypatch, tmp_path, request.param)
+
+
+def build_engine(engine: Path, *options: object) -> None:
+    run_here("build", DRAFT, "--target", TARGET, "-o", engine, *options)
+
+
+def built(recorder: Recorder) -> list[str]:
+    """The graphs that TensorRT was given since the last call."""
+    files = [Path(file).name for (file,) in recorder.arguments("OnnxParser.parse_from_file")]
+    recorder.calls.clear()
+    return files
+
+
+def config_file(directory: Path, **settings: object) -> Path:
+    file = directory / "tiny.yaml"
+    base = {"description": "a fixture", "target": TARGET, "draft": DRAFT, "gpus": "h100x1", "purpose": "latency"}
+    file.write_text("".join(f"{key}: {value}\n" for key, value in (base | settings).items()))
+    return file
+
+
+def test_without_tensorrt_the_engine_is_complete_for_onnx(engine: Path) -> None:
+    result = run("build", DRAFT, "--target", TARGET, "-o", engine, *TENSORRT, *SMALL)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == (
+        "error: expected the package tensorrt 10.15 or newer, found: No module named 'tensorrt'\n"
+        f"{engine} is complete for ONNX Runtime, without new plans\n\n"
+        f"hint: on the GPU machine: pip install tensorrt; then: dflash-trt build {engine} --backend tensorrt\n"
+    )
+    manifest = read_manifest(engine)
+    assert manifest.plan_options == PlanOptions(max_batch_size=2, max_seq_len=64, max_num_tokens=16)
+    assert manifest.plans == {}
+    command = ["generate", engine, "--target", TARGET, "--max-new-tokens", "4", "--device", "cpu", "text"]
+    assert run(*command).returncode == 0
+
+
+def test_in_one_go_or_later(engine: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+    """An engine that was built elsewhere goes on with the sizes that it was built with."""
+    build_engine(engine, *TENSORRT, *SMALL)
+    assert capsys.readouterr().out == f"{engine}\n"
+    assert built(recorder) == ["context.onnx", "draft.onnx"]
+    assert read_manifest(engine).plans.keys() == {"context", "draft"}
+    run_here("build", engine, *TENSORRT)
+    assert capsys.readouterr().out == f"{engine}\n"
+    assert built(recorder) == []
+    run_here("build", engine, *TENSORRT, "--max-seq-len", 65)
+    assert built(recorder) == ["draft.onnx"]
+    assert read_manifest(engine).plan_options == PlanOptions(max_batch_size=2, max_seq_len=65, max_num_tokens=16)
+
+
+def test_force_keeps_the_plans_of_what_did_not_change(engine: Path, recorder: Recorder) -> None:
+    build_engine(engine, *TENSORRT, *SMALL)
+    built(recorder)
+    build_engine(engine, *TENSORRT, "--force")
+    assert built(recorder) == []
+    build_engine(engine, *TENSORRT, "--force", "--recipe", "nvfp4")
+    assert built(recorder) == ["context.onnx", "draft.onnx"]
+    build_engine(engine, "--force", "--recipe", "nvfp4")
+    assert read_manifest(engine).plans == {}
+
+
+def test_options_reach_tensorrt(engine: Path, recorder: Recorder, tmp_path: Path) -> None:
+    cache = tmp_path / "timing.cache"
+    options = ["--workspace-gib", 0.5, "--hardware-compatibility", "ampere_plus", "--version-compatible"]
+    build_engine(engine, *TENSORRT, *SMALL, *options, "--timing-cache", cache)
+    assert cache.read_bytes() == b"timings"
+    assert recorder.arguments("IBuilderConfig.set_memory_pool_limit")[0][1] == 2**29
+    (level,) = recorder.arguments("IBuilderConfig.hardware_compatibility_level")[0]
+    assert level.name == "AMPERE_PLUS"
+    flags = {flag.name for (flag,) in recorder.arguments("IBuilderConfig.set_flag")}
+    assert flags == {"VERSION_COMPATIBLE"}
+    run_here("build", engine, *TENSORRT, "--no-version-compatible", "--timing-cache", cache, "--reproducible")
+    flags = {flag.name for (flag,) in recorder.arguments("IBuilderConfig.set_flag")}
+    assert flags >= {"EDITABLE_TIMING_CACHE", "ERROR_ON_TIMING_CACHE_MISS"}
+    assert read_manifest(engine).plans["draft"].version_compatible is False
+
+
+def test_what_tensorrt_refuses_says_how_to_go_on(engine: Path, recorder: Recorder) -> None:
+    recorder.parser_errors.append(("layers.1.mlp/MatMul", "MatMul", "no such GEMM"))
+    message = refusal(lambda: build_engine(engine, *TENSORRT, *SMALL), BuildError)
+    assert "layers.1.mlp/MatMul (MatMul): no such GEMM" in message
+    assert f"{engine} is complete for ONNX Runtime" in message
+    assert message.endswith(f"then: dflash-trt build {engine} --backend tensorrt")
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    run_here("build", *arguments, "--dry-run", "--json")
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_dry_run_of_an_engine(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build_engine(engine)
+    capsys.readouterr()
+    before = {file.name: file.read_bytes() for file in engine.iterdir()}
+    document = dry_run(capsys, engine, *TENSORRT, *SMALL)
+    assert document["schema"] == "dflash-trt/plan-dry-run/1"
+    assert document["options"]["max_seq_len"] == 64
+    assert document["memory"]["cache_bytes"] == 2 * 64 * read_manifest(engine).draft.context_bytes_per_token(fp8=False)
+    context, draft = map(shlex.split, document["trtexec"])
+    assert f"--saveEngine={engine / 'context.plan'}" in context
+    assert "k_cache:3x2x64x2x64" in next(word for word in draft if word.startswith("--maxShapes"))
+    assert {file.name: file.read_bytes() for file in engine.iterdir()} == before
+    run_here("build", engine, *TENSORRT, *SMALL, "--dry-run")
+    printed = capsys.readouterr().out
+    assert f"\n{document['trtexec'][0]}\n" in printed
+    assert "memory.cache_bytes" in printed
+
+
+def test_dry_run_of_an_engine_mode_deployment(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is built, the lines are those of the engine that will be."""
+    config = config_file(tmp_path, mode="engine", max_seq_len=512, max_num_tokens=1024)
+    document = dry_run(capsys, config, "-o", engine)
+    items = {item["name"]: item["bytes"] for item in document["memory"]["items"]}
+    assert items["drafter workspace"] == 8 * 2**30
+    assert {"target weights", "drafter weights", "context arena", "activations"} <= items.keys()
+    run_here("build", config, "-o", engine)
+    output = capsys.readouterr()
+    assert output.out == f"{engine}\n"
+    assert f"without plans; on the GPU machine: dflash-trt build {engine} --backend tensorrt" in output.err
+    options = read_manifest(engine).plan_options
+    assert options == PlanOptions(max_batch_size=64, max_seq_len=512 + 4 * 8, max_num_tokens=1024)
+    assert dry_run(capsys, engine, *TENSORRT)["trtexec"] == document["trtexec"]
+
+
+def test_native_deployments_have_no_plans(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_file(tmp_path, target=FIXTURES / "tiny-qwen3", draft=FIXTURES / "tiny-qwen3-dflash")
+    document = dry_run(capsys, config)
+    assert document["trtexec"] == []
+    assert "drafter workspace" not in {item["name"] for item in document["memory"]["items"]}
+    assert len(dry_run(capsys, config, *TENSORRT)["trtexec"]) == 2
+    run_here("build", config, "-o", engine)
+    assert "plans" not in capsys.readouterr().err
+    assert read_manifest(engine).plan_options is None
+
+
+def test_a_deployment_that_does_not_fit_is_refused_before_building(engine: Path, tmp_path: Path) -> None:
+    config = config_file(tmp_path, mode="engine", max_batch_size=4096, max_num_tokens=65536, max_seq_len=1048576)
+    message = refusal(lambda: run_here("build", config, "-o", engine), ConfigError)
+    assert "[context-arena]" in message
+    assert "tiny: " in message
+    assert not engine.exists()
+
+
+def test_inspect_shows_plans_and_memory(
+    engine: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_engine(engine, *TENSORRT, *SMALL)
+    capsys.readouterr()
+    run_here("inspect", engine, "--json")
+    document = json.loads(capsys.readouterr().out)
+    assert document["facts"]["plans"]["draft"]["tensorrt"] == recorder.__version__
+    memory = document["tensorrt_memory"]
+    assert memory["cache_bytes"] == 2 * 64 * document["context_bytes_per_token"]
+    assert (memory["max_batch_size"], memory["workspace_bytes"]) == (2, 8 * 2**30)
+    monkeypatch.setenv("COLUMNS", "200")
+    run_here("inspect", engine)
+    assert " B 1, 2; C_max 1 to 64; S 8; slots 1 to 3 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ENGINE", "--dry-run"], "--dry-run is for CONFIG.yaml, or with --backend tensorrt for an engine"),
+        (["ENGINE", *TENSORRT, "--recipe", "fp8"], "an engine only gets plans"),
+        (["ENGINE", *TENSORRT, "--force"], "an engine only gets plans"),
+        (["ENGINE", *TENSORRT, "--reproducible"], "--reproducible needs --timing-cache"),
+        (["draft", "--max-seq-len", 3], "--max-seq-len is for --backend tensorrt"),
+        (["draft", "--workspace-gib", 3], "--workspace-gib is for --backend tensorrt"),
+        (["draft", "--reproducible"], "--reproducible is for --backend tensorrt"),
+        (["draft", "--timing-cache", "t"], "--timing-cache is for --backend tensorrt"),
+        (["draft", *TENSORRT], "Missing option '--target'"),
+        (["draft", "--backend", "tensorflow"], "'tensorflow' is not one of 'onnx', 'tensorrt'"),
+        (["draft", *TENSORRT, "--workspace-gib", 0], "0.0 is not in the range"),
+    ],
+)
+def test_usage(engine: Path, arguments: list[object], words: str) -> None:
+    build_engine(engine)
+    here = [engine if argument == "ENGINE" else argument for argument in arguments]
+    with pytest.raises(click.UsageError) as caught:
+        run_here("build", *here)
+    assert words in caught.value.format_message()

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A drafter's launcher on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+
+class HostLauncher:
+    """Does at once what a stream would do later, and counts what would be launched."""
+
+    device = torch.device("cpu")
+    handle = 7
+
+    def __init__(self) -> None:
+        self.launches = 0
+
+    @contextmanager
+    def queued(self) -> Iterator[None]:
+        yield
+
+    def upload(self, values: Sequence[int], into: torch.Tensor) -> None:
+        into.copy_(torch.tensor(values, dtype=into.dtype))
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+
+        def replay() -> None:
+            self.launches += 1
+            work()
+
+        return replay

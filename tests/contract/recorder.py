@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensorrt module as far as its names go: every attribute, argument and enum member must be in the real bindings.
+
+Plans are JSON that say what was built; a context executes its plan's graph with ONNX Runtime on the very addresses
+that were bound, so that a drafter on top of it computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from dflash_trt.graph.draft import ATTENTION
+from dflash_trt.graph.session import model_session
+
+DATA = Path(__file__).parent
+VERSIONS = ("10.15.1.29", "11.4.0.106")
+
+
+class Recorder:
+    """A stand-in for `import tensorrt`; `calls` lists what was called, by dotted name, with its arguments."""
+
+    def __init__(self, version: str) -> None:
+        offer = json.loads((DATA / f"tensorrt-{version}.json").read_text())
+        self.__version__ = version
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.parser_errors: list[tuple[str, str, str]] = []
+        self.answers: dict[str, Any] = {}
+        """What a dotted method returns, in the place of success."""
+        self.creators: set[tuple[str, ...]] = set()
+        for name, members in offer["enums"].items():
+            setattr(self, name, enum.IntEnum(name, members, start=0))
+        for name, described in offer["classes"].items():
+            setattr(self, name, _make_class(self, name, described))
+        for name, overloads in offer["functions"].items():
+            setattr(self, name, _function(self, name, overloads, BEHAVIOUR[name]))
+
+    def arguments(self, name: str) -> list[tuple[Any, ...]]:
+        """The arguments of each call of `name`."""
+        return [arguments for called, arguments in self.calls if called == name]
+
+
+def _make_class(recorder: Recorder, name: str, described: dict[str, Any]) -> type:
+    attributes, writable = set(described["attributes"]), set(described["writable"])
+
+    def get(self: Any, key: str) -> Any:
+        if key in attributes | writable:
+            return BEHAVIOUR[f"{name}.{key}"](recorder, self)
+        raise AttributeError(f"TensorRT {recorder.__version__}: {name} has no {key!r}")
+
+    def put(self: Any, key: str, value: object) -> None:
+        if not key.startswith("_") and type(self) is cls:
+            if key not in writable:
+                raise AttributeError(f"TensorRT {recorder.__version__}: {name}.{key} cannot be set")
+            recorder.calls.append((f"{name}.{key}", (value,)))
+        object.__setattr__(self, key, value)
+
+    constants = {key: key for key in attributes if key.isupper()}
+    body: dict[str, Any] = {"__getattr__": get, "__setattr__": put, **constants}
+    for method, overloads in described["methods"].items():
+        dotted = f"{name}.{method}"
+        body[method] = _method(recorder, dotted, overloads, BEHAVIOUR.get(dotted))
+    body.setdefault("__init__", _refuse_construction)
+    cls = type(name, (), body)
+    return cls
+
+
+def _refuse_construction(self: Any) -> None:
+    raise TypeError(f"{type(self).__name__}: no constructor defined")
+
+
+def _method(recorder: Recorder, name: str, overloads: list[list[str]], behaviour: Any) -> Callable[..., Any]:
+    function = _function(recorder, name, overloads, behaviour, skip=1)
+    return lambda self, *args, **kwargs: function(self, *args, **kwargs)
+
+
+def _function(
+    recorder: Recorder, name: str, overloads: list[list[str]], behaviour: Any, skip: int = 0
+) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = args[skip:]
+        if not any(_accepts(overload, len(given), set(kwargs)) for overload in overloads):
+            raise TypeError(f"TensorRT {recorder.__version__}: {name}{given}{kwargs}: none of {overloads}")
+        recorder.calls.append((name, (*given, *kwargs.values())))
+        if name in recorder.answers:
+            return recorder.answers[name]
+        if behaviour is None:
+            if name.endswith(".__init__"):
+                return None
+            raise NotImplementedError(f"{name}: the recorder has no behaviour for it")
+        return behaviour(recorder, *args, **kwargs)
+
+    return call
+
+
+def _accepts(overload: list[str], positional: int, keywords: set[str]) -> bool:
+    names = [name.rstrip("=") for name in overload]
+    filled = {*names[:positional], *keywords}
+    required = {name for name in overload if not name.endswith("=")}
+    return positional <= len(names) and keywords <= set(names[positional:]) and required <= filled
+
+
+# What the calls do. Objects that TensorRT hands out are made without their constructor, as by pybind11.
+
+
+def _make(recorder: Recorder, name: str, **state: Any) -> Any:
+    made = object.__new__(getattr(recorder, name))
+    for key, value in state.items():
+        object.__setattr__(made, f"_{key}", value)
+    return made
+
+
+class _HostMemory(bytes):
+    """Has the buffer interface, which a class made here could not have."""
+
+
+def _parse(recorder: Recorder, parser: Any, model: str) -> bool:
+    parser._network._file = model
+    return Path(model).is_file() and not recorder.parser_errors
+
+
+def _init_parser(recorder: Recorder, parser: Any, network: Any, logger: Any) -> None:
+    object.__setattr__(parser, "_network", network)
+
+
+def _build(recorder: Recorder, builder: Any, network: Any, config: Any) -> _HostMemory:
+    monitor = config.progress_monitor
+    monitor.phase_start("outer", None, 2)
+    monitor.phase_start("inner", "outer", 1)
+    assert monitor.step_complete("inner", 0)
+    monitor.phase_finish("inner")
+    monitor.phase_finish("outer")
+    return _HostMemory(json.dumps({"onnx": network._file, "profiles": config._profiles}).encode())
+
+
+def _add_profile(recorder: Recorder, config: Any, profile: Any) -> int:
+    config._profiles.append(profile._shapes)
+    return len(config._profiles) - 1
+
+
+def _set_shape(recorder: Recorder, profile: Any, name: str, *shapes: list[int]) -> None:
+    profile._shapes[name] = shapes
+
+
+def _deserialize(recorder: Recorder, runtime: Any, serialized: bytes) -> Any:
+    plan = json.loads(serialized)
+    file = Path(plan["onnx"])
+    model = onnx.load(file, load_external_data=False)
+    inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    outputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
+    session = model_session(model, file.parent)
+    scales = _cache_scales(file.parent)
+    return _make(recorder, "ICudaEngine", plan=plan, inputs=inputs, outputs=outputs, session=session, scales=scales)
+
+
+def _cache_scales(directory: Path) -> dict[str, Any]:
+    """Of an FP8 cache, by the first letter of a tensor's name: codes times scale are what the CPU lowering computes."""
+    nodes = onnx.load(directory / "draft.onnx", load_external_data=False).graph.node
+    attributes = [{a.name: a.f for a in node.attribute} for node in nodes if node.op_type == ATTENTION]
+    return {x: np.array([of_layer[f"{x}_scale"] for of_layer in attributes], dtype=np.float32) for x in "kv"}
+
+
+def _create_context(recorder: Recorder, engine: Any, strategy: Any) -> Any:
+    return _make(recorder, "IExecutionContext", engine=engine, profile=None, shapes={}, addresses={})
+
+
+def _choose_profile(recorder: Recorder, context: Any, profile_index: int, stream_handle: int) -> bool:
+    context._profile = context._engine._plan["profiles"][profile_index]
+    return True
+
+
+def _set_input_shape(recorder: Recorder, context: Any, name: str, shape: tuple[int, ...]) -> bool:
+    smallest, _, largest = context._profile[name]
+    context._shapes[name] = shape
+    return len(shape) == len(smallest) and all(
+        low <= size <= high for low, size, high in zip(smallest, shape, largest, strict=True)
+    )
+
+
+def _set_address(recorder: Recorder, context: Any, name: str, memory: int) -> bool:
+    context._addresses[name] = memory
+    return name in context._engine._inputs | context._engine._outputs
+
+
+BYTES = {TensorProto.BFLOAT16: 2, TensorProto.FLOAT8E4M3FN: 1, TensorProto.INT32: 4}
+
+
+def _execute(recorder: Recorder, context: Any, stream_handle: int) -> bool:
+    """Reads the bound inputs, computes in FLOAT, writes the bound outputs in their own dtype."""
+    engine = context._engine
+    feed = {}
+    for name, dtype in engine._inputs.items():
+        value = _read(context._addresses[name], dtype, context._shapes[name])
+        feed[name] = value * _by_layer(engine._scales[name[0]], value) if dtype == TensorProto.FLOAT8E4M3FN else value
+    for name, value in zip(engine._outputs, engine._session.run(list(engine._outputs), feed), strict=True):
+        dtype = engine._outputs[name]
+        codes = value / _by_layer(engine._scales[name[0]], value) if dtype == TensorProto.FLOAT8E4M3FN else value
+        _write(context._addresses[name], dtype, codes)
+    return True
+
+
+def _by_layer(scales: Any, value: Any) -> Any:
+    """`scales` [L] along axis 1, where cache rows and caches have their layers."""
+    return scales.reshape(-1, *[1] * (value.ndim - 2))
+
+
+def _read(address: int, dtype: int, shape: tuple[int, ...]) -> Any:
+    count = int(np.prod(shape))
+    raw = np.frombuffer(ctypes.string_at(address, count * BYTES[dtype]), dtype=np.uint8)
+    if dtype == TensorProto.INT32:
+        return raw.view(np.int32).reshape(shape)
+    return raw.view(onnx.helper.tensor_dtype_to_np_dtype(dtype)).astype(np.float32).reshape(shape)
+
+
+def _write(address: int, dtype: int, value: Any) -> None:
+    content = np.ascontiguousarray(value.astype(onnx.helper.tensor_dtype_to_np_dtype(dtype))).tobytes()
+    ctypes.memmove(address, content, len(content))
+
+
+BEHAVIOUR: dict[str, Callable[..., Any]] = {
+    "get_plugin_registry": lambda r: _make(r, "IPluginRegistry"),
+    "IPluginRegistry.get_creator": lambda r, self, *key: object() if key in r.creators else None,
+    "IPluginRegistry.load_library": lambda r, self, path: r.creators.add(
+        ("DFlashKVInjectionAttention", "1", "dflash_trt")
+    ),
+    "Builder.create_network": lambda r, self, flags=0: _make(r, "INetworkDefinition", file=None),
+    "Builder.create_builder_config": lambda r, self: _make(r, "IBuilderConfig", profiles=[]),
+    "Builder.create_optimization_profile": lambda r, self: _make(r, "IOptimizationProfile", shapes={}),
+    "Builder.build_serialized_network": _build,
+    "OnnxParser.__init__": _init_parser,
+    "OnnxParser.parse_from_file": _parse,
+    "OnnxParser.num_errors": lambda r, self: len(r.parser_errors),
+    "OnnxParser.get_error": lambda r, self, index: _make(r, "ParserError", about=r.parser_errors[index]),
+    "ParserError.node_name": lambda r, self: self._about[0],
+    "ParserError.node_operator": lambda r, self: self._about[1],
+    "ParserError.desc": lambda r, self: self._about[2],
+    "IOptimizationProfile.set_shape": _set_shape,
+    "IBuilderConfig.add_optimization_profile": _add_profile,
+    "IBuilderConfig.set_memory_pool_limit": lambda r, self, pool, size: None,
+    "IBuilderConfig.set_flag": lambda r, self, flag: None,
+    "IBuilderConfig.create_timing_cache": lambda r, self, content: _make(r, "ITimingCache", content=content),
+    "IBuilderConfig.set_timing_cache": lambda r, self, cache, ignore_mismatch: True,
+    "IBuilderConfig.get_timing_cache": lambda r, self: _make(r, "ITimingCache", content=b""),
+    "ITimingCache.serialize": lambda r, self: _HostMemory(b"timings"),
+    "Runtime.deserialize_cuda_engine": _deserialize,
+    "ICudaEngine.device_memory_size_v2": lambda r, self: 4096,
+    "ICudaEngine.create_execution_context": _create_context,
+    "ICudaEngine.get_tensor_mode": lambda r, self, name: (
+        r.TensorIOMode.INPUT if name in self._inputs else r.TensorIOMode.OUTPUT
+    ),
+    "IExecutionContext.set_optimization_profile_async": _choose_profile,
+    "IExecutionContext.set_device_memory": lambda r, self, memory, size: None,
+    "IExecutionContext.set_input_shape": _set_input_shape,
+    "IExecutionContext.set_tensor_address": _set_address,
+    "IExecutionContext.execute_async_v3": _execute,
+}

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which machine runs which plan, and how another one is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dflash_trt.engine.machine import Gpu
+from dflash_trt.engine.plan import Compatibility, Plan, check_plan, is_served
+from dflash_trt.errors import EngineError
+from tests.checkpoint.samples import refusal
+
+B300 = Gpu(name="NVIDIA B300", compute_capability="10.3")
+GB300 = Gpu(name="NVIDIA GB300", compute_capability="10.3")
+H200 = Gpu(name="NVIDIA H200", compute_capability="9.0")
+T4 = Gpu(name="Tesla T4", compute_capability="7.5")
+FILES = {"draft.onnx": "a", "model.safetensors": "b"}
+PLAN = Plan(
+    file="draft.plan", made_from=FILES, tensorrt="11.1.0.106", gpu="NVIDIA B300", compute_capability="10.3",
+    plugin_sha256="p", workspace_bytes=1, hardware_compatibility="none", version_compatible=False, profiles=(),
+)  # fmt: skip
+DIRECTORY = Path("engine")
+
+
+@pytest.mark.parametrize(
+    ("compatibility", "served"),
+    [
+        ("none", [B300]),
+        ("same_compute_capability", [B300, GB300]),
+        ("ampere_plus", [B300, GB300, H200]),
+    ],
+)
+def test_gpus(compatibility: Compatibility, served: list[Gpu]) -> None:
+    plan = msgspec.structs.replace(PLAN, hardware_compatibility=compatibility)
+    assert [gpu for gpu in (B300, GB300, H200, T4) if is_served(plan, gpu, PLAN.tensorrt)] == served
+
+
+@pytest.mark.parametrize(
+    ("version", "exact", "compatible"),
+    [
+        ("11.1.0.106", True, True),
+        ("11.1.0.106.post1", True, True),
+        ("11.1.0.107", False, True),
+        ("11.4.0.1", False, True),
+        ("11.0.0.200", False, False),
+        ("12.0.0.1", False, False),
+        ("10.15.1.29", False, False),
+    ],
+)
+def test_versions(version: str, exact: bool, compatible: bool) -> None:
+    assert is_served(PLAN, B300, version) is exact
+    portable = msgspec.structs.replace(PLAN, version_compatible=True)
+    assert is_served(portable, B300, version) is compatible
+
+
+def test_the_refusal_names_both_machines() -> None:
+    message = refusal(lambda: check_plan(PLAN, DIRECTORY, FILES, H200, "11.4.0.106", "p"), EngineError)
+    assert message == (
+        "engine/draft.plan: built for SM 10.3 (NVIDIA B300) with TensorRT 11.1.0.106: expected it here, found SM 9.0"
+        " (NVIDIA H200) with TensorRT 11.4.0.106\nhint: rebuild: dflash-trt build engine --backend tensorrt"
+    )
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("found", ["c", None])
+def test_the_refusal_names_the_file_that_changed(name: str, found: str | None) -> None:
+    files = {key: value for key, value in (FILES | {name: found}).items() if value}
+    message = refusal(lambda: check_plan(PLAN, DIRECTORY, files, B300, PLAN.tensorrt, "p"), EngineError)  # type: ignore[arg-type]
+    assert f"engine/draft.plan: built from {name}: expected sha256 {FILES[name]}, found {found}" in message
+
+
+def test_the_plugin_library_is_the_one_it_was_built_with() -> None:
+    check_plan(PLAN, DIRECTORY, FILES, B300, PLAN.tensorrt, "p")
+    message = refusal(lambda: check_plan(PLAN, DIRECTORY, FILES, B300, PLAN.tensorrt, "q"), EngineError)
+    assert "expected the plugin library it was built with, sha256 p, found q" in message
+    for carried in (
+        msgspec.structs.replace(PLAN, version_compatible=True),  # the plan holds the plugin
+        msgspec.structs.replace(PLAN, plugin_sha256=None),  # and this one needs none
+    ):
+        assert not carried.needs_plugin
+        check_plan(carried, DIRECTORY, FILES, B300, PLAN.tensorrt, None)
