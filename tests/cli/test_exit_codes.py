@@ -16,11 +16,14 @@ from tests.cli.commands import run
 # main() without one package, as if it were not installed.
 WITHOUT = """
 import sys
-class Absent:
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == {package!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Absent())
+        return None if name.partition(".")[0] == {package!r} else self.finder.find_spec(name, path, target)
+sys.meta_path[:] = map(Without, sys.meta_path)
 from dflash_trt.cli import main
 main()
 """
@@ -124,8 +127,10 @@ def test_missing_extra(draft_dir: Path, target_dir: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("package", ["transformers", "torch", "onnxruntime", "onnx"])
-def test_missing_extra_of_generate(package: str) -> None:
-    result = run("generate", "engine", "prompt", "--target", "target", script=WITHOUT.format(package=package))
+def test_missing_extra_of_generate(package: str, draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
+    assert run("build", draft_dir, "--target", target_dir, "-o", tmp_path / "engine").returncode == 0
+    script = WITHOUT.format(package=package)
+    result = run("generate", tmp_path / "engine", "prompt", "--target", target_dir, script=script)
     assert result.returncode == 1
     assert f"error: expected the package {package}, found it not installed" in result.stderr
     assert f"hint: pip install 'dflash-trt[{EXTRAS[package]}]'" in result.stderr
