@@ -22,6 +22,7 @@ from dflash_trt.cli.generate import generate
 from dflash_trt.cli.inspect import inspect
 from dflash_trt.cli.quantize import quantize
 from dflash_trt.cli.serve_config import serve_config
+from dflash_trt.cli.triton_repo import triton_repo
 from dflash_trt.cli.verify import verify
 from dflash_trt.errors import DFlashError, MissingDependencyError
 
@@ -36,6 +37,8 @@ EXTRAS = {
     "modelopt": "calibrate",
     "requests": "calibrate",
     "matplotlib": "plot",
+    "tritonclient": "triton",
+    "google": "triton",
 }
 
 
@@ -45,7 +48,7 @@ def cli() -> None:
     """DFlash speculative decoding: from a draft checkpoint to engines, configs and lossless text."""
 
 
-for command in (inspect, capture, quantize, build, generate, verify, serve_config, doctor):
+for command in (inspect, capture, quantize, build, generate, verify, serve_config, triton_repo, doctor):
     cli.add_command(command)
 
 

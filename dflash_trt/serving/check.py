@@ -78,7 +78,9 @@ def read_document(file: Path, schema: Schema) -> dict[str, Any]:
     """The arguments in a YAML file, or in a file with the command line of vLLM or SGLang."""
     try:
         text = file.read_text()
-    except (OSError, UnicodeDecodeError) as problem:
+    except OSError as problem:
+        raise ConfigError(f"{file}: expected a readable text file, found: {problem.strerror}") from None
+    except UnicodeDecodeError as problem:
         raise ConfigError(f"{file}: expected a readable text file, found: {problem}") from None
     if schema.runtime != "trtllm" and is_command(text, schema.runtime):
         try:
@@ -88,4 +90,6 @@ def read_document(file: Path, schema: Schema) -> dict[str, Any]:
     document = read_yaml(file, ConfigError)
     if not isinstance(document, dict):
         raise ConfigError(f"{file}: expected a mapping of {schema.runtime}'s arguments, found {document!r}")
-    return document if schema.runtime == "trtllm" else normalize(document, schema)
+    if schema.runtime == "trtllm":  # a Triton repository's model.yaml also says how it is served
+        return {key: value for key, value in document.items() if key != "triton_config"}
+    return normalize(document, schema)

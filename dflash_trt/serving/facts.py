@@ -101,7 +101,7 @@ class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_draft_facts(name: str) -> DraftFacts | None:
     """The facts of a draft: from the directory `name`, else as published; None for an unknown repository id."""
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         return _draft_of(Path(name))
     known = published_drafts().get(name)
     if known is None:
@@ -151,7 +151,7 @@ def _draft_of(directory: Path) -> DraftFacts:
 
 def read_target_facts(name: str) -> TargetFacts | None:
     """The facts of a target: from the directory `name`, else as published; None where neither knows its weights."""
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         return _target_of(Path(name))
     known = published_targets().get(name)
     return None if known is None else _published_target(known)

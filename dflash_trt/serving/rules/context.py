@@ -97,7 +97,7 @@ def check_token_budget(
         tokens_key,
         f"at least {batch_key} * (1 + K) = {batch} * {1 + draft_tokens} = {needed}",
         tokens,
-        f"raise it to {needed} or set {batch_key} to {most}",
+        f"raise it to {needed}" + (f" or set {batch_key} to {most}" if most else ""),
     )
 
 

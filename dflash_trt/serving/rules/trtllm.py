@@ -45,7 +45,7 @@ def parallelism(context: Context) -> Iterator[Finding]:
     if expert is not None and tensor % expert:
         yield error(
             "parallelism", "moe_expert_parallel_size", f"a divisor of tensor_parallel_size {tensor}", expert,
-            f"set it to 1 or {tensor}",
+            "set it to 1" + (f" or {tensor}" if tensor > 1 else ""),
         )  # fmt: skip
     elif expert is not None and shared is not None and expert * shared != tensor:
         yield error(

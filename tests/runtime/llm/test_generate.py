@@ -50,7 +50,7 @@ def test_the_default_ends_at_the_targets_end_of_sequence(llm: LLM) -> None:
     finally:
         llm._session.stop_ids = stop_ids
     assert answer.output_ids == full.output_ids[: full.output_ids.index(eos) + 1]
-    assert answer.finish_reason is FinishReason.STOP
+    assert (answer.finish_reason, answer.stop_reason) == (FinishReason.STOP, None)
     assert ignoring.output_ids == full.output_ids
 
 
@@ -61,11 +61,13 @@ def test_stop_ids_and_texts_cut_exactly(llm: LLM, at: int) -> None:
     stop_id = full.output_ids[at]
     answer = within(lambda: llm.generate(PROMPTS[2], greedy(32, stop_token_ids=frozenset([stop_id]))))
     assert answer.output_ids == full.output_ids[: full.output_ids.index(stop_id) + 1]
+    assert (answer.stop_reason, full.stop_reason) == (stop_id, None)
     assert answer.text == llm._session.text(answer.output_ids)
 
     stop = full.text[2 * at : 2 * at + 5]
     answer = within(lambda: llm.generate(PROMPTS[2], greedy(32, stop=("never so", stop))))
     assert answer.text == full.text[: full.text.index(stop)]
+    assert answer.stop_reason == stop
     assert answer.finish_reason is FinishReason.STOP
     number = len(answer.output_ids)
     assert answer.output_ids == full.output_ids[:number]

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt triton-repo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import msgspec
+
+from dflash_trt.checkpoint.source import checkpoint_directory
+from dflash_trt.checkpoint.target import check_pair, read_target
+from dflash_trt.cli.serve_config import read_deployment, refuse_errors
+from dflash_trt.config.deployment import is_config, load_deployment
+from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.serving.check import check, deployment_context
+from dflash_trt.serving.method import METHODS, Method
+from dflash_trt.serving.real_classes import check_with_package
+from dflash_trt.serving.schema import load_schema
+from dflash_trt.serving.triton.model_file import EmbeddedArguments, TritonConfig
+from dflash_trt.serving.trtllm import trtllm_arguments
+
+DEFAULT_BATCH = EmbeddedArguments(engine="", target="").max_batch_size
+
+
+@click.command("triton-repo", short_help="Write a model repository for Triton Inference Server.")
+@click.argument("source")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Repository to write.")
+@click.option(
+    "--runtime", type=click.Choice(["trtllm", "embedded"]), default="trtllm", show_default=True, help="What serves it."
+)
+@click.option("--method", type=click.Choice(METHODS), default="dflash", show_default=True, help="For trtllm.")
+@click.option("--version", help="Release of TensorRT-LLM; the newest that is known unless given.")
+@click.option("--target", help="Target: directory, or for a SOURCE directory also a repository id.")
+@click.option("--draft", help="Draft checkpoint or engine directory that is here, in place of what SOURCE names.")
+@click.option("--gpus", help="GPUs, for a SOURCE directory and trtllm: b300x8.")
+@click.option("--max-batch-size", type=click.IntRange(min=1), help="Requests that run at once, for embedded.")
+@click.option("--name", default="tensorrt_llm", show_default=True, help="Of the model; NVIDIA's clients ask for this.")
+@click.option("--unary", is_flag=True, help="One response a request: no streaming, for clients that know only infer.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address in the commands that start the server.")
+@click.option("--force", is_flag=True, help="Replace a repository that this command wrote.")
+def triton_repo(
+    source: str,
+    output: Path,
+    runtime: Literal["trtllm", "embedded"],
+    method: Method,
+    version: str | None,
+    target: str | None,
+    draft: str | None,
+    gpus: str | None,
+    max_batch_size: int | None,
+    name: str,
+    unary: bool,
+    host: str,
+    force: bool,
+) -> None:
+    """Write a model repository that serves SOURCE, with the tensors of NVIDIA's llmapi model.
+
+    SOURCE is a deployment file, or an engine directory or draft checkpoint with --target and for trtllm --gpus. The
+    embedded runtime needs the engine directory that `dflash-trt build` writes, and no GPU. The commands that start the
+    server go to stderr.
+
+    \b
+    Example:
+      dflash-trt triton-repo build_configs/gpt-oss-120b.b300x8.latency.yaml -o models
+    """
+    config = TritonConfig(runtime=runtime, decoupled=not unary)
+    ranks = 1
+    if runtime == "embedded":
+        if method != "dflash" or version is not None or gpus is not None:
+            raise click.UsageError("--method, --version and --gpus are for --runtime trtllm")
+        arguments = _embedded(source, target, draft, max_batch_size or DEFAULT_BATCH)
+    else:
+        if max_batch_size is not None:
+            raise click.UsageError("--max-batch-size is for --runtime embedded; a deployment file says it itself")
+        deployment = read_deployment(source, target, draft, gpus)
+        arguments = {"model": deployment.target, **trtllm_arguments(deployment, method)}
+        context = deployment_context(deployment, load_schema("trtllm", version), arguments)
+        refuse_errors(source, "trtllm", [*check(context), *check_with_package(context.schema, arguments)])
+        ranks = deployment.tensor_parallel
+        engine_mode = deployment.mode == "engine" and method == "dflash"
+        config = msgspec.structs.replace(config, engine_mode=engine_mode)
+
+    from dflash_trt.serving.triton.launch import instructions
+    from dflash_trt.serving.triton.repository import write_repository
+
+    write_repository(output, name, arguments, config, force=force)
+    click.echo(output)
+    click.echo(instructions(output, name, host=host, ranks=ranks), err=True)
+
+
+def _embedded(source: str, target: str | None, draft: str | None, max_batch_size: int) -> dict[str, Any]:
+    """The arguments of dflash_trt.LLM, for an engine that is there and fits the target."""
+    engine = Path(draft or source)
+    if is_config(source):
+        deployment = load_deployment(Path(source))
+        engine, target = Path(draft or Path(source).stem), target or deployment.target
+    elif target is None or draft is not None:
+        raise click.UsageError("a SOURCE directory needs --target, and is the draft itself")
+    manifest = read_manifest(engine)
+    partner = checkpoint_directory(target)
+    check_pair(manifest.draft, read_target(partner).spec, draft_name=str(engine), target_name=target)
+    arguments = EmbeddedArguments(
+        engine=str(engine.resolve()),
+        target=str(partner.resolve()) if Path(target).is_dir() else target,
+        max_batch_size=max_batch_size,
+    )
+    return {"engine": arguments.engine, "target": arguments.target, "max_batch_size": max_batch_size}

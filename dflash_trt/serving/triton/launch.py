@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that start a server on a model repository and ask it something."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+HTTP_PORT = 8000
+PROMPT = {"text_input": "def quicksort(", "streaming": True, "sampling_param_max_tokens": 64}
+
+
+def server_command(repository: Path, host: str) -> list[str]:
+    """tritonserver, bound to `host` with everything it offers; config.pbtxt is complete, so nothing is guessed."""
+    addresses = [f"--{service}-address={host}" for service in ("http", "grpc", "metrics")]
+    return ["tritonserver", f"--model-repository={repository}", *addresses, "--disable-auto-complete-config"]
+
+
+def instructions(repository: Path, name: str, *, host: str, ranks: int) -> str:
+    """How to start it, to see that it is ready and to ask it, for people."""
+    server = shlex.join(server_command(repository, host))
+    address = f"{host}:{HTTP_PORT}"
+    ready = f"curl -sf {address}/v2/health/ready"
+    lines = ["start it, where this Python's environment is active:", f"  {server}"]
+    if ranks > 1:
+        lines += [f"or with one server process for each of {ranks} ranks:", f"  mpirun -n {ranks} {server}"]
+    request = shlex.join(["curl", "-sN", "-d", json.dumps(PROMPT), f"{address}/v2/models/{name}/generate_stream"])
+    lines += ["it is ready when this succeeds, and answers this:", f"  {ready}", f"  {request}"]
+    return "\n".join(lines)

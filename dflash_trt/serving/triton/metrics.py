@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the embedded runtime shows on Triton's /metrics page, beside Triton's own figures."""
+
+from __future__ import annotations
+
+GAUGES = {
+    "dflash_running_requests": "Requests that hold a slot",
+    "dflash_waiting_requests": "Requests in the runtime's queue",
+    "dflash_free_slots": "Slots that no request holds",
+}
+COUNTERS = {
+    "dflash_output_tokens": "Tokens emitted",
+    "dflash_verify_steps": "Verify passes, counted once for each request in them",
+    "dflash_draft_tokens": "Draft tokens verified",
+    "dflash_accepted_draft_tokens": "Draft tokens accepted",
+}

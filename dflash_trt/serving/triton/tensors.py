@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of a request and of its responses: NVIDIA's llmapi model's names, types and shapes, and two of ours.
+
+Read in triton_backend/all_models/llmapi/tensorrt_llm/config.pbtxt of TensorRT-LLM (main, 2026). Its image and LoRA
+inputs are left out: DFlash deployments take neither, and Triton refuses a request that names them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+SAMPLING = "sampling_param_"
+ANY, ONE = -1, 1
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """One input or output."""
+
+    name: str
+    data_type: str
+    """Triton's name for it, without TYPE_."""
+    length: int
+    """Of its one dimension; ANY is any."""
+
+
+TEXT_INPUT = "text_input"
+INPUTS = (
+    TensorSpec(TEXT_INPUT, "STRING", ANY),  # the only one that is required
+    TensorSpec("streaming", "BOOL", ONE),
+    TensorSpec("sampling_param_best_of", "INT32", ONE),
+    TensorSpec("sampling_param_temperature", "FP32", ONE),
+    TensorSpec("sampling_param_top_k", "INT32", ONE),
+    TensorSpec("sampling_param_top_p", "FP32", ONE),
+    TensorSpec("sampling_param_frequency_penalty", "FP32", ONE),
+    TensorSpec("sampling_param_presence_penalty", "FP32", ONE),
+    TensorSpec("sampling_param_max_tokens", "INT32", ONE),
+    TensorSpec("sampling_param_stop", "STRING", ANY),
+    TensorSpec("sampling_param_seed", "UINT64", ONE),
+    TensorSpec("sampling_param_exclude_input_from_output", "BOOL", ONE),
+    TensorSpec("sampling_param_return_perf_metrics", "BOOL", ONE),
+    TensorSpec("return_finish_reason", "BOOL", ONE),
+    TensorSpec("return_stop_reason", "BOOL", ONE),
+    TensorSpec("return_cumulative_logprob", "BOOL", ONE),
+    TensorSpec("stop", "BOOL", ONE),
+)
+OUTPUTS = (
+    TensorSpec("text_output", "STRING", ANY),
+    TensorSpec("finish_reason", "STRING", ANY),
+    TensorSpec("stop_reason", "STRING", ANY),
+    TensorSpec("cumulative_logprob", "FP32", ANY),
+    TensorSpec("kv_cache_reused_block", "INT32", ANY),
+    TensorSpec("kv_cache_missed_block", "INT32", ANY),
+    TensorSpec("kv_cache_alloc_new_blocks", "INT32", ANY),
+    TensorSpec("kv_cache_alloc_total_blocks", "INT32", ANY),
+    TensorSpec("kv_cache_hit_rate", "FP32", ANY),
+    TensorSpec("arrival_time_ns", "INT64", ONE),
+    TensorSpec("first_scheduled_time_ns", "INT64", ONE),
+    TensorSpec("first_token_time_ns", "INT64", ONE),
+    TensorSpec("last_token_time_ns", "INT64", ONE),
+    TensorSpec("acceptance_rate", "FP32", ONE),
+    TensorSpec("total_accepted_draft_tokens", "INT32", ONE),
+    TensorSpec("total_draft_tokens", "INT32", ONE),
+    # Ours: what both rates are of.
+    TensorSpec("acceptance_length", "FP32", ONE),
+    TensorSpec("num_output_tokens", "INT32", ONE),
+)
