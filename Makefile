@@ -37,7 +37,7 @@ test-full: build  ## `make test` and the slow checks
 
 test-gpu: build  ## the kernels on this machine's GPU; compiles them first
 	$(PIP) --no-deps --editable . -C cmake.define.DFLASH_CUDA=ON
-	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(BIN)/python -m pytest -m gpu -rs tests/gpu
 
 lint: build  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

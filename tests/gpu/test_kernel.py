@@ -10,10 +10,10 @@ import torch
 
 from tests.gpu.launches import Launch, bits, moved
 from tests.plugins.calls import Guarded, inputs, reference
-from tests.plugins.cases import CORNER, FEATURES, PERFORMANCE, REGULAR, Case
+from tests.plugins.cases import CORNER, FEATURES, OUT_OF_RANGE, PERFORMANCE, REGULAR, Case
 from tests.plugins.compare import assert_close, rounding
 from tests.plugins.kernel.oracle import expect
-from tests.plugins.tensors import draw
+from tests.plugins.tensors import BAD, draw, out_of_range
 
 pytestmark = pytest.mark.gpu
 
@@ -116,6 +116,18 @@ def test_calls_follow_each_other_on_a_stream() -> None:
     torch.cuda.synchronize()
     assert_close(launch.out, *expect(case, first))
     assert_close(chained.out, *expect(case, second))
+
+
+@pytest.mark.parametrize("case", OUT_OF_RANGE, ids=named)
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+def test_a_request_out_of_range_is_nan_and_leaves_the_others_alone(name: str, value: int, case: Case) -> None:
+    """The device's tensor has it; the values that the host is shown are those of the case."""
+    tensors = draw(case, "cuda")
+    out = Launch(case, out_of_range(tensors, name, value)).run()
+    assert out[1].isnan().all()
+    expected = expect(case, tensors)
+    for b in (0, 2):
+        assert_close(out[b], expected.output[b], expected.tolerance[b])
 
 
 REFUSED = Case(name="refused", slots=3, C_max=9, context_lengths=(9, 4))

@@ -173,6 +173,13 @@ CORNER = [
          window=33, causal=True, sinks=True, L=2, layer=1, slots=4, slot_ids=(3, 1), context_lengths=(100, 32)),
 ]  # fmt: skip
 
+# Whose middle request a test gives a slot or length that does not exist: TensorRT's builder times a node with such.
+OUT_OF_RANGE = [
+    Case(name="out-of-range", N=2, G=1, S=2, slots=7, C_max=300, context_lengths=(5, 300, 290)),
+    Case(name="out-of-range-fp8", N=2, G=1, S=2, slots=7, C_max=300, cache_dtype=FP8, window=40, sinks=True,
+         context_lengths=(5, 300, 290)),
+]  # fmt: skip
+
 # Larger than what `make test` computes; for the GPU and for benchmarks/.
 PERFORMANCE = [
     replace(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -62,6 +62,17 @@ def draw(case: Case, device: str = "cpu") -> Tensors:
         context_lengths=lengths,
         sinks=normal(case.N) + 2 if case.sinks else None,
     )
+
+
+# For `out_of_range`; the cases have 7 slots of 300 rows.
+BAD = {"slot_ids": (7, -1, 2**31 - 1, -(2**31)), "context_lengths": (301, -1, 2**31 - 1, -(2**31))}
+
+
+def out_of_range(tensors: Tensors, name: str, value: int) -> Tensors:
+    """The inputs with this value of request 1."""
+    values = getattr(tensors, name).clone()
+    values[1] = value
+    return replace(tensors, **{name: values})
 
 
 def rotary_rows(lengths: torch.Tensor, S: int, D: int) -> torch.Tensor:

@@ -80,9 +80,7 @@ def kernels(ptxas: str) -> list[Kernel]:
     ]
 
 
-def compile_head_dim(
-    build: Path, head_dim: int, architectures: tuple[str, ...], build_type: str = "Release"
-) -> list[Kernel]:
+def compile_head_dim(build: Path, head_dim: int, architectures: tuple[str, ...]) -> list[Kernel]:
     """Runs nvcc as CMake would, with ptxas telling what it made."""
     if shutil.which(os.environ.get("CUDACXX", "nvcc")) is None:
         pytest.skip("no nvcc: install the CUDA toolkit")
@@ -90,7 +88,6 @@ def compile_head_dim(
         build,
         DFLASH_CUDA="ON",
         DFLASH_CUDA_ARCHITECTURES=";".join(architectures),
-        CMAKE_BUILD_TYPE=build_type,
         CMAKE_CUDA_FLAGS="-Xptxas=-v",
         CMAKE_EXPORT_COMPILE_COMMANDS="ON",
     )
@@ -122,12 +119,6 @@ def test_nvcc_neither_warns_nor_spills(head_dim: int, architectures: tuple[str, 
     assert [kernel for kernel in made if kernel.stack or kernel.spills] == []
     most = SM_REGISTERS // (2 * 32 * WARPS[head_dim])
     assert [kernel for kernel in made if kernel.name == "attention" and kernel.registers > most] == []
-
-
-@pytest.mark.full
-def test_a_debug_build_compiles(tmp_path: Path) -> None:
-    """Its traps make one head_dim spill, which is no error there."""
-    assert len(compile_head_dim(tmp_path, 64, ARCHITECTURES, "Debug")) == 6 * len(ARCHITECTURES)
 
 
 @pytest.mark.parametrize(

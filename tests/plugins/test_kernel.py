@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.plugins.cases import CORNER, FEATURES, REGULAR, Case
+from tests.plugins.cases import CORNER, FEATURES, OUT_OF_RANGE, REGULAR, Case
 from tests.plugins.compare import assert_close
 from tests.plugins.kernel import emulation
 from tests.plugins.kernel.emulation import EmulationError, build, build_kernel
 from tests.plugins.kernel.oracle import expect
-from tests.plugins.tensors import draw
+from tests.plugins.tensors import BAD, draw, out_of_range
 
 CASES = {case.name: case for case in (*REGULAR, *FEATURES, *CORNER)}
 QUICK = {
@@ -80,17 +79,17 @@ def test_the_order_of_threads_changes_no_bit(program: Program, tmp_path: Path) -
         assert torch.equal(out.view(torch.int16), outputs[0].view(torch.int16))
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [("slot_ids", (0, 7)), ("slot_ids", (-1, 0)), ("context_lengths", (3, 98)), ("context_lengths", (-1, 3))],
-)
-def test_a_debug_build_traps_what_the_host_could_not_check(
-    name: str, values: tuple[int, ...], program: Program, tmp_path: Path
+@pytest.mark.parametrize("case", OUT_OF_RANGE, ids=lambda case: case.name)
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+def test_a_request_out_of_range_is_nan_and_leaves_the_others_alone(
+    name: str, value: int, case: Case, program: Program, tmp_path: Path
 ) -> None:
-    case = Case(name="trap", N=2, G=1, S=1, slots=7, C_max=97, context_lengths=(5, 9))
-    tensors = replace(draw(case), **{name: torch.tensor(values, dtype=torch.int32)})
-    with pytest.raises(EmulationError, match=r"emulator: CTA \(0, 0\), thread [01]: trap"):
-        emulation.call(program(case.D), tmp_path / "call", case, tensors)
+    tensors = out_of_range(draw(case), name, value)
+    out = emulation.call(program(case.D), tmp_path / "call", case, tensors).out
+    assert out[1].isnan().all()
+    expected = expect(case, draw(case))
+    for b in (0, 2):
+        assert_close(out[b], expected.output[b], expected.tolerance[b])
 
 
 @pytest.fixture(scope="module")

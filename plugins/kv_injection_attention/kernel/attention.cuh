@@ -82,7 +82,8 @@ class Attention {
       return r < plan_.rows;
     };
     constexpr Columns kColumns = kBytes ? Columns::kPairs : Columns::kPlain;
-    store_rotated_rows<D, T, Score, kColumns>({p_.q, p_.q_norm}, rope(s), p_.rms_norm_eps,
+    const float eps = s.slot < 0 ? as_float(0x7fc00000u) : p_.rms_norm_eps;  // NaN queries make NaN outputs
+    store_rotated_rows<D, T, Score, kColumns>({p_.q, p_.q_norm}, rope(s), eps,
                                               plan_.tile_rows, shared_memory(), locate);
   }
 

@@ -60,8 +60,6 @@ DFLASH_DEVICE void wait_for_previous_grid() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-DFLASH_DEVICE void trap() { __trap(); }
-
 // ---- Lanes of a warp; all 32 take part
 
 DFLASH_DEVICE bool any_lane(bool value) { return __any_sync(~0u, value); }

@@ -11,7 +11,10 @@
 
 namespace dflash::kv_injection {
 
+// A slot or length out of range, as in the arbitrary values that TensorRT's builder times a node with, reads nothing of
+// the cache: the request counts as one without context, and its output is NaN.
 struct Request {
+  int slot;    // negative if slot or length is out of range
   int length;  // context rows
   int begin;   // the first that any of its block slots sees
   int units;   // at least 1: the block belongs to the last
@@ -20,13 +23,10 @@ struct Request {
 DFLASH_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 DFLASH_DEVICE Request request_of(const Params& p, int index) {
-  const int length = p.context_lengths[index];
-#ifndef NDEBUG
-  if (length < 0 || length > p.max_context) trap();
-  if (p.slot_ids[index] < 0 || p.slot_ids[index] >= p.slots) trap();
-#endif
+  const int length = p.context_lengths[index], slot = p.slot_ids[index];
+  if (length < 0 || length > p.max_context || slot < 0 || slot >= p.slots) return {-1, 0, 0, 1};
   const int begin = p.sliding_window > 0 ? max(0, length - p.sliding_window + 1) : 0;
-  return {length, begin, max(1, ceil_div(length - begin, kUnitKeys))};
+  return {slot, length, begin, max(1, ceil_div(length - begin, kUnitKeys))};
 }
 
 struct Place {
@@ -93,6 +93,7 @@ class Schedule {
 // The part of one request that a CTA reads: units `begin` to `end` of it.
 struct Segment {
   int request;
+  int slot;                // the request's, negative as there
   int begin, end;          // in units of the request
   int length;              // the request's context rows
   int key_begin, key_end;  // the segment's
@@ -102,6 +103,7 @@ struct Segment {
   DFLASH_DEVICE Segment(const Params& p, Place place, int unit, int range_end)
       : request(place.request), begin(unit - place.first_unit) {
     const Request all = request_of(p, request);
+    slot = all.slot;
     end = min(range_end - place.first_unit, all.units);
     length = all.length;
     key_begin = all.begin + begin * kUnitKeys;

@@ -34,7 +34,7 @@ class Stream {
                        const Segment& segment, int kv_head)
       : p_(p), plan_(plan), worker_(worker), end_(segment.key_end) {
     row_step_ = p.num_kv_heads * kRowBytes;
-    const int64_t plane = int64_t{p.slot_ids[segment.request]} * p.layers + p.layer;
+    const int64_t plane = int64_t{segment.slot} * p.layers + p.layer;
     head_ = plane * p.max_context * row_step_ + int64_t{kv_head} * kRowBytes;
     first_key_ = segment.key_begin + worker.team * kStep;
     const int steps = ceil_div(max(0, segment.key_end - segment.key_begin), kStep);

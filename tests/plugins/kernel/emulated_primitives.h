@@ -42,7 +42,6 @@ inline void group_sync(int id, int threads) { cta().barrier(id, threads); }
 // Grids run one after another here.
 inline void release_next_grid() {}
 inline void wait_for_previous_grid() {}
-[[noreturn]] inline void trap() { emulator::fail("trap"); }
 
 // ---- Lanes
 
