@@ -85,7 +85,13 @@ def build_engine(
 
 
 def _check_replaceable(output: Path) -> None:
-    """--force replaces an engine, never a checkpoint or somebody's home."""
+    """--force replaces an engine, never a checkpoint or somebody's home. onnx takes only paths that are UTF-8."""
+    try:
+        str(output).encode()
+    except UnicodeEncodeError:
+        raise BuildError(
+            f"{str(output)!r}: expected a path in UTF-8, found other bytes", hint="choose another -o DIR"
+        ) from None
     if output.is_dir() and any(output.iterdir()) and not (output / MANIFEST).is_file():
         raise BuildError(
             f"{output}: expected an engine directory or none, found one without {MANIFEST}",

@@ -71,8 +71,8 @@ def build(
         recipe = None if deployment.recipe == UNQUANTIZED else deployment.recipe
         sizes = _sizes(deployment, config.stem, draft, target, plans)
     elif plans.is_wanted and _is_engine(draft, target, output):
-        if recipe is not None or force:
-            raise click.UsageError("an engine only gets plans: no --recipe, no --force")
+        if recipe is not None or calibration != "none" or force:
+            raise click.UsageError("an engine only gets plans: no --recipe, no --calibration, no --force")
         if dry_run:
             print_plan_dry_run(Path(draft), plans, as_json=as_json)
             return
@@ -85,6 +85,8 @@ def build(
         raise click.MissingParameter(param_hint="'--target'", param_type="option")
     if output is None:
         raise click.MissingParameter(param_hint="'-o' / '--output'", param_type="option")
+    if calibration != "none" and recipe is None:
+        raise click.UsageError("--calibration is for a recipe, found none")
     _build(draft, target, output, recipe, calibration, force, plans, sizes)
     click.echo(output)
 

@@ -75,16 +75,19 @@ def _compare_ranks(engine: Path | None, as_json: bool) -> None:
 
 def _print_ranks(ranks: list[Rank]) -> None:
     """What is the same everywhere once, the rest rank by rank."""
-    facts = ranks[0].facts
-    common = [name for name in facts if all(rank.facts[name] == facts[name] for rank in ranks)]
-    print_table(f"on all {len(ranks)} ranks", ("what", "found"), [(name, facts[name]) for name in common])
-    differing = [name for name in facts if name not in common]
+    from dflash_trt.doctor.ranks import fact_names
+
+    first = ranks[0]
+    names = fact_names(ranks)
+    common = [name for name in names if all(rank.fact(name) == first.fact(name) for rank in ranks)]
+    print_table(f"on all {len(ranks)} ranks", ("what", "found"), [(name, first.fact(name)) for name in common])
+    differing = [name for name in names if name not in common]
     rows = [
         (
             str(rank.rank),
             rank.host,
             "none" if rank.gpu is None else f"{rank.gpu.name} {rank.gpu.uuid}",
-            *(rank.facts[name][:HASH_DIGITS] if "sha256" in name else rank.facts[name] for name in differing),
+            *(rank.fact(name)[:HASH_DIGITS] if "sha256" in name else rank.fact(name) for name in differing),
         )
         for rank in ranks
     ]

@@ -106,7 +106,8 @@ def generate(
         logging.disable_progress_bar()
     with join(tp, device) as ranks:
         token_prompts = _read_prompts(token_ids)
-        session = Session.open(engine, target, num_slots=batch_size, cache_gib=cache_gib, device=device, ranks=ranks)
+        num_slots = min(batch_size, len(token_prompts) or 1)  # an idle slot would take memory
+        session = Session.open(engine, target, num_slots=num_slots, cache_gib=cache_gib, device=device, ranks=ranks)
         if ranks.rank > 0:
             session.follow()
             return
@@ -194,8 +195,9 @@ def _echo(session: Session, decoder: Decoder, ids: list[int], params: SamplingPa
         assert request.text is not None
         click.echo(request.text.take(), nl=False)
 
+    request = session.request(ids, params, on_progress)
     click.secho(session.text(ids), nl=False, dim=True)
-    return run(decoder, [session.request(ids, params, on_progress)])[0]
+    return run(decoder, [request])[0]
 
 
 def _print_comparison(completion: Completion, plain: Completion) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from dflash_trt.build.tensorrt.timing_cache import TimingCache
 from dflash_trt.engine.plan import PlanOptions
 
 DEFAULTS = PlanOptions()
+SIZE = click.IntRange(1, 2**31 - 1)  # slots, lengths and positions are INT32 in both graphs
 _OPTIONS = (
     click.option(
         "--backend",
@@ -24,17 +26,17 @@ _OPTIONS = (
     ),
     click.option(
         "--max-batch-size",
-        type=click.IntRange(min=1),
+        type=SIZE,
         help=f"Blocks of one pass and slots of the context cache; {DEFAULTS.max_batch_size} unless CONFIG.yaml says.",
     ),
     click.option(
         "--max-seq-len",
-        type=click.IntRange(min=1),
+        type=SIZE,
         help=f"Context rows of a slot; {DEFAULTS.max_seq_len} unless CONFIG.yaml says.",
     ),
     click.option(
         "--max-num-tokens",
-        type=click.IntRange(min=1),
+        type=SIZE,
         help=f"Context rows of one injection; {DEFAULTS.max_num_tokens} unless CONFIG.yaml says.",
     ),
     click.option(
@@ -87,6 +89,8 @@ def plan_request(given: dict[str, Any]) -> PlanRequest:
     cache = _timing_cache(given.pop("timing_cache"), given.pop("reproducible"))
     changes = {name: value for name, value in given.items() if value is not None}
     if "workspace_gib" in changes:
+        if not math.isfinite(changes["workspace_gib"]):
+            raise click.UsageError(f"--workspace-gib: expected a finite number, found {changes['workspace_gib']}")
         changes["workspace_bytes"] = int(changes.pop("workspace_gib") * 2**30)
     return PlanRequest(is_wanted=is_wanted, changes=changes, timing_cache=cache)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     help="Features that `dflash-trt capture` wrote; none: exact bounds from the weights.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing output directory.")
-@click.option("--threads", type=click.IntRange(min=0), default=0, show_default=True, help="Packing threads, 0: all.")
+@click.option("--threads", type=click.IntRange(0, 1024), default=0, show_default=True, help="Packing threads, 0: all.")
 def quantize(
     draft: str,
     output: Path,

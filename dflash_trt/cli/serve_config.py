@@ -59,6 +59,8 @@ def serve_config(
     schema = load_schema(runtime, version)
     if as_json and file is None:
         raise click.UsageError("--json is for --check: what is written for a runtime is data already")
+    if not host:
+        raise click.UsageError("--host: expected an address, found none: servers would bind every interface")
     deployment = None if source is None else read_deployment(source, target, draft, gpus)
     if file is not None:
         if deployment is not None:

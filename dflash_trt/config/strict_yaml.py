@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -53,7 +54,18 @@ def load_yaml(file: Path, struct: type[T], error: type[DFlashError]) -> T:
     except msgspec.ValidationError as problem:
         message, _, place = str(problem).partition(" - at `$")
         key = place.rstrip("`").lstrip(".") or "document"
-        raise error(f"{file}: {key}: {message[:1].lower()}{message[1:]}") from None
+        found = "" if ", got" in message else _found(document, place)
+        raise error(f"{file}: {key}: {message[:1].lower()}{message[1:]}{found}") from None
+
+
+def _found(document: object, place: str) -> str:
+    """', found VALUE' for a place like `.rules[0].name`, where msgspec names only the bound that a value breaks."""
+    for part in re.findall(r"\w+", place):
+        if isinstance(document, dict):
+            document = document.get(part)
+        elif isinstance(document, list):
+            document = document[int(part)]
+    return f", found {document!r}"
 
 
 class _Checker:

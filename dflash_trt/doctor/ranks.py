@@ -32,6 +32,10 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, str]
     """What must be the same everywhere."""
 
+    def fact(self, name: str) -> str:
+        """One of them, MISSING where this rank was not asked for it."""
+        return self.facts.get(name, MISSING)
+
 
 def gather_ranks(engine: Path | None) -> list[Rank] | None:
     """Every rank's view, on rank 0; None on the others. Collective: all ranks call it.
@@ -70,15 +74,20 @@ def problems(ranks: Sequence[Rank]) -> list[str]:
     return [*_differences(ranks), *_damage(ranks), *_shared_gpus(ranks)]
 
 
+def fact_names(ranks: Sequence[Rank]) -> list[str]:
+    """Those of all ranks: some may have been given an engine, and others none."""
+    return list(dict.fromkeys(name for rank in ranks for name in rank.facts))
+
+
 def _differences(ranks: Sequence[Rank]) -> list[str]:
     found = []
-    for fact in ranks[0].facts:
-        usual, count = Counter(rank.facts[fact] for rank in ranks).most_common(1)[0]
+    for fact in fact_names(ranks):
+        usual, count = Counter(rank.fact(fact) for rank in ranks).most_common(1)[0]
         found += [
             f"rank {rank.rank} ({rank.host}): {fact}: expected {usual} as on {count} of {len(ranks)} ranks,"
-            f" found {rank.facts[fact]}"
+            f" found {rank.fact(fact)}"
             for rank in ranks
-            if rank.facts[fact] != usual
+            if rank.fact(fact) != usual
         ]
     return found
 

@@ -36,7 +36,8 @@ class OnnxDrafter:
 
         `device` is "cpu" or "cuda"; `expose` names values inside draft.onnx that `draft_values` may return.
 
-        Raises DeviceError when ONNX Runtime has no provider for the device.
+        Raises MissingDependencyError when ONNX Runtime has no provider for the device, EngineError when it refuses a
+        graph.
         """
         self.spec: DraftSpec = manifest.draft
         self.cache_bytes_per_token = 2 * self.spec.context_bytes_per_token(fp8=False)  # FLOAT, not BF16

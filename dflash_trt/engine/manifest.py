@@ -12,7 +12,7 @@ from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.checkpoint.target import TargetSpec
 from dflash_trt.checkpoint.weights import SINGLE
-from dflash_trt.engine.plan import Plan, PlanOptions
+from dflash_trt.engine.plan import GRAPHS, Plan, PlanOptions
 from dflash_trt.errors import EngineError
 
 MANIFEST = "manifest.json"
@@ -105,6 +105,9 @@ def read_manifest(directory: Path) -> Manifest:
         raise EngineError(f"{file}: expected a readable file, found: {error.strerror}") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise EngineError(f"{file}: expected an engine manifest, found {error}", hint=rebuild) from None
+    if set(manifest.graphs) != set(GRAPHS):
+        found = ", ".join(sorted(manifest.graphs)) or "none"
+        raise EngineError(f"{file}: graphs: expected {' and '.join(GRAPHS)}, found {found}", hint=rebuild)
     graphs = {graph.file for graph in manifest.graphs.values()}
     relied_on = {SINGLE} | graphs | {plan.file for plan in manifest.plans.values()}
     if unhashed := sorted(relied_on - manifest.sha256.keys()):

@@ -8,11 +8,21 @@ from pathlib import Path
 
 import onnx
 import onnxruntime
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from dflash_trt.errors import MissingDependencyError
+from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.graph.cpu_lowering import lower_to_cpu
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+REFUSALS = (
+    DecodeError,  # of onnx; what follows is ONNX Runtime's (1.31), and has no common base
+    ort_errors.Fail,
+    ort_errors.InvalidArgument,
+    ort_errors.InvalidGraph,
+    ort_errors.InvalidProtobuf,
+    ort_errors.NotImplemented,
+)
 
 
 def graph_session(
@@ -21,9 +31,16 @@ def graph_session(
     """A session on the ONNX file `file` of an engine directory.
 
     `expose` names values inside the graph that become further outputs (calibration, error by layer). Raises
-    MissingDependencyError when this build of ONNX Runtime cannot compute on `device`.
+    MissingDependencyError when this build of ONNX Runtime cannot compute on `device`, EngineError for a file that it
+    does not load: weights that are links out of the directory, an operator that its version lacks.
     """
-    return model_session(onnx.load(directory / file, load_external_data=False), directory, expose, device=device)
+    try:
+        return model_session(onnx.load(directory / file, load_external_data=False), directory, expose, device=device)
+    except REFUSALS as error:
+        raise EngineError(
+            f"{directory / file}: expected a graph that onnxruntime {onnxruntime.__version__} loads, found: {error}",
+            hint="copy the engine with its files in the place of links (cp -rL), or build it again",
+        ) from None
 
 
 def model_session(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,8 +45,9 @@ def check_prompt(prompt_ids: Sequence[int], max_new_tokens: int, draft: DraftSpe
     """Raises RequestError for a prompt that target and draft cannot answer to its last token."""
     if not prompt_ids:
         raise RequestError("prompt: expected at least one token, found an empty prompt")
-    if wrong := [token for token in prompt_ids if not 0 <= token < target.vocab_size]:
-        raise RequestError(f"prompt: expected token ids from 0 to {target.vocab_size - 1}, found {wrong[0]}")
+    vocabulary = range(target.vocab_size)
+    if wrong := [token for token in prompt_ids if not (isinstance(token, Integral) and int(token) in vocabulary)]:
+        raise RequestError(f"prompt: expected token ids from 0 to {target.vocab_size - 1}, found {wrong[0]!r}")
     if draft.mask_token_id in prompt_ids:
         raise RequestError(f"prompt: expected text, found the draft's mask token {draft.mask_token_id}")
     limit = min(draft.max_position_embeddings, target.max_position_embeddings)

@@ -11,6 +11,9 @@ import msgspec
 from dflash_trt import _C
 from dflash_trt.errors import RequestError
 
+LARGEST_PENALTY = 1e6
+"""And 1 / this for what divides: far beyond any use, and logits stay finite however often it applies."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one request; the defaults are greedy decoding.
@@ -47,14 +50,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         _check("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= 1, "at least 1")
         _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 or more")
-        _check("top_k", self.top_k, self.top_k >= 0, "0 or more")
+        _check("top_k", self.top_k, 0 <= self.top_k < 2**31, "0 to 2^31 - 1")
         _check("top_p", self.top_p, 0 < self.top_p <= 1, "more than 0 and at most 1")
         _check("min_p", self.min_p, 0 <= self.min_p <= 1, "0 to 1")
-        _check("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "more than 0")
-        _check("presence_penalty", self.presence_penalty, math.isfinite(self.presence_penalty), "a finite number")
-        _check("frequency_penalty", self.frequency_penalty, math.isfinite(self.frequency_penalty), "a finite number")
+        is_factor = 1 / LARGEST_PENALTY <= self.repetition_penalty <= LARGEST_PENALTY
+        _check("repetition_penalty", self.repetition_penalty, is_factor, "1e-6 to 1e6")
+        for name in ("presence_penalty", "frequency_penalty"):
+            penalty = getattr(self, name)
+            _check(name, penalty, abs(penalty) <= LARGEST_PENALTY, "-1e6 to 1e6")
         _check("seed", self.seed, self.seed is None or 0 <= self.seed < 2**64, "0 to 2^64 - 1")
-        is_texts = not isinstance(self.stop, str) and all(self.stop)
+        is_texts = not isinstance(self.stop, str) and all(isinstance(text, str) and text for text in self.stop)
         _check("stop", self.stop, is_texts, "a tuple of texts of at least one character")
 
     @property

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,8 +80,11 @@ class Session:
         its hidden states.
 
         Raises EngineError when the engine is damaged or was built for another target, CheckpointError when
-        the target is, MissingDependencyError when nothing here computes on `device`.
+        the target is, MissingDependencyError when nothing here computes on `device`, RequestError when there is no
+        such `cache_gib`.
         """
+        if not 0 < cache_gib < math.inf:
+            raise RequestError(f"cache_gib: expected more than 0 GiB, found {cache_gib:g}")
         manifest = read_manifest(engine)
         checkpoint = read_target(checkpoint_directory(target_name))
         _check_target(manifest, checkpoint.spec, engine, target_name)
@@ -234,6 +238,8 @@ def choose_device(device: str) -> str:
     """What `device` comes to, "cpu" or "cuda"; MissingDependencyError for a CUDA device that torch does not see."""
     import torch
 
+    if device not in ("auto", "cpu", "cuda"):
+        raise RequestError(f"device: expected auto, cpu or cuda, found {device!r}")
     has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
         raise MissingDependencyError(

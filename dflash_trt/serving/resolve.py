@@ -9,6 +9,9 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.checkpoint.source import REPOSITORY_ID
+from dflash_trt.checkpoint.target import check_pair, read_target
 from dflash_trt.config.deployment import DeploymentFile, Eagle3
 from dflash_trt.engine.manifest import MANIFEST
 from dflash_trt.engine.plan import PlanOptions
@@ -67,9 +70,11 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 def resolve(file: DeploymentFile, name: str, *, draft: str | None = None, target: str | None = None) -> Deployment:
     """Resolves `file`; `draft` and `target` are local directories in place of what it names.
 
-    Raises ConfigError for GPUs that are not known, and where the draft's facts are to be had nowhere.
+    Raises ConfigError for GPUs that are not known, and where the draft's facts are to be had nowhere, CheckpointError
+    for directories that do not fit each other.
     """
     facts = _draft_facts(draft or file.draft, name)
+    _check_directories(draft or file.draft, target or file.target)
     gpus = parse_gpus(file.gpus, f"{name}: gpus")
     settings = _Settings(file)
     sources = settings.sources
@@ -162,9 +167,18 @@ def _draft_facts(draft: str, name: str) -> DraftFacts:
     if facts is None:
         raise ConfigError(
             f"{name}: draft: expected a directory, or a checkpoint whose facts are published, found {draft!r}",
-            hint=f"hf download {draft} --local-dir DIR, then give --draft DIR",
+            hint=f"hf download {draft} --local-dir DIR, then give --draft DIR"
+            if REPOSITORY_ID.fullmatch(draft)
+            else "check the path to the checkpoint",
         )
     return facts
+
+
+def _check_directories(draft: str, target: str) -> None:
+    """Only checkpoints that are here can be compared."""
+    if Path(draft).is_dir() and target and Path(target).is_dir():
+        pair = read_draft(Path(draft)).spec, read_target(Path(target)).spec
+        check_pair(*pair, draft_name=draft, target_name=target)
 
 
 def _served_draft(file: DeploymentFile, name: str, draft: str | None) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.target import TargetSpec
 from dflash_trt.errors import CheckpointError
 from dflash_trt.target.protocol import Segment, Verified
@@ -26,6 +27,7 @@ PACKED_MODEL_TYPES = {
 }
 """tests/target compares each with transformers' own attention. A list, because a model does not tell all that its
 attention needs: diffllama's second softmax, or doge's mask, would be left out without a word."""
+GENERATION_CONFIG = "generation_config.json"
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 """One longer request in a pass would turn the positions of all the others."""
 
@@ -38,16 +40,34 @@ def load_model(
     FLOAT although checkpoints are BF16: verifying a block and decoding token by token sum in different order,
     and in BF16 the rounding of that is large enough to flip a greedy choice.
 
-    Raises CheckpointError for a tap on the last layer: transformers returns it after the final norm.
+    Raises CheckpointError for a tap on the last layer, which transformers returns after the final norm, and for what
+    transformers would put something of its own in the place of: missing weights, a damaged generation_config.json.
     """
     if spec.num_hidden_layers - 1 in target_layer_ids:
         raise CheckpointError(
             f"target_layer_ids: expected layers below {spec.num_hidden_layers - 1}, found the last"
             " layer, whose output transformers returns only after the final norm"
         )
+    if (directory / GENERATION_CONFIG).is_file():
+        Facts.load(directory / GENERATION_CONFIG)
     options = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(directory, **(options | load_options))
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # to refuse them in our words
+    model: PreTrainedModel
+    model, loaded = AutoModelForCausalLM.from_pretrained(directory, **(options | load_options))
+    _check_weights(directory, loaded)
     return model.eval()
+
+
+def _check_weights(directory: Path, loaded: dict[str, Any]) -> None:
+    """`loaded` is what transformers (5.23) says of the tensors; those that it did not find or take are random."""
+    hint = "download or copy the checkpoint again"
+    if missing := sorted(loaded["missing_keys"]):
+        raise CheckpointError(f"{directory}: expected a tensor for {missing[0]}, found none", hint=hint)
+    if mismatched := sorted(loaded["mismatched_keys"]):
+        name, found, expected = mismatched[0]
+        raise CheckpointError(
+            f"{directory}: {name}: expected shape {list(expected)} (config.json), found {list(found)}", hint=hint
+        )
 
 
 def make_target(model: PreTrainedModel, target_layer_ids: Sequence[int], num_slots: int) -> HuggingFaceTarget:
@@ -63,9 +83,17 @@ def can_pack(model: PreTrainedModel) -> bool:
 
 
 def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    """The end-of-sequence tokens of generation_config.json (config.json where there is none)."""
-    ids = model.generation_config.eos_token_id
-    return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+    """The end-of-sequence tokens of generation_config.json (config.json where there is none).
+
+    Raises CheckpointError for anything but token ids.
+    """
+    given = model.generation_config.eos_token_id
+    ids = [] if given is None else given if isinstance(given, list) else [given]
+    if not all(isinstance(token, int) for token in ids):
+        raise CheckpointError(
+            f"{GENERATION_CONFIG}: eos_token_id: expected a token id or a list of them, found {given!r}"
+        )
+    return frozenset(ids)
 
 
 class HuggingFaceTarget:

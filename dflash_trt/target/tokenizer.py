@@ -6,24 +6,41 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of the checkpoint in `directory`; code that the checkpoint brings along is not run."""
-    from transformers import AutoTokenizer
+    """The tokenizer of the checkpoint in `directory`; code that the checkpoint brings along is not run.
 
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        directory, local_files_only=True, trust_remote_code=False
-    )
+    Raises CheckpointError where it has none, or a damaged one.
+    """
+    from transformers import AutoTokenizer, __version__
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # of any type: JSON's, KeyError, OSError, ValueError, and tokenizers' own is Exception
+        raise CheckpointError(
+            f"{directory}: expected tokenizer files that transformers {__version__} loads,"
+            f" found {type(error).__name__}: {' '.join(str(error).split())}",
+            hint="download or copy tokenizer.json and tokenizer_config.json again",
+        ) from None
     return tokenizer
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool) -> list[int]:
-    """Token ids of `text`, taken as it is or wrapped in the chat template as the user's message."""
+    """Token ids of `text`, taken as it is or wrapped in the chat template as the user's message.
+
+    Raises RequestError for text that is not Unicode, and where there is no chat template.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # bytes of a command line that are not UTF-8 arrive as lone surrogates
+        raise RequestError(f"prompt: expected Unicode text, found {text[error.start]!r} at {error.start}") from None
     if not chat:
         return list(tokenizer(text)["input_ids"])
     if tokenizer.chat_template is None:

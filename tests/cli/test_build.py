@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from dflash_trt.checkpoint.draft import read_draft
 from dflash_trt.engine.manifest import read_manifest
@@ -44,3 +47,23 @@ def test_a_kill_leaves_nothing_for_the_next_build(tmp_path: Path) -> None:
     (abandoned / "model.safetensors").write_bytes(b"half")
     assert run("build", DRAFT, "--target", TARGET, "-o", tmp_path / "engine", "--recipe", "fp8").returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["engine"]
+
+
+def test_a_path_that_is_not_unicode_is_refused(tmp_path: Path) -> None:
+    """onnx takes paths as UTF-8 only."""
+    result = run("build", DRAFT, "--target", TARGET, "-o", os.fsdecode(os.fsencode(tmp_path) + b"/engine\xff"))
+    assert result.returncode == 1
+    assert "expected a path in UTF-8, found other bytes" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "deployment"])
+def test_calibration_without_a_recipe_is_refused(kind: str, tmp_path: Path) -> None:
+    draft = DRAFT
+    if kind == "deployment":
+        draft = tmp_path / "mine.yaml"
+        draft.write_text(f"description: x\ntarget: {TARGET}\ndraft: {DRAFT}\ngpus: b300x1\npurpose: latency\n")
+    result = run("build", draft, "--target", TARGET, "-o", tmp_path / "engine", "--calibration", "features")
+    assert result.returncode == 2
+    assert "--calibration is for a recipe, found none" in result.stderr
+    assert not (tmp_path / "engine").exists()

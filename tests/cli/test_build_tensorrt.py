@@ -198,6 +198,7 @@ def test_inspect_shows_plans_and_memory(
         (["ENGINE", "--dry-run"], "--dry-run is for CONFIG.yaml, or with --backend tensorrt for an engine"),
         (["ENGINE", *TENSORRT, "--recipe", "fp8"], "an engine only gets plans"),
         (["ENGINE", *TENSORRT, "--force"], "an engine only gets plans"),
+        (["ENGINE", *TENSORRT, "--calibration", "features"], "an engine only gets plans"),
         (["ENGINE", *TENSORRT, "--reproducible"], "--reproducible needs --timing-cache"),
         (["draft", "--max-seq-len", 3], "--max-seq-len is for --backend tensorrt"),
         (["draft", "--workspace-gib", 3], "--workspace-gib is for --backend tensorrt"),
@@ -206,6 +207,11 @@ def test_inspect_shows_plans_and_memory(
         (["draft", *TENSORRT], "Missing option '--target'"),
         (["draft", "--backend", "tensorflow"], "'tensorflow' is not one of 'onnx', 'tensorrt'"),
         (["draft", *TENSORRT, "--workspace-gib", 0], "0.0 is not in the range"),
+        (["draft", *TENSORRT, "--workspace-gib", "nan"], "--workspace-gib: expected a finite number, found nan"),
+        (["draft", *TENSORRT, "--workspace-gib", "inf"], "--workspace-gib: expected a finite number, found inf"),
+        (["draft", *TENSORRT, "--max-batch-size", 2**31], "2147483648 is not in the range"),
+        (["draft", *TENSORRT, "--max-seq-len", 2**31], "2147483648 is not in the range"),
+        (["draft", *TENSORRT, "--max-num-tokens", 2**31], "2147483648 is not in the range"),
     ],
 )
 def test_usage(engine: Path, arguments: list[object], words: str) -> None:

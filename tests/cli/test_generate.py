@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dflash_trt.engine.manifest import sha256
 from dflash_trt.errors import CheckpointError, DFlashError, EngineError, RequestError
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run, run_here
@@ -169,14 +172,67 @@ def test_stop_texts_and_draft_lengths(engine: Path, capsys: pytest.CaptureFixtur
         ("--temperature", "-1", "temperature: expected 0 or more, found -1.0"),
         ("--top-p", "0", "top_p: expected more than 0 and at most 1, found 0.0"),
         ("--seed", "-1", "seed: expected 0 to 2^64 - 1, found -1"),
+        ("--top-k", str(2**31), "top_k: expected 0 to 2^31 - 1, found 2147483648"),
+        ("--repetition-penalty", "1e-7", "repetition_penalty: expected 1e-6 to 1e6, found 1e-07"),
+        ("--repetition-penalty", "nan", "repetition_penalty: expected 1e-6 to 1e6, found nan"),
+        ("--presence-penalty", "-1e308", "presence_penalty: expected -1e6 to 1e6, found -1e+308"),
+        ("--frequency-penalty", "nan", "frequency_penalty: expected -1e6 to 1e6, found nan"),
         ("--draft-length", "99", "draft length: expected 0 to 7, a schedule by batch size that begins at 1 (1:7,8:3)"),
         ("--cache-gib", "0.00001", "which is what 1e-05 GiB of cache hold"),
+        ("--cache-gib", "0", "cache_gib: expected more than 0 GiB, found 0"),
+        ("--cache-gib", "nan", "cache_gib: expected more than 0 GiB, found nan"),
+        ("--cache-gib", "inf", "cache_gib: expected more than 0 GiB, found inf"),
+        ("--max-new-tokens", "9999", "prompt: expected at most 8192 tokens (max_position_embeddings)"),
         ("--device", "cuda", "device: expected a CUDA device, found none that torch"),
     ],
 )
-def test_settings_that_cannot_be_served(engine: Path, option: str, value: str, message: str) -> None:
+def test_settings_that_cannot_be_served(
+    engine: Path, option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     if option == "--device" and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     with pytest.raises(DFlashError) as refused:
         run_here("generate", engine, "def", "--target", TARGET, option, value)
     assert message in refused.value.message
+    assert capsys.readouterr().out == ""  # not even the prompt
+
+
+def test_bytes_that_are_no_text(engine: Path) -> None:
+    arguments = ("generate", engine, os.fsdecode(b"def \xff"), "--target", TARGET)
+    message = refusal(lambda: run_here(*arguments), RequestError)
+    assert "prompt: expected Unicode text, found '\\udcff' at 4" in message
+
+
+@pytest.mark.parametrize("extreme", [("--repetition-penalty", "1e-6"), ("--frequency-penalty", "-1e6")])
+def test_the_largest_penalties_can_be_served(
+    engine: Path, extreme: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [engine, "def add(", "--max-new-tokens", 12, "--temperature", 1, "--seed", 1, "--baseline", *extreme]
+    (request,) = requests(capsys, *command)
+    assert request["identical"]
+    assert len(set(request["output_ids"])) == 1  # the first token that it favours, for ever
+
+
+def test_a_batch_larger_than_memory_takes_the_slots_of_its_prompts(
+    engine: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [engine, "--token-ids", prompts, "--max-new-tokens", 4, "--batch-size"]
+    assert len(requests(capsys, *command, 10**12)) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("damage", ["link", "garbage"])
+def test_an_engine_that_onnx_runtime_refuses(engine: Path, tmp_path: Path, damage: str) -> None:
+    """Links as those of a Hugging Face cache, and a graph whose hash was written anew."""
+    copy = tmp_path / "engine"
+    shutil.copytree(engine, copy)
+    if damage == "link":
+        (copy / "model.safetensors").rename(tmp_path / "blob")
+        (copy / "model.safetensors").symlink_to(tmp_path / "blob")
+    else:
+        (copy / "context.onnx").write_bytes(b"garbage")
+        manifest = json.loads((copy / "manifest.json").read_text())
+        manifest["sha256"]["context.onnx"] = sha256(copy / "context.onnx")
+        (copy / "manifest.json").write_text(json.dumps(manifest))
+    message = refusal(lambda: run_here("generate", copy, "def", "--target", TARGET), EngineError)
+    assert f"{copy / 'context.onnx'}: expected a graph that onnxruntime " in message
+    assert "hint: copy the engine with its files in the place of links" in message

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from dflash_trt.errors import ConfigError
 
 
 class Inner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=1)]
     colour: Literal["red", "green"] = "red"
 
 
@@ -55,6 +55,7 @@ def test_a_good_file(tmp_path: Path) -> None:
         ("name: x\ncount: two\n", "count: expected `int`, got `str`"),
         ("name: x\ncount: true\n", "count: expected `int`, got `bool`"),
         ("name: x\ncount: 2\ninner: {size: big}\n", "inner.size: expected `int`, got `str`"),
+        ("name: x\ncount: 2\nmany: [{size: 1}, {size: -3}]\n", "many[1].size: expected `int` >= 1, found -3"),
         ("name: x\ncount: 2\ninner: 3\n", "inner: expected `object | null`, got `int`"),
         ("name: x\ncount: 2\npurpose: latncy\n", "purpose: expected one of latency, throughput, found 'latncy'"),
         ("name: x\ncount: 2\npurpose: latncy\n", "(nearest value: latency)"),

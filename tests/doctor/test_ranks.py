@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from dflash_trt.cli.doctor import _print_ranks
 from dflash_trt.doctor.ranks import Rank, problems
 from dflash_trt.engine.machine import Gpu
 from tests.engines import build
@@ -81,6 +82,19 @@ def test_every_fact_is_compared() -> None:
         (problem,) = problems([*ranks[:2], odd, ranks[3]])
         assert problem.startswith(f"rank 2 (a): {fact}: expected ")
         assert problem.endswith("as on 3 of 4 ranks, found other")
+
+
+@pytest.mark.parametrize("first", [{}, {"engine sha256": "e"}])
+def test_ranks_of_which_some_have_no_engine(first: dict[str, str]) -> None:
+    ranks = [rank(0, **first), *(rank(index, gpu=index, **{"engine sha256": "e"}) for index in (1, 2))]
+    found = [] if first else ["rank 0 (a): engine sha256: expected e as on 2 of 3 ranks, found missing"]
+    assert problems(ranks) == found
+
+
+def test_the_table_of_ranks_of_which_some_have_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    _print_ranks([rank(0, gpu=None), rank(1, gpu=None, **{"engine sha256": "f" * 64})])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("│")[4].strip() for line in lines if line.startswith(("│ 0", "│ 1"))] == ["missing", "f" * 12]
 
 
 @pytest.mark.parametrize(

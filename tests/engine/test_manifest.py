@@ -97,6 +97,13 @@ def test_manifest_of_another_shape(changes: dict[str, Any], words: str, engine: 
     assert message.endswith(f"hint: {REBUILD}")
 
 
+def test_both_graphs_are_there(engine: Path) -> None:
+    graphs = json.loads((engine / "manifest.json").read_text())["graphs"]
+    assert "manifest.json: graphs: expected context and draft, found none" in message_of(edit(engine, graphs={}))
+    message = message_of(edit(engine, graphs={"draft": graphs["draft"]}))
+    assert "graphs: expected context and draft, found draft" in message
+
+
 @pytest.mark.parametrize("key", [field.name for field in msgspec.structs.fields(Manifest) if field.required])
 def test_missing_key(key: str, engine: Path) -> None:
     manifest = json.loads((engine / "manifest.json").read_text())

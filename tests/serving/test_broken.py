@@ -113,6 +113,9 @@ CASES = {
         rule="token-budget", key="max_num_tokens", change={"max_num_tokens": 639},
         words="64 * 10 = 640, found 639; raise it to 640 or set max_batch_size to 63",
     ),
+    "token budget below one request": Case(
+        rule="token-budget", key="max_num_tokens", change={"max_num_tokens": 9}, words="found 9; raise it to 640 [",
+    ),
     "token budget, batch left to the runtime": Case(
         rule="token-budget", key="max_num_tokens", change={"max_batch_size": REMOVED}, words="2048 * 10 = 20480",
         severity=WARNING, also=("context-arena",),
@@ -173,6 +176,10 @@ CASES = {
     "experts that do not divide": Case(
         rule="parallelism", key="moe_expert_parallel_size", change={"moe_expert_parallel_size": 3},
         words="a divisor of tensor_parallel_size 8, found 3",
+    ),
+    "experts on one rank": Case(
+        rule="parallelism", key="moe_expert_parallel_size",
+        change={"moe_expert_parallel_size": 3, "tensor_parallel_size": 1}, words="found 3; set it to 1 [",
     ),
     "experts that do not multiply up": Case(
         rule="parallelism", key="moe_tensor_parallel_size",
@@ -307,6 +314,12 @@ def test_the_good_configuration_is_good(tmp_path: Path, runtime: Runtime) -> Non
 
 def test_at_least_twenty_and_every_rule() -> None:
     assert len(CASES) >= 20
+
+
+def test_an_empty_name_is_no_directory(tmp_path: Path) -> None:
+    """Path("") is the working directory."""
+    found = checked(tmp_path, changed("trtllm", {f"{SPEC}.speculative_model": ""}), Case(rule="", key="", words=""))
+    assert ("draft-length", UNCHECKED) in {(f.rule, f.severity) for f in found}
 
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import click
 import pytest
 import yaml
 
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import CheckpointError, ConfigError
 from tests.cli.commands import run, run_here
 from tests.paths import FIXTURES
 from tests.serving.deployments import BUILD_CONFIGS, RUNTIMES, rendered
@@ -138,6 +138,24 @@ def test_a_draft_that_is_neither_here_nor_published(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="draft: expected a directory, or a checkpoint whose facts are") as caught:
         run_here("serve-config", config, "--runtime", "vllm")
     assert caught.value.hint == "hf download someone/draft --local-dir DIR, then give --draft DIR"
+    with pytest.raises(ConfigError) as caught:
+        run_here("serve-config", config, "--runtime", "vllm", "--draft", tmp_path / "no-such-directory")
+    assert caught.value.hint == "check the path to the checkpoint"
+
+
+@pytest.mark.parametrize("command", [["build", "--dry-run"], ["serve-config", "--runtime", "trtllm"]])
+def test_a_draft_of_another_target_is_refused(command: list[str], tmp_path: Path) -> None:
+    config = tmp_path / "mine.yaml"
+    target, draft = FIXTURES / "tiny-qwen3", FIXTURES / "tiny-gpt-oss-dflash"
+    config.write_text(f"description: x\ntarget: {target}\ndraft: {draft}\ngpus: b300x1\npurpose: latency\n")
+    with pytest.raises(CheckpointError, match=f"{draft} does not fit target {target}: model_type: expected qwen3"):
+        run_here(command[0], config, *command[1:])
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_here("serve-config", "--check", tmp_path, "--runtime", "trtllm")
+    assert caught.value.message == f"{tmp_path}: expected a readable text file, found: Is a directory"
 
 
 @pytest.mark.parametrize(
@@ -148,6 +166,7 @@ def test_a_draft_that_is_neither_here_nor_published(tmp_path: Path) -> None:
         ["serve-config", LATENCY, "--runtime", "trtllm", "--json"],
         ["serve-config", FIXTURES / "tiny-qwen3-dflash", "--runtime", "trtllm"],
         ["serve-config", LATENCY, "--runtime", "tgi"],
+        ["serve-config", LATENCY, "--runtime", "trtllm", "--host", ""],
         ["build", NVFP4, "--recipe", "fp8"],
         ["build", FIXTURES / "tiny-qwen3-dflash", "--dry-run"],
         ["build", FIXTURES / "tiny-qwen3-dflash", "--json"],

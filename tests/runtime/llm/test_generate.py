@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from dflash_trt.errors import RequestError
@@ -111,6 +113,26 @@ def test_prompts_that_cannot_be_served_are_refused(llm: LLM) -> None:
     assert llm.metrics().running == llm.metrics().waiting == 0
 
 
+@pytest.mark.parametrize("token", [1.5, "a", None])
+def test_token_ids_that_are_no_integers_do_not_reach_the_decoder(llm: LLM, token: Any) -> None:
+    """There they would end it for everybody."""
+    with pytest.raises(RequestError, match=f"expected token ids from 0 to 1023, found {token!r}"):
+        llm.generate([5, token], greedy(3))
+    answer, same = within(lambda: llm.generate_all([[5, 6], list(np.array([5, 6]))], greedy(3)))
+    assert answer.output_ids == same.output_ids
+
+
+@pytest.mark.parametrize("stop", ["end", ("",), (b"x",), (1,)])
+def test_stops_that_are_no_texts_are_refused(stop: Any) -> None:
+    with pytest.raises(RequestError, match="stop: expected a tuple of texts of at least one character"):
+        greedy(stop=stop)
+
+
+def test_a_device_of_another_name_is_refused(engine: Path) -> None:
+    with pytest.raises(RequestError, match="device: expected auto, cpu or cuda, found 'gpu'"):
+        LLM(engine, FIXTURES / "tiny-qwen3", device="gpu")
+
+
 def test_a_request_beyond_the_caches_is_refused(engine: Path) -> None:
     with open_llm(engine, cache_gib=0.002) as llm:
         room = llm.metrics().free_cache_tokens
@@ -125,11 +147,6 @@ def test_a_request_beyond_the_caches_is_refused(engine: Path) -> None:
 def test_settings_out_of_range_are_refused(engine: Path, name: str) -> None:
     with pytest.raises(RequestError, match=f"{name}: expected at least 1, found 0"):
         open_llm(engine, **{name: 0})
-
-
-def test_a_stop_that_is_one_string_is_refused() -> None:
-    with pytest.raises(RequestError, match="stop: expected a tuple of texts of at least one character, found end"):
-        greedy(stop="end")
 
 
 def test_many_threads_at_once(llm: LLM) -> None:
