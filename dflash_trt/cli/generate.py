@@ -97,7 +97,7 @@ def generate(
 
     from transformers.utils import logging
 
-    from dflash_trt.runtime.ranks import join
+    from dflash_trt.runtime.ranks.join import join
     from dflash_trt.runtime.sampling import SamplingParams
     from dflash_trt.runtime.session import Session
 

@@ -19,11 +19,11 @@ from dflash_trt.runtime.decode import DEFAULT_PREFILL_CHUNK, Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
 from dflash_trt.runtime.pair import LocalPair, Pair
 from dflash_trt.runtime.prompts import check_prompt
-from dflash_trt.runtime.rank_roles import Follower, Leader
+from dflash_trt.runtime.ranks.pair import TensorParallelPair, follow, rank_facts
+from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.slots import SlotPool
-from dflash_trt.runtime.tensor_parallel import TensorParallelPair, follow, rank_facts
 from dflash_trt.runtime.text import TextStream
 from dflash_trt.target.huggingface import HuggingFaceTarget, load_model, make_target, stop_token_ids
 from dflash_trt.target.sharding import sharding

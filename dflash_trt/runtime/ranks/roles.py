@@ -15,7 +15,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 from dflash_trt.errors import DFlashError, RankError
-from dflash_trt.runtime.rank_link import Link
+from dflash_trt.runtime.ranks.link import Link
 
 SETTLE_SECONDS = 0.3
 """A rank that breaks makes others stumble: rank 0 waits so long for the one that broke."""

@@ -17,8 +17,8 @@ from datetime import timedelta
 from typing import NoReturn
 
 from dflash_trt.errors import DFlashError, MissingDependencyError, RankError
-from dflash_trt.runtime.rank_link import START_SECONDS, Store, link_followers, link_leader
-from dflash_trt.runtime.rank_roles import LINGER_SECONDS, Follower, Leader
+from dflash_trt.runtime.ranks.link import START_SECONDS, Store, link_followers, link_leader
+from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader
 
 # Rank and number of ranks, by launcher: torchrun (and whoever speaks its language), Open MPI, MPICH and its kin.
 TORCHRUN = ("RANK", "WORLD_SIZE")

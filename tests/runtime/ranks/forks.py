@@ -25,8 +25,8 @@ from tests.paths import REPOSITORY
 
 LIMIT_SECONDS = 120
 WHAT_RANKS_IMPORT = (
-    "dflash_trt.runtime.tensor_parallel",
-    "tests.runtime.pair_script",
+    "dflash_trt.runtime.ranks.pair",
+    "tests.runtime.ranks.pair_script",
     "torch.distributed.tensor",
     "transformers.models.gpt_oss.modeling_gpt_oss",
     "transformers.models.qwen3.modeling_qwen3",
@@ -52,7 +52,7 @@ class Forks:
         self._logs = logs
 
     def run(self, num_ranks: int, role: str, *arguments: object) -> Outcome:
-        """Runs a role of `rank_script` on so many ranks."""
+        """Runs a role of `script` on so many ranks."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         begin = time.monotonic()
@@ -68,7 +68,7 @@ class Forks:
 @contextmanager
 def forks(logs: Path) -> Iterator[Forks]:
     """Starts the process, and ends it with whatever it has started."""
-    command = [sys.executable, "-m", "tests.runtime.rank_forks", str(logs)]
+    command = [sys.executable, "-m", "tests.runtime.ranks.forks", str(logs)]
     process = subprocess.Popen(
         command,
         cwd=REPOSITORY,
@@ -113,7 +113,7 @@ def _become_rank(rank: int, num_ranks: int, port: int, logs: Path, job: list[str
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
     os.environ |= {name: str(value) for name, value in names.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    from tests.runtime.rank_script import main as run
+    from tests.runtime.ranks.script import main as run
 
     code = 70
     try:

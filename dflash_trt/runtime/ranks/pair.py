@@ -21,7 +21,7 @@ from dflash_trt import __version__
 from dflash_trt.checkpoint.target import TargetCheckpoint
 from dflash_trt.engine.manifest import MANIFEST, sha256
 from dflash_trt.runtime.pair import Pair
-from dflash_trt.runtime.rank_roles import Follower, Leader
+from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.target.protocol import Segment
 
 

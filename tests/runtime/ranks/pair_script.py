@@ -14,8 +14,8 @@ from dflash_trt.checkpoint.target import read_target
 from dflash_trt.drafter.onnx_drafter import OnnxDrafter
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.runtime.pair import LocalPair, Pair
-from dflash_trt.runtime.rank_roles import Follower, Leader
-from dflash_trt.runtime.tensor_parallel import rank_facts
+from dflash_trt.runtime.ranks.pair import rank_facts
+from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.target.huggingface import load_model, make_target
 from dflash_trt.target.protocol import Segment
 from dflash_trt.target.sharding import sharding

@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_trt.errors import RankError
-from dflash_trt.runtime.rank_link import Link, link_followers, link_leader
-from dflash_trt.runtime.rank_roles import LINGER_SECONDS, Follower, Leader, _cause, _disagreement
-from dflash_trt.runtime.ranks import Launch, _backend, join, read_launch
-from dflash_trt.runtime.tensor_parallel import TensorParallelPair, follow
+from dflash_trt.runtime.ranks.join import Launch, _backend, join, read_launch
+from dflash_trt.runtime.ranks.link import Link, link_followers, link_leader
+from dflash_trt.runtime.ranks.pair import TensorParallelPair, follow
+from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader, _cause, _disagreement
 from dflash_trt.target.protocol import Segment
 from tests.paths import REPOSITORY
 
@@ -284,7 +284,7 @@ def test_launchers(launcher: str) -> None:
     scripts = f"{sys.prefix}/bin"
     ranks = {"torchrun": [f"{scripts}/torchrun", "--nproc-per-node", "2"],
              "mpiexec": [f"{scripts}/mpiexec", "-n", "2", sys.executable]}[launcher]  # fmt: skip
-    command = [*ranks, "-m", "tests.runtime.rank_script", "2", "add"]
+    command = [*ranks, "-m", "tests.runtime.ranks.script", "2", "add"]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     result = subprocess.run(
         command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60, check=False

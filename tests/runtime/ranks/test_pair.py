@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from dflash_trt.checkpoint.target import read_target
-from dflash_trt.runtime.rank_roles import LINGER_SECONDS
-from dflash_trt.runtime.ranks import join
-from dflash_trt.runtime.tensor_parallel import rank_facts
+from dflash_trt.runtime.ranks.join import join
+from dflash_trt.runtime.ranks.pair import rank_facts
+from dflash_trt.runtime.ranks.roles import LINGER_SECONDS
 from tests.engines import build
 from tests.paths import FIXTURES, REPOSITORY
-from tests.runtime.pair_script import load_pairs, run_script
-from tests.runtime.rank_forks import Forks, forks
+from tests.runtime.ranks.forks import Forks, forks
+from tests.runtime.ranks.pair_script import load_pairs, run_script
 
 SECONDS = 8
 """How long the end of a rank may take to end the others: the longest wait is a second, the rest is a slow machine."""
@@ -47,7 +47,7 @@ def test_ranks_decode_like_one(ranks: Forks, name: str, num_ranks: int, tmp_path
 def test_eight_ranks_of_mpiexec(tmp_path: Path) -> None:
     engine, output = tmp_path / "engine", tmp_path / "answers.pt"
     build(FIXTURES / "tiny-gpt-oss-dflash", engine, FIXTURES / "tiny-gpt-oss")
-    script = [sys.executable, "-m", "tests.runtime.rank_script", "8", "decode"]
+    script = [sys.executable, "-m", "tests.runtime.ranks.script", "8", "decode"]
     command = [f"{sys.prefix}/bin/mpiexec", "-n", "8", *script, engine, FIXTURES / "tiny-gpt-oss", output]
     subprocess.run(command, cwd=REPOSITORY, check=True, timeout=180)
     check_answers(engine, "tiny-gpt-oss", 8, output)

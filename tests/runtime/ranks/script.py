@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each rank of a test runs: `python -m tests.runtime.rank_script NUM_RANKS ROLE ARGUMENT...`."""
+"""What each rank of a test runs: `python -m tests.runtime.ranks.script NUM_RANKS ROLE ARGUMENT...`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dflash_trt.errors import DFlashError, RequestError
-from dflash_trt.runtime.rank_roles import Follower, Leader
-from dflash_trt.runtime.ranks import join
+from dflash_trt.runtime.ranks.join import join
+from dflash_trt.runtime.ranks.roles import Follower, Leader
 
 FACTS = {"engine": "A", "target": "T"}
 
@@ -21,8 +21,8 @@ def decode(ranks: Leader | Follower, engine: str, target: str, output: str) -> N
     """The pair script on sharded ranks; rank 0 saves the answers."""
     import torch
 
-    from dflash_trt.runtime.tensor_parallel import TensorParallelPair, follow
-    from tests.runtime.pair_script import load_pairs, run_script
+    from dflash_trt.runtime.ranks.pair import TensorParallelPair, follow
+    from tests.runtime.ranks.pair_script import load_pairs, run_script
 
     pairs, share = load_pairs(Path(engine), Path(target), ranks)
     if isinstance(ranks, Follower):
