@@ -9,8 +9,9 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from dflash_trt.errors import MissingDependencyError
 from dflash_trt.serving.finding import ERROR, Finding
-from dflash_trt.serving.schema import PACKAGES, Schema
+from dflash_trt.serving.schema import PACKAGES, Schema, versions
 
 PLACEHOLDER = "model"  # the model is named on trtllm-serve's command line; its presence is not checked here
 
@@ -21,6 +22,18 @@ def installed_version(runtime: str) -> str | None:
         return version(PACKAGES[runtime])
     except PackageNotFoundError:
         return None
+
+
+def import_tensorrt_llm(asked_by: str) -> Any:
+    """The package; MissingDependencyError, in the name of `asked_by`, where it cannot be imported."""
+    try:
+        return import_module("tensorrt_llm")
+    except ImportError as problem:
+        raise MissingDependencyError(
+            f"{asked_by}: expected tensorrt_llm, found: {problem}",
+            # As NVIDIA's installation guide of 1.3.0rc24 has it.
+            hint=f"in an environment of its own: pip install tensorrt_llm=={versions('trtllm')[-1]} dflash-trt",
+        ) from None
 
 
 def check_with_package(schema: Schema, document: dict[str, Any]) -> Iterator[Finding]:

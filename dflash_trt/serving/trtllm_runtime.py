@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.errors import ConfigError, MissingDependencyError
+from dflash_trt.errors import ConfigError
 from dflash_trt.serving.check import check, deployment_context
 from dflash_trt.serving.finding import ERROR
 from dflash_trt.serving.method import Method
-from dflash_trt.serving.real_classes import installed_version
+from dflash_trt.serving.real_classes import import_tensorrt_llm, installed_version
 from dflash_trt.serving.resolve import Deployment
 from dflash_trt.serving.schema import load_schema, versions
 from dflash_trt.serving.trtllm import trtllm_arguments
@@ -63,7 +63,7 @@ def generate(
     Raises MissingDependencyError without TensorRT-LLM, ConfigError for a deployment that it could not run or that has
     more ranks than GPUs are here, EngineError where engine mode's ranks would not have our drafter.
     """
-    package = _package()
+    package = import_tensorrt_llm("--runtime trtllm")
     arguments = trtllm_arguments(deployment, method)
     _check(deployment, arguments)
     if deployment.mode == "engine" and method == "dflash":
@@ -82,17 +82,6 @@ def sampling_arguments(max_new_tokens: int, **options: Any) -> dict[str, Any]:
     if "stop" in said:
         said["stop"] = list(said["stop"])
     return {"max_tokens": max_new_tokens, "return_perf_metrics": True, **said}
-
-
-def _package() -> Any:
-    try:
-        return import_module("tensorrt_llm")
-    except ImportError as problem:
-        raise MissingDependencyError(
-            f"--runtime trtllm: expected tensorrt_llm, found: {problem}",
-            hint="in an environment of its own: pip install --extra-index-url https://pypi.nvidia.com"
-            f" tensorrt_llm=={versions('trtllm')[-1]} dflash-trt",
-        ) from None
 
 
 def _check(deployment: Deployment, arguments: dict[str, Any]) -> None:

@@ -107,9 +107,10 @@ def test_greedy_output_is_that_of_plain_decoding_alone(
     assert most_waiting >= 1, "the budget kept nobody waiting"
 
 
-@pytest.mark.parametrize("length", [0, 2, 5])
-def test_steps_are_those_of_decoding_alone(workload: Workload, length: int) -> None:
-    """What the drafter proposes to one request does not depend on the others."""
+@pytest.mark.parametrize(("name", "length"), [("random-qwen3", 0), ("tiny-qwen3", 7), ("tiny-gpt-oss", 3)])
+def test_steps_are_those_of_decoding_alone(workloads: Callable[[str], Workload], name: str, length: int) -> None:
+    """What the drafter proposes to one request does not depend on the others; a trained one depends on its own."""
+    workload = workloads(name)
     jobs = workload.jobs[:10]
     requests = [workload.request(job) for job in jobs]
     drive(workload.decoder(length, prefill_chunk=7), requests, random.Random(1))

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from dflash_trt.errors import EngineError, MissingDependencyError
+from dflash_trt.errors import EngineError
+from dflash_trt.serving.real_classes import import_tensorrt_llm
 from dflash_trt.serving.schema import schemas
 
 INTERFACE = "tensorrt_llm._torch.speculative.interface"
@@ -62,13 +63,7 @@ def known_versions() -> list[str]:
 
 def check_contract() -> None:
     """Raises MissingDependencyError without TensorRT-LLM, EngineError with every difference to what was read."""
-    try:
-        package = import_module("tensorrt_llm")
-    except ImportError as problem:
-        raise MissingDependencyError(
-            f"engine mode: expected tensorrt_llm, found: {problem}",
-            hint=f"pip install --extra-index-url https://pypi.nvidia.com tensorrt_llm=={known_versions()[-1]}",
-        ) from None
+    package = import_tensorrt_llm("engine mode")
     if found := list(differences(package)):
         listed = "".join(f"\n  - {difference}" for difference in found)
         raise EngineError(
