@@ -31,7 +31,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
-from dflash_trt.runtime.decode import Decoder  # noqa: E402
+from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import parse_draft_length  # noqa: E402
 from dflash_trt.runtime.session import Session, run  # noqa: E402
 from tests.decoding import greedy  # noqa: E402

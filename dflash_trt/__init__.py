@@ -6,15 +6,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dflash_trt.llm import LLM as LLM
+    from dflash_trt.llm import Chunk as Chunk
     from dflash_trt.runtime.completion import Completion as Completion
-    from dflash_trt.runtime.llm import LLM as LLM
-    from dflash_trt.runtime.llm import Chunk as Chunk
     from dflash_trt.runtime.sampling import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "Chunk", "Completion", "SamplingParams", "__version__"]
 
-_HOMES = {"LLM": "llm", "Chunk": "llm", "Completion": "completion", "SamplingParams": "sampling"}
+_HOMES = {"LLM": "llm", "Chunk": "llm", "Completion": "runtime.completion", "SamplingParams": "runtime.sampling"}
 
 
 def __getattr__(name: str) -> object:
@@ -23,4 +23,4 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'dflash_trt' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"dflash_trt.runtime.{_HOMES[name]}"), name)
+    return getattr(import_module(f"dflash_trt.{_HOMES[name]}"), name)

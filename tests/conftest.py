@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from dflash_trt.runtime.session import Session
 
 # Before anything imports torch or huggingface_hub; subprocesses inherit both.
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network, and none may reach for it
@@ -27,3 +31,30 @@ def target_dir(tmp_path: Path) -> Path:
     from tests.checkpoint.samples import write_target
 
     return write_target(tmp_path / "target")
+
+
+@pytest.fixture(scope="session")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Session]:
+    """Both trained pairs, built and loaded once."""
+    from dflash_trt.runtime.session import Session
+    from tests.engines import build
+    from tests.fixtures_data import PAIRS
+    from tests.paths import FIXTURES
+
+    opened = {}
+    for name in PAIRS:
+        engine = tmp_path_factory.mktemp(name) / "engine"
+        build(FIXTURES / f"{name}-dflash", engine, FIXTURES / name)
+        opened[name] = Session.open(engine, str(FIXTURES / name))
+    return opened
+
+
+@pytest.fixture(scope="session")
+def features(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Three prompts answered with 40 tokens each, captured once from both fixture targets."""
+    from tests.fixtures_data import PAIRS
+    from tests.quantize.feature_samples import capture
+
+    directory = tmp_path_factory.mktemp("features")
+    options = ("--max-prompts", 3, "--max-new-tokens", 40)
+    return {name: capture(name, directory / f"{name}.safetensors", *options) for name in PAIRS}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.checkpoint.draft import read_draft
-from dflash_trt.checkpoint.target import check_pair, read_target
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from tests.paths import REPOSITORY
 
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import click
 
-from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory
-from dflash_trt.checkpoint.target import check_pair, read_target
-from dflash_trt.checkpoint.write import scratch_directory
+from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.dry_run import fitting_deployment, print_dry_run, print_plan_dry_run
 from dflash_trt.cli.plan_options import PlanRequest, plan_options, plan_request
 from dflash_trt.cli.quantize import write_quantized
-from dflash_trt.config.deployment import DeploymentFile, is_config, load_deployment
+from dflash_trt.deploy.deployment_file import DeploymentFile, is_config, load_deployment
+from dflash_trt.deploy.resolve import UNQUANTIZED, plan_sizes
 from dflash_trt.engine.manifest import MANIFEST
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import DFlashError
-from dflash_trt.serving.resolve import UNQUANTIZED, plan_sizes
+from dflash_trt.files.write import scratch_directory
 
 
 @click.command(short_help="Write an engine directory from a draft checkpoint.")
@@ -116,7 +116,7 @@ def _build(
     partner = read_target(checkpoint_directory(target))
     check_pair(source.spec, partner.spec, draft_name=draft, target_name=target)
 
-    from dflash_trt.build.engine import build_engine, describe_source
+    from dflash_trt.builder.engine_directory import build_engine, describe_source
 
     with scratch_directory(output) as scratch:
         checkpoint = source
@@ -140,7 +140,7 @@ def _build(
 
 def _add_plans(engine: Path, plans: PlanRequest) -> None:
     """Raises what stops it, and says that the engine is complete without plans."""
-    from dflash_trt.build.tensorrt.directory import add_plans
+    from dflash_trt.builder.tensorrt.add_plans import add_plans
     from dflash_trt.engine.manifest import read_manifest
 
     options = plans.options(read_manifest(engine).plan_options)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from dflash_trt import __version__
-from dflash_trt.checkpoint.draft import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory, checkpoint_label
-from dflash_trt.checkpoint.target import TargetCheckpoint, check_pair, read_target
+from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, check_pair, read_target
 from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ def capture(
 
     from transformers.utils import logging
 
+    from dflash_trt.measure.feature_capture import answer_prompts, check_new_file, new_file, write_features
     from dflash_trt.quantize.features import SCHEMA_VERSION, FeatureFacts
-    from dflash_trt.runtime.capture import answer_prompts, check_new_file, new_file, write_features
-    from dflash_trt.target.huggingface import load_model, make_target, stop_token_ids
+    from dflash_trt.targets.huggingface import load_model, make_target, stop_token_ids
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
@@ -104,7 +104,7 @@ def _encode(
 ) -> list[list[int]]:
     """Every prompt's token ids; RequestError names the first that cannot be answered to its last token."""
     from dflash_trt.runtime.prompts import check_prompt
-    from dflash_trt.target.tokenizer import load_tokenizer
+    from dflash_trt.targets.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(target.directory)
     encoded = []

@@ -12,7 +12,7 @@ from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.errors import RankError
 
 if TYPE_CHECKING:
-    from dflash_trt.doctor.ranks import Rank
+    from dflash_trt.doctor.rank_report import Rank
 
 HASH_DIGITS = 12  # of 64, which tell files apart and fit a column
 
@@ -57,7 +57,7 @@ def _mend(found: str | None, mend: str | None) -> str:
 
 
 def _compare_ranks(engine: Path | None, as_json: bool) -> None:
-    from dflash_trt.doctor.ranks import gather_ranks, problems
+    from dflash_trt.doctor.rank_report import gather_ranks, problems
 
     seen = gather_ranks(engine)
     if seen is None:
@@ -75,7 +75,7 @@ def _compare_ranks(engine: Path | None, as_json: bool) -> None:
 
 def _print_ranks(ranks: list[Rank]) -> None:
     """What is the same everywhere once, the rest rank by rank."""
-    from dflash_trt.doctor.ranks import fact_names
+    from dflash_trt.doctor.rank_report import fact_names
 
     first = ranks[0]
     names = fact_names(ranks)

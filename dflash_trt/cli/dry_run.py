@@ -11,19 +11,19 @@ import msgspec
 
 from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.cli.plan_options import PlanRequest
-from dflash_trt.config.deployment import DeploymentFile
+from dflash_trt.deploy.checker import check, deployment_context
+from dflash_trt.deploy.deployment_file import DeploymentFile
+from dflash_trt.deploy.finding import ERROR, Finding
+from dflash_trt.deploy.gpus import Gpus
+from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, MemoryPlan, plan_memory
+from dflash_trt.deploy.resolve import Deployment, plan_sizes, resolve
+from dflash_trt.deploy.rules.checked_config import Context
+from dflash_trt.deploy.rules.memory_rules import check_memory, document_load
+from dflash_trt.deploy.schema import load_schema
+from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
+from dflash_trt.engine.drafter_memory import drafter_memory
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.engine.memory import drafter_memory
 from dflash_trt.errors import ConfigError
-from dflash_trt.serving.check import check, deployment_context
-from dflash_trt.serving.finding import ERROR, Finding
-from dflash_trt.serving.gpus import Gpus
-from dflash_trt.serving.memory import MAX_BATCH, MAX_TOKENS, MemoryPlan, plan_memory
-from dflash_trt.serving.resolve import Deployment, plan_sizes, resolve
-from dflash_trt.serving.rules.context import Context
-from dflash_trt.serving.rules.memory import check_memory, document_load
-from dflash_trt.serving.schema import load_schema
-from dflash_trt.serving.trtllm import trtllm_arguments
 
 # What a deployment says to a runtime; the rest of it are facts and their origin.
 SETTINGS = (
@@ -61,8 +61,8 @@ def print_dry_run(
 
 def print_plan_dry_run(engine: Path, plans: PlanRequest, *, as_json: bool) -> None:
     """Prints how the plans of an engine directory would be built."""
-    from dflash_trt.build.tensorrt.profiles import input_shapes
-    from dflash_trt.build.tensorrt.trtexec import trtexec_commands
+    from dflash_trt.builder.tensorrt.profiles import input_shapes
+    from dflash_trt.builder.tensorrt.trtexec import trtexec_commands
 
     manifest = read_manifest(engine)
     options = plans.options(manifest.plan_options)
@@ -89,8 +89,8 @@ def fitting_deployment(file: DeploymentFile, name: str, *, draft: str, target: s
 
 def _planned_commands(deployment: Deployment, output: Path, plans: PlanRequest) -> list[str]:
     """trtexec's lines for an engine directory that need not be there yet."""
-    from dflash_trt.build.tensorrt.profiles import planned_inputs
-    from dflash_trt.build.tensorrt.trtexec import trtexec_commands
+    from dflash_trt.builder.tensorrt.profiles import planned_inputs
+    from dflash_trt.builder.tensorrt.trtexec import trtexec_commands
 
     facts = deployment.draft_facts
     graphs = planned_inputs(

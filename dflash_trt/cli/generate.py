@@ -17,7 +17,7 @@ from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.completion import Completion
-    from dflash_trt.runtime.decode import Decoder
+    from dflash_trt.runtime.decoder import Decoder
     from dflash_trt.runtime.draft_length import DraftLength
     from dflash_trt.runtime.request import Request
     from dflash_trt.runtime.sampling import SamplingParams

@@ -10,16 +10,16 @@ from pathlib import Path
 import click
 import msgspec
 
-from dflash_trt.checkpoint.draft import is_draft, read_draft
+from dflash_trt.checkpoint.draft_checkpoint import is_draft, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.source import checkpoint_directory
-from dflash_trt.checkpoint.target import TargetSpec, check_pair, read_target
+from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair, read_target
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.cli.output import human_bytes, print_json, print_table
+from dflash_trt.engine.drafter_memory import drafter_memory
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest
-from dflash_trt.engine.memory import drafter_memory
 from dflash_trt.engine.plan import PlanOptions
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from dflash_trt.build.tensorrt.timing_cache import TimingCache
+from dflash_trt.builder.tensorrt.timing_cache import TimingCache
 from dflash_trt.engine.plan import PlanOptions
 
 DEFAULTS = PlanOptions()

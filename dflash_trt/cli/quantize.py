@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dflash_trt.checkpoint.draft import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory
-from dflash_trt.checkpoint.target import check_pair, read_target
+from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.output import human_bytes
 
 if TYPE_CHECKING:

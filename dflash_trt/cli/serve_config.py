@@ -9,16 +9,16 @@ from pathlib import Path
 import click
 
 from dflash_trt.cli.output import print_json
-from dflash_trt.config.deployment import is_config, load_deployment
+from dflash_trt.deploy.checker import check, deployment_context, file_context, read_document
+from dflash_trt.deploy.deployment_file import is_config, load_deployment
+from dflash_trt.deploy.finding import ERROR, Finding
+from dflash_trt.deploy.gpus import parse_gpus
+from dflash_trt.deploy.method import METHODS, Method
+from dflash_trt.deploy.real_classes import check_with_package
+from dflash_trt.deploy.render import render
+from dflash_trt.deploy.resolve import Deployment, directory_deployment, resolve
+from dflash_trt.deploy.schema import PACKAGES, Runtime, load_schema
 from dflash_trt.errors import ConfigError
-from dflash_trt.serving.check import check, deployment_context, file_context, read_document
-from dflash_trt.serving.finding import ERROR, Finding
-from dflash_trt.serving.gpus import parse_gpus
-from dflash_trt.serving.method import METHODS, Method
-from dflash_trt.serving.real_classes import check_with_package
-from dflash_trt.serving.render import render
-from dflash_trt.serving.resolve import Deployment, directory_deployment, resolve
-from dflash_trt.serving.schema import PACKAGES, Runtime, load_schema
 
 
 @click.command("serve-config", short_help="Write or check a configuration for trtllm-serve, vLLM or SGLang.")

@@ -10,16 +10,16 @@ import click
 import msgspec
 
 from dflash_trt.checkpoint.source import checkpoint_directory
-from dflash_trt.checkpoint.target import check_pair, read_target
+from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.serve_config import read_deployment, refuse_errors
-from dflash_trt.config.deployment import is_config, load_deployment
+from dflash_trt.deploy.checker import check, deployment_context
+from dflash_trt.deploy.deployment_file import is_config, load_deployment
+from dflash_trt.deploy.method import METHODS, Method
+from dflash_trt.deploy.real_classes import check_with_package
+from dflash_trt.deploy.schema import load_schema
+from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.serving.check import check, deployment_context
-from dflash_trt.serving.method import METHODS, Method
-from dflash_trt.serving.real_classes import check_with_package
-from dflash_trt.serving.schema import load_schema
-from dflash_trt.serving.triton.model_file import EmbeddedArguments, TritonConfig
-from dflash_trt.serving.trtllm import trtllm_arguments
+from dflash_trt.triton.model_file import EmbeddedArguments, TritonConfig
 
 DEFAULT_BATCH = EmbeddedArguments(engine="", target="").max_batch_size
 
@@ -82,8 +82,8 @@ def triton_repo(
         engine_mode = deployment.mode == "engine" and method == "dflash"
         config = msgspec.structs.replace(config, engine_mode=engine_mode)
 
-    from dflash_trt.serving.triton.launch import instructions
-    from dflash_trt.serving.triton.repository import write_repository
+    from dflash_trt.triton.instructions import instructions
+    from dflash_trt.triton.repository import write_repository
 
     write_repository(output, name, arguments, config, force=force)
     click.echo(output)

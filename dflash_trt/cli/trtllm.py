@@ -13,11 +13,11 @@ from click.core import ParameterSource
 
 from dflash_trt.checkpoint.source import checkpoint_directory
 from dflash_trt.cli.output import print_json, print_table
-from dflash_trt.config.deployment import is_config, load_deployment
+from dflash_trt.deploy.deployment_file import is_config, load_deployment
+from dflash_trt.deploy.resolve import Deployment, resolve
 from dflash_trt.errors import RequestError, VerificationError
-from dflash_trt.serving.resolve import Deployment, resolve
-from dflash_trt.serving.trtllm_runtime import Answer, generate, sampling_arguments
-from dflash_trt.target.tokenizer import encode, load_tokenizer
+from dflash_trt.targets.tokenizer import encode, load_tokenizer
+from dflash_trt.trtllm.llm_backend import Answer, generate, sampling_arguments
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.prompts import Prompt
@@ -82,7 +82,7 @@ def verify_with_trtllm(
     deployment: Deployment, prompts: Sequence[Prompt], max_new_tokens: int, *, chat: bool, as_json: bool
 ) -> None:
     """Decodes prompts with the drafter and without; VerificationError when a token differs."""
-    from dflash_trt.runtime.statistics import first_difference
+    from dflash_trt.measure.statistics import first_difference
 
     tokenizer = load_tokenizer(checkpoint_directory(deployment.target))
     ids = [prompt.encode(tokenizer, chat=chat) for prompt in prompts]

@@ -15,8 +15,8 @@ from dflash_trt.cli.output import print_json
 from dflash_trt.cli.verify_tables import print_report
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.verification_report import Report
-    from dflash_trt.runtime.verify import TokenPrompt
+    from dflash_trt.measure.verification import TokenPrompt
+    from dflash_trt.measure.verification_report import Report
 
 MIN_NEW_TOKENS = 3
 """The first token is the prefill's and the last one a bonus: fewer leave nothing to draft."""
@@ -108,8 +108,8 @@ def verify(
 
     from transformers.utils import logging
 
-    from dflash_trt.runtime.verification_report import find_failure
-    from dflash_trt.runtime.verify import Verification
+    from dflash_trt.measure.verification import Verification
+    from dflash_trt.measure.verification_report import find_failure
 
     if plot is not None:
         import matplotlib  # noqa: F401 - what is missing is said before the work, not after it
@@ -142,7 +142,7 @@ def _progress(prompts: list[TokenPrompt]) -> Iterable[TokenPrompt]:
 
 
 def _warn(report: Report) -> None:
-    from dflash_trt.runtime.statistics import MIN_PROMPTS
+    from dflash_trt.measure.statistics import MIN_PROMPTS
 
     if report.comparison is None or report.comparison.tau_loss is None:
         return

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from dflash_trt.runtime.drafter_error import DrafterError
-from dflash_trt.runtime.verification_report import EngineReport, Report
+from dflash_trt.measure.drafter_error import DrafterError
+from dflash_trt.measure.verification_report import EngineReport, Report
 
 # Okabe and Ito's palette; lines differ in marker and dash too.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from dflash_trt.cli.output import print_table
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.drafter_error import DrafterError
-    from dflash_trt.runtime.verification_report import Comparison, EngineReport, Report
+    from dflash_trt.measure.drafter_error import DrafterError
+    from dflash_trt.measure.verification_report import Comparison, EngineReport, Report
 
 
 def print_report(report: Report) -> None:

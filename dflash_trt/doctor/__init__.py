@@ -8,9 +8,9 @@ import shutil
 import subprocess
 from importlib import metadata
 
-from dflash_trt.doctor.finding import Finding
-from dflash_trt.doctor.gpus import gpus
-from dflash_trt.doctor.plugin_library import plugin_library
+from dflash_trt.doctor.gpu_report import gpus
+from dflash_trt.doctor.plugin_report import plugin_library
+from dflash_trt.doctor.status import Finding
 
 RUNNING = ("generate", "verify", "capture")
 # A package, the commands that need it, and the extra of pyproject.toml that brings it.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.graph.session import graph_session
+from dflash_trt.graph.ort_session import graph_session
 
 INITIAL_ROWS = 512
 NUMPY_TYPES = {torch.float32: np.float32, torch.int32: np.int32}

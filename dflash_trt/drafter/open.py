@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dflash_trt.drafter.protocol import Drafter
+from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plan import GRAPHS
 from dflash_trt.errors import MissingDependencyError

@@ -17,8 +17,8 @@ from dflash_trt.drafter.plan_runner import PlanRunner
 from dflash_trt.engine import machine, tensorrt_api
 from dflash_trt.engine.manifest import Manifest, sha256
 from dflash_trt.engine.plan import GRAPHS, check_plan
+from dflash_trt.engine.plugin_library import plugin_library
 from dflash_trt.errors import EngineError
-from dflash_trt.plugin import plugin_library
 
 DTYPES = {"BFLOAT16": torch.bfloat16, "FLOAT8E4M3FN": torch.float8_e4m3fn, "INT32": torch.int32}
 

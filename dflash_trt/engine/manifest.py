@@ -10,7 +10,7 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.quantization import Quantization
-from dflash_trt.checkpoint.target import TargetSpec
+from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.plan import GRAPHS, Plan, PlanOptions
 from dflash_trt.errors import EngineError

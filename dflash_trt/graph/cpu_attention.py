@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import onnx
 
-from dflash_trt.graph.builder import OPSET, PLUGIN_DOMAIN
-from dflash_trt.graph.draft import ATTENTION
+from dflash_trt.graph.draft_graph import ATTENTION
+from dflash_trt.graph.onnx_builder import OPSET, PLUGIN_DOMAIN
 
 # The node written in ONNX's own text syntax. Every line is one operation; shapes stand behind it.
 # C is the longest context of the batch: cache rows beyond it are never touched.

@@ -16,10 +16,10 @@ import onnx
 import onnx.inliner
 from onnx import TensorProto, helper
 
-from dflash_trt.graph.builder import COMPUTE
 from dflash_trt.graph.cpu_attention import attention_function
 from dflash_trt.graph.cpu_quantization import lower_quantization
-from dflash_trt.graph.draft import ATTENTION
+from dflash_trt.graph.draft_graph import ATTENTION
+from dflash_trt.graph.onnx_builder import COMPUTE
 
 HALF_TYPES = (TensorProto.BFLOAT16, TensorProto.FLOAT16)
 

@@ -12,8 +12,8 @@ import numpy as np
 from onnx import TensorProto
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.graph.builder import COMPUTE, GraphBuilder
 from dflash_trt.graph.linear import linear
+from dflash_trt.graph.onnx_builder import COMPUTE, GraphBuilder
 
 ROPE_STRIDE = 256
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from dflash_trt.checkpoint.quantization import BLOCK, W4A16_NVFP4, read_scale
-from dflash_trt.graph.builder import COMPUTE, TRT_DOMAIN, GraphBuilder
+from dflash_trt.graph.onnx_builder import COMPUTE, TRT_DOMAIN, GraphBuilder
 
 
 def linear(g: GraphBuilder, x: str, *modules: str, bias: bool = False) -> str:

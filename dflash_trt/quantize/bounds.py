@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dflash_trt.checkpoint.draft import DraftCheckpoint
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.quantize.ranges import Ranges
 

@@ -18,13 +18,13 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 
-from dflash_trt.checkpoint.draft import DraftCheckpoint
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.errors import CheckpointError
-from dflash_trt.graph.context import context_graph
-from dflash_trt.graph.draft import draft_graph
+from dflash_trt.graph.context_graph import context_graph
+from dflash_trt.graph.draft_graph import draft_graph
 from dflash_trt.graph.linear import input_name
-from dflash_trt.graph.session import model_session
+from dflash_trt.graph.ort_session import model_session
 from dflash_trt.quantize.features import CAPTURE, FeatureFile, FeatureSequence, open_features
 from dflash_trt.quantize.ranges import Ranges
 

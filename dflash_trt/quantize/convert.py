@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from dflash_trt._C import NonFiniteError, pack_fp8, pack_nvfp4
-from dflash_trt.checkpoint.draft import DraftCheckpoint
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.quantization import (
     BLOCK,
@@ -28,8 +28,8 @@ from dflash_trt.checkpoint.quantization import (
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
 from dflash_trt.checkpoint.weights import INDEX, PICKLE_SUFFIXES, SINGLE
-from dflash_trt.checkpoint.write import new_directory
 from dflash_trt.errors import BuildError, CheckpointError
+from dflash_trt.files.write import new_directory
 from dflash_trt.quantize.bounds import ranges_from_weights
 from dflash_trt.quantize.modelopt_config import hf_quant_config, quantization_config
 from dflash_trt.quantize.ranges import Ranges

@@ -25,7 +25,7 @@ from safetensors import safe_open
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
 from dflash_trt.checkpoint.safetensors_writer import Layout
-from dflash_trt.checkpoint.target import TargetSpec, check_pair
+from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair
 from dflash_trt.errors import CheckpointError
 
 METADATA_KEY = "dflash_trt_features"

@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from dflash_trt.config.strict_yaml import closest, load_yaml
 from dflash_trt.errors import RecipeError
+from dflash_trt.files.strict_yaml import closest, load_yaml
 
 FP8_KV = "+fp8-kv"
 """Suffix of a recipe's name that adds an FP8 context cache."""

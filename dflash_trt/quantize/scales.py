@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from dflash_trt._C import NonFiniteError, amax
-from dflash_trt.checkpoint.draft import DraftCheckpoint
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.quantization import FP8

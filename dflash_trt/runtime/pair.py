@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-from dflash_trt.drafter.protocol import Drafter
-from dflash_trt.target.protocol import Segment, Target
+from dflash_trt.drafter.drafter import Drafter
+from dflash_trt.targets.target import Segment, Target
 
 
 class Pair(Protocol):

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.checkpoint.target import TargetSpec
+from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.errors import RequestError
-from dflash_trt.target.tokenizer import encode
+from dflash_trt.targets.tokenizer import encode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_trt.checkpoint.source import checkpoint_directory
-from dflash_trt.checkpoint.target import TargetSpec, check_pair, read_target
+from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair, read_target
+from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.drafter.open import open_drafter
-from dflash_trt.drafter.protocol import Drafter
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.errors import EngineError, MissingDependencyError, RequestError
 from dflash_trt.runtime.completion import Completion, completion
-from dflash_trt.runtime.decode import DEFAULT_PREFILL_CHUNK, Decoder
+from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK, Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
 from dflash_trt.runtime.pair import LocalPair, Pair
 from dflash_trt.runtime.prompts import check_prompt
-from dflash_trt.runtime.ranks.pair import TensorParallelPair, follow, rank_facts
+from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow, rank_facts
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.slots import SlotPool
 from dflash_trt.runtime.text import TextStream
-from dflash_trt.target.huggingface import HuggingFaceTarget, load_model, make_target, stop_token_ids
-from dflash_trt.target.sharding import sharding
-from dflash_trt.target.tokenizer import encode, load_tokenizer
+from dflash_trt.targets.huggingface import HuggingFaceTarget, load_model, make_target, stop_token_ids
+from dflash_trt.targets.sharding import sharding
+from dflash_trt.targets.tokenizer import encode, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

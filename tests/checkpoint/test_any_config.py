@@ -10,8 +10,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dflash_trt.checkpoint.draft import read_draft
-from dflash_trt.checkpoint.target import read_target
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.errors import CheckpointError
 
 EXTREMES: list[object] = [2**31, 10**400, 1e-320, 1e300, float("inf"), float("nan"), "\ud800", {"rope_type": "yarn"}]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from tests.checkpoint.samples import edit_config, refusal
 from tests.reference.synthetic import write_random_draft
 

@@ -13,7 +13,7 @@ import torch
 from transformers import GptOssConfig, LlamaConfig, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.rope import Llama3, Rope, Yarn, read_rope
 from tests.checkpoint.samples import edit_config, refusal

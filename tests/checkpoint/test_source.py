@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory, checkpoint_label
 from tests.checkpoint.samples import cache_repository, refusal
 

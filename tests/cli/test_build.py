@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.manifest import read_manifest
 from tests.cli.commands import run
 from tests.paths import FIXTURES

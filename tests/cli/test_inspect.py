@@ -11,8 +11,8 @@ import click
 import msgspec
 import pytest
 
-from dflash_trt.checkpoint.draft import read_draft
-from dflash_trt.checkpoint.target import read_target
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import read_manifest
 from tests.checkpoint.samples import edit_config, refusal, write_target
 from tests.cli.commands import run, run_here

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from dflash_trt.errors import EngineError, RequestError, VerificationError
+from dflash_trt.measure.verification_report import Report
 from dflash_trt.runtime.session import Session
-from dflash_trt.runtime.verification_report import Report
 from tests.cli.commands import run, run_here
 from tests.cli.test_exit_codes import WITHOUT
 from tests.damage import copy_scaled

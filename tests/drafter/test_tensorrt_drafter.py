@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dflash_trt.build.tensorrt.directory import add_plans
-from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.builder.tensorrt.add_plans import add_plans
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.drafter.onnx_drafter import OnnxDrafter
 from dflash_trt.drafter.tensorrt_drafter import TensorRTDrafter
 from dflash_trt.engine import machine

@@ -12,7 +12,7 @@ import pytest
 
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.errors import EngineError
-from tests.build.test_engine import FILES, build
+from tests.builder.test_engine_directory import FILES, build
 from tests.checkpoint.samples import refusal
 
 REBUILD = "dflash-trt build DRAFT --target TARGET -o DIR"

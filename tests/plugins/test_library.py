@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt import _C, plugin
+from dflash_trt import _C
+from dflash_trt.engine import plugin_library as plugin
+from dflash_trt.engine.plugin_library import installed_library, plugin_library
 from dflash_trt.errors import MissingDependencyError
-from dflash_trt.plugin import installed_library, plugin_library
 
 
 def symbols(*options: str) -> set[str]:

@@ -13,9 +13,9 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from dflash_trt.graph.builder import OPSET, PLUGIN_DOMAIN
 from dflash_trt.graph.cpu_attention import attention_function
-from dflash_trt.graph.draft import ATTENTION
+from dflash_trt.graph.draft_graph import ATTENTION
+from dflash_trt.graph.onnx_builder import OPSET, PLUGIN_DOMAIN
 from tests.plugins.calls import reference
 from tests.plugins.cases import CORNER, FEATURES, PERFORMANCE, REGULAR, Case
 from tests.plugins.compare import assert_close, rounding

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.quantize.ranges import Ranges
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.quantize.scales import scale_groups

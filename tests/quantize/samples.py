@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_trt.checkpoint.draft import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.quantize.convert import Summary, quantize_checkpoint

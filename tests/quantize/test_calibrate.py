@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_trt.checkpoint.draft import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.cli import EXTRAS
 from dflash_trt.quantize.calibrate import ANCHORS, Replayer, activation_ranges, choose_anchors, replay

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import BuildError, CheckpointError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe, recipe_names

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.quantize.modelopt_export import GOLDEN, RECIPES, modelopt_export, unit_ranges

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.bounds import ranges_from_weights
 from dflash_trt.quantize.ranges import Ranges

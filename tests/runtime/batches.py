@@ -10,15 +10,15 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from dflash_trt.checkpoint.target import read_target
-from dflash_trt.runtime.decode import Decoder
+from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.slots import SlotPool
-from dflash_trt.target.huggingface import PackedTarget, SequentialTarget, load_model
+from dflash_trt.targets.huggingface import PackedTarget, SequentialTarget, load_model
 from tests.decoding import greedy, open_without_tokenizer
 from tests.engines import build
 from tests.fixtures_data import prompts

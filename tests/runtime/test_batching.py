@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dflash_trt.runtime.decode import Decoder
+from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import parse_draft_length
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import FinishReason, Request
-from dflash_trt.target.protocol import Segment
+from dflash_trt.targets.target import Segment
 from tests.decoding import greedy
 from tests.runtime.batches import Job, Workload, drive, fixture_workload, random_workload
 

@@ -17,15 +17,15 @@ import onnx
 import pytest
 import torch
 
-from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.weights import read_weights
-from dflash_trt.graph.context import context_graph
-from dflash_trt.graph.draft import draft_graph
+from dflash_trt.graph.context_graph import context_graph
+from dflash_trt.graph.draft_graph import draft_graph
 from dflash_trt.runtime.completion import completion
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
-from dflash_trt.target.protocol import Segment, Verified
+from dflash_trt.targets.target import Segment, Verified
 from tests.decoding import generate, greedy
 from tests.engines import Graphs, build
 from tests.fixtures_data import PAIRS, prompts

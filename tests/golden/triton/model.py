@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-from dflash_trt.serving.triton.model import TritonPythonModel as TritonPythonModel
+from dflash_trt.triton.model import TritonPythonModel as TritonPythonModel

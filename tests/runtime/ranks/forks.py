@@ -25,7 +25,7 @@ from tests.paths import REPOSITORY
 
 LIMIT_SECONDS = 120
 WHAT_RANKS_IMPORT = (
-    "dflash_trt.runtime.ranks.pair",
+    "dflash_trt.runtime.ranks.parallel_pair",
     "tests.runtime.ranks.pair_script",
     "torch.distributed.tensor",
     "transformers.models.gpt_oss.modeling_gpt_oss",

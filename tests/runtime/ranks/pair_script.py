@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from dflash_trt.checkpoint.target import read_target
+from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.drafter.onnx_drafter import OnnxDrafter
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.runtime.pair import LocalPair, Pair
-from dflash_trt.runtime.ranks.pair import rank_facts
+from dflash_trt.runtime.ranks.parallel_pair import rank_facts
 from dflash_trt.runtime.ranks.roles import Follower, Leader
-from dflash_trt.target.huggingface import load_model, make_target
-from dflash_trt.target.protocol import Segment
-from dflash_trt.target.sharding import sharding
+from dflash_trt.targets.huggingface import load_model, make_target
+from dflash_trt.targets.sharding import sharding
+from dflash_trt.targets.target import Segment
 
 NUM_SLOTS = 4
 PROMPTS = {0: range(40, 130), 1: range(300, 307), 3: range(200, 233)}

@@ -21,7 +21,7 @@ def decode(ranks: Leader | Follower, engine: str, target: str, output: str) -> N
     """The pair script on sharded ranks; rank 0 saves the answers."""
     import torch
 
-    from dflash_trt.runtime.ranks.pair import TensorParallelPair, follow
+    from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow
     from tests.runtime.ranks.pair_script import load_pairs, run_script
 
     pairs, share = load_pairs(Path(engine), Path(target), ranks)

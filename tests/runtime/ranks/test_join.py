@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from dflash_trt.errors import RankError
 from dflash_trt.runtime.ranks.join import Launch, _backend, join, read_launch
 from dflash_trt.runtime.ranks.link import Link, link_followers, link_leader
-from dflash_trt.runtime.ranks.pair import TensorParallelPair, follow
+from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow
 from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader, _cause, _disagreement
-from dflash_trt.target.protocol import Segment
+from dflash_trt.targets.target import Segment
 from tests.paths import REPOSITORY
 
 LAUNCHERS = {"RANK", "WORLD_SIZE", "PMI_RANK", "PMI_SIZE"}

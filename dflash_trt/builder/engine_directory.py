@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt build`: a draft checkpoint and its target become an engine directory."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import onnx
+
+from dflash_trt import __version__
+from dflash_trt.builder.tensorrt.reuse import carry_plans
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
+from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
+from dflash_trt.checkpoint.safetensors_writer import write_safetensors
+from dflash_trt.checkpoint.source import checkpoint_label
+from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
+from dflash_trt.checkpoint.weights import SINGLE, weight_files
+from dflash_trt.engine.manifest import (
+    MANIFEST,
+    SCHEMA_VERSION,
+    Graph,
+    Manifest,
+    Plugin,
+    Port,
+    Source,
+    sha256,
+)
+from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.errors import BuildError
+from dflash_trt.files.write import new_directory
+from dflash_trt.graph.context_graph import context_graph
+from dflash_trt.graph.draft_graph import ATTENTION, PLUGIN_VERSION, draft_graph
+from dflash_trt.graph.onnx_builder import PLUGIN_DOMAIN
+
+CONTEXT_WEIGHTS = "context_kv.safetensors"
+WEIGHT_SUFFIXES = ("weight", "weight_scale", "bias")
+
+
+def build_engine(
+    draft: DraftCheckpoint,
+    target: TargetCheckpoint,
+    output: Path,
+    *,
+    source: Source,
+    force: bool = False,
+    plan_options: PlanOptions | None = None,
+    keep_plans: bool = False,
+) -> Manifest:
+    """Writes the engine directory `output` for ONNX Runtime and returns its manifest.
+
+    `draft` fits `target` (`check_pair`); `source` says what it was made from, `plan_options` what later plans are to
+    serve. The same inputs give the same bytes; with `keep_plans`, plans of the engine that is replaced stay where
+    they were made from those. Raises BuildError when `output` cannot be written; then nothing is left behind.
+    """
+    _check_replaceable(output)
+    with new_directory(output, force=force) as directory:
+        write_safetensors(directory / SINGLE, _in_stacks(draft))
+        for file in _configuration(draft):
+            shutil.copyfile(file, directory / file.name)
+        # The graphs point into the file just written, so the tensors are read anew from there.
+        written = read_draft(directory)
+        graphs = {
+            "context": _write_graph(context_graph(_with_context_stack(written)), directory / "context.onnx"),
+            "draft": _write_graph(draft_graph(written), directory / "draft.onnx"),
+        }
+        manifest = Manifest(
+            schema_version=SCHEMA_VERSION,
+            tool_version=__version__,
+            source=source,
+            draft=draft.spec,
+            target=target.spec,
+            graphs=graphs,
+            plugin=Plugin(name=ATTENTION, version=PLUGIN_VERSION, namespace=PLUGIN_DOMAIN),
+            quantization=draft.quantization,
+            sha256={file.name: sha256(file) for file in sorted(directory.iterdir())},
+            plan_options=plan_options,
+        )
+        if keep_plans:
+            manifest = carry_plans(output, directory, manifest)
+        (directory / MANIFEST).write_bytes(manifest.encode())
+    return manifest
+
+
+def _check_replaceable(output: Path) -> None:
+    """--force replaces an engine, never a checkpoint or somebody's home. onnx takes only paths that are UTF-8."""
+    try:
+        str(output).encode()
+    except UnicodeEncodeError:
+        raise BuildError(
+            f"{str(output)!r}: expected a path in UTF-8, found other bytes", hint="choose another -o DIR"
+        ) from None
+    if output.is_dir() and any(output.iterdir()) and not (output / MANIFEST).is_file():
+        raise BuildError(
+            f"{output}: expected an engine directory or none, found one without {MANIFEST}",
+            hint="choose another -o DIR",
+        )
+
+
+def _configuration(draft: DraftCheckpoint) -> list[Path]:
+    quantisation = draft.directory / HF_QUANT_CONFIG
+    return [draft.config_file, *([quantisation] if quantisation.is_file() else [])]
+
+
+def _in_stacks(draft: DraftCheckpoint) -> list[Tensor]:
+    """The tensors in file order: what one GEMM multiplies lies side by side, the rest follows by name."""
+    stacked = [f"{module}.{suffix}" for stack in draft.spec.stacks() for suffix in WEIGHT_SUFFIXES for module in stack]
+    first = [name for name in stacked if name in draft.weights]
+    return [draft.weights[name] for name in [*first, *sorted(draft.weights.keys() - set(first))]]
+
+
+def _with_context_stack(draft: DraftCheckpoint) -> DraftCheckpoint:
+    """`draft` with all layers' K and V projections side by side, in a file of their own.
+
+    Dense projections are joined in the graph instead. Packed codes cannot be, and a tensor cannot lie beside
+    its layer's q and beside the other layers' k at once, so these few are stored twice. Where their scales
+    differ there is no common GEMM, and no such file.
+    """
+    modules = draft.spec.context_modules()
+    if modules[0] not in draft.quantization.modules or not draft.scaled_alike(modules):
+        return draft
+    names = [f"{module}.{suffix}" for suffix in ("weight", "weight_scale") for module in modules]
+    file = draft.directory / CONTEXT_WEIGHTS
+    write_safetensors(file, [draft.weights[name] for name in names])
+    return msgspec.structs.replace(draft, weights=draft.weights | read_tensors(file))
+
+
+def _write_graph(model: onnx.ModelProto, file: Path) -> Graph:
+    file.write_bytes(model.SerializeToString(deterministic=True))
+    onnx.checker.check_model(str(file))
+    return Graph(
+        file=file.name,
+        inputs=tuple(map(_port, model.graph.input)),
+        outputs=tuple(map(_port, model.graph.output)),
+    )
+
+
+def _port(value: onnx.ValueInfoProto) -> Port:
+    tensor = value.type.tensor_type
+    return Port(
+        name=value.name,
+        dtype=onnx.TensorProto.DataType.Name(tensor.elem_type),
+        shape=tuple(axis.dim_param or axis.dim_value for axis in tensor.shape.dim),
+    )
+
+
+def describe_source(draft: DraftCheckpoint, name: str, recipe: str | None = None) -> Source:
+    """What the manifest says of the checkpoint that the user named, and of the recipe it was quantised with."""
+    files = [*_configuration(draft), *weight_files(draft.directory)]
+    return Source(name=checkpoint_label(name), recipe=recipe, sha256={file.name: sha256(file) for file in files})

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One plan: network, profiles and builder configuration become a file's bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.builder.tensorrt.network import parse_graph
+from dflash_trt.builder.tensorrt.profiles import input_shapes, shapes
+from dflash_trt.builder.tensorrt.progress import progress_monitor
+from dflash_trt.builder.tensorrt.timing_cache import TimingCache
+from dflash_trt.engine.manifest import Graph
+from dflash_trt.engine.plan import PlanOptions, Profile
+from dflash_trt.engine.tensorrt_api import make_logger
+from dflash_trt.errors import BuildError
+
+HARDWARE_LEVELS = {
+    "none": "NONE",
+    "same_compute_capability": "SAME_COMPUTE_CAPABILITY",
+    "ampere_plus": "AMPERE_PLUS",
+}
+
+
+def build_plan(
+    trt: Any,
+    directory: Path,
+    graph: Graph,
+    graph_profiles: Sequence[Profile],
+    options: PlanOptions,
+    *,
+    plugin: Path | None,
+    timing_cache: TimingCache | None,
+) -> memoryview:
+    """The serialised plan of one graph; `plugin` is embedded in a version-compatible one.
+
+    Precision is the graph's: the network is strongly typed. Raises BuildError when TensorRT refuses.
+    """
+    logger = make_logger(trt)
+    builder = trt.Builder(logger)
+    network = parse_graph(trt, builder, logger, directory / graph.file)
+    config = builder.create_builder_config()
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
+    config.hardware_compatibility_level = getattr(
+        trt.HardwareCompatibilityLevel, HARDWARE_LEVELS[options.hardware_compatibility]
+    )
+    config.max_aux_streams = 0  # one stream: a CUDA graph of a plan is then a chain without joins
+    if options.version_compatible:
+        config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+        if plugin is not None:
+            config.plugins_to_serialize = [str(plugin)]
+    for profile in graph_profiles:
+        config.add_optimization_profile(_optimization_profile(builder, graph, profile))
+    if timing_cache is not None:
+        timing_cache.attach(trt, config)
+    with progress_monitor(trt, f"building {graph.file}") as monitor:
+        config.progress_monitor = monitor
+        plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise BuildError(
+            f"{graph.file}: expected a plan, found none built by TensorRT {trt.__version__}, whose messages are above",
+            hint="build another --recipe, give more --workspace-gib, or try another TensorRT version",
+        )
+    if timing_cache is not None:
+        timing_cache.keep(config)
+    return memoryview(plan)
+
+
+def _optimization_profile(builder: Any, graph: Graph, profile: Profile) -> Any:
+    optimization = builder.create_optimization_profile()
+    for name, (smallest, best, largest) in shapes(input_shapes(graph), profile).items():
+        optimization.set_shape(name, smallest, best, largest)
+    return optimization

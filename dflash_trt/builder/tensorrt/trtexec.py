@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same build as a command line of trtexec (flags: samples/common/sampleOptions.cpp of TensorRT 10.15 and 11.1)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from dflash_trt.builder.tensorrt.profiles import InputShapes, profiles, shapes
+from dflash_trt.builder.tensorrt.timing_cache import TimingCache
+from dflash_trt.engine.plan import PLUGIN_GRAPH, PlanOptions, Profile
+from dflash_trt.engine.plugin_library import installed_library, plugin_library
+from dflash_trt.errors import MissingDependencyError
+
+HARDWARE_LEVELS = {"same_compute_capability": "sameComputeCapability", "ampere_plus": "ampere+"}
+
+
+def trtexec_commands(
+    directory: Path,
+    graphs: Mapping[str, InputShapes],
+    block_size: int,
+    options: PlanOptions,
+    timing_cache: TimingCache | None = None,
+) -> list[str]:
+    """What `add_plans` would build in `directory`, one shell line a graph; needs neither TensorRT nor a GPU."""
+    return [
+        shlex.join(_words(directory / name, inputs, profiles(name, options, block_size), options, timing_cache))
+        for name, inputs in graphs.items()
+    ]
+
+
+def _words(
+    graph: Path,
+    inputs: InputShapes,
+    graph_profiles: tuple[Profile, ...],
+    options: PlanOptions,
+    timing_cache: TimingCache | None,
+) -> Iterator[str]:
+    """The words that build `graph`.plan as `build_plan` does."""
+    yield from ("trtexec", f"--onnx={graph}.onnx", f"--saveEngine={graph}.plan")
+    yield from ("--stronglyTyped", "--skipInference", "--maxAuxStreams=0")
+    yield f"--memPoolSize=workspace:{options.workspace_bytes // 2**20}M"
+    if options.hardware_compatibility != "none":
+        yield f"--hardwareCompatibilityLevel={HARDWARE_LEVELS[options.hardware_compatibility]}"
+    if options.version_compatible:
+        yield "--versionCompatible"
+    if graph.name == PLUGIN_GRAPH:
+        yield f"--{'setPluginsToSerialize' if options.version_compatible else 'dynamicPlugins'}={_library_path()}"
+    if timing_cache is not None:
+        yield f"--timingCacheFile={timing_cache.file}"
+        if timing_cache.reproducible:
+            yield "--errorOnTimingCacheMiss"
+    for index, profile in enumerate(graph_profiles):
+        yield f"--profile={index}"
+        for flag, bound in (("minShapes", 0), ("optShapes", 1), ("maxShapes", 2)):
+            sizes = {name: "x".join(map(str, bounds[bound])) for name, bounds in shapes(inputs, profile).items()}
+            yield f"--{flag}=" + ",".join(f"{name}:{size}" for name, size in sizes.items())
+
+
+def _library_path() -> Path:
+    try:
+        return plugin_library()
+    except MissingDependencyError:
+        return installed_library()  # where it will be

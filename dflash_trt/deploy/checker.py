@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks a runtime's configuration: against the release's schema, and against models and GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from dflash_trt.deploy.finding import Finding
+from dflash_trt.deploy.flags import is_command, normalize, parse_command
+from dflash_trt.deploy.gpus import Gpus
+from dflash_trt.deploy.resolve import Deployment
+from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
+from dflash_trt.deploy.rules.checked_config import Context
+from dflash_trt.deploy.schema import Schema
+from dflash_trt.deploy.schema_check import check_schema
+from dflash_trt.deploy.sizes import DraftFacts, read_draft_facts, read_target_facts
+from dflash_trt.engine.manifest import MANIFEST
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.strict_yaml import read_yaml
+
+RULES = {"trtllm": trtllm_rules.RULES, "vllm": vllm_rules.RULES, "sglang": sglang_rules.RULES}
+DRAFT_KEYS = {
+    "trtllm": "speculative_config.speculative_model",
+    "vllm": "speculative_config.model",
+    "sglang": "speculative_draft_model_path",
+}
+
+
+def check(context: Context) -> list[Finding]:
+    """Every finding, the schema's first."""
+    findings = list(check_schema(context.schema, context.document))
+    for rule in RULES[context.schema.runtime]:
+        findings += rule(context)
+    return findings
+
+
+def deployment_context(deployment: Deployment, schema: Schema, document: dict[str, Any]) -> Context:
+    """The surroundings that a deployment states; only TensorRT-LLM knows engine mode."""
+    is_engine = deployment.mode == "engine" and schema.runtime == "trtllm"
+    is_base = deployment.mode == "engine" and not is_engine
+    return Context(
+        schema=schema,
+        document=document,
+        gpus=deployment.gpus,
+        draft=deployment.draft_facts,
+        target=deployment.target_facts,
+        algorithms={} if is_base else deployment.algorithms,
+        mode="engine" if is_engine else "native",
+    )
+
+
+def file_context(file: Path, schema: Schema, *, gpus: Gpus | None, target: str | None, draft: str | None) -> Context:
+    """The surroundings that a file of someone else's states, and what the user adds to it.
+
+    Raises ConfigError when the file is neither a YAML mapping nor a command line, CheckpointError when it names a
+    directory that is no draft.
+    """
+    document = read_document(file, schema)
+    named = draft or schema.setting(document, DRAFT_KEYS[schema.runtime])
+    facts: DraftFacts | None = None
+    mode: Literal["native", "engine"] = "native"
+    if isinstance(named, str):
+        facts = read_draft_facts(named)
+        mode = "engine" if (Path(named) / MANIFEST).is_file() else "native"
+    return Context(
+        schema=schema,
+        document=document,
+        gpus=gpus,
+        draft=facts,
+        target=None if target is None else read_target_facts(target),
+        algorithms={} if facts is None else facts.quantized,
+        mode=mode,
+    )
+
+
+def read_document(file: Path, schema: Schema) -> dict[str, Any]:
+    """The arguments in a YAML file, or in a file with the command line of vLLM or SGLang."""
+    try:
+        text = file.read_text()
+    except OSError as problem:
+        raise ConfigError(f"{file}: expected a readable text file, found: {problem.strerror}") from None
+    except UnicodeDecodeError as problem:
+        raise ConfigError(f"{file}: expected a readable text file, found: {problem}") from None
+    if schema.runtime != "trtllm" and is_command(text, schema.runtime):
+        try:
+            return parse_command(text, schema)
+        except ValueError as problem:  # an open quote
+            raise ConfigError(f"{file}: expected a command line, found: {problem}") from None
+    document = read_yaml(file, ConfigError)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{file}: expected a mapping of {schema.runtime}'s arguments, found {document!r}")
+    if schema.runtime == "trtllm":  # a Triton repository's model.yaml also says how it is served
+        return {key: value for key, value in document.items() if key != "triton_config"}
+    return normalize(document, schema)

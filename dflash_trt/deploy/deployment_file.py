@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deployment configurations: the YAML files of build_configs/ that say what runs where, and for what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.strict_yaml import load_yaml
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+
+
+class Eagle3(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The EAGLE-3 drafter that `--method eagle3` compares with."""
+
+    model: str
+    """Directory or Hugging Face repository id."""
+    draft_tokens: Positive = 3
+
+
+class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a deployment's YAML file says; what it leaves out is resolved from the purpose, the GPU and the draft."""
+
+    description: str
+    target: str
+    """Directory or Hugging Face repository id."""
+    draft: str
+    """The DFlash draft checkpoint it starts from: directory or Hugging Face repository id."""
+    gpus: str
+    """GPU and count of one node: b300x8."""
+    purpose: Literal["latency", "throughput"]
+    mode: Literal["native", "engine"] = "native"
+    """native: the runtime loads the draft checkpoint. engine: TensorRT-LLM calls our TensorRT plans."""
+    recipe: str = "bf16"
+    """Quantisation recipe of the drafter; bf16 serves the checkpoint as it is."""
+    tensor_parallel: Positive | None = None
+    """Ranks that share every layer; all GPUs unless said otherwise."""
+    expert_parallel: Positive | None = None
+    """Ranks among which whole experts are divided."""
+    max_batch_size: Positive | None = None
+    """Requests that run at once."""
+    max_num_tokens: Positive | None = None
+    """Tokens of one forward pass, prefill and verification together."""
+    max_seq_len: Positive | None = None
+    """Tokens of a request, prompt and answer together; sizes the context cache."""
+    draft_tokens: Positive | None = None
+    """K, proposals per step; block_size - 1 unless said otherwise."""
+    draft_attention: Literal["VANILLA", "TRTLLM", "FA4"] | None = None
+    """TensorRT-LLM's attention kernel of the native drafter."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Of the target's cache, and with it of the drafter's context cache."""
+    kv_cache_fraction: Fraction = 0.8
+    """Share of the free memory that TensorRT-LLM's cache pool takes."""
+    prefix_reuse: bool = False
+    """Reuse of cached prompt prefixes; reused rows never pass the target, so the drafter misses their context."""
+    eagle3: Eagle3 | None = None
+
+
+def is_config(name: str) -> bool:
+    """Whether a command's argument names a deployment file rather than a checkpoint."""
+    return Path(name).suffix in (".yaml", ".yml")
+
+
+def load_deployment(file: Path) -> DeploymentFile:
+    """Raises ConfigError when the file is not a deployment; an unknown, missing or mistyped key is named."""
+    return load_yaml(file, DeploymentFile, ConfigError)

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command lines of vLLM and SGLang: arguments to text, and text back to arguments."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from dflash_trt.deploy.schema import Field, Schema
+
+# What starts a server; the first of each is what is written.
+PROGRAMS = {
+    "vllm": (["vllm", "serve"],),
+    "sglang": (
+        ["python", "-m", "sglang.launch_server"],
+        ["python3", "-m", "sglang.launch_server"],
+        ["sglang", "serve"],
+    ),
+}
+POSITIONAL = {"vllm": "model_tag"}
+NEGATABLE = {"vllm"}  # every switch has a --no- form; SGLang's are only ever given
+
+
+def command_text(runtime: str, arguments: dict[str, Any]) -> str:
+    """The command, one argument a line."""
+    lines = [shlex.join([*PROGRAMS[runtime][0], *(str(arguments[key]) for key in _positional(runtime))])]
+    for key, value in arguments.items():
+        if key not in _positional(runtime) and (text := _flag(runtime, key, value)):
+            lines.append(text)
+    return " \\\n  ".join(lines) + "\n"
+
+
+def _positional(runtime: str) -> list[str]:
+    return [POSITIONAL[runtime]] if runtime in POSITIONAL else []
+
+
+def _flag(runtime: str, key: str, value: object) -> str:
+    name = f"--{key.replace('_', '-')}"
+    if value is True:
+        return name
+    if value is False:
+        return f"--no-{name[2:]}" if runtime in NEGATABLE else ""
+    text = json.dumps(value) if isinstance(value, dict) else str(value)
+    return shlex.join([name, text])
+
+
+def is_command(text: str, runtime: str) -> bool:
+    """Whether a file holds a command line of `runtime` rather than a YAML mapping."""
+    first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    return any(first.split()[: len(program)] == program for program in PROGRAMS[runtime])
+
+
+def parse_command(text: str, schema: Schema) -> dict[str, Any]:
+    """The arguments of a command line by name; values that the schema calls numbers or mappings are read as such."""
+    words = shlex.split(text.replace("\\\n", " "), comments=True)
+    program = next(p for p in PROGRAMS[schema.runtime] if words[: len(p)] == p)
+    words = words[len(program) :]
+    start = next((i for i, word in enumerate(words) if _is_flag(word)), len(words))
+    arguments: dict[str, Any] = {key: words[0] for key in _positional(schema.runtime) if start > 0}
+    while start < len(words):
+        flag, is_joined, joined = words[start].partition("=")
+        end = next((i for i in range(start + 1, len(words)) if _is_flag(words[i])), len(words))
+        name, value = _read_flag(flag, [joined] if is_joined else words[start + 1 : end], schema)
+        arguments[name] = value
+        start = end
+    return arguments
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not word[1:2].isdigit()
+
+
+def normalize(document: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    """Names as in Python, and the first of several: `max-model-len` is max_model_len."""
+    names = schema.names()
+    keys = {key: str(key).lstrip("-").replace("-", "_") for key in document}
+    return {names.get(keys[key], keys[key]): value for key, value in document.items()}
+
+
+def _read_flag(flag: str, values: list[str], schema: Schema) -> tuple[str, Any]:
+    names = schema.names()
+    given = flag.lstrip("-").replace("-", "_")
+    name = names.get(given, given)
+    if not values:
+        is_negated = given not in names and given.startswith("no_") and given[3:] in names
+        return (names[given[3:]], False) if is_negated else (name, True)
+    field = schema.classes[schema.root].fields.get(name)
+    if len(values) > 1 or (field is not None and "list" in field.types and "str" not in field.types):
+        return name, [_read_value(value, None if field is None else field.items) for value in values]
+    return name, _read_value(values[0], field)
+
+
+def _read_value(text: str, field: Field | None) -> Any:
+    if field is None or "str" in field.types or "any" in field.types:
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

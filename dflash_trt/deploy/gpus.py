@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPUs that deployments name, and what is known of them."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.strict_yaml import closest
+
+DATA = Path(__file__).parent / "data"
+MAX_GPUS = 8  # of one node; a deployment is one node
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One GPU model."""
+
+    title: str
+    memory_bytes: int
+    """As sold: decimal gigabytes, a few percent below what the driver reports."""
+    compute_capability: tuple[int, int]
+    source: str
+
+    @property
+    def sm(self) -> str:
+        """SM 10.3."""
+        return "SM {}.{}".format(*self.compute_capability)
+
+
+class Gpus(msgspec.Struct, frozen=True):
+    """Some GPUs of one model in one node."""
+
+    name: str
+    gpu: Gpu
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.name}x{self.count}"
+
+
+@cache
+def known_gpus() -> dict[str, Gpu]:
+    """By the name that deployments use."""
+    return msgspec.json.decode((DATA / "gpus.json").read_bytes(), type=dict[str, Gpu])
+
+
+def parse_gpus(text: str, where: str) -> Gpus:
+    """`b300x8` as GPUs; raises ConfigError, naming `where`, for a GPU or a count that is not known."""
+    names = sorted(known_gpus())
+    match = re.fullmatch(r"([a-z0-9]+)x([1-9][0-9]*)", text)
+    if match is None or match[1] not in names:
+        word = text.rpartition("x")[0] or text
+        raise ConfigError(
+            f"{where}: expected a GPU ({', '.join(names)}) and a count, like b300x8,"
+            f" found {text!r}{closest(word, names, 'GPU')}"
+        )
+    if int(match[2]) > MAX_GPUS:
+        raise ConfigError(f"{where}: expected at most {MAX_GPUS} GPUs (one node), found {match[2]}")
+    return Gpus(match[1], known_gpus()[match[1]], int(match[2]))

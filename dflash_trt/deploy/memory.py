@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes on one GPU of a deployment: weights, context arena, workspace, and the cache pool that is left.
+
+Estimates from sizes, not measurements. What TensorRT-LLM sets aside follows its own check before start
+(`_torch/speculative/dflash.py`; its test test_dflash_config_budget.py states the formulas).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from dflash_trt.deploy.gpus import Gpus
+from dflash_trt.deploy.sizes import DraftFacts, TargetFacts
+
+GIB = 2**30
+RUNTIME_OVERHEAD_BYTES = 4 * GIB
+ACTIVATION_RESERVE_BYTES = 6 * GIB
+PAGE_TOKENS = 32
+MAX_BATCH, MAX_TOKENS = 2**16, 2**24  # bounds of the search for what fits: beyond them memory is no bound
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What a deployment asks of each GPU."""
+
+    gpus: Gpus
+    draft: DraftFacts
+    target: TargetFacts | None
+    algorithms: dict[str, str]
+    ranks: int
+    """Tensor-parallel ranks of the target."""
+    drafter_ranks: int
+    """Ranks that share one drafter: all of them natively, one in engine mode."""
+    max_batch_size: int
+    max_num_tokens: int
+    max_seq_len: int
+    draft_tokens: int
+    is_dense: bool
+    """Whether the context arena is set aside for every request at full length; paged pools grow as needed."""
+    element_bytes: int
+    """Of a cached K or V: 2 BF16, 1 FP8."""
+    pool_fraction: float
+    workspace_bytes: int = 0
+    """Scratch of the drafter's TensorRT plans; none natively."""
+
+
+class Item(msgspec.Struct, frozen=True):
+    """One line of the table."""
+
+    name: str
+    bytes: int
+    how: str
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the memory of one GPU goes."""
+
+    capacity_bytes: int
+    items: tuple[Item, ...]
+    unknown: tuple[str, ...]
+    """What is not counted because its size is not known."""
+    free_bytes: int
+    """Left after the items; negative where they do not fit."""
+    pool_bytes: int
+    request_bytes: int | None
+    """Pool bytes of one request at full length, its context rows included where they are paged."""
+    full_requests: int | None
+    """Requests at full length that the pool holds."""
+    fits: bool
+    """Whether everything known fits and the pool holds at least one request at full length."""
+    largest_batch: int
+    """That fits with the deployment's max_seq_len; 0 where none does."""
+    largest_context: int
+    """That fits with the deployment's max_batch_size; 0 where none does."""
+
+
+def arena_bytes(load: Load) -> int:
+    """The dense context arena: one slot a request and one for padding, each as long as the longest request."""
+    rows = load.max_seq_len + load.draft_tokens + 1
+    per_token = load.draft.context_bytes_per_token(load.drafter_ranks, load.element_bytes)
+    return (load.max_batch_size + 1) * rows * per_token
+
+
+def paged_arena_bytes(load: Load) -> int:
+    """The same where TensorRT-LLM keeps a private paged arena: slots rounded up to whole pages."""
+    pages = -(-(load.max_seq_len + load.draft_tokens + 1) // PAGE_TOKENS)
+    per_token = load.draft.context_bytes_per_token(load.drafter_ranks, load.element_bytes)
+    return (load.max_batch_size + 1) * pages * PAGE_TOKENS * per_token
+
+
+def plan_memory(load: Load) -> MemoryPlan:
+    """The plan for `load`, and the largest batch and context that would fit."""
+    items, unknown = _items(load)
+    free = load.gpus.gpu.memory_bytes - sum(item.bytes for item in items)
+    pool = max(0, int(free * load.pool_fraction))
+    request = _request_bytes(load)
+    return MemoryPlan(
+        capacity_bytes=load.gpus.gpu.memory_bytes,
+        items=items,
+        unknown=unknown,
+        free_bytes=free,
+        pool_bytes=pool,
+        request_bytes=request,
+        full_requests=None if request is None else pool // request,
+        fits=_fits(load),
+        largest_batch=_largest(lambda n: _fits(msgspec.structs.replace(load, max_batch_size=n)), MAX_BATCH),
+        largest_context=_largest(lambda n: _fits(msgspec.structs.replace(load, max_seq_len=n)), MAX_TOKENS),
+    )
+
+
+def _items(load: Load) -> tuple[tuple[Item, ...], tuple[str, ...]]:
+    draft, target, ranks = load.draft, load.target, load.ranks
+    unknown = []
+    items = []
+    if target is None:
+        unknown.append("target weights and cache: no local checkpoint, and its size is not published")
+    else:
+        items.append(Item("target weights", target.weight_bytes(ranks), f"1/{ranks} of all, {target.origin}"))
+        if target.num_full_layers is None:
+            unknown.append("target cache: its layers keep another state than rows of K and V")
+    shared = f"layers 1/{load.drafter_ranks}, fc whole" if load.drafter_ranks > 1 else "whole on every GPU"
+    items.append(Item("drafter weights", draft.weight_bytes(load.algorithms, load.drafter_ranks), shared))
+    if load.is_dense:
+        slots = f"{load.max_batch_size} + 1 slots of {load.max_seq_len} + {load.draft_tokens + 1} tokens"
+        items.append(Item("context arena", arena_bytes(load), slots))
+    taps = len(draft.target_layer_ids)
+    captured = 2 * load.max_num_tokens * taps * draft.hidden_size
+    items.append(Item("captured hidden states", captured, f"{load.max_num_tokens} tokens, {taps} taps, BF16"))
+    items.append(Item("runtime", RUNTIME_OVERHEAD_BYTES, "CUDA context, libraries, communication"))
+    items.append(Item("activations", ACTIVATION_RESERVE_BYTES, "reserve, the target's workspaces included"))
+    if load.workspace_bytes:
+        items.append(Item("drafter workspace", load.workspace_bytes, "what both plans may take at most by default"))
+    return tuple(items), tuple(unknown)
+
+
+def _request_bytes(load: Load) -> int | None:
+    cache = None if load.target is None else load.target.cache_bytes(load.ranks, load.element_bytes, load.max_seq_len)
+    if cache is None or load.is_dense:
+        return cache
+    return cache + load.max_seq_len * load.draft.context_bytes_per_token(load.drafter_ranks, load.element_bytes)
+
+
+def _fits(load: Load) -> bool:
+    items, _ = _items(load)
+    free = load.gpus.gpu.memory_bytes - sum(item.bytes for item in items)
+    return free >= 0 and int(free * load.pool_fraction) >= (_request_bytes(load) or 0)
+
+
+def _largest(fits: Callable[[int], bool], bound: int) -> int:
+    """The largest number from 1 to `bound` that fits; what fits a number fits every smaller one."""
+    low, high = 0, bound
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

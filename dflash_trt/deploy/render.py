@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `dflash-trt serve-config` prints: a file for a runtime, and the command that starts it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import msgspec
+import yaml
+
+from dflash_trt import __version__
+from dflash_trt.deploy.flags import command_text
+from dflash_trt.deploy.method import Method
+from dflash_trt.deploy.resolve import Deployment
+from dflash_trt.deploy.schema import Runtime
+from dflash_trt.deploy.sglang_arguments import sglang_arguments
+from dflash_trt.deploy.trtllm_arguments import trtllm_arguments, trtllm_command
+from dflash_trt.deploy.vllm_arguments import vllm_arguments
+
+
+class Rendered(msgspec.Struct, frozen=True):
+    """A deployment in a runtime's own words."""
+
+    arguments: dict[str, Any]
+    """What a check reads."""
+    text: str
+    """For stdout: YAML, or a command line."""
+    start: str
+    """The command that starts the server from that text."""
+
+
+def render(deployment: Deployment, runtime: Runtime, method: Method, *, host: str, port: int) -> Rendered:
+    """The same deployment gives the same bytes; methods differ in nothing but what names the method."""
+    head = (
+        f"# dflash-trt {__version__}: {deployment.name} for {deployment.gpus}, {deployment.purpose}"
+        f" (settings {deployment.digest})\n"
+    )
+    if runtime == "trtllm":
+        arguments = trtllm_arguments(deployment, method)
+        text = head + yaml.safe_dump(arguments, sort_keys=False, default_flow_style=False, width=120)
+        return Rendered(arguments, text, shlex.join(trtllm_command(deployment, method, host, port)))
+    make = vllm_arguments if runtime == "vllm" else sglang_arguments
+    arguments = make(deployment, method, host, port)
+    return Rendered(arguments, head + command_text(runtime, arguments), "sh FILE")

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns a deployment file into settings, each with the place it came from."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.source import REPOSITORY_ID
+from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
+from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3
+from dflash_trt.deploy.gpus import Gpus, parse_gpus
+from dflash_trt.deploy.published import published_targets
+from dflash_trt.deploy.sizes import DraftFacts, TargetFacts, read_draft_facts, read_target_facts
+from dflash_trt.engine.manifest import MANIFEST
+from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.errors import ConfigError
+from dflash_trt.quantize.recipe import load_recipe
+
+T = TypeVar("T")
+UNQUANTIZED = "bf16"
+DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(DeploymentFile)}
+PURPOSES = {
+    "latency": {"max_batch_size": 64, "max_num_tokens": 16384, "max_seq_len": 32768},
+    "throughput": {"max_batch_size": 256, "max_num_tokens": 16384, "max_seq_len": 16384},
+}
+# GPUs that TensorRT-LLM's generated draft attention kernels exist for.
+TRTLLM_ATTENTION = ((10, 0), (10, 3))
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a runtime is told, resolved."""
+
+    name: str
+    digest: str
+    """Of the file's content: the same settings, the same digest."""
+    target: str
+    draft: str
+    """What TensorRT-LLM loads: repository id or directory."""
+    checkpoint: str
+    """The draft checkpoint itself, for runtimes that do not know our engines."""
+    gpus: Gpus
+    purpose: str
+    mode: Literal["native", "engine"]
+    recipe: str
+    tensor_parallel: int
+    expert_parallel: int
+    max_batch_size: int
+    max_num_tokens: int
+    max_seq_len: int
+    draft_tokens: int
+    draft_attention: str
+    kv_cache_dtype: str
+    kv_cache_fraction: float
+    prefix_reuse: bool
+    moe_backend: str | None
+    eagle3: Eagle3 | None
+    draft_facts: DraftFacts
+    target_facts: TargetFacts | None
+    algorithms: dict[str, str]
+    """Algorithm by linear layer of the drafter as it is served."""
+    sources: dict[str, str]
+    """Where each setting came from."""
+
+
+def resolve(file: DeploymentFile, name: str, *, draft: str | None = None, target: str | None = None) -> Deployment:
+    """Resolves `file`; `draft` and `target` are local directories in place of what it names.
+
+    Raises ConfigError for GPUs that are not known, and where the draft's facts are to be had nowhere, CheckpointError
+    for directories that do not fit each other.
+    """
+    facts = _draft_facts(draft or file.draft, name)
+    _check_directories(draft or file.draft, target or file.target)
+    gpus = parse_gpus(file.gpus, f"{name}: gpus")
+    settings = _Settings(file)
+    sources = settings.sources
+    served, sources["draft"] = _served_draft(file, name, draft)
+    sources["target"] = "--target" if target else "file"
+    moe_backend, sources["moe_backend"] = _moe_backend(file.target, gpus)
+    attention = "TRTLLM" if file.mode == "native" and gpus.gpu.compute_capability in TRTLLM_ATTENTION else "VANILLA"
+    return Deployment(
+        name=name,
+        digest=hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:12],
+        target=target or file.target,
+        draft=served,
+        checkpoint=file.draft,
+        gpus=gpus,
+        purpose=file.purpose,
+        mode=settings.default("mode", file.mode),
+        recipe=settings.default("recipe", file.recipe),
+        tensor_parallel=settings.take("tensor_parallel", file.tensor_parallel, gpus.count, f"all GPUs of {gpus}"),
+        expert_parallel=settings.take("expert_parallel", file.expert_parallel, 1, "default"),
+        max_batch_size=settings.by_purpose("max_batch_size", file.max_batch_size),
+        max_num_tokens=settings.by_purpose("max_num_tokens", file.max_num_tokens),
+        max_seq_len=settings.by_purpose("max_seq_len", file.max_seq_len),
+        draft_tokens=settings.take(
+            "draft_tokens", file.draft_tokens, facts.block_size - 1, f"block_size - 1, {facts.origin}"
+        ),
+        draft_attention=settings.take(
+            "draft_attention", file.draft_attention, attention, f"{file.mode} mode on {gpus.gpu.sm}"
+        ),
+        kv_cache_dtype=settings.default("kv_cache_dtype", file.kv_cache_dtype),
+        kv_cache_fraction=settings.default("kv_cache_fraction", file.kv_cache_fraction),
+        prefix_reuse=settings.default("prefix_reuse", file.prefix_reuse),
+        moe_backend=moe_backend,
+        eagle3=settings.default("eagle3", file.eagle3),
+        draft_facts=facts,
+        target_facts=read_target_facts(target or file.target),
+        algorithms=facts.quantized or load_recipe(file.recipe).algorithms(list(facts.linear_shapes())),
+        sources=sources,
+    )
+
+
+def plan_sizes(deployment: Deployment) -> PlanOptions:
+    """What TensorRT plans of the deployment are to serve.
+
+    A slot of TensorRT-LLM's context arena has room for a block more than a sequence, whose length it has raised before
+    by up to three blocks (overlapped steps; `_lazy_init_ctx_buffers`, see `trtllm_engine/contract.py`).
+    """
+    return PlanOptions(
+        max_batch_size=deployment.max_batch_size,
+        max_seq_len=deployment.max_seq_len + 4 * (deployment.draft_tokens + 1),
+        max_num_tokens=deployment.max_num_tokens,
+    )
+
+
+def directory_deployment(directory: Path, *, target: str, gpus: str) -> DeploymentFile:
+    """The deployment of a checkpoint or an engine directory with every setting left to its default."""
+    return DeploymentFile(
+        description=f"{directory.name} on {gpus}",
+        target=target,
+        draft=str(directory),
+        gpus=gpus,
+        purpose="latency",
+        mode="engine" if (directory / MANIFEST).is_file() else "native",
+    )
+
+
+class _Settings:
+    """Notes where each setting came from."""
+
+    def __init__(self, file: DeploymentFile) -> None:
+        self._purpose = file.purpose
+        self.sources = {"gpus": "file", "purpose": "file"}
+
+    def take(self, key: str, given: T | None, default: T, why: str) -> T:
+        """`given` where the file says it, else `default`."""
+        self.sources[key] = why if given is None else "file"
+        return default if given is None else given
+
+    def by_purpose(self, key: str, given: int | None) -> int:
+        """`given`, or what the deployment's purpose asks for."""
+        return self.take(key, given, PURPOSES[self._purpose][key], f"default for {self._purpose}")
+
+    def default(self, key: str, value: T) -> T:
+        """`value`, noted as a default where it equals the file format's own."""
+        self.sources[key] = "default" if value == DEFAULTS[key] else "file"
+        return value
+
+
+def _draft_facts(draft: str, name: str) -> DraftFacts:
+    facts = read_draft_facts(draft)
+    if facts is None:
+        raise ConfigError(
+            f"{name}: draft: expected a directory, or a checkpoint whose facts are published, found {draft!r}",
+            hint=f"hf download {draft} --local-dir DIR, then give --draft DIR"
+            if REPOSITORY_ID.fullmatch(draft)
+            else "check the path to the checkpoint",
+        )
+    return facts
+
+
+def _check_directories(draft: str, target: str) -> None:
+    """Only checkpoints that are here can be compared."""
+    if Path(draft).is_dir() and target and Path(target).is_dir():
+        pair = read_draft(Path(draft)).spec, read_target(Path(target)).spec
+        check_pair(*pair, draft_name=draft, target_name=target)
+
+
+def _served_draft(file: DeploymentFile, name: str, draft: str | None) -> tuple[str, str]:
+    """What TensorRT-LLM loads as the drafter, and why."""
+    if draft is not None:
+        return draft, "--draft"
+    if Path(file.draft).is_dir() or (file.mode == "native" and file.recipe == UNQUANTIZED):
+        return file.draft, "file"
+    return name, "directory that `dflash-trt build` writes"
+
+
+def _moe_backend(target: str, gpus: Gpus) -> tuple[str | None, str]:
+    known = published_targets().get(target)
+    backend = None if known is None else known.moe_backend.get(str(gpus.gpu.compute_capability[0]))
+    return backend, "runtime's own choice" if backend is None else f"published for {gpus.gpu.sm}"

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rule looks at: a runtime's arguments, and what is known of the models and the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
+from dflash_trt.deploy.gpus import Gpus
+from dflash_trt.deploy.schema import Schema
+from dflash_trt.deploy.sizes import DraftFacts, TargetFacts
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """One configuration and its surroundings; None where something is not known."""
+
+    schema: Schema
+    document: dict[str, Any]
+    gpus: Gpus | None
+    draft: DraftFacts | None
+    target: TargetFacts | None
+    algorithms: dict[str, str]
+    """Quantisation of the drafter's linear layers."""
+    mode: Literal["native", "engine"]
+
+    def setting(self, path: str) -> Any:
+        """The value at a dotted path, or the release's default."""
+        return self.schema.setting(self.document, path)
+
+    def number(self, path: str) -> int | None:
+        """The integer > 0 at a dotted path; None where it is unset or something else, which the schema reports."""
+        value = self.setting(path)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+    def is_set(self, path: str) -> bool:
+        """Whether the configuration itself says it."""
+        value: Any = self.document
+        for key in path.split("."):
+            if not isinstance(value, dict) or key not in value:
+                return False
+            value = value[key]
+        return True
+
+
+Rule = Callable[[Context], Iterator[Finding]]
+
+
+def error(rule: str, key: str, expected: str, found: object, mend: str) -> Finding:
+    """What the runtime refuses, or what breaks it."""
+    return Finding(rule, ERROR, key, f"expected {expected}, found {found}", mend)
+
+
+def warning(rule: str, key: str, expected: str, found: object, mend: str) -> Finding:
+    """What runs, but not as it should."""
+    return Finding(rule, WARNING, key, f"expected {expected}, found {found}", mend)
+
+
+def unchecked(rule: str, key: str, missing: str, mend: str) -> Finding:
+    """What could not be looked at."""
+    return Finding(rule, UNCHECKED, key, missing, mend)
+
+
+def check_draft_tokens(context: Context, key: str, found: int | None, *, window: bool = False) -> Iterator[Finding]:
+    """K against the block that the draft was trained with; `window` counts the last verified token too."""
+    draft = context.draft
+    if draft is None:
+        yield unchecked("draft-length", key, "the draft's block_size is not known", "give --draft DIR")
+        return
+    if found is None:
+        return
+    most = draft.block_size if window else draft.block_size - 1
+    block = f"block_size {draft.block_size} of {draft.name}"
+    if found > most:
+        first = "" if window else ", whose first slot is the last verified token"
+        yield error("draft-length", key, f"at most {most} ({block}{first})", found, f"set it to {most}")
+    elif found < most:
+        yield warning(
+            "draft-length", key, f"{most} ({block})", found, f"set it to {most} unless shorter blocks are wanted"
+        )
+
+
+def check_token_budget(
+    context: Context, batch_key: str, tokens_key: str, draft_tokens: int | None
+) -> Iterator[Finding]:
+    """Every running request verifies 1 + K tokens in one forward pass."""
+    batch, tokens = context.number(batch_key), context.number(tokens_key)
+    if batch is None or tokens is None or draft_tokens is None or batch * (1 + draft_tokens) <= tokens:
+        return
+    needed, most = batch * (1 + draft_tokens), tokens // (1 + draft_tokens)
+    # A batch that the file leaves to the runtime is cut down by it; one that the file asks for is refused.
+    make = error if context.is_set(batch_key) else warning
+    yield make(
+        "token-budget",
+        tokens_key,
+        f"at least {batch_key} * (1 + K) = {batch} * {1 + draft_tokens} = {needed}",
+        tokens,
+        f"raise it to {needed}" + (f" or set {batch_key} to {most}" if most else ""),
+    )
+
+
+def quantized_modules(context: Context, names: list[str]) -> list[str]:
+    """Those of the drafter's modules called `names` that are quantised."""
+    return [module for module in context.algorithms if module.rpartition(".")[2] in names]

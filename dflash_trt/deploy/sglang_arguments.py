@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A deployment as arguments of SGLang's server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dflash_trt.deploy.method import Method, eagle3_of
+from dflash_trt.deploy.resolve import Deployment
+from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVAL
+
+CACHE_DTYPES = {"auto": "auto", "fp8": "fp8_e4m3"}
+
+
+def sglang_arguments(deployment: Deployment, method: Method, host: str, port: int) -> dict[str, Any]:
+    """By argument name; methods differ in the speculative_* arguments alone."""
+    arguments: dict[str, Any] = {
+        "model_path": deployment.target,
+        "host": host,
+        "port": port,
+        "tp_size": deployment.tensor_parallel,
+        "ep_size": deployment.expert_parallel,
+        "context_length": deployment.max_seq_len,
+        "max_running_requests": deployment.max_batch_size,
+        "chunked_prefill_size": deployment.max_num_tokens,
+        "cuda_graph_max_bs_decode": deployment.max_batch_size,
+        "kv_cache_dtype": CACHE_DTYPES[deployment.kv_cache_dtype],
+        "disable_radix_cache": not deployment.prefix_reuse,
+        "stream_interval": STREAM_INTERVAL,
+    }
+    if method == "dflash":
+        arguments |= {
+            "speculative_algorithm": "DFLASH",
+            "speculative_draft_model_path": deployment.checkpoint if deployment.mode == "engine" else deployment.draft,
+            # SGLang counts the verify window, the last verified token included.
+            "speculative_num_draft_tokens": deployment.draft_tokens + 1,
+        }
+    elif method == "eagle3":
+        eagle3 = eagle3_of(deployment)
+        arguments |= {
+            "speculative_algorithm": "EAGLE3",
+            "speculative_draft_model_path": eagle3.model,
+            "speculative_num_steps": eagle3.draft_tokens,
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": eagle3.draft_tokens + 1,
+        }
+    return arguments

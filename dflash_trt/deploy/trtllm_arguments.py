@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A deployment as TensorRT-LLM's LLM arguments, which trtllm-serve reads as YAML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dflash_trt.deploy.method import Method, eagle3_of
+from dflash_trt.deploy.resolve import Deployment
+
+ENGINE_MODE = ("python", "-m", "dflash_trt.trtllm")
+"""Starts a command in whose ranks engine mode's drafter is registered (dflash_trt/trtllm)."""
+STREAM_INTERVAL = 20
+POSTPROCESS_WORKERS = 4
+
+
+def trtllm_arguments(deployment: Deployment, method: Method) -> dict[str, Any]:
+    """The arguments of `tensorrt_llm.LLM`, the model's name aside; methods differ in speculative_config alone."""
+    arguments: dict[str, Any] = {
+        "tensor_parallel_size": deployment.tensor_parallel,
+        "moe_expert_parallel_size": deployment.expert_parallel,
+        "enable_attention_dp": False,
+        "max_batch_size": deployment.max_batch_size,
+        "max_num_tokens": deployment.max_num_tokens,
+        "max_seq_len": deployment.max_seq_len,
+        "enable_chunked_prefill": True,
+        "stream_interval": STREAM_INTERVAL,
+        "num_postprocess_workers": POSTPROCESS_WORKERS,
+        "cuda_graph_config": {"enable_padding": True, "max_batch_size": deployment.max_batch_size},
+        "kv_cache_config": {
+            "dtype": deployment.kv_cache_dtype,
+            "free_gpu_memory_fraction": deployment.kv_cache_fraction,
+            "enable_block_reuse": deployment.prefix_reuse,
+        },
+    }
+    if deployment.moe_backend is not None:
+        arguments["moe_config"] = {"backend": deployment.moe_backend}
+    if method == "dflash":
+        arguments["speculative_config"] = {
+            "decoding_type": "DFlash",
+            "speculative_model": deployment.draft,
+            "max_draft_len": deployment.draft_tokens,
+            "attention_backend": deployment.draft_attention,
+        }
+    elif method == "eagle3":
+        eagle3 = eagle3_of(deployment)
+        arguments["speculative_config"] = {
+            "decoding_type": "Eagle3",
+            "speculative_model": eagle3.model,
+            "max_draft_len": eagle3.draft_tokens,
+        }
+    return arguments
+
+
+def trtllm_command(deployment: Deployment, method: Method, host: str, port: int) -> list[str]:
+    """trtllm-serve with the model, the address and the file; every other setting stands in the file."""
+    command = ["trtllm-serve", deployment.target, "--host", host, "--port", str(port), "--config", "FILE"]
+    is_engine = deployment.mode == "engine" and method == "dflash"
+    return [*ENGINE_MODE, *command] if is_engine else command

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A deployment as arguments of `vllm serve`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dflash_trt.deploy.method import Method, eagle3_of
+from dflash_trt.deploy.resolve import Deployment
+from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVAL
+
+
+def vllm_arguments(deployment: Deployment, method: Method, host: str, port: int) -> dict[str, Any]:
+    """By argument name; methods differ in speculative_config alone."""
+    arguments: dict[str, Any] = {
+        "model_tag": deployment.target,
+        "host": host,
+        "port": port,
+        "tensor_parallel_size": deployment.tensor_parallel,
+        "enable_expert_parallel": deployment.expert_parallel > 1,
+        "max_model_len": deployment.max_seq_len,
+        "max_num_seqs": deployment.max_batch_size,
+        "max_num_batched_tokens": deployment.max_num_tokens,
+        "max_cudagraph_capture_size": deployment.max_batch_size * (1 + deployment.draft_tokens),
+        "kv_cache_dtype": deployment.kv_cache_dtype,
+        "enable_prefix_caching": deployment.prefix_reuse,
+        "enable_chunked_prefill": True,
+        "stream_interval": STREAM_INTERVAL,
+    }
+    if method == "dflash":
+        arguments["speculative_config"] = {
+            "method": "dflash",
+            "model": deployment.checkpoint if deployment.mode == "engine" else deployment.draft,
+            "num_speculative_tokens": deployment.draft_tokens,
+        }
+    elif method == "eagle3":
+        eagle3 = eagle3_of(deployment)
+        arguments["speculative_config"] = {
+            "method": "eagle3",
+            "model": eagle3.model,
+            "num_speculative_tokens": eagle3.draft_tokens,
+        }
+    return arguments

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does TensorRT load our plugin library? Asked in a process of its own, because a library that does not fit crashes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from dflash_trt.doctor.status import Finding
+from dflash_trt.errors import MissingDependencyError
+
+SECONDS = 120  # the first import of TensorRT reads gigabytes
+
+
+def plugin_library() -> Finding:
+    """The library, and what TensorRT's registry said of it."""
+    try:
+        from dflash_trt.engine import plugin_library as plugin
+
+        library = plugin.plugin_library()
+    except MissingDependencyError as error:
+        return _missing(error.message, error.hint or "")
+    except ImportError as error:  # the compiled module is not built
+        return _missing(str(error), "in the source directory: pip install -e .")
+    return load(library)
+
+
+def load(library: Path) -> Finding:
+    """Loads `library` with the TensorRT of this machine, full or lean, where there is one."""
+    command = [sys.executable, "-m", "dflash_trt.doctor.load_plugin", str(library)]
+    mend = "build it for this TensorRT, see docs/tensorrt_plans.md"
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return _missing(f"{library} did not load within {SECONDS} s", mend)
+    if result.returncode < 0:
+        return _missing(f"{library} ended its process by {signal.Signals(-result.returncode).name}", mend)
+    if result.returncode > 0:
+        lines = result.stderr.strip().splitlines() or ["no message"]
+        return _missing(f"{library} does not load: {lines[-1]}", mend)
+    return Finding(name="plugin library", found=f"{library}, {result.stdout.strip()}", needed_for=("TensorRT plans",))
+
+
+def _missing(reason: str, mend: str) -> Finding:
+    return Finding(name=f"plugin library ({reason})", found=None, needed_for=("TensorRT plans",), mend=mend)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""context.onnx, the KV injection: target features become every draft layer's context K and V."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.graph.layers import normalize, rms_norm, rotary_rows, scale
+from dflash_trt.graph.linear import linear
+from dflash_trt.graph.onnx_builder import COMPUTE, GraphBuilder, rounded
+
+
+def context_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
+    """target_hidden [T, A*H], positions [T] INT32 -> k, v [T, L, G, D].
+
+    fc -> hidden_norm -> one GEMM for all layers' K and V -> k_norm -> RoPE on k (DFlash, arXiv 2602.06036,
+    section 3.2; order as in z-lab/dflash model.py). v is neither normed nor rotated, and the rows never pass
+    an input_layernorm.
+    """
+    spec = draft.spec
+    L, G, D = len(spec.layers), spec.num_key_value_heads, spec.head_dim
+    g = GraphBuilder("context", draft)
+    target_hidden = g.input("target_hidden", COMPUTE, ["T", spec.target_hidden_size])
+    positions = g.input("positions", TensorProto.INT32, ["T"])
+
+    h = rms_norm(g, linear(g, target_hidden, "fc"), "hidden_norm", spec.rms_norm_eps)  # [T, H]
+    with g.scope("kv_injection"):
+        kv = linear(g, h, *spec.context_modules(), bias=spec.attention_bias)  # [T, 2*L*G*D]
+        k, v = g.split(kv, [L * G * D, L * G * D])
+        k, v = (g.op("Reshape", x, g.constant([-1, L, G, D])) for x in (k, v))
+
+        norms = [g.weight(f"layers.{i}.self_attn.k_norm.weight") for i in range(L)]  # L x [D]
+        stacked = g.op("Reshape", g.op("Concat", *norms, axis=0), g.constant([L, 1, D]))
+        k = scale(g, normalize(g, k, spec.rms_norm_eps), stacked)
+        k = _rotate(g, k, *rotary_rows(g, positions, spec), D)
+
+    cache_type = COMPUTE
+    if draft.quantization.fp8_kv_cache:
+        cache_type = TensorProto.FLOAT8E4M3FN
+        k, v = (_to_fp8(g, x, draft.cache_scales(name), name) for x, name in ((k, "k"), (v, "v")))
+    g.output(k, "k", cache_type, ["T", L, G, D])
+    g.output(v, "v", cache_type, ["T", L, G, D])
+    return g.model()
+
+
+def _to_fp8(g: GraphBuilder, x: str, scales: tuple[float, ...], name: str) -> str:
+    """x [T, L, G, D] as cache rows in FP8 E4M3, one scale a layer.
+
+    TensorRT quantises activations by a single scale (NvInfer.h 11.1, IQuantizeLayer), so the layers' are divided by.
+    """
+    divisors = np.array([rounded(scale) for scale in scales], dtype=np.float32).reshape(-1, 1, 1)
+    x = g.op("Div", g.op("Cast", x, to=TensorProto.FLOAT), g.constant(divisors))
+    return g.named("QuantizeLinear", x, g.constant(1.0), g.zero(TensorProto.FLOAT8E4M3FN), name=name)
+
+
+def _rotate(g: GraphBuilder, k: str, cos: str, sin: str, head_dim: int) -> str:
+    """Rotate-half of k [T, L, G, D] by rows cos, sin [T, D/2], in FLOAT."""
+    cos, sin = (g.op("Unsqueeze", x, g.constant([1, 2])) for x in (cos, sin))  # [T, 1, 1, D/2]
+    x, y = g.split(g.op("Cast", k, to=TensorProto.FLOAT), [head_dim // 2, head_dim // 2])
+    low = g.op("Sub", g.op("Mul", x, cos), g.op("Mul", y, sin))
+    high = g.op("Add", g.op("Mul", y, cos), g.op("Mul", x, sin))
+    return g.op("Cast", g.op("Concat", low, high, axis=-1), to=COMPUTE)

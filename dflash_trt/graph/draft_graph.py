@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""draft.onnx: one forward pass over the block, reading the injected context."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import TensorProto
+
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.graph.layers import rms_norm, rotary_rows, swiglu
+from dflash_trt.graph.linear import linear
+from dflash_trt.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, Shape, rounded
+
+ATTENTION = "DFlashKVInjectionAttention"
+PLUGIN_VERSION = "1"
+
+
+def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
+    """noise_embeds [B, S, H], positions [B, S], caches [slots, L, C_max, G, D], slot_ids [B],
+    context_lengths [B] -> hidden [B, S, H].
+
+    The caches are read only: the block's own K and V live for this pass and are never stored. Embedding and
+    lm_head stay the target's; row 0 of a block predicts the token already known, proposals are rows 1 to S-1.
+    """
+    spec = draft.spec
+    H, G, D = spec.hidden_size, spec.num_key_value_heads, spec.head_dim
+    g = GraphBuilder("draft", draft)
+    hidden = g.input("noise_embeds", COMPUTE, ["B", "S", H])
+    positions = g.input("positions", TensorProto.INT32, ["B", "S"])
+    cache_shape: Shape = ["slots", len(spec.layers), "C_max", G, D]
+    cache_type = TensorProto.FLOAT8E4M3FN if draft.quantization.fp8_kv_cache else COMPUTE
+    k_cache = g.input("k_cache", cache_type, cache_shape)
+    v_cache = g.input("v_cache", cache_type, cache_shape)
+    slot_ids = g.input("slot_ids", TensorProto.INT32, ["B"])
+    context_lengths = g.input("context_lengths", TensorProto.INT32, ["B"])
+
+    if spec.input_embedding_scale != 1:
+        factor = g.op("Cast", g.constant(spec.input_embedding_scale), to=COMPUTE)
+        hidden = g.op("Mul", hidden, factor)
+    rope = g.op("Concat", *rotary_rows(g, positions, spec), axis=-1)  # [B, S, D]: cos | sin
+
+    for i in range(len(spec.layers)):
+        layer = f"layers.{i}"
+        h = rms_norm(g, hidden, f"{layer}.input_layernorm", spec.rms_norm_eps)
+        h = _attention(g, h, rope, [k_cache, v_cache, slot_ids, context_lengths], draft, i)
+        hidden = g.op("Add", hidden, h)
+        h = rms_norm(g, hidden, f"{layer}.post_attention_layernorm", spec.rms_norm_eps)
+        h = swiglu(g, h, f"{layer}.mlp", spec.intermediate_size)
+        hidden = g.named("Add", hidden, h, name=output_name(i))
+
+    g.output(rms_norm(g, hidden, "norm", spec.rms_norm_eps), "hidden", COMPUTE, ["B", "S", H])
+    return g.model()
+
+
+def output_name(layer: int) -> str:
+    """The value that is the residual stream after a layer."""
+    return f"layers.{layer}/output"
+
+
+def _attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: DraftCheckpoint, i: int) -> str:
+    """Block attention of layer `i` over [context rows < context_length | block], h [B, S, H] -> [B, S, H].
+
+    The node's inputs: q [B, S, N*D], k and v [B, S, G*D] (before norm and rotation), q_norm and k_norm [D],
+    rope [B, S, D], k_cache, v_cache, slot_ids, context_lengths. Context row j stands at position j, block
+    slot s at position context_length + s.
+    """
+    spec = draft.spec
+    N, G, D = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+    attention = f"layers.{i}.self_attn"
+    with g.scope(attention):
+        projections = [f"{attention}.{x}_proj" for x in "qkv"]
+        qkv = linear(g, h, *projections, bias=spec.attention_bias)
+        q, k, v = g.split(qkv, [N * D, G * D, G * D])
+        norms = [g.weight(f"{attention}.{x}_norm.weight") for x in "qk"]
+        layer = spec.layers[i]
+        mixed = g.op(
+            ATTENTION,
+            *(q, k, v, *norms, rope, *context),
+            domain=PLUGIN_DOMAIN,
+            plugin_namespace=PLUGIN_DOMAIN,
+            plugin_version=PLUGIN_VERSION,
+            layer=i,
+            num_heads=N,
+            num_kv_heads=G,
+            head_dim=D,
+            rms_norm_eps=spec.rms_norm_eps,
+            softmax_scale=D**-0.5,
+            sliding_window=layer.sliding_window or 0,  # 0: unlimited
+            causal=int(layer.causal),
+            k_scale=rounded(draft.cache_scales("k")[i]),  # of an FP8 cache, as context.onnx has it; 1 otherwise
+            v_scale=rounded(draft.cache_scales("v")[i]),
+        )
+        return linear(g, mixed, f"{attention}.o_proj", bias=spec.attention_bias)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is an engine lossless, and what did quantisation cost? Measured over prompts, beside the unquantised engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.target_checkpoint import TargetSpec
+from dflash_trt.drafter.onnx_drafter import OnnxDrafter
+from dflash_trt.engine.manifest import Manifest, read_manifest
+from dflash_trt.errors import EngineError, RequestError
+from dflash_trt.measure.drafter_error import ComparingDrafter, exposed_values
+from dflash_trt.measure.statistics import acceptance_by_position, first_difference, tau_loss
+from dflash_trt.measure.verification_report import Comparison, EngineReport, PromptResult, Report, TauDifference
+from dflash_trt.runtime.prompts import Prompt
+from dflash_trt.runtime.request import Step
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.session import Session, run
+
+
+class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt that can be served."""
+
+    name: str
+    token_ids: list[int]
+
+
+def check_reference(manifest: Manifest, reference: Manifest, name: str) -> None:
+    """Raises EngineError when `reference`, called `name`, is no measure for `manifest`'s engine.
+
+    model_type may differ: `quantize` writes the one that the layers have, published gpt-oss drafts the target's.
+    """
+    hint = "give --reference an engine built from the unquantised checkpoint of the same draft"
+    for part, kind in (("draft", DraftSpec), ("target", TargetSpec)):
+        for fact in kind.__struct_fields__:
+            if (part, fact) == ("draft", "model_type"):
+                continue
+            expected, found = (getattr(getattr(m, part), fact) for m in (manifest, reference))
+            if expected != found:
+                raise EngineError(
+                    f"reference {name} is an engine of another {part}: {fact}: expected {expected}, found {found}",
+                    hint=hint,
+                )
+    if modules := reference.quantization.modules:
+        module, algorithm = next(iter(modules.items()))
+        raise EngineError(
+            f"reference {name}: expected an unquantised engine, found {algorithm} in {module}"
+            f" ({len(modules)} quantised modules)",
+            hint=hint,
+        )
+    if reference.quantization.fp8_kv_cache:
+        raise EngineError(f"reference {name}: expected an unquantised engine, found an FP8 context cache", hint=hint)
+
+
+class Verification:
+    """An engine, perhaps its reference, and the one target that both decode with."""
+
+    def __init__(self, session: Session, reference: Session | None = None) -> None:
+        """Both drafters are OnnxDrafters that were loaded with `exposed_values`; no `reference`, no need for them."""
+        self._session = session
+        self._reference = reference
+        self._comparing: ComparingDrafter | None = None
+        if reference is not None:
+            assert isinstance(session.drafter, OnnxDrafter)
+            assert isinstance(reference.drafter, OnnxDrafter)
+            assert reference.drafter is not session.drafter  # each has a context of its own
+            self._comparing = ComparingDrafter(session.drafter, reference.drafter)
+            self._session = session.with_drafter(session.manifest, self._comparing)
+
+    @classmethod
+    def open(cls, engine: Path, reference: Path | None, target_name: str) -> Verification:
+        """Loads the target once, and both engines; what does not fit is refused before anything is loaded.
+
+        Raises EngineError and CheckpointError as `check_reference` and `Session.open` do.
+        """
+        if reference is None:
+            return cls(Session.open(engine, target_name))
+        manifest, reference_manifest = read_manifest(engine), read_manifest(reference)
+        check_reference(manifest, reference_manifest, str(reference))
+        exposed = exposed_values(manifest.draft)
+        session = Session.open(engine, target_name, expose=exposed)
+        drafter = OnnxDrafter(reference, reference_manifest, expose=exposed)
+        return cls(session, session.with_drafter(reference_manifest, drafter))
+
+    def tokenize(self, prompts: Sequence[Prompt], max_new_tokens: int, *, chat: bool = False) -> list[TokenPrompt]:
+        """Token ids of all prompts, text wrapped in the chat template with `chat`.
+
+        Raises RequestError that names the first prompt that cannot be served.
+        """
+        tokenized = []
+        for prompt in prompts:
+            token_ids = prompt.encode(self._session.tokenizer, chat=chat)
+            try:
+                self._session.check(token_ids, max_new_tokens)
+            except RequestError as error:
+                raise RequestError(f"{prompt.id}: {error.message}", hint=error.hint) from None
+            tokenized.append(TokenPrompt(name=prompt.id, token_ids=token_ids))
+        return tokenized
+
+    def run(self, prompts: Iterable[TokenPrompt], max_new_tokens: int) -> Report:
+        """Decodes every prompt plainly, with the engine and with the reference."""
+        params = SamplingParams(max_new_tokens=max_new_tokens)
+        engine = _Recording(self._session)
+        reference = None if self._reference is None else _Recording(self._reference)
+        for prompt in prompts:
+            expected = self._session.generate_plain(prompt.token_ids, params).output_ids
+            for recording in (engine, reference):
+                if recording is not None:
+                    recording.decode(prompt, params, expected)
+        return Report(
+            block_size=self._session.manifest.draft.block_size,
+            max_new_tokens=max_new_tokens,
+            engine=engine.report(),
+            reference=None if reference is None else reference.report(),
+            comparison=None if reference is None else self._compare(engine.prompts, reference.prompts),
+        )
+
+    def _compare(self, prompts: list[PromptResult], reference_prompts: list[PromptResult]) -> Comparison:
+        assert self._comparing is not None
+        pairs = [
+            (prompt.name, prompt.tau, reference.tau)
+            for prompt, reference in zip(prompts, reference_prompts, strict=True)
+            if prompt.tau is not None and reference.tau is not None
+        ]
+        return Comparison(
+            tau_loss=tau_loss([tau for _, tau, _ in pairs], [tau for _, _, tau in pairs]),
+            tau_differences=[TauDifference(name=name, difference=tau - other) for name, tau, other in pairs],
+            error=self._comparing.error(),
+        )
+
+
+class _Recording:
+    """What one session does, prompt by prompt."""
+
+    def __init__(self, session: Session) -> None:
+        self.prompts: list[PromptResult] = []
+        self._session = session
+        self._steps: list[Step] = []
+
+    def decode(self, prompt: TokenPrompt, params: SamplingParams, expected: Sequence[int]) -> None:
+        """Decodes a prompt whose plain greedy tokens are `expected`."""
+        request = self._session.request(prompt.token_ids, params)
+        (answer,) = run(self._session.decoder(), [request])
+        self._steps += request.steps
+        self.prompts.append(
+            PromptResult(
+                name=prompt.name,
+                num_prompt_tokens=len(prompt.token_ids),
+                num_output_tokens=len(answer.output_ids),
+                steps=answer.steps,
+                tau=answer.tau,
+                first_difference=first_difference(expected, answer.output_ids),
+            )
+        )
+
+    def report(self) -> EngineReport:
+        """The report over all prompts so far."""
+        manifest = self._session.manifest
+        taus = [prompt.tau for prompt in self.prompts if prompt.tau is not None]
+        return EngineReport(
+            source=manifest.source.name,
+            quantized_modules=dict(sorted(Counter(manifest.quantization.modules.values()).items())),
+            fp8_kv_cache=manifest.quantization.fp8_kv_cache,
+            identical=all(prompt.first_difference is None for prompt in self.prompts),
+            tau=sum(taus) / len(taus) if taus else None,
+            steps=len(self._steps),
+            acceptance=acceptance_by_position(self._steps, manifest.draft.num_draft_tokens),
+            prompts=self.prompts,
+        )

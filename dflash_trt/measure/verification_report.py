@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `verify` measured, and whether it holds what was asked; pure values."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dflash_trt.errors import VerificationError
+from dflash_trt.measure.drafter_error import DrafterError
+from dflash_trt.measure.statistics import Difference, PositionAcceptance, TauLoss
+
+
+class PromptResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt, decoded by one engine."""
+
+    name: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    steps: int
+    """Verify passes."""
+    tau: float | None
+    """None without a verify pass."""
+    first_difference: Difference | None
+    """From plain greedy decoding; None when the tokens are identical."""
+
+
+class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine did over all prompts."""
+
+    source: str
+    """Name of the checkpoint that it was built from."""
+    quantized_modules: dict[str, int]
+    """Number of linear layers by algorithm; empty for an unquantised engine."""
+    fp8_kv_cache: bool
+    identical: bool
+    """Whether every prompt's tokens equal plain greedy decoding."""
+    tau: float | None
+    """Mean of the prompts' tau."""
+    steps: int
+    acceptance: list[PositionAcceptance]
+    prompts: list[PromptResult]
+
+
+class TauDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt under both engines."""
+
+    name: str
+    difference: float
+    """tau - reference tau."""
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine beside its reference, prompt by prompt."""
+
+    tau_loss: TauLoss | None
+    """None when no prompt had a verify pass."""
+    tau_differences: list[TauDifference]
+    """By prompt, where both engines had a verify pass."""
+    error: DrafterError | None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """All that `verify` measured."""
+
+    block_size: int
+    max_new_tokens: int
+    engine: EngineReport
+    reference: EngineReport | None
+    comparison: Comparison | None
+
+
+def find_failure(report: Report, max_tau_loss: float | None) -> VerificationError | None:
+    """What the engine does not hold: a prompt's tokens differ, or mean tau loses more than `max_tau_loss`."""
+    for name, engine in (("engine", report.engine), ("reference", report.reference)):
+        differing = [] if engine is None else [p for p in engine.prompts if p.first_difference is not None]
+        if differing:
+            return VerificationError(f"{name}: {_describe_differences(differing, len(report.engine.prompts))}")
+    if max_tau_loss is None:
+        return None
+    measured = None if report.comparison is None else report.comparison.tau_loss
+    if measured is None:
+        return VerificationError(
+            "tau loss: expected prompts with a verify pass, found none",
+            hint="give prompts with longer answers",
+        )
+    if measured.loss > max_tau_loss:
+        return VerificationError(
+            f"tau loss: expected at most {max_tau_loss:.2%}, found a mean of {describe_loss(measured)}",
+            hint="choose a recipe that leaves more modules unquantised, or calibrate on prompts like these",
+        )
+    return None
+
+
+def _describe_differences(differing: list[PromptResult], num_prompts: int) -> str:
+    first = differing[0]
+    difference = first.first_difference
+    assert difference is not None
+    expected, found = ("the end" if t is None else str(t) for t in (difference.expected, difference.found))
+    return (
+        f"expected the tokens of plain greedy decoding, found others in {len(differing)} of {num_prompts} prompts;"
+        f" the first is {first.name!r}, output token {difference.position}: expected {expected}, found {found}"
+    )
+
+
+def describe_loss(measured: TauLoss) -> str:
+    """`3.12% (95% interval 1.05% to 5.20%, 32 prompts)`."""
+    prompts = f"{measured.num_prompts} prompt{'s' if measured.num_prompts != 1 else ''}"
+    if measured.low is None or measured.high is None:
+        return f"{measured.loss:.2%} (no interval, {prompts})"
+    return (
+        f"{measured.loss:.2%} ({measured.confidence:.0%} interval {measured.low:.2%} to {measured.high:.2%}, {prompts})"
+    )

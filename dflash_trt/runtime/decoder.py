@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decode loop: prefill -> inject -> draft -> verify -> accept -> inject (DFlash, arXiv 2602.06036).
+
+Many requests at once: they join and leave between steps, each at its own length (continuous batching: Orca, OSDI
+2022). A step makes one draft pass over all blocks, and one target pass over all drafts and prompt chunks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dflash_trt.runtime.accept import accept
+from dflash_trt.runtime.draft_length import DraftLength
+from dflash_trt.runtime.metrics import Counts, DecoderMetrics
+from dflash_trt.runtime.pair import Pair
+from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.runtime.slots import SlotPool
+from dflash_trt.targets.target import Segment
+
+DEFAULT_PREFILL_CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a request brings to a step: a chunk of its prompt, or its last token and the proposals behind it."""
+
+    slot: int
+    request: Request
+    token_ids: Sequence[int]
+    proposals: Sequence[int]
+    num_logits: int
+
+    @property
+    def segment(self) -> Segment:
+        return Segment(slot=self.slot, token_ids=self.token_ids, num_logits=self.num_logits)
+
+    def num_kept(self, num_emitted: int) -> int:
+        """Its tokens that stay when it emitted so many: all but the rejected proposals."""
+        num_accepted = max(0, num_emitted - 1)
+        return len(self.token_ids) - len(self.proposals) + num_accepted
+
+
+class Decoder:
+    """Steps all requests it was given, first come, first served, until each has finished."""
+
+    def __init__(
+        self, pair: Pair, slots: SlotPool, draft_length: DraftLength, *, prefill_chunk: int = DEFAULT_PREFILL_CHUNK
+    ) -> None:
+        """At most `prefill_chunk` prompt tokens join a step, so that a long prompt does not stall the others."""
+        self.slots = slots
+        self.waiting: deque[Request] = deque()
+        self.running: dict[int, Request] = {}
+        """By slot; in the order of admission."""
+        self._counts = Counts()
+        self._pair = pair
+        self._draft_length = draft_length
+        self._prefill_chunk = prefill_chunk
+
+    def metrics(self) -> DecoderMetrics:
+        """What the decoder does now, and has done."""
+        counts = self._counts
+        return DecoderMetrics(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            free_slots=self.slots.free_slots,
+            free_cache_tokens=self.slots.free_tokens,
+            passes=counts.passes,
+            finished=dict(counts.finished),
+            output_tokens=counts.output_tokens,
+            steps=counts.steps,
+            proposed=counts.proposed,
+            accepted=counts.accepted,
+            accepted_by_position=dict(sorted(counts.accepted_by_position.items())),
+            tau=counts.step_tokens / counts.steps if counts.steps else None,
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is left."""
+        return not self.waiting and not self.running
+
+    def add(self, request: Request) -> None:
+        """Queues a request; it must fit the empty pool."""
+        assert request.max_tokens <= self.slots.num_tokens, "a request that never fits would block the others"
+        self.waiting.append(request)
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request between two steps, with what it has; one that has ended stays as it is."""
+        if request.finished is not None:
+            return
+        request.finish(FinishReason.CANCELLED)
+        if request in self.waiting:
+            self.waiting.remove(request)
+        for slot in [slot for slot, running in self.running.items() if running is request]:
+            self._release(slot)
+        self._counts.finished[FinishReason.CANCELLED] += 1
+        request.report()
+
+    def step(self) -> None:
+        """Brings running requests forward by one pass of the target."""
+        self._admit()
+        parts = [*self._draft(), *self._prompt_chunks()]
+        if not parts:
+            return
+        logits = self._pair.verify([part.segment for part in parts])
+        verified = _accept(parts, logits)
+        # Verified tokens become context: anchors and accepted drafts, or the whole chunk. The rest is undone.
+        self._pair.keep([part.num_kept(len(tokens)) for part, tokens in zip(parts, verified, strict=True)])
+        self._counts.passes += 1
+        for part, tokens in zip(parts, verified, strict=True):
+            self._take(part, tokens)
+
+    def _admit(self) -> None:
+        while self.waiting and self.slots.fits(self.waiting[0].max_tokens):
+            request = self.waiting.popleft()
+            request.admit()
+            self.running[self.slots.take(request.max_tokens)] = request
+
+    def _draft(self) -> list[_Part]:
+        """The last token of each request behind its prompt, and what the drafter proposes to follow it."""
+        decoding = {slot: request for slot, request in sorted(self.running.items()) if request.is_prefilled}
+        if not decoding:
+            return []
+        length = self._draft_length.choose(len(decoding))
+        # No proposal can be emitted beyond a request's limit, so none is verified there.
+        lengths = {slot: min(length, request.remaining - 1) for slot, request in decoding.items()}
+        drafting = [slot for slot, k in lengths.items() if k > 0]
+        blocks = {}
+        if drafting:
+            drafted = self._pair.draft(drafting, [decoding[slot].output_ids[-1] for slot in drafting])
+            blocks = dict(zip(drafting, drafted.tolist(), strict=True))
+        parts = []
+        for slot, request in decoding.items():
+            proposals = blocks[slot][: lengths[slot]] if slot in blocks else []
+            token_ids = [request.output_ids[-1], *proposals]
+            parts.append(_Part(slot, request, token_ids, proposals, len(token_ids)))
+        return parts
+
+    def _prompt_chunks(self) -> list[_Part]:
+        """The next tokens of unfinished prompts, oldest request first."""
+        parts, room = [], self._prefill_chunk
+        for slot, request in self.running.items():
+            begin = request.num_prefilled
+            if chunk := request.prompt_ids[begin : begin + room]:
+                is_last = begin + len(chunk) == len(request.prompt_ids)
+                parts.append(_Part(slot, request, chunk, (), int(is_last)))
+                room -= len(chunk)
+        return parts
+
+    def _take(self, part: _Part, tokens: Sequence[int]) -> None:
+        """Books what a part did; a request that ended leaves its slot."""
+        request = part.request
+        if request.is_prefilled:
+            self._draft_length.observe(len(part.proposals), len(tokens) - 1)
+        else:
+            request.num_prefilled += len(part.token_ids)
+        if not tokens:
+            return
+        step = request.emit(tokens, num_proposed=len(part.proposals))
+        if step is None:
+            self._counts.output_tokens += 1  # the prefill's
+        else:
+            self._counts.add_step(step)
+        if request.finished is not None:
+            self._counts.finished[request.finished] += 1
+            self._release(part.slot)
+        request.report()
+
+    def _release(self, slot: int) -> None:
+        self._pair.release(slot)
+        self.slots.give_back(slot)
+        del self.running[slot]
+
+
+def _accept(parts: Sequence[_Part], logits: Tensor) -> list[list[int]]:
+    """The tokens that the target emits for each part: accepted proposals and one more, or none inside a prompt."""
+    greedy = logits.argmax(dim=-1).tolist()
+    verified, end = [], 0
+    for part in parts:
+        begin, end = end, end + part.num_logits
+        verified.append(accept(part.request, part.proposals, logits[begin:end], greedy[begin:end]))
+    return verified

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pair on many ranks: each holds a shard of the target and the whole drafter, rank 0 decides.
+
+Only commands travel, a few integers each. Behind the target's all-reduces every rank has the same hidden states, so
+taps need not travel and each drafter makes its own context; what rank 0 drafted comes back in its next `verify`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import torch
+import transformers
+
+from dflash_trt import __version__
+from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
+from dflash_trt.engine.manifest import MANIFEST, sha256
+from dflash_trt.runtime.pair import Pair
+from dflash_trt.runtime.ranks.roles import Follower, Leader
+from dflash_trt.targets.target import Segment
+
+
+class Op(IntEnum):
+    """What a command asks for."""
+
+    DRAFT = 0
+    """slots, then as many anchors"""
+    VERIFY = 1
+    """of each segment: slot, num_logits, number of tokens, tokens"""
+    KEEP = 2
+    """num_tokens"""
+    RELEASE = 3
+    """the slot"""
+
+
+class TensorParallelPair:
+    """Rank 0's pair: whatever it is asked, all ranks do."""
+
+    def __init__(self, leader: Leader, local: Pair, index: int = 0) -> None:
+        """`local` is this rank's own pair, and stands at `index` of the pairs that the others follow with."""
+        self._leader = leader
+        self._local = local
+        self._index = index
+
+    def draft(self, slots: Sequence[int], anchors: Sequence[int]) -> torch.Tensor:
+        """Rank 0's proposals [B, K] int64."""
+        self._send(Op.DRAFT, *slots, *anchors)
+        return self._local.draft(slots, anchors)
+
+    def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """One pass of the target on all ranks; logits [sum of num_logits, V] FLOAT."""
+        self._send(Op.VERIFY, *_encode(segments))
+        return self._local.verify(segments)
+
+    def keep(self, num_tokens: Sequence[int]) -> None:
+        """Keeps what was accepted, on all ranks."""
+        self._send(Op.KEEP, *num_tokens)
+        self._local.keep(num_tokens)
+
+    def release(self, slot: int) -> None:
+        """Empties a slot on all ranks."""
+        self._send(Op.RELEASE, slot)
+        self._local.release(slot)
+
+    def _send(self, op: Op, *numbers: int) -> None:
+        self._leader.send([self._index, op, *numbers])
+
+
+def follow(follower: Follower, pairs: Sequence[Pair]) -> None:
+    """Does with this rank's `pairs` what rank 0 does with its own, until rank 0 has finished."""
+    while (command := follower.receive()) is not None:
+        index, op, *numbers = command
+        _execute(pairs[index], Op(op), numbers)
+
+
+def rank_facts(engine: Path, target: TargetCheckpoint) -> dict[str, str]:
+    """What must be the same on every rank. Of the target's weights the headers are compared, not the values."""
+    weights = [(tensor.name, tensor.dtype, tensor.shape) for tensor in target.weights.values()]
+    return {
+        "version of dflash-trt": __version__,
+        "version of torch": torch.__version__,
+        "version of transformers": transformers.__version__,
+        "sha256 of the engine's manifest.json": sha256(engine / MANIFEST),
+        "sha256 of the target's config.json": sha256(target.directory / "config.json"),
+        "sha256 of the target's tensor names and shapes": hashlib.sha256(msgspec.json.encode(weights)).hexdigest(),
+    }
+
+
+def _execute(pair: Pair, op: Op, numbers: Sequence[int]) -> None:
+    if op is Op.DRAFT:
+        half = len(numbers) // 2
+        pair.draft(numbers[:half], numbers[half:])
+    elif op is Op.VERIFY:
+        pair.verify(list(_decode(numbers)))
+    elif op is Op.KEEP:
+        pair.keep(numbers)
+    else:
+        pair.release(numbers[0])
+
+
+def _encode(segments: Sequence[Segment]) -> Iterator[int]:
+    for segment in segments:
+        yield from (segment.slot, segment.num_logits, len(segment.token_ids), *segment.token_ids)
+
+
+def _decode(numbers: Sequence[int]) -> Iterator[Segment]:
+    rest = iter(numbers)
+    for slot in rest:
+        num_logits, num_tokens = next(rest), next(rest)
+        yield Segment(slot=slot, token_ids=list(islice(rest, num_tokens)), num_logits=num_logits)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model that Triton's Python backend loads: its requests go to a runtime, and the answers back.
+
+`triton_python_backend_utils` exists in the backend's process only (read at Triton 2.51).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import triton_python_backend_utils as triton  # type: ignore[import-not-found]
+
+from dflash_trt.errors import ConfigError, DFlashError, RequestError
+from dflash_trt.triton import mpi_ranks
+from dflash_trt.triton.guard import start_guard
+from dflash_trt.triton.metric_names import COUNTERS, GAUGES
+from dflash_trt.triton.model_file import MODEL_FILE, read_model
+from dflash_trt.triton.service import Engine, Service
+from dflash_trt.triton.tensors import INPUTS
+
+
+class TritonPythonModel:
+    """One instance serves all requests."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Loads the runtime that model.yaml names; the ranks but 0 of an `mpirun` work here until the end."""
+        file = Path(args["model_repository"]) / args["model_version"] / MODEL_FILE
+        arguments, config = read_model(file)
+        decoupled = triton.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
+        if decoupled != config.decoupled:
+            raise ConfigError(
+                f"{file}: triton_config.decoupled: expected {decoupled}, as config.pbtxt says, found {config.decoupled}"
+            )
+        engine: Engine
+        if config.runtime == "embedded":
+            from dflash_trt.triton.embedded_backend import EmbeddedEngine
+
+            engine = EmbeddedEngine(arguments)
+        else:
+            from dflash_trt.triton.trtllm_backend import TrtllmEngine
+
+            if config.engine_mode:
+                mpi_ranks.use_engine_drafter()
+            if mpi_ranks.world()[0] > 0:
+                mpi_ranks.work()
+            engine = TrtllmEngine(arguments)
+        self._service = Service(engine, config, TritonMetrics(args["model_name"]).publish)
+        self._guard = start_guard()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Takes requests and returns at once; the answers follow through their response senders."""
+        for request in requests:
+            self._service.submit(TritonCall(request))
+
+    def finalize(self) -> None:
+        """Ends the runtime."""
+        self._guard.terminate()
+        self._guard.wait()
+        self._service.close()
+        gc.collect()  # the process does not end while an exception's frames hold a request
+
+
+class TritonMetrics:
+    """Readings on the server's /metrics page."""
+
+    def __init__(self, model_name: str) -> None:
+        self._families = [
+            *(triton.MetricFamily(name, text, triton.MetricFamily.GAUGE) for name, text in GAUGES.items()),
+            *(triton.MetricFamily(name, text, triton.MetricFamily.COUNTER) for name, text in COUNTERS.items()),
+        ]
+        metrics = [family.Metric(labels={"model": model_name}) for family in self._families]
+        self._metrics = dict(zip([*GAUGES, *COUNTERS], metrics, strict=True))
+
+    def publish(self, readings: Mapping[str, float]) -> None:
+        """Shows them; a counter grows by what was added since."""
+        for name, value in readings.items():
+            metric = self._metrics[name]
+            if name in GAUGES:
+                metric.set(value)
+            else:
+                metric.increment(value - metric.value())
+
+
+class TritonCall:
+    """A request of the Python backend."""
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self._sender = request.get_response_sender()
+        self._is_open = True
+        self.request_id: str = request.request_id()
+
+    def tensors(self) -> dict[str, npt.NDArray[np.generic]]:
+        """The inputs that were given, by name."""
+        found = {spec.name: triton.get_input_tensor_by_name(self._request, spec.name) for spec in INPUTS}
+        return {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
+
+    def send(self, tensors: Mapping[str, npt.NDArray[np.generic]], *, final: bool) -> None:
+        """One response."""
+        outputs = [triton.Tensor(name, tensor) for name, tensor in tensors.items()]
+        self._send(triton.InferenceResponse(output_tensors=outputs), final)
+
+    def fail(self, error: BaseException) -> None:
+        """The last response, an error in the words for who sent the request."""
+        code = triton.TritonError.INTERNAL
+        if isinstance(error, asyncio.CancelledError):
+            code = triton.TritonError.CANCELLED
+        elif isinstance(error, RequestError):
+            code = triton.TritonError.INVALID_ARG
+        else:
+            triton.Logger.log_error("".join(traceback.format_exception(error)))
+        message = error.message if isinstance(error, DFlashError) else str(error)
+        message = message or ("cancelled" if code == triton.TritonError.CANCELLED else repr(error))
+        self._send(triton.InferenceResponse(error=triton.TritonError(message, code)), final=True)
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more; once it is whole, the question would crash the server."""
+        return self._is_open and bool(self._sender.is_cancelled())
+
+    def _send(self, response: Any, final: bool) -> None:
+        self._is_open = not final
+        self._sender.send(response, flags=triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""model.yaml: what a runtime is made with, and under `triton_config` how it is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.strict_yaml import load_yaml, read_yaml
+
+MODEL_FILE = "model.yaml"
+TRITON_CONFIG = "triton_config"
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class TritonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the model is served."""
+
+    runtime: Literal["trtllm", "embedded"]
+    max_batch_size: Literal[0] = 0
+    """0: a request is one prompt, and Triton forms no batches; the runtime does."""
+    decoupled: bool = True
+    """Whether a request may have many responses; config.pbtxt says the same."""
+    cancellation_check_period_ms: Positive = 100
+    """How often a running request is asked whether its client is still there."""
+    stream_deltas: bool = False
+    """Whether streamed responses bring the new text alone; else all text so far, as NVIDIA's llmapi model does."""
+    engine_mode: bool = False
+    """Whether TensorRT-LLM's own drafter is replaced by our TensorRT plans, in every rank."""
+
+
+class EmbeddedArguments(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The arguments of dflash_trt.LLM."""
+
+    engine: str
+    target: str
+    max_batch_size: Positive = 16
+    draft_length: str | None = None
+    cache_gib: float = 4.0
+    prefill_chunk: Positive = 256
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class EmbeddedFile(EmbeddedArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file for the embedded runtime."""
+
+    triton_config: TritonConfig
+
+
+def model_text(arguments: dict[str, Any], config: TritonConfig) -> str:
+    """The file's text; the same settings give the same bytes."""
+    document = {**arguments, TRITON_CONFIG: msgspec.to_builtins(config)}
+    return str(yaml.safe_dump(document, sort_keys=False, default_flow_style=False, width=120))
+
+
+def read_model(file: Path) -> tuple[dict[str, Any], TritonConfig]:
+    """The runtime's arguments, and how it is served; ConfigError for a file that is neither runtime's."""
+    document = read_yaml(file, ConfigError)
+    if not isinstance(document, dict) or not isinstance(document.get(TRITON_CONFIG), dict):
+        raise ConfigError(f"{file}: expected a mapping with the key {TRITON_CONFIG}, found none")
+    if document[TRITON_CONFIG].get("runtime") == "embedded":
+        whole = load_yaml(file, EmbeddedFile, ConfigError)
+        arguments = {field: getattr(whole, field) for field in EmbeddedArguments.__struct_fields__}
+        return arguments, whole.triton_config
+    try:
+        config = msgspec.convert(document.pop(TRITON_CONFIG), TritonConfig)
+    except msgspec.ValidationError as problem:
+        raise ConfigError(f"{file}: {TRITON_CONFIG}: {problem}") from None
+    return document, config

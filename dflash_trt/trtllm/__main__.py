@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m dflash_trt.trtllm trtllm-serve ...`: a command with our drafter registered in every rank.
+
+TensorRT-LLM spawns its ranks with mpi4py, which imports the main module of the spawning process into each of them
+(there it is called `__worker__`). What stands at this level therefore runs in all of them; `--custom_module_dirs` alone
+reaches only the process that was started.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from dflash_trt.errors import DFlashError
+from dflash_trt.trtllm.registration import register
+from dflash_trt.trtllm.start import run_command
+
+if __name__ == "__main__":
+    try:
+        register()
+    except DFlashError as problem:
+        sys.exit(f"error: {problem}")
+    run_command(sys.argv[1:])
+else:
+    register()

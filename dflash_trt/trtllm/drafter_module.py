@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drafter module that TensorRT-LLM's DFlash worker calls, with the work done by an engine directory's graphs.
+
+Attributes and methods bear the names that the worker uses (`contract.py`), not ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.errors import EngineError
+from dflash_trt.trtllm.plans import Plans
+
+
+class _Backbone(nn.Module):
+    """What the target shares; the layers themselves are in the plans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens: nn.Module | None = None
+        self.layers = nn.ModuleList()
+        self.norm = nn.Identity()
+
+
+class _Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = _Backbone()
+        self.lm_head: nn.Module | None = None
+
+
+class EngineDrafter(nn.Module):
+    """Context rows and blocks by `plans`, in the dense context cache that the worker owns."""
+
+    def __init__(self, draft_config: Any, spec: DraftSpec, plans: Plans) -> None:
+        """`draft_config` is TensorRT-LLM's ModelConfig of the engine directory. Nothing is loaded yet."""
+        super().__init__()
+        self._plans = plans
+        self._bound: tuple[int, int, torch.Size] | None = None
+        self.model_config = draft_config
+        self.config = draft_config.pretrained_config
+        self.draft_model_full = _Shared()
+        self.model = self.draft_model_full.model
+        self.lm_head: nn.Module | None = None
+        self.logits_processor: Any = None  # the target model sets it
+        self.mask_token_id = spec.mask_token_id
+        self.target_layer_ids = list(spec.target_layer_ids)
+        self.block_size = spec.block_size
+        self.dflash_attention_backend = "VANILLA"  # the dense cache
+        # The worker asks whether these two exist, and what dtype the cache should have; the context graph holds both.
+        self.fc = nn.Linear(1, 1, bias=False, dtype=plans.cache_dtype)
+        self.hidden_norm = nn.Identity()
+        # Whole heads on every rank: the plans are not sharded.
+        self._num_attn_layers = len(spec.layers)
+        self._num_heads = spec.num_attention_heads
+        self._num_kv_heads = spec.num_key_value_heads
+        self._head_dim = spec.head_dim
+
+    def load_weights(self, weights: Any, weight_mapper: Any = None, **_: Any) -> None:
+        """Loads the plans; what TensorRT-LLM read from the directory's safetensors is not needed."""
+        self._plans.load()
+
+    def load_weights_from_target_model(self, target_model: Any) -> None:
+        """Takes embedding and lm_head from the target."""
+        self.model.embed_tokens = target_model.model.embed_tokens
+        self.draft_model_full.lm_head = target_model.lm_head
+        self.lm_head = target_model.lm_head
+
+    def _build_fused_kv_buffers(self) -> None:
+        """The worker's last call before it allocates the cache: with dummy weights also the first one here."""
+        self._plans.load()
+
+    def project_target_hidden(self, hidden_states: Tensor) -> Tensor:
+        """The taps as they are: fc and hidden_norm are part of the context graph."""
+        return hidden_states
+
+    def precompute_context_kv(self, projected_hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """k, v [T, L, G, D] of taps [T, A*H] at positions [T]; the worker multiplies them in place and stores them."""
+        return self._plans.context(projected_hidden, positions)
+
+    def dflash_forward(
+        self,
+        noise_embedding: Tensor,
+        query_positions: Tensor,
+        num_ctx_per_req: Tensor,
+        ctx_k_cache: Tensor,
+        ctx_v_cache: Tensor,
+        ctx_cache_batch_idx: Tensor,
+        ctx_kv_cache: Any = None,
+        ctx_page_table: Tensor | None = None,
+    ) -> Tensor:
+        """hidden [B*W, H] of blocks noise_embedding [B, W, H] over the caches [slots, L, C, G, D], which are only read.
+
+        Raises EngineError for caches that the plans were not built for.
+        """
+        if ctx_kv_cache is not None or ctx_page_table is not None:
+            raise EngineError(
+                "engine mode: expected the dense context cache, found a paged one",
+                hint="set speculative_config.attention_backend to VANILLA",
+            )
+        self._bind(ctx_k_cache, ctx_v_cache)
+        B, W, H = noise_embedding.shape
+        # The drafter was trained with all S positions; the worker may leave mask tokens out that it does not verify.
+        masks = noise_embedding[:, 1:2].expand(B, self.block_size - W, H)
+        blocks = torch.cat([noise_embedding, masks], dim=1)
+        offsets = torch.arange(self.block_size, dtype=query_positions.dtype, device=query_positions.device)
+        positions = query_positions[:, :1] + offsets
+        hidden = self._plans.draft(blocks, positions, ctx_cache_batch_idx, num_ctx_per_req)
+        return hidden[:, :W].reshape(B * W, H).to(noise_embedding.dtype)
+
+    def _bind(self, k_cache: Tensor, v_cache: Tensor) -> None:
+        """The worker allocates the caches in its first forward passes, before any graph is captured."""
+        bound = (k_cache.data_ptr(), v_cache.data_ptr(), k_cache.shape)
+        if bound == self._bound:
+            return
+        expected = (self._num_attn_layers, self._num_kv_heads, self._head_dim)
+        found = (k_cache.shape[1], *k_cache.shape[3:])
+        if found != expected or k_cache.dtype != self._plans.cache_dtype:
+            raise EngineError(
+                f"engine mode: expected a context cache of layers, heads and head_dim {expected} in"
+                f" {self._plans.cache_dtype}, found {found} in {k_cache.dtype}"
+            )
+        self._plans.bind(k_cache, v_cache)
+        self._bound = bound

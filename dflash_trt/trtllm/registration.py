@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts our drafter in the place of TensorRT-LLM's own, in the process that imports it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.errors import EngineError
+from dflash_trt.trtllm.contract import INTERFACE, REGISTRY, check_contract
+
+DENSE_BACKENDS = ("VANILLA", "AUTO")  # with AUTO the worker takes the drafter's choice
+
+
+def register() -> None:
+    """Raises EngineError with every difference where this TensorRT-LLM is not the one this was written for."""
+    check_contract()
+    mode = import_module(INTERFACE).SpeculativeDecodingMode.DFLASH
+    import_module(REGISTRY).register_draft_model(mode)(build_draft_model)
+
+
+def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model: Any) -> Any:
+    """The drafter of the engine directory that `speculative_model` names; its plans are loaded with the weights.
+
+    Raises EngineError when that is no engine directory, or the configuration asks for a paged context cache.
+    """
+    from dflash_trt.trtllm.drafter_module import EngineDrafter
+    from dflash_trt.trtllm.tensorrt_plans import TensorRTPlans
+
+    spec_config = model_config.spec_config
+    if spec_config.attention_backend not in DENSE_BACKENDS:
+        raise EngineError(
+            f"speculative_config.attention_backend: expected VANILLA, whose dense context cache our plans read,"
+            f" found {spec_config.attention_backend}"
+        )
+    directory = Path(spec_config.speculative_model)
+    manifest = read_manifest(directory)
+    return EngineDrafter(draft_config, manifest.draft, TensorRTPlans(directory, manifest))

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts a console command, TensorRT-LLM's or ours, inside a process whose main module registers the drafter."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE
+from dflash_trt.errors import EngineError
+
+MODULE = ENGINE_MODE[-1]
+ENGINE_MODULES = Path(__file__).parent / "modules" / "dflash_trt_engine"
+"""For --custom_module_dirs, which registers the drafter in the process that reads the flag and in no other."""
+# trtllm-llmapi-launch sets it; the ranks it starts import no main module (mpi4py's MPICommExecutor does not).
+LAUNCHER_VARIABLE = "TLLM_SPAWN_PROXY_PROCESS"
+
+
+def run_command(command: Sequence[str]) -> None:
+    """Runs the console script `command[0]` with the rest as its arguments; exits with its status."""
+    scripts = {script.name: script for script in entry_points(group="console_scripts")}
+    if not command or command[0] not in scripts:
+        sys.exit(f"usage: {' '.join(ENGINE_MODE)} trtllm-serve|trtllm-bench|dflash-trt ARGUMENTS...")
+    sys.argv[:] = list(command)
+    sys.exit(scripts[command[0]].load()())
+
+
+def check_start() -> None:
+    """Raises EngineError where spawned ranks would not import the registration, and so not use our drafter."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if os.environ.get(LAUNCHER_VARIABLE) == "1":
+        raise EngineError(
+            "engine mode: expected ranks that TensorRT-LLM spawns itself, found trtllm-llmapi-launch,"
+            " whose ranks do not import custom modules",
+            hint="serve in native mode, or on one node without the launcher",
+        )
+    if spec is None or spec.name != f"{MODULE}.__main__":
+        raise EngineError(
+            "engine mode: expected a start that registers the drafter in every rank, found another main module",
+            hint=f"{' '.join(ENGINE_MODE)} dflash-trt {' '.join(sys.argv[1:])}",
+        )

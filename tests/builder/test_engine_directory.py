@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`build`: the same input gives the same bytes, and what is written is what the DESIGN's engine directory is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.cli import cli
+from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.errors import BuildError, CheckpointError
+from tests.checkpoint.samples import edit_config, edit_tensors, refusal, shard, write_target
+
+FILES = ["config.json", "context.onnx", "draft.onnx", "manifest.json", "model.safetensors"]
+
+
+def build(draft: Path | str, target: Path | str, output: Path | str, *options: str) -> None:
+    """`dflash-trt build`, in this process; errors come out as they are."""
+    cli.main(["build", str(draft), "--target", str(target), "-o", str(output), *options], standalone_mode=False)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+def test_the_directory(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
+    build(draft_dir, target_dir, tmp_path / "out")
+    assert sorted(contents(tmp_path / "out")) == FILES
+    assert not any(file.is_symlink() for file in (tmp_path / "out").iterdir())
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.draft == read_draft(draft_dir).spec
+    assert sorted(manifest.sha256) == [name for name in FILES if name != "manifest.json"]
+    assert (tmp_path / "out" / "config.json").read_bytes() == (draft_dir / "config.json").read_bytes()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["draft", "out", "target"]
+
+
+def test_the_directory_is_a_draft_checkpoint_too(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
+    build(draft_dir, target_dir, tmp_path / "out")
+    assert read_draft(tmp_path / "out").spec == read_draft(draft_dir).spec
+    written, source = load_file(tmp_path / "out" / "model.safetensors"), load_file(draft_dir / "model.safetensors")
+    assert written.keys() == source.keys()
+    assert all(written[name].equal(source[name]) for name in source)
+
+
+def test_same_bytes_in_another_process_and_directory(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
+    """Other paths, another working directory and another hash seed: nothing of the machine gets in."""
+    for seed, directory, draft in (("1", tmp_path, "draft"), ("2", draft_dir, ".")):
+        command = [sys.executable, "-m", "dflash_trt", "build", draft, "--target", str(target_dir)]
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        output = ["-o", str(tmp_path / f"out{seed}")]
+        subprocess.run([*command, *output], cwd=directory, env=environment, check=True, capture_output=True)
+    assert contents(tmp_path / "out1") == contents(tmp_path / "out2")
+    assert str(tmp_path).encode() not in contents(tmp_path / "out1")["manifest.json"]
+
+
+def test_shards_give_the_same_engine(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
+    build(draft_dir, target_dir, tmp_path / "single")
+    build(shard(draft_dir, num_shards=3), target_dir, tmp_path / "sharded")
+    single, sharded = contents(tmp_path / "single"), contents(tmp_path / "sharded")
+    manifests = [json.loads(files.pop("manifest.json")) for files in (single, sharded)]
+    assert single == sharded
+    sources = [manifest.pop("source")["sha256"] for manifest in manifests]
+    assert manifests[0] == manifests[1]
+    assert sorted(sources[0]) == ["config.json", "model.safetensors"]
+    assert len(sources[1]) == 4
+    build(draft_dir, target_dir, tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(tmp_path / "sharded")
+
+
+def test_manifest_names_the_source(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
+    build(f"{draft_dir}/../draft/", target_dir, tmp_path / "out")
+    source = read_manifest(tmp_path / "out").source
+    assert source.name == "draft"
+    assert str(tmp_path) not in (tmp_path / "out" / "manifest.json").read_text()
+
+
+def test_existing_output(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
+    build(draft_dir, target_dir, tmp_path / "out")
+    (tmp_path / "out" / "draft.onnx").write_text("stale")
+    message = refusal(lambda: build(draft_dir, target_dir, tmp_path / "out"), BuildError)
+    assert "expected a directory that does not exist yet, found one" in message
+    assert "--force" in message
+    build(draft_dir, target_dir, tmp_path / "out", "--force")
+    read_manifest(tmp_path / "out")
+
+
+@pytest.mark.parametrize("options", [(), ("--force",)])
+def test_only_engines_are_replaced(options: tuple[str, ...], draft_dir: Path, target_dir: Path) -> None:
+    before = contents(target_dir)
+    message = refusal(lambda: build(draft_dir, target_dir, target_dir, *options), BuildError)
+    assert f"{target_dir}: expected an engine directory or none, found one without manifest.json" in message
+    assert contents(target_dir) == before
+
+
+def test_an_engine_can_be_built_from_itself(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
+    build(draft_dir, target_dir, tmp_path / "draft" / "out")
+    before = contents(tmp_path / "draft" / "out")
+    build(tmp_path / "draft" / "out", target_dir, tmp_path / "draft" / "out", "--force")
+    assert contents(tmp_path / "draft" / "out").keys() == before.keys()
+
+
+def test_nothing_is_written_for_a_pair_that_does_not_fit(draft_dir: Path, tmp_path: Path) -> None:
+    target = write_target(tmp_path / "other", hidden_size=64)
+    assert "hidden_size: expected 64" in refusal(lambda: build(draft_dir, target, tmp_path / "out"), CheckpointError)
+    edit_tensors(draft_dir, lambda tensors: tensors.pop("fc.weight"))
+    assert "'fc.weight'" in refusal(lambda: build(draft_dir, target, tmp_path / "out"), CheckpointError)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["draft", "other"]
+
+
+def test_facts_reach_the_graphs(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
+    """A fact of config.json that no tensor shows must not be lost on the way."""
+    build(draft_dir, target_dir, tmp_path / "a")
+    edit_config(draft_dir, rms_norm_eps=1e-3)
+    build(draft_dir, target_dir, tmp_path / "b")
+    edit_config(draft_dir, rms_norm_eps=1e-5, is_causal=True)
+    build(draft_dir, target_dir, tmp_path / "c")
+    graphs = [contents(tmp_path / name)["draft.onnx"] for name in "abc"]
+    assert len(set(graphs)) == 3

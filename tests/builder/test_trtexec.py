@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What --dry-run prints, on a machine without TensorRT."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dflash_trt.builder.tensorrt.profiles import input_shapes, planned_inputs
+from dflash_trt.builder.tensorrt.timing_cache import TimingCache
+from dflash_trt.builder.tensorrt.trtexec import trtexec_commands
+from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.engine.plugin_library import installed_library
+from tests.engines import build
+
+OPTIONS = PlanOptions(max_batch_size=2, max_seq_len=64, max_num_tokens=100, hardware_compatibility="ampere_plus")
+
+
+def commands(draft_dir: Path, engine: Path, options: PlanOptions, cache: TimingCache | None) -> list[list[str]]:
+    manifest = build(draft_dir, engine)
+    graphs = {name: input_shapes(graph) for name, graph in manifest.graphs.items()}
+    return [shlex.split(line) for line in trtexec_commands(engine, graphs, manifest.draft.block_size, options, cache)]
+
+
+def test_trtexec_commands(draft_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library, engine = tmp_path / "plugin.so", tmp_path / "engine"
+    library.touch()
+    monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(library))
+    context, draft = commands(draft_dir, engine, OPTIONS, TimingCache(file=Path("t.cache")))
+    common = ["--stronglyTyped", "--skipInference", "--maxAuxStreams=0", "--memPoolSize=workspace:4096M"]
+    assert context[:7] == [
+        "trtexec", f"--onnx={engine / 'context.onnx'}", f"--saveEngine={engine / 'context.plan'}", *common
+    ]  # fmt: skip
+    assert context[7:13] == [
+        "--hardwareCompatibilityLevel=ampere+", "--timingCacheFile=t.cache", "--profile=0",
+        *(f"--{bound}Shapes=target_hidden:16x144,positions:16" for bound in ("min", "opt", "max")),
+    ]  # fmt: skip
+    assert f"--dynamicPlugins={library}" in draft
+    assert [word for word in draft if word.startswith("--profile")] == ["--profile=0", "--profile=1"]
+    assert "k_cache:1x3x1x2x16" in next(word for word in draft if word.startswith("--minShapes"))
+
+
+def test_portable_and_reproducible(draft_dir: Path, tmp_path: Path) -> None:
+    options = msgspec.structs.replace(OPTIONS, version_compatible=True, hardware_compatibility="none")
+    cache = TimingCache(file=Path("t"), reproducible=True)
+    context, draft = commands(draft_dir, tmp_path / "engine", options, cache)
+    plugin = f"--setPluginsToSerialize={installed_library()}"  # where it will be
+    assert {"--versionCompatible", plugin, "--errorOnTimingCacheMiss"} <= set(draft)
+    assert plugin not in context
+    assert not any(word.startswith("--hardwareCompatibilityLevel") for word in context)
+
+
+def test_planned_inputs_are_those_that_are_written(draft_dir: Path, tmp_path: Path) -> None:
+    manifest = build(draft_dir, tmp_path / "engine")
+    spec = manifest.draft
+    planned = planned_inputs(
+        num_layers=len(spec.layers),
+        hidden_size=spec.hidden_size,
+        num_taps=len(spec.target_layer_ids),
+        num_kv_heads=spec.num_key_value_heads,
+        head_dim=spec.head_dim,
+    )
+    assert planned == {name: input_shapes(graph) for name, graph in manifest.graphs.items()}

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The deployments of build_configs/, and how tests resolve, render and check them."""
+
+from __future__ import annotations
+
+from dflash_trt.deploy.checker import check, deployment_context
+from dflash_trt.deploy.deployment_file import load_deployment
+from dflash_trt.deploy.finding import Finding
+from dflash_trt.deploy.method import Method
+from dflash_trt.deploy.render import Rendered, render
+from dflash_trt.deploy.resolve import Deployment, resolve
+from dflash_trt.deploy.schema import Runtime, load_schema
+from tests.paths import REPOSITORY
+
+BUILD_CONFIGS = REPOSITORY / "build_configs"
+NAMES = sorted(path.stem for path in BUILD_CONFIGS.glob("*.yaml"))
+RUNTIMES: tuple[Runtime, ...] = ("trtllm", "vllm", "sglang")
+
+
+def resolved(name: str) -> Deployment:
+    """The deployment build_configs/NAME.yaml."""
+    return resolve(load_deployment(BUILD_CONFIGS / f"{name}.yaml"), name)
+
+
+def rendered(name: str, runtime: Runtime, method: Method = "dflash") -> Rendered:
+    """What serve-config prints for it."""
+    return render(resolved(name), runtime, method, host="127.0.0.1", port=8000)
+
+
+def findings(name: str, runtime: Runtime, method: Method = "dflash", version: str | None = None) -> list[Finding]:
+    """What a check of that finds."""
+    schema = load_schema(runtime, version)
+    return check(deployment_context(resolved(name), schema, rendered(name, runtime, method).arguments))

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every file of build_configs/ resolves, renders for every runtime and passes every check."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from dflash_trt.deploy.finding import ERROR
+from dflash_trt.deploy.published import published_drafts
+from dflash_trt.deploy.schema import Runtime, schemas, versions
+from dflash_trt.errors import ConfigError
+from tests.deploy.deployments import BUILD_CONFIGS, NAMES, RUNTIMES, findings, rendered, resolved
+
+NAME = re.compile(r"(?P<model>[a-z0-9.-]+)\.(?P<gpus>[a-z0-9]+x[1-8])\.(?P<purpose>latency|throughput|[a-z0-9-]+)")
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("name", NAMES)
+def test_resolves_renders_and_passes(name: str, runtime: Runtime) -> None:
+    for version in versions(runtime):
+        assert [str(f) for f in findings(name, runtime, version=version) if f.severity == ERROR] == []
+    text = rendered(name, runtime).text
+    assert "127.0.0.1" in text or runtime == "trtllm"
+    assert rendered(name, runtime).text == text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_name_says_what_it_is(name: str) -> None:
+    deployment = resolved(name)
+    match = NAME.fullmatch(name)
+    assert match is not None
+    assert match["gpus"] == str(deployment.gpus)
+    suffix = match["purpose"]
+    if deployment.mode == "engine":
+        assert suffix.removeprefix("throughput-") == deployment.recipe
+    else:
+        assert suffix == deployment.purpose
+    assert match["model"] == deployment.target.partition("/")[2].lower().removesuffix("-it").removesuffix("-instruct")
+    assert len((BUILD_CONFIGS / f"{name}.yaml").read_text().splitlines()) <= 12
+
+
+def test_every_published_draft_has_a_deployment() -> None:
+    deployed = {resolved(name).checkpoint for name in NAMES}
+    assert deployed == set(published_drafts())
+    for name in NAMES:
+        assert published_drafts()[resolved(name).checkpoint].target == resolved(name).target
+
+
+@pytest.mark.parametrize("gpus", ["b300x8", "b200x8", "h200x8"])
+def test_the_flagship_in_both_modes_and_for_both_purposes(gpus: str) -> None:
+    flagship = [resolved(name) for name in NAMES if name.startswith(f"gpt-oss-120b.{gpus}.")]
+    kinds = {(deployment.mode, deployment.purpose) for deployment in flagship}
+    expected = {("native", "latency"), ("native", "throughput"), ("engine", "latency")}
+    assert kinds >= expected | ({("engine", "throughput")} if gpus.startswith("b") else set())
+    native = next(d for d in flagship if (d.mode, d.purpose) == ("native", "latency"))
+    assert native.draft_attention == ("TRTLLM" if gpus.startswith("b") else "VANILLA")
+    assert (native.draft_tokens, native.tensor_parallel) == (9, 8)
+    engine = next(d for d in flagship if (d.mode, d.purpose) == ("engine", "latency"))
+    assert engine.recipe == ("nvfp4" if gpus.startswith("b") else "fp8")  # Hopper has no FP4
+    assert engine.draft_attention == "VANILLA"
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_methods_differ_in_nothing_but_the_method(runtime: Runtime) -> None:
+    name = "gpt-oss-120b.b300x8.latency"
+    of = {method: rendered(name, runtime, method).arguments for method in ("dflash", "eagle3", "none")}
+    for arguments in of.values():
+        common = {key: value for key, value in arguments.items() if not key.startswith("speculative")}
+        assert common == of["none"]
+    assert len({str(arguments) for arguments in of.values()}) == 3
+    for method in of:
+        assert [str(f) for f in findings(name, runtime, method) if f.severity == ERROR] == []
+
+
+def test_a_method_needs_its_drafter() -> None:
+    with pytest.raises(ConfigError, match="eagle3: expected the EAGLE-3 drafter"):
+        rendered("kimi-k2.5.b300x8.latency", "trtllm", "eagle3")
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "sglang"])
+def test_other_runtimes_load_the_checkpoint_that_our_engines_were_made_from(runtime: Runtime) -> None:
+    arguments = str(rendered("gpt-oss-120b.b300x8.nvfp4", runtime).arguments)
+    assert "z-lab/gpt-oss-120b-DFlash" in arguments
+    assert "gpt-oss-120b.b300x8.nvfp4" not in arguments
+
+
+def test_engine_mode_starts_with_our_module() -> None:
+    engine = rendered("gpt-oss-120b.b300x8.nvfp4", "trtllm")
+    assert engine.start.startswith("python -m dflash_trt.trtllm trtllm-serve ")
+    assert engine.arguments["speculative_config"]["speculative_model"] == "gpt-oss-120b.b300x8.nvfp4"
+    assert rendered("gpt-oss-120b.b300x8.nvfp4", "trtllm", "none").start.startswith("trtllm-serve ")
+    assert rendered("gpt-oss-120b.b300x8.latency", "trtllm").start.startswith("trtllm-serve ")
+
+
+def test_the_command_sets_nothing_that_the_file_sets() -> None:
+    """Which of flag and file wins changed between releases of TensorRT-LLM."""
+    start = rendered("gpt-oss-120b.b300x8.latency", "trtllm").start.split()
+    assert [word for word in start if word.startswith("-")] == ["--host", "--port", "--config"]
+
+
+def test_runtimes_have_schemas() -> None:
+    assert {runtime for runtime, _ in schemas()} == set(RUNTIMES)
+    assert versions("trtllm") == ["1.3.0rc27", "1.4.0rc1"]

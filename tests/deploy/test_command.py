@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt serve-config` and `build CONFIG.yaml` as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from dflash_trt.errors import CheckpointError, ConfigError
+from tests.cli.commands import run, run_here
+from tests.deploy.deployments import BUILD_CONFIGS, RUNTIMES, rendered
+from tests.paths import FIXTURES
+from tests.test_imports import loaded_by
+
+LATENCY = BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml"
+NVFP4 = BUILD_CONFIGS / "gpt-oss-120b.b300x8.nvfp4.yaml"
+
+
+def test_stdout_is_the_file_and_stderr_the_command() -> None:
+    result = run("serve-config", LATENCY, "--runtime", "trtllm")
+    assert result.returncode == 0
+    assert result.stdout == rendered(LATENCY.stem, "trtllm").text
+    assert "trtllm-serve openai/gpt-oss-120b --host 127.0.0.1 --port 8000 --config FILE" in result.stderr
+    assert "warning: z-lab/gpt-oss-120b-DFlash/config.json: model_type" in result.stderr
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_what_is_written_passes_the_check(runtime: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_here("serve-config", LATENCY, "--runtime", runtime)
+    file = tmp_path / "written"
+    file.write_text(capsys.readouterr().out)
+    run_here("serve-config", LATENCY, "--runtime", runtime, "--check", file, "--json")
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "dflash-trt/serve-config-check/1"
+    assert document["passed"] is True
+    assert {finding["severity"] for finding in document["findings"]} <= {"warning"}
+
+
+def test_a_broken_file_exits_with_1_and_lists_everything(tmp_path: Path) -> None:
+    file = tmp_path / "broken.yaml"
+    document = yaml.safe_load(rendered(LATENCY.stem, "trtllm").text)
+    document |= {"max_batch_siz": 64, "max_num_tokens": 100}
+    file.write_text(yaml.safe_dump(document))
+    result = run("serve-config", "--check", file, "--runtime", "trtllm", "--version", "1.4.0rc1", "--gpus", "b300x8")
+    assert result.returncode == 1
+    lines = result.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines if "[unknown-key]" in line or "[token-budget]" in line] == [
+        "error", "error",
+    ]  # fmt: skip
+    assert result.stderr.startswith(
+        f"error: {file}: expected a configuration for tensorrt_llm 1.4.0rc1, found 2 errors"
+    )
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_the_address_is_loopback_unless_told_otherwise(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run_here("serve-config", LATENCY, "--runtime", "vllm", "--host", host)
+    assert f"--host {host}" in capsys.readouterr().out
+
+
+def test_an_engine_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Built from a deployment file, named like it, and served from its directory."""
+    config = tmp_path / "tiny.yaml"
+    config.write_text(
+        f"description: a fixture\ntarget: {FIXTURES / 'tiny-gpt-oss'}\ndraft: {FIXTURES / 'tiny-gpt-oss-dflash'}\n"
+        "gpus: h100x1\npurpose: latency\nmode: engine\nrecipe: nvfp4\n"
+    )
+    engine = tmp_path / "engine"
+    run_here("build", config, "-o", engine)
+    manifest = json.loads((engine / "manifest.json").read_text())
+    assert manifest["source"]["recipe"] == "nvfp4"
+    capsys.readouterr()
+    run_here("serve-config", engine, "--target", FIXTURES / "tiny-gpt-oss", "--gpus", "h100x1", "--runtime", "trtllm")
+    output = capsys.readouterr()
+    document = yaml.safe_load(output.out)
+    assert document["speculative_config"] == {
+        "decoding_type": "DFlash", "speculative_model": str(engine), "max_draft_len": 7,
+        "attention_backend": "VANILLA",
+    }  # fmt: skip
+    assert "python -m dflash_trt.trtllm trtllm-serve" in output.err
+    run_here("serve-config", config, "--draft", engine, "--runtime", "trtllm")
+    assert yaml.safe_load(capsys.readouterr().out)["speculative_config"] == document["speculative_config"]
+
+
+def test_a_native_checkpoint_that_would_not_resolve_is_refused() -> None:
+    draft, target = FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss"
+    with pytest.raises(ConfigError, match="found 1 error"):
+        run_here("serve-config", draft, "--target", target, "--gpus", "h100x1", "--runtime", "trtllm")
+
+
+def test_what_cannot_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "large.yaml"
+    file.write_text(NVFP4.read_text() + "max_batch_size: 4096\nmax_num_tokens: 65536\n")
+    result = run("serve-config", file, "--runtime", "trtllm")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert "[context-arena]" in result.stderr
+    assert re.search(r"lower to max_batch_size \d+ or max_seq_len \d+", result.stderr)
+    assert run("build", file, "--dry-run").returncode == 1
+
+
+def test_dry_run_says_where_every_value_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+    run_here("build", NVFP4, "--dry-run", "--json")
+    document = json.loads(capsys.readouterr().out)
+    settings = {entry["key"]: (entry["value"], entry["source"]) for entry in document["settings"]}
+    assert settings["gpus"] == ("b300x8", "file")
+    assert settings["mode"] == ("engine", "file")
+    assert settings["max_batch_size"] == (64, "default for latency")
+    assert settings["draft_tokens"] == (9, "block_size - 1, published facts")
+    assert settings["draft_attention"] == ("VANILLA", "engine mode on SM 10.3")
+    assert settings["kv_cache_fraction"] == (0.8, "default")
+    assert settings["speculative_config.context_recompute_tail"] == ("0", "schema: TensorRT-LLM 1.4.0rc1")
+    assert document["memory"]["fits"] is True
+    assert document["draft"]["block_size"] == 10
+
+
+def test_dry_run_reads_a_checkpoint_that_is_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text(
+        f"description: a fixture\ntarget: {FIXTURES / 'tiny-qwen3'}\ndraft: {FIXTURES / 'tiny-qwen3-dflash'}\n"
+        "gpus: h100x1\npurpose: throughput\nmax_seq_len: 512\n"
+    )
+    run_here("build", config, "--dry-run")
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("block_size - 1,", "checkpoint", "default for throughput", "memory of each H100 SXM 80 GB", "1/1 of"):
+        assert words in text
+
+
+def test_a_draft_that_is_neither_here_nor_published(tmp_path: Path) -> None:
+    config = tmp_path / "mine.yaml"
+    config.write_text("description: x\ntarget: a/b\ndraft: someone/draft\ngpus: b300x8\npurpose: latency\n")
+    with pytest.raises(ConfigError, match="draft: expected a directory, or a checkpoint whose facts are") as caught:
+        run_here("serve-config", config, "--runtime", "vllm")
+    assert caught.value.hint == "hf download someone/draft --local-dir DIR, then give --draft DIR"
+    with pytest.raises(ConfigError) as caught:
+        run_here("serve-config", config, "--runtime", "vllm", "--draft", tmp_path / "no-such-directory")
+    assert caught.value.hint == "check the path to the checkpoint"
+
+
+@pytest.mark.parametrize("command", [["build", "--dry-run"], ["serve-config", "--runtime", "trtllm"]])
+def test_a_draft_of_another_target_is_refused(command: list[str], tmp_path: Path) -> None:
+    config = tmp_path / "mine.yaml"
+    target, draft = FIXTURES / "tiny-qwen3", FIXTURES / "tiny-gpt-oss-dflash"
+    config.write_text(f"description: x\ntarget: {target}\ndraft: {draft}\ngpus: b300x1\npurpose: latency\n")
+    with pytest.raises(CheckpointError, match=f"{draft} does not fit target {target}: model_type: expected qwen3"):
+        run_here(command[0], config, *command[1:])
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_here("serve-config", "--check", tmp_path, "--runtime", "trtllm")
+    assert caught.value.message == f"{tmp_path}: expected a readable text file, found: Is a directory"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve-config", "--runtime", "trtllm"],
+        ["serve-config", LATENCY, "--runtime", "trtllm", "--gpus", "b300x8"],
+        ["serve-config", LATENCY, "--runtime", "trtllm", "--json"],
+        ["serve-config", FIXTURES / "tiny-qwen3-dflash", "--runtime", "trtllm"],
+        ["serve-config", LATENCY, "--runtime", "tgi"],
+        ["serve-config", LATENCY, "--runtime", "trtllm", "--host", ""],
+        ["build", NVFP4, "--recipe", "fp8"],
+        ["build", FIXTURES / "tiny-qwen3-dflash", "--dry-run"],
+        ["build", FIXTURES / "tiny-qwen3-dflash", "--json"],
+        ["build", FIXTURES / "tiny-qwen3-dflash", "-o", "x"],
+    ],
+)
+def test_wrong_usage(arguments: list[object]) -> None:
+    with pytest.raises(click.UsageError):
+        run_here(*arguments)
+
+
+@pytest.mark.parametrize("content", ["- 1\n", "just words\n", "vllm serve 'open\n", "a: [\n"])
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_files_that_are_no_configuration(tmp_path: Path, content: str, runtime: str) -> None:
+    file = tmp_path / "file"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match="expected"):
+        run_here("serve-config", "--check", file, "--runtime", runtime)
+
+
+def test_nothing_heavy_is_loaded(tmp_path: Path) -> None:
+    """Writing a configuration needs neither a framework nor the network."""
+    shutil.copy(LATENCY, tmp_path / "mine.yaml")
+    arguments = ["serve-config", str(tmp_path / "mine.yaml"), "--runtime", "trtllm"]
+    assert loaded_by(f"sys.argv[1:] = {arguments}; from dflash_trt.cli import main; main()") == set()

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of weights, arenas and pools, against numbers worked out by hand or published."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.deploy.gpus import known_gpus, parse_gpus
+from dflash_trt.deploy.memory import GIB, Load, arena_bytes, paged_arena_bytes, plan_memory
+from dflash_trt.deploy.published import PublishedDraft, published_drafts
+from dflash_trt.deploy.sizes import DraftFacts, TargetFacts, read_draft_facts, read_target_facts
+from dflash_trt.errors import ConfigError
+from tests.paths import FIXTURES
+
+SIZED = [entry for entry in published_drafts().values() if entry.size_gib is not None]
+
+
+def draft(name: str = "z-lab/gpt-oss-120b-DFlash") -> DraftFacts:
+    facts = read_draft_facts(name)
+    assert facts is not None
+    return facts
+
+
+def target(name: str = "openai/gpt-oss-120b") -> TargetFacts:
+    facts = read_target_facts(name)
+    assert facts is not None
+    return facts
+
+
+def load(**changes: object) -> Load:
+    """gpt-oss-120b on eight H200 in native mode, dense context."""
+    base = Load(
+        gpus=parse_gpus("h200x8", "gpus"), draft=draft(), target=target(), algorithms={}, ranks=8, drafter_ranks=8,
+        max_batch_size=64, max_num_tokens=16384, max_seq_len=32768, draft_tokens=9, is_dense=True, element_bytes=2,
+        pool_fraction=0.8,
+    )  # fmt: skip
+    return msgspec.structs.replace(base, **changes)
+
+
+@pytest.mark.parametrize("entry", SIZED, ids=lambda entry: entry.draft)
+def test_published_sizes_follow_from_published_facts(entry: PublishedDraft) -> None:
+    """The facts and the size of a file were read in different places; norms and biases are below the last digit."""
+    assert entry.size_gib is not None
+    facts = draft(entry.draft)
+    assert facts.weight_bytes({}, 1) / GIB == pytest.approx(entry.size_gib, abs=0.0051)
+
+
+def test_taps_lie_in_the_target() -> None:
+    for entry in published_drafts().values():
+        assert max(entry.target_layer_ids) < entry.num_target_layers
+        assert entry.num_attention_heads % entry.num_key_value_heads == 0
+
+
+def test_gpt_oss_drafter() -> None:
+    """8 layers of 92.9 M and an fc of 41.5 M parameters, as worked out from the tensors' shapes."""
+    facts = draft()
+    layer = 2 * 4096 * 2880 + 2 * 512 * 2880 + 3 * 7680 * 2880
+    fc = 5 * 2880 * 2880
+    assert facts.weight_bytes({}, 1) == 2 * (8 * layer + fc)
+    assert facts.weight_bytes({}, 8) == 2 * (layer + fc)  # fc is whole on every rank
+    everything = dict.fromkeys(facts.linear_shapes(), "FP8")
+    assert facts.weight_bytes(everything, 1) == 8 * layer + fc
+    nvfp4 = {module: "NVFP4" for module in facts.linear_shapes() if module != "fc"}
+    assert facts.weight_bytes(nvfp4, 1) == 8 * layer * 9 // 16 + 2 * fc
+    assert facts.context_bytes_per_token(1, 2) == 16384
+    assert facts.context_bytes_per_token(8, 2) == 2048
+    assert facts.context_bytes_per_token(16, 1) == 1024  # a head is never split
+
+
+def test_gpt_oss_targets() -> None:
+    assert target().weight_bytes(1) / 1e9 == pytest.approx(65.1, abs=0.05)
+    assert target("openai/gpt-oss-20b").weight_bytes(1) / 1e9 == pytest.approx(13.7, abs=0.05)
+    full, windowed = 18 * 2 * 8 * 64 * 2, 18 * 2 * 8 * 64 * 2
+    assert target().cache_bytes(1, 2, 1000) == full * 1000 + windowed * 128
+    assert target().cache_bytes(8, 2, 100) == (full + windowed) * 100 // 8
+
+
+def test_arena_of_the_upstream_test() -> None:
+    """test_dflash_config_budget.py: 2 x 129 x 5 x (4096 + 5) x 8 x 128 x 2 B, about 10.09 GiB."""
+    facts = msgspec.structs.replace(draft(), num_layers=5, num_key_value_heads=8, head_dim=128, block_size=16)
+    asked = load(draft=facts, drafter_ranks=1, max_batch_size=128, max_seq_len=4096, draft_tokens=4)
+    assert arena_bytes(asked) == 2 * 129 * 5 * (4096 + 5) * 8 * 128 * 2
+    paged = msgspec.structs.replace(facts, num_layers=2, num_key_value_heads=1, head_dim=16, block_size=8)
+    asked = load(draft=paged, drafter_ranks=1, max_batch_size=1, max_seq_len=100, draft_tokens=7)
+    assert paged_arena_bytes(asked) == 2 * 2 * 2 * 128 * 1 * 16 * 2
+
+
+def test_plan() -> None:
+    plan = plan_memory(load())
+    items = {item.name: item.bytes for item in plan.items}
+    assert items["target weights"] == target().weight_bytes(8)
+    assert items["context arena"] == 65 * (32768 + 10) * 2048
+    assert items["captured hidden states"] == 16384 * 5 * 2880 * 2
+    assert plan.free_bytes == 141_000_000_000 - sum(items.values())
+    assert plan.pool_bytes == int(plan.free_bytes * 0.8)
+    assert plan.request_bytes == target().cache_bytes(8, 2, 32768)
+    assert plan.fits
+    assert plan.unknown == ()
+
+
+def test_every_rank_of_engine_mode_keeps_the_whole_drafter() -> None:
+    native, engine = plan_memory(load()), plan_memory(load(drafter_ranks=1))
+    native_items, engine_items = ({i.name: i.bytes for i in plan.items} for plan in (native, engine))
+    assert engine_items["context arena"] == 8 * native_items["context arena"]
+    assert engine_items["drafter weights"] == draft().weight_bytes({}, 1)
+    assert engine_items["target weights"] == native_items["target weights"]
+
+
+def test_paged_contexts_are_part_of_a_request() -> None:
+    dense, paged = plan_memory(load()), plan_memory(load(is_dense=False))
+    assert "context arena" not in {item.name for item in paged.items}
+    assert dense.request_bytes is not None
+    assert paged.request_bytes == dense.request_bytes + 32768 * 2048
+
+
+@pytest.mark.parametrize("is_dense", [True, False])
+def test_the_largest_that_fits_fits_and_one_more_does_not(is_dense: bool) -> None:
+    asked = load(max_batch_size=4000, max_seq_len=131072, is_dense=is_dense, gpus=parse_gpus("h100x8", "gpus"))
+    plan = plan_memory(asked)
+    for field, largest in (("max_batch_size", plan.largest_batch), ("max_seq_len", plan.largest_context)):
+        if largest == 0:
+            continue
+        assert plan_memory(msgspec.structs.replace(asked, **{field: largest})).fits
+        if largest < 2**16:
+            assert not plan_memory(msgspec.structs.replace(asked, **{field: largest + 1})).fits
+    if is_dense:
+        assert not plan.fits
+        assert 0 < plan.largest_batch < 4000
+
+
+def test_unknown_targets_are_not_guessed() -> None:
+    plan = plan_memory(load(target=None))
+    assert "target weights" not in {item.name for item in plan.items}
+    assert plan.full_requests is None
+    assert plan.unknown[0].startswith("target weights and cache:")
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt-oss", "tiny-qwen3"])
+def test_facts_of_checkpoints_that_are_here(name: str) -> None:
+    facts = draft(str(FIXTURES / f"{name}-dflash"))
+    checkpoint = read_draft(FIXTURES / f"{name}-dflash")
+    linear = {m: checkpoint.spec.tensor_shapes()[f"{m}.weight"] for m in checkpoint.spec.linear_modules()}
+    assert facts.linear_shapes() == linear
+    assert facts.origin == "checkpoint"
+    assert facts.block_size == checkpoint.spec.block_size
+    here = target(str(FIXTURES / name))
+    size = sum(tensor.num_bytes for tensor in read_tensors(name))
+    assert here.expert_bytes + here.dense_bytes == size
+    assert (here.expert_bytes > 0) == (name == "tiny-gpt-oss")
+    assert here.num_full_layers is not None
+    assert (here.num_full_layers < here.num_layers) == (name == "tiny-gpt-oss")
+
+
+def read_tensors(name: str) -> list:  # type: ignore[type-arg]
+    from dflash_trt.checkpoint.weights import read_weights
+
+    return list(read_weights(FIXTURES / name).values())
+
+
+@pytest.mark.parametrize("text", ["b3OOx8", "b300", "x8", "b300x0", "b300x08", "B300x8", "b300x8 "])
+def test_gpus_that_are_not_known(text: str) -> None:
+    with pytest.raises(ConfigError, match="mine: gpus: expected a GPU"):
+        parse_gpus(text, "mine: gpus")
+
+
+def test_gpus() -> None:
+    assert str(parse_gpus("rtxpro6000x4", "gpus")) == "rtxpro6000x4"
+    assert {name: gpu.compute_capability for name, gpu in known_gpus().items()} == {
+        "h100": (9, 0), "h200": (9, 0), "b200": (10, 0), "b300": (10, 3), "rtxpro6000": (12, 0),
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"at most 8 GPUs \(one node\), found 16"):
+        parse_gpus("b300x16", "gpus")
+    with pytest.raises(ConfigError, match=r"nearest GPU: b300"):
+        parse_gpus("b330x8", "gpus")

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deployments resolved: what wins, and what each runtime's arguments then ask of a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from dflash_trt.deploy.checker import check, deployment_context, file_context
+from dflash_trt.deploy.deployment_file import DeploymentFile, load_deployment
+from dflash_trt.deploy.finding import Finding
+from dflash_trt.deploy.gpus import parse_gpus
+from dflash_trt.deploy.memory import Load, plan_memory
+from dflash_trt.deploy.render import render
+from dflash_trt.deploy.resolve import Deployment, resolve
+from dflash_trt.deploy.rules.memory_rules import document_load
+from dflash_trt.deploy.schema import Runtime, load_schema
+from tests.cli.commands import run_here
+from tests.deploy.deployments import BUILD_CONFIGS, RUNTIMES, findings, resolved
+from tests.paths import FIXTURES
+
+FILE = load_deployment(BUILD_CONFIGS / "gpt-oss-120b.b300x8.nvfp4.yaml")
+
+
+def changed(**changes: Any) -> DeploymentFile:
+    return msgspec.structs.replace(FILE, **changes)
+
+
+def asked(deployment: Deployment, runtime: Runtime) -> Load:
+    """What the runtime's arguments ask of each GPU."""
+    arguments = render(deployment, runtime, "dflash", host="127.0.0.1", port=1).arguments
+    load = document_load(deployment_context(deployment, load_schema(runtime, None), arguments))
+    assert load is not None
+    return load
+
+
+def found(deployment: Deployment) -> list[Finding]:
+    arguments = render(deployment, "trtllm", "dflash", host="127.0.0.1", port=1).arguments
+    return check(deployment_context(deployment, load_schema("trtllm", None), arguments))
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_every_runtime_is_asked_for_the_same(runtime: Runtime) -> None:
+    load = asked(resolved("gpt-oss-120b.b300x8.latency"), runtime)
+    assert (load.ranks, load.drafter_ranks, load.draft_tokens) == (8, 8, 9)
+    assert (load.max_batch_size, load.max_num_tokens, load.max_seq_len) == (64, 16384, 32768)
+    assert load.element_bytes == 2
+    assert not load.is_dense
+    halved = msgspec.structs.replace(load_deployment(BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml"),
+                                     kv_cache_dtype="fp8")  # fmt: skip
+    assert asked(resolve(halved, "x"), runtime).element_bytes == 1
+
+
+def test_engine_mode_asks_every_gpu_for_a_whole_drafter() -> None:
+    load = asked(resolve(FILE, "x"), "trtllm")
+    assert (load.ranks, load.drafter_ranks, load.is_dense) == (8, 1, True)
+    assert load.algorithms["layers.0.self_attn.q_proj"] == "NVFP4"
+    base = asked(resolve(FILE, "x"), "vllm")
+    assert (base.drafter_ranks, base.algorithms) == (8, {})
+
+
+def test_other_runtimes_are_not_warned_of_our_quantisation() -> None:
+    assert not [f for f in findings("gpt-oss-120b.b300x8.nvfp4", "vllm") if f.rule == "quantized-context"]
+
+
+def test_engine_mode_reads_the_dense_arena() -> None:
+    (finding,) = [f for f in found(resolve(changed(draft_attention="TRTLLM"), "x")) if f.rule == "draft-attention"]
+    assert "expected VANILLA (our engines read the dense context arena), found TRTLLM" in str(finding)
+
+
+def test_native_mode_refuses_the_recipe_that_engine_mode_serves() -> None:
+    refused = [f for f in found(resolve(changed(mode="native"), "x")) if f.rule == "quantized-context"]
+    assert len(refused) == 1
+    assert not [f for f in found(resolve(FILE, "x")) if f.rule in ("quantized-context", "backbone")]
+
+
+def test_the_files_own_words_win() -> None:
+    deployment = resolve(changed(max_batch_size=7, draft_tokens=4, tensor_parallel=4, prefix_reuse=True), "x")
+    assert (deployment.max_batch_size, deployment.draft_tokens, deployment.tensor_parallel) == (7, 4, 4)
+    for key in ("max_batch_size", "draft_tokens", "tensor_parallel", "prefix_reuse", "mode", "recipe"):
+        assert deployment.sources[key] == "file"
+    assert deployment.sources["max_seq_len"] == "default for latency"
+    assert deployment.sources["kv_cache_dtype"] == "default"
+
+
+def test_the_digest_follows_the_settings_and_not_the_comments(tmp_path: Path) -> None:
+    text = (BUILD_CONFIGS / "gpt-oss-120b.b300x8.nvfp4.yaml").read_text()
+    (tmp_path / "x.yaml").write_text(f"# mine\n{text}")
+    assert resolve(load_deployment(tmp_path / "x.yaml"), "x").digest == resolve(FILE, "x").digest
+    assert resolve(changed(max_batch_size=7), "x").digest != resolve(FILE, "x").digest
+
+
+def test_what_a_checkpoint_says_of_its_quantisation_wins(tmp_path: Path) -> None:
+    draft = tmp_path / "quantised"
+    run_here("quantize", FIXTURES / "tiny-qwen3-dflash", "-o", draft, "--recipe", "nvfp4-native")
+    file = changed(target=str(FIXTURES / "tiny-qwen3"), draft=str(draft), recipe="bf16", mode="native", gpus="b300x1")
+    deployment = resolve(file, "x")
+    assert set(deployment.algorithms.values()) == {"NVFP4"}
+    assert "layers.0.self_attn.q_proj" not in deployment.algorithms
+    assert deployment.draft == str(draft)
+
+
+def test_a_file_that_serves_an_engine_directory_is_checked_in_engine_mode(tmp_path: Path) -> None:
+    draft, target, engine = FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss", tmp_path / "engine"
+    run_here("build", draft, "--target", target, "-o", engine, "--recipe", "nvfp4")
+    deployment = resolve(changed(target=str(target), draft=str(engine), gpus="b300x1"), "x", draft=str(engine))
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump(render(deployment, "trtllm", "dflash", host="127.0.0.1", port=1).arguments))
+    schema, gpus = load_schema("trtllm", None), parse_gpus("b300x1", "gpus")
+    context = file_context(file, schema, gpus=gpus, target=str(target), draft=None)
+    assert context.mode == "engine"
+    assert check(context) == []
+
+
+def test_nothing_fits_where_nothing_is_left() -> None:
+    """A pool of no size needs nothing, but the rest must still fit."""
+    load = asked(resolve(changed(max_batch_size=4096, max_num_tokens=65536), "x"), "trtllm")
+    assert not plan_memory(msgspec.structs.replace(load, target=None, pool_fraction=0.0)).fits

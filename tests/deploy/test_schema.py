@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schema files: complete enough to be relied on, and read alike by every check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash_trt.deploy.checker import check
+from dflash_trt.deploy.gpus import parse_gpus
+from dflash_trt.deploy.rules.checked_config import Context
+from dflash_trt.deploy.schema import Field, Schema, load_schema, schemas, versions
+from dflash_trt.deploy.schema_check import WORDS, check_schema
+from dflash_trt.deploy.sizes import read_draft_facts, read_target_facts
+from dflash_trt.errors import ConfigError
+
+ALL = pytest.mark.parametrize("schema", schemas().values(), ids=lambda schema: f"{schema.runtime}-{schema.version}")
+
+
+def fields(schema: Schema) -> list[tuple[str, Field]]:
+    return [(f"{name}.{key}", field) for name, cls in schema.classes.items() for key, field in cls.fields.items()]
+
+
+@ALL
+def test_every_field_is_consistent(schema: Schema) -> None:
+    assert schema.root in schema.classes
+    for name, field in fields(schema):
+        assert field.types, name
+        assert "any" in field.types or set(field.types) <= WORDS.keys(), name
+        assert field.section is None or field.section in schema.classes, name
+        for section in (field.sections or {}).values():
+            assert section is None or section in schema.classes, name
+        assert ("section" in field.types) == (field.section is not None or field.sections is not None), name
+
+
+@ALL
+def test_every_default_is_valid(schema: Schema) -> None:
+    """A default that the schema itself refuses is a slip of the reading."""
+    for name, described in schema.classes.items():
+        document = {key: field.default for key, field in described.fields.items() if has_default(field)}
+        root = Schema(schema.runtime, schema.version, name, schema.rules, schema.classes)
+        assert [str(finding) for finding in check_schema(root, document)] == []
+
+
+def has_default(field: Field) -> bool:
+    import msgspec
+
+    return field.default is not msgspec.UNSET
+
+
+@ALL
+def test_every_class_and_rule_names_its_source(schema: Schema) -> None:
+    for described in schema.classes.values():
+        assert described.source.repository
+        assert described.source.file
+    for rule in schema.rules.values():
+        assert rule["source"]
+
+
+def test_dflash_keys_of_the_releases() -> None:
+    """As listed on the pages of the two releases; unknown keys are errors there too."""
+    old, new = (set(load_schema("trtllm", v).classes["DFlashDecodingConfig"].fields) for v in versions("trtllm"))
+    assert new - old == {"moe_backend", "spec_dec_variant", "context_recompute_tail", "skip_ctx_buffer_budget_check"}
+    assert old - new == set()
+    assert "block_size" not in new
+
+
+def test_settings_fall_back_to_the_release() -> None:
+    schema = load_schema("trtllm", None)
+    document: dict[str, Any] = {"speculative_config": {"decoding_type": "DFlash"}, "kv_cache_config": {"dtype": "fp8"}}
+    assert schema.setting(document, "speculative_config.attention_backend") == "VANILLA"
+    assert schema.setting(document, "speculative_config.context_recompute_tail") == 0
+    assert schema.setting(document, "kv_cache_config.dtype") == "fp8"
+    assert schema.setting(document, "kv_cache_config.enable_block_reuse") is True
+    assert schema.setting(document, "max_batch_size") == 2048
+    assert schema.setting(document, "cuda_graph_config.enable_padding") is False
+    assert schema.setting({}, "speculative_config.attention_backend") is None
+
+
+def test_versions() -> None:
+    assert load_schema("trtllm", None).version == "1.4.0rc1"
+    with pytest.raises(ConfigError, match=r"1.3.0rc27, 1.4.0rc1\), found '1.4.0rc2' \(nearest version: 1.4.0rc1\)"):
+        load_schema("trtllm", "1.4.0rc2")
+
+
+NAMES = st.sampled_from(
+    [
+        "speculative_config", "kv_cache_config", "cuda_graph_config", "moe_config", "max_batch_size", "max_num_tokens",
+        "max_seq_len", "tensor_parallel_size", "moe_expert_parallel_size", "moe_tensor_parallel_size", "batch_sizes",
+        "decoding_type", "speculative_model", "max_draft_len", "attention_backend", "enable_block_reuse", "dtype",
+        "free_gpu_memory_fraction", "mode", "mask_token_id", "target_layer_ids", "context_recompute_tail",
+        "max_num_seqs", "max_num_batched_tokens", "max_model_len", "method", "model", "num_speculative_tokens",
+        "draft_tensor_parallel_size", "speculative_algorithm", "speculative_num_draft_tokens", "tp_size", "pp_size",
+        "speculative_dflash_block_size", "speculative_draft_window_size", "context_length", "attn_dp_size", "zzz",
+    ]
+)  # fmt: skip
+WORDS_IN_USE = st.sampled_from(
+    ["DFlash", "Eagle3", "MTP", "dflash", "DFLASH", "VANILLA", "TRTLLM", "FA4", "source", "decode", "encode"]
+)
+VALUES = st.none() | st.booleans() | st.integers(-3, 2**40) | st.floats() | st.text(max_size=5) | WORDS_IN_USE
+DOCUMENTS = st.dictionaries(
+    NAMES,
+    st.recursive(VALUES, lambda v: st.lists(v, max_size=3) | st.dictionaries(NAMES, v, max_size=6), max_leaves=8),
+    max_size=10,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(document=DOCUMENTS, schema=st.sampled_from(list(schemas().values())), gpus=st.sampled_from([None, "h200x8"]))
+def test_no_document_breaks_a_check(document: dict[str, Any], schema: Schema, gpus: str | None) -> None:
+    """Whatever a file holds, a check ends in findings, each on one line."""
+    context = Context(
+        schema=schema,
+        document=document,
+        gpus=None if gpus is None else parse_gpus(gpus, "gpus"),
+        draft=read_draft_facts("z-lab/gpt-oss-120b-DFlash"),
+        target=read_target_facts("openai/gpt-oss-120b"),
+        algorithms={"layers.0.self_attn.q_proj": "NVFP4"},
+        mode="native",
+    )
+    for finding in check(context):
+        assert "\n" not in finding.mend
+        assert finding.rule

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of a drafter on TensorRT, worked out by hand and against what the drafter allocates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.builder.tensorrt.add_plans import add_plans
+from dflash_trt.drafter.tensorrt_drafter import TensorRTDrafter
+from dflash_trt.engine.drafter_memory import drafter_memory
+from dflash_trt.engine.plan import PlanOptions
+from tests.contract.launcher import HostLauncher
+from tests.contract.machine import pretend
+from tests.contract.recorder import VERSIONS
+from tests.engines import build
+
+OPTIONS = PlanOptions(max_batch_size=3, max_seq_len=50, max_num_tokens=40, workspace_bytes=7)
+
+
+def test_it_is_what_the_drafter_allocates(draft_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tmp_path / "engine"
+    build(draft_dir, engine)
+    pretend(monkeypatch, tmp_path, VERSIONS[0])
+    manifest = add_plans(engine, OPTIONS)
+    memory = drafter_memory(manifest, OPTIONS, engine)
+    drafter = TensorRTDrafter(engine, manifest, num_slots=3, launcher=HostLauncher())
+    cache = drafter._cache
+    assert memory.cache_bytes == cache.k.nbytes + cache.v.nbytes == 3 * 50 * drafter.cache_bytes_per_token
+    tensors = [*drafter._rows.values(), *drafter._block.values()]
+    assert memory.activation_bytes == sum(tensor.nbytes for tensor in tensors) - memory.cache_bytes
+    assert memory.weight_bytes == (engine / "model.safetensors").stat().st_size
+    assert memory.workspace_bytes == 14

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The strict reader: three different errors, and nothing else escapes whatever the file holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.strict_yaml import load_yaml, nearest, read_yaml
+
+
+class Inner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    size: Annotated[int, msgspec.Meta(ge=1)]
+    colour: Literal["red", "green"] = "red"
+
+
+class Outer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    count: int
+    purpose: Literal["latency", "throughput"] = "latency"
+    choice: Literal["a1", "b2"] | None = None
+    inner: Inner | None = None
+    many: tuple[Inner, ...] = ()
+
+
+def load(tmp_path: Path, text: str) -> Outer:
+    file = tmp_path / "outer.yaml"
+    file.write_text(text)
+    return load_yaml(file, Outer, ConfigError)
+
+
+def test_a_good_file(tmp_path: Path) -> None:
+    assert load(tmp_path, "name: x\ncount: 2\ninner: {size: 3}\nmany: [{size: 1, colour: green}]\n") == Outer(
+        name="x", count=2, inner=Inner(size=3), many=(Inner(size=1, colour="green"),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: x\ncuont: 2\n", "outer.yaml: cuont: expected only the keys"),
+        ("name: x\ncuont: 2\n", "found an unknown one (nearest key: count)"),
+        ("name: x\ncount: 2\ninner: {sise: 3}\n", "inner.sise: expected only the keys size, colour"),
+        ("name: x\ncount: 2\nmany: [{size: 1}, {color: red}]\n", "many[1].color: expected only the keys"),
+        ("name: x\n", "document: expected the key 'count', found only name"),
+        ("{}", "document: expected the key 'name', found only an empty mapping"),
+        ("name: x\ncount: 2\ninner: {}\n", "inner: expected the key 'size'"),
+        ("name: x\ncount: two\n", "count: expected `int`, got `str`"),
+        ("name: x\ncount: true\n", "count: expected `int`, got `bool`"),
+        ("name: x\ncount: 2\ninner: {size: big}\n", "inner.size: expected `int`, got `str`"),
+        ("name: x\ncount: 2\nmany: [{size: 1}, {size: -3}]\n", "many[1].size: expected `int` >= 1, found -3"),
+        ("name: x\ncount: 2\ninner: 3\n", "inner: expected `object | null`, got `int`"),
+        ("name: x\ncount: 2\npurpose: latncy\n", "purpose: expected one of latency, throughput, found 'latncy'"),
+        ("name: x\ncount: 2\npurpose: latncy\n", "(nearest value: latency)"),
+        ("name: x\ncount: 2\nchoice: a11\n", "choice: expected one of a1, b2, found 'a11' (nearest value: a1)"),
+        ("name: x\ncount: 2\ninner: {size: 1, colour: blue}\n", "inner.colour: expected one of green, red"),
+        ("name: x\nname: y\ncount: 2\n", "key 'name' twice"),
+        ("- 1\n", "document: expected `object`, got `array`"),
+        ("name: [\n", "expected YAML"),
+        ("name: !!python/object/apply:os.system ['true']\ncount: 1\n", "expected YAML"),
+    ],
+)
+def test_what_is_said_about_a_bad_one(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    assert message in caught.value.message
+    assert "outer.yaml" in caught.value.message
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a readable file"):
+        read_yaml(tmp_path / "absent.yaml", ConfigError)
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(ConfigError, match="expected YAML"):
+        read_yaml(tmp_path / "bytes.yaml", ConfigError)
+
+
+def test_nearest() -> None:
+    assert nearest("max_batch_siz", ["max_batch_size", "max_seq_len"]) == "max_batch_size"
+    assert nearest("zebra", ["max_batch_size"]) is None
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+DOCUMENTS = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=8
+)
+KEYED = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("name", "count", "purpose", "choice", "inner", "many", "other"), DOCUMENTS)
+)
+
+
+def load_or_refuse(tmp_path: Path, text: str) -> Outer | str:
+    """What the text says, or what is said about it; nothing else escapes."""
+    try:
+        return load(tmp_path, text)
+    except ConfigError as error:
+        return error.message
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(document=DOCUMENTS | KEYED)
+def test_anything_is_read_or_refused_by_name(tmp_path: Path, document: object) -> None:
+    """Every document is either an Outer with exactly its values, or one ConfigError that names the file."""
+    loaded = load_or_refuse(tmp_path, yaml.safe_dump(document))
+    if isinstance(loaded, str):
+        assert "outer.yaml" in loaded
+        return
+    assert isinstance(document, dict)
+    assert set(document) <= {"name", "count", "purpose", "choice", "inner", "many"}
+    assert (loaded.name, loaded.count) == (document["name"], document["count"])
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(text=st.text() | st.text(alphabet="{}[]:,-&*!|>'\"\n #ab1"))
+def test_any_text_is_read_or_refused(tmp_path: Path, text: str) -> None:
+    loaded = load_or_refuse(tmp_path, text)
+    assert isinstance(loaded, Outer) or "outer.yaml" in loaded

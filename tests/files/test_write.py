@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories that are complete or not there, and safetensors files written tensor by tensor."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dflash_trt.checkpoint import safetensors_writer
+from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
+from dflash_trt.checkpoint.safetensors_writer import write_safetensors
+from dflash_trt.errors import BuildError
+from dflash_trt.files.write import new_directory
+from tests.checkpoint.samples import refusal
+
+DEAD = 2**22 + 1  # above Linux's largest process id
+
+
+def make(path: Path, *, force: bool = False, content: str = "new") -> None:
+    with new_directory(path, force=force) as directory:
+        (directory / "file").write_text(content)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+def test_appears_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "out"
+    with new_directory(path) as directory:
+        (directory / "file").write_text("new")
+        assert not path.exists()
+        assert directory.parent == path.parent
+    assert names(path.parent) == ["out"]
+    assert names(path) == ["file"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_an_error_leaves_nothing(error: type[BaseException], tmp_path: Path) -> None:
+    def stop_halfway() -> None:
+        with new_directory(tmp_path / "out") as directory:
+            (directory / "file").write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        stop_halfway()
+    assert names(tmp_path) == []
+
+
+def test_existing_directory(tmp_path: Path) -> None:
+    make(tmp_path / "out", content="old")
+    message = refusal(lambda: make(tmp_path / "out"), BuildError)
+    assert f"{tmp_path / 'out'}: expected a directory that does not exist yet, found one" in message
+    assert "hint: choose another -o DIR, or replace it with --force" in message
+    assert (tmp_path / "out" / "file").read_text() == "old"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_existing_file(force: bool, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("precious")
+    message = refusal(lambda: make(tmp_path / "out", force=force), BuildError)
+    assert "expected a directory that does not exist yet, found a file" in message
+    assert message.endswith("hint: choose another -o DIR")
+    assert (tmp_path / "out").read_text() == "precious"
+    assert names(tmp_path) == ["out"]
+
+
+def test_force_replaces(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "stale").touch()
+    make(tmp_path / "out", force=True)
+    assert names(tmp_path) == ["out"]
+    assert names(tmp_path / "out") == ["file"]
+
+
+def test_force_keeps_the_old_one_when_the_new_one_fails(tmp_path: Path) -> None:
+    make(tmp_path / "out", content="old")
+    with pytest.raises(ValueError, match="no"), new_directory(tmp_path / "out", force=True):
+        raise ValueError("no")
+    assert (tmp_path / "out" / "file").read_text() == "old"
+    assert names(tmp_path) == ["out"]
+
+
+def test_stopped_between_the_two_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "out", content="old")
+    rename = Path.rename
+
+    def interrupted(self: Path, to: Path) -> Path:
+        if ".partial" in self.name and ".replaced" not in self.name:
+            raise KeyboardInterrupt
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "out", force=True)
+    assert (tmp_path / "out" / "file").read_text() == "old"
+    assert names(tmp_path) == ["out"]
+
+
+def test_what_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    def make_while_another_process_does() -> None:
+        with new_directory(tmp_path / "out"):
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out" / "file").write_text("the other process")
+
+    assert "found: Directory not empty" in refusal(make_while_another_process_does, BuildError)
+    assert (tmp_path / "out" / "file").read_text() == "the other process"
+    assert names(tmp_path) == ["out"]
+
+
+def test_through_a_link(tmp_path: Path) -> None:
+    make(tmp_path / "real", content="old")
+    (tmp_path / "out").symlink_to("real")
+    make(tmp_path / "out", force=True)
+    assert names(tmp_path) == ["out", "real"]
+    assert (tmp_path / "out").is_symlink()
+    assert (tmp_path / "real" / "file").read_text() == "new"
+
+
+def test_this_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "out", content="old")
+    monkeypatch.chdir(tmp_path / "out")
+    make(Path(), force=True)
+    assert (tmp_path / "out" / "file").read_text() == "new"
+
+
+@pytest.mark.parametrize("name", ["out", "out[1]", "o*t", "out.v2"])
+def test_abandoned_directories_are_removed(name: str, tmp_path: Path) -> None:
+    left = [f".{name}.partial-{DEAD}", f".{name}.replaced.partial-{DEAD}", f".{name}.partial-{os.getpid()}"]
+    others = [
+        f".{name}.partial-{os.getppid()}",  # of a running process
+        f".{name}.partial-notes",
+        f".{name}.my.partial-{DEAD}",
+        f".{name}2.partial-{DEAD}",
+        f"{name}.partial-{DEAD}",
+    ]
+    for directory in left + others:
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "file").touch()
+    make(tmp_path / name)
+    assert names(tmp_path) == sorted([*others, name])
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [("file/out", "Not a directory"), ("a" * 250, "File name too long"), ("loop", "Not a directory")],
+)
+def test_unwritable(path: str, found: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    message = refusal(lambda: make(tmp_path / path), BuildError)
+    assert f"{tmp_path / path}: expected to write it, found: {found} (" in message
+    assert "hint: free disk space or choose another -o DIR" in message
+    assert names(tmp_path) == ["file", "loop"]
+
+
+def test_write_error_within(tmp_path: Path) -> None:
+    def fill_the_disk() -> None:
+        with new_directory(tmp_path / "out"):
+            raise OSError(28, "No space left on device")
+
+    message = refusal(fill_the_disk, BuildError)
+    assert "expected to write it, found: No space left on device\nhint: free disk space" in message
+    assert names(tmp_path) == []
+
+
+def test_a_missing_source_is_named(draft_dir: Path, tmp_path: Path) -> None:
+    tensors = read_tensors(draft_dir / "model.safetensors")
+    (draft_dir / "model.safetensors").unlink()
+
+    def copy() -> None:
+        with new_directory(tmp_path / "out") as directory:
+            write_safetensors(directory / "w.safetensors", list(tensors.values()))
+
+    message = refusal(copy, BuildError)
+    assert f"found: No such file or directory ({draft_dir / 'model.safetensors'})" in message
+
+
+def test_written_safetensors_are_the_same_tensors(
+    draft_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safetensors_writer, "CHUNK_BYTES", 1000)  # several chunks a tensor
+    source = list(read_tensors(draft_dir / "model.safetensors").values())
+    file = tmp_path / "w.safetensors"
+    write_safetensors(file, source[::-1])
+    written = read_tensors(file)
+    assert written.keys() == {tensor.name for tensor in source}
+    assert min(tensor.offset for tensor in written.values()) % 8 == 0
+    expected = load_file(draft_dir / "model.safetensors")
+    for name, tensor in load_file(file).items():
+        assert torch.equal(tensor.view(torch.int16), expected[name].view(torch.int16))
+
+
+def test_written_safetensors_with_odd_tensors(tmp_path: Path) -> None:
+    tensors = {"empty": torch.zeros(0, 3), "scalar": torch.tensor(2.5), "ü\n": torch.ones(3, dtype=torch.int8)}
+    save_file(tensors, tmp_path / "a.safetensors")
+    write_safetensors(tmp_path / "b.safetensors", list(read_tensors(tmp_path / "a.safetensors").values()))
+    copied = load_file(tmp_path / "b.safetensors")
+    assert copied.keys() == tensors.keys()
+    assert all(torch.equal(copied[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_source_that_shrinks_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(10))
+    tensor = Tensor(name="w", dtype="U8", shape=(12,), file=tmp_path / "a", offset=2, num_bytes=12)
+    with pytest.raises(OSError, match="'w' ended 4 bytes early"):
+        write_safetensors(tmp_path / "b", [tensor])

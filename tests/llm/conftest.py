@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.llm import LLM
+from tests.engines import build
+from tests.llm.serving import await_idle, open_llm
+from tests.paths import FIXTURES
+
+
+@pytest.fixture(scope="package")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llm") / "engine"
+    build(FIXTURES / "tiny-qwen3-dflash", directory, FIXTURES / "tiny-qwen3")
+    return directory
+
+
+@pytest.fixture(scope="package")
+def shared_llm(engine: Path) -> Iterator[LLM]:
+    with open_llm(engine) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(shared_llm: LLM) -> Iterator[LLM]:
+    """Idle before and after."""
+    yield shared_llm
+    await_idle(shared_llm)
+
+
+@pytest.fixture
+def own_llm(engine: Path) -> Iterator[LLM]:
+    """For tests that break it."""
+    with open_llm(engine) as llm:
+        yield llm

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the Python API share; no wait is unbounded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from dflash_trt.llm import LLM
+from dflash_trt.runtime.sampling import SamplingParams
+from tests.paths import FIXTURES
+
+PROMPTS = ["def parse_args(argv):", "import os\n", "class Stack:\n    def push(self, x):", "# sort a list\n"]
+LONG = SamplingParams(max_new_tokens=2000, ignore_eos=True)
+"""A second or so of work: it is still running when a test looks."""
+PATIENCE = 60.0
+"""Seconds after which something hangs."""
+T = TypeVar("T")
+
+
+def greedy(max_new_tokens: int = 32, **settings: object) -> SamplingParams:
+    return SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True, **settings)  # type: ignore[arg-type]
+
+
+def open_llm(engine: Path, **settings: object) -> LLM:
+    return LLM(engine, FIXTURES / "tiny-qwen3", **{"max_batch_size": 4, **settings})  # type: ignore[arg-type]
+
+
+def within(call: Callable[[], T], seconds: float = PATIENCE) -> T:
+    """What `call` returns or raises on a thread of its own; fails where it takes longer."""
+    outcome: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), f"no end after {seconds} seconds"
+    if errors:
+        raise errors[0]
+    return outcome[0]
+
+
+def await_idle(llm: LLM) -> None:
+    """Until every slot and every token is given back."""
+    deadline = time.monotonic() + PATIENCE
+    while (metrics := llm.metrics()).running or metrics.waiting:
+        assert time.monotonic() < deadline, f"still at work: {metrics}"
+        time.sleep(0.005)
+    slots = llm._decoder.slots
+    assert (slots.free_slots, slots.free_tokens) == (slots.num_slots, slots.num_tokens)
+
+
+def await_running(llm: LLM, number: int = 1, *, waiting: int = 0) -> None:
+    """Until so many requests run, and so many more have arrived and wait."""
+    deadline = time.monotonic() + PATIENCE
+    while (metrics := llm.metrics()).running < number or metrics.waiting < waiting:
+        assert time.monotonic() < deadline, "nothing runs"
+        time.sleep(0.002)

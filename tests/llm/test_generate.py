@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole answers, where they end and what they cost; and what is refused."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_trt.errors import RequestError
+from dflash_trt.llm import LLM
+from dflash_trt.runtime.request import FinishReason
+from tests.fixtures_data import prompts
+from tests.llm.serving import PATIENCE, PROMPTS, greedy, open_llm, within
+from tests.oracle.transformers_dflash import load_target, plain_greedy
+from tests.paths import FIXTURES
+
+
+def test_text_in_text_out(llm: LLM) -> None:
+    target = load_target(FIXTURES / "tiny-qwen3")
+    for prompt in PROMPTS[:2]:
+        prompt_ids = llm._session.encode(prompt)
+        answer = within(lambda prompt=prompt: llm.generate(prompt, greedy(24)))
+        assert answer.output_ids == plain_greedy(target, prompt_ids, 24, ())
+        assert answer.text == llm._session.text(answer.output_ids)
+        assert within(lambda ids=prompt_ids: llm.generate(ids, greedy(24))).output_ids == answer.output_ids
+
+
+def test_answers_come_in_the_prompts_order(llm: LLM) -> None:
+    lengths = [30, 2, 17, 1, 9, 25, 3, 12]
+    asked = [PROMPTS[i % 4] for i in range(8)]
+    answers = within(lambda: llm.generate_all(asked, [greedy(n) for n in lengths]))
+    alone = [within(lambda p=p, n=n: llm.generate(p, greedy(n))) for p, n in zip(asked, lengths, strict=True)]
+    assert [a.output_ids for a in answers] == [a.output_ids for a in alone]
+    assert [len(a.output_ids) for a in answers] == lengths
+    assert {a.finish_reason for a in answers} == {FinishReason.LENGTH}
+    assert within(lambda: llm.generate_all([])) == []
+    same = within(lambda: llm.generate_all(asked[:3], greedy(5)))
+    assert [len(a.output_ids) for a in same] == [5, 5, 5]
+
+
+def test_the_default_ends_at_the_targets_end_of_sequence(llm: LLM) -> None:
+    full = within(lambda: llm.generate(PROMPTS[0], greedy(40)))
+    eos = full.output_ids[11]
+    stop_ids, llm._session.stop_ids = llm._session.stop_ids, frozenset([eos])
+    try:
+        answer = within(lambda: llm.generate(PROMPTS[0]))
+        ignoring = within(lambda: llm.generate(PROMPTS[0], greedy(40)))
+    finally:
+        llm._session.stop_ids = stop_ids
+    assert answer.output_ids == full.output_ids[: full.output_ids.index(eos) + 1]
+    assert (answer.finish_reason, answer.stop_reason) == (FinishReason.STOP, None)
+    assert ignoring.output_ids == full.output_ids
+
+
+@pytest.mark.parametrize("at", range(0, 24, 4))
+def test_stop_ids_and_texts_cut_exactly(llm: LLM, at: int) -> None:
+    full = within(lambda: llm.generate(PROMPTS[2], greedy(32)))
+    assert full.text is not None
+    stop_id = full.output_ids[at]
+    answer = within(lambda: llm.generate(PROMPTS[2], greedy(32, stop_token_ids=frozenset([stop_id]))))
+    assert answer.output_ids == full.output_ids[: full.output_ids.index(stop_id) + 1]
+    assert (answer.stop_reason, full.stop_reason) == (stop_id, None)
+    assert answer.text == llm._session.text(answer.output_ids)
+
+    stop = full.text[2 * at : 2 * at + 5]
+    answer = within(lambda: llm.generate(PROMPTS[2], greedy(32, stop=("never so", stop))))
+    assert answer.text == full.text[: full.text.index(stop)]
+    assert answer.stop_reason == stop
+    assert answer.finish_reason is FinishReason.STOP
+    number = len(answer.output_ids)
+    assert answer.output_ids == full.output_ids[:number]
+    assert stop in llm._session.text(full.output_ids[:number])
+    assert stop not in llm._session.text(full.output_ids[: number - 1])
+
+
+def test_metrics_are_consistent(llm: LLM) -> None:
+    before = llm.metrics()
+    answers = within(lambda: llm.generate_all([*PROMPTS, *PROMPTS], greedy(30)))
+    for answer in answers:
+        assert answer.tau == pytest.approx((len(answer.output_ids) - 1) / answer.steps)
+        assert answer.accepted == sum(answer.accepted_by_position) == len(answer.output_ids) - 1 - answer.steps
+        assert answer.accepted_by_position == sorted(answer.accepted_by_position, reverse=True)
+        assert len(answer.accepted_by_position) == 7
+        assert answer.accepted <= answer.proposed <= 7 * answer.steps
+        assert answer.ttft_seconds is not None
+        assert answer.itl_seconds is not None
+        assert 0 <= answer.queue_seconds <= answer.ttft_seconds <= answer.seconds
+        assert answer.itl_seconds * 29 + answer.ttft_seconds == pytest.approx(answer.seconds, rel=0.01, abs=1e-3)
+    assert max(a.queue_seconds for a in answers[4:]) > max(a.queue_seconds for a in answers[:4]), "four slots"
+    after = llm.metrics()
+    assert after.steps - before.steps == sum(a.steps for a in answers)
+    assert after.accepted - before.accepted == sum(a.accepted for a in answers)
+    assert after.output_tokens - before.output_tokens == 8 * 30
+    one = within(lambda: llm.generate(PROMPTS[0], greedy(1)))
+    assert (one.steps, one.tau, one.itl_seconds, one.proposed) == (0, None, None, 0)
+
+
+def test_prompts_that_cannot_be_served_are_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="expected at least one token, found an empty prompt"):
+        llm.generate([])
+    with pytest.raises(RequestError, match=r"expected at most 8192 tokens .* 8190 in the prompt \+ 3 new ones"):
+        llm.generate([5] * 8190, greedy(3))
+    with pytest.raises(RequestError, match="expected token ids from 0 to 1023, found 1024"):
+        llm.stream([3, 1024])
+    with pytest.raises(RequestError, match="params: expected one for each of 2 prompts, found 1"):
+        llm.generate_all(PROMPTS[:2], [greedy(3)])
+    with pytest.raises(RequestError, match="found an empty prompt"):
+        llm.generate_all([PROMPTS[0], []], greedy(3))
+    assert llm.metrics().running == llm.metrics().waiting == 0
+
+
+@pytest.mark.parametrize("token", [1.5, "a", None])
+def test_token_ids_that_are_no_integers_do_not_reach_the_decoder(llm: LLM, token: Any) -> None:
+    """There they would end it for everybody."""
+    with pytest.raises(RequestError, match=f"expected token ids from 0 to 1023, found {token!r}"):
+        llm.generate([5, token], greedy(3))
+    answer, same = within(lambda: llm.generate_all([[5, 6], list(np.array([5, 6]))], greedy(3)))
+    assert answer.output_ids == same.output_ids
+
+
+@pytest.mark.parametrize("stop", ["end", ("",), (b"x",), (1,)])
+def test_stops_that_are_no_texts_are_refused(stop: Any) -> None:
+    with pytest.raises(RequestError, match="stop: expected a tuple of texts of at least one character"):
+        greedy(stop=stop)
+
+
+def test_a_device_of_another_name_is_refused(engine: Path) -> None:
+    with pytest.raises(RequestError, match="device: expected auto, cpu or cuda, found 'gpu'"):
+        LLM(engine, FIXTURES / "tiny-qwen3", device="gpu")
+
+
+def test_a_request_beyond_the_caches_is_refused(engine: Path) -> None:
+    with open_llm(engine, cache_gib=0.002) as llm:
+        room = llm.metrics().free_cache_tokens
+        with pytest.raises(
+            RequestError, match=f"expected at most {room} tokens, which is what 0.002 GiB of cache hold"
+        ):
+            llm.generate([5] * room, greedy(1))
+        assert len(within(lambda: llm.generate([5] * (room - 2), greedy(2))).output_ids) == 2
+
+
+@pytest.mark.parametrize("name", ["max_batch_size", "prefill_chunk"])
+def test_settings_out_of_range_are_refused(engine: Path, name: str) -> None:
+    with pytest.raises(RequestError, match=f"{name}: expected at least 1, found 0"):
+        open_llm(engine, **{name: 0})
+
+
+def test_many_threads_at_once(llm: LLM) -> None:
+    """Each gets its own answer."""
+    lengths = [1 + (7 * i) % 23 for i in range(32)]
+    expected = {p: within(lambda p=p: llm.generate(p, greedy(24))).output_ids for p in PROMPTS}
+    with ThreadPoolExecutor(16) as pool:
+        futures = [pool.submit(llm.generate, PROMPTS[i % 4], greedy(n)) for i, n in enumerate(lengths)]
+        answers = [future.result(PATIENCE) for future in futures]
+    for i, (answer, length) in enumerate(zip(answers, lengths, strict=True)):
+        assert answer.output_ids == expected[PROMPTS[i % 4]][:length]
+
+
+def test_held_out_prompts_in_a_small_cache(engine: Path) -> None:
+    """They wait for room, and are answered as if they had it."""
+    with open_llm(engine, cache_gib=0.0008, draft_length="adaptive", prefill_chunk=16) as llm:
+        texts = prompts(llm._session)[:8]
+        assert llm.metrics().free_cache_tokens < sum(len(text) + 20 for text in texts) / 2
+        answers = within(lambda: llm.generate_all(texts, greedy(20)))
+    target = load_target(FIXTURES / "tiny-qwen3")
+    assert [a.output_ids for a in answers] == [plain_greedy(target, text, 20, ()) for text in texts]

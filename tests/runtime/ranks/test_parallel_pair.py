@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks decode like one, and end together: real processes, gloo, sharded fixtures."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.runtime.ranks.join import join
+from dflash_trt.runtime.ranks.parallel_pair import rank_facts
+from dflash_trt.runtime.ranks.roles import LINGER_SECONDS
+from tests.engines import build
+from tests.paths import FIXTURES, REPOSITORY
+from tests.runtime.ranks.forks import Forks, forks
+from tests.runtime.ranks.pair_script import load_pairs, run_script
+
+SECONDS = 8
+"""How long the end of a rank may take to end the others: the longest wait is a second, the rest is a slow machine."""
+KILLED = "error: rank 1: expected it to work until rank 0 has finished, found that its process was killed\n"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    with forks(tmp_path_factory.mktemp("ranks")) as started:
+        yield started
+
+
+@pytest.mark.parametrize(("name", "num_ranks"), [("tiny-gpt-oss", 8), ("tiny-qwen3", 4)])
+def test_ranks_decode_like_one(ranks: Forks, name: str, num_ranks: int, tmp_path: Path) -> None:
+    engine, output = tmp_path / "engine", tmp_path / "answers.pt"
+    build(FIXTURES / f"{name}-dflash", engine, FIXTURES / name)
+    outcome = ranks.run(num_ranks, "decode", engine, FIXTURES / name, output)
+    assert outcome.codes == [0] * num_ranks, outcome.stderr
+    assert outcome.stdout == [""] * num_ranks
+    assert outcome.stderr[1:] == [""] * (num_ranks - 1)
+    check_answers(engine, name, num_ranks, output)
+
+
+@pytest.mark.full
+def test_eight_ranks_of_mpiexec(tmp_path: Path) -> None:
+    engine, output = tmp_path / "engine", tmp_path / "answers.pt"
+    build(FIXTURES / "tiny-gpt-oss-dflash", engine, FIXTURES / "tiny-gpt-oss")
+    script = [sys.executable, "-m", "tests.runtime.ranks.script", "8", "decode"]
+    command = [f"{sys.prefix}/bin/mpiexec", "-n", "8", *script, engine, FIXTURES / "tiny-gpt-oss", output]
+    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=180)
+    check_answers(engine, "tiny-gpt-oss", 8, output)
+
+
+def check_answers(engine: Path, name: str, num_ranks: int, output: Path) -> None:
+    """What many ranks saved is what one rank answers."""
+    with join(1) as alone:
+        pairs, _ = load_pairs(engine, FIXTURES / name, alone)
+        one, many = run_script(*pairs), torch.load(output)
+    # Each holds its share of the weights; what is whole on every rank are norms, routers and row-wise biases.
+    assert many.pop("share") < 1.02 / num_ranks
+    assert many.keys() == one.keys()
+    for answer, expected in one.items():
+        if answer.startswith("proposals"):
+            assert torch.equal(many[answer], expected), answer
+        else:
+            torch.testing.assert_close(many[answer], expected, rtol=0, atol=1e-4, msg=answer)
+            assert torch.equal(many[answer].argmax(dim=-1), expected.argmax(dim=-1)), answer
+
+
+def test_a_target_that_cannot_be_sharded_is_named_once(ranks: Forks, tmp_path: Path) -> None:
+    build(FIXTURES / "tiny-qwen3-dflash", tmp_path / "engine", FIXTURES / "tiny-qwen3")
+    outcome = ranks.run(3, "decode", tmp_path / "engine", FIXTURES / "tiny-qwen3", tmp_path / "answers.pt")
+    assert outcome.codes == [1, 1, 1]
+    assert "num_attention_heads: expected a multiple of the number of ranks, 3, found 8" in outcome.stderr[0]
+    assert outcome.stderr[1:] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        (1, "rank 1: target: expected T as on rank 0, found another"),
+        (0, "rank 0: target: expected T as on the other ranks, found another"),
+    ],
+)
+def test_the_odd_rank_is_named(ranks: Forks, rank: int, message: str) -> None:
+    outcome = ranks.run(3, "odd", rank)
+    assert outcome.codes == [1, 1, 1]
+    assert outcome.stderr == [f"error: {message}\n", "", ""]
+
+
+@pytest.mark.parametrize("role", [("lose", "kill"), ("idle",)])
+def test_a_killed_rank_ends_the_others(ranks: Forks, role: tuple[str, ...]) -> None:
+    outcome = ranks.run(4, *role)
+    assert outcome.codes == [1, -9, 1, 1]
+    assert outcome.stderr == [KILLED, "", "", ""]
+    assert outcome.seconds < SECONDS
+
+
+@pytest.mark.parametrize(
+    ("how", "message"), [("raise", "expected something else, found this"), ("early", "found this early")]
+)
+def test_the_error_of_another_rank_is_told_by_rank_0(ranks: Forks, how: str, message: str) -> None:
+    outcome = ranks.run(3, "lose", how)
+    assert outcome.codes == [1, 1, 1]
+    assert outcome.stderr[0].startswith("error: rank 1: ")
+    assert outcome.stderr[0].endswith(f"{message}\n")
+    assert outcome.stderr[0].count("\n") == 1
+    assert outcome.stderr[1:] == ["", ""]
+    assert LINGER_SECONDS < outcome.seconds < SECONDS
+
+
+def test_a_bug_on_another_rank_is_told_with_its_traceback(ranks: Forks) -> None:
+    outcome = ranks.run(3, "lose", "bug")
+    assert outcome.codes == [1, 1, 1]
+    assert outcome.stderr[0].startswith("error: rank 1: Traceback")
+    assert "KeyError: 'a bug'" in outcome.stderr[0]
+    assert outcome.stderr[1:] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "message"),
+    [
+        ("raise", 1, "error: expected something else, found this\n"),
+        ("bug", 70, "KeyError: 'a bug'\n"),
+        ("kill", -9, ""),
+    ],
+)
+def test_the_end_of_rank_0_ends_the_others(ranks: Forks, how: str, code: int, message: str) -> None:
+    outcome = ranks.run(3, "fail", how)
+    assert outcome.codes == [code, 1, 1]
+    assert outcome.stderr[0].endswith(message)
+    assert outcome.stderr[1:] == ["", ""]
+    assert LINGER_SECONDS < outcome.seconds < SECONDS, "a launcher that sees another rank end first kills rank 0"
+
+
+def test_ctrl_c_ends_all(ranks: Forks) -> None:
+    outcome = ranks.run(3, "lose", "interrupt")
+    assert outcome.codes == [1, 1, 1]
+    assert outcome.stderr == ["Aborted!\n", "", ""]
+    assert outcome.seconds < SECONDS
+
+
+def test_facts_tell_engines_and_targets_apart(tmp_path: Path) -> None:
+    engine, target = tmp_path / "engine", tmp_path / "target"
+    build(FIXTURES / "tiny-qwen3-dflash", engine, FIXTURES / "tiny-qwen3")
+    shutil.copytree(FIXTURES / "tiny-qwen3", target)
+    facts = rank_facts(engine, read_target(target))
+    assert facts == rank_facts(engine, read_target(FIXTURES / "tiny-qwen3")), "where they lie does not matter"
+    for file in (engine / "manifest.json", target / "config.json"):
+        file.write_text(file.read_text() + "\n")
+        changed = rank_facts(engine, read_target(target))
+        (name,) = (name for name in facts if facts[name] != changed[name])
+        assert file.name in name
+        facts = changed
+    other = read_target(target)
+    other.weights.popitem()
+    changed = rank_facts(engine, other)
+    assert [name for name in facts if facts[name] != changed[name]] == [
+        "sha256 of the target's tensor names and shapes"
+    ]

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged targets: what transformers would replace with something of its own is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.errors import CheckpointError
+from dflash_trt.targets.huggingface import load_model, stop_token_ids
+from dflash_trt.targets.tokenizer import load_tokenizer
+from tests.checkpoint.samples import refusal
+from tests.paths import FIXTURES
+
+TENSOR = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return shutil.copytree(FIXTURES / "tiny-qwen3", tmp_path / "target")
+
+
+def load(target: Path) -> PreTrainedModel:
+    return load_model(target, read_target(target).spec, [0])
+
+
+def set_tensor(target: Path, tensor: torch.Tensor | None) -> None:
+    file = target / "model.safetensors"
+    tensors = load_file(file)
+    del tensors[TENSOR]
+    if tensor is not None:
+        tensors[TENSOR] = tensor
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def test_a_missing_weight(target: Path) -> None:
+    """transformers warns, and computes with random numbers."""
+    set_tensor(target, None)
+    message = refusal(lambda: load(target), CheckpointError)
+    assert f"{target}: expected a tensor for {TENSOR}, found none" in message
+    assert "hint: download or copy the checkpoint again" in message
+
+
+def test_a_weight_of_another_shape(target: Path) -> None:
+    set_tensor(target, torch.zeros(3, 128))
+    expected = list(load_file(FIXTURES / "tiny-qwen3" / "model.safetensors")[TENSOR].shape)
+    message = refusal(lambda: load(target), CheckpointError)
+    assert f"{target}: {TENSOR}: expected shape {expected} (config.json), found [3, 128]" in message
+
+
+def test_a_damaged_generation_config(target: Path) -> None:
+    """transformers takes the end-of-sequence token of config.json, which may be another."""
+    (target / "generation_config.json").write_text('{"eos_token')
+    assert f"{target / 'generation_config.json'}: expected JSON" in refusal(lambda: load(target), CheckpointError)
+
+
+@pytest.mark.parametrize(("eos", "expected"), [(5, {5}), ([0, 5], {0, 5}), (None, set())])
+def test_end_of_sequence_tokens(target: Path, eos: Any, expected: set[int]) -> None:
+    (target / "generation_config.json").write_text(json.dumps({} if eos is None else {"eos_token_id": eos}))
+    assert stop_token_ids(load(target)) == expected
+
+
+@pytest.mark.parametrize("eos", ["</s>", ["</s>"]])
+def test_end_of_sequence_tokens_that_are_none(target: Path, eos: Any) -> None:
+    (target / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    message = refusal(lambda: stop_token_ids(load(target)), CheckpointError)
+    assert "generation_config.json: eos_token_id: expected a token id or a list of them, found " in message
+
+
+def test_without_a_generation_config(target: Path) -> None:
+    (target / "generation_config.json").unlink()
+    assert stop_token_ids(load(target)) == {0}
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"{}", b"\xff"])
+def test_a_tokenizer_that_is_missing_or_damaged(target: Path, content: bytes | None) -> None:
+    (target / "tokenizer.json").unlink()
+    if content is not None:
+        (target / "tokenizer.json").write_bytes(content)
+    message = refusal(lambda: load_tokenizer(target), CheckpointError)
+    assert f"{target}: expected tokenizer files that transformers " in message
+    assert "hint: download or copy tokenizer.json and tokenizer_config.json again" in message

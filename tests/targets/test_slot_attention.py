@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets that keep many sequences, against the same models' own attention over each whole sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import PropertyMock, patch
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from dflash_trt.errors import CheckpointError
+from dflash_trt.targets import slot_attention
+from dflash_trt.targets.huggingface import (
+    PACKED_MODEL_TYPES,
+    HuggingFaceTarget,
+    PackedTarget,
+    SequentialTarget,
+    can_pack,
+    make_target,
+)
+from dflash_trt.targets.target import Segment
+from tests.targets.families import (
+    ALTERNATING,
+    EXPERTS,
+    LINEAR,
+    LLAMA_3_ROPE,
+    MLA,
+    NUM_SLOTS,
+    ROUTED,
+    TAPS,
+    VOCAB_SIZE,
+    WINDOW,
+    YARN,
+    computed,
+    random_history,
+    random_model,
+    recomputed,
+    relative_error,
+)
+
+PACKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v3": ("deepseek_v3", MLA | ROUTED),
+    "gemma2": ("gemma2", {"sliding_window": WINDOW, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 9}),
+    "gemma3_text": ("gemma3_text", {"sliding_window": WINDOW, "layer_types": ALTERNATING}),
+    "glm4_moe": ("glm4_moe", ROUTED | {"moe_intermediate_size": 16, "n_shared_experts": 1, "use_qk_norm": True}),
+    "gpt_oss": ("gpt_oss", {"sliding_window": WINDOW, **EXPERTS}),
+    "llama": ("llama", {"tie_word_embeddings": True}),
+    "llama-3": ("llama", {"rope_parameters": LLAMA_3_ROPE}),
+    "llama-biased": ("llama", {"attention_bias": True, "num_key_value_heads": 4}),
+    "mistral": ("mistral", {"sliding_window": WINDOW}),
+    "mistral-full": ("mistral", {"sliding_window": None}),
+    "mixtral": ("mixtral", {"sliding_window": WINDOW, **EXPERTS}),
+    "olmo3": ("olmo3", {"sliding_window": WINDOW, "layer_types": ALTERNATING}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-window": ("qwen2", {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 2}),
+    "qwen3": ("qwen3", {"rope_parameters": YARN}),
+    "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
+}
+SEQUENTIAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": ("qwen3_next", {**EXPERTS, **LINEAR, "shared_expert_intermediate_size": 16}),
+    "qwen3_5": ("qwen3_5_text", LINEAR),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
+    "diffllama": ("diffllama", {}),
+    "doge": ("doge", {}),
+    "gptj": ("gptj", {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 2048, "rotary_dim": 8}),
+    "gpt_oss": PACKED["gpt_oss"],
+    "gemma3_text": PACKED["gemma3_text"],
+    "deepseek_v3": PACKED["deepseek_v3"],
+}
+TOLERANCE = 1e-4
+
+
+@pytest.fixture
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that sequences outgrow it."""
+    monkeypatch.setattr(slot_attention, "INITIAL_ROWS", 16)
+
+
+def test_every_packed_family_is_compared() -> None:
+    assert {model_type for model_type, _ in PACKED.values()} == PACKED_MODEL_TYPES
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.usefixtures("small_cache")
+def test_a_packed_pass_is_the_models_own(name: str) -> None:
+    model_type, settings = PACKED[name]
+    model, turns = random_model(model_type, **settings), random_history(seed=len(name))
+    expected = recomputed(model, turns)
+    assert can_pack(model)
+    target = make_target(model, TAPS, NUM_SLOTS)
+    assert isinstance(target, PackedTarget)
+    assert relative_error(computed(target, turns), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_a_sequential_pass_is_the_models_own(name: str) -> None:
+    """Recurrent state included, which is computed again where tokens are taken back."""
+    model_type, settings = SEQUENTIAL[name]
+    model, turns = random_model(model_type, **settings), random_history(seed=len(name))
+    expected = recomputed(model, turns)
+    assert can_pack(model) is (name in PACKED)
+    assert relative_error(computed(SequentialTarget(model, TAPS, NUM_SLOTS), turns), expected) < TOLERANCE
+    if name not in PACKED:
+        assert isinstance(make_target(model, TAPS, NUM_SLOTS), SequentialTarget)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma2"])
+@pytest.mark.usefixtures("small_cache")
+def test_any_history(name: str, seed: int) -> None:
+    model_type, settings = PACKED[name]
+    model, turns = random_model(model_type, **settings), random_history(seed, num_turns=8)
+    expected = recomputed(model, turns)
+    assert relative_error(computed(PackedTarget(model, TAPS, NUM_SLOTS), turns), expected) < TOLERANCE
+
+
+def test_a_long_sequence_outgrows_the_cache() -> None:
+    model = random_model("gpt_oss", sliding_window=WINDOW, **EXPERTS)
+    turns = random_history(seed=12, num_turns=6, longest=600)
+    expected = recomputed(model, turns)
+    target = PackedTarget(model, TAPS, NUM_SLOTS)
+    assert relative_error(computed(target, turns), expected) < TOLERANCE
+    assert max(target._lengths) > slot_attention.INITIAL_ROWS, "none was long"
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_positions_that_depend_on_the_longest_request_are_not_packed(rope_type: str) -> None:
+    rope: dict[str, Any] = {"rope_type": rope_type, "rope_theta": 10000.0, "factor": 4.0}
+    if rope_type == "longrope":
+        rope |= {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 16}
+    assert not can_pack(random_model("llama", rope_parameters=rope))
+    layers = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+    assert not can_pack(random_model("gemma3_text", rope_parameters=layers, layer_types=ALTERNATING))
+
+
+@pytest.mark.parametrize("target_type", [PackedTarget, SequentialTarget])
+def test_bytes_per_token_are_those_of_k_and_v(target_type: type[HuggingFaceTarget]) -> None:
+    gpt_oss = target_type(random_model("gpt_oss", sliding_window=WINDOW, **EXPERTS), TAPS, NUM_SLOTS)
+    assert gpt_oss.cache_bytes_per_token == 4 * (4 * 2 * (16 + 16))  # FLOAT, layers, heads, dimensions of K and V
+    latent = target_type(random_model("deepseek_v3", **(MLA | ROUTED)), TAPS, NUM_SLOTS)
+    if target_type is SequentialTarget:  # transformers keeps the latent vector and the rotated part of k
+        assert latent.cache_bytes_per_token == 4 * (4 * (16 + 8))
+    else:
+        assert latent.cache_bytes_per_token == 4 * (4 * 4 * (16 + 12))
+
+
+def test_state_of_fixed_size_is_not_counted() -> None:
+    target = make_target(random_model(*SEQUENTIAL["qwen3_5"][:1], **SEQUENTIAL["qwen3_5"][1]), TAPS, NUM_SLOTS)
+    assert target.cache_bytes_per_token == 4 * (2 * 2 * (16 + 16))
+
+
+def test_a_model_whose_tokens_cannot_be_taken_back_is_refused() -> None:
+    """One that sees the tokens behind it; and recurrent state, were it cropped as transformers would let us."""
+    refusal = "model_type: expected a model from whose cache transformers can take tokens back, found"
+    with pytest.raises(CheckpointError, match=f"{refusal} bert: its output would change with rejected drafts"):
+        make_target(random_model("bert"), TAPS, NUM_SLOTS)
+    model_type, settings = SEQUENTIAL["qwen3_5"]
+    with (
+        patch.object(DynamicCache, "is_croppable", PropertyMock(return_value=True)),
+        pytest.raises(CheckpointError, match=f"{refusal} {model_type}"),
+    ):
+        make_target(random_model(model_type, **settings), TAPS, NUM_SLOTS)
+
+
+def test_a_model_with_a_cache_of_its_own_is_refused() -> None:
+    refusal = "model_type: expected a model from whose cache transformers can take tokens back, found minimax: "
+    with pytest.raises(CheckpointError, match=f"{refusal}MiniMax uses cache of its own") as refused:
+        make_target(random_model("minimax", **EXPERTS), TAPS, NUM_SLOTS)
+    assert isinstance(refused.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("target_type", [PackedTarget, SequentialTarget])
+def test_logits_and_taps_only_where_asked_for(target_type: type[HuggingFaceTarget]) -> None:
+    target = target_type(random_model("qwen3"), TAPS, NUM_SLOTS)
+    segments = [
+        Segment(slot=2, token_ids=[1, 2, 3], num_logits=0),
+        Segment(slot=0, token_ids=[4, 5], num_logits=2),
+        Segment(slot=1, token_ids=[6], num_logits=1),
+    ]
+    verified = target.verify(segments, with_taps=False)
+    assert verified.logits.shape == (3, VOCAB_SIZE)
+    assert verified.logits.dtype == torch.float32
+    assert verified.taps.shape == (6, 0)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.llm import LLM
+from tests.cli.commands import run_here
+from tests.engines import build
+from tests.paths import FIXTURES
+from tests.triton.environment import environment
+from tests.triton.server import Server
+
+TARGET = FIXTURES / "tiny-gpt-oss"
+
+
+@pytest.fixture(scope="package")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("served") / "engine"
+    build(FIXTURES / "tiny-gpt-oss-dflash", directory, TARGET)
+    return directory
+
+
+@pytest.fixture(scope="package")
+def repository(engine: Path) -> Path:
+    """Slots for 32 requests at once."""
+    output = engine.with_name("models")
+    options = ("--target", TARGET, "--runtime", "embedded", "--max-batch-size", 32)
+    run_here("triton-repo", engine, *options, "-o", output)
+    return output
+
+
+@pytest.fixture(scope="package")
+def shared_server(repository: Path) -> Iterator[Server]:
+    server = Server(environment(), repository, repository.with_name("server.log"))
+    try:
+        server.await_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def server(shared_server: Server) -> Iterator[Server]:
+    """Idle before and after, and the model process is the same."""
+    before = shared_server.model_process()
+    yield shared_server
+    shared_server.await_reading("dflash_running_requests", 0)
+    shared_server.await_reading("dflash_free_slots", 32)
+    assert shared_server.model_process() == before
+
+
+@pytest.fixture(scope="package")
+def llm(engine: Path) -> Iterator[LLM]:
+    """The same engine in this process, for what the answers ought to be."""
+    with LLM(engine, TARGET) as llm:
+        yield llm

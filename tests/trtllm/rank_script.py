@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of several: decodes with the drafter module, and has rank 0 print every rank's drafts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from mpi4py import MPI
+
+from dflash_trt.drafter.onnx_drafter import OnnxDrafter
+from dflash_trt.runtime.session import Session
+from dflash_trt.trtllm.drafter_module import EngineDrafter
+from dflash_trt.trtllm.onnx_plans import OnnxPlans
+from tests.fixtures_data import prompts
+from tests.trtllm.decoding import decode
+from tests.trtllm.worker import Worker, draft_config, share
+
+BATCH, CONTEXT, STEPS = 3, 240, 6
+
+
+def main(engine: Path, target: str) -> None:
+    """Every rank holds the whole drafter, as engine mode replicates it."""
+    session = Session.open(engine, target, num_slots=BATCH, device="cpu")
+    spec = session.manifest.draft
+    drafter = EngineDrafter(draft_config(spec), spec, OnnxPlans(engine, session.manifest))
+    share(drafter, session.target)
+    worker = Worker(drafter, max_batch=BATCH, max_ctx=CONTEXT, num_drafts=spec.num_draft_tokens)
+    own = OnnxDrafter(engine, session.manifest, num_slots=BATCH)
+    traces = decode(worker, session.target, own, [ids[:60] for ids in prompts(session)[:BATCH]], STEPS)
+    drafts = [[trace.drafts, trace.expected_drafts] for trace in traces]
+    gathered = MPI.COMM_WORLD.gather(drafts)
+    if gathered is not None:
+        print(json.dumps(gathered))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

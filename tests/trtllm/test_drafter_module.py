@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drafter module under the worker's calls: the drafts of our own runtime, and the target's own tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dflash_trt.builder.tensorrt.add_plans import add_plans
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.drafter.onnx_drafter import OnnxDrafter
+from dflash_trt.engine.manifest import Manifest, read_manifest
+from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.errors import EngineError
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.recipe import load_recipe
+from dflash_trt.runtime.session import Session
+from dflash_trt.trtllm.drafter_module import EngineDrafter
+from dflash_trt.trtllm.onnx_plans import OnnxPlans
+from dflash_trt.trtllm.plans import Plans
+from dflash_trt.trtllm.tensorrt_plans import TensorRTPlans
+from tests.contract.launcher import HostLauncher
+from tests.contract.machine import pretend
+from tests.contract.recorder import VERSIONS
+from tests.decoding import greedy
+from tests.engines import build
+from tests.fixtures_data import PAIRS, prompts
+from tests.paths import FIXTURES
+from tests.trtllm.decoding import Trace, decode
+from tests.trtllm.worker import Worker, draft_config, share
+
+STEPS = 8
+BATCH, CONTEXT, ROWS = 3, 240, 24
+
+
+@pytest.fixture(scope="module", params=PAIRS)
+def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Session:
+    engine = tmp_path_factory.mktemp(request.param) / "engine"
+    build(FIXTURES / f"{request.param}-dflash", engine, FIXTURES / request.param)
+    return Session.open(engine, str(FIXTURES / request.param), num_slots=BATCH)
+
+
+def make_worker(session: Session, plans: Plans, num_drafts: int | None = None) -> Worker:
+    spec = session.manifest.draft
+    drafter = EngineDrafter(draft_config(spec), spec, plans)
+    share(drafter, session.target)
+    return Worker(drafter, max_batch=BATCH, max_ctx=CONTEXT, num_drafts=num_drafts or spec.num_draft_tokens)
+
+
+def texts(session: Session) -> list[list[int]]:
+    return [ids[:90] for ids in prompts(session)[:BATCH]]
+
+
+def check(session: Session, traces: list[Trace]) -> None:
+    for prompt, trace in zip(texts(session), traces, strict=True):
+        plain = session.generate_plain(prompt, greedy(len(trace.output_ids))).output_ids
+        assert trace.output_ids == plain
+        assert trace.drafts == trace.expected_drafts
+    assert sum(trace.accepted for trace in traces) > STEPS  # drafts that nothing accepts would prove nothing
+
+
+@pytest.fixture
+def engine(session: Session, tmp_path: Path) -> Path:
+    """A directory of its own, because plans are added to it."""
+    name = "tiny-gpt-oss" if session.manifest.draft.model_type == "gpt_oss" else "tiny-qwen3"
+    build(FIXTURES / f"{name}-dflash", tmp_path / "engine", FIXTURES / name)
+    return tmp_path / "engine"
+
+
+@pytest.mark.parametrize("num_drafts", [None, 2])
+def test_drafts_are_those_of_our_own_runtime(session: Session, engine: Path, num_drafts: int | None) -> None:
+    """Also where the worker verifies fewer drafts than a block has: the drafter still sees whole blocks."""
+    worker = make_worker(session, OnnxPlans(engine, session.manifest), num_drafts)
+    drafter = OnnxDrafter(engine, session.manifest, num_slots=BATCH)
+    check(session, decode(worker, session.target, drafter, texts(session), STEPS))
+
+
+def test_a_cache_that_the_worker_replaces(session: Session, engine: Path) -> None:
+    worker = make_worker(session, OnnxPlans(engine, session.manifest))
+    drafter = OnnxDrafter(engine, session.manifest, num_slots=BATCH)
+    decode(worker, session.target, drafter, texts(session), 2)
+    worker.allocate(BATCH)
+    check(session, decode(worker, session.target, drafter, texts(session), STEPS))
+
+
+def with_plans(engine: Path, options: PlanOptions) -> Manifest:
+    add_plans(engine, options)
+    return read_manifest(engine)
+
+
+@pytest.mark.parametrize("version", VERSIONS[-1:])
+def test_plans_on_the_recorded_tensorrt(
+    session: Session, engine: Path, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plans' shapes, padding and parts (BATCH + 1 blocks); ONNX Runtime computes, inputs and outputs in BF16."""
+    pretend(monkeypatch, tmp_path, version)
+    spec = session.manifest.draft
+    room = CONTEXT + spec.block_size
+    manifest = with_plans(engine, PlanOptions(max_batch_size=BATCH, max_seq_len=room, max_num_tokens=ROWS))
+    worker = make_worker(session, TensorRTPlans(engine, manifest, HostLauncher()))
+    drafter = OnnxDrafter(engine, session.manifest, num_slots=BATCH)
+    traces = decode(worker, session.target, drafter, texts(session), STEPS)
+    for prompt, trace in zip(texts(session), traces, strict=True):
+        assert trace.output_ids == session.generate_plain(prompt, greedy(len(trace.output_ids))).output_ids
+    pairs = [
+        (found, expected)
+        for trace in traces
+        for ours, theirs in zip(trace.drafts, trace.expected_drafts, strict=True)
+        for found, expected in zip(ours, theirs, strict=True)
+    ]
+    assert sum(found == expected for found, expected in pairs) > 0.95 * len(pairs)
+    assert worker.k_cache.dtype == torch.bfloat16
+
+
+def test_padding_reads_no_context(
+    session: Session, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier, larger batch left in the padding would be read for nothing."""
+    pretend(monkeypatch, tmp_path, VERSIONS[-1])
+    spec = session.manifest.draft
+    manifest = with_plans(engine, PlanOptions(max_batch_size=4, max_seq_len=CONTEXT, max_num_tokens=ROWS))
+    plans = TensorRTPlans(engine, manifest, HostLauncher())
+    plans.load()
+    shape = (4, len(spec.layers), CONTEXT, spec.num_key_value_heads, spec.head_dim)
+    plans.bind(torch.zeros(shape, dtype=torch.bfloat16), torch.zeros(shape, dtype=torch.bfloat16))
+    for B in (4, 3):
+        blocks = torch.zeros(B, spec.block_size, spec.hidden_size, dtype=torch.bfloat16)
+        positions = torch.zeros(B, spec.block_size, dtype=torch.long)
+        hidden = plans.draft(blocks, positions, torch.arange(B), torch.full((B,), 5))
+        assert hidden.shape == blocks.shape
+    assert plans._blocks["context_lengths"].tolist() == [5, 5, 5, 0]
+    assert plans._blocks["slot_ids"].tolist() == [0, 1, 2, 0]
+
+
+def test_refusals(session: Session, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = make_worker(session, OnnxPlans(engine, session.manifest))
+    with pytest.raises(EngineError, match="dense context cache, found a paged one"):
+        worker.drafter.dflash_forward(*[torch.zeros(1)] * 6, ctx_kv_cache=[torch.zeros(1)])
+    worker.k_cache = torch.zeros(1, 1, 8, 1, 4)
+    worker.v_cache = worker.k_cache
+    with pytest.raises(EngineError, match="layers, heads and head_dim"):
+        worker.drafter._bind(worker.k_cache, worker.v_cache)
+    pretend(monkeypatch, tmp_path, VERSIONS[-1])
+    manifest = with_plans(engine, PlanOptions(max_batch_size=BATCH, max_seq_len=CONTEXT, max_num_tokens=ROWS))
+    small = make_worker(session, TensorRTPlans(engine, manifest, HostLauncher()))
+    with pytest.raises(EngineError, match=f"slots of {CONTEXT} rows, for which the plan was built") as refused:
+        small.drafter._bind(small.k_cache, small.v_cache)
+    assert refused.value.hint is not None
+    assert f"--max-batch-size {BATCH + 1}" in refused.value.hint
+
+
+def test_an_fp8_context_cache_is_refused(tmp_path: Path) -> None:
+    quantize_checkpoint(read_draft(FIXTURES / "tiny-qwen3-dflash"), load_recipe("bf16+fp8-kv"), tmp_path / "draft")
+    manifest = build(tmp_path / "draft", tmp_path / "engine", FIXTURES / "tiny-qwen3")
+    with pytest.raises(EngineError, match="BF16 context cache for engine mode, found FP8"):
+        TensorRTPlans(tmp_path / "engine", manifest)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engine mode on several MPI ranks: all of them have our drafter, and all propose the same tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE
+from dflash_trt.errors import EngineError
+from dflash_trt.trtllm.start import MODULE, check_start
+from tests.engines import build
+from tests.paths import FIXTURES, REPOSITORY
+from tests.trtllm.fake_package import write_package, write_server
+
+MPIEXEC = [f"{sys.prefix}/bin/mpiexec", "-n"]
+OURS = "dflash_trt.trtllm.registration"
+
+
+def run(command: list[str], path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | ({} if path is None else {"PYTHONPATH": str(path)})
+    return subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(8, marks=pytest.mark.full)])
+def test_all_ranks_propose_the_same_tokens(tmp_path: Path, num_ranks: int) -> None:
+    target = FIXTURES / "tiny-gpt-oss"
+    build(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "engine", target)
+    script = [sys.executable, "-m", "tests.trtllm.rank_script", str(tmp_path / "engine"), str(target)]
+    result = run([*MPIEXEC, str(num_ranks), *script])
+    assert result.returncode == 0, result.stderr
+    ranks = json.loads(result.stdout)
+    assert len(ranks) == num_ranks
+    assert all(rank == ranks[0] for rank in ranks)
+    for drafts, expected in ranks[0]:
+        assert drafts == expected
+        assert len(drafts) > 1
+
+
+def test_spawned_ranks_register_the_drafter(tmp_path: Path) -> None:
+    """mpi4py imports the main module into the ranks it spawns; with the console script alone they would not know us."""
+    write_server(write_package(tmp_path))
+    serve = [*ENGINE_MODE[1:], "trtllm-serve", "MODEL", "--config", "FILE"]
+    result = run([*MPIEXEC, "1", sys.executable, *serve], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == [OURS, OURS, OURS, "trtllm-serve", "MODEL", "--config", "FILE"]
+
+
+def test_a_start_that_cannot_work(tmp_path: Path) -> None:
+    without = run([sys.executable, *ENGINE_MODE[1:], "trtllm-serve"])
+    assert (without.returncode, without.stdout) == (1, "")
+    assert without.stderr.startswith("error: engine mode: expected tensorrt_llm")
+    unknown = run([sys.executable, *ENGINE_MODE[1:], "no-such-script"], write_package(tmp_path))
+    assert unknown.returncode == 1
+    assert unknown.stderr.startswith("usage: python -m dflash_trt.trtllm trtllm-serve|")
+
+
+def test_a_main_module_that_ranks_would_not_learn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TLLM_SPAWN_PROXY_PROCESS", raising=False)
+    with pytest.raises(EngineError, match="registers the drafter in every rank") as refused:
+        check_start()
+    assert str(refused.value.hint).startswith(f"python -m {MODULE} dflash-trt ")
+    main = ModuleType("__main__")
+    main.__spec__ = type("Spec", (), {"name": f"{MODULE}.__main__"})()
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    check_start()
+    monkeypatch.setenv("TLLM_SPAWN_PROXY_PROCESS", "1")
+    with pytest.raises(EngineError, match="found trtllm-llmapi-launch"):
+        check_start()
