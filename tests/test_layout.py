@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +85,32 @@ def test_every_source_names_its_licence() -> None:
     ours = [name for name in tracked() if name.startswith(("dflash_trt/", "cpp/", "plugins/", "benchmarks/"))]
     sources = [name for name in ours if name.endswith(suffixes) and (REPOSITORY / name).stat().st_size]
     assert [name for name in sources if "SPDX-License-Identifier" not in (REPOSITORY / name).read_text()[:200]] == []
+
+
+def rooms() -> list[Path]:
+    """The packages of dflash_trt, those inside others too; data folders and what TensorRT-LLM imports aside."""
+    package = REPOSITORY / "dflash_trt"
+    found = [file.parent for file in sorted(package.rglob("__init__.py")) if "modules" not in file.parts]
+    return [room for room in found if room != package]
+
+
+@pytest.mark.parametrize("room", rooms(), ids=lambda room: room.name)
+def test_a_room_says_what_it_is_for(room: Path) -> None:
+    docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+    assert docstring, f"{room}/__init__.py: expected one docstring"
+
+
+def test_the_map_names_every_room() -> None:
+    text = (REPOSITORY / "docs" / "structure.md").read_text()
+    top = [room.name for room in rooms() if room.parent.name == "dflash_trt"]
+    assert [name for name in top if f"| `dflash_trt/{name}/` |" not in text] == []
+    assert [name for name in re.findall(r"`dflash_trt/(\w+)/`", text) if name not in top] == []
+
+
+def test_no_module_shares_its_name_with_one_of_another_room() -> None:
+    """A name in a traceback or a search says which module it is; a command's module is called like the command."""
+    homes: dict[str, list[str]] = {}
+    for file in sorted((REPOSITORY / "dflash_trt").rglob("*.py")):
+        if not file.name.startswith("__"):
+            homes.setdefault(file.name, []).append(str(file.relative_to(REPOSITORY)))
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}

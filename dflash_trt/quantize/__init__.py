@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes, calibration, scales and packing: a draft checkpoint becomes an NVFP4 or FP8 one."""
