@@ -107,7 +107,7 @@ def _read_spec(config: Facts) -> DraftSpec:
         block_size=_either(config, dflash, "block_size").integer("block_size", minimum=2, maximum=MAX_BLOCK_SIZE),
         mask_token_id=_either(config, dflash, "mask_token_id").integer("mask_token_id", minimum=0),
         target_layer_ids=_either(config, dflash, "target_layer_ids").integers("target_layer_ids"),
-        num_target_layers=config.integer("num_target_layers") if "num_target_layers" in config else None,
+        num_target_layers=config.optional("num_target_layers", config.integer),
         input_embedding_scale=_either(config, dflash, "input_embedding_scale").number(
             "input_embedding_scale", default=1
         ),

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads model facts from config.json: a fact is there with the right type, or it is an error."""
+"""Reads model facts from a checkpoint's JSON files: a fact is there with the right type, or it is an error."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from dflash_trt.errors import CheckpointError
+from dflash_trt.files.json_file import json_object, read_bytes
 
 MAX_INTEGER = 2**31 - 1  # sizes, positions and token ids are INT32 in the graphs
 MIN_NUMBER, MAX_NUMBER = 1.2e-38, 3.4e38  # FLOAT's range, the type of the graphs' constants
 MAX_FOUND_CHARACTERS = 200  # of a value that an error quotes
+T = TypeVar("T")
 
 
 class Facts:
@@ -23,22 +26,14 @@ class Facts:
         self._scope = scope
 
     @classmethod
-    def load(cls, file: Path) -> Facts:
-        """Reads `file`; raises CheckpointError when it is missing, unreadable or not a JSON object."""
-        try:
-            values = json.loads(file.read_bytes())
-        except FileNotFoundError:
+    def load(cls, file: Path, *, what: str = "a JSON object", hint: str | None = None) -> Facts:
+        """Reads `file`; raises CheckpointError when it is missing, unreadable or not a JSON object, called `what`."""
+        if not file.exists():
             raise CheckpointError(
                 f"{file}: expected a model configuration, found no such file",
                 hint="check the path to the checkpoint",
-            ) from None
-        except OSError as error:
-            raise CheckpointError(f"{file}: expected a readable file, found: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or absurdly long or deep
-            raise CheckpointError(f"{file}: expected JSON, found {error}") from None
-        if not isinstance(values, dict):
-            raise CheckpointError(f"{file}: expected a JSON object, found {type(values).__name__}")
-        return cls(values, file)
+            )
+        return cls(json_object(read_bytes(file, CheckpointError), file, CheckpointError, what=what, hint=hint), file)
 
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
@@ -47,80 +42,55 @@ class Facts:
         """The keys that have a value (null counts as absent)."""
         return {key for key in self._values if key in self}
 
+    def values(self) -> dict[str, object]:
+        """A copy of the whole object, as it stands in the file."""
+        return dict(self._values)
+
     def integer(self, key: str, *, minimum: int = 1, maximum: int = MAX_INTEGER) -> int:
         """The integer at `key`, from `minimum` to `maximum`."""
-
-        def fits(value: object) -> bool:
-            return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= maximum
-
-        value = self._read(key, f"an integer from {minimum} to {maximum}", fits)
-        assert isinstance(value, int)
-        return value
+        expected = f"an integer from {minimum} to {maximum}"
+        return self._read(key, (int,), expected, lambda value: minimum <= value <= maximum)
 
     def number(self, key: str, *, default: float | None = None) -> float:
         """The number > 0 at `key`; `default` is for keys whose default the format itself defines."""
-
-        def fits(value: object) -> bool:
-            return isinstance(value, (int, float)) and not isinstance(value, bool) and MIN_NUMBER <= value <= MAX_NUMBER
-
-        if default is not None and key not in self:
-            return float(default)
-        value = self._read(key, "a number > 0", fits)
-        assert isinstance(value, (int, float))
-        return float(value)
+        fits: Callable[[float], bool] = lambda value: MIN_NUMBER <= value <= MAX_NUMBER  # noqa: E731
+        return float(self._read(key, (int, float), "a number > 0", fits, default=default))
 
     def flag(self, key: str, *, default: bool | None = None) -> bool:
         """The boolean at `key`; `default` is for keys whose default the format itself defines."""
-        if default is not None and key not in self:
-            return default
-        value = self._read(key, "true or false", lambda value: isinstance(value, bool))
-        assert isinstance(value, bool)
-        return value
+        return self._read(key, (bool,), "true or false", default=default)
 
     def text(self, key: str, *, choices: tuple[str, ...] = ()) -> str:
         """The string at `key`, one of `choices` if any are given."""
         expected = f"one of {', '.join(choices)}" if choices else "a string"
-
-        def fits(value: object) -> bool:
-            return isinstance(value, str) and value.isprintable() and (not choices or value in choices)
-
-        value = self._read(key, expected, fits)
-        assert isinstance(value, str)
-        return value
+        return self._read(key, (str,), expected, lambda v: v.isprintable() and (not choices or v in choices))
 
     def integers(self, key: str) -> tuple[int, ...]:
         """The non-empty list of integers >= 0 at `key`."""
-
-        def fits(value: object) -> bool:
-            return (
-                isinstance(value, list)
-                and bool(value)
-                and all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value)
-            )
-
-        value = self._read(key, "a list of integers >= 0", fits)
-        assert isinstance(value, list)
-        return tuple(value)
+        values = self._read(
+            key, (list,), "a list of integers >= 0", lambda v: bool(v) and all(type(i) is int and i >= 0 for i in v)
+        )
+        return tuple(values)
 
     def texts(self, key: str) -> tuple[str, ...]:
         """The list of strings at `key`."""
+        return tuple(self._read(key, (list,), "a list of strings", lambda v: all(type(i) is str for i in v)))
 
-        def fits(value: object) -> bool:
-            return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    def texts_by_name(self, key: str) -> dict[str, str]:
+        """The object at `key`, whose values are strings."""
+        return self._read(key, (dict,), "an object of strings", lambda v: all(type(i) is str for i in v.values()))
 
-        value = self._read(key, "a list of strings", fits)
-        assert isinstance(value, list)
-        return tuple(value)
+    def section(self, key: str) -> Facts:
+        """The object at `key`."""
+        return Facts(self._read(key, (dict,), "an object"), self.file, f"{self._scope}{key}.")
+
+    def optional(self, key: str, read: Callable[[str], T]) -> T | None:
+        """What `read`, one of the methods above, finds at `key`; None where there is no such key."""
+        return read(key) if key in self else None
 
     def agrees(self, other: Facts, key: str) -> bool:
         """Whether `key` does not stand in both with different values."""
         return not (key in self and key in other) or self._values[key] == other._values[key]
-
-    def section(self, key: str) -> Facts:
-        """The object at `key`."""
-        value = self._read(key, "an object", lambda value: isinstance(value, dict))
-        assert isinstance(value, dict)
-        return Facts(value, self.file, f"{self._scope}{key}.")
 
     def error(self, key: str, expected: str, hint: str | None = None) -> CheckpointError:
         """The error for the value at `key`: what was expected there and what was found."""
@@ -129,8 +99,20 @@ class Facts:
             found = f"{found[:MAX_FOUND_CHARACTERS]}..."
         return CheckpointError(f"{self.file}: {self._scope}{key}: expected {expected}, found {found}", hint=hint)
 
-    def _read(self, key: str, expected: str, fits: Callable[[object], bool]) -> object:
+    def _read(
+        self,
+        key: str,
+        kinds: tuple[type[T], ...],
+        expected: str,
+        fits: Callable[[T], bool] = lambda _: True,
+        *,
+        default: T | None = None,
+    ) -> T:
+        """The value at `key`, of one of `kinds` exactly (true is no integer) and within `fits`."""
         value = self._values.get(key)
-        if not fits(value):
-            raise self.error(key, expected)
-        return value
+        if value is None and default is not None:
+            return default
+        for kind in kinds:
+            if type(value) is kind and fits(value):
+                return value
+        raise self.error(key, expected)

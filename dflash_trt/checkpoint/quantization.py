@@ -10,7 +10,6 @@ Layout of modelopt 0.47 (`modelopt.torch.export`): NVFP4 is `weight` U8 [out, in
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 
 import msgspec
 
@@ -101,15 +100,6 @@ def read_scale(tensor: Tensor) -> float:
     return float(value)
 
 
-class _Details(msgspec.Struct):
-    quant_algo: str | None = None
-    kv_cache_quant_algo: str | None = None
-
-
-class _HfQuantConfig(msgspec.Struct):
-    quantization: _Details
-
-
 def _check_claims(config: Facts, modules: dict[str, str], fp8_kv_cache: bool) -> None:
     """The engines that read this checkpoint believe its configuration; it must say what the tensors are."""
     file = config.file.with_name(HF_QUANT_CONFIG)
@@ -117,19 +107,20 @@ def _check_claims(config: Facts, modules: dict[str, str], fp8_kv_cache: bool) ->
     actual = None if not algorithms else algorithms.pop() if len(algorithms) == 1 else MIXED
     claims: list[tuple[str, str | None]] = []
     if file.is_file():
-        details = _read_details(file)
-        claims.append((f"{file}: quantization.quant_algo", details.quant_algo))
-        if (details.kv_cache_quant_algo == FP8) != fp8_kv_cache:
+        details = Facts.load(file, what="a modelopt quantisation config").section("quantization")
+        claims.append((f"{file}: quantization.quant_algo", details.optional("quant_algo", details.text)))
+        claimed_cache = details.optional("kv_cache_quant_algo", details.text)
+        if (claimed_cache == FP8) != fp8_kv_cache:
             scales = "k_scale and v_scale tensors" if fp8_kv_cache else "no k_scale and v_scale tensors"
             raise CheckpointError(
                 f"{file}: quantization.kv_cache_quant_algo: expected {FP8 if fp8_kv_cache else None} ({scales}),"
-                f" found {details.kv_cache_quant_algo}"
+                f" found {claimed_cache}"
             )
     if "quantization_config" in config:
         section = config.section("quantization_config")
         if "quantization" in section:  # modelopt's DFlash exporter nests hf_quant_config.json here
             section = section.section("quantization")
-        claim = section.text("quant_algo") if "quant_algo" in section else None  # none: only the context cache
+        claim = section.optional("quant_algo", section.text)  # none: only the context cache
         claims.append((f"{config.file}: quantization_config.quant_algo", claim))
     if actual is not None and not claims:
         raise CheckpointError(
@@ -138,10 +129,3 @@ def _check_claims(config: Facts, modules: dict[str, str], fp8_kv_cache: bool) ->
     for place, claim in claims:
         if claim != actual:
             raise CheckpointError(f"{place}: expected {actual} (the tensors), found {claim}")
-
-
-def _read_details(file: Path) -> _Details:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=_HfQuantConfig).quantization
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise CheckpointError(f"{file}: expected a modelopt quantisation config, found {error}") from None

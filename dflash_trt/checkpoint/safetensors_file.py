@@ -8,7 +8,6 @@ header, data without holes).
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +15,7 @@ from typing import BinaryIO
 import msgspec
 
 from dflash_trt.errors import CheckpointError
+from dflash_trt.files.json_file import json_object
 
 BITS_PER_ELEMENT = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
@@ -50,7 +50,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             raw = _read_header(file, stream, file_bytes)
     except OSError as error:
         raise CheckpointError(f"{file}: expected a readable file, found: {error.strerror}") from None
-    header = _parse_header(file, raw)
+    header = json_object(raw, file, CheckpointError, what="a JSON object as header", hint=REDOWNLOAD)
     header.pop("__metadata__", None)
     data_begin = 8 + len(raw)
     tensors = {name: _tensor(file, name, entry, data_begin) for name, entry in header.items()}
@@ -67,30 +67,6 @@ def _read_header(file: Path, stream: BinaryIO, file_bytes: int) -> bytes:
             hint=REDOWNLOAD,
         )
     return stream.read(header_bytes)
-
-
-def _parse_header(file: Path, raw: bytes) -> dict[str, object]:
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        entries = dict(pairs)
-        if len(entries) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise CheckpointError(
-                f"{file}: expected each key of the header once, found {twice!r} twice", hint=REDOWNLOAD
-            )
-        return entries
-
-    try:
-        header = json.loads(raw, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or absurdly long or deep
-        raise CheckpointError(
-            f"{file}: expected a JSON header, found text that is not JSON ({error})", hint=REDOWNLOAD
-        ) from None
-    if not isinstance(header, dict):
-        raise CheckpointError(
-            f"{file}: expected a JSON object as header, found {type(header).__name__}", hint=REDOWNLOAD
-        )
-    return header
 
 
 class _Entry(msgspec.Struct):

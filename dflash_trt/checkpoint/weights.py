@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
+from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import REDOWNLOAD, Tensor, read_tensors
 from dflash_trt.errors import CheckpointError
 
@@ -49,19 +48,9 @@ def _no_weights(directory: Path) -> CheckpointError:
     )
 
 
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
-
-
 def _read_sharded(index: Path) -> dict[str, Tensor]:
-    try:
-        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-    except OSError as error:
-        raise CheckpointError(f"{index}: expected a readable file, found: {error.strerror}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{index}: expected an object with a weight_map, found {error}", hint=REDOWNLOAD
-        ) from None
+    facts = Facts.load(index, what="a JSON object with a weight_map", hint=REDOWNLOAD)
+    weight_map = facts.texts_by_name("weight_map")
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard or not shard.endswith(".safetensors"):

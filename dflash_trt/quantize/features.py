@@ -27,11 +27,11 @@ from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
 from dflash_trt.checkpoint.safetensors_writer import Layout
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair
 from dflash_trt.errors import CheckpointError
+from dflash_trt.quantize.ranges import CAPTURE
 
 METADATA_KEY = "dflash_trt_features"
 SCHEMA_VERSION = 1
 MASK_EMBEDDING = "mask_embedding"
-CAPTURE = "dflash-trt capture DRAFT --target TARGET --prompts FILE -o features.safetensors"
 
 
 class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

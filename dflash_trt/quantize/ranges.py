@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import msgspec
 
+CAPTURE = "dflash-trt capture DRAFT --target TARGET --prompts FILE -o features.safetensors"
+"""What makes the features that ranges come from."""
+
 
 class Ranges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The largest magnitudes that a draft's activations reached on calibration features."""

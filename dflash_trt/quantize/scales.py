@@ -14,13 +14,11 @@ from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.quantization import FP8
 from dflash_trt.errors import CheckpointError
-from dflash_trt.quantize.ranges import Ranges
+from dflash_trt.quantize.ranges import CAPTURE, Ranges
 from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS
 
 E2M1_MAX, E4M3_MAX = 6.0, 448.0
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
-# As in dflash_trt.quantize.features, whose import needs torch.
-CAPTURE = "dflash-trt capture DRAFT --target TARGET --prompts FILE -o features.safetensors"
 
 
 def scale_groups(spec: DraftSpec) -> list[tuple[str, ...]]:

@@ -42,6 +42,7 @@ WRONG_TYPES: list[tuple[str, Read, str, list[object]]] = [
         [None, 1, [], [1, -1], [True], ["1"]],
     ),
     ("texts", lambda f: f.texts("key"), "a list of strings", [None, "a", ["a", 1]]),
+    ("texts_by_name", lambda f: f.texts_by_name("key"), "an object of strings", [None, [], {"a": 1}, {"a": None}]),
     ("section", lambda f: f.section("key"), "an object", [None, [], "a"]),
 ]
 HAVE_A_DEFAULT = ("huge", "default_flag")
@@ -69,6 +70,8 @@ def test_right_types() -> None:
     assert (facts.integer("i"), facts.number("n"), facts.flag("f"), facts.text("t")) == (3, 2.0, False, "a")
     assert (facts.integers("is"), facts.texts("ts")) == ((0, 1), ("a",))
     assert facts.number("absent", default=5) == 5
+    assert (facts.optional("i", facts.integer), facts.optional("null", facts.integer)) == (3, None)
+    assert Facts({"by": {"a": "b"}}, FILE).texts_by_name("by") == {"a": "b"}
     assert facts.flag("null", default=True) is True
     assert "null" not in facts
     assert facts.keys() == {"i", "n", "f", "t", "is", "ts"}
@@ -94,6 +97,7 @@ def test_a_long_value_is_quoted_in_part() -> None:
         (b'{"a": \xc3\x28}', "codec can't decode"),
         (b'{"a":' * 100_000, "recursion"),
         (b'{"a": ' + b"1" * 5000 + b"}", "4300 digits"),
+        (b'{"a": 1, "a": 2}', "'a' twice"),
         (b"[1]", "a JSON object, found list"),
         (b"null", "a JSON object, found NoneType"),
     ],

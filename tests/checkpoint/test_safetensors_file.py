@@ -44,11 +44,11 @@ class Wrong:
 
 TWICE = b'{"w": {"dtype": "F32"}, "v": {}, "w": {}}'
 WRONG = [
-    Wrong("not_json", b"no JSON at all", ("JSON header",)),
-    Wrong("not_utf8", b'{"\xff": 1}', ("JSON header",)),
+    Wrong("not_json", b"no JSON at all", ("a JSON object as header",)),
+    Wrong("not_utf8", b'{"\xff": 1}', ("a JSON object as header",)),
     Wrong("list", b"[1]", ("JSON object", "list")),
-    Wrong("too_deep", b'{"a":' * 100_000, ("JSON header",)),
-    Wrong("too_many_digits", b'{"a":' + b"1" * 5000 + b"}", ("JSON header",)),
+    Wrong("too_deep", b'{"a":' * 100_000, ("a JSON object as header",)),
+    Wrong("too_many_digits", b'{"a":' + b"1" * 5000 + b"}", ("a JSON object as header",)),
     Wrong("name_twice", TWICE, ("'w' twice",)),
     Wrong("entry_no_object", {"w": 3}, ("'w'", "dtype, shape and data_offsets", "3")),
     Wrong("no_dtype", {"w": {"shape": [2], "data_offsets": [0, 8]}}, ("'w'", "dtype", "missing")),

@@ -103,14 +103,23 @@ def test_index_names_what_cannot_be_a_file(draft_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"[]", b'{"weight_map": []}', b'{"weight_map": {"a": 1}}', b"\xff", b'{"weight_map":' * 10**5],
+    ("content", "expected"),
+    [
+        (b"", "a JSON object with a weight_map"),
+        (b"[]", "a JSON object with a weight_map"),
+        (b"{}", "weight_map: expected an object of strings"),
+        (b'{"weight_map": []}', "weight_map: expected an object of strings"),
+        (b'{"weight_map": {"a": 1}}', "weight_map: expected an object of strings"),
+        (b"\xff", "a JSON object with a weight_map"),
+        (b'{"weight_map":' * 10**5, "a JSON object with a weight_map"),
+    ],
 )
-def test_index_is_no_index(content: bytes, draft_dir: Path) -> None:
+def test_index_is_no_index(content: bytes, expected: str, draft_dir: Path) -> None:
     (draft_dir / "model.safetensors").unlink()
     (draft_dir / "model.safetensors.index.json").write_bytes(content)
     message = refusal(lambda: read_weights(draft_dir))
-    assert "model.safetensors.index.json: expected an object with a weight_map" in message
+    assert message.startswith(f"{draft_dir / 'model.safetensors.index.json'}: ")
+    assert expected in message
 
 
 @pytest.mark.parametrize("suffix", ["bin", "pt", "pth", "pkl", "ckpt"])
