@@ -17,7 +17,7 @@ PACKAGE = REPOSITORY / "dflash_trt"
 # A room imports from lower floors and from itself.
 FLOORS = [
     {"errors", "_C", ""},  # "": the package itself, for its version
-    {"files"},
+    {"files", "launch_environment"},
     {"checkpoint", "engine"},
     {"graph", "quantize", "drafter", "targets"},
     {"runtime"},

@@ -16,7 +16,8 @@ import msgspec
 from dflash_trt import __version__
 from dflash_trt.engine.machine import Gpu, visible_gpus
 from dflash_trt.engine.manifest import MANIFEST, read_manifest, sha256
-from dflash_trt.errors import DFlashError, MissingDependencyError
+from dflash_trt.errors import DFlashError
+from dflash_trt.launch_environment import import_mpi
 
 PACKAGES = ("tensorrt", "tensorrt_llm", "torch")
 MISSING = "missing"
@@ -42,15 +43,10 @@ def gather_ranks(engine: Path | None) -> list[Rank] | None:
 
     Raises MissingDependencyError where there is no MPI.
     """
+    mpi = import_mpi("--ranks")
+    world = mpi.COMM_WORLD
     try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise MissingDependencyError(
-            f"--ranks: expected the package mpi4py with its MPI, found: {error}", hint="pip install 'dflash-trt[mpi]'"
-        ) from None
-    world = MPI.COMM_WORLD
-    try:
-        local_rank = world.Split_type(MPI.COMM_TYPE_SHARED).Get_rank()
+        local_rank = world.Split_type(mpi.COMM_TYPE_SHARED).Get_rank()
         gathered: list[Rank] | None = world.gather(look(world.Get_rank(), local_rank, engine))
     except Exception:
         traceback.print_exc()

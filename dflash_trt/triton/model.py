@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy.typing as npt
 import triton_python_backend_utils as triton  # type: ignore[import-not-found]
 
 from dflash_trt.errors import ConfigError, DFlashError, RequestError
+from dflash_trt.launch_environment import read_mpi_launch
 from dflash_trt.triton import mpi_ranks
 from dflash_trt.triton.guard import start_guard
 from dflash_trt.triton.metric_names import COUNTERS, GAUGES
@@ -49,7 +51,7 @@ class TritonPythonModel:
 
             if config.engine_mode:
                 mpi_ranks.use_engine_drafter()
-            if mpi_ranks.world()[0] > 0:
+            if read_mpi_launch(os.environ).rank > 0:
                 mpi_ranks.work()
             engine = TrtllmEngine(arguments)
         self._service = Service(engine, config, TritonMetrics(args["model_name"]).publish)

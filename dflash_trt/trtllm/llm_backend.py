@@ -24,8 +24,9 @@ from dflash_trt.deploy.resolve import Deployment
 from dflash_trt.deploy.schema import load_schema, versions
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError
+from dflash_trt.launch_environment import is_trtllm_launch
 from dflash_trt.trtllm.contract import import_tensorrt_llm
-from dflash_trt.trtllm.start import LAUNCHER_VARIABLE, check_start
+from dflash_trt.trtllm.start import check_start
 
 NO_EFFECT = {
     "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
@@ -94,7 +95,7 @@ def _check(deployment: Deployment, arguments: dict[str, Any]) -> None:
         listed = "".join(f"\n  - {finding}" for finding in errors)
         raise ConfigError(f"{deployment.name}: expected a configuration that TensorRT-LLM can run, found:{listed}")
     ranks, gpus = deployment.tensor_parallel, import_module("torch").cuda.device_count()
-    if ranks > gpus and os.environ.get(LAUNCHER_VARIABLE) != "1":
+    if ranks > gpus and not is_trtllm_launch(os.environ):
         raise ConfigError(
             f"{deployment.name}: expected {ranks} GPUs on this machine, found {gpus}",
             hint=f"over several nodes: mpirun -n {ranks} trtllm-llmapi-launch dflash-trt {shlex.join(sys.argv[1:])}",

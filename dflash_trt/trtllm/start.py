@@ -11,12 +11,11 @@ from pathlib import Path
 
 from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE
 from dflash_trt.errors import EngineError
+from dflash_trt.launch_environment import is_trtllm_launch
 
 MODULE = ENGINE_MODE[-1]
 ENGINE_MODULES = Path(__file__).parent / "modules" / "dflash_trt_engine"
 """For --custom_module_dirs, which registers the drafter in the process that reads the flag and in no other."""
-# trtllm-llmapi-launch sets it; the ranks it starts import no main module (mpi4py's MPICommExecutor does not).
-LAUNCHER_VARIABLE = "TLLM_SPAWN_PROXY_PROCESS"
 
 
 def run_command(command: Sequence[str]) -> None:
@@ -31,7 +30,7 @@ def run_command(command: Sequence[str]) -> None:
 def check_start() -> None:
     """Raises EngineError where spawned ranks would not import the registration, and so not use our drafter."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if os.environ.get(LAUNCHER_VARIABLE) == "1":
+    if is_trtllm_launch(os.environ):  # mpi4py's MPICommExecutor, which its ranks run, imports no main module
         raise EngineError(
             "engine mode: expected ranks that TensorRT-LLM spawns itself, found trtllm-llmapi-launch,"
             " whose ranks do not import custom modules",

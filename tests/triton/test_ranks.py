@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from dflash_trt.errors import EngineError
+from dflash_trt.launch_environment import read_mpi_launch
 from dflash_trt.triton import mpi_ranks
 from dflash_trt.trtllm.start import check_start
 
@@ -29,7 +30,8 @@ def set_environment(patch: pytest.MonkeyPatch, variables: dict[str, str]) -> Non
 )
 def test_the_world(variables: dict[str, str], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, variables)
-    assert mpi_ranks.world() == expected
+    launch = read_mpi_launch(os.environ)
+    assert (launch.rank, launch.size) == expected
 
 
 def test_a_lone_process_forgets_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

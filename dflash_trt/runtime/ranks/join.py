@@ -10,43 +10,26 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import NoReturn
 
-from dflash_trt.errors import DFlashError, MissingDependencyError, RankError
+from dflash_trt.errors import DFlashError, RankError
+from dflash_trt.launch_environment import (
+    LOCAL_RANK,
+    LOCAL_SIZE,
+    MASTER_ADDRESS,
+    Launch,
+    import_mpi,
+    is_one_host,
+    read_launch,
+    torchrun_variables,
+)
 from dflash_trt.runtime.ranks.link import START_SECONDS, Store, link_followers, link_leader
 from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader
 
-# Rank and number of ranks, by launcher: torchrun (and whoever speaks its language), Open MPI, MPICH and its kin.
-TORCHRUN = ("RANK", "WORLD_SIZE")
-MPIEXEC = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
 LOOPBACK = "127.0.0.1"
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What the launcher says about this process."""
-
-    rank: int
-    size: int
-    by_mpiexec: bool
-
-
-def read_launch(environment: Mapping[str, str]) -> Launch:
-    """Reads the launcher's variables; without a launcher, a process is alone."""
-    for names in (TORCHRUN, *MPIEXEC):
-        if not all(name in environment for name in names):
-            continue
-        try:
-            rank, size = (int(environment[name]) for name in names)
-        except ValueError:
-            found = ", ".join(f"{name}={environment[name]}" for name in names)
-            raise RankError(f"environment: expected whole numbers, found {found}") from None
-        return Launch(rank, size, by_mpiexec=names is not TORCHRUN)
-    return Launch(0, 1, by_mpiexec=False)
 
 
 @contextmanager
@@ -107,27 +90,21 @@ def _meet(launch: Launch) -> tuple[Store, str]:
         return _meet_by_mpi(launch)
     from torch.distributed.rendezvous import rendezvous
 
-    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+    if is_one_host(os.environ):
         _stay_on_this_host()
     try:
         store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=START_SECONDS)))
     except (ValueError, RuntimeError) as error:
         raise RankError(f"environment: expected RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, found: {error}") from None
-    return store, os.environ["MASTER_ADDR"]
+    return store, os.environ[MASTER_ADDRESS]
 
 
 def _meet_by_mpi(launch: Launch) -> tuple[Store, str]:
     """MPI is only asked who is where; the work then goes as under torchrun."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise MissingDependencyError(
-            f"started by mpiexec: expected the package mpi4py with its MPI, found: {error}",
-            hint="pip install 'dflash-trt[mpi]', or start with torchrun",
-        ) from None
+    mpi = import_mpi("started by mpiexec", ", or start with torchrun")
     from torch import distributed
 
-    world = MPI.COMM_WORLD
+    world = mpi.COMM_WORLD
     if world.Get_size() != launch.size:
         raise RankError(
             f"mpi4py: expected {launch.size} ranks as mpiexec started, found {world.Get_size()}",
@@ -138,18 +115,13 @@ def _meet_by_mpi(launch: Launch) -> tuple[Store, str]:
         _stay_on_this_host()
         address = LOOPBACK
     else:
-        address = world.bcast(os.environ.get("MASTER_ADDR", host))
-    neighbours = world.Split_type(MPI.COMM_TYPE_SHARED)
+        address = world.bcast(os.environ.get(MASTER_ADDRESS, host))
+    neighbours = world.Split_type(mpi.COMM_TYPE_SHARED)
     # transformers reads what torchrun would have set.
-    os.environ |= {
-        "RANK": str(launch.rank),
-        "WORLD_SIZE": str(launch.size),
-        "LOCAL_RANK": str(neighbours.Get_rank()),
-        "LOCAL_WORLD_SIZE": str(neighbours.Get_size()),
-    }
+    os.environ |= torchrun_variables(launch.rank, launch.size, neighbours.Get_rank(), neighbours.Get_size())
     server = socket.create_server((address, 0)) if launch.rank == 0 else None
     port = world.bcast(server.getsockname()[1] if server else None)
-    MPI.Finalize()
+    mpi.Finalize()
     store = distributed.TCPStore(  # type: ignore[attr-defined]
         address,
         port,
@@ -178,13 +150,13 @@ def _backend(device: str) -> str:
         # Ranks share the cores: threads of their own would fight over them.
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         return "gloo"
-    num_ranks, num_gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    num_ranks, num_gpus = int(os.environ.get(LOCAL_SIZE, "1")), torch.cuda.device_count()
     if num_ranks > num_gpus:
         raise RankError(
             f"expected a GPU for each of the {num_ranks} ranks on this host, found {num_gpus}",
             hint="start as many ranks as there are GPUs, or decode with --device cpu",
         )
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(int(os.environ.get(LOCAL_RANK, "0")))
     return "cpu:gloo,cuda:nccl"
 
 

@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_trt.errors import RankError
-from dflash_trt.runtime.ranks.join import Launch, _backend, join, read_launch
+from dflash_trt.launch_environment import Launch, read_launch
+from dflash_trt.runtime.ranks.join import _backend, join
 from dflash_trt.runtime.ranks.link import Link, link_followers, link_leader
 from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow
 from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader, _cause, _disagreement

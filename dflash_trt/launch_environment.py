@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What launchers leave in the environment of the processes that they start: torchrun, mpiexec, trtllm-llmapi-launch.
+
+The only list of their variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_trt.errors import MissingDependencyError, RankError
+
+# Rank and number of ranks, by launcher: torchrun (and whoever speaks its language), Open MPI, MPICH and its kin.
+_TORCHRUN = ("RANK", "WORLD_SIZE")
+_MPIEXEC = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
+# torchrun's: the same counted on one host, and where the ranks meet.
+LOCAL_RANK, LOCAL_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+MASTER_ADDRESS = "MASTER_ADDR"
+_LOCAL_ADDRESSES = ("127.0.0.1", "localhost", "::1")
+# What belongs to the job of an mpiexec: Open MPI's and PMI's; its settings are the user's.
+_MPI_JOB = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "OMPI_FIRST_", "OMPI_APP_CTX_", "OMPI_MCA_orte_", "ORTE_",
+            "PMIX_", "PMI_")  # fmt: skip
+_MPI_SETTINGS = "PMIX_MCA_"
+# trtllm-llmapi-launch sets it to 1.
+_TRTLLM_LAUNCH = "TLLM_SPAWN_PROXY_PROCESS"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What the launcher says about this process."""
+
+    rank: int
+    size: int
+    by_mpiexec: bool
+
+
+def read_launch(environment: Mapping[str, str]) -> Launch:
+    """Reads the launcher's variables, torchrun's before mpiexec's; without a launcher, a process is alone.
+
+    Raises RankError where they are no numbers.
+    """
+    return _read(environment, _TORCHRUN, by_mpiexec=False) or read_mpi_launch(environment)
+
+
+def read_mpi_launch(environment: Mapping[str, str]) -> Launch:
+    """Reads mpiexec's variables only; without mpiexec, a process is alone."""
+    launches = (_read(environment, names, by_mpiexec=True) for names in _MPIEXEC)
+    return next((launch for launch in launches if launch is not None), Launch(0, 1, by_mpiexec=False))
+
+
+def torchrun_variables(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
+    """What torchrun would have set, for libraries that read nothing else."""
+    names = (*_TORCHRUN, LOCAL_RANK, LOCAL_SIZE)
+    return dict(zip(names, map(str, (rank, size, local_rank, local_size)), strict=True))
+
+
+def is_one_host(environment: Mapping[str, str]) -> bool:
+    """Whether torchrun, or who speaks its language, says that all ranks are on this host."""
+    size = environment.get(_TORCHRUN[1])
+    return environment.get(LOCAL_SIZE, "") == size or environment.get(MASTER_ADDRESS) in _LOCAL_ADDRESSES
+
+
+def is_trtllm_launch(environment: Mapping[str, str]) -> bool:
+    """Whether trtllm-llmapi-launch started this process."""
+    return environment.get(_TRTLLM_LAUNCH) == "1"
+
+
+def forget_mpi_job(environment: MutableMapping[str, str]) -> None:
+    """Forgets an mpiexec around this process: what it spawns must not take part in that job."""
+    for name in list(environment):
+        if name.startswith(_MPI_JOB) and not name.startswith(_MPI_SETTINGS):
+            del environment[name]
+
+
+def import_mpi(wanted_by: str, otherwise: str = "") -> Any:
+    """mpi4py's MPI, which joins MPI's world; raises MissingDependencyError where there is none."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise MissingDependencyError(
+            f"{wanted_by}: expected the package mpi4py with its MPI, found: {error}",
+            hint=f"pip install 'dflash-trt[mpi]'{otherwise}",
+        ) from None
+    return MPI
+
+
+def _read(environment: Mapping[str, str], names: tuple[str, str], *, by_mpiexec: bool) -> Launch | None:
+    if not all(name in environment for name in names):
+        return None
+    try:
+        rank, size = (int(environment[name]) for name in names)
+    except ValueError:
+        found = ", ".join(f"{name}={environment[name]}" for name in names)
+        raise RankError(f"environment: expected whole numbers, found {found}") from None
+    return Launch(rank, size, by_mpiexec=by_mpiexec)
