@@ -27,7 +27,7 @@ build: $(INSTALLED)  ## create .venv and install the package into it, editable, 
 demo: export OMP_NUM_THREADS = 1
 demo: build  ## fixture checkpoint -> engine directory -> text, next to plain decoding
 	$(BIN)/dflash-trt build tests/fixtures/tiny-gpt-oss-dflash --target tests/fixtures/tiny-gpt-oss -o $(DEMO) --force
-	$(BIN)/dflash-trt generate $(DEMO) --target tests/fixtures/tiny-gpt-oss --baseline --max-new-tokens 96 $(PROMPT)
+	$(BIN)/dflash-trt generate $(DEMO) --target tests/fixtures/tiny-gpt-oss --baseline --max-tokens 96 $(PROMPT)
 
 test: build  ## everything that needs no GPU
 	$(BIN)/python -m pytest

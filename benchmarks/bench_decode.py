@@ -130,7 +130,7 @@ def _ours(
             decoder: Callable[[], Decoder], session: Session = session, token_prompts: list[list[int]] = token_prompts
         ) -> tuple[list[list[int]], int]:
             answers = run(decoder(), [session.request(prompt, greedy(tokens)) for prompt in token_prompts])
-            return [answer.output_ids for answer in answers], sum(answer.steps for answer in answers)
+            return [answer.token_ids for answer in answers], sum(answer.steps for answer in answers)
 
         def speculative(session: Session = session, block: int = block) -> Decoder:
             return session.decoder(parse_draft_length(draft_length or str(block), block))

@@ -16,7 +16,7 @@ import msgspec
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.runtime.completion import Completion, completion
 from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK
-from dflash_trt.runtime.decoder_thread import EngineThread
+from dflash_trt.runtime.decoder_thread import DecoderThread
 from dflash_trt.runtime.draft_length import parse_draft_length
 from dflash_trt.runtime.metrics import DecoderMetrics
 from dflash_trt.runtime.request import Request
@@ -72,7 +72,7 @@ class LLM:
         num_draft_tokens = self._session.manifest.draft.num_draft_tokens
         length = parse_draft_length(draft_length or str(num_draft_tokens), num_draft_tokens)
         self._decoder = self._session.decoder(length, prefill_chunk=prefill_chunk)
-        self._engine = EngineThread(self._decoder)
+        self._engine = DecoderThread(self._decoder)
 
     def __enter__(self) -> LLM:
         return self
@@ -170,9 +170,9 @@ def _chunks(put: Callable[[Chunk | Exception], None]) -> Callable[[Request], Non
 
     def on_progress(request: Request) -> None:
         nonlocal sent
-        token_ids = request.output_ids[sent:]
+        token_ids = request.token_ids[sent:]
         sent += len(token_ids)
-        text = "" if request.text is None else request.text.take()
+        text = "" if request.text is None else request.text.next_text()
         try:
             whole = None if request.finished is None else _answer(request)
         except EngineError as error:

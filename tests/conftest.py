@@ -56,5 +56,5 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from tests.quantize.feature_samples import capture
 
     directory = tmp_path_factory.mktemp("features")
-    options = ("--max-prompts", 3, "--max-new-tokens", 40)
+    options = ("--max-prompts", 3, "--max-tokens", 40)
     return {name: capture(name, directory / f"{name}.safetensors", *options) for name in PAIRS}

@@ -16,9 +16,9 @@ from dflash_trt.runtime.session import Session, run
 from dflash_trt.targets.huggingface import load_model, make_target
 
 
-def greedy(max_new_tokens: int, stop_token_ids: Sequence[int] = ()) -> SamplingParams:
+def greedy(max_tokens: int, stop_token_ids: Sequence[int] = ()) -> SamplingParams:
     """Greedy decoding that only `stop_token_ids` end early."""
-    return SamplingParams(max_new_tokens=max_new_tokens, stop_token_ids=frozenset(stop_token_ids), ignore_eos=True)
+    return SamplingParams(max_tokens=max_tokens, stop_token_ids=frozenset(stop_token_ids), ignore_eos=True)
 
 
 def decode(session: Session, prompt: Sequence[int], params: SamplingParams) -> Request:
@@ -28,9 +28,9 @@ def decode(session: Session, prompt: Sequence[int], params: SamplingParams) -> R
     return request
 
 
-def generate(session: Session, prompt: Sequence[int], max_new_tokens: int) -> Completion:
+def generate(session: Session, prompt: Sequence[int], max_tokens: int) -> Completion:
     """One prompt with the drafter, to its last token."""
-    return session.generate(prompt, greedy(max_new_tokens))
+    return session.generate(prompt, greedy(max_tokens))
 
 
 def open_without_tokenizer(engine: Path, target: Path, *, num_slots: int = 1) -> Session:

@@ -35,7 +35,9 @@ BATCH_SIZE = 8
     help='JSON Lines: {"prompt": text} or {"token_ids": [...]}, with an optional "id".',
 )
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="safetensors file to write.")
-@click.option("--max-new-tokens", type=click.IntRange(min=2), default=256, show_default=True)
+@click.option(
+    "--max-tokens", "--max-new-tokens", "max_tokens", type=click.IntRange(min=2), default=256, show_default=True
+)
 @click.option("--max-prompts", type=click.IntRange(min=1), help="Take only the first so many prompts.")
 @click.option("--chat", is_flag=True, help="Wrap text prompts in the target's chat template.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
@@ -44,7 +46,7 @@ def capture(
     target: str,
     prompt_file: Path,
     output: Path,
-    max_new_tokens: int,
+    max_tokens: int,
     max_prompts: int | None,
     chat: bool,
     force: bool,
@@ -75,7 +77,7 @@ def capture(
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     check_new_file(output, force=force)
-    encoded = _encode(prompts, target_checkpoint, draft_checkpoint, max_new_tokens, chat)
+    encoded = _encode(prompts, target_checkpoint, draft_checkpoint, max_tokens, chat)
     taps = draft_checkpoint.spec.target_layer_ids
     model = load_model(target_checkpoint.directory, target_checkpoint.spec, taps)
     running = make_target(model, taps, BATCH_SIZE)
@@ -91,7 +93,7 @@ def capture(
     with new_file(output, force=force) as temporary:
         with _progress(len(encoded)) as advance:
             answered = answer_prompts(
-                running, encoded, max_new_tokens, stop_token_ids(model), num_slots=BATCH_SIZE, on_answer=advance
+                running, encoded, max_tokens, stop_token_ids(model), num_slots=BATCH_SIZE, on_answer=advance
             )
         write_features(running, answered, facts, temporary)
     tokens = sum(len(sequence.token_ids) - sequence.prompt_length for sequence in answered)
@@ -100,7 +102,7 @@ def capture(
 
 
 def _encode(
-    prompts: list[Prompt], target: TargetCheckpoint, draft: DraftCheckpoint, max_new_tokens: int, chat: bool
+    prompts: list[Prompt], target: TargetCheckpoint, draft: DraftCheckpoint, max_tokens: int, chat: bool
 ) -> list[list[int]]:
     """Every prompt's token ids; RequestError names the first that cannot be answered to its last token."""
     from dflash_trt.runtime.prompts import check_prompt
@@ -111,7 +113,7 @@ def _encode(
     for prompt in prompts:
         encoded.append(prompt.encode(tokenizer, chat=chat))
         try:
-            check_prompt(encoded[-1], max_new_tokens, draft.spec, target.spec)
+            check_prompt(encoded[-1], max_tokens, draft.spec, target.spec)
         except RequestError as error:
             raise RequestError(f"{prompt.id}: {error.message}", hint=error.hint) from None
     return encoded

@@ -164,8 +164,8 @@ def _print_answers(
     documents = [msgspec.structs.asdict(completion) for completion in completions]
     if baseline:
         for document, plain in zip(documents, answers(session.plain_decoder()), strict=True):
-            document["baseline"] = {"output_ids": plain.output_ids, "steps": plain.steps, "seconds": plain.seconds}
-            document["identical"] = plain.output_ids == document["output_ids"]
+            document["baseline"] = {"token_ids": plain.token_ids, "steps": plain.steps, "seconds": plain.seconds}
+            document["identical"] = plain.token_ids == document["token_ids"]
     print_json("generate", {"requests": documents})
 
 
@@ -176,8 +176,8 @@ def _stream(session: Session, ids: list[int], params: SamplingParams, length: Dr
         click.echo()
         tau = "-" if completion.tau is None else f"{completion.tau:.2f}"
         click.echo(
-            f"{len(completion.output_ids)} tokens in {completion.steps} steps, tau {tau},"
-            f" {len(completion.output_ids) / completion.seconds:.1f} tokens/s",
+            f"{len(completion.token_ids)} tokens in {completion.steps} steps, tau {tau},"
+            f" {len(completion.token_ids) / completion.seconds:.1f} tokens/s",
             err=True,
         )
         return
@@ -193,7 +193,7 @@ def _echo(session: Session, decoder: Decoder, ids: list[int], params: SamplingPa
 
     def on_progress(request: Request) -> None:
         assert request.text is not None
-        click.echo(request.text.take(), nl=False)
+        click.echo(request.text.next_text(), nl=False)
 
     request = session.request(ids, params, on_progress)
     click.secho(session.text(ids), nl=False, dim=True)
@@ -205,15 +205,15 @@ def _print_comparison(completion: Completion, plain: Completion) -> None:
         tau = "-" if c.tau is None else f"{c.tau:.2f}"
         return (
             name,
-            str(len(c.output_ids)),
+            str(len(c.token_ids)),
             str(c.steps),
             tau,
             f"{c.seconds:.2f}",
-            f"{len(c.output_ids) / c.seconds:.1f}",
+            f"{len(c.token_ids) / c.seconds:.1f}",
             f"{plain.seconds / c.seconds:.2f}x",
         )
 
     columns = ("decoding", "tokens", "steps", "tau", "seconds", "tokens/s", "time ratio")
-    identical = completion.output_ids == plain.output_ids
+    identical = completion.token_ids == plain.token_ids
     title = "identical tokens" if identical else "TOKENS DIFFER"
     print_table(title, columns, [row("plain", plain), row("DFlash", completion)])

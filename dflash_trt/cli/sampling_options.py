@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import click
 
 _OPTIONS = (
-    click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True),
+    click.option(
+        "--max-tokens", "--max-new-tokens", "max_tokens", type=click.IntRange(min=1), default=128, show_default=True
+    ),
     click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy decoding."),
     click.option("--top-k", type=int, default=0, show_default=True, help="Only the k likeliest tokens; 0: all."),
     click.option(

@@ -75,28 +75,28 @@ def generate_with_trtllm(
         click.echo(answer.text)
         same = f", {'identical' if document['identical'] else 'OTHER'} tokens without the drafter" if baseline else ""
         tau = _shown(document["tau"])
-        click.echo(f"{len(answer.output_ids)} tokens in {answer.iterations} iterations, tau {tau}{same}", err=True)
+        click.echo(f"{len(answer.token_ids)} tokens in {answer.iterations} iterations, tau {tau}{same}", err=True)
 
 
 def verify_with_trtllm(
-    deployment: Deployment, prompts: Sequence[Prompt], max_new_tokens: int, *, chat: bool, as_json: bool
+    deployment: Deployment, prompts: Sequence[Prompt], max_tokens: int, *, chat: bool, as_json: bool
 ) -> None:
     """Decodes prompts with the drafter and without; VerificationError when a token differs."""
     from dflash_trt.measure.statistics import first_difference
 
     tokenizer = load_tokenizer(checkpoint_directory(deployment.target))
     ids = [prompt.encode(tokenizer, chat=chat) for prompt in prompts]
-    arguments = sampling_arguments(max_new_tokens)
+    arguments = sampling_arguments(max_tokens)
     answers = generate(deployment, "dflash", ids, arguments)
     plain = generate(deployment, "none", ids, arguments)
     results: list[dict[str, Any]] = [
         {
             "name": prompt.id,
             "num_prompt_tokens": len(tokens),
-            "num_output_tokens": len(answer.output_ids),
+            "num_output_tokens": len(answer.token_ids),
             "iterations": answer.iterations,
             "tau": answer.tau(deployment.draft_tokens),
-            "first_difference": first_difference(other.output_ids, answer.output_ids),
+            "first_difference": first_difference(other.token_ids, answer.token_ids),
         }
         for prompt, tokens, answer, other in zip(prompts, ids, answers, plain, strict=True)
     ]
@@ -126,5 +126,5 @@ def _document(deployment: Deployment, answer: Answer, plain: Answer | None) -> d
     document = msgspec.structs.asdict(answer) | {"tau": answer.tau(deployment.draft_tokens)}
     if plain is not None:
         document["baseline"] = msgspec.structs.asdict(plain)
-        document["identical"] = plain.output_ids == answer.output_ids
+        document["identical"] = plain.token_ids == answer.token_ids
     return document

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dflash_trt.measure.verification import TokenPrompt
     from dflash_trt.measure.verification_report import Report
 
-MIN_NEW_TOKENS = 3
+MIN_TOKENS = 3
 """The first token is the prefill's and the last one a bonus: fewer leave nothing to draft."""
 
 
@@ -51,7 +51,14 @@ def _share(context: click.Context, parameter: click.Parameter, text: str | None)
     help="Engine directory of the same draft, unquantised, to compare with.",
 )
 @click.option("--chat", is_flag=True, help="Wrap text prompts in the target's chat template.")
-@click.option("--max-new-tokens", type=click.IntRange(min=MIN_NEW_TOKENS), default=128, show_default=True)
+@click.option(
+    "--max-tokens",
+    "--max-new-tokens",
+    "max_tokens",
+    type=click.IntRange(min=MIN_TOKENS),
+    default=128,
+    show_default=True,
+)
 @click.option(
     "--max-tau-loss",
     metavar="SHARE",
@@ -77,7 +84,7 @@ def verify(
     prompt_file: Path,
     reference: Path | None,
     chat: bool,
-    max_new_tokens: int,
+    max_tokens: int,
     max_tau_loss: float | None,
     runtime: str,
     as_json: bool,
@@ -103,7 +110,7 @@ def verify(
         from dflash_trt.cli.trtllm import open_deployment, verify_with_trtllm
 
         deployment = open_deployment(engine, target, refused=("reference", "max_tau_loss", "plot"))
-        verify_with_trtllm(deployment, read_prompts(prompt_file), max_new_tokens, chat=chat, as_json=as_json)
+        verify_with_trtllm(deployment, read_prompts(prompt_file), max_tokens, chat=chat, as_json=as_json)
         return
 
     from transformers.utils import logging
@@ -118,7 +125,7 @@ def verify(
         logging.disable_progress_bar()
     prompts = read_prompts(prompt_file)
     verification = Verification.open(engine, reference, target)
-    report = verification.run(_progress(verification.tokenize(prompts, max_new_tokens, chat=chat)), max_new_tokens)
+    report = verification.run(_progress(verification.tokenize(prompts, max_tokens, chat=chat)), max_tokens)
     failure = find_failure(report, max_tau_loss)
     if as_json:
         verdict = {"passed": failure is None, "max_tau_loss": max_tau_loss}

@@ -42,18 +42,18 @@ class Answered:
 def answer_prompts(
     target: Target,
     prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
+    max_tokens: int,
     stop_ids: frozenset[int],
     *,
     num_slots: int = 1,
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[Answered]:
-    """Decodes every prompt greedily, to a stop token (kept) or `max_new_tokens` tokens, `num_slots` at once."""
-    params = SamplingParams(max_new_tokens=max_new_tokens)
+    """Decodes every prompt greedily, to a stop token (kept) or `max_tokens` tokens, `num_slots` at once."""
+    params = SamplingParams(max_tokens=max_tokens)
     requests = [
         Request(prompt_ids=prompt, params=params, sampler=params.sampler(), stop_ids=stop_ids) for prompt in prompts
     ]
-    longest = max((request.max_tokens for request in requests), default=0)
+    longest = max((request.max_length for request in requests), default=0)
     decoder = Decoder(LocalPair(target, None), SlotPool(num_slots, num_slots * longest), FixedLength(0))
     for request in requests:
         request.on_progress = lambda request: on_answer() if request.finished else None
@@ -61,7 +61,7 @@ def answer_prompts(
     while not decoder.is_idle:
         decoder.step()
     return [
-        Answered(token_ids=[*request.prompt_ids, *request.output_ids], prompt_length=len(request.prompt_ids))
+        Answered(token_ids=[*request.prompt_ids, *request.token_ids], prompt_length=len(request.prompt_ids))
         for request in requests
     ]
 

@@ -87,7 +87,7 @@ class Verification:
         drafter = OnnxDrafter(reference, reference_manifest, expose=exposed)
         return cls(session, session.with_drafter(reference_manifest, drafter))
 
-    def tokenize(self, prompts: Sequence[Prompt], max_new_tokens: int, *, chat: bool = False) -> list[TokenPrompt]:
+    def tokenize(self, prompts: Sequence[Prompt], max_tokens: int, *, chat: bool = False) -> list[TokenPrompt]:
         """Token ids of all prompts, text wrapped in the chat template with `chat`.
 
         Raises RequestError that names the first prompt that cannot be served.
@@ -96,25 +96,25 @@ class Verification:
         for prompt in prompts:
             token_ids = prompt.encode(self._session.tokenizer, chat=chat)
             try:
-                self._session.check(token_ids, max_new_tokens)
+                self._session.check(token_ids, max_tokens)
             except RequestError as error:
                 raise RequestError(f"{prompt.id}: {error.message}", hint=error.hint) from None
             tokenized.append(TokenPrompt(name=prompt.id, token_ids=token_ids))
         return tokenized
 
-    def run(self, prompts: Iterable[TokenPrompt], max_new_tokens: int) -> Report:
+    def run(self, prompts: Iterable[TokenPrompt], max_tokens: int) -> Report:
         """Decodes every prompt plainly, with the engine and with the reference."""
-        params = SamplingParams(max_new_tokens=max_new_tokens)
+        params = SamplingParams(max_tokens=max_tokens)
         engine = _Recording(self._session)
         reference = None if self._reference is None else _Recording(self._reference)
         for prompt in prompts:
-            expected = self._session.generate_plain(prompt.token_ids, params).output_ids
+            expected = self._session.generate_plain(prompt.token_ids, params).token_ids
             for recording in (engine, reference):
                 if recording is not None:
                     recording.decode(prompt, params, expected)
         return Report(
             block_size=self._session.manifest.draft.block_size,
-            max_new_tokens=max_new_tokens,
+            max_tokens=max_tokens,
             engine=engine.report(),
             reference=None if reference is None else reference.report(),
             comparison=None if reference is None else self._compare(engine.prompts, reference.prompts),
@@ -151,10 +151,10 @@ class _Recording:
             PromptResult(
                 name=prompt.name,
                 num_prompt_tokens=len(prompt.token_ids),
-                num_output_tokens=len(answer.output_ids),
+                num_output_tokens=len(answer.token_ids),
                 steps=answer.steps,
                 tau=answer.tau,
-                first_difference=first_difference(expected, answer.output_ids),
+                first_difference=first_difference(expected, answer.token_ids),
             )
         )
 

@@ -63,7 +63,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """All that `verify` measured."""
 
     block_size: int
-    max_new_tokens: int
+    max_tokens: int
     engine: EngineReport
     reference: EngineReport | None
     comparison: Comparison | None

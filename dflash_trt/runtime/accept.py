@@ -25,9 +25,9 @@ def accept(request: Request, proposals: Sequence[int], logits: Tensor, greedy: S
     if params.temperature == 0 and not params.penalizes:
         token_ids = list(greedy[: _C.accept_greedy(list(proposals), list(greedy)) + 1])
     else:
-        history = [_ids(request.prompt_ids), _ids(request.output_ids)] if params.penalizes else [None, None]
+        history = [_ids(request.prompt_ids), _ids(request.token_ids)] if params.penalizes else [None, None]
         token_ids = _C.verify_block(
-            logits.cpu().numpy(), list(proposals), request.sampler, len(request.output_ids), *history
+            logits.cpu().numpy(), list(proposals), request.sampler, len(request.token_ids), *history
         )
     if params.logprobs:
         request.logprobs += _C.token_logprobs(logits.cpu().numpy(), token_ids)

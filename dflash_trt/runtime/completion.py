@@ -11,7 +11,7 @@ from dflash_trt.runtime.request import FinishReason, Request
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one request; times are wall times in seconds, model loading excluded."""
 
-    output_ids: list[int]
+    token_ids: list[int]
     """Emitted tokens, a final stop token included."""
     text: str | None
     """Their text, special tokens and a stop text left out; None without a tokenizer."""
@@ -46,10 +46,10 @@ def completion(request: Request) -> Completion:
     """The answer of a finished request."""
     assert request.finished is not None
     assert request.ended is not None
-    steps, tokens = len(request.steps), len(request.output_ids)
+    steps, tokens = len(request.steps), len(request.token_ids)
     first, last = (request.emitted[0], request.emitted[-1]) if request.emitted else (None, None)
     return Completion(
-        output_ids=list(request.output_ids),
+        token_ids=list(request.token_ids),
         text=None if request.text is None else request.text.text,
         finish_reason=request.finished,
         stop_reason=_stop_reason(request),
@@ -72,7 +72,7 @@ def _stop_reason(request: Request) -> str | int | None:
         return None
     if request.text is not None and request.text.stopped_by is not None:
         return request.text.stopped_by
-    last = request.output_ids[-1]
+    last = request.token_ids[-1]
     return last if last in request.params.stop_token_ids else None
 
 

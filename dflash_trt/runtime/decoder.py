@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decode loop: prefill -> inject -> draft -> verify -> accept -> inject (DFlash, arXiv 2602.06036).
+"""The decode loop: admit, draft, verify, accept, commit, emit (DFlash, arXiv 2602.06036).
 
-Many requests at once: they join and leave between steps, each at its own length (continuous batching: Orca, OSDI
-2022). A step makes one draft pass over all blocks, and one target pass over all drafts and prompt chunks.
+* admit: requests take slots, first come, first served
+* draft: one pass of the drafter proposes a block behind the last token of each request
+* verify: one pass of the target over all blocks, and over chunks of prompts that are still being read
+* accept: proposals that the target would have emitted itself, and its own token after them
+* commit: roll back what was rejected, inject what was accepted into the drafter's context
+* emit: new tokens go out; who has ended leaves its slot
+
+Requests join and leave between steps, each at its own length (continuous batching: Orca, OSDI 2022).
 """
 
 from __future__ import annotations
@@ -38,9 +44,9 @@ class _Part:
     def segment(self) -> Segment:
         return Segment(slot=self.slot, token_ids=self.token_ids, num_logits=self.num_logits)
 
-    def num_kept(self, num_emitted: int) -> int:
-        """Its tokens that stay when it emitted so many: all but the rejected proposals."""
-        num_accepted = max(0, num_emitted - 1)
+    def num_committed(self, accepted: Sequence[int]) -> int:
+        """Its tokens that become context when `accepted` came of it: all but the rejected proposals."""
+        num_accepted = max(0, len(accepted) - 1)
         return len(self.token_ids) - len(self.proposals) + num_accepted
 
 
@@ -62,20 +68,12 @@ class Decoder:
 
     def metrics(self) -> DecoderMetrics:
         """What the decoder does now, and has done."""
-        counts = self._counts
         return DecoderMetrics(
             running=len(self.running),
             waiting=len(self.waiting),
             free_slots=self.slots.free_slots,
             free_cache_tokens=self.slots.free_tokens,
-            passes=counts.passes,
-            finished=dict(counts.finished),
-            output_tokens=counts.output_tokens,
-            steps=counts.steps,
-            proposed=counts.proposed,
-            accepted=counts.accepted,
-            accepted_by_position=dict(sorted(counts.accepted_by_position.items())),
-            tau=counts.step_tokens / counts.steps if counts.steps else None,
+            **self._counts.read(),
         )
 
     @property
@@ -85,7 +83,7 @@ class Decoder:
 
     def add(self, request: Request) -> None:
         """Queues a request; it must fit the empty pool."""
-        assert request.max_tokens <= self.slots.num_tokens, "a request that never fits would block the others"
+        assert request.max_length <= self.slots.num_tokens, "a request that never fits would block the others"
         self.waiting.append(request)
 
     def cancel(self, request: Request) -> None:
@@ -107,18 +105,17 @@ class Decoder:
         if not parts:
             return
         logits = self._pair.verify([part.segment for part in parts])
-        verified = _accept(parts, logits)
-        # Verified tokens become context: anchors and accepted drafts, or the whole chunk. The rest is undone.
-        self._pair.keep([part.num_kept(len(tokens)) for part, tokens in zip(parts, verified, strict=True)])
+        accepted = _accept(parts, logits)
+        self._pair.commit([part.num_committed(tokens) for part, tokens in zip(parts, accepted, strict=True)])
         self._counts.passes += 1
-        for part, tokens in zip(parts, verified, strict=True):
-            self._take(part, tokens)
+        for part, tokens in zip(parts, accepted, strict=True):
+            self._emit(part, tokens)
 
     def _admit(self) -> None:
-        while self.waiting and self.slots.fits(self.waiting[0].max_tokens):
+        while self.waiting and self.slots.fits(self.waiting[0].max_length):
             request = self.waiting.popleft()
             request.admit()
-            self.running[self.slots.take(request.max_tokens)] = request
+            self.running[self.slots.allocate(request.max_length)] = request
 
     def _draft(self) -> list[_Part]:
         """The last token of each request behind its prompt, and what the drafter proposes to follow it."""
@@ -131,12 +128,12 @@ class Decoder:
         drafting = [slot for slot, k in lengths.items() if k > 0]
         blocks = {}
         if drafting:
-            drafted = self._pair.draft(drafting, [decoding[slot].output_ids[-1] for slot in drafting])
+            drafted = self._pair.draft(drafting, [decoding[slot].token_ids[-1] for slot in drafting])
             blocks = dict(zip(drafting, drafted.tolist(), strict=True))
         parts = []
         for slot, request in decoding.items():
             proposals = blocks[slot][: lengths[slot]] if slot in blocks else []
-            token_ids = [request.output_ids[-1], *proposals]
+            token_ids = [request.token_ids[-1], *proposals]
             parts.append(_Part(slot, request, token_ids, proposals, len(token_ids)))
         return parts
 
@@ -151,8 +148,8 @@ class Decoder:
                 room -= len(chunk)
         return parts
 
-    def _take(self, part: _Part, tokens: Sequence[int]) -> None:
-        """Books what a part did; a request that ended leaves its slot."""
+    def _emit(self, part: _Part, tokens: Sequence[int]) -> None:
+        """Reports what came of a part; a request that has ended leaves its slot."""
         request = part.request
         if request.is_prefilled:
             self._draft_length.observe(len(part.proposals), len(tokens) - 1)
@@ -172,15 +169,15 @@ class Decoder:
 
     def _release(self, slot: int) -> None:
         self._pair.release(slot)
-        self.slots.give_back(slot)
+        self.slots.free(slot)
         del self.running[slot]
 
 
 def _accept(parts: Sequence[_Part], logits: Tensor) -> list[list[int]]:
     """The tokens that the target emits for each part: accepted proposals and one more, or none inside a prompt."""
     greedy = logits.argmax(dim=-1).tolist()
-    verified, end = [], 0
+    accepted, end = [], 0
     for part in parts:
         begin, end = end, end + part.num_logits
-        verified.append(accept(part.request, part.proposals, logits[begin:end], greedy[begin:end]))
-    return verified
+        accepted.append(accept(part.request, part.proposals, logits[begin:end], greedy[begin:end]))
+    return accepted

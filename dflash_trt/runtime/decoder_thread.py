@@ -15,7 +15,7 @@ from dflash_trt.runtime.request import FinishReason, Request
 Command = tuple[Callable[[Request], None], Request]
 
 
-class EngineThread:
+class DecoderThread:
     """Steps its decoder while there are requests, and sleeps while there are none."""
 
     def __init__(self, decoder: Decoder) -> None:
@@ -24,17 +24,17 @@ class EngineThread:
         self._changed = threading.Condition()
         self._is_closed = False
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="dflash-trt engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="dflash-trt decoder", daemon=True)
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Queues a request; EngineError when the engine is closed or has failed."""
+        """Queues a request; EngineError when the thread has ended or failed."""
         self._send(self._decoder.add, request)
 
     def cancel(self, request: Request) -> None:
         """Ends a request before the next step; one that has ended stays as it is."""
         if request.finished is None:
-            with suppress(EngineError):  # a closed engine has ended it, or is about to
+            with suppress(EngineError):  # a thread that ends has ended it, or is about to
                 self._send(self._decoder.cancel, request)
 
     def close(self) -> None:
@@ -47,21 +47,21 @@ class EngineThread:
     def _send(self, command: Callable[[Request], None], request: Request) -> None:
         with self._changed:
             if self._is_closed:
-                raise EngineError("expected a running engine, found a closed one") from self._error
+                raise EngineError("expected an open LLM, found a closed one") from self._error
             self._commands.append((command, request))
             self._changed.notify()
 
     def _run(self) -> None:
         try:
-            while self._obey():
+            while self._execute():
                 self._decoder.step()
         except Exception as error:  # whatever it is, those who wait must hear of it
             self._error = error
         with self._changed:
             self._is_closed = True
-        self._abandon()
+        self._end_all()
 
-    def _obey(self) -> bool:
+    def _execute(self) -> bool:
         """Carries out what was sent, waiting for it where there is nothing else to do; False when closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._commands or self._is_closed or not self._decoder.is_idle)
@@ -69,10 +69,10 @@ class EngineThread:
             is_open = not self._is_closed
         for command, request in commands:
             command(request)
-            self._commands.popleft()  # not before: `_abandon` must see those behind one that fails
+            self._commands.popleft()  # not before: `_end_all` must see those behind one that fails
         return is_open
 
-    def _abandon(self) -> None:
+    def _end_all(self) -> None:
         """Ends every request that is left, so that nobody waits for ever."""
         left = [*self._decoder.running.values(), *self._decoder.waiting, *(request for _, request in self._commands)]
         for request in left:

@@ -4,15 +4,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from dflash_trt.runtime.request import FinishReason, Step
 
 
-class DecoderMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """A reading; counts are since the decoder was made."""
+class _Totals(msgspec.Struct, kw_only=True):
+    """Sums since the decoder was made."""
+
+    passes: int = 0
+    """Passes of the target, prompts included."""
+    finished: dict[FinishReason, int] = msgspec.field(default_factory=Counter)
+    """Requests that ended, by reason."""
+    output_tokens: int = 0
+    steps: int = 0
+    """Verify passes, counted once for each request in them."""
+    proposed: int = 0
+    """Draft tokens that were verified."""
+    accepted: int = 0
+    accepted_by_position: dict[int, int] = msgspec.field(default_factory=Counter)
+    """Verify passes that accepted the draft token at position 1, 2, ... and so all before it."""
+
+
+class DecoderMetrics(_Totals, kw_only=True):
+    """A reading: what the decoder does now, and its totals."""
 
     running: int
     """Requests that hold a slot."""
@@ -21,33 +38,15 @@ class DecoderMetrics(msgspec.Struct, frozen=True, kw_only=True):
     free_slots: int
     free_cache_tokens: int
     """Room that no request has reserved."""
-    passes: int
-    """Passes of the target, prompts included."""
-    finished: dict[FinishReason, int]
-    """Requests that ended, by reason."""
-    output_tokens: int
-    steps: int
-    """Verify passes, counted once for each request in them."""
-    proposed: int
-    accepted: int
-    accepted_by_position: dict[int, int]
-    """Verify passes that accepted the draft token at position 1, 2, ... and so all before it."""
     tau: float | None
     """Tokens that verify passes emitted / steps; None without a step."""
 
 
-@dataclass
-class Counts:
+class Counts(_Totals):
     """Running totals of one decoder."""
 
-    passes: int = 0
-    output_tokens: int = 0
-    steps: int = 0
     step_tokens: int = 0
-    proposed: int = 0
-    accepted: int = 0
-    accepted_by_position: Counter[int] = field(default_factory=Counter)
-    finished: Counter[FinishReason] = field(default_factory=Counter)
+    """`output_tokens` but for the first of each request, which its prefill emits."""
 
     def add_step(self, step: Step) -> None:
         """Counts a request's verify pass."""
@@ -56,4 +55,11 @@ class Counts:
         self.output_tokens += len(step.token_ids)
         self.proposed += step.proposed
         self.accepted += step.accepted
-        self.accepted_by_position.update(range(1, step.accepted + 1))
+        for position in range(1, step.accepted + 1):
+            self.accepted_by_position[position] += 1
+
+    def read(self) -> dict[str, Any]:
+        """The totals as they stand now, and tau."""
+        totals = {name: getattr(self, name) for name in _Totals.__struct_fields__}
+        totals |= {"finished": dict(self.finished), "accepted_by_position": dict(self.accepted_by_position)}
+        return totals | {"tau": self.step_tokens / self.steps if self.steps else None}

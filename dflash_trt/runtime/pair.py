@@ -19,10 +19,10 @@ class Pair(Protocol):
         """Proposals [B, K] int64 that follow the last verified tokens `anchors` of `slots`; greedy."""
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """One pass of the target; logits [sum of num_logits, V] FLOAT. A `keep` follows."""
+        """One pass of the target; logits [sum of num_logits, V] FLOAT. A `commit` follows."""
 
-    def keep(self, num_tokens: Sequence[int]) -> None:
-        """Keeps the first num_tokens[i] of the last pass's segment i: they become context, the rest is undone."""
+    def commit(self, num_tokens: Sequence[int]) -> None:
+        """Makes the first num_tokens[i] of the last pass's segment i context, and rolls the rest back."""
 
     def release(self, slot: int) -> None:
         """Empties a slot."""
@@ -50,23 +50,23 @@ class LocalPair:
 
     @torch.inference_mode()
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """One pass of the target; the taps stay here until `keep`."""
+        """One pass of the target; the taps stay here until `commit`."""
         verified = self._target.verify(segments, with_taps=self._drafter is not None)
         self._segments, self._taps = segments, verified.taps
         return verified.logits
 
     @torch.inference_mode()
-    def keep(self, num_tokens: Sequence[int]) -> None:
-        """Rolls the target back and injects the taps of what is kept."""
-        kept_rows: list[int] = []
+    def commit(self, num_tokens: Sequence[int]) -> None:
+        """Rolls the target back behind what was accepted, and injects its taps into the drafter's context."""
+        rows: list[int] = []
         begin = 0
-        for segment, kept in zip(self._segments, num_tokens, strict=True):
-            self._target.rollback(segment.slot, len(segment.token_ids) - kept)
-            kept_rows += range(begin, begin + kept)
+        for segment, committed in zip(self._segments, num_tokens, strict=True):
+            self._target.rollback(segment.slot, len(segment.token_ids) - committed)
+            rows += range(begin, begin + committed)
             begin += len(segment.token_ids)
-        if self._drafter is not None and kept_rows:
-            is_prefix = kept_rows[-1] == len(kept_rows) - 1
-            taps = self._taps[: len(kept_rows)] if is_prefix else self._taps[kept_rows]
+        if self._drafter is not None and rows:
+            is_prefix = rows[-1] == len(rows) - 1
+            taps = self._taps[: len(rows)] if is_prefix else self._taps[rows]
             self._drafter.inject([segment.slot for segment in self._segments], num_tokens, taps)
 
     def release(self, slot: int) -> None:

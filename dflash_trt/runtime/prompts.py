@@ -41,7 +41,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     token_ids: list[int] | None = None
 
 
-def check_prompt(prompt_ids: Sequence[int], max_new_tokens: int, draft: DraftSpec, target: TargetSpec) -> None:
+def check_prompt(prompt_ids: Sequence[int], max_tokens: int, draft: DraftSpec, target: TargetSpec) -> None:
     """Raises RequestError for a prompt that target and draft cannot answer to its last token."""
     if not prompt_ids:
         raise RequestError("prompt: expected at least one token, found an empty prompt")
@@ -51,11 +51,11 @@ def check_prompt(prompt_ids: Sequence[int], max_new_tokens: int, draft: DraftSpe
     if draft.mask_token_id in prompt_ids:
         raise RequestError(f"prompt: expected text, found the draft's mask token {draft.mask_token_id}")
     limit = min(draft.max_position_embeddings, target.max_position_embeddings)
-    if (length := len(prompt_ids) + max_new_tokens) > limit:
+    if (length := len(prompt_ids) + max_tokens) > limit:
         raise RequestError(
             f"prompt: expected at most {limit} tokens (max_position_embeddings), found {len(prompt_ids)}"
-            f" in the prompt + {max_new_tokens} new ones = {length}",
-            hint="lower --max-new-tokens or shorten the prompt",
+            f" in the prompt + {max_tokens} new ones = {length}",
+            hint="lower --max-tokens or shorten the prompt",
         )
 
 

@@ -19,7 +19,7 @@ class FinishReason(enum.StrEnum):
     STOP = "stop"
     """A stop token or a stop text."""
     LENGTH = "length"
-    """max_new_tokens."""
+    """max_tokens."""
     CANCELLED = "cancelled"
 
 
@@ -50,7 +50,7 @@ class Request:
 
     num_prefilled: int = 0
     """Prompt tokens that target and drafter have seen."""
-    output_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     """Of each emitted token, where they were asked for."""
     steps: list[Step] = field(default_factory=list)
@@ -66,9 +66,9 @@ class Request:
     """Why the decoder gave up, if it did."""
 
     @property
-    def max_tokens(self) -> int:
+    def max_length(self) -> int:
         """The longest that prompt and answer can become."""
-        return len(self.prompt_ids) + self.params.max_new_tokens
+        return len(self.prompt_ids) + self.params.max_tokens
 
     @property
     def is_prefilled(self) -> bool:
@@ -77,25 +77,24 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Tokens until max_new_tokens."""
-        return self.params.max_new_tokens - len(self.output_ids)
+        """Tokens until max_tokens."""
+        return self.params.max_tokens - len(self.token_ids)
 
     def admit(self) -> None:
         """Leaves the queue."""
         self.admitted = time.perf_counter()
 
     def emit(self, token_ids: Sequence[int], num_proposed: int) -> Step | None:
-        """Takes accepted proposals and the token behind them, up to the first that ends the answer.
+        """Appends accepted proposals and the token behind them, up to the first that ends the answer.
 
         Returns what a verify pass came to, and None for the prefill's token.
         """
-        is_prefill = not self.output_ids
+        is_prefill = not self.token_ids
         taken = 0
         while taken < len(token_ids) and self.finished is None:
             self._append(token_ids[taken])
             taken += 1
-        del self.logprobs[len(self.output_ids) :]  # of accepted tokens behind the end
-        del self.logprobs[len(self.output_ids) :]
+        del self.logprobs[len(self.token_ids) :]  # of accepted tokens behind the end
         self.emitted.append(time.perf_counter())
         if is_prefill:
             return None
@@ -116,7 +115,7 @@ class Request:
             self.on_progress(self)
 
     def _append(self, token: int) -> None:
-        self.output_ids.append(token)
+        self.token_ids.append(token)
         has_stop_text = self.text is not None and self.text.push(token)
         if has_stop_text or token in self.stop_ids:
             self.finish(FinishReason.STOP)

@@ -21,7 +21,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Raises RequestError for a value out of range.
     """
 
-    max_new_tokens: int = 128
+    max_tokens: int = 128
     temperature: float = 0.0
     """0 is greedy: the most likely token, whatever the other settings."""
     top_k: int = 0
@@ -48,7 +48,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Whether the log probability of each emitted token is returned."""
 
     def __post_init__(self) -> None:
-        _check("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= 1, "at least 1")
+        _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
         _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 or more")
         _check("top_k", self.top_k, 0 <= self.top_k < 2**31, "0 to 2^31 - 1")
         _check("top_p", self.top_p, 0 < self.top_p <= 1, "more than 0 and at most 1")

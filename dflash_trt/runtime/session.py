@@ -140,7 +140,7 @@ class Session:
         on_progress: Callable[[Request], None] | None = None,
     ) -> Request:
         """A request that this session can serve to its last token; RequestError for any other."""
-        self.check(prompt_ids, params.max_new_tokens)
+        self.check(prompt_ids, params.max_tokens)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop: expected a target with a tokenizer, found none")
         return Request(
@@ -193,18 +193,18 @@ class Session:
 
     def warm_up(self, prompt_ids: Sequence[int]) -> None:
         """Runs both ways of decoding for a few tokens, so that neither pays for being first."""
-        params = SamplingParams(max_new_tokens=WARM_UP_TOKENS)
+        params = SamplingParams(max_tokens=WARM_UP_TOKENS)
         self.generate(prompt_ids, params)
         self.generate_plain(prompt_ids, params)
 
-    def check(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
+    def check(self, prompt_ids: Sequence[int], max_tokens: int) -> None:
         """Raises RequestError for a prompt that cannot be served to its last token."""
-        check_prompt(prompt_ids, max_new_tokens, self.manifest.draft, self.manifest.target)
-        length = len(prompt_ids) + max_new_tokens
+        check_prompt(prompt_ids, max_tokens, self.manifest.draft, self.manifest.target)
+        length = len(prompt_ids) + max_tokens
         if length > self._num_tokens:
             raise RequestError(
                 f"prompt: expected at most {self._num_tokens} tokens, which is what {self.cache_gib:g} GiB of cache"
-                f" hold, found {len(prompt_ids)} in the prompt + {max_new_tokens} new ones = {length}",
+                f" hold, found {len(prompt_ids)} in the prompt + {max_tokens} new ones = {length}",
                 hint="give the caches more room with --cache-gib",
             )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may run: slots and cache room of target and drafter, asked for, taken and given back."""
+"""Who may run: slots and cache room of target and drafter, allocated and freed."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class SlotPool:
         return self.num_tokens - sum(self._reserved.values())
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether `take` would succeed now."""
+        """Whether `allocate` would succeed now."""
         return bool(self._free) and num_tokens <= self.free_tokens
 
-    def take(self, num_tokens: int) -> int:
+    def allocate(self, num_tokens: int) -> int:
         """A free slot, with room for `num_tokens` tokens; ValueError when there is none."""
         if not self.fits(num_tokens):
             raise ValueError(
@@ -43,9 +43,9 @@ class SlotPool:
         self._reserved[slot] = num_tokens
         return slot
 
-    def give_back(self, slot: int) -> None:
-        """Frees a taken slot and its room; ValueError for one that is not taken."""
+    def free(self, slot: int) -> None:
+        """Frees an allocated slot and its room; ValueError for one that is not allocated."""
         if slot not in self._reserved:
-            raise ValueError(f"slot {slot}: expected a taken slot, found it free")
+            raise ValueError(f"slot {slot}: expected an allocated slot, found it free")
         del self._reserved[slot]
         heapq.heappush(self._free, slot)

@@ -24,10 +24,10 @@ class TextStream:
         self._stop = stop
         self._token_ids: list[int] = []
         self._is_closed = False
-        self._taken = 0
+        self._returned = 0
 
     def push(self, token: int) -> bool:
-        """Takes one token; whether it completes a stop text."""
+        """Appends one token; whether it completes a stop text."""
         self._token_ids.append(token)
         if piece := self._decode(token):
             self._grow(self.text + piece)
@@ -40,11 +40,11 @@ class TextStream:
         if self.stopped_by is None and whole.startswith(self.text):
             self._grow(whole)
 
-    def take(self) -> str:
-        """The text not taken before; before the end without what may be the beginning of a stop text."""
+    def next_text(self) -> str:
+        """The text since the last call; before the end without what may be the beginning of a stop text."""
         held = 0 if self._is_closed else max((_overlap(self.text, stop) for stop in self._stop), default=0)
-        begin, self._taken = self._taken, len(self.text) - held
-        return self.text[begin : self._taken]
+        begin, self._returned = self._returned, len(self.text) - held
+        return self.text[begin : self._returned]
 
     def _decode(self, token: int) -> str | None:
         try:

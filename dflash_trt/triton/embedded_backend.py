@@ -65,7 +65,7 @@ def sampling_params(ask: Ask) -> SamplingParams:
         raise RequestError(f"sampling_param_best_of: expected 1, found {given['best_of']}")
     is_greedy = not given.keys() & {"temperature", "top_k", "top_p"}
     return dflash_trt.SamplingParams(
-        max_new_tokens=given.get("max_tokens", DEFAULT_MAX_TOKENS),
+        max_tokens=given.get("max_tokens", DEFAULT_MAX_TOKENS),
         temperature=given.get("temperature", 0.0 if is_greedy else 1.0),
         logprobs="cumulative_logprob" in ask.returns,
         **{name: given[name] for name in SAME_NAMES if name in given},
@@ -94,5 +94,5 @@ def _perf_metrics(completion: Completion, arrived_ns: int) -> dict[str, float | 
         "total_accepted_draft_tokens": completion.accepted,
         "total_draft_tokens": completion.proposed,
         "acceptance_length": completion.tau or 0.0,
-        "num_output_tokens": len(completion.output_ids),
+        "num_output_tokens": len(completion.token_ids),
     }

@@ -39,7 +39,7 @@ DRAWING = ("top_k", "top_p", "min_p")
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt's answer, and TensorRT-LLM's own counters; None where it kept none."""
 
-    output_ids: list[int]
+    token_ids: list[int]
     text: str | None
     finish_reason: str | None
     iterations: int | None
@@ -76,14 +76,14 @@ def generate(
     return [_answer(output) for output in outputs]
 
 
-def sampling_arguments(max_new_tokens: int, **options: Any) -> dict[str, Any]:
+def sampling_arguments(max_tokens: int, **options: Any) -> dict[str, Any]:
     """Our sampling options as arguments of `tensorrt_llm.SamplingParams`, whose own defaults decode greedily."""
     said = {name: value for name, value in options.items() if value != NO_EFFECT[name]}
     if "temperature" not in said:  # greedy, whatever else is said about drawing
         said = {name: value for name, value in said.items() if name not in DRAWING}
     if "stop" in said:
         said["stop"] = list(said["stop"])
-    return {"max_tokens": max_new_tokens, "return_perf_metrics": True, **said}
+    return {"max_tokens": max_tokens, "return_perf_metrics": True, **said}
 
 
 def _check(deployment: Deployment, arguments: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ def _answer(output: Any) -> Answer:
     speculation: Any = None if metrics is None else metrics.speculative_decoding
     drafted = speculation is not None and speculation.total_draft_tokens > 0
     return Answer(
-        output_ids=list(completion.token_ids),
+        token_ids=list(completion.token_ids),
         text=completion.text,
         finish_reason=completion.finish_reason,
         iterations=getattr(output, "decoding_iter", None),

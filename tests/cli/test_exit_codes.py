@@ -66,8 +66,8 @@ def test_the_user_can_mend_it(tmp_path: Path) -> None:
         (["generate", "engine", "--target", "t"], "give either PROMPT or --token-ids FILE"),
         (["generate", "engine", "a", "--token-ids", "b", "--target", "t"], "give either PROMPT or --token-ids"),
         (["generate", "engine", "--token-ids", "b", "--chat", "--target", "t"], "--chat wraps text"),
-        (["generate", "engine", "a", "--target", "t", "--max-new-tokens", "0"], "0 is not in the range"),
-        (["generate", "engine", "a", "--target", "t", "--max-new-tokens", "x"], "'x' is not a valid integer"),
+        (["generate", "engine", "a", "--target", "t", "--max-tokens", "0"], "0 is not in the range"),
+        (["generate", "engine", "a", "--target", "t", "--max-tokens", "x"], "'x' is not a valid integer"),
     ],
 )
 def test_usage(arguments: list[str], words: str) -> None:

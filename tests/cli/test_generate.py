@@ -38,7 +38,7 @@ def prompts(tmp_path: Path) -> Path:
 
 def test_json_of_token_ids(engine: Path, prompts: Path) -> None:
     result = run(
-        "generate", engine, "--target", TARGET, "--token-ids", prompts, "--max-new-tokens", 20, "--ignore-eos",
+        "generate", engine, "--target", TARGET, "--token-ids", prompts, "--max-tokens", 20, "--ignore-eos",
         "--baseline", "--json",
     )  # fmt: skip
     assert (result.returncode, result.stderr) == (0, "")
@@ -46,9 +46,9 @@ def test_json_of_token_ids(engine: Path, prompts: Path) -> None:
     assert document["schema"] == "dflash-trt/generate/1"
     assert len(document["requests"]) == len(PROMPTS)
     for request in document["requests"]:
-        assert len(request["output_ids"]) == 20
+        assert len(request["token_ids"]) == 20
         assert request["identical"] is True
-        assert request["baseline"]["output_ids"] == request["output_ids"]
+        assert request["baseline"]["token_ids"] == request["token_ids"]
         assert request["baseline"]["steps"] == 19
         assert 1 <= request["steps"] <= 19
         assert request["tau"] == pytest.approx(19 / request["steps"])
@@ -58,7 +58,7 @@ def test_json_of_token_ids(engine: Path, prompts: Path) -> None:
 
 
 def test_text_goes_to_stdout_and_counts_to_stderr(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_here("generate", engine, "def add(", "--target", TARGET, "--max-new-tokens", 8, "--ignore-eos")
+    run_here("generate", engine, "def add(", "--target", TARGET, "--max-tokens", 8, "--ignore-eos")
     captured = capsys.readouterr()
     assert captured.out.startswith("def add(")
     assert "tau" not in captured.out
@@ -68,7 +68,7 @@ def test_text_goes_to_stdout_and_counts_to_stderr(engine: Path, capsys: pytest.C
 
 def test_baseline_prints_both_texts_and_a_table(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_here(
-        "generate", engine, "def add(", "--target", TARGET, "--max-new-tokens", 8, "--ignore-eos", "--baseline"
+        "generate", engine, "def add(", "--target", TARGET, "--max-tokens", 8, "--ignore-eos", "--baseline"
     )  # fmt: skip
     output = capsys.readouterr().out
     with_drafter, _, rest = output.partition("\nwithout the drafter:\n")
@@ -143,18 +143,18 @@ def requests(capsys: pytest.CaptureFixture[str], *command: object) -> list[dict[
 def test_sampling_settings(engine: Path, prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same seed gives the same tokens with and without the drafter, one by one and in a batch."""
     command = [
-        engine, "--token-ids", prompts, "--max-new-tokens", 12, "--temperature", 1, "--top-p", 0.9, "--seed", 7,
+        engine, "--token-ids", prompts, "--max-tokens", 12, "--temperature", 1, "--top-p", 0.9, "--seed", 7,
         "--logprobs", "--baseline",
     ]  # fmt: skip
     alone, batch = requests(capsys, *command), requests(capsys, *command, "--batch-size", 4)
-    assert [request["output_ids"] for request in alone] == [request["output_ids"] for request in batch]
+    assert [request["token_ids"] for request in alone] == [request["token_ids"] for request in batch]
     assert all(request["identical"] for request in [*alone, *batch])
     assert all(len(request["logprobs"]) == 12 and max(request["logprobs"]) <= 0 for request in alone)
     assert {request["seed"] for request in alone} == {7}
 
 
 def test_stop_texts_and_draft_lengths(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [engine, "def add(", "--max-new-tokens", 24]
+    command = [engine, "def add(", "--max-tokens", 24]
     (whole,) = requests(capsys, *command)
     stop = whole["text"][5:8]
     (stopped,) = requests(capsys, *command, "--stop", stop)
@@ -162,7 +162,7 @@ def test_stop_texts_and_draft_lengths(engine: Path, capsys: pytest.CaptureFixtur
     assert stopped["finish_reason"] == "stop"
     for length in ("0", "2", "1:3,8:1", "adaptive"):
         (other,) = requests(capsys, *command, "--draft-length", length)
-        assert other["output_ids"] == whole["output_ids"]
+        assert other["token_ids"] == whole["token_ids"]
         assert (other["proposed"] == 0) == (length == "0")
 
 
@@ -182,7 +182,7 @@ def test_stop_texts_and_draft_lengths(engine: Path, capsys: pytest.CaptureFixtur
         ("--cache-gib", "0", "cache_gib: expected more than 0 GiB, found 0"),
         ("--cache-gib", "nan", "cache_gib: expected more than 0 GiB, found nan"),
         ("--cache-gib", "inf", "cache_gib: expected more than 0 GiB, found inf"),
-        ("--max-new-tokens", "9999", "prompt: expected at most 8192 tokens (max_position_embeddings)"),
+        ("--max-tokens", "9999", "prompt: expected at most 8192 tokens (max_position_embeddings)"),
         ("--device", "cuda", "device: expected a CUDA device, found none that torch"),
     ],
 )
@@ -207,16 +207,16 @@ def test_bytes_that_are_no_text(engine: Path) -> None:
 def test_the_largest_penalties_can_be_served(
     engine: Path, extreme: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [engine, "def add(", "--max-new-tokens", 12, "--temperature", 1, "--seed", 1, "--baseline", *extreme]
+    command = [engine, "def add(", "--max-tokens", 12, "--temperature", 1, "--seed", 1, "--baseline", *extreme]
     (request,) = requests(capsys, *command)
     assert request["identical"]
-    assert len(set(request["output_ids"])) == 1  # the first token that it favours, for ever
+    assert len(set(request["token_ids"])) == 1  # the first token that it favours, for ever
 
 
 def test_a_batch_larger_than_memory_takes_the_slots_of_its_prompts(
     engine: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [engine, "--token-ids", prompts, "--max-new-tokens", 4, "--batch-size"]
+    command = [engine, "--token-ids", prompts, "--max-tokens", 4, "--batch-size"]
     assert len(requests(capsys, *command, 10**12)) == len(PROMPTS)
 
 

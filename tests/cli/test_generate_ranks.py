@@ -27,7 +27,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(command: list[str], engine: Path, *options: str) -> list[dict[str, Any]]:
-    arguments = ["generate", str(engine), "--target", str(TARGET), "--max-new-tokens", "24", "--json", *options]
+    arguments = ["generate", str(engine), "--target", str(TARGET), "--max-tokens", "24", "--json", *options]
     result = subprocess.run(
         [*command, *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=180, check=False
     )
@@ -53,7 +53,7 @@ def test_ranks_give_the_tokens_of_one(engine: Path, tmp_path: Path, launcher: st
     }[launcher]
     one = answers([sys.executable, "-m", "dflash_trt"], engine, *options)
     many = answers(command, engine, *options, "--tp", str(num_ranks), "--baseline")
-    assert [request["output_ids"] for request in many] == [request["output_ids"] for request in one]
+    assert [request["token_ids"] for request in many] == [request["token_ids"] for request in one]
     assert [request["steps"] for request in many] == [request["steps"] for request in one]
     assert all(request["identical"] for request in many)
 

@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def verify(place: Path, engine: str, *options: object) -> None:
-    arguments = ("--target", TARGET, "--prompts", place / "prompts.jsonl", "--max-new-tokens", TOKENS)
+    arguments = ("--target", TARGET, "--prompts", place / "prompts.jsonl", "--max-tokens", TOKENS)
     run_here("verify", place / engine, *arguments, *options)
 
 
@@ -111,9 +111,9 @@ def test_different_tokens_exit_with_1_after_the_report(
 ) -> None:
     plain = Session.generate_plain
 
-    def mistaken(self: Session, prompt_ids: list[int], max_new_tokens: int) -> object:
-        completion = plain(self, prompt_ids, max_new_tokens)
-        return msgspec.structs.replace(completion, output_ids=[*completion.output_ids[:5], 1])
+    def mistaken(self: Session, prompt_ids: list[int], max_tokens: int) -> object:
+        completion = plain(self, prompt_ids, max_tokens)
+        return msgspec.structs.replace(completion, token_ids=[*completion.token_ids[:5], 1])
 
     monkeypatch.setattr(Session, "generate_plain", mistaken)
     with pytest.raises(VerificationError, match=r"found others in 5 of 5 prompts; the first is .* output token 5:"):
@@ -161,7 +161,7 @@ def test_malformed_prompts(place: Path, tmp_path: Path, lines: str, words: str) 
         (["--reference", "r", "--max-tau-loss", "-1%"], "expected a share such as 3% or 0.03, found '-1%'"),
         (["--reference", "r", "--max-tau-loss", "nan"], "expected a share such as 3% or 0.03, found 'nan'"),
         (["--reference", "r", "--max-tau-loss", "x"], "expected a share such as 3% or 0.03, found 'x'"),
-        (["--max-new-tokens", "2"], "2 is not in the range x>=3"),
+        (["--max-tokens", "2"], "2 is not in the range x>=3"),
         (["--plot", "a.pdf"], "expected a .png file in an existing directory, found a.pdf"),
         (["--plot", "/no/such/place/a.png"], "expected a .png file in an existing directory"),
     ],

@@ -113,7 +113,7 @@ def test_decoding_is_lossless_and_as_short(built: Path, manifest: Manifest) -> N
     plain = session.generate_plain(prompt, greedy(40))
     theirs = session.generate(prompt, greedy(40))
     completion = session.with_drafter(manifest, ours).generate(prompt, greedy(40))
-    assert completion.output_ids == plain.output_ids
+    assert completion.token_ids == plain.token_ids
     assert abs(completion.steps - theirs.steps) <= 2
     assert completion.steps < plain.steps
 

@@ -14,15 +14,15 @@ from dflash_trt.runtime.sampling import SamplingParams
 from tests.paths import FIXTURES
 
 PROMPTS = ["def parse_args(argv):", "import os\n", "class Stack:\n    def push(self, x):", "# sort a list\n"]
-LONG = SamplingParams(max_new_tokens=2000, ignore_eos=True)
+LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
 """A second or so of work: it is still running when a test looks."""
 PATIENCE = 60.0
 """Seconds after which something hangs."""
 T = TypeVar("T")
 
 
-def greedy(max_new_tokens: int = 32, **settings: object) -> SamplingParams:
-    return SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True, **settings)  # type: ignore[arg-type]
+def greedy(max_tokens: int = 32, **settings: object) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **settings)  # type: ignore[arg-type]
 
 
 def open_llm(engine: Path, **settings: object) -> LLM:

@@ -51,7 +51,7 @@ def test_closing_ends_what_is_left(own_llm: LLM) -> None:
     assert chunks[-1].completion.finish_reason is FinishReason.CANCELLED
     assert answers[-1].ttft_seconds is None
     for ask in (lambda: own_llm.generate(PROMPTS[0]), lambda: next(own_llm.stream(PROMPTS[0]))):
-        with pytest.raises(EngineError, match="expected a running engine, found a closed one"):
+        with pytest.raises(EngineError, match="expected an open LLM, found a closed one"):
             within(ask)
     within(own_llm.close)
 
@@ -87,7 +87,7 @@ def test_a_target_that_fails_is_told_to_every_waiter(own_llm: LLM, part: str, mo
             # Who asked in time hears of it; who asked after it finds the engine closed.
             assert str(failure.value) in (
                 "the decoder has failed: out of memory",
-                "expected a running engine, found a closed one",
+                "expected an open LLM, found a closed one",
             )
             assert isinstance(failure.value.__cause__, RuntimeError)
     with pytest.raises(EngineError, match="found a closed one") as refused:

@@ -24,9 +24,9 @@ def test_text_in_text_out(llm: LLM) -> None:
     for prompt in PROMPTS[:2]:
         prompt_ids = llm._session.encode(prompt)
         answer = within(lambda prompt=prompt: llm.generate(prompt, greedy(24)))
-        assert answer.output_ids == plain_greedy(target, prompt_ids, 24, ())
-        assert answer.text == llm._session.text(answer.output_ids)
-        assert within(lambda ids=prompt_ids: llm.generate(ids, greedy(24))).output_ids == answer.output_ids
+        assert answer.token_ids == plain_greedy(target, prompt_ids, 24, ())
+        assert answer.text == llm._session.text(answer.token_ids)
+        assert within(lambda ids=prompt_ids: llm.generate(ids, greedy(24))).token_ids == answer.token_ids
 
 
 def test_answers_come_in_the_prompts_order(llm: LLM) -> None:
@@ -34,55 +34,55 @@ def test_answers_come_in_the_prompts_order(llm: LLM) -> None:
     asked = [PROMPTS[i % 4] for i in range(8)]
     answers = within(lambda: llm.generate_all(asked, [greedy(n) for n in lengths]))
     alone = [within(lambda p=p, n=n: llm.generate(p, greedy(n))) for p, n in zip(asked, lengths, strict=True)]
-    assert [a.output_ids for a in answers] == [a.output_ids for a in alone]
-    assert [len(a.output_ids) for a in answers] == lengths
+    assert [a.token_ids for a in answers] == [a.token_ids for a in alone]
+    assert [len(a.token_ids) for a in answers] == lengths
     assert {a.finish_reason for a in answers} == {FinishReason.LENGTH}
     assert within(lambda: llm.generate_all([])) == []
     same = within(lambda: llm.generate_all(asked[:3], greedy(5)))
-    assert [len(a.output_ids) for a in same] == [5, 5, 5]
+    assert [len(a.token_ids) for a in same] == [5, 5, 5]
 
 
 def test_the_default_ends_at_the_targets_end_of_sequence(llm: LLM) -> None:
     full = within(lambda: llm.generate(PROMPTS[0], greedy(40)))
-    eos = full.output_ids[11]
+    eos = full.token_ids[11]
     stop_ids, llm._session.stop_ids = llm._session.stop_ids, frozenset([eos])
     try:
         answer = within(lambda: llm.generate(PROMPTS[0]))
         ignoring = within(lambda: llm.generate(PROMPTS[0], greedy(40)))
     finally:
         llm._session.stop_ids = stop_ids
-    assert answer.output_ids == full.output_ids[: full.output_ids.index(eos) + 1]
+    assert answer.token_ids == full.token_ids[: full.token_ids.index(eos) + 1]
     assert (answer.finish_reason, answer.stop_reason) == (FinishReason.STOP, None)
-    assert ignoring.output_ids == full.output_ids
+    assert ignoring.token_ids == full.token_ids
 
 
 @pytest.mark.parametrize("at", range(0, 24, 4))
 def test_stop_ids_and_texts_cut_exactly(llm: LLM, at: int) -> None:
     full = within(lambda: llm.generate(PROMPTS[2], greedy(32)))
     assert full.text is not None
-    stop_id = full.output_ids[at]
+    stop_id = full.token_ids[at]
     answer = within(lambda: llm.generate(PROMPTS[2], greedy(32, stop_token_ids=frozenset([stop_id]))))
-    assert answer.output_ids == full.output_ids[: full.output_ids.index(stop_id) + 1]
+    assert answer.token_ids == full.token_ids[: full.token_ids.index(stop_id) + 1]
     assert (answer.stop_reason, full.stop_reason) == (stop_id, None)
-    assert answer.text == llm._session.text(answer.output_ids)
+    assert answer.text == llm._session.text(answer.token_ids)
 
     stop = full.text[2 * at : 2 * at + 5]
     answer = within(lambda: llm.generate(PROMPTS[2], greedy(32, stop=("never so", stop))))
     assert answer.text == full.text[: full.text.index(stop)]
     assert answer.stop_reason == stop
     assert answer.finish_reason is FinishReason.STOP
-    number = len(answer.output_ids)
-    assert answer.output_ids == full.output_ids[:number]
-    assert stop in llm._session.text(full.output_ids[:number])
-    assert stop not in llm._session.text(full.output_ids[: number - 1])
+    number = len(answer.token_ids)
+    assert answer.token_ids == full.token_ids[:number]
+    assert stop in llm._session.text(full.token_ids[:number])
+    assert stop not in llm._session.text(full.token_ids[: number - 1])
 
 
 def test_metrics_are_consistent(llm: LLM) -> None:
     before = llm.metrics()
     answers = within(lambda: llm.generate_all([*PROMPTS, *PROMPTS], greedy(30)))
     for answer in answers:
-        assert answer.tau == pytest.approx((len(answer.output_ids) - 1) / answer.steps)
-        assert answer.accepted == sum(answer.accepted_by_position) == len(answer.output_ids) - 1 - answer.steps
+        assert answer.tau == pytest.approx((len(answer.token_ids) - 1) / answer.steps)
+        assert answer.accepted == sum(answer.accepted_by_position) == len(answer.token_ids) - 1 - answer.steps
         assert answer.accepted_by_position == sorted(answer.accepted_by_position, reverse=True)
         assert len(answer.accepted_by_position) == 7
         assert answer.accepted <= answer.proposed <= 7 * answer.steps
@@ -119,7 +119,7 @@ def test_token_ids_that_are_no_integers_do_not_reach_the_decoder(llm: LLM, token
     with pytest.raises(RequestError, match=f"expected token ids from 0 to 1023, found {token!r}"):
         llm.generate([5, token], greedy(3))
     answer, same = within(lambda: llm.generate_all([[5, 6], list(np.array([5, 6]))], greedy(3)))
-    assert answer.output_ids == same.output_ids
+    assert answer.token_ids == same.token_ids
 
 
 @pytest.mark.parametrize("stop", ["end", ("",), (b"x",), (1,)])
@@ -140,7 +140,7 @@ def test_a_request_beyond_the_caches_is_refused(engine: Path) -> None:
             RequestError, match=f"expected at most {room} tokens, which is what 0.002 GiB of cache hold"
         ):
             llm.generate([5] * room, greedy(1))
-        assert len(within(lambda: llm.generate([5] * (room - 2), greedy(2))).output_ids) == 2
+        assert len(within(lambda: llm.generate([5] * (room - 2), greedy(2))).token_ids) == 2
 
 
 @pytest.mark.parametrize("name", ["max_batch_size", "prefill_chunk"])
@@ -152,12 +152,12 @@ def test_settings_out_of_range_are_refused(engine: Path, name: str) -> None:
 def test_many_threads_at_once(llm: LLM) -> None:
     """Each gets its own answer."""
     lengths = [1 + (7 * i) % 23 for i in range(32)]
-    expected = {p: within(lambda p=p: llm.generate(p, greedy(24))).output_ids for p in PROMPTS}
+    expected = {p: within(lambda p=p: llm.generate(p, greedy(24))).token_ids for p in PROMPTS}
     with ThreadPoolExecutor(16) as pool:
         futures = [pool.submit(llm.generate, PROMPTS[i % 4], greedy(n)) for i, n in enumerate(lengths)]
         answers = [future.result(PATIENCE) for future in futures]
     for i, (answer, length) in enumerate(zip(answers, lengths, strict=True)):
-        assert answer.output_ids == expected[PROMPTS[i % 4]][:length]
+        assert answer.token_ids == expected[PROMPTS[i % 4]][:length]
 
 
 def test_held_out_prompts_in_a_small_cache(engine: Path) -> None:
@@ -167,4 +167,4 @@ def test_held_out_prompts_in_a_small_cache(engine: Path) -> None:
         assert llm.metrics().free_cache_tokens < sum(len(text) + 20 for text in texts) / 2
         answers = within(lambda: llm.generate_all(texts, greedy(20)))
     target = load_target(FIXTURES / "tiny-qwen3")
-    assert [a.output_ids for a in answers] == [plain_greedy(target, text, 20, ()) for text in texts]
+    assert [a.token_ids for a in answers] == [plain_greedy(target, text, 20, ()) for text in texts]

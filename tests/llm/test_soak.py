@@ -74,7 +74,7 @@ class Client:
         self.asked += 1
         prompt = [self._rng.randrange(4) for _ in range(self._rng.randint(1, 40))]
         return prompt, SamplingParams(
-            max_new_tokens=self._rng.randint(1, 20),
+            max_tokens=self._rng.randint(1, 20),
             temperature=self._rng.choice((0.0, 1.0)),
             stop=self._rng.choice(((), ("a b", "d c"))),
             logprobs=self._rng.random() < 0.2,

@@ -17,11 +17,11 @@ from tests.llm.serving import LONG, PATIENCE, PROMPTS, await_idle, greedy, withi
 
 def check_stream(chunks: list[Chunk], whole: Completion) -> None:
     assert "".join(chunk.text for chunk in chunks) == whole.text
-    assert [token for chunk in chunks for token in chunk.token_ids] == whole.output_ids
+    assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
     assert all(chunk.completion is None for chunk in chunks[:-1])
     last = chunks[-1].completion
     assert last is not None
-    assert (last.output_ids, last.text, last.finish_reason) == (whole.output_ids, whole.text, whole.finish_reason)
+    assert (last.token_ids, last.text, last.finish_reason) == (whole.token_ids, whole.text, whole.finish_reason)
     assert len(chunks) == 1 + last.steps
 
 
@@ -110,5 +110,5 @@ def test_an_event_loop_that_ends_with_a_stream_open_harms_nobody_else(llm: LLM) 
 
     within(lambda: loop.run_until_complete(read_one()))
     loop.close()
-    assert len(within(lambda: llm.generate(PROMPTS[1], greedy(9))).output_ids) == 9
+    assert len(within(lambda: llm.generate(PROMPTS[1], greedy(9))).token_ids) == 9
     await_idle(llm)

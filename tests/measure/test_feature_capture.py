@@ -78,7 +78,7 @@ def test_content(name: str, features: dict[str, Path]) -> None:
 
 
 def test_same_inputs_same_bytes(features: dict[str, Path], tmp_path: Path) -> None:
-    again = capture("tiny-qwen3", tmp_path / "f.safetensors", "--max-prompts", 3, "--max-new-tokens", 40)
+    again = capture("tiny-qwen3", tmp_path / "f.safetensors", "--max-prompts", 3, "--max-tokens", 40)
     assert again.read_bytes() == features["tiny-qwen3"].read_bytes()
 
 
@@ -94,7 +94,7 @@ def test_an_answer_ends_with_its_stop_token() -> None:
 def test_token_ids_are_taken_as_they_are(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"token_ids": [7, 8, 9]}\n\n{"id": "second", "token_ids": [3]}\n')
-    tensors, _ = read(capture("tiny-qwen3", tmp_path / "f", "--prompts", prompts, "--max-new-tokens", 2))
+    tensors, _ = read(capture("tiny-qwen3", tmp_path / "f", "--prompts", prompts, "--max-tokens", 2))
     assert [tensors[f"tokens.{i}"].tolist()[:-2] for i in range(2)] == [[7, 8, 9], [3]]
 
 
@@ -134,7 +134,7 @@ def test_an_existing_file_is_kept(tmp_path: Path) -> None:
     message = refusal(lambda: capture("tiny-qwen3", file), BuildError)
     assert message.endswith("hint: choose another -o FILE, or replace it with --force")
     assert file.read_text() == "precious"
-    capture("tiny-qwen3", file, "--max-prompts", 1, "--max-new-tokens", 2, "--force")
+    capture("tiny-qwen3", file, "--max-prompts", 1, "--max-tokens", 2, "--force")
     assert read(file)[1]["num_sequences"] == 1
     assert "found a directory" in refusal(lambda: capture("tiny-qwen3", tmp_path, "--force"), BuildError)
 

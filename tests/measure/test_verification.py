@@ -110,7 +110,7 @@ def test_prompts_are_checked_before_the_first_is_decoded(pair: Pair, tmp_path: P
 
 
 def test_a_prompt_without_a_verify_pass_has_no_tau(pair: Pair) -> None:
-    first = generate(pair.plain, [1, 2], 1).output_ids[0]
+    first = generate(pair.plain, [1, 2], 1).token_ids[0]
     stop = frozenset([first])
     stopped, reference = (
         Session(pair.plain.manifest, pair.loaded, session.drafter, None, stop) for session in (pair.plain, pair.again)

@@ -99,7 +99,7 @@ def test_replayed_blocks_are_those_of_decoding(name: str, features: dict[str, Pa
         assert np.abs(hidden[row] - decoded[anchor]).max() <= 0.02 * np.abs(same_taps).max()
 
 
-def drafted_blocks(session: Session, prompt: list[int], max_new_tokens: int) -> dict[int, Array]:
+def drafted_blocks(session: Session, prompt: list[int], max_tokens: int) -> dict[int, Array]:
     """hidden [S, H] of every block that decoding drafts, by the number of context tokens before it."""
     blocks: dict[int, Array] = {}
     inject, draft = session.drafter.inject, session.drafter.draft
@@ -115,7 +115,7 @@ def drafted_blocks(session: Session, prompt: list[int], max_new_tokens: int) -> 
         return hidden
 
     with patch.object(session.drafter, "inject", count), patch.object(session.drafter, "draft", keep):
-        generate(session, prompt, max_new_tokens)
+        generate(session, prompt, max_tokens)
     return blocks
 
 

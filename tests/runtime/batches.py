@@ -40,7 +40,7 @@ class Job:
     """A request, and the tokens of plain greedy decoding by transformers, alone and with its own caches."""
 
     prompt_ids: list[int]
-    max_new_tokens: int
+    max_tokens: int
     expected: list[int]
 
 
@@ -65,7 +65,7 @@ class Workload:
         return Decoder(pair, SlotPool(num_slots, num_tokens), policy, prefill_chunk=prefill_chunk)
 
     def request(self, job: Job, params: SamplingParams | None = None) -> Request:
-        return self.session.request(job.prompt_ids, params or greedy(job.max_new_tokens))
+        return self.session.request(job.prompt_ids, params or greedy(job.max_tokens))
 
     def alone(self, job: Job, length: int, params: SamplingParams | None = None) -> Request:
         """The job decoded with nothing beside it."""
@@ -106,7 +106,7 @@ def _jobs(oracle: PreTrainedModel, texts: Sequence[list[int]], num_jobs: int, rn
     picked = [*range(len(texts)), *(rng.randrange(len(texts)) for _ in range(num_jobs - len(texts)))]
     lengths = [rng.choice((1, 2, 3, rng.randint(4, MAX_NEW_TOKENS), MAX_NEW_TOKENS)) for _ in picked]
     return [
-        Job(prompt_ids=texts[i], max_new_tokens=length, expected=answers[i][:length])
+        Job(prompt_ids=texts[i], max_tokens=length, expected=answers[i][:length])
         for i, length in zip(picked, lengths, strict=True)
     ]
 

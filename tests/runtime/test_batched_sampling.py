@@ -48,7 +48,7 @@ def settings_of(job: Job, index: int) -> SamplingParams:
     """Each request its own settings and seed."""
     kinds = list(SETTINGS.values())
     return SamplingParams(
-        max_new_tokens=job.max_new_tokens,
+        max_tokens=job.max_tokens,
         seed=1000 + index,
         ignore_eos=True,
         logprobs=True,
@@ -60,21 +60,21 @@ def settings_of(job: Job, index: int) -> SamplingParams:
 def test_tokens_are_those_of_the_rule_on_the_targets_logits(workload: Workload, kind: str) -> None:
     """Each emitted token is what the reference draws there from transformers' logits, with this request's seed."""
     settings = SETTINGS[kind]
-    jobs = [job for job in workload.jobs if job.max_new_tokens > 8][:6]
+    jobs = [job for job in workload.jobs if job.max_tokens > 8][:6]
     params = [
-        SamplingParams(max_new_tokens=job.max_new_tokens, seed=2**64 - 1 - i, ignore_eos=True, **settings)
+        SamplingParams(max_tokens=job.max_tokens, seed=2**64 - 1 - i, ignore_eos=True, **settings)
         for i, job in enumerate(jobs)
     ]
     requests = [workload.request(job, p) for job, p in zip(jobs, params, strict=True)]
     drive(workload.decoder(5, prefill_chunk=7), requests, random.Random(0))
     for request in requests:
-        prompt, output = list(request.prompt_ids), request.output_ids
+        prompt, output = list(request.prompt_ids), request.token_ids
         logits = target_logits(workload, [*prompt, *output[:-1]])[len(prompt) - 1 :].numpy()
         rule = reference.Params(seed=request.sampler.seed, **settings)
         drawn = [reference.sample(logits[i], rule, prompt, output[:i], i) for i in range(len(output))]
         assert output == drawn
     if kind != "greedy-penalties":
-        assert any(r.output_ids != job.expected for r, job in zip(requests, jobs, strict=True)), "all as if greedy"
+        assert any(r.token_ids != job.expected for r, job in zip(requests, jobs, strict=True)), "all as if greedy"
 
 
 def test_the_batch_and_the_draft_length_change_no_output(workload: Workload) -> None:
@@ -87,7 +87,7 @@ def test_the_batch_and_the_draft_length_change_no_output(workload: Workload) -> 
     for length in (0, 1, 5):
         requests = [workload.request(job, p) for job, p in zip(jobs, params, strict=True)]
         drive(workload.decoder(length, num_tokens=200, prefill_chunk=7), requests, random.Random(length))
-        assert [r.output_ids for r in requests] == [r.output_ids for r in alone]
+        assert [r.token_ids for r in requests] == [r.token_ids for r in alone]
         for ours, theirs in zip(requests, alone, strict=True):
             assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
         assert length == 0 or sum(step.accepted for r in requests for step in r.steps) > 5, "nothing was accepted"
@@ -97,10 +97,10 @@ def test_logprobs_are_those_of_the_targets_softmax(workload: Workload) -> None:
     """Before temperature, filters and penalties."""
     jobs = workload.jobs[:18]
     requests = [workload.request(job, settings_of(job, index)) for index, job in enumerate(jobs)]
-    requests.append(workload.request(jobs[0], SamplingParams(max_new_tokens=9, logprobs=True)))
+    requests.append(workload.request(jobs[0], SamplingParams(max_tokens=9, logprobs=True)))
     drive(workload.decoder(5, prefill_chunk=9), requests)
     for request in requests:
-        prompt, output = list(request.prompt_ids), request.output_ids
+        prompt, output = list(request.prompt_ids), request.token_ids
         logits = target_logits(workload, [*prompt, *output[:-1]])[len(prompt) - 1 :]
         expected = logits.double().log_softmax(dim=-1)[torch.arange(len(output)), output]
         assert np.array(request.logprobs) == pytest.approx(expected.numpy(), abs=1e-4)
@@ -114,11 +114,11 @@ def test_logprobs_end_with_the_answer(tmp_path: Path) -> None:
     for job in workload.jobs[:6]:
         for stop in set(job.expected):
             params = SamplingParams(
-                max_new_tokens=job.max_new_tokens, stop_token_ids=frozenset([stop]), ignore_eos=True, logprobs=True
+                max_tokens=job.max_tokens, stop_token_ids=frozenset([stop]), ignore_eos=True, logprobs=True
             )
             request = workload.alone(job, 5, params)
             expected = job.expected[: job.expected.index(stop) + 1]
-            assert request.output_ids == expected
+            assert request.token_ids == expected
             assert request.finished is FinishReason.STOP
             assert len(request.logprobs) == len(expected)
             cut += bool(request.steps) and request.steps[-1].accepted == len(request.steps[-1].token_ids)
@@ -130,13 +130,13 @@ def test_no_logprobs_unless_asked_for(workload: Workload) -> None:
 
 
 def test_without_a_seed_each_request_draws_its_own(workload: Workload) -> None:
-    job = next(job for job in workload.jobs if job.max_new_tokens > 12)
-    params = SamplingParams(max_new_tokens=job.max_new_tokens, temperature=1.5, ignore_eos=True)
+    job = next(job for job in workload.jobs if job.max_tokens > 12)
+    params = SamplingParams(max_tokens=job.max_tokens, temperature=1.5, ignore_eos=True)
     requests: list[Request] = [workload.request(job, params) for _ in range(8)]
     drive(workload.decoder(5), requests)
     assert len({completion(request).seed for request in requests}) == 8
-    assert len({tuple(request.output_ids) for request in requests}) > 1
+    assert len({tuple(request.token_ids) for request in requests}) > 1
     again = SamplingParams(
-        max_new_tokens=job.max_new_tokens, temperature=1.5, ignore_eos=True, seed=completion(requests[3]).seed
+        max_tokens=job.max_tokens, temperature=1.5, ignore_eos=True, seed=completion(requests[3]).seed
     )
-    assert workload.alone(job, 2, again).output_ids == requests[3].output_ids
+    assert workload.alone(job, 2, again).token_ids == requests[3].token_ids

@@ -90,7 +90,7 @@ def test_greedy_output_is_that_of_plain_decoding_alone(
     workload = workloads(name)
     policy = parse_draft_length(length, workload.num_draft_tokens)
     requests = [workload.request(job) for job in workload.jobs]
-    budget = max(request.max_tokens for request in requests) + ROOM
+    budget = max(request.max_length for request in requests) + ROOM
     decoder = workload.decoder(policy, num_tokens=budget, prefill_chunk=prefill_chunk)
     most_running = most_waiting = 0
 
@@ -101,7 +101,7 @@ def test_greedy_output_is_that_of_plain_decoding_alone(
             most_waiting = max(most_waiting, len(decoder.waiting))
 
     drive(decoder, requests, random.Random(length), look)
-    assert [request.output_ids for request in requests] == [job.expected for job in workload.jobs]
+    assert [request.token_ids for request in requests] == [job.expected for job in workload.jobs]
     assert {request.finished for request in requests} == {FinishReason.LENGTH}
     assert most_running >= 4
     assert most_waiting >= 1, "the budget kept nobody waiting"
@@ -136,7 +136,7 @@ def test_no_token_is_computed_twice(workload: Workload) -> None:
     assert counts.steps == len(steps)
     assert counts.proposed == sum(step.proposed for step in steps)
     assert counts.accepted == sum(step.accepted for step in steps)
-    assert counts.output_tokens == sum(len(request.output_ids) for request in requests)
+    assert counts.output_tokens == sum(len(request.token_ids) for request in requests)
     assert counts.tau == pytest.approx((counts.output_tokens - len(requests)) / len(steps))
     assert counts.finished == {FinishReason.LENGTH: len(requests)}
     for position, passes in counts.accepted_by_position.items():
@@ -151,26 +151,26 @@ def test_a_long_prompt_does_not_stall_the_others(workload: Workload) -> None:
     others = [workload.request(job, greedy(60)) for job in workload.jobs[:3]]
     for other in others:
         decoder.add(other)
-    while not all(other.output_ids for other in others):
+    while not all(other.token_ids for other in others):
         decoder.step()
-    long = workload.request(Job(prompt_ids=[1] * 39, max_new_tokens=2, expected=[]))
+    long = workload.request(Job(prompt_ids=[1] * 39, max_tokens=2, expected=[]))
     decoder.add(long)
     begin = len(pair.passes)
     for step in range(1, 11):
-        before = [len(other.output_ids) for other in others]
+        before = [len(other.token_ids) for other in others]
         decoder.step()
-        assert [len(other.output_ids) for other in others] == [count + 1 for count in before]
+        assert [len(other.token_ids) for other in others] == [count + 1 for count in before]
         assert long.num_prefilled == min(4 * step, 39)
     chunks = [[len(segment.token_ids) for segment in segments if segment.slot == 3] for segments in pair.passes[begin:]]
     assert chunks == [[4]] * 9 + [[3]]
-    assert len(long.output_ids) == 1
+    assert len(long.token_ids) == 1
 
 
 def test_prompts_share_a_steps_chunk_oldest_first(workload: Workload) -> None:
     decoder = workload.decoder(5, prefill_chunk=10)
     pair = watched(decoder, workload)
     lengths = [7, 5, 21, 2]
-    requests = [workload.request(Job(prompt_ids=[1] * n, max_new_tokens=1, expected=[])) for n in lengths]
+    requests = [workload.request(Job(prompt_ids=[1] * n, max_tokens=1, expected=[])) for n in lengths]
     drive(decoder, requests)
     taken = [[(segment.slot, len(segment.token_ids)) for segment in segments] for segments in pair.passes]
     assert taken == [[(0, 7), (1, 3)], [(1, 2), (2, 8)], [(2, 10)], [(2, 3), (3, 2)]]
@@ -181,7 +181,7 @@ def test_first_come_first_served(workload: Workload, num_tokens: int) -> None:
     """Nobody overtakes: a small request waits behind a large one that does not fit yet."""
     decoder = workload.decoder(2, num_tokens=num_tokens, prefill_chunk=9)
     sizes = [(20, 20), (1, 2), (39, 20), (1, 1), (1, 1), (20, 5), (10, 40), (1, 1), (1, 3)]
-    requests = [workload.request(Job(prompt_ids=[1] * n, max_new_tokens=m, expected=[])) for n, m in sizes]
+    requests = [workload.request(Job(prompt_ids=[1] * n, max_tokens=m, expected=[])) for n, m in sizes]
     for request in requests:
         decoder.add(request)
     admitted: list[Request] = []
@@ -189,7 +189,7 @@ def test_first_come_first_served(workload: Workload, num_tokens: int) -> None:
         decoder.step()
         admitted += [r for r in requests if r.admitted is not None and r not in admitted]
         assert admitted == requests[: len(admitted)]
-        assert sum(r.max_tokens for r in decoder.running.values()) <= num_tokens
+        assert sum(r.max_length for r in decoder.running.values()) <= num_tokens
     times = [request.admitted or 0 for request in requests]
     assert times == sorted(times)
 
@@ -199,7 +199,7 @@ def test_a_slots_next_request_sees_nothing_of_the_last(workload: Workload) -> No
     for job in workload.jobs[:12]:
         request = workload.request(job)
         drive(decoder, [request])
-        assert request.output_ids == job.expected
+        assert request.token_ids == job.expected
 
 
 @pytest.mark.parametrize("when", ["waiting", "prefilling", "decoding"])
@@ -216,26 +216,26 @@ def test_a_cancelled_request_leaves_the_others_as_they_are(workload: Workload, w
     is_there: dict[str, Callable[[], bool]] = {
         "waiting": lambda: victim in decoder.waiting,
         "prefilling": lambda: 0 < victim.num_prefilled < 20,
-        "decoding": lambda: len(victim.output_ids) >= 3,
+        "decoding": lambda: len(victim.token_ids) >= 3,
     }
     decoder.step()
     while not is_there[when]():
         decoder.step()
-    output_ids = list(victim.output_ids)
+    token_ids = list(victim.token_ids)
     had_slot = victim in decoder.running.values()
     free_slots = decoder.slots.free_slots
     reports = len(told)
 
     decoder.cancel(victim)
     assert decoder.slots.free_slots == free_slots + had_slot
-    assert (victim.finished, victim.output_ids) == (FinishReason.CANCELLED, output_ids)
+    assert (victim.finished, victim.token_ids) == (FinishReason.CANCELLED, token_ids)
     assert victim.ended is not None
     assert len(told) == reports + 1, "its end is told, once"
     decoder.cancel(victim)
     assert len(told) == reports + 1
     drive(decoder, [])
-    assert victim.output_ids == output_ids
-    assert [other.output_ids for other in others] == [job.expected for job in jobs]
+    assert victim.token_ids == token_ids
+    assert [other.token_ids for other in others] == [job.expected for job in jobs]
     assert decoder.metrics().finished == {FinishReason.CANCELLED: 1, FinishReason.LENGTH: len(others)}
 
 
@@ -248,7 +248,7 @@ def test_cancelling_what_has_ended_or_never_came_changes_nothing(workload: Workl
     decoder.cancel(stranger)
     assert stranger.finished is FinishReason.CANCELLED
     drive(decoder, [again := workload.request(workload.jobs[2])])
-    assert again.output_ids == workload.jobs[2].expected
+    assert again.token_ids == workload.jobs[2].expected
 
 
 def test_random_cancels_leave_the_others_as_they_are(workload: Workload) -> None:
@@ -265,4 +265,4 @@ def test_random_cancels_leave_the_others_as_they_are(workload: Workload) -> None
     assert 5 < len(cancelled) < 60
     for request, job in zip(requests, workload.jobs, strict=True):
         full = job.expected
-        assert request.output_ids == (full[: len(request.output_ids)] if request in cancelled else full)
+        assert request.token_ids == (full[: len(request.token_ids)] if request in cancelled else full)

@@ -28,7 +28,7 @@ from tests.reference.synthetic import Dialect
 class Recorded:
     """What a loop did, in the oracles' words."""
 
-    output_ids: list[int]
+    token_ids: list[int]
     committed: list[int]
     accepted: list[int]
 
@@ -39,12 +39,12 @@ def speculate(session: Session, prompt: Sequence[int], tokens: int, stop: Sequen
 
 def plain(session: Session, prompt: Sequence[int], tokens: int, stop: Sequence[int] = ()) -> list[int]:
     (answer,) = run(session.plain_decoder(), [session.request(prompt, greedy(tokens, stop))])
-    return answer.output_ids
+    return answer.token_ids
 
 
 def recorded(request: Request) -> Recorded:
     return Recorded(
-        output_ids=request.output_ids,
+        token_ids=request.token_ids,
         committed=[len(step.token_ids) for step in request.steps],
         accepted=[step.accepted for step in request.steps],
     )
@@ -65,7 +65,7 @@ def test_random_pairs_equal_the_oracles(tmp_path: Path, dialect: Dialect, seed: 
     ours = speculate(session, prompt, 60)
     definition = reference_greedy(target, draft_dir, prompt, 60)
     oracle = dflash_greedy(target, load_assistant(draft_dir), prompt, 60, eos_ids=())
-    assert ours.output_ids == plain_greedy(target, prompt, 60, eos_ids=()) == definition.output_ids
+    assert ours.token_ids == plain_greedy(target, prompt, 60, eos_ids=()) == definition.output_ids
     assert ours.committed == definition.committed == oracle.committed
 
 
@@ -77,7 +77,7 @@ def test_fixtures_equal_the_oracle(name: str, sessions: dict[str, Session]) -> N
     for prompt in prompts(session)[:4]:
         ours = speculate(session, prompt, 96)
         oracle = dflash_greedy(target, assistant, prompt, 96, eos_ids=())
-        assert ours.output_ids == oracle.output_ids
+        assert ours.token_ids == oracle.output_ids
         assert ours.committed == oracle.committed
 
 
@@ -93,14 +93,14 @@ def test_fixture_acceptance_is_worth_looking_at(name: str, sessions: dict[str, S
 def test_fixture_text_is_plain_greedy_text(name: str, sessions: dict[str, Session]) -> None:
     session = sessions[name]
     for prompt in prompts(session)[4:12]:
-        assert generate(session, prompt, 128).output_ids == plain(session, prompt, 128)
+        assert generate(session, prompt, 128).token_ids == plain(session, prompt, 128)
 
 
 @pytest.mark.parametrize("tokens", range(1, 12))
-def test_max_new_tokens_is_exact(tmp_path: Path, tokens: int) -> None:
+def test_max_tokens_is_exact(tmp_path: Path, tokens: int) -> None:
     session, target_dir, _ = random_session(tmp_path, "qwen3", seed=1)
     expected = plain_greedy(load_target(target_dir), [1, 2], tokens, eos_ids=())
-    assert speculate(session, [1, 2], tokens).output_ids == expected
+    assert speculate(session, [1, 2], tokens).token_ids == expected
     assert plain(session, [1, 2], tokens) == expected
 
 
@@ -109,7 +109,7 @@ def test_a_stop_token_cuts_inside_an_accepted_block(tmp_path: Path, stop: int) -
     session, target_dir, _ = random_session(tmp_path, "qwen3", seed=2)
     expected = plain_greedy(load_target(target_dir), [1, 2, 3], 40, eos_ids=[stop])
     ours = speculate(session, [1, 2, 3], 40, [stop])
-    assert ours.output_ids == expected
+    assert ours.token_ids == expected
     assert sum(ours.committed) == len(expected) - 1
     assert plain(session, [1, 2, 3], 40, [stop]) == expected
 
@@ -119,7 +119,7 @@ def test_rollback_of_a_full_sliding_window(tmp_path: Path) -> None:
     session, target_dir, _ = random_session(tmp_path, "gpt_oss", seed=4)
     prompt = [1, 2, 3, 0] * 8
     ours = speculate(session, prompt, 80)
-    assert ours.output_ids == plain_greedy(load_target(target_dir), prompt, 80, eos_ids=())
+    assert ours.token_ids == plain_greedy(load_target(target_dir), prompt, 80, eos_ids=())
     assert min(ours.committed) == 1, "no block was rejected: the test shows nothing"
 
 
@@ -129,4 +129,4 @@ def test_prompts_do_not_leak_into_each_other(sessions: dict[str, Session]) -> No
     alone = generate(session, second, 40)
     generate(session, first, 40)
     again = generate(session, second, 40)
-    assert (again.output_ids, again.steps) == (alone.output_ids, alone.steps)
+    assert (again.token_ids, again.steps) == (alone.token_ids, alone.steps)

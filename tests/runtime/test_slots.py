@@ -27,31 +27,31 @@ class SlotPoolMachine(RuleBasedStateMachine):
         return len(self.held) < self.num_slots and num_tokens + sum(self.held.values()) <= self.num_tokens
 
     @rule(num_tokens=TOKENS)
-    def ask(self, num_tokens: int) -> None:
+    def fits(self, num_tokens: int) -> None:
         assert self.pool.fits(num_tokens) is self._fits(num_tokens)
 
     @rule(num_tokens=TOKENS)
-    def take(self, num_tokens: int) -> None:
+    def allocate(self, num_tokens: int) -> None:
         if not self._fits(num_tokens):
             with pytest.raises(ValueError, match=f"expected a free slot with room for {num_tokens} tokens, found"):
-                self.pool.take(num_tokens)
+                self.pool.allocate(num_tokens)
             return
-        slot = self.pool.take(num_tokens)
+        slot = self.pool.allocate(num_tokens)
         assert slot == min(set(range(self.num_slots)) - self.held.keys())
         self.held[slot] = num_tokens
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
-    def give_back(self, data: st.DataObject) -> None:
+    def free(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(sorted(self.held)))
-        self.pool.give_back(slot)
+        self.pool.free(slot)
         del self.held[slot]
 
     @rule(slot=st.integers(-1, 7))
-    def give_back_a_free_slot(self, slot: int) -> None:
+    def free_a_free_slot(self, slot: int) -> None:
         if slot not in self.held:
-            with pytest.raises(ValueError, match=f"slot {slot}: expected a taken slot, found it free"):
-                self.pool.give_back(slot)
+            with pytest.raises(ValueError, match=f"slot {slot}: expected an allocated slot, found it free"):
+                self.pool.free(slot)
 
     @invariant()
     def counts_agree(self) -> None:
@@ -65,9 +65,9 @@ TestSlotPool = SlotPoolMachine.TestCase
 
 def test_the_refusal_names_what_is_free() -> None:
     pool = SlotPool(2, 10)
-    pool.take(7)
+    pool.allocate(7)
     with pytest.raises(ValueError, match="room for 4 tokens, found 1 slots and 3 tokens free"):
-        pool.take(4)
-    assert pool.take(3) == 1
+        pool.allocate(4)
+    assert pool.allocate(3) == 1
     with pytest.raises(ValueError, match="room for 0 tokens, found 0 slots and 0 tokens free"):
-        pool.take(0)
+        pool.allocate(0)

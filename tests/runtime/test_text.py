@@ -71,11 +71,11 @@ def stream(
     for used, token in enumerate(token_ids, start=1):
         is_stopped = text.push(token)
         if used % take_every == 0 and not is_stopped:
-            pieces.append(text.take())
+            pieces.append(text.next_text())
         if is_stopped:
             break
     text.close()
-    pieces.append(text.take())
+    pieces.append(text.next_text())
     return text, pieces, used
 
 
@@ -87,7 +87,7 @@ def test_the_whole_text_is_the_tokenizers(token_ids: list[int], take_every: int)
     text, pieces, used = stream(token_ids, take_every=take_every)
     assert text.text == "".join(pieces) == decode(token_ids)
     assert used == len(token_ids)
-    assert text.take() == ""
+    assert text.next_text() == ""
 
 
 @pytest.mark.parametrize("name", OTHER_TOKENIZERS)
@@ -175,7 +175,7 @@ def test_nothing_taken_begins_a_stop_text(case: tuple[list[int], list[str]]) -> 
     for token in token_ids:
         if text.push(token):
             break
-        taken += text.take()
+        taken += text.next_text()
         assert text.text.startswith(taken)
         held = text.text[len(taken) :]
         assert any(s.startswith(held) for s in stop) or not held

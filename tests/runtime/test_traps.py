@@ -117,7 +117,7 @@ def test_trap_4_only_verified_features_become_context(session: Session) -> None:
 
     with patch.object(session.drafter, "inject", watched):
         answer = generate(session, prompt, TOKENS)
-    assert sum(injected) == len(prompt) + len(answer.output_ids) - 1
+    assert sum(injected) == len(prompt) + len(answer.token_ids) - 1
     assert injected[0] == len(prompt)
     assert max(injected[1:]) <= session.manifest.draft.block_size
 
@@ -199,7 +199,7 @@ def test_trap_8_one_layers_k_norm_for_all_shows_in_features_only(session: Sessio
     build(directory, tmp_path / "engine", FIXTURES / name)
     wrong = Session.open(tmp_path / "engine", str(FIXTURES / name))
     prompt = prompts(session)[0]
-    assert generate(wrong, prompt, TOKENS).output_ids == generate(session, prompt, TOKENS).output_ids
+    assert generate(wrong, prompt, TOKENS).token_ids == generate(session, prompt, TOKENS).token_ids
     taps = np.ones((1, session.manifest.draft.target_hidden_size), dtype=np.float32)
     wrong_k, _ = Graphs(tmp_path / "engine").context(taps, np.arange(1))
     k, _ = ReferenceDrafter.load(source).context_kv(taps.astype(np.float64), np.arange(1))
@@ -223,7 +223,7 @@ def test_trap_9_a_prefill_is_no_step() -> None:
     request = Request(prompt_ids=[0], params=greedy(1), sampler=greedy(1).sampler(), stop_ids=frozenset())
     request.emit([5], 0)
     answer = completion(request)
-    assert (answer.output_ids, answer.steps, answer.tau) == ([5], 0, None)
+    assert (answer.token_ids, answer.steps, answer.tau) == ([5], 0, None)
 
 
 def test_trap_10_embedding_and_lm_head_stay_the_targets(session: Session, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_defaults() -> None:
     ask = read_ask({"text_input": PROMPT})
     assert (ask.sampling, ask.streaming, ask.returns) == ({}, False, frozenset())
     params = sampling_params(ask)
-    assert (params.max_new_tokens, params.temperature, params.logprobs) == (32, 0.0, False)
+    assert (params.max_tokens, params.temperature, params.logprobs) == (32, 0.0, False)
     assert sampling_arguments(ask) == {"return_perf_metrics": False}
 
 

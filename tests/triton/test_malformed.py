@@ -94,5 +94,5 @@ def test_200_malformed_requests(server: Server) -> None:
 
 
 def test_errors_arrive_in_a_stream_too(server: Server) -> None:
-    with pytest.raises(RefusedError, match=r'data: {"error":"max_new_tokens: expected at least 1, found -1"}'):
+    with pytest.raises(RefusedError, match=r'data: {"error":"max_tokens: expected at least 1, found -1"}'):
         list(server.stream({**GOOD, "sampling_param_max_tokens": -1}))

@@ -31,7 +31,7 @@ BODY = {
 def expected(engine: Path) -> dict[str, Any]:
     """What the command line says."""
     with redirect_stdout(io.TextIOWrapper(io.BytesIO())) as printed:
-        run_here("generate", engine, PROMPT, "--target", TARGET, "--max-new-tokens", TOKENS, "--json")
+        run_here("generate", engine, PROMPT, "--target", TARGET, "--max-tokens", TOKENS, "--json")
         printed.seek(0)
     answer: dict[str, Any] = json.load(printed)["requests"][0]
     assert answer["accepted"] > 0
@@ -40,7 +40,7 @@ def expected(engine: Path) -> dict[str, Any]:
 
 def check_figures(answer: dict[str, Any], expected: dict[str, Any]) -> None:
     """Token counts and acceptance figures are the command line's, and agree with each other."""
-    assert answer["num_output_tokens"] == len(expected["output_ids"])
+    assert answer["num_output_tokens"] == len(expected["token_ids"])
     assert answer["total_draft_tokens"] == expected["proposed"]
     assert answer["total_accepted_draft_tokens"] == expected["accepted"]
     assert answer["acceptance_rate"] == pytest.approx(expected["accepted"] / expected["proposed"])
@@ -91,5 +91,5 @@ def test_metrics_page(server: Server) -> None:
 
 
 def test_a_refusal_says_why(server: Server) -> None:
-    with pytest.raises(RefusedError, match="max_new_tokens: expected at least 1, found -1"):
+    with pytest.raises(RefusedError, match="max_tokens: expected at least 1, found -1"):
         server.generate({**BODY, "sampling_param_max_tokens": -1})

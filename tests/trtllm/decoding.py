@@ -18,7 +18,7 @@ from tests.trtllm.worker import Worker
 class Trace:
     """What a request came to."""
 
-    output_ids: list[int]
+    token_ids: list[int]
     drafts: list[list[int]] = field(default_factory=list)
     expected_drafts: list[list[int]] = field(default_factory=list)
     """By our own drafter, in the same state."""
@@ -53,17 +53,17 @@ def _step(
     worker: Worker, target: Target, drafter: Drafter, slots: list[int], traces: list[Trace], drafts: Tensor
 ) -> Tensor:
     width = worker.K + 1
-    tokens = [[trace.output_ids[-1], *row] for trace, row in zip(traces, drafts.tolist(), strict=True)]
+    tokens = [[trace.token_ids[-1], *row] for trace, row in zip(traces, drafts.tolist(), strict=True)]
     segments = [Segment(slot=slot, token_ids=ids, num_logits=width) for slot, ids in zip(slots, tokens, strict=True)]
     verified = target.verify(segments, with_taps=True)
     answers = verified.logits.argmax(dim=-1).view(len(slots), width)
     matches = (answers[:, :-1] == drafts).cumprod(dim=1).sum(dim=1)
     for slot, trace, row, matched in zip(slots, traces, answers.tolist(), matches.tolist(), strict=True):
-        trace.output_ids += row[: matched + 1]
+        trace.token_ids += row[: matched + 1]
         trace.accepted += matched
         target.rollback(slot, width - 1 - matched)
         drafter.inject([slot], [matched + 1], verified.taps[slot * width : slot * width + matched + 1])
-    bonus = torch.tensor([trace.output_ids[-1] for trace in traces])
+    bonus = torch.tensor([trace.token_ids[-1] for trace in traces])
     # CUDA graphs have fixed batch sizes: the worker pads with requests on the dummy slot.
     padded = torch.tensor([*slots, worker.dummy_slot])
     taps = torch.cat([verified.taps, verified.taps[:width]])

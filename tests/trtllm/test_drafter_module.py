@@ -55,8 +55,8 @@ def texts(session: Session) -> list[list[int]]:
 
 def check(session: Session, traces: list[Trace]) -> None:
     for prompt, trace in zip(texts(session), traces, strict=True):
-        plain = session.generate_plain(prompt, greedy(len(trace.output_ids))).output_ids
-        assert trace.output_ids == plain
+        plain = session.generate_plain(prompt, greedy(len(trace.token_ids))).token_ids
+        assert trace.token_ids == plain
         assert trace.drafts == trace.expected_drafts
     assert sum(trace.accepted for trace in traces) > STEPS  # drafts that nothing accepts would prove nothing
 
@@ -103,7 +103,7 @@ def test_plans_on_the_recorded_tensorrt(
     drafter = OnnxDrafter(engine, session.manifest, num_slots=BATCH)
     traces = decode(worker, session.target, drafter, texts(session), STEPS)
     for prompt, trace in zip(texts(session), traces, strict=True):
-        assert trace.output_ids == session.generate_plain(prompt, greedy(len(trace.output_ids))).output_ids
+        assert trace.token_ids == session.generate_plain(prompt, greedy(len(trace.token_ids))).token_ids
     pairs = [
         (found, expected)
         for trace in traces

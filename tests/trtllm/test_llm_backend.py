@@ -64,7 +64,7 @@ def test_every_deployment_gives_arguments_that_the_release_knows(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     deployment = resolved(name)
     (answer,) = generate(deployment, "dflash", [[4, 5]], GREEDY)
-    assert answer.output_ids == answers("DFlash", [4, 5])
+    assert answer.token_ids == answers("DFlash", [4, 5])
     assert package.made == [{"model": deployment.target, **trtllm_arguments(deployment, "dflash")}]
 
 
@@ -147,7 +147,7 @@ def test_engine_mode_needs_its_start(package: Package) -> None:
 
 def test_verify(package: Package, config: Path, prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("verify", config, "--target", TARGET, "--prompts", prompts, "--runtime", "trtllm")
-    run_here(*arguments, "--max-new-tokens", "8", "--json")
+    run_here(*arguments, "--max-tokens", "8", "--json")
     document = json.loads(capsys.readouterr().out)
     assert (document["passed"], document["runtime"]) == (True, "trtllm")
     assert [prompt["name"] for prompt in document["prompts"]] == ["first", "line 2"]
@@ -178,7 +178,7 @@ def test_what_the_file_says_is_no_option(config: Path, prompts: Path, tmp_path: 
 
 
 def test_generate(package: Package, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = {"max_new_tokens": 6, "logprobs": False, **NO_EFFECT}
+    options = {"max_tokens": 6, "logprobs": False, **NO_EFFECT}
 
     def run_with(prompts: Any, *, baseline: bool, as_json: bool, **changes: Any) -> None:
         with click.Context(click.Command("generate")):
@@ -188,7 +188,7 @@ def test_generate(package: Package, config: Path, capsys: pytest.CaptureFixture[
 
     run_with([[1], [2, 3]], baseline=True, as_json=True)
     requests = json.loads(capsys.readouterr().out)["requests"]
-    assert [request["output_ids"] for request in requests] == [answers("", [1])[:6], answers("", [2, 3])[:6]]
+    assert [request["token_ids"] for request in requests] == [answers("", [1])[:6], answers("", [2, 3])[:6]]
     assert all(request["identical"] for request in requests)
     assert requests[0]["baseline"]["accepted"] is None
     run_with("def f", baseline=False, as_json=False)

@@ -26,20 +26,20 @@ from dflash_trt.targets.target import Segment
 
 
 class Op(IntEnum):
-    """What a command asks for."""
+    """What a command does."""
 
     DRAFT = 0
     """slots, then as many anchors"""
     VERIFY = 1
     """of each segment: slot, num_logits, number of tokens, tokens"""
-    KEEP = 2
+    COMMIT = 2
     """num_tokens"""
     RELEASE = 3
     """the slot"""
 
 
 class TensorParallelPair:
-    """Rank 0's pair: whatever it is asked, all ranks do."""
+    """Rank 0's pair: whatever it does, all ranks do."""
 
     def __init__(self, leader: Leader, local: Pair, index: int = 0) -> None:
         """`local` is this rank's own pair, and stands at `index` of the pairs that the others follow with."""
@@ -57,10 +57,10 @@ class TensorParallelPair:
         self._send(Op.VERIFY, *_encode(segments))
         return self._local.verify(segments)
 
-    def keep(self, num_tokens: Sequence[int]) -> None:
-        """Keeps what was accepted, on all ranks."""
-        self._send(Op.KEEP, *num_tokens)
-        self._local.keep(num_tokens)
+    def commit(self, num_tokens: Sequence[int]) -> None:
+        """Commits on all ranks."""
+        self._send(Op.COMMIT, *num_tokens)
+        self._local.commit(num_tokens)
 
     def release(self, slot: int) -> None:
         """Empties a slot on all ranks."""
@@ -97,8 +97,8 @@ def _execute(pair: Pair, op: Op, numbers: Sequence[int]) -> None:
         pair.draft(numbers[:half], numbers[half:])
     elif op is Op.VERIFY:
         pair.verify(list(_decode(numbers)))
-    elif op is Op.KEEP:
-        pair.keep(numbers)
+    elif op is Op.COMMIT:
+        pair.commit(numbers)
     else:
         pair.release(numbers[0])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a decode loop may ask of a pair, in a fixed order: ragged passes, partial keeps, a slot used again."""
+"""What a decode loop may ask of a pair, in a fixed order: ragged passes, partial commits, a slot used again."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def run_script(pair: Pair, plain: Pair) -> dict[str, torch.Tensor]:
         slots = sorted(last)
         proposals = answers[f"proposals {step}"] = pair.draft(slots, [last[slot] for slot in slots]).clone()
         drafts = {slot: proposals[row].tolist() for row, slot in enumerate(slots)}
-        # Each slot verifies another number of proposals, and keeps another number of tokens.
+        # Each slot verifies another number of proposals, and commits another number of tokens.
         lengths = {slot: (slot + step) % 4 + 1 for slot in slots}
         segments = [segment(slot, [last[slot], *drafts[slot][: lengths[slot]]]) for slot in slots]
         logits = answers[f"logits {step}"] = pair.verify(segments).clone()
         kept = [1 + (slot + 2 * step) % lengths[slot] for slot in slots]
-        pair.keep(kept)
+        pair.commit(kept)
         begin = 0
         for slot, count in zip(slots, kept, strict=True):
             last[slot] = int(logits[begin + count - 1].argmax())
@@ -74,20 +74,20 @@ def _prefill(pair: Pair, answers: dict[str, torch.Tensor]) -> dict[int, int]:
     """Slot 0 in two chunks, the others beside its second; the token behind each prompt."""
     first, second = PROMPTS[0][:64], PROMPTS[0][64:]
     answers["no logits"] = pair.verify([segment(0, first, 0)]).clone()
-    pair.keep([len(first)])
+    pair.commit([len(first)])
     parts = {0: second, 1: PROMPTS[1], 3: PROMPTS[3]}
     logits = answers["prefill"] = pair.verify([segment(slot, part, 1) for slot, part in parts.items()]).clone()
-    pair.keep([len(part) for part in parts.values()])
+    pair.commit([len(part) for part in parts.values()])
     return dict(zip(parts, logits.argmax(dim=-1).tolist(), strict=True))
 
 
 def _use_a_slot_again(pair: Pair, plain: Pair, answers: dict[str, torch.Tensor]) -> None:
     pair.release(3)
     answers["slot 3 again"] = pair.verify([segment(3, range(500, 520), 1)]).clone()
-    pair.keep([20])
+    pair.commit([20])
     answers["proposals again"] = pair.draft([3], [7]).clone()
     for slot in PROMPTS:
         pair.release(slot)
     answers["plain"] = plain.verify([segment(1, PROMPTS[1])]).clone()
-    plain.keep([len(PROMPTS[1])])
+    plain.commit([len(PROMPTS[1])])
     plain.release(1)

@@ -217,8 +217,8 @@ class Recorder:
         self.calls.append([(s.slot, list(s.token_ids), s.num_logits) for s in segments])
         return self._answer
 
-    def keep(self, num_tokens: Sequence[int]) -> None:
-        self.calls.append(("keep", list(num_tokens)))
+    def commit(self, num_tokens: Sequence[int]) -> None:
+        self.calls.append(("commit", list(num_tokens)))
 
     def release(self, slot: int) -> None:
         self.calls.append(("release", slot))
@@ -237,7 +237,7 @@ CALLS = st.one_of(
         st.just("draft"), st.lists(st.tuples(SLOTS, TOKENS), min_size=1).map(lambda p: list(zip(*p, strict=True)))
     ),
     st.tuples(st.just("verify"), st.lists(SEGMENTS, min_size=1).map(lambda segments: [segments])),
-    st.tuples(st.just("keep"), st.lists(st.integers(0, 99), min_size=1).map(lambda counts: [counts])),
+    st.tuples(st.just("commit"), st.lists(st.integers(0, 99), min_size=1).map(lambda counts: [counts])),
     st.tuples(st.just("release"), SLOTS.map(lambda slot: [slot])),
 )
 
