@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong, in words for the person who can mend it.
+"""What can go wrong, in words for the person who can fix it.
 
 Every error says what was expected, what was found and where; the hint is the next command to run.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class DFlashError(Exception):
-    """Base of every error that a user can mend; the command line prints it and exits with 1."""
+    """Base of every error that a user can fix; the command line prints it and exits with 1."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: stdout is data, stderr is talk.
 
-Exit codes: 0 done, 1 the user can mend it, 2 usage, 70 our bug.
+Exit codes: 0 done, 1 the user can fix it, 2 usage, 70 our bug.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ HASH_DIGITS = 12  # of 64, which tell files apart and fit a column
 @click.option("--ranks", is_flag=True, help="Under mpiexec: compare what all ranks see, and ENGINE where given.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def doctor(engine: Path | None, ranks: bool, as_json: bool) -> None:
-    """Show what this machine has, what is missing for which command, and the command that mends it.
+    """Show what this machine has, what is missing for which command, and the command that fixes it.
 
     \b
     Example:
@@ -45,15 +45,15 @@ def doctor(engine: Path | None, ranks: bool, as_json: bool) -> None:
             finding.name,
             finding.found or "missing",
             ", ".join(finding.needed_for),
-            _mend(finding.found, finding.mend),
+            _fix(finding.found, finding.fix),
         )
         for finding in findings
     ]
-    print_table("this machine", ("what", "found", "needed for", "to mend it"), rows)
+    print_table("this machine", ("what", "found", "needed for", "to fix it"), rows)
 
 
-def _mend(found: str | None, mend: str | None) -> str:
-    return "" if found or mend is None else mend
+def _fix(found: str | None, fix: str | None) -> str:
+    return "" if found or fix is None else fix
 
 
 def _compare_ranks(engine: Path | None, as_json: bool) -> None:

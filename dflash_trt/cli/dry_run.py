@@ -11,13 +11,13 @@ import msgspec
 
 from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.cli.plan_options import PlanRequest
-from dflash_trt.deploy.checker import check, deployment_context
+from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import DeploymentFile
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.gpus import Gpus
-from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, MemoryPlan, plan_memory
-from dflash_trt.deploy.resolve import Deployment, plan_sizes, resolve
-from dflash_trt.deploy.rules.checked_config import Context
+from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, GpuMemory, gpu_memory
+from dflash_trt.deploy.resolve import ResolvedDeployment, plan_sizes, resolve
+from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.rules.memory_rules import check_memory, document_load
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
@@ -38,20 +38,18 @@ def print_dry_run(
 ) -> None:
     """Prints what `file` resolves to; raises ConfigError, after printing, where TensorRT-LLM could not run it."""
     deployment = resolve(file, name, target=target)
-    context = _context(deployment)
-    findings = check(context)
-    load = document_load(context)
-    plan = None if load is None else plan_memory(load)
+    config = _config(deployment)
+    findings = check(config)
+    load = document_load(config)
+    memory = None if load is None else gpu_memory(load)
     commands = _planned_commands(deployment, output, plans) if plans.is_wanted or file.mode == "engine" else []
     if as_json:
-        print_json("dry-run", _document(deployment, context, findings, plan) | {"trtexec": commands})
+        print_json("dry-run", _document(deployment, config, findings, memory) | {"trtexec": commands})
     else:
         rows = [(key, _text(getattr(deployment, key)), deployment.sources[key]) for key in SETTINGS]
-        print_table(
-            f"{name} (settings {deployment.digest})", ("setting", "value", "from"), [*rows, *_defaults(context)]
-        )
-        if plan is not None:
-            _print_memory(deployment, plan)
+        print_table(f"{name} (settings {deployment.digest})", ("setting", "value", "from"), [*rows, *_defaults(config)])
+        if memory is not None:
+            _print_memory(deployment, memory)
         _print_commands(commands)
         for finding in findings:
             click.echo(finding, err=True)
@@ -78,16 +76,16 @@ def print_plan_dry_run(engine: Path, plans: PlanRequest, *, as_json: bool) -> No
     _print_commands(commands)
 
 
-def fitting_deployment(file: DeploymentFile, name: str, *, draft: str, target: str) -> Deployment:
+def fitting_deployment(file: DeploymentFile, name: str, *, draft: str, target: str) -> ResolvedDeployment:
     """`file` resolved with checkpoints that are here; raises ConfigError where its GPUs have too little memory."""
     deployment = resolve(file, name, draft=draft, target=target)
-    for finding in check_memory(_context(deployment)):
+    for finding in check_memory(_config(deployment)):
         if finding.severity == ERROR:
             raise ConfigError(f"{name}: {finding}")
     return deployment
 
 
-def _planned_commands(deployment: Deployment, output: Path, plans: PlanRequest) -> list[str]:
+def _planned_commands(deployment: ResolvedDeployment, output: Path, plans: PlanRequest) -> list[str]:
     """trtexec's lines for an engine directory that need not be there yet."""
     from dflash_trt.builder.tensorrt.profiles import planned_inputs
     from dflash_trt.builder.tensorrt.trtexec import trtexec_commands
@@ -110,15 +108,15 @@ def _print_commands(commands: list[str]) -> None:
         click.echo(command)
 
 
-def _context(deployment: Deployment) -> Context:
-    return deployment_context(deployment, load_schema("trtllm", None), trtllm_arguments(deployment, "dflash"))
+def _config(deployment: ResolvedDeployment) -> CheckedConfig:
+    return deployment_config(deployment, load_schema("trtllm", None), trtllm_arguments(deployment, "dflash"))
 
 
-def _defaults(context: Context) -> list[tuple[str, str, str]]:
+def _defaults(config: CheckedConfig) -> list[tuple[str, str, str]]:
     """What the runtime takes for keys of the speculative section that nobody gives."""
-    schema = context.schema
+    schema = config.schema
     section = schema.classes["DFlashDecodingConfig"].fields
-    given = context.document["speculative_config"]
+    given = config.document["speculative_config"]
     source = f"schema: TensorRT-LLM {schema.version}"
     return [
         (f"speculative_config.{key}", _text(field.default), source)
@@ -128,43 +126,43 @@ def _defaults(context: Context) -> list[tuple[str, str, str]]:
 
 
 def _document(
-    deployment: Deployment, context: Context, findings: list[Finding], plan: MemoryPlan | None
+    deployment: ResolvedDeployment, config: CheckedConfig, findings: list[Finding], memory: GpuMemory | None
 ) -> dict[str, object]:
     settings = [
         {"key": key, "value": _plain(getattr(deployment, key)), "source": deployment.sources[key]} for key in SETTINGS
     ]
-    settings += [{"key": key, "value": value, "source": source} for key, value, source in _defaults(context)]
+    settings += [{"key": key, "value": value, "source": source} for key, value, source in _defaults(config)]
     return {
         "name": deployment.name,
         "digest": deployment.digest,
         "settings": settings,
         "draft": deployment.draft_facts,
-        "memory": plan,
+        "memory": memory,
         "findings": findings,
     }
 
 
-def _print_memory(deployment: Deployment, plan: MemoryPlan) -> None:
+def _print_memory(deployment: ResolvedDeployment, memory: GpuMemory) -> None:
     gpu = deployment.gpus.gpu
-    rows = [(item.name, human_bytes(item.bytes), item.how) for item in plan.items]
-    rows += [("not counted", "?", what) for what in plan.unknown]
-    rows.append(("cache pool", human_bytes(plan.pool_bytes), _pool(deployment, plan)))
-    rows.append(("largest that fits", _largest(plan), "max_batch_size alone, or max_seq_len alone"))
-    print_table(f"memory of each {gpu.title} ({human_bytes(plan.capacity_bytes)})", ("what", "bytes", "how"), rows)
+    rows = [(item.name, human_bytes(item.bytes), item.how) for item in memory.items]
+    rows += [("not counted", "?", what) for what in memory.unknown]
+    rows.append(("cache pool", human_bytes(memory.pool_bytes), _pool(deployment, memory)))
+    rows.append(("largest that fits", _largest(memory), "max_batch_size alone, or max_seq_len alone"))
+    print_table(f"memory of each {gpu.title} ({human_bytes(memory.capacity_bytes)})", ("what", "bytes", "how"), rows)
 
 
-def _pool(deployment: Deployment, plan: MemoryPlan) -> str:
+def _pool(deployment: ResolvedDeployment, memory: GpuMemory) -> str:
     share = f"{deployment.kv_cache_fraction:g} of the rest"
-    if plan.full_requests is None:
+    if memory.full_requests is None:
         return share
-    return f"{share}: {plan.full_requests} requests of {deployment.max_seq_len} tokens"
+    return f"{share}: {memory.full_requests} requests of {deployment.max_seq_len} tokens"
 
 
-def _largest(plan: MemoryPlan) -> str:
+def _largest(memory: GpuMemory) -> str:
     def bounded(number: int, bound: int) -> str:
         return "any" if number == bound else str(number)
 
-    return f"{bounded(plan.largest_batch, MAX_BATCH)}; {bounded(plan.largest_context, MAX_TOKENS)}"
+    return f"{bounded(memory.largest_batch, MAX_BATCH)}; {bounded(memory.largest_context, MAX_TOKENS)}"
 
 
 def _plain(value: Any) -> object:

@@ -9,14 +9,14 @@ from pathlib import Path
 import click
 
 from dflash_trt.cli.output import print_json
-from dflash_trt.deploy.checker import check, deployment_context, file_context, read_document
+from dflash_trt.deploy.checker import check, deployment_config, file_config, read_document
 from dflash_trt.deploy.deployment_file import is_config, load_deployment
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.method import METHODS, Method
 from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.render import render
-from dflash_trt.deploy.resolve import Deployment, directory_deployment, resolve
+from dflash_trt.deploy.resolve import ResolvedDeployment, directory_deployment, resolve
 from dflash_trt.deploy.schema import PACKAGES, Runtime, load_schema
 from dflash_trt.errors import ConfigError
 
@@ -64,22 +64,22 @@ def serve_config(
     deployment = None if source is None else read_deployment(source, target, draft, gpus)
     if file is not None:
         if deployment is not None:
-            context = deployment_context(deployment, schema, read_document(file, schema))
+            config = deployment_config(deployment, schema, read_document(file, schema))
         else:
             known_gpus = None if gpus is None else parse_gpus(gpus, "--gpus")
-            context = file_context(file, schema, gpus=known_gpus, target=target, draft=draft)
-        findings = [*check(context), *check_with_package(schema, context.document)]
+            config = file_config(file, schema, gpus=known_gpus, target=target, draft=draft)
+        findings = [*check(config), *check_with_package(schema, config.document)]
         _report(file, runtime, schema.version, findings, as_json)
         return
     if deployment is None:
         raise click.UsageError("give SOURCE to write a configuration, or --check FILE to check one")
     rendered = render(deployment, runtime, method, host=host, port=port)
-    refuse_errors(str(source), runtime, check(deployment_context(deployment, schema, rendered.arguments)))
+    refuse_errors(str(source), runtime, check(deployment_config(deployment, schema, rendered.arguments)))
     click.echo(rendered.text, nl=False)
     click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
 
 
-def read_deployment(source: str, target: str | None, draft: str | None, gpus: str | None) -> Deployment:
+def read_deployment(source: str, target: str | None, draft: str | None, gpus: str | None) -> ResolvedDeployment:
     """The deployment of a SOURCE, a file or a directory."""
     if is_config(source):
         if gpus is not None:

@@ -12,7 +12,7 @@ import msgspec
 from dflash_trt.checkpoint.source import checkpoint_directory
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.serve_config import read_deployment, refuse_errors
-from dflash_trt.deploy.checker import check, deployment_context
+from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import is_config, load_deployment
 from dflash_trt.deploy.method import METHODS, Method
 from dflash_trt.deploy.real_classes import check_with_package
@@ -76,8 +76,8 @@ def triton_repo(
             raise click.UsageError("--max-batch-size is for --runtime embedded; a deployment file says it itself")
         deployment = read_deployment(source, target, draft, gpus)
         arguments = {"model": deployment.target, **trtllm_arguments(deployment, method)}
-        context = deployment_context(deployment, load_schema("trtllm", version), arguments)
-        refuse_errors(source, "trtllm", [*check(context), *check_with_package(context.schema, arguments)])
+        checked = deployment_config(deployment, load_schema("trtllm", version), arguments)
+        refuse_errors(source, "trtllm", [*check(checked), *check_with_package(checked.schema, arguments)])
         ranks = deployment.tensor_parallel
         engine_mode = deployment.mode == "engine" and method == "dflash"
         config = msgspec.structs.replace(config, engine_mode=engine_mode)

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from dflash_trt.checkpoint.source import checkpoint_directory
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.deploy.deployment_file import is_config, load_deployment
-from dflash_trt.deploy.resolve import Deployment, resolve
+from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.errors import RequestError, VerificationError
 from dflash_trt.targets.tokenizer import encode, load_tokenizer
 from dflash_trt.trtllm.llm_backend import Answer, generate, sampling_arguments
@@ -27,7 +27,7 @@ EMBEDDED_OPTIONS = ("draft_length", "batch_size", "cache_gib", "device", "tp", "
 """Of `generate`: what the deployment file says instead, or TensorRT-LLM does not return."""
 
 
-def open_deployment(config: Path, target: str, *, refused: Sequence[str]) -> Deployment:
+def open_deployment(config: Path, target: str, *, refused: Sequence[str]) -> ResolvedDeployment:
     """The deployment in the file `config`, for the target that the command names.
 
     Raises UsageError for anything but a deployment file, and for options `refused`: what they say, the file says.
@@ -79,7 +79,7 @@ def generate_with_trtllm(
 
 
 def verify_with_trtllm(
-    deployment: Deployment, prompts: Sequence[Prompt], max_tokens: int, *, chat: bool, as_json: bool
+    deployment: ResolvedDeployment, prompts: Sequence[Prompt], max_tokens: int, *, chat: bool, as_json: bool
 ) -> None:
     """Decodes prompts with the drafter and without; VerificationError when a token differs."""
     from dflash_trt.measure.statistics import first_difference
@@ -122,7 +122,7 @@ def _shown(value: Any) -> str:
     return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def _document(deployment: Deployment, answer: Answer, plain: Answer | None) -> dict[str, Any]:
+def _document(deployment: ResolvedDeployment, answer: Answer, plain: Answer | None) -> dict[str, Any]:
     document = msgspec.structs.asdict(answer) | {"tau": answer.tau(deployment.draft_tokens)}
     if plain is not None:
         document["baseline"] = msgspec.structs.asdict(plain)

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.flags import is_command, normalize, parse_command
 from dflash_trt.deploy.gpus import Gpus
-from dflash_trt.deploy.resolve import Deployment
+from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
-from dflash_trt.deploy.rules.checked_config import Context
+from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.schema_check import check_schema
 from dflash_trt.deploy.sizes import DraftFacts, read_draft_facts, read_target_facts
@@ -27,19 +27,19 @@ DRAFT_KEYS = {
 }
 
 
-def check(context: Context) -> list[Finding]:
+def check(config: CheckedConfig) -> list[Finding]:
     """Every finding, the schema's first."""
-    findings = list(check_schema(context.schema, context.document))
-    for rule in RULES[context.schema.runtime]:
-        findings += rule(context)
+    findings = list(check_schema(config.schema, config.document))
+    for rule in RULES[config.schema.runtime]:
+        findings += rule(config)
     return findings
 
 
-def deployment_context(deployment: Deployment, schema: Schema, document: dict[str, Any]) -> Context:
-    """The surroundings that a deployment states; only TensorRT-LLM knows engine mode."""
+def deployment_config(deployment: ResolvedDeployment, schema: Schema, document: dict[str, Any]) -> CheckedConfig:
+    """`document` with the models and GPUs that a deployment states; only TensorRT-LLM knows engine mode."""
     is_engine = deployment.mode == "engine" and schema.runtime == "trtllm"
     is_base = deployment.mode == "engine" and not is_engine
-    return Context(
+    return CheckedConfig(
         schema=schema,
         document=document,
         gpus=deployment.gpus,
@@ -50,8 +50,10 @@ def deployment_context(deployment: Deployment, schema: Schema, document: dict[st
     )
 
 
-def file_context(file: Path, schema: Schema, *, gpus: Gpus | None, target: str | None, draft: str | None) -> Context:
-    """The surroundings that a file of someone else's states, and what the user adds to it.
+def file_config(
+    file: Path, schema: Schema, *, gpus: Gpus | None, target: str | None, draft: str | None
+) -> CheckedConfig:
+    """The arguments in `file`, with the models and GPUs that it or the user names.
 
     Raises ConfigError when the file is neither a YAML mapping nor a command line, CheckpointError when it names a
     directory that is no draft.
@@ -63,7 +65,7 @@ def file_context(file: Path, schema: Schema, *, gpus: Gpus | None, target: str |
     if isinstance(named, str):
         facts = read_draft_facts(named)
         mode = "engine" if (Path(named) / MANIFEST).is_file() else "native"
-    return Context(
+    return CheckedConfig(
         schema=schema,
         document=document,
         gpus=gpus,

@@ -13,7 +13,7 @@ UNCHECKED: Literal["not checked"] = "not checked"
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One problem: one line, and how to mend it."""
+    """One problem: one line, and how to fix it."""
 
     rule: str
     severity: Literal["error", "warning", "not checked"]
@@ -21,7 +21,7 @@ class Finding(msgspec.Struct, frozen=True):
     """Dotted path, or what it is about."""
     problem: str
     """What was expected and what was found."""
-    mend: str
+    fix: str
 
     def __str__(self) -> str:
-        return f"{self.severity}: {self.key}: {self.problem}; {self.mend} [{self.rule}]"
+        return f"{self.severity}: {self.key}: {self.problem}; {self.fix} [{self.rule}]"

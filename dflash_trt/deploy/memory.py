@@ -53,7 +53,7 @@ class Item(msgspec.Struct, frozen=True):
     how: str
 
 
-class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Where the memory of one GPU goes."""
 
     capacity_bytes: int
@@ -89,13 +89,13 @@ def paged_arena_bytes(load: Load) -> int:
     return (load.max_batch_size + 1) * pages * PAGE_TOKENS * per_token
 
 
-def plan_memory(load: Load) -> MemoryPlan:
-    """The plan for `load`, and the largest batch and context that would fit."""
+def gpu_memory(load: Load) -> GpuMemory:
+    """What `load` leaves, and the largest batch and context that would fit."""
     items, unknown = _items(load)
     free = load.gpus.gpu.memory_bytes - sum(item.bytes for item in items)
     pool = max(0, int(free * load.pool_fraction))
     request = _request_bytes(load)
-    return MemoryPlan(
+    return GpuMemory(
         capacity_bytes=load.gpus.gpu.memory_bytes,
         items=items,
         unknown=unknown,

@@ -6,14 +6,14 @@ from __future__ import annotations
 from typing import Literal
 
 from dflash_trt.deploy.deployment_file import Eagle3
-from dflash_trt.deploy.resolve import Deployment
+from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.errors import ConfigError
 
 Method = Literal["dflash", "eagle3", "none"]
 METHODS: tuple[Method, ...] = ("dflash", "eagle3", "none")
 
 
-def eagle3_of(deployment: Deployment) -> Eagle3:
+def eagle3_of(deployment: ResolvedDeployment) -> Eagle3:
     """The EAGLE-3 drafter that the deployment names; raises ConfigError where it names none."""
     if deployment.eagle3 is None:
         raise ConfigError(

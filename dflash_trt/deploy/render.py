@@ -12,7 +12,7 @@ import yaml
 from dflash_trt import __version__
 from dflash_trt.deploy.flags import command_text
 from dflash_trt.deploy.method import Method
-from dflash_trt.deploy.resolve import Deployment
+from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.sglang_arguments import sglang_arguments
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments, trtllm_command
@@ -30,7 +30,7 @@ class Rendered(msgspec.Struct, frozen=True):
     """The command that starts the server from that text."""
 
 
-def render(deployment: Deployment, runtime: Runtime, method: Method, *, host: str, port: int) -> Rendered:
+def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, host: str, port: int) -> Rendered:
     """The same deployment gives the same bytes; methods differ in nothing but what names the method."""
     head = (
         f"# dflash-trt {__version__}: {deployment.name} for {deployment.gpus}, {deployment.purpose}"

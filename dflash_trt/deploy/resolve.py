@@ -32,8 +32,8 @@ PURPOSES = {
 TRTLLM_ATTENTION = ((10, 0), (10, 3))
 
 
-class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a runtime is told, resolved."""
+class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
+    """A deployment file with every setting resolved: all that a runtime is told."""
 
     name: str
     digest: str
@@ -67,7 +67,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """Where each setting came from."""
 
 
-def resolve(file: DeploymentFile, name: str, *, draft: str | None = None, target: str | None = None) -> Deployment:
+def resolve(
+    file: DeploymentFile, name: str, *, draft: str | None = None, target: str | None = None
+) -> ResolvedDeployment:
     """Resolves `file`; `draft` and `target` are local directories in place of what it names.
 
     Raises ConfigError for GPUs that are not known, and where the draft's facts are to be had nowhere, CheckpointError
@@ -82,7 +84,7 @@ def resolve(file: DeploymentFile, name: str, *, draft: str | None = None, target
     sources["target"] = "--target" if target else "file"
     moe_backend, sources["moe_backend"] = _moe_backend(file.target, gpus)
     attention = "TRTLLM" if file.mode == "native" and gpus.gpu.compute_capability in TRTLLM_ATTENTION else "VANILLA"
-    return Deployment(
+    return ResolvedDeployment(
         name=name,
         digest=hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:12],
         target=target or file.target,
@@ -115,7 +117,7 @@ def resolve(file: DeploymentFile, name: str, *, draft: str | None = None, target
     )
 
 
-def plan_sizes(deployment: Deployment) -> PlanOptions:
+def plan_sizes(deployment: ResolvedDeployment) -> PlanOptions:
     """What TensorRT plans of the deployment are to serve.
 
     A slot of TensorRT-LLM's context arena has room for a block more than a sequence, whose length it has raised before

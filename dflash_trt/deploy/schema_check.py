@@ -61,8 +61,8 @@ class _Check:
             yield from _check_range(field, value, key)
         elif field.values is not None and kind == "str" and value not in field.values:
             choices = [str(choice) for choice in field.values]
-            mend = _write(nearest(value, choices), "choose one of them")
-            yield Finding("unknown-value", ERROR, key, f"expected one of {', '.join(choices)}, found {value!r}", mend)
+            fix = _write(nearest(value, choices), "choose one of them")
+            yield Finding("unknown-value", ERROR, key, f"expected one of {', '.join(choices)}, found {value!r}", fix)
         elif kind == "list" and field.items is not None:
             for index, item in enumerate(value):
                 yield from self._check_value(field.items, item, f"{key}[{index}]")
@@ -79,8 +79,8 @@ class _Check:
             if str(chosen) not in choices:
                 near = nearest(str(chosen), choices)
                 severity = ERROR if near else WARNING  # the runtime may know more than the schema describes
-                mend = _write(near, "check its keys by hand")
-                yield Finding("unknown-value", severity, place, f"expected one of {known}, found {chosen!r}", mend)
+                fix = _write(near, "check its keys by hand")
+                yield Finding("unknown-value", severity, place, f"expected one of {known}, found {chosen!r}", fix)
                 return
         section = self._schema.section_of(field, value)
         if section is not None:

@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 from dflash_trt.deploy.method import Method, eagle3_of
-from dflash_trt.deploy.resolve import Deployment
+from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVAL
 
 CACHE_DTYPES = {"auto": "auto", "fp8": "fp8_e4m3"}
 
 
-def sglang_arguments(deployment: Deployment, method: Method, host: str, port: int) -> dict[str, Any]:
+def sglang_arguments(deployment: ResolvedDeployment, method: Method, host: str, port: int) -> dict[str, Any]:
     """By argument name; methods differ in the speculative_* arguments alone."""
     arguments: dict[str, Any] = {
         "model_path": deployment.target,

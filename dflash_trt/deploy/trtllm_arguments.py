@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from dflash_trt.deploy.method import Method, eagle3_of
-from dflash_trt.deploy.resolve import Deployment
+from dflash_trt.deploy.resolve import ResolvedDeployment
 
 ENGINE_MODE = ("python", "-m", "dflash_trt.trtllm")
 """Starts a command in whose ranks engine mode's drafter is registered (dflash_trt/trtllm)."""
@@ -14,7 +14,7 @@ STREAM_INTERVAL = 20
 POSTPROCESS_WORKERS = 4
 
 
-def trtllm_arguments(deployment: Deployment, method: Method) -> dict[str, Any]:
+def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
     """The arguments of `tensorrt_llm.LLM`, the model's name aside; methods differ in speculative_config alone."""
     arguments: dict[str, Any] = {
         "tensor_parallel_size": deployment.tensor_parallel,
@@ -52,7 +52,7 @@ def trtllm_arguments(deployment: Deployment, method: Method) -> dict[str, Any]:
     return arguments
 
 
-def trtllm_command(deployment: Deployment, method: Method, host: str, port: int) -> list[str]:
+def trtllm_command(deployment: ResolvedDeployment, method: Method, host: str, port: int) -> list[str]:
     """trtllm-serve with the model, the address and the file; every other setting stands in the file."""
     command = ["trtllm-serve", deployment.target, "--host", host, "--port", str(port), "--config", "FILE"]
     is_engine = deployment.mode == "engine" and method == "dflash"

@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from dflash_trt.deploy.method import Method, eagle3_of
-from dflash_trt.deploy.resolve import Deployment
+from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVAL
 
 
-def vllm_arguments(deployment: Deployment, method: Method, host: str, port: int) -> dict[str, Any]:
+def vllm_arguments(deployment: ResolvedDeployment, method: Method, host: str, port: int) -> dict[str, Any]:
     """By argument name; methods differ in speculative_config alone."""
     arguments: dict[str, Any] = {
         "model_tag": deployment.target,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine has, what is missing for which command, and the command that mends it."""
+"""What this machine has, what is missing for which command, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def examine() -> list[Finding]:
         Finding(name="Python", found=platform.python_version()),
         Finding(name="CPU", found=f"{platform.machine()}, {cpu_model()}"),
         *(
-            Finding(name=name, found=_version(name), needed_for=commands, mend=mend)
-            for name, (commands, mend) in PACKAGES.items()
+            Finding(name=name, found=_version(name), needed_for=commands, fix=fix)
+            for name, (commands, fix) in PACKAGES.items()
         ),
         *(
-            Finding(name=name, found=_tool(name), needed_for=commands, mend=mend)
-            for name, (commands, mend) in TOOLS.items()
+            Finding(name=name, found=_tool(name), needed_for=commands, fix=fix)
+            for name, (commands, fix) in TOOLS.items()
         ),
         plugin_library(),
         *gpus(),

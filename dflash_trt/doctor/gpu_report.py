@@ -9,7 +9,7 @@ from typing import Any
 from dflash_trt.doctor.status import Finding
 
 NEEDED_FOR = ("TensorRT plans", "serving with TensorRT-LLM")
-MEND = "run this on the GPU machine; the driver: https://www.nvidia.com/drivers"
+FIX = "run this on the GPU machine; the driver: https://www.nvidia.com/drivers"
 
 
 def gpus() -> list[Finding]:
@@ -35,7 +35,7 @@ def gpus() -> list[Finding]:
 
 
 def _missing(reason: str) -> Finding:
-    return Finding(name=f"NVIDIA GPU ({reason})", found=None, needed_for=NEEDED_FOR, mend=MEND)
+    return Finding(name=f"NVIDIA GPU ({reason})", found=None, needed_for=NEEDED_FOR, fix=FIX)
 
 
 def _gpu(nvml: Any, index: int, device: Any) -> Finding:

@@ -30,18 +30,18 @@ def plugin_library() -> Finding:
 def load(library: Path) -> Finding:
     """Loads `library` with the TensorRT of this machine, full or lean, where there is one."""
     command = [sys.executable, "-m", "dflash_trt.doctor.load_plugin", str(library)]
-    mend = "build it for this TensorRT, see docs/tensorrt_plans.md"
+    fix = "build it for this TensorRT, see docs/tensorrt_plans.md"
     try:
         result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return _missing(f"{library} did not load within {SECONDS} s", mend)
+        return _missing(f"{library} did not load within {SECONDS} s", fix)
     if result.returncode < 0:
-        return _missing(f"{library} ended its process by {signal.Signals(-result.returncode).name}", mend)
+        return _missing(f"{library} ended its process by {signal.Signals(-result.returncode).name}", fix)
     if result.returncode > 0:
         lines = result.stderr.strip().splitlines() or ["no message"]
-        return _missing(f"{library} does not load: {lines[-1]}", mend)
+        return _missing(f"{library} does not load: {lines[-1]}", fix)
     return Finding(name="plugin library", found=f"{library}, {result.stdout.strip()}", needed_for=("TensorRT plans",))
 
 
-def _missing(reason: str, mend: str) -> Finding:
-    return Finding(name=f"plugin library ({reason})", found=None, needed_for=("TensorRT plans",), mend=mend)
+def _missing(reason: str, fix: str) -> Finding:
+    return Finding(name=f"plugin library ({reason})", found=None, needed_for=("TensorRT plans",), fix=fix)

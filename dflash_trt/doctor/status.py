@@ -13,5 +13,5 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     found: str | None
     """Version or description; None when it is missing."""
     needed_for: tuple[str, ...] = ()
-    mend: str | None = None
+    fix: str | None = None
     """The next command to run when it is missing."""

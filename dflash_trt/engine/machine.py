@@ -13,7 +13,7 @@ from dflash_trt.errors import MissingDependencyError
 
 DRIVER = "libcuda.so.1"
 COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76  # CUdevice_attribute, cuda.h 13.0
-MEND = "run this on the GPU machine; the driver: https://www.nvidia.com/drivers"
+FIX = "run this on the GPU machine; the driver: https://www.nvidia.com/drivers"
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,7 +31,7 @@ def visible_gpus() -> list[Gpu]:
     try:
         cuda = ctypes.CDLL(DRIVER)
     except OSError:
-        raise MissingDependencyError(f"expected an NVIDIA driver, found no {DRIVER}", hint=MEND) from None
+        raise MissingDependencyError(f"expected an NVIDIA driver, found no {DRIVER}", hint=FIX) from None
     _check(cuda.cuInit(0), "cuInit")
     count = c_int()
     _check(cuda.cuDeviceGetCount(byref(count)), "cuDeviceGetCount")
@@ -65,4 +65,4 @@ def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
 
 def _check(status: int, call: str) -> None:
     if status != 0:
-        raise MissingDependencyError(f"{DRIVER}: {call}: expected 0, found error {status}", hint=MEND)
+        raise MissingDependencyError(f"{DRIVER}: {call}: expected 0, found error {status}", hint=FIX)

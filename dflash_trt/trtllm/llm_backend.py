@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.deploy.checker import check, deployment_context
+from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.finding import ERROR
 from dflash_trt.deploy.method import Method
 from dflash_trt.deploy.real_classes import installed_version
-from dflash_trt.deploy.resolve import Deployment
+from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import load_schema, versions
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError
@@ -58,7 +58,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def generate(
-    deployment: Deployment, method: Method, prompts: Sequence[list[int]], sampling: dict[str, Any]
+    deployment: ResolvedDeployment, method: Method, prompts: Sequence[list[int]], sampling: dict[str, Any]
 ) -> list[Answer]:
     """Answers to prompts of token ids, all submitted at once; `sampling` is made by `sampling_arguments`.
 
@@ -86,11 +86,11 @@ def sampling_arguments(max_tokens: int, **options: Any) -> dict[str, Any]:
     return {"max_tokens": max_tokens, "return_perf_metrics": True, **said}
 
 
-def _check(deployment: Deployment, arguments: dict[str, Any]) -> None:
+def _check(deployment: ResolvedDeployment, arguments: dict[str, Any]) -> None:
     """What `serve-config --check` would refuse, and more ranks than this machine has GPUs for."""
     installed = installed_version("trtllm")
     schema = load_schema("trtllm", installed if installed in versions("trtllm") else None)
-    findings = check(deployment_context(deployment, schema, arguments))
+    findings = check(deployment_config(deployment, schema, arguments))
     if errors := [finding for finding in findings if finding.severity == ERROR]:
         listed = "".join(f"\n  - {finding}" for finding in errors)
         raise ConfigError(f"{deployment.name}: expected a configuration that TensorRT-LLM can run, found:{listed}")

@@ -20,7 +20,7 @@ def test_json_is_one_document() -> None:
     assert findings["Python"]["found"] == platform.python_version()
     assert findings["onnx"]["needed_for"] == ["build", "generate", "verify", "capture"]
     for finding in findings.values():
-        assert finding["found"] or finding["mend"], finding
+        assert finding["found"] or finding["fix"], finding
 
 
 def test_table_names_the_command_that_mends(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""0 done, 1 the user can mend it, 2 usage, 70 our bug; stdout is data, stderr is talk."""
+"""0 done, 1 the user can fix it, 2 usage, 70 our bug; stdout is data, stderr is talk."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_human_bytes(count: int, text: str) -> None:
 
 
 def test_cells_are_text_and_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table("a [bold] title", ("what", "to mend it"), [("[/x]", "pip install 'dflash-trt[run]'")])
+    print_table("a [bold] title", ("what", "to fix it"), [("[/x]", "pip install 'dflash-trt[run]'")])
     output = capsys.readouterr().out
     for text in ("a [bold] title", "[/x]", "pip install 'dflash-trt[run]'"):
         assert text in output

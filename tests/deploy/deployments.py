@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from dflash_trt.deploy.checker import check, deployment_context
+from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.method import Method
 from dflash_trt.deploy.render import Rendered, render
-from dflash_trt.deploy.resolve import Deployment, resolve
+from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.deploy.schema import Runtime, load_schema
 from tests.paths import REPOSITORY
 
@@ -17,7 +17,7 @@ NAMES = sorted(path.stem for path in BUILD_CONFIGS.glob("*.yaml"))
 RUNTIMES: tuple[Runtime, ...] = ("trtllm", "vllm", "sglang")
 
 
-def resolved(name: str) -> Deployment:
+def resolved(name: str) -> ResolvedDeployment:
     """The deployment build_configs/NAME.yaml."""
     return resolve(load_deployment(BUILD_CONFIGS / f"{name}.yaml"), name)
 
@@ -30,4 +30,4 @@ def rendered(name: str, runtime: Runtime, method: Method = "dflash") -> Rendered
 def findings(name: str, runtime: Runtime, method: Method = "dflash", version: str | None = None) -> list[Finding]:
     """What a check of that finds."""
     schema = load_schema(runtime, version)
-    return check(deployment_context(resolved(name), schema, rendered(name, runtime, method).arguments))
+    return check(deployment_config(resolved(name), schema, rendered(name, runtime, method).arguments))

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.deploy.checker import check, deployment_context, file_context
+from dflash_trt.deploy.checker import check, deployment_config, file_config
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.render import command_text
@@ -290,7 +290,7 @@ def checked(tmp_path: Path, document: dict[str, Any], case: Case, draft: str | N
     is_trtllm = case.runtime == "trtllm"
     file.write_text(yaml.safe_dump(document) if is_trtllm else command_text(case.runtime, document))
     gpus = parse_gpus(case.gpus, "--gpus")
-    return check(file_context(file, schema, gpus=gpus, target="openai/gpt-oss-120b", draft=draft))
+    return check(file_config(file, schema, gpus=gpus, target="openai/gpt-oss-120b", draft=draft))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -302,7 +302,7 @@ def test_broken(tmp_path: Path, case: Case) -> None:
     assert case.words in line
     assert matching[0].severity == case.severity
     assert "\n" not in line
-    assert matching[0].mend
+    assert matching[0].fix
     assert {f.rule for f in found if f.severity == ERROR} - {case.rule} == set(case.also)
 
 
@@ -355,8 +355,8 @@ def test_engine_mode_needs_a_release_that_it_knows() -> None:
     schema = load_schema("trtllm", None)
     later = msgspec.structs.replace(schema, rules={k: v for k, v in schema.rules.items() if k != "engine_mode"})
     document = rendered("gpt-oss-120b.b300x8.nvfp4", "trtllm").arguments
-    assert not any(f.rule == "engine-mode" for f in check(deployment_context(deployment, schema, document)))
-    (finding,) = [f for f in check(deployment_context(deployment, later, document)) if f.rule == "engine-mode"]
+    assert not any(f.rule == "engine-mode" for f in check(deployment_config(deployment, schema, document)))
+    (finding,) = [f for f in check(deployment_config(deployment, later, document)) if f.rule == "engine-mode"]
     assert finding.severity == ERROR
     assert "found tensorrt_llm 1.4.0rc1; serve the draft checkpoint in native mode" in str(finding)
 
@@ -394,9 +394,9 @@ def test_quantised_projections_in_native_mode(tmp_path: Path, recipe: str, is_re
 def test_what_cannot_be_checked_is_said(tmp_path: Path) -> None:
     file = tmp_path / "config"
     file.write_text(yaml.safe_dump(changed("trtllm", {f"{SPEC}.speculative_model": "someone/draft"})))
-    found = check(file_context(file, load_schema("trtllm", None), gpus=None, target=None, draft=None))
+    found = check(file_config(file, load_schema("trtllm", None), gpus=None, target=None, draft=None))
     assert {f.rule for f in found if f.severity == UNCHECKED} == {"draft-length", "memory"}
     document = changed("trtllm", {f"{SPEC}.attention_backend": "TRTLLM"})
     file.write_text(yaml.safe_dump(document))
-    found = check(file_context(file, load_schema("trtllm", None), gpus=None, target=None, draft=None))
+    found = check(file_config(file, load_schema("trtllm", None), gpus=None, target=None, draft=None))
     assert "draft-attention" in {f.rule for f in found if f.severity == UNCHECKED}

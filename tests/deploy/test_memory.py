@@ -8,7 +8,7 @@ import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.deploy.gpus import known_gpus, parse_gpus
-from dflash_trt.deploy.memory import GIB, Load, arena_bytes, paged_arena_bytes, plan_memory
+from dflash_trt.deploy.memory import GIB, Load, arena_bytes, gpu_memory, paged_arena_bytes
 from dflash_trt.deploy.published import PublishedDraft, published_drafts
 from dflash_trt.deploy.sizes import DraftFacts, TargetFacts, read_draft_facts, read_target_facts
 from dflash_trt.errors import ConfigError
@@ -88,28 +88,28 @@ def test_arena_of_the_upstream_test() -> None:
 
 
 def test_plan() -> None:
-    plan = plan_memory(load())
-    items = {item.name: item.bytes for item in plan.items}
+    memory = gpu_memory(load())
+    items = {item.name: item.bytes for item in memory.items}
     assert items["target weights"] == target().weight_bytes(8)
     assert items["context arena"] == 65 * (32768 + 10) * 2048
     assert items["captured hidden states"] == 16384 * 5 * 2880 * 2
-    assert plan.free_bytes == 141_000_000_000 - sum(items.values())
-    assert plan.pool_bytes == int(plan.free_bytes * 0.8)
-    assert plan.request_bytes == target().cache_bytes(8, 2, 32768)
-    assert plan.fits
-    assert plan.unknown == ()
+    assert memory.free_bytes == 141_000_000_000 - sum(items.values())
+    assert memory.pool_bytes == int(memory.free_bytes * 0.8)
+    assert memory.request_bytes == target().cache_bytes(8, 2, 32768)
+    assert memory.fits
+    assert memory.unknown == ()
 
 
 def test_every_rank_of_engine_mode_keeps_the_whole_drafter() -> None:
-    native, engine = plan_memory(load()), plan_memory(load(drafter_ranks=1))
-    native_items, engine_items = ({i.name: i.bytes for i in plan.items} for plan in (native, engine))
+    native, engine = gpu_memory(load()), gpu_memory(load(drafter_ranks=1))
+    native_items, engine_items = ({i.name: i.bytes for i in memory.items} for memory in (native, engine))
     assert engine_items["context arena"] == 8 * native_items["context arena"]
     assert engine_items["drafter weights"] == draft().weight_bytes({}, 1)
     assert engine_items["target weights"] == native_items["target weights"]
 
 
 def test_paged_contexts_are_part_of_a_request() -> None:
-    dense, paged = plan_memory(load()), plan_memory(load(is_dense=False))
+    dense, paged = gpu_memory(load()), gpu_memory(load(is_dense=False))
     assert "context arena" not in {item.name for item in paged.items}
     assert dense.request_bytes is not None
     assert paged.request_bytes == dense.request_bytes + 32768 * 2048
@@ -118,23 +118,23 @@ def test_paged_contexts_are_part_of_a_request() -> None:
 @pytest.mark.parametrize("is_dense", [True, False])
 def test_the_largest_that_fits_fits_and_one_more_does_not(is_dense: bool) -> None:
     asked = load(max_batch_size=4000, max_seq_len=131072, is_dense=is_dense, gpus=parse_gpus("h100x8", "gpus"))
-    plan = plan_memory(asked)
-    for field, largest in (("max_batch_size", plan.largest_batch), ("max_seq_len", plan.largest_context)):
+    memory = gpu_memory(asked)
+    for field, largest in (("max_batch_size", memory.largest_batch), ("max_seq_len", memory.largest_context)):
         if largest == 0:
             continue
-        assert plan_memory(msgspec.structs.replace(asked, **{field: largest})).fits
+        assert gpu_memory(msgspec.structs.replace(asked, **{field: largest})).fits
         if largest < 2**16:
-            assert not plan_memory(msgspec.structs.replace(asked, **{field: largest + 1})).fits
+            assert not gpu_memory(msgspec.structs.replace(asked, **{field: largest + 1})).fits
     if is_dense:
-        assert not plan.fits
-        assert 0 < plan.largest_batch < 4000
+        assert not memory.fits
+        assert 0 < memory.largest_batch < 4000
 
 
 def test_unknown_targets_are_not_guessed() -> None:
-    plan = plan_memory(load(target=None))
-    assert "target weights" not in {item.name for item in plan.items}
-    assert plan.full_requests is None
-    assert plan.unknown[0].startswith("target weights and cache:")
+    memory = gpu_memory(load(target=None))
+    assert "target weights" not in {item.name for item in memory.items}
+    assert memory.full_requests is None
+    assert memory.unknown[0].startswith("target weights and cache:")
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt-oss", "tiny-qwen3"])

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 import yaml
 
-from dflash_trt.deploy.checker import check, deployment_context, file_context
+from dflash_trt.deploy.checker import check, deployment_config, file_config
 from dflash_trt.deploy.deployment_file import DeploymentFile, load_deployment
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.gpus import parse_gpus
-from dflash_trt.deploy.memory import Load, plan_memory
+from dflash_trt.deploy.memory import Load, gpu_memory
 from dflash_trt.deploy.render import render
-from dflash_trt.deploy.resolve import Deployment, resolve
+from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import Runtime, load_schema
 from tests.cli.commands import run_here
@@ -30,17 +30,17 @@ def changed(**changes: Any) -> DeploymentFile:
     return msgspec.structs.replace(FILE, **changes)
 
 
-def asked(deployment: Deployment, runtime: Runtime) -> Load:
+def asked(deployment: ResolvedDeployment, runtime: Runtime) -> Load:
     """What the runtime's arguments ask of each GPU."""
     arguments = render(deployment, runtime, "dflash", host="127.0.0.1", port=1).arguments
-    load = document_load(deployment_context(deployment, load_schema(runtime, None), arguments))
+    load = document_load(deployment_config(deployment, load_schema(runtime, None), arguments))
     assert load is not None
     return load
 
 
-def found(deployment: Deployment) -> list[Finding]:
+def found(deployment: ResolvedDeployment) -> list[Finding]:
     arguments = render(deployment, "trtllm", "dflash", host="127.0.0.1", port=1).arguments
-    return check(deployment_context(deployment, load_schema("trtllm", None), arguments))
+    return check(deployment_config(deployment, load_schema("trtllm", None), arguments))
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -111,12 +111,12 @@ def test_a_file_that_serves_an_engine_directory_is_checked_in_engine_mode(tmp_pa
     file = tmp_path / "serve.yaml"
     file.write_text(yaml.safe_dump(render(deployment, "trtllm", "dflash", host="127.0.0.1", port=1).arguments))
     schema, gpus = load_schema("trtllm", None), parse_gpus("b300x1", "gpus")
-    context = file_context(file, schema, gpus=gpus, target=str(target), draft=None)
-    assert context.mode == "engine"
-    assert check(context) == []
+    config = file_config(file, schema, gpus=gpus, target=str(target), draft=None)
+    assert config.mode == "engine"
+    assert check(config) == []
 
 
 def test_nothing_fits_where_nothing_is_left() -> None:
     """A pool of no size needs nothing, but the rest must still fit."""
     load = asked(resolve(changed(max_batch_size=4096, max_num_tokens=65536), "x"), "trtllm")
-    assert not plan_memory(msgspec.structs.replace(load, target=None, pool_fraction=0.0)).fits
+    assert not gpu_memory(msgspec.structs.replace(load, target=None, pool_fraction=0.0)).fits

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.gpus import parse_gpus
-from dflash_trt.deploy.rules.checked_config import Context
+from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.schema import Field, Schema, load_schema, schemas, versions
 from dflash_trt.deploy.schema_check import WORDS, check_schema
 from dflash_trt.deploy.sizes import read_draft_facts, read_target_facts
@@ -112,7 +112,7 @@ DOCUMENTS = st.dictionaries(
 @given(document=DOCUMENTS, schema=st.sampled_from(list(schemas().values())), gpus=st.sampled_from([None, "h200x8"]))
 def test_no_document_breaks_a_check(document: dict[str, Any], schema: Schema, gpus: str | None) -> None:
     """Whatever a file holds, a check ends in findings, each on one line."""
-    context = Context(
+    config = CheckedConfig(
         schema=schema,
         document=document,
         gpus=None if gpus is None else parse_gpus(gpus, "gpus"),
@@ -121,6 +121,6 @@ def test_no_document_breaks_a_check(document: dict[str, Any], schema: Schema, gp
         algorithms={"layers.0.self_attn.q_proj": "NVFP4"},
         mode="native",
     )
-    for finding in check(context):
-        assert "\n" not in finding.mend
+    for finding in check(config):
+        assert "\n" not in finding.fix
         assert finding.rule

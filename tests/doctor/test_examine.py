@@ -35,7 +35,7 @@ def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(doctor.PACKAGES, "no_such_package", (("everything",), "pip install no_such_package"))
     missing = finding("no_such_package")
     assert (missing.found, missing.needed_for) == (None, ("everything",))
-    assert missing.mend == "pip install no_such_package"
+    assert missing.fix == "pip install no_such_package"
 
 
 def test_every_missing_thing_has_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,14 +43,14 @@ def test_every_missing_thing_has_its_command(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     missing = [finding for finding in examine() if finding.found is None]
     assert {"onnx", "torch", "tensorrt", "c++", "nvcc"} <= {finding.name for finding in missing}
-    assert all(finding.mend and finding.needed_for for finding in missing)
+    assert all(finding.fix and finding.needed_for for finding in missing)
 
 
 def test_extras_bring_what_doctor_says() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    for package, (_, mend) in doctor.PACKAGES.items():
-        if "dflash-trt[" in mend:
-            extra = mend.partition("[")[2].partition("]")[0]
+    for package, (_, fix) in doctor.PACKAGES.items():
+        if "dflash-trt[" in fix:
+            extra = fix.partition("[")[2].partition("]")[0]
             listed = [requirement.partition(">")[0] for requirement in project["optional-dependencies"][extra]]
             assert package in listed
 

@@ -93,5 +93,5 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     (gpu,) = gpus()
     assert gpu.found is None
     assert "Not Found" in gpu.name
-    assert gpu.mend is not None
-    assert "https://www.nvidia.com/drivers" in gpu.mend
+    assert gpu.fix is not None
+    assert "https://www.nvidia.com/drivers" in gpu.fix

@@ -48,8 +48,8 @@ def test_libraries_that_do_not_fit(source: str, reason: str, tmp_path: Path) -> 
     assert finding.found is None
     assert str(library) in finding.name
     assert reason in finding.name
-    assert finding.mend is not None
-    assert "docs/tensorrt_plans.md" in finding.mend
+    assert finding.fix is not None
+    assert "docs/tensorrt_plans.md" in finding.fix
 
 
 def test_a_library_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,4 +65,4 @@ def test_a_library_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     finding = plugin_library()
     assert finding.found is None
     assert f"found no file at {tmp_path / 'none.so'}" in finding.name
-    assert finding.mend is not None
+    assert finding.fix is not None

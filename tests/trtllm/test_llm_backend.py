@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dflash_trt.cli.trtllm import generate_with_trtllm
-from dflash_trt.deploy.resolve import Deployment
+from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import versions
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError, EngineError, MissingDependencyError, RequestError, VerificationError
@@ -132,7 +132,7 @@ def test_more_ranks_than_gpus(package: Package, monkeypatch: pytest.MonkeyPatch)
 def test_a_deployment_that_could_not_run(package: Package) -> None:
     import msgspec
 
-    broken: Deployment = msgspec.structs.replace(resolved("qwen3-8b.h200x1.latency"), draft_tokens=99)
+    broken: ResolvedDeployment = msgspec.structs.replace(resolved("qwen3-8b.h200x1.latency"), draft_tokens=99)
     with pytest.raises(ConfigError, match="draft-length"):
         generate(broken, "dflash", [[1]], GREEDY)
     assert package.made == []

@@ -14,8 +14,8 @@ from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.sizes import DraftFacts, TargetFacts
 
 
-class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """One configuration and its surroundings; None where something is not known."""
+class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration of a runtime, and what is known of the models and GPUs around it; None where it is not."""
 
     schema: Schema
     document: dict[str, Any]
@@ -45,27 +45,29 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         return True
 
 
-Rule = Callable[[Context], Iterator[Finding]]
+Rule = Callable[[CheckedConfig], Iterator[Finding]]
 
 
-def error(rule: str, key: str, expected: str, found: object, mend: str) -> Finding:
+def error(rule: str, key: str, expected: str, found: object, fix: str) -> Finding:
     """What the runtime refuses, or what breaks it."""
-    return Finding(rule, ERROR, key, f"expected {expected}, found {found}", mend)
+    return Finding(rule, ERROR, key, f"expected {expected}, found {found}", fix)
 
 
-def warning(rule: str, key: str, expected: str, found: object, mend: str) -> Finding:
+def warning(rule: str, key: str, expected: str, found: object, fix: str) -> Finding:
     """What runs, but not as it should."""
-    return Finding(rule, WARNING, key, f"expected {expected}, found {found}", mend)
+    return Finding(rule, WARNING, key, f"expected {expected}, found {found}", fix)
 
 
-def unchecked(rule: str, key: str, missing: str, mend: str) -> Finding:
+def unchecked(rule: str, key: str, missing: str, fix: str) -> Finding:
     """What could not be looked at."""
-    return Finding(rule, UNCHECKED, key, missing, mend)
+    return Finding(rule, UNCHECKED, key, missing, fix)
 
 
-def check_draft_tokens(context: Context, key: str, found: int | None, *, window: bool = False) -> Iterator[Finding]:
+def check_draft_tokens(
+    config: CheckedConfig, key: str, found: int | None, *, window: bool = False
+) -> Iterator[Finding]:
     """K against the block that the draft was trained with; `window` counts the last verified token too."""
-    draft = context.draft
+    draft = config.draft
     if draft is None:
         yield unchecked("draft-length", key, "the draft's block_size is not known", "give --draft DIR")
         return
@@ -83,15 +85,15 @@ def check_draft_tokens(context: Context, key: str, found: int | None, *, window:
 
 
 def check_token_budget(
-    context: Context, batch_key: str, tokens_key: str, draft_tokens: int | None
+    config: CheckedConfig, batch_key: str, tokens_key: str, draft_tokens: int | None
 ) -> Iterator[Finding]:
     """Every running request verifies 1 + K tokens in one forward pass."""
-    batch, tokens = context.number(batch_key), context.number(tokens_key)
+    batch, tokens = config.number(batch_key), config.number(tokens_key)
     if batch is None or tokens is None or draft_tokens is None or batch * (1 + draft_tokens) <= tokens:
         return
     needed, most = batch * (1 + draft_tokens), tokens // (1 + draft_tokens)
     # A batch that the file leaves to the runtime is cut down by it; one that the file asks for is refused.
-    make = error if context.is_set(batch_key) else warning
+    make = error if config.is_set(batch_key) else warning
     yield make(
         "token-budget",
         tokens_key,
@@ -101,6 +103,6 @@ def check_token_budget(
     )
 
 
-def quantized_modules(context: Context, names: list[str]) -> list[str]:
+def quantized_modules(config: CheckedConfig, names: list[str]) -> list[str]:
     """Those of the drafter's modules called `names` that are quantised."""
-    return [module for module in context.algorithms if module.rpartition(".")[2] in names]
+    return [module for module in config.algorithms if module.rpartition(".")[2] in names]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import msgspec
 
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.memory import Load, MemoryPlan, paged_arena_bytes, plan_memory
-from dflash_trt.deploy.rules.checked_config import Context, error, unchecked, warning
+from dflash_trt.deploy.memory import GpuMemory, Load, gpu_memory, paged_arena_bytes
+from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked, warning
 from dflash_trt.engine.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 
 # vLLM and SGLang take a share of the whole GPU for everything together; a tenth stays free.
@@ -58,86 +58,86 @@ KEYS = {
 }
 
 
-def document_load(context: Context) -> Load | None:
+def document_load(config: CheckedConfig) -> Load | None:
     """What the arguments ask of each GPU; None where the draft, the GPU or a number is not known."""
-    keys = KEYS[context.schema.runtime]
+    keys = KEYS[config.schema.runtime]
     names = ("ranks", "max_batch_size", "max_num_tokens", "max_seq_len", "draft_tokens")
-    found = {name: context.number(getattr(keys, name)) for name in names}
+    found = {name: config.number(getattr(keys, name)) for name in names}
     numbers = {name: number for name, number in found.items() if number is not None}
-    if context.draft is None or context.gpus is None or len(numbers) < len(names):
+    if config.draft is None or config.gpus is None or len(numbers) < len(names):
         return None
     numbers["draft_tokens"] -= keys.counts_window
-    is_trtllm = context.schema.runtime == "trtllm"
-    fraction = context.setting("kv_cache_config.free_gpu_memory_fraction") if is_trtllm else POOL_FRACTION
+    is_trtllm = config.schema.runtime == "trtllm"
+    fraction = config.setting("kv_cache_config.free_gpu_memory_fraction") if is_trtllm else POOL_FRACTION
     return Load(
-        gpus=context.gpus,
-        draft=context.draft,
-        target=context.target,
-        algorithms=context.algorithms,
-        drafter_ranks=numbers["ranks"] if context.mode == "native" else 1,
-        is_dense=is_trtllm and context.setting("speculative_config.attention_backend") != "TRTLLM",
-        element_bytes=1 if "fp8" in str(context.setting(keys.cache_dtype)) else 2,
-        workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if context.mode == "engine" else 0,
+        gpus=config.gpus,
+        draft=config.draft,
+        target=config.target,
+        algorithms=config.algorithms,
+        drafter_ranks=numbers["ranks"] if config.mode == "native" else 1,
+        is_dense=is_trtllm and config.setting("speculative_config.attention_backend") != "TRTLLM",
+        element_bytes=1 if "fp8" in str(config.setting(keys.cache_dtype)) else 2,
+        workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if config.mode == "engine" else 0,
         pool_fraction=fraction if isinstance(fraction, (int, float)) else POOL_FRACTION,
         **numbers,
     )
 
 
-def check_memory(context: Context) -> Iterator[Finding]:
+def check_memory(config: CheckedConfig) -> Iterator[Finding]:
     """Refuses, before anything starts, what cannot fit, and says what can."""
-    keys = KEYS[context.schema.runtime]
-    load = document_load(context)
+    keys = KEYS[config.schema.runtime]
+    load = document_load(config)
     if load is None:
         yield unchecked(
             "memory", keys.max_batch_size, "the draft, the GPU or a number is not known", "give --draft and --gpus"
         )
         return
-    plan = plan_memory(load)
-    for what in plan.unknown:
+    memory = gpu_memory(load)
+    for what in memory.unknown:
         yield unchecked("memory", what.partition(": ")[0], what.partition(": ")[2], "give --target DIR")
-    if plan.fits:
-        yield from _private_arena(context, load, plan)
+    if memory.fits:
+        yield from _private_arena(config, load, memory)
         return
-    rule = "context-arena" if plan.free_bytes < 0 and _arena(plan) else "memory"
-    yield error(rule, keys.max_batch_size, *_refusal(load, plan, keys))
+    rule = "context-arena" if memory.free_bytes < 0 and _arena(memory) else "memory"
+    yield error(rule, keys.max_batch_size, *_refusal(load, memory, keys))
 
 
-def _private_arena(context: Context, load: Load, plan: MemoryPlan) -> Iterator[Finding]:
+def _private_arena(config: CheckedConfig, load: Load, memory: GpuMemory) -> Iterator[Finding]:
     """TRTLLM attention normally binds the managed pool; where it does not, it sets aside an arena of its own."""
     needed = paged_arena_bytes(load)
-    if context.schema.runtime == "trtllm" and not load.is_dense and needed > plan.free_bytes:
+    if config.schema.runtime == "trtllm" and not load.is_dense and needed > memory.free_bytes:
         yield warning(
             "context-arena",
             "max_batch_size",
-            f"{_gib(plan.free_bytes)} to hold a private context arena, should the drafter not get the managed pool",
+            f"{_gib(memory.free_bytes)} to hold a private context arena, should the drafter not get the managed pool",
             _gib(needed),
             "lower max_batch_size or max_seq_len if the log says that it was allocated",
         )
 
 
-def _arena(plan: MemoryPlan) -> int:
-    return next((item.bytes for item in plan.items if item.name == "context arena"), 0)
+def _arena(memory: GpuMemory) -> int:
+    return next((item.bytes for item in memory.items if item.name == "context arena"), 0)
 
 
-def _refusal(load: Load, plan: MemoryPlan, keys: Keys) -> tuple[str, str, str]:
-    """What was expected, what was found and how to mend it."""
-    gpu = f"{load.gpus.name} ({_gib(plan.capacity_bytes)})"
-    arena = _arena(plan)
-    if plan.free_bytes >= 0:
-        expected = f"a cache pool for one request of {load.max_seq_len} tokens ({_gib(plan.request_bytes or 0)})"
-        found = f"{_gib(plan.pool_bytes)} on each {gpu}"
+def _refusal(load: Load, memory: GpuMemory, keys: Keys) -> tuple[str, str, str]:
+    """What was expected, what was found and how to fix it."""
+    gpu = f"{load.gpus.name} ({_gib(memory.capacity_bytes)})"
+    arena = _arena(memory)
+    if memory.free_bytes >= 0:
+        expected = f"a cache pool for one request of {load.max_seq_len} tokens ({_gib(memory.request_bytes or 0)})"
+        found = f"{_gib(memory.pool_bytes)} on each {gpu}"
     elif arena:
-        expected = f"a context arena of at most {_gib(max(0, plan.free_bytes + arena))}, what is left of each {gpu}"
+        expected = f"a context arena of at most {_gib(max(0, memory.free_bytes + arena))}, what is left of each {gpu}"
         found = _gib(arena)
     else:
-        expected, found = f"what fits each {gpu}", _gib(sum(item.bytes for item in plan.items))
+        expected, found = f"what fits each {gpu}", _gib(sum(item.bytes for item in memory.items))
     options = []
-    if plan.largest_batch:
-        options.append(f"{keys.max_batch_size} {plan.largest_batch}")
-    if plan.largest_context:
-        options.append(f"{keys.max_seq_len} {plan.largest_context}")
-    mend = f"lower to {' or '.join(options)}" if options else "use more or larger GPUs: no batch fits"
-    return expected, found, mend
+    if memory.largest_batch:
+        options.append(f"{keys.max_batch_size} {memory.largest_batch}")
+    if memory.largest_context:
+        options.append(f"{keys.max_seq_len} {memory.largest_context}")
+    fix = f"lower to {' or '.join(options)}" if options else "use more or larger GPUs: no batch fits"
+    return expected, found, fix
 
 
 def _gib(count: int) -> str:

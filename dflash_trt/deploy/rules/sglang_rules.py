@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.rules.checked_config import Context, Rule, check_draft_tokens, error, warning
+from dflash_trt.deploy.rules.checked_config import CheckedConfig, Rule, check_draft_tokens, error, warning
 from dflash_trt.deploy.rules.memory_rules import check_memory
 
 WINDOW = "speculative_num_draft_tokens"
@@ -14,73 +14,73 @@ BLOCK = "speculative_dflash_block_size"
 DRAFT_WINDOW = "speculative_draft_window_size"
 
 
-def _algorithm(context: Context) -> str:
-    return str(context.document.get("speculative_algorithm") or "").upper()
+def _algorithm(config: CheckedConfig) -> str:
+    return str(config.document.get("speculative_algorithm") or "").upper()
 
 
-def _verify_window(context: Context) -> int | None:
-    return context.number(WINDOW) or context.number(BLOCK)
+def _verify_window(config: CheckedConfig) -> int | None:
+    return config.number(WINDOW) or config.number(BLOCK)
 
 
-def required(context: Context) -> Iterator[Finding]:
+def required(config: CheckedConfig) -> Iterator[Finding]:
     """A draft model."""
-    for key in context.schema.rules["required"]["methods"].get(_algorithm(context), []):
-        if context.setting(key) is None:
-            yield error("missing-key", key, f"the draft of {_algorithm(context)}", "no such argument", f"add {key}")
+    for key in config.schema.rules["required"]["methods"].get(_algorithm(config), []):
+        if config.setting(key) is None:
+            yield error("missing-key", key, f"the draft of {_algorithm(config)}", "no such argument", f"add {key}")
 
 
-def verify_window(context: Context) -> Iterator[Finding]:
+def verify_window(config: CheckedConfig) -> Iterator[Finding]:
     """Two names of one number, and the block it must fit."""
-    if _algorithm(context) != "DFLASH":
+    if _algorithm(config) != "DFLASH":
         return
-    window, block = context.number(WINDOW), context.number(BLOCK)
+    window, block = config.number(WINDOW), config.number(BLOCK)
     if window is not None and block is not None and window != block:
         yield error("verify-window", BLOCK, f"{window}, as {WINDOW}", block, "give one of the two")
-    yield from check_draft_tokens(context, WINDOW, _verify_window(context), window=True)
+    yield from check_draft_tokens(config, WINDOW, _verify_window(config), window=True)
 
 
-def pipeline(context: Context) -> Iterator[Finding]:
+def pipeline(config: CheckedConfig) -> Iterator[Finding]:
     """DFlash runs without pipeline parallelism."""
-    stages = context.number("pp_size") or 1
-    if _algorithm(context) == "DFLASH" and stages != 1:
+    stages = config.number("pp_size") or 1
+    if _algorithm(config) == "DFLASH" and stages != 1:
         yield error("parallelism", "pp_size", "1 with DFLASH", stages, "set it to 1")
 
 
-def gpu_count(context: Context) -> Iterator[Finding]:
+def gpu_count(config: CheckedConfig) -> Iterator[Finding]:
     """Ranks and GPUs."""
-    tensor, pipeline_size = context.number("tp_size") or 1, context.number("pp_size") or 1
-    replicas = context.number("dp_size") or 1
-    if context.gpus is not None and tensor * pipeline_size * replicas > context.gpus.count:
+    tensor, pipeline_size = config.number("tp_size") or 1, config.number("pp_size") or 1
+    replicas = config.number("dp_size") or 1
+    if config.gpus is not None and tensor * pipeline_size * replicas > config.gpus.count:
         yield error(
-            "parallelism", "tp_size", f"at most the {context.gpus.count} GPUs of {context.gpus}",
+            "parallelism", "tp_size", f"at most the {config.gpus.count} GPUs of {config.gpus}",
             f"{tensor * pipeline_size * replicas} ranks",
-            f"set it to {context.gpus.count // (pipeline_size * replicas) or 1}",
+            f"set it to {config.gpus.count // (pipeline_size * replicas) or 1}",
         )  # fmt: skip
 
 
-def dp_attention(context: Context) -> Iterator[Finding]:
+def dp_attention(config: CheckedConfig) -> Iterator[Finding]:
     """Greedy projection borrows the target's head, which every attention rank must hold."""
-    if _algorithm(context) != "DFLASH" or (context.number("attn_dp_size") or 1) == 1:
+    if _algorithm(config) != "DFLASH" or (config.number("attn_dp_size") or 1) == 1:
         return
-    if context.setting("enable_dp_lm_head") is not True:
+    if config.setting("enable_dp_lm_head") is not True:
         yield error("dp-attention", "enable_dp_lm_head", "true with attn_dp_size > 1", "false", "add the argument")
-    if (found := context.number("attn_cp_size") or 1) != 1:
+    if (found := config.number("attn_cp_size") or 1) != 1:
         yield error("dp-attention", "attn_cp_size", "1 with attn_dp_size > 1", found, "set it to 1")
 
 
-def draft_window(context: Context) -> Iterator[Finding]:
+def draft_window(config: CheckedConfig) -> Iterator[Finding]:
     """A bounded context must hold at least one block."""
-    window, verify = context.number(DRAFT_WINDOW), _verify_window(context)
+    window, verify = config.number(DRAFT_WINDOW), _verify_window(config)
     if window is not None and verify is not None and window < verify:
         yield error("draft-window", DRAFT_WINDOW, f"at least the verify window {verify}", window, f"set it to {verify}")
-    if context.number("speculative_draft_sink_size") is not None and window is None:
+    if config.number("speculative_draft_sink_size") is not None and window is None:
         yield error("draft-window", "speculative_draft_sink_size", DRAFT_WINDOW, "no such argument", "add it")
 
 
-def running_requests(context: Context) -> Iterator[Finding]:
+def running_requests(config: CheckedConfig) -> Iterator[Finding]:
     """SGLang cuts an unset limit down, which makes a comparison with another method unfair."""
-    rule = context.schema.rules["max_running_requests"]
-    if _algorithm(context) == "DFLASH" and context.number("max_running_requests") is None:
+    rule = config.schema.rules["max_running_requests"]
+    if _algorithm(config) == "DFLASH" and config.number("max_running_requests") is None:
         default = rule["default_with_dflash"]
         yield warning(
             "running-requests", "max_running_requests", "a number", f"none: SGLang takes {default} with DFLASH",
@@ -88,10 +88,10 @@ def running_requests(context: Context) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def memory(context: Context) -> Iterator[Finding]:
+def memory(config: CheckedConfig) -> Iterator[Finding]:
     """What fits the GPU."""
-    if _algorithm(context) == "DFLASH":
-        yield from check_memory(context)
+    if _algorithm(config) == "DFLASH":
+        yield from check_memory(config)
 
 
 RULES: tuple[Rule, ...] = (

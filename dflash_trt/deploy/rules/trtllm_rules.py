@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.rules.checked_config import (
-    Context,
+    CheckedConfig,
     Rule,
     check_draft_tokens,
     check_token_budget,
@@ -23,25 +23,25 @@ SPEC = "speculative_config"
 BACKEND = f"{SPEC}.attention_backend"
 
 
-def is_dflash(context: Context) -> bool:
+def is_dflash(config: CheckedConfig) -> bool:
     """Whether the configuration decodes with DFlash."""
-    spec = context.document.get(SPEC)
+    spec = config.document.get(SPEC)
     return isinstance(spec, dict) and spec.get("decoding_type") == "DFlash"
 
 
-def parallelism(context: Context) -> Iterator[Finding]:
+def parallelism(config: CheckedConfig) -> Iterator[Finding]:
     """Ranks and GPUs."""
-    sizes = [context.number(f"{name}_parallel_size") for name in ("tensor", "pipeline", "context")]
+    sizes = [config.number(f"{name}_parallel_size") for name in ("tensor", "pipeline", "context")]
     tensor, pipeline, sequence = (size or 1 for size in sizes)
-    if context.gpus is not None and tensor * pipeline * sequence > context.gpus.count:
+    if config.gpus is not None and tensor * pipeline * sequence > config.gpus.count:
         yield error(
             "parallelism",
             "tensor_parallel_size",
-            f"at most the {context.gpus.count} GPUs of {context.gpus}",
+            f"at most the {config.gpus.count} GPUs of {config.gpus}",
             f"{tensor * pipeline * sequence} ranks",
-            f"set it to {context.gpus.count // (pipeline * sequence) or 1}",
+            f"set it to {config.gpus.count // (pipeline * sequence) or 1}",
         )
-    expert, shared = context.number("moe_expert_parallel_size"), context.number("moe_tensor_parallel_size")
+    expert, shared = config.number("moe_expert_parallel_size"), config.number("moe_tensor_parallel_size")
     if expert is not None and tensor % expert:
         yield error(
             "parallelism", "moe_expert_parallel_size", f"a divisor of tensor_parallel_size {tensor}", expert,
@@ -55,10 +55,10 @@ def parallelism(context: Context) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def cuda_graphs(context: Context) -> Iterator[Finding]:
+def cuda_graphs(config: CheckedConfig) -> Iterator[Finding]:
     """Graphs for batches that never occur, or for too few."""
-    graphs, batch = context.number("cuda_graph_config.max_batch_size"), context.number("max_batch_size")
-    listed = context.setting("cuda_graph_config.batch_sizes")
+    graphs, batch = config.number("cuda_graph_config.max_batch_size"), config.number("max_batch_size")
+    listed = config.setting("cuda_graph_config.batch_sizes")
     sizes = [size for size in listed if isinstance(size, int)] if isinstance(listed, list) else []
     if sizes and graphs and max(sizes) != graphs:
         yield error(
@@ -72,98 +72,98 @@ def cuda_graphs(context: Context) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def required(context: Context) -> Iterator[Finding]:
+def required(config: CheckedConfig) -> Iterator[Finding]:
     """Keys without which DFlash cannot start, or not as it should."""
-    if not is_dflash(context):
+    if not is_dflash(config):
         return
     for key in ("speculative_model", "max_draft_len"):
-        if context.setting(f"{SPEC}.{key}") is None:
+        if config.setting(f"{SPEC}.{key}") is None:
             what = "the draft checkpoint" if key == "speculative_model" else "K, the drafted tokens of a step"
             yield error("missing-key", f"{SPEC}.{key}", what, "no such key", f"add {key}")
-    if context.setting("max_seq_len") is None:
+    if config.setting("max_seq_len") is None:
         yield error(
             "max-seq-len", "max_seq_len", "the length that sizes the context arena", "no such key",
             "add max_seq_len: without it the arena takes the draft's max_position_embeddings",
         )  # fmt: skip
 
 
-def draft_length(context: Context) -> Iterator[Finding]:
+def draft_length(config: CheckedConfig) -> Iterator[Finding]:
     """K <= block_size - 1."""
-    if is_dflash(context):
-        yield from check_draft_tokens(context, f"{SPEC}.max_draft_len", context.number(f"{SPEC}.max_draft_len"))
+    if is_dflash(config):
+        yield from check_draft_tokens(config, f"{SPEC}.max_draft_len", config.number(f"{SPEC}.max_draft_len"))
 
 
-def token_budget(context: Context) -> Iterator[Finding]:
+def token_budget(config: CheckedConfig) -> Iterator[Finding]:
     """max_batch_size * (1 + K) <= max_num_tokens."""
-    draft_tokens = context.number(f"{SPEC}.max_draft_len") if context.document.get(SPEC) else None
-    yield from check_token_budget(context, "max_batch_size", "max_num_tokens", draft_tokens)
+    draft_tokens = config.number(f"{SPEC}.max_draft_len") if config.document.get(SPEC) else None
+    yield from check_token_budget(config, "max_batch_size", "max_num_tokens", draft_tokens)
 
 
-def draft_attention(context: Context) -> Iterator[Finding]:
+def draft_attention(config: CheckedConfig) -> Iterator[Finding]:
     """Kernels that the GPU has."""
-    if not is_dflash(context):
+    if not is_dflash(config):
         return
-    backend = context.setting(BACKEND)
-    if context.mode == "engine" and backend != "VANILLA":
+    backend = config.setting(BACKEND)
+    if config.mode == "engine" and backend != "VANILLA":
         yield error(
             "draft-attention", BACKEND, "VANILLA (our engines read the dense context arena)", backend,
             "set it to VANILLA",
         )  # fmt: skip
         return
-    kernels = context.schema.rules["draft_attention"]["kernels"]
+    kernels = config.schema.rules["draft_attention"]["kernels"]
     needed = kernels.get(backend) if isinstance(backend, str) else None
     if needed is None:
         return
-    if context.gpus is None:
+    if config.gpus is None:
         yield unchecked("draft-attention", BACKEND, f"whether the GPU has {backend} kernels", "give --gpus")
         return
-    gpu = context.gpus.gpu
+    gpu = config.gpus.gpu
     if list(gpu.compute_capability) not in needed:
         names = " or ".join(f"SM {major}.{minor}" for major, minor in needed)
         yield error(
-            "draft-attention", BACKEND, f"{names} for {backend}", f"{context.gpus.name} ({gpu.sm})",
+            "draft-attention", BACKEND, f"{names} for {backend}", f"{config.gpus.name} ({gpu.sm})",
             "set it to VANILLA",
         )  # fmt: skip
 
 
-def prefix_reuse(context: Context) -> Iterator[Finding]:
+def prefix_reuse(config: CheckedConfig) -> Iterator[Finding]:
     """Reused prompt blocks never pass the target again, so that the drafter has no context rows for them."""
-    reuse = context.setting("kv_cache_config.enable_block_reuse")
-    if not is_dflash(context) or reuse is not True:
+    reuse = config.setting("kv_cache_config.enable_block_reuse")
+    if not is_dflash(config) or reuse is not True:
         return
-    said = "true" if context.is_set("kv_cache_config.enable_block_reuse") else "true (its default)"
-    key = context.schema.rules["prefix_reuse"]["recompute_key"]
-    tail = context.number(f"{SPEC}.{key}") if key else None
+    said = "true" if config.is_set("kv_cache_config.enable_block_reuse") else "true (its default)"
+    key = config.schema.rules["prefix_reuse"]["recompute_key"]
+    tail = config.number(f"{SPEC}.{key}") if key else None
     if tail:
         return
-    mend = "set kv_cache_config.enable_block_reuse to false"
+    fix = "set kv_cache_config.enable_block_reuse to false"
     if key:
-        mend += f", or {SPEC}.{key} above 0 (not for sliding-window targets under cache manager V1)"
-    make = warning if context.setting(BACKEND) == "TRTLLM" else error  # its pool may be shared with the target's
-    yield make("prefix-reuse", "kv_cache_config.enable_block_reuse", "false: a hit starves the drafter", said, mend)
+        fix += f", or {SPEC}.{key} above 0 (not for sliding-window targets under cache manager V1)"
+    make = warning if config.setting(BACKEND) == "TRTLLM" else error  # its pool may be shared with the target's
+    yield make("prefix-reuse", "kv_cache_config.enable_block_reuse", "false: a hit starves the drafter", said, fix)
 
 
-def quantized_context(context: Context) -> Iterator[Finding]:
+def quantized_context(config: CheckedConfig) -> Iterator[Finding]:
     """The native drafter multiplies with the raw q, k, v and fc weights."""
-    if not is_dflash(context) or context.mode == "engine":
+    if not is_dflash(config) or config.mode == "engine":
         return
-    names = context.schema.rules["quantized_context"]["modules"]
-    if modules := quantized_modules(context, names):
+    names = config.schema.rules["quantized_context"]["modules"]
+    if modules := quantized_modules(config, names):
         yield error(
             "quantized-context",
             f"{SPEC}.speculative_model",
             f"unquantised {', '.join(names)} in native mode",
-            f"{modules[0]} and {len(modules) - 1} more in {context.algorithms[modules[0]]}",
+            f"{modules[0]} and {len(modules) - 1} more in {config.algorithms[modules[0]]}",
             "quantise with --recipe nvfp4-native, or serve in engine mode",
         )
 
 
-def backbone(context: Context) -> Iterator[Finding]:
+def backbone(config: CheckedConfig) -> Iterator[Finding]:
     """config.json must lead to a dense Qwen3 backbone: architectures if registered, else model_type."""
-    draft = context.draft
-    if not is_dflash(context) or context.mode == "engine" or draft is None or draft.model_type is None:
+    draft = config.draft
+    if not is_dflash(config) or config.mode == "engine" or draft is None or draft.model_type is None:
         return
-    rule = context.schema.rules["backbone"]
+    rule = config.schema.rules["backbone"]
     if draft.model_type in rule["model_types"] or set(draft.architectures or ()) & set(rule["architectures"]):
         return
     seen = draft.origin == CHECKPOINT
@@ -177,32 +177,32 @@ def backbone(context: Context) -> Iterator[Finding]:
     )
 
 
-def engine_mode(context: Context) -> Iterator[Finding]:
+def engine_mode(config: CheckedConfig) -> Iterator[Finding]:
     """Engine mode stands in for the drafter of known releases: its interface is internal to TensorRT-LLM."""
-    schema = context.schema
-    if is_dflash(context) and context.mode == "engine" and "engine_mode" not in schema.rules:
+    schema = config.schema
+    if is_dflash(config) and config.mode == "engine" and "engine_mode" not in schema.rules:
         yield error(
             "engine-mode", f"{SPEC}.speculative_model", "a release whose drafter interface is known to engine mode",
             f"tensorrt_llm {schema.version}", "serve the draft checkpoint in native mode",
         )  # fmt: skip
 
 
-def same_facts(context: Context) -> Iterator[Finding]:
+def same_facts(config: CheckedConfig) -> Iterator[Finding]:
     """What the file repeats of the draft's config.json must be the same."""
-    draft = context.draft
-    if not is_dflash(context) or draft is None:
+    draft = config.draft
+    if not is_dflash(config) or draft is None:
         return
     facts = {"mask_token_id": draft.mask_token_id, "target_layer_ids": list(draft.target_layer_ids)}
     for key, fact in facts.items():
-        found = context.setting(f"{SPEC}.{key}")
+        found = config.setting(f"{SPEC}.{key}")
         if found is not None and fact is not None and found != fact:
             yield error("draft-facts", f"{SPEC}.{key}", f"{fact} (as in {draft.name})", found, "remove it")
 
 
-def memory(context: Context) -> Iterator[Finding]:
+def memory(config: CheckedConfig) -> Iterator[Finding]:
     """What fits the GPU."""
-    if is_dflash(context):
-        yield from check_memory(context)
+    if is_dflash(config):
+        yield from check_memory(config)
 
 
 RULES: tuple[Rule, ...] = (

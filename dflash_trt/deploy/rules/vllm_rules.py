@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.rules.checked_config import (
-    Context,
+    CheckedConfig,
     Rule,
     check_draft_tokens,
     check_token_budget,
@@ -20,76 +20,76 @@ from dflash_trt.deploy.rules.memory_rules import check_memory
 SPEC = "speculative_config"
 
 
-def _method(context: Context) -> str | None:
-    spec = context.document.get(SPEC)
+def _method(config: CheckedConfig) -> str | None:
+    spec = config.document.get(SPEC)
     return str(spec.get("method")) if isinstance(spec, dict) else None
 
 
-def required(context: Context) -> Iterator[Finding]:
+def required(config: CheckedConfig) -> Iterator[Finding]:
     """A draft model and its K."""
-    needed = context.schema.rules["required"]["methods"].get(_method(context) or "", [])
+    needed = config.schema.rules["required"]["methods"].get(_method(config) or "", [])
     for key in needed:
-        if context.setting(f"{SPEC}.{key}") is None:
-            yield error("missing-key", f"{SPEC}.{key}", f"a value for {_method(context)}", "no such key", f"add {key}")
+        if config.setting(f"{SPEC}.{key}") is None:
+            yield error("missing-key", f"{SPEC}.{key}", f"a value for {_method(config)}", "no such key", f"add {key}")
 
 
-def renamed(context: Context) -> Iterator[Finding]:
+def renamed(config: CheckedConfig) -> Iterator[Finding]:
     """Keys that vLLM only knows in order to refuse them."""
-    for key, name in context.schema.rules["renamed"]["keys"].items():
-        if context.is_set(f"{SPEC}.{key}"):
+    for key, name in config.schema.rules["renamed"]["keys"].items():
+        if config.is_set(f"{SPEC}.{key}"):
             yield error("renamed-key", f"{SPEC}.{key}", f"{name} in its place", "this key", f"write {name}")
 
 
-def draft_parallel(context: Context) -> Iterator[Finding]:
+def draft_parallel(config: CheckedConfig) -> Iterator[Finding]:
     """The drafter runs on one rank or on all."""
-    draft = context.number(f"{SPEC}.draft_tensor_parallel_size") if _method(context) else None
-    tensor = context.number("tensor_parallel_size") or 1
+    draft = config.number(f"{SPEC}.draft_tensor_parallel_size") if _method(config) else None
+    tensor = config.number("tensor_parallel_size") or 1
     if draft is not None and draft not in (1, tensor):
         key = f"{SPEC}.draft_tensor_parallel_size"
         yield error("parallelism", key, f"1 or tensor_parallel_size {tensor}", draft, f"set it to {tensor}")
 
 
-def gpu_count(context: Context) -> Iterator[Finding]:
+def gpu_count(config: CheckedConfig) -> Iterator[Finding]:
     """Ranks and GPUs."""
-    tensor, pipeline = context.number("tensor_parallel_size") or 1, context.number("pipeline_parallel_size") or 1
-    data = context.number("data_parallel_size") or 1
-    if context.gpus is not None and tensor * pipeline * data > context.gpus.count:
+    tensor, pipeline = config.number("tensor_parallel_size") or 1, config.number("pipeline_parallel_size") or 1
+    data = config.number("data_parallel_size") or 1
+    if config.gpus is not None and tensor * pipeline * data > config.gpus.count:
         yield error(
-            "parallelism", "tensor_parallel_size", f"at most the {context.gpus.count} GPUs of {context.gpus}",
-            f"{tensor * pipeline * data} ranks", f"set it to {context.gpus.count // (pipeline * data) or 1}",
+            "parallelism", "tensor_parallel_size", f"at most the {config.gpus.count} GPUs of {config.gpus}",
+            f"{tensor * pipeline * data} ranks", f"set it to {config.gpus.count // (pipeline * data) or 1}",
         )  # fmt: skip
 
 
-def draft_length(context: Context) -> Iterator[Finding]:
+def draft_length(config: CheckedConfig) -> Iterator[Finding]:
     """K <= block_size - 1."""
-    if _method(context) == "dflash":
+    if _method(config) == "dflash":
         key = f"{SPEC}.num_speculative_tokens"
-        yield from check_draft_tokens(context, key, context.number(key))
+        yield from check_draft_tokens(config, key, config.number(key))
 
 
-def token_budget(context: Context) -> Iterator[Finding]:
+def token_budget(config: CheckedConfig) -> Iterator[Finding]:
     """max_num_seqs * (1 + K) <= max_num_batched_tokens."""
-    draft_tokens = context.number(f"{SPEC}.num_speculative_tokens") if _method(context) else None
-    yield from check_token_budget(context, "max_num_seqs", "max_num_batched_tokens", draft_tokens)
+    draft_tokens = config.number(f"{SPEC}.num_speculative_tokens") if _method(config) else None
+    yield from check_token_budget(config, "max_num_seqs", "max_num_batched_tokens", draft_tokens)
 
 
-def quantized_context(context: Context) -> Iterator[Finding]:
+def quantized_context(config: CheckedConfig) -> Iterator[Finding]:
     """A quantised q, k or v loses the fused context projection, and in some releases fails to load."""
-    if _method(context) != "dflash":
+    if _method(config) != "dflash":
         return
-    names = context.schema.rules["quantized_context"]["modules"]
-    if modules := quantized_modules(context, names):
+    names = config.schema.rules["quantized_context"]["modules"]
+    if modules := quantized_modules(config, names):
         yield warning(
             "quantized-context", f"{SPEC}.model", f"unquantised {', '.join(names)}",
-            f"{modules[0]} and {len(modules) - 1} more in {context.algorithms[modules[0]]}",
+            f"{modules[0]} and {len(modules) - 1} more in {config.algorithms[modules[0]]}",
             "quantise with --recipe nvfp4-native",
         )  # fmt: skip
 
 
-def memory(context: Context) -> Iterator[Finding]:
+def memory(config: CheckedConfig) -> Iterator[Finding]:
     """What fits the GPU."""
-    if _method(context) == "dflash":
-        yield from check_memory(context)
+    if _method(config) == "dflash":
+        yield from check_memory(config)
 
 
 RULES: tuple[Rule, ...] = (
