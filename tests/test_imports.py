@@ -32,7 +32,18 @@ SIDEWAYS = {
     ("engine", "checkpoint"), ("drafter", "graph"), ("quantize", "graph"),
     ("trtllm", "deploy"), ("triton", "deploy"), ("triton", "trtllm"),
 }  # fmt: skip
-HEAVY = {"torch", "onnx", "onnxruntime", "tensorrt", "transformers", "numpy", "huggingface_hub", "pynvml", "rich"}
+HEAVY = {
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "tensorrt",
+    "transformers",
+    "numpy",
+    "huggingface_hub",
+    "pynvml",
+    "rich",
+    "jsonschema",
+}
 
 
 def floor(room: str) -> int:

@@ -115,13 +115,13 @@ def _config(deployment: ResolvedDeployment) -> CheckedConfig:
 def _defaults(config: CheckedConfig) -> list[tuple[str, str, str]]:
     """What the runtime takes for keys of the speculative section that nobody gives."""
     schema = config.schema
-    section = schema.classes["DFlashDecodingConfig"].fields
+    properties = schema.properties("DFlashDecodingConfig")
     given = config.document["speculative_config"]
     source = f"schema: TensorRT-LLM {schema.version}"
     return [
-        (f"speculative_config.{key}", _text(field.default), source)
-        for key, field in section.items()
-        if key not in given and field.default is not msgspec.UNSET and field.default is not None
+        (f"speculative_config.{key}", _text(described["default"]), source)
+        for key, described in properties.items()
+        if key not in given and described.get("default") is not None
     ]
 
 

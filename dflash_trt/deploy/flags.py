@@ -7,7 +7,7 @@ import json
 import shlex
 from typing import Any
 
-from dflash_trt.deploy.schema import Field, Schema
+from dflash_trt.deploy.schema import Schema
 
 # What starts a server; the first of each is what is written.
 PROGRAMS = {
@@ -85,14 +85,15 @@ def _read_flag(flag: str, values: list[str], schema: Schema) -> tuple[str, Any]:
     if not values:
         is_negated = given not in names and given.startswith("no_") and given[3:] in names
         return (names[given[3:]], False) if is_negated else (name, True)
-    field = schema.classes[schema.root].fields.get(name)
-    if len(values) > 1 or (field is not None and "list" in field.types and "str" not in field.types):
-        return name, [_read_value(value, None if field is None else field.items) for value in values]
-    return name, _read_value(values[0], field)
+    described = schema.properties().get(name, {})
+    types = described.get("type", [])
+    if len(values) > 1 or ("array" in types and "string" not in types):
+        return name, [_read_value(value, described.get("items", {})) for value in values]
+    return name, _read_value(values[0], described)
 
 
-def _read_value(text: str, field: Field | None) -> Any:
-    if field is None or "str" in field.types or "any" in field.types:
+def _read_value(text: str, described: dict[str, Any]) -> Any:
+    if "type" not in described or "string" in described["type"]:
         return text
     try:
         return json.loads(text)

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versioned schemas: the keys, types and ranges that a runtime's release accepts, as data with their source."""
+"""Versioned schemas: the keys, types and ranges that a runtime's release accepts, as JSON Schema (draft 2020-12).
+
+What JSON Schema has no word for: `x-source` of a definition says where its keys were read, `x-rules` holds the figures
+that the rules work with, and an enum with `x-open` may have more values than are listed. Another name of a key is a
+property that only refers to it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -15,87 +21,76 @@ from dflash_trt.files.strict_yaml import closest
 SCHEMAS = Path(__file__).parent / "schemas"
 Runtime = Literal["trtllm", "vllm", "sglang"]
 PACKAGES = {"trtllm": "tensorrt_llm", "vllm": "vllm", "sglang": "sglang"}
+ALIAS = "/properties/"
 
 
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the keys of a class were read."""
-
-    version: str
-    repository: str
-    commit: str | None
-    file: str
-
-
-class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One key."""
-
-    types: tuple[str, ...]
-    default: Any = msgspec.UNSET
-    values: tuple[str | int, ...] | None = None
-    minimum: float | None = None
-    maximum: float | None = None
-    above: float | None = None
-    below: float | None = None
-    items: Field | None = None
-    section: str | None = None
-    discriminator: str | None = None
-    sections: dict[str, str | None] | None = None
-    """By the discriminator's value; None for a class that is known but not described."""
-    default_section: str | None = None
-    """The discriminator's value where a mapping does not say it."""
-    aliases: tuple[str, ...] = ()
-
-
-class Class(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One mapping of keys."""
-
-    source: Source
-    fields: dict[str, Field]
-
-
-class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Schema(msgspec.Struct, frozen=True):
     """One release of one runtime."""
 
     runtime: Runtime
     version: str
-    root: str
     rules: dict[str, dict[str, Any]]
-    classes: dict[str, Class]
+    """Figures of the rules, each with its source."""
+    json: dict[str, Any]
+    """The JSON Schema itself."""
+
+    def properties(self, name: str | None = None) -> dict[str, dict[str, Any]]:
+        """The properties of a definition, of the arguments themselves unless named; aliases left out."""
+        definition = self.json["$defs"][name] if name else self._resolve(self.json["$ref"])
+        return {key: value for key, value in definition["properties"].items() if ALIAS not in value.get("$ref", "")}
 
     def names(self) -> dict[str, str]:
         """Key by each of its names, for the arguments of a command line."""
-        fields = self.classes[self.root].fields
-        return {name: key for key, field in fields.items() for name in (key, *field.aliases)}
+        properties = self._resolve(self.json["$ref"])["properties"]
+        return {name: value.get("$ref", "").partition(ALIAS)[2] or name for name, value in properties.items()}
 
     def setting(self, document: dict[str, Any], path: str) -> Any:
         """The value at a dotted path, or the release's default; None where neither is."""
-        fields = self.classes[self.root].fields
         value: Any = document
-        *outer, last = path.split(".")
-        for key in outer:
-            value = value.get(key) if isinstance(value, dict) else None
-            section = self.section_of(fields[key], value) or ""
-            if section not in self.classes:
-                return value.get(last) if isinstance(value, dict) else None
-            fields = self.classes[section].fields
-        if isinstance(value, dict) and last in value:
-            return value[last]
-        default = fields[last].default if last in fields else None
-        return None if default is msgspec.UNSET else default
+        property_: dict[str, Any] = self.json
+        for key in path.split("."):
+            applying = self._applying(property_, value if isinstance(value, dict) else {})
+            described = (part["properties"][key] for part in applying if key in part.get("properties", {}))
+            property_ = next(described, {})
+            value = value[key] if isinstance(value, dict) and key in value else property_.get("default")
+        return value
 
-    def section_of(self, field: Field, value: object) -> str | None:
-        """The class that describes a mapping, by its discriminator where there are several; None for none."""
-        if field.section is not None or field.sections is None:
-            return field.section
-        assert field.discriminator is not None
-        chosen = value.get(field.discriminator) if isinstance(value, dict) else None
-        return field.sections.get(str(field.default_section if chosen is None else chosen))
+    def _applying(self, part: dict[str, Any], value: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The subschemas that describe a mapping: `part`, what it refers to, and the branches that `value` takes."""
+        yield part
+        if "$ref" in part:
+            yield from self._applying(self._resolve(part["$ref"]), value)
+        for branch in part.get("allOf", []):
+            if validator_class()(branch["if"]).is_valid(value):
+                yield from self._applying(branch["then"], value)
+
+    def _resolve(self, reference: str) -> dict[str, Any]:
+        node = self.json
+        for key in reference.removeprefix("#/").split("/"):
+            node = node[key]
+        return node
+
+
+@cache
+def validator_class() -> Any:
+    """jsonschema's validator with Python's strictness: 1.0 is no integer, and nan, which no bound stops, no number."""
+    from jsonschema import Draft202012Validator, validators
+
+    def is_integer(_: object, value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool)
+
+    def is_number(_: object, value: object) -> bool:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+
+    checker = Draft202012Validator.TYPE_CHECKER.redefine_many({"integer": is_integer, "number": is_number})
+    return validators.extend(Draft202012Validator, type_checker=checker)
 
 
 @cache
 def schemas() -> dict[tuple[str, str], Schema]:
     """By runtime and version."""
-    loaded = [msgspec.json.decode(file.read_bytes(), type=Schema) for file in sorted(SCHEMAS.glob("*.json"))]
+    documents = [msgspec.json.decode(file.read_bytes()) for file in sorted(SCHEMAS.glob("*.json"))]
+    loaded = [Schema(doc["x-runtime"], doc["x-version"], doc["x-rules"], doc) for doc in documents]
     return {(schema.runtime, schema.version): schema for schema in loaded}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks a configuration against a schema: unknown keys, wrong types, values out of range."""
+"""Checks a configuration against its release's JSON Schema, and says in one line what is wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -7,106 +7,93 @@ from collections.abc import Iterator
 from typing import Any
 
 from dflash_trt.deploy.finding import ERROR, WARNING, Finding
-from dflash_trt.deploy.schema import PACKAGES, Class, Field, Schema
+from dflash_trt.deploy.schema import PACKAGES, Schema, validator_class
 from dflash_trt.files.strict_yaml import nearest
 
-PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {
-    "bool": bool, "int": int, "float": (int, float), "str": str, "list": list, "dict": dict, "section": dict,
-}  # fmt: skip
 WORDS = {
-    "bool": "true or false", "int": "an integer", "float": "a number", "str": "a string", "list": "a list",
-    "dict": "a mapping", "section": "a mapping", "null": "null",
+    "boolean": "true or false", "integer": "an integer", "number": "a number", "string": "a string",
+    "array": "a list", "object": "a mapping", "null": "null",
 }  # fmt: skip
+BOUNDS = {
+    "minimum": "at least", "maximum": "at most", "exclusiveMinimum": "more than", "exclusiveMaximum": "less than",
+}  # fmt: skip
+Path = tuple[str | int, ...]
 
 
 def check_schema(schema: Schema, document: dict[str, Any]) -> Iterator[Finding]:
     """One finding a problem, in the order of the document."""
-    yield from _Check(schema).check_class(schema.root, document, "")
+    errors = list(validator_class()(schema.json).iter_errors(document))
+    mistyped = {tuple(error.absolute_path) for error in errors if error.validator == "type"}
+    found: list[tuple[list[int], Finding]] = []
+    for error in errors:
+        path = tuple(error.absolute_path)
+        if error.validator == "type" or path not in mistyped:  # what has the wrong type breaks other bounds as well
+            found += [(_position(document, place), finding) for place, finding in _findings(schema, error, path)]
+    yield from (finding for _, finding in sorted(found, key=lambda entry: entry[0]))
 
 
-class _Check:
-    """Walks a document along the classes of a schema."""
+def _findings(schema: Schema, error: Any, path: Path) -> Iterator[tuple[Path, Finding]]:
+    """The findings of one jsonschema.ValidationError, each with its place in the document."""
+    key, value, wanted = _dotted(path), error.instance, error.validator_value
+    if error.validator == "additionalProperties":
+        for unknown in (name for name in value if name not in error.schema["properties"]):
+            yield (*path, unknown), _unknown_key(schema, error.schema, _dotted((*path, str(unknown))), str(unknown))
+    elif error.validator == "required":
+        for missing in (name for name in wanted if name not in value):
+            choices = error.schema["properties"][missing]["enum"]
+            problem = f"expected one of {_list(choices)}, found no such key"
+            yield (*path, missing), Finding("missing-key", ERROR, _dotted((*path, missing)), problem, "add it")
+    elif error.validator == "type":
+        words = [WORDS[kind] for kind in ([wanted] if isinstance(wanted, str) else wanted)]
+        problem = f"expected {' or '.join(words)}, found {value!r}"
+        yield path, Finding("wrong-type", ERROR, key, problem, f"give {words[0]}")
+    elif error.validator == "enum":
+        yield path, _unknown_value(error.schema, key, value)
+    else:
+        bound = f"{BOUNDS[error.validator]} {wanted:g}"
+        yield path, Finding("out-of-range", ERROR, key, f"expected {bound}, found {value}", f"give {bound}")
 
-    def __init__(self, schema: Schema) -> None:
-        self._schema = schema
 
-    def check_class(self, name: str, document: dict[str, Any], scope: str) -> Iterator[Finding]:
-        described = self._schema.classes[name]
-        names = {alias: field for key, field in described.fields.items() for alias in (key, *field.aliases)}
-        for key, value in document.items():
-            if key in names:
-                yield from self._check_value(names[key], value, f"{scope}{key}")
-            else:
-                near = nearest(str(key), names)
-                yield self._unknown(described, name, f"{scope}{key}", near)
+def _unknown_key(schema: Schema, definition: dict[str, Any], key: str, name: str) -> Finding:
+    near = nearest(name, definition["properties"])
+    source = definition["x-source"]["version"]
+    elsewhere = source != schema.version
+    read = f", whose keys were read at {source}" if elsewhere else ""
+    # A word like no other may be a key that came with the release; a slip of the pen resembles one.
+    severity = WARNING if elsewhere and near is None else ERROR
+    release = f"{PACKAGES[schema.runtime]} {schema.version}{read}"
+    problem = f"expected a key of {definition['title']} ({release}), found an unknown one"
+    return Finding("unknown-key", severity, key, problem, _write(near, "remove it"))
 
-    def _unknown(self, described: Class, name: str, key: str, near: str | None) -> Finding:
-        schema = self._schema
-        elsewhere = described.source.version != schema.version
-        read = f", whose keys were read at {described.source.version}" if elsewhere else ""
-        # A word like no other may be a key that came with the release; a slip of the pen resembles one.
-        severity = WARNING if elsewhere and near is None else ERROR
-        expected = f"expected a key of {name} ({PACKAGES[schema.runtime]} {schema.version}{read})"
-        return Finding("unknown-key", severity, key, f"{expected}, found an unknown one", _write(near, "remove it"))
 
-    def _check_value(self, field: Field, value: Any, key: str) -> Iterator[Finding]:
-        if "any" in field.types:
-            return
-        kind = next((name for name in field.types if _is(value, name)), None)
-        if kind is None:
-            words = [WORDS[name] for name in field.types]
-            expected = f"expected {' or '.join(words)}, found {value!r}"
-            yield Finding("wrong-type", ERROR, key, expected, f"give {words[0]}")
-        elif kind in ("int", "float"):
-            yield from _check_range(field, value, key)
-        elif field.values is not None and kind == "str" and value not in field.values:
-            choices = [str(choice) for choice in field.values]
-            fix = _write(nearest(value, choices), "choose one of them")
-            yield Finding("unknown-value", ERROR, key, f"expected one of {', '.join(choices)}, found {value!r}", fix)
-        elif kind == "list" and field.items is not None:
-            for index, item in enumerate(value):
-                yield from self._check_value(field.items, item, f"{key}[{index}]")
-        elif kind == "section":
-            yield from self._check_section(field, value, key)
+def _unknown_value(described: dict[str, Any], key: str, value: object) -> Finding:
+    choices = [choice for choice in described["enum"] if choice is not None]
+    words = [choice for choice in choices if isinstance(choice, str)]
+    near = nearest(value, words) if isinstance(value, str) else None
+    is_open = described.get("x-open", False)  # the runtime may know more than the schema describes
+    severity = WARNING if is_open and near is None else ERROR
+    fix = _write(near, "check its keys by hand" if is_open else "choose one of them")
+    return Finding("unknown-value", severity, key, f"expected one of {_list(choices)}, found {value!r}", fix)
 
-    def _check_section(self, field: Field, value: dict[str, Any], key: str) -> Iterator[Finding]:
-        if field.sections is not None and field.discriminator is not None:
-            choices, chosen = field.sections, value.get(field.discriminator, field.default_section)
-            place, known = f"{key}.{field.discriminator}", ", ".join(field.sections)
-            if chosen is None:
-                yield Finding("missing-key", ERROR, place, f"expected one of {known}, found no such key", "add it")
-                return
-            if str(chosen) not in choices:
-                near = nearest(str(chosen), choices)
-                severity = ERROR if near else WARNING  # the runtime may know more than the schema describes
-                fix = _write(near, "check its keys by hand")
-                yield Finding("unknown-value", severity, place, f"expected one of {known}, found {chosen!r}", fix)
-                return
-        section = self._schema.section_of(field, value)
-        if section is not None:
-            yield from self.check_class(section, value, f"{key}.")
+
+def _position(document: dict[str, Any], path: Path) -> list[int]:
+    """Where a path stands in its document; what is missing stands before the rest of its mapping."""
+    position, value = [], document
+    for key in path:
+        names = list(value) if isinstance(value, dict) else range(len(value))
+        position.append(names.index(key) if key in names else -1)
+        value = value[key] if key in names else {}
+    return position
+
+
+def _dotted(path: Path) -> str:
+    """('a', 'b', 1) -> 'a.b[1]'."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+
+
+def _list(choices: list[Any]) -> str:
+    return ", ".join(str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices)
 
 
 def _write(near: str | None, otherwise: str) -> str:
     return f"write {near}" if near else otherwise
-
-
-def _is(value: object, kind: str) -> bool:
-    if kind == "null":
-        return value is None
-    if isinstance(value, bool):
-        return kind == "bool"
-    return isinstance(value, PYTHON_TYPES[kind])
-
-
-def _check_range(field: Field, value: float, key: str) -> Iterator[Finding]:
-    bounds = (
-        ("at least", field.minimum, field.minimum is None or value >= field.minimum),
-        ("at most", field.maximum, field.maximum is None or value <= field.maximum),
-        ("more than", field.above, field.above is None or value > field.above),
-        ("less than", field.below, field.below is None or value < field.below),
-    )
-    for words, bound, is_kept in bounds:
-        if not is_kept:
-            limit = f"{words} {bound:g}"
-            yield Finding("out-of-range", ERROR, key, f"expected {limit}, found {value}", f"give {limit}")

@@ -90,6 +90,28 @@ CASES = {
         rule="unknown-value", key=f"{SPEC}.decoding_type", change={f"{SPEC}.decoding_type": "DFlsh"},
         words="write DFlash",
     ),
+    "a method that the schema may not know": Case(
+        rule="unknown-value", key=f"{SPEC}.decoding_type", change={f"{SPEC}.decoding_type": "Zzz"},
+        words="check its keys by hand", severity=WARNING,
+    ),
+    "no word for a method": Case(
+        rule="wrong-type", key=f"{SPEC}.decoding_type", change={f"{SPEC}.decoding_type": None},
+        words="expected a string, found None",
+    ),
+    "a number that is none of the choices": Case(
+        runtime="sglang", rule="unknown-value", key="log_requests_level", change={"log_requests_level": 7},
+        words="expected one of 0, 1, 2, 3, found 7; choose one of them",
+    ),
+    "no number": Case(
+        rule="wrong-type", key="kv_cache_config.free_gpu_memory_fraction", words="expected a number or null, found nan",
+        change={"kv_cache_config.free_gpu_memory_fraction": float("nan")},
+    ),
+    "a whole number with a point": Case(
+        rule="wrong-type", key="max_num_tokens", change={"max_num_tokens": 16384.0}, words="an integer or null",
+    ),
+    "the keys of the method": Case(
+        rule="unknown-key", key=f"{SPEC}.max_draft_lenn", change={f"{SPEC}.max_draft_lenn": 1}, words="max_draft_len",
+    ),
     "no method": Case(
         rule="missing-key", key=f"{SPEC}.decoding_type", change={f"{SPEC}.decoding_type": REMOVED},
         words="found no such key",

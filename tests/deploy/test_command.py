@@ -191,4 +191,4 @@ def test_nothing_heavy_is_loaded(tmp_path: Path) -> None:
     """Writing a configuration needs neither a framework nor the network."""
     shutil.copy(LATENCY, tmp_path / "mine.yaml")
     arguments = ["serve-config", str(tmp_path / "mine.yaml"), "--runtime", "trtllm"]
-    assert loaded_by(f"sys.argv[1:] = {arguments}; from dflash_trt.cli import main; main()") == set()
+    assert loaded_by(f"sys.argv[1:] = {arguments}; from dflash_trt.cli import main; main()") == {"jsonschema"}

@@ -30,7 +30,7 @@ def needs(runtime: str) -> pytest.MarkDecorator:
 def test_tensorrt_llm(name: str) -> None:
     schema = load_schema("trtllm", installed_version("trtllm"))
     real = getattr(import_module("tensorrt_llm.llmapi.llm_args"), name).model_fields
-    described = schema.classes[name].fields
+    described = schema.properties(name)
     assert {key for key in real if not key.startswith("_")} == set(described)
 
 
@@ -39,9 +39,7 @@ def test_vllm() -> None:
     schema = load_schema("vllm", installed_version("vllm"))
     real = {f.name for f in dataclasses.fields(import_module("vllm.config").SpeculativeConfig)}
     internal = {"target_model_config", "target_parallel_config", "draft_model_config", "draft_parallel_config"}
-    assert {name for name in real - internal if not name.startswith("_")} == set(
-        schema.classes["SpeculativeConfig"].fields
-    )
+    assert {name for name in real - internal if not name.startswith("_")} == set(schema.properties("SpeculativeConfig"))
 
 
 def test_nothing_is_said_where_the_release_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,57 +15,65 @@ from hypothesis import strategies as st
 from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
-from dflash_trt.deploy.schema import Field, Schema, load_schema, schemas, versions
-from dflash_trt.deploy.schema_check import WORDS, check_schema
+from dflash_trt.deploy.schema import Schema, load_schema, schemas, validator_class, versions
+from dflash_trt.deploy.schema_check import BOUNDS, WORDS, check_schema
 from dflash_trt.deploy.sizes import read_draft_facts, read_target_facts
 from dflash_trt.errors import ConfigError
 
 ALL = pytest.mark.parametrize("schema", schemas().values(), ids=lambda schema: f"{schema.runtime}-{schema.version}")
 
 
-def fields(schema: Schema) -> list[tuple[str, Field]]:
-    return [(f"{name}.{key}", field) for name, cls in schema.classes.items() for key, field in cls.fields.items()]
+def definitions(schema: Schema) -> list[tuple[str, dict[str, Any]]]:
+    return list(schema.json["$defs"].items())
 
 
 @ALL
-def test_every_field_is_consistent(schema: Schema) -> None:
-    assert schema.root in schema.classes
-    for name, field in fields(schema):
-        assert field.types, name
-        assert "any" in field.types or set(field.types) <= WORDS.keys(), name
-        assert field.section is None or field.section in schema.classes, name
-        for section in (field.sections or {}).values():
-            assert section is None or section in schema.classes, name
-        assert ("section" in field.types) == (field.section is not None or field.sections is not None), name
+def test_every_file_is_json_schema(schema: Schema) -> None:
+    """As the draft's own schema says, with references that lead somewhere and extra words that are ours."""
+    validator_class().check_schema(schema.json)
+    text = json.dumps(schema.json)
+    for reference in set(re.findall(r'"\$ref": "#/([^"]*)"', text)):
+        node = schema.json
+        for key in reference.split("/"):
+            node = node[key]
+    assert set(re.findall(r'"(x-[a-z]+)":', text)) <= {"x-runtime", "x-version", "x-rules", "x-source", "x-open"}
+
+
+@ALL
+def test_every_definition_is_closed_and_typed(schema: Schema) -> None:
+    for name, definition in definitions(schema):
+        assert definition["title"] == name
+        assert definition["additionalProperties"] is False
+        for key, described in definition["properties"].items():
+            types = described.get("type", [])
+            types = {types} if isinstance(types, str) else set(types)
+            assert types <= WORDS.keys(), key
+            assert not described.keys() & BOUNDS.keys() or {"integer", "number"} & types, key
+            assert "object" in types or not described.keys() & {"properties", "allOf", "required"}, key
 
 
 @ALL
 def test_every_default_is_valid(schema: Schema) -> None:
     """A default that the schema itself refuses is a slip of the reading."""
-    for name, described in schema.classes.items():
-        document = {key: field.default for key, field in described.fields.items() if has_default(field)}
-        root = Schema(schema.runtime, schema.version, name, schema.rules, schema.classes)
+    for name, definition in definitions(schema):
+        properties = definition["properties"]
+        document = {key: described["default"] for key, described in properties.items() if "default" in described}
+        root = msgspec.structs.replace(schema, json=schema.json | {"$ref": f"#/$defs/{name}"})
         assert [str(finding) for finding in check_schema(root, document)] == []
 
 
-def has_default(field: Field) -> bool:
-    import msgspec
-
-    return field.default is not msgspec.UNSET
-
-
 @ALL
-def test_every_class_and_rule_names_its_source(schema: Schema) -> None:
-    for described in schema.classes.values():
-        assert described.source.repository
-        assert described.source.file
+def test_every_definition_and_rule_names_its_source(schema: Schema) -> None:
+    for _, definition in definitions(schema):
+        assert definition["x-source"]["repository"]
+        assert definition["x-source"]["file"]
     for rule in schema.rules.values():
         assert rule["source"]
 
 
 def test_dflash_keys_of_the_releases() -> None:
     """As listed on the pages of the two releases; unknown keys are errors there too."""
-    old, new = (set(load_schema("trtllm", v).classes["DFlashDecodingConfig"].fields) for v in versions("trtllm"))
+    old, new = (set(load_schema("trtllm", v).properties("DFlashDecodingConfig")) for v in versions("trtllm"))
     assert new - old == {"moe_backend", "spec_dec_variant", "context_recompute_tail", "skip_ctx_buffer_budget_check"}
     assert old - new == set()
     assert "block_size" not in new

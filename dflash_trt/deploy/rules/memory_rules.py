@@ -78,7 +78,7 @@ def document_load(config: CheckedConfig) -> Load | None:
         is_dense=is_trtllm and config.setting("speculative_config.attention_backend") != "TRTLLM",
         element_bytes=1 if "fp8" in str(config.setting(keys.cache_dtype)) else 2,
         workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if config.mode == "engine" else 0,
-        pool_fraction=fraction if isinstance(fraction, (int, float)) else POOL_FRACTION,
+        pool_fraction=fraction if isinstance(fraction, (int, float)) and 0 <= fraction <= 1 else POOL_FRACTION,
         **numbers,
     )
 
