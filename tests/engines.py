@@ -35,7 +35,7 @@ def _fitting_target(draft: DraftCheckpoint) -> TargetCheckpoint:
         vocab_size=spec.vocab_size,
         max_position_embeddings=spec.max_position_embeddings,
     )
-    return TargetCheckpoint(directory=draft.directory, spec=facts, weights={})
+    return TargetCheckpoint(directory=draft.directory, spec=facts, config=draft.config, weights={})
 
 
 class Graphs:

@@ -33,6 +33,8 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     directory: Path
     spec: DraftSpec
+    config: Facts
+    """config.json, as it was read."""
     quantization: Quantization
     weights: dict[str, Tensor]
 
@@ -56,7 +58,8 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def config_file(self) -> Path:
-        return self.directory / "config.json"
+        """config.json."""
+        return self.config.file
 
 
 def is_draft(config: Facts) -> bool:
@@ -81,7 +84,7 @@ def read_draft(directory: Path) -> DraftCheckpoint:
     quantization = read_quantization(config, spec.linear_modules(), spec.attention_modules(), weights)
     expected = expected_tensors(spec.tensor_shapes(), quantization, spec.attention_modules())
     _check_tensors(directory, expected, weights)
-    return DraftCheckpoint(directory=directory, spec=spec, quantization=quantization, weights=weights)
+    return DraftCheckpoint(directory=directory, spec=spec, config=config, quantization=quantization, weights=weights)
 
 
 def _read_spec(config: Facts) -> DraftSpec:

@@ -14,13 +14,20 @@ from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
 
 
-class TargetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The facts of a target model that its drafter depends on."""
+class PartialTargetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of a target model: all of it (`TargetSpec`), or what was published; None is not known."""
 
-    model_type: str
+    model_type: str | None = None
     hidden_size: int
     num_hidden_layers: int
     vocab_size: int
+    max_position_embeddings: int | None = None
+
+
+class TargetSpec(PartialTargetSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The facts of a target model that its drafter depends on: narrows what may be unknown, adds nothing."""
+
+    model_type: str
     max_position_embeddings: int
 
 
@@ -29,6 +36,8 @@ class TargetCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     directory: Path
     spec: TargetSpec
+    config: Facts
+    """Of the language model: config.json, or its text_config."""
     weights: dict[str, Tensor]
 
 
@@ -49,7 +58,7 @@ def read_target(directory: Path) -> TargetCheckpoint:
     )
     weights = read_weights(directory)
     _check_embedding(directory, spec, weights)
-    return TargetCheckpoint(directory=directory, spec=spec, weights=weights)
+    return TargetCheckpoint(directory=directory, spec=spec, config=text, weights=weights)
 
 
 def _check_embedding(directory: Path, spec: TargetSpec, weights: dict[str, Tensor]) -> None:

@@ -20,6 +20,7 @@ from dflash_trt.deploy.resolve import ResolvedDeployment, plan_sizes, resolve
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.rules.memory_rules import check_memory, document_load
 from dflash_trt.deploy.schema import load_schema
+from dflash_trt.deploy.sizes import DraftSizes
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.engine.drafter_memory import drafter_memory
 from dflash_trt.engine.manifest import read_manifest
@@ -90,16 +91,16 @@ def _planned_commands(deployment: ResolvedDeployment, output: Path, plans: PlanR
     from dflash_trt.builder.tensorrt.profiles import planned_inputs
     from dflash_trt.builder.tensorrt.trtexec import trtexec_commands
 
-    facts = deployment.draft_facts
+    spec = deployment.draft_sizes.spec
     graphs = planned_inputs(
-        num_layers=facts.num_layers,
-        hidden_size=facts.hidden_size,
-        num_taps=len(facts.target_layer_ids),
-        num_kv_heads=facts.num_key_value_heads,
-        head_dim=facts.head_dim,
+        num_layers=spec.num_layers,
+        hidden_size=spec.hidden_size,
+        num_taps=len(spec.target_layer_ids),
+        num_kv_heads=spec.num_key_value_heads,
+        head_dim=spec.head_dim,
     )
     options = plans.options(plan_sizes(deployment))
-    return trtexec_commands(output, graphs, facts.block_size, options, plans.timing_cache)
+    return trtexec_commands(output, graphs, spec.block_size, options, plans.timing_cache)
 
 
 def _print_commands(commands: list[str]) -> None:
@@ -136,10 +137,16 @@ def _document(
         "name": deployment.name,
         "digest": deployment.digest,
         "settings": settings,
-        "draft": deployment.draft_facts,
+        "draft": _draft(deployment.draft_sizes),
         "memory": memory,
         "findings": findings,
     }
+
+
+def _draft(draft: DraftSizes) -> dict[str, object]:
+    """What is known of it, and from where."""
+    known = {"name": draft.name, "origin": draft.origin, "num_layers": draft.spec.num_layers}
+    return known | msgspec.structs.asdict(draft.spec) | {"quantized": draft.quantized}
 
 
 def _print_memory(deployment: ResolvedDeployment, memory: GpuMemory) -> None:

@@ -14,7 +14,7 @@ from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.schema_check import check_schema
-from dflash_trt.deploy.sizes import DraftFacts, read_draft_facts, read_target_facts
+from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import MANIFEST
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.strict_yaml import read_yaml
@@ -43,8 +43,8 @@ def deployment_config(deployment: ResolvedDeployment, schema: Schema, document: 
         schema=schema,
         document=document,
         gpus=deployment.gpus,
-        draft=deployment.draft_facts,
-        target=deployment.target_facts,
+        draft=deployment.draft_sizes,
+        target=deployment.target_sizes,
         algorithms={} if is_base else deployment.algorithms,
         mode="engine" if is_engine else "native",
     )
@@ -60,18 +60,18 @@ def file_config(
     """
     document = read_document(file, schema)
     named = draft or schema.setting(document, DRAFT_KEYS[schema.runtime])
-    facts: DraftFacts | None = None
+    sizes: DraftSizes | None = None
     mode: Literal["native", "engine"] = "native"
     if isinstance(named, str):
-        facts = read_draft_facts(named)
+        sizes = draft_sizes(named)
         mode = "engine" if (Path(named) / MANIFEST).is_file() else "native"
     return CheckedConfig(
         schema=schema,
         document=document,
         gpus=gpus,
-        draft=facts,
-        target=None if target is None else read_target_facts(target),
-        algorithms={} if facts is None else facts.quantized,
+        draft=sizes,
+        target=None if target is None else target_sizes(target),
+        algorithms={} if sizes is None else sizes.quantized,
         mode=mode,
     )
 

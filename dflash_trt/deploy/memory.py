@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from dflash_trt.deploy.gpus import Gpus
-from dflash_trt.deploy.sizes import DraftFacts, TargetFacts
+from dflash_trt.deploy.sizes import DraftSizes, TargetSizes
 
 GIB = 2**30
 RUNTIME_OVERHEAD_BYTES = 4 * GIB
@@ -25,8 +25,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """What a deployment asks of each GPU."""
 
     gpus: Gpus
-    draft: DraftFacts
-    target: TargetFacts | None
+    draft: DraftSizes
+    target: TargetSizes | None
     algorithms: dict[str, str]
     ranks: int
     """Tensor-parallel ranks of the target."""
@@ -38,8 +38,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: int
     is_dense: bool
     """Whether the context arena is set aside for every request at full length; paged pools grow as needed."""
-    element_bytes: int
-    """Of a cached K or V: 2 BF16, 1 FP8."""
+    is_fp8_cache: bool
+    """Whether cached K and V are FP8; BF16 otherwise."""
     pool_fraction: float
     workspace_bytes: int = 0
     """Scratch of the drafter's TensorRT plans; none natively."""
@@ -78,15 +78,13 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
 def arena_bytes(load: Load) -> int:
     """The dense context arena: one slot a request and one for padding, each as long as the longest request."""
     rows = load.max_seq_len + load.draft_tokens + 1
-    per_token = load.draft.context_bytes_per_token(load.drafter_ranks, load.element_bytes)
-    return (load.max_batch_size + 1) * rows * per_token
+    return (load.max_batch_size + 1) * rows * _context_row_bytes(load)
 
 
 def paged_arena_bytes(load: Load) -> int:
     """The same where TensorRT-LLM keeps a private paged arena: slots rounded up to whole pages."""
     pages = -(-(load.max_seq_len + load.draft_tokens + 1) // PAGE_TOKENS)
-    per_token = load.draft.context_bytes_per_token(load.drafter_ranks, load.element_bytes)
-    return (load.max_batch_size + 1) * pages * PAGE_TOKENS * per_token
+    return (load.max_batch_size + 1) * pages * PAGE_TOKENS * _context_row_bytes(load)
 
 
 def gpu_memory(load: Load) -> GpuMemory:
@@ -117,15 +115,15 @@ def _items(load: Load) -> tuple[tuple[Item, ...], tuple[str, ...]]:
         unknown.append("target weights and cache: no local checkpoint, and its size is not published")
     else:
         items.append(Item("target weights", target.weight_bytes(ranks), f"1/{ranks} of all, {target.origin}"))
-        if target.num_full_layers is None:
+        if target.cache is None:
             unknown.append("target cache: its layers keep another state than rows of K and V")
     shared = f"layers 1/{load.drafter_ranks}, fc whole" if load.drafter_ranks > 1 else "whole on every GPU"
     items.append(Item("drafter weights", draft.weight_bytes(load.algorithms, load.drafter_ranks), shared))
     if load.is_dense:
         slots = f"{load.max_batch_size} + 1 slots of {load.max_seq_len} + {load.draft_tokens + 1} tokens"
         items.append(Item("context arena", arena_bytes(load), slots))
-    taps = len(draft.target_layer_ids)
-    captured = 2 * load.max_num_tokens * taps * draft.hidden_size
+    taps = len(draft.spec.target_layer_ids)
+    captured = 2 * load.max_num_tokens * draft.spec.target_hidden_size
     items.append(Item("captured hidden states", captured, f"{load.max_num_tokens} tokens, {taps} taps, BF16"))
     items.append(Item("runtime", RUNTIME_OVERHEAD_BYTES, "CUDA context, libraries, communication"))
     items.append(Item("activations", ACTIVATION_RESERVE_BYTES, "reserve, the target's workspaces included"))
@@ -135,10 +133,14 @@ def _items(load: Load) -> tuple[tuple[Item, ...], tuple[str, ...]]:
 
 
 def _request_bytes(load: Load) -> int | None:
-    cache = None if load.target is None else load.target.cache_bytes(load.ranks, load.element_bytes, load.max_seq_len)
-    if cache is None or load.is_dense:
-        return cache
-    return cache + load.max_seq_len * load.draft.context_bytes_per_token(load.drafter_ranks, load.element_bytes)
+    if load.target is None or load.target.cache is None:
+        return None
+    cache = load.target.cache.bytes(load.max_seq_len, fp8=load.is_fp8_cache, ranks=load.ranks)
+    return cache if load.is_dense else cache + load.max_seq_len * _context_row_bytes(load)
+
+
+def _context_row_bytes(load: Load) -> int:
+    return load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_cache, ranks=load.drafter_ranks)
 
 
 def _fits(load: Load) -> bool:

@@ -10,6 +10,9 @@ from functools import cache
 
 import msgspec
 
+from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
+from dflash_trt.checkpoint.target_cache import TargetCache
+from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec
 from dflash_trt.deploy.gpus import DATA
 
 
@@ -18,40 +21,30 @@ class PublishedDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     draft: str
     target: str
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    block_size: int
-    target_layer_ids: tuple[int, ...]
-    num_target_layers: int
-    attention_bias: bool
+    spec: PartialDraftSpec
+    """Its model_type is that of others' test fixtures, where given; the file itself has not been seen."""
     size_gib: float | None = None
     """Of the BF16 file, where it was published."""
-    max_position_embeddings: int | None = None
-    model_type: str | None = None
-    """Of its config.json as others' test fixtures have it; the file itself has not been seen."""
+
+
+class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The experts of a mixture-of-experts target; each has gate, up and down."""
+
+    num_experts: int
+    """Of each layer."""
+    intermediate_size: int
+    bits: float
+    """Per weight, scales included."""
 
 
 class PublishedTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is known of a mixture-of-experts target from outside."""
 
     target: str
-    num_layers: int
-    num_full_layers: int
-    """Layers whose cache grows with the sequence; the others keep `sliding_window` tokens."""
-    sliding_window: int
-    hidden_size: int
+    spec: PartialTargetSpec
+    cache: TargetCache
     num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    num_experts: int
-    expert_intermediate_size: int
-    expert_bits: float
-    """Per expert weight, scales included."""
+    experts: Experts
     moe_backend: dict[str, str]
     """TensorRT-LLM's expert kernels by the GPU's major compute capability, where its guides name one."""
 

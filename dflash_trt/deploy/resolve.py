@@ -9,13 +9,12 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.source import REPOSITORY_ID
-from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
+from dflash_trt.checkpoint.target_checkpoint import check_pair
 from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3
 from dflash_trt.deploy.gpus import Gpus, parse_gpus
 from dflash_trt.deploy.published import published_targets
-from dflash_trt.deploy.sizes import DraftFacts, TargetFacts, read_draft_facts, read_target_facts
+from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import MANIFEST
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import ConfigError
@@ -59,8 +58,8 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     prefix_reuse: bool
     moe_backend: str | None
     eagle3: Eagle3 | None
-    draft_facts: DraftFacts
-    target_facts: TargetFacts | None
+    draft_sizes: DraftSizes
+    target_sizes: TargetSizes | None
     algorithms: dict[str, str]
     """Algorithm by linear layer of the drafter as it is served."""
     sources: dict[str, str]
@@ -75,8 +74,9 @@ def resolve(
     Raises ConfigError for GPUs that are not known, and where the draft's facts are to be had nowhere, CheckpointError
     for directories that do not fit each other.
     """
-    facts = _draft_facts(draft or file.draft, name)
-    _check_directories(draft or file.draft, target or file.target)
+    sizes, partner = _draft_sizes(draft or file.draft, name), target_sizes(target or file.target)
+    if sizes.checkpoint and partner and partner.checkpoint:  # only checkpoints that are here can be compared
+        check_pair(sizes.checkpoint.spec, partner.checkpoint.spec, draft_name=sizes.name, target_name=partner.name)
     gpus = parse_gpus(file.gpus, f"{name}: gpus")
     settings = _Settings(file)
     sources = settings.sources
@@ -100,7 +100,7 @@ def resolve(
         max_num_tokens=settings.by_purpose("max_num_tokens", file.max_num_tokens),
         max_seq_len=settings.by_purpose("max_seq_len", file.max_seq_len),
         draft_tokens=settings.take(
-            "draft_tokens", file.draft_tokens, facts.block_size - 1, f"block_size - 1, {facts.origin}"
+            "draft_tokens", file.draft_tokens, sizes.spec.num_draft_tokens, f"block_size - 1, {sizes.origin}"
         ),
         draft_attention=settings.take(
             "draft_attention", file.draft_attention, attention, f"{file.mode} mode on {gpus.gpu.sm}"
@@ -110,9 +110,9 @@ def resolve(
         prefix_reuse=settings.default("prefix_reuse", file.prefix_reuse),
         moe_backend=moe_backend,
         eagle3=settings.default("eagle3", file.eagle3),
-        draft_facts=facts,
-        target_facts=read_target_facts(target or file.target),
-        algorithms=facts.quantized or load_recipe(file.recipe).algorithms(list(facts.linear_shapes())),
+        draft_sizes=sizes,
+        target_sizes=partner,
+        algorithms=sizes.quantized or load_recipe(file.recipe).algorithms(sizes.spec.linear_modules()),
         sources=sources,
     )
 
@@ -164,23 +164,16 @@ class _Settings:
         return value
 
 
-def _draft_facts(draft: str, name: str) -> DraftFacts:
-    facts = read_draft_facts(draft)
-    if facts is None:
+def _draft_sizes(draft: str, name: str) -> DraftSizes:
+    sizes = draft_sizes(draft)
+    if sizes is None:
         raise ConfigError(
             f"{name}: draft: expected a directory, or a checkpoint whose facts are published, found {draft!r}",
             hint=f"hf download {draft} --local-dir DIR, then give --draft DIR"
             if REPOSITORY_ID.fullmatch(draft)
             else "check the path to the checkpoint",
         )
-    return facts
-
-
-def _check_directories(draft: str, target: str) -> None:
-    """Only checkpoints that are here can be compared."""
-    if Path(draft).is_dir() and target and Path(target).is_dir():
-        pair = read_draft(Path(draft)).spec, read_target(Path(target)).spec
-        check_pair(*pair, draft_name=draft, target_name=target)
+    return sizes
 
 
 def _served_draft(file: DeploymentFile, name: str, draft: str | None) -> tuple[str, str]:

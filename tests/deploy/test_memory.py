@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import msgspec
 import pytest
 
@@ -10,30 +12,30 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.deploy.gpus import known_gpus, parse_gpus
 from dflash_trt.deploy.memory import GIB, Load, arena_bytes, gpu_memory, paged_arena_bytes
 from dflash_trt.deploy.published import PublishedDraft, published_drafts
-from dflash_trt.deploy.sizes import DraftFacts, TargetFacts, read_draft_facts, read_target_facts
+from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.errors import ConfigError
 from tests.paths import FIXTURES
 
 SIZED = [entry for entry in published_drafts().values() if entry.size_gib is not None]
 
 
-def draft(name: str = "z-lab/gpt-oss-120b-DFlash") -> DraftFacts:
-    facts = read_draft_facts(name)
-    assert facts is not None
-    return facts
+def draft(name: str = "z-lab/gpt-oss-120b-DFlash") -> DraftSizes:
+    sizes = draft_sizes(name)
+    assert sizes is not None
+    return sizes
 
 
-def target(name: str = "openai/gpt-oss-120b") -> TargetFacts:
-    facts = read_target_facts(name)
-    assert facts is not None
-    return facts
+def target(name: str = "openai/gpt-oss-120b") -> TargetSizes:
+    sizes = target_sizes(name)
+    assert sizes is not None
+    return sizes
 
 
 def load(**changes: object) -> Load:
     """gpt-oss-120b on eight H200 in native mode, dense context."""
     base = Load(
         gpus=parse_gpus("h200x8", "gpus"), draft=draft(), target=target(), algorithms={}, ranks=8, drafter_ranks=8,
-        max_batch_size=64, max_num_tokens=16384, max_seq_len=32768, draft_tokens=9, is_dense=True, element_bytes=2,
+        max_batch_size=64, max_num_tokens=16384, max_seq_len=32768, draft_tokens=9, is_dense=True, is_fp8_cache=False,
         pool_fraction=0.8,
     )  # fmt: skip
     return msgspec.structs.replace(base, **changes)
@@ -43,47 +45,65 @@ def load(**changes: object) -> Load:
 def test_published_sizes_follow_from_published_facts(entry: PublishedDraft) -> None:
     """The facts and the size of a file were read in different places; norms and biases are below the last digit."""
     assert entry.size_gib is not None
-    facts = draft(entry.draft)
-    assert facts.weight_bytes({}, 1) / GIB == pytest.approx(entry.size_gib, abs=0.0051)
+    sizes = draft(entry.draft)
+    assert sizes.weight_bytes({}, 1) / GIB == pytest.approx(entry.size_gib, abs=0.0051)
 
 
 def test_taps_lie_in_the_target() -> None:
     for entry in published_drafts().values():
-        assert max(entry.target_layer_ids) < entry.num_target_layers
-        assert entry.num_attention_heads % entry.num_key_value_heads == 0
+        spec = entry.spec
+        assert spec.num_target_layers is not None
+        assert max(spec.target_layer_ids) < spec.num_target_layers
+        assert spec.num_attention_heads % spec.num_key_value_heads == 0
+        assert spec.num_layers == spec.layers > 0
 
 
 def test_gpt_oss_drafter() -> None:
     """8 layers of 92.9 M and an fc of 41.5 M parameters, as worked out from the tensors' shapes."""
-    facts = draft()
+    sizes, spec = draft(), draft().spec
     layer = 2 * 4096 * 2880 + 2 * 512 * 2880 + 3 * 7680 * 2880
     fc = 5 * 2880 * 2880
-    assert facts.weight_bytes({}, 1) == 2 * (8 * layer + fc)
-    assert facts.weight_bytes({}, 8) == 2 * (layer + fc)  # fc is whole on every rank
-    everything = dict.fromkeys(facts.linear_shapes(), "FP8")
-    assert facts.weight_bytes(everything, 1) == 8 * layer + fc
-    nvfp4 = {module: "NVFP4" for module in facts.linear_shapes() if module != "fc"}
-    assert facts.weight_bytes(nvfp4, 1) == 8 * layer * 9 // 16 + 2 * fc
-    assert facts.context_bytes_per_token(1, 2) == 16384
-    assert facts.context_bytes_per_token(8, 2) == 2048
-    assert facts.context_bytes_per_token(16, 1) == 1024  # a head is never split
+    assert sizes.weight_bytes({}, 1) == 2 * (8 * layer + fc)
+    assert sizes.weight_bytes({}, 8) == 2 * (layer + fc)  # fc is whole on every rank
+    everything = dict.fromkeys(spec.linear_shapes(), "FP8")
+    assert sizes.weight_bytes(everything, 1) == 8 * layer + fc
+    nvfp4 = {module: "NVFP4" for module in spec.linear_shapes() if module != "fc"}
+    assert sizes.weight_bytes(nvfp4, 1) == 8 * layer * 9 // 16 + 2 * fc
+    assert spec.context_bytes_per_token(fp8=False) == 16384
+    assert spec.context_bytes_per_token(fp8=False, ranks=8) == 2048
+    assert spec.context_bytes_per_token(fp8=True, ranks=16) == 1024  # a head is never split
 
 
 def test_gpt_oss_targets() -> None:
     assert target().weight_bytes(1) / 1e9 == pytest.approx(65.1, abs=0.05)
     assert target("openai/gpt-oss-20b").weight_bytes(1) / 1e9 == pytest.approx(13.7, abs=0.05)
     full, windowed = 18 * 2 * 8 * 64 * 2, 18 * 2 * 8 * 64 * 2
-    assert target().cache_bytes(1, 2, 1000) == full * 1000 + windowed * 128
-    assert target().cache_bytes(8, 2, 100) == (full + windowed) * 100 // 8
+    cache = target().cache
+    assert cache is not None
+    assert cache.bytes(1000, fp8=False) == full * 1000 + windowed * 128
+    assert cache.bytes(100, fp8=False, ranks=8) == (full + windowed) * 100 // 8
+    assert cache.bytes(100, fp8=True, ranks=16) == (full + windowed) * 100 // 16  # a head is never split
 
 
 def test_arena_of_the_upstream_test() -> None:
     """test_dflash_config_budget.py: 2 x 129 x 5 x (4096 + 5) x 8 x 128 x 2 B, about 10.09 GiB."""
-    facts = msgspec.structs.replace(draft(), num_layers=5, num_key_value_heads=8, head_dim=128, block_size=16)
-    asked = load(draft=facts, drafter_ranks=1, max_batch_size=128, max_seq_len=4096, draft_tokens=4)
+    spec = msgspec.structs.replace(draft().spec, layers=5, num_key_value_heads=8, head_dim=128, block_size=16)
+    asked = load(
+        draft=msgspec.structs.replace(draft(), spec=spec),
+        drafter_ranks=1,
+        max_batch_size=128,
+        max_seq_len=4096,
+        draft_tokens=4,
+    )
     assert arena_bytes(asked) == 2 * 129 * 5 * (4096 + 5) * 8 * 128 * 2
-    paged = msgspec.structs.replace(facts, num_layers=2, num_key_value_heads=1, head_dim=16, block_size=8)
-    asked = load(draft=paged, drafter_ranks=1, max_batch_size=1, max_seq_len=100, draft_tokens=7)
+    paged = msgspec.structs.replace(spec, layers=2, num_key_value_heads=1, head_dim=16, block_size=8)
+    asked = load(
+        draft=msgspec.structs.replace(draft(), spec=paged),
+        drafter_ranks=1,
+        max_batch_size=1,
+        max_seq_len=100,
+        draft_tokens=7,
+    )
     assert paged_arena_bytes(asked) == 2 * 2 * 2 * 128 * 1 * 16 * 2
 
 
@@ -95,7 +115,9 @@ def test_plan() -> None:
     assert items["captured hidden states"] == 16384 * 5 * 2880 * 2
     assert memory.free_bytes == 141_000_000_000 - sum(items.values())
     assert memory.pool_bytes == int(memory.free_bytes * 0.8)
-    assert memory.request_bytes == target().cache_bytes(8, 2, 32768)
+    cache = target().cache
+    assert cache is not None
+    assert memory.request_bytes == cache.bytes(32768, fp8=False, ranks=8)
     assert memory.fits
     assert memory.unknown == ()
 
@@ -138,19 +160,20 @@ def test_unknown_targets_are_not_guessed() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt-oss", "tiny-qwen3"])
-def test_facts_of_checkpoints_that_are_here(name: str) -> None:
-    facts = draft(str(FIXTURES / f"{name}-dflash"))
+def test_checkpoints_that_are_here(name: str) -> None:
+    sizes = draft(str(FIXTURES / f"{name}-dflash"))
     checkpoint = read_draft(FIXTURES / f"{name}-dflash")
-    linear = {m: checkpoint.spec.tensor_shapes()[f"{m}.weight"] for m in checkpoint.spec.linear_modules()}
-    assert facts.linear_shapes() == linear
-    assert facts.origin == "checkpoint"
-    assert facts.block_size == checkpoint.spec.block_size
+    assert sizes.origin == "checkpoint"
+    assert sizes.spec == checkpoint.spec
+    assert sizes.weight_bytes({}, 1) == sum(2 * prod(shape) for shape in checkpoint.spec.linear_shapes().values())
     here = target(str(FIXTURES / name))
     size = sum(tensor.num_bytes for tensor in read_tensors(name))
     assert here.expert_bytes + here.dense_bytes == size
     assert (here.expert_bytes > 0) == (name == "tiny-gpt-oss")
-    assert here.num_full_layers is not None
-    assert (here.num_full_layers < here.num_layers) == (name == "tiny-gpt-oss")
+    assert here.origin == "checkpoint"
+    assert here.cache is not None
+    assert (here.cache.num_sliding_layers > 0) == (name == "tiny-gpt-oss")
+    assert here.cache.num_full_layers + here.cache.num_sliding_layers == here.spec.num_hidden_layers
 
 
 def read_tensors(name: str) -> list:  # type: ignore[type-arg]

@@ -48,11 +48,11 @@ def test_every_runtime_is_asked_for_the_same(runtime: Runtime) -> None:
     load = asked(resolved("gpt-oss-120b.b300x8.latency"), runtime)
     assert (load.ranks, load.drafter_ranks, load.draft_tokens) == (8, 8, 9)
     assert (load.max_batch_size, load.max_num_tokens, load.max_seq_len) == (64, 16384, 32768)
-    assert load.element_bytes == 2
+    assert not load.is_fp8_cache
     assert not load.is_dense
     halved = msgspec.structs.replace(load_deployment(BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml"),
                                      kv_cache_dtype="fp8")  # fmt: skip
-    assert asked(resolve(halved, "x"), runtime).element_bytes == 1
+    assert asked(resolve(halved, "x"), runtime).is_fp8_cache is True
 
 
 def test_engine_mode_asks_every_gpu_for_a_whole_drafter() -> None:

@@ -17,7 +17,7 @@ from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.schema import Schema, load_schema, schemas, validator_class, versions
 from dflash_trt.deploy.schema_check import BOUNDS, WORDS, check_schema
-from dflash_trt.deploy.sizes import read_draft_facts, read_target_facts
+from dflash_trt.deploy.sizes import draft_sizes, target_sizes
 from dflash_trt.errors import ConfigError
 
 ALL = pytest.mark.parametrize("schema", schemas().values(), ids=lambda schema: f"{schema.runtime}-{schema.version}")
@@ -127,8 +127,8 @@ def test_no_document_breaks_a_check(document: dict[str, Any], schema: Schema, gp
         schema=schema,
         document=document,
         gpus=None if gpus is None else parse_gpus(gpus, "gpus"),
-        draft=read_draft_facts("z-lab/gpt-oss-120b-DFlash"),
-        target=read_target_facts("openai/gpt-oss-120b"),
+        draft=draft_sizes("z-lab/gpt-oss-120b-DFlash"),
+        target=target_sizes("openai/gpt-oss-120b"),
         algorithms={"layers.0.self_attn.q_proj": "NVFP4"},
         mode="native",
     )

@@ -11,7 +11,7 @@ import msgspec
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.schema import Schema
-from dflash_trt.deploy.sizes import DraftFacts, TargetFacts
+from dflash_trt.deploy.sizes import DraftSizes, TargetSizes
 
 
 class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,8 +20,8 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
     schema: Schema
     document: dict[str, Any]
     gpus: Gpus | None
-    draft: DraftFacts | None
-    target: TargetFacts | None
+    draft: DraftSizes | None
+    target: TargetSizes | None
     algorithms: dict[str, str]
     """Quantisation of the drafter's linear layers."""
     mode: Literal["native", "engine"]
@@ -73,8 +73,8 @@ def check_draft_tokens(
         return
     if found is None:
         return
-    most = draft.block_size if window else draft.block_size - 1
-    block = f"block_size {draft.block_size} of {draft.name}"
+    most = draft.spec.block_size if window else draft.spec.num_draft_tokens
+    block = f"block_size {draft.spec.block_size} of {draft.name}"
     if found > most:
         first = "" if window else ", whose first slot is the last verified token"
         yield error("draft-length", key, f"at most {most} ({block}{first})", found, f"set it to {most}")

@@ -76,7 +76,7 @@ def document_load(config: CheckedConfig) -> Load | None:
         algorithms=config.algorithms,
         drafter_ranks=numbers["ranks"] if config.mode == "native" else 1,
         is_dense=is_trtllm and config.setting("speculative_config.attention_backend") != "TRTLLM",
-        element_bytes=1 if "fp8" in str(config.setting(keys.cache_dtype)) else 2,
+        is_fp8_cache="fp8" in str(config.setting(keys.cache_dtype)),
         workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if config.mode == "engine" else 0,
         pool_fraction=fraction if isinstance(fraction, (int, float)) and 0 <= fraction <= 1 else POOL_FRACTION,
         **numbers,

@@ -161,18 +161,18 @@ def quantized_context(config: CheckedConfig) -> Iterator[Finding]:
 def backbone(config: CheckedConfig) -> Iterator[Finding]:
     """config.json must lead to a dense Qwen3 backbone: architectures if registered, else model_type."""
     draft = config.draft
-    if not is_dflash(config) or config.mode == "engine" or draft is None or draft.model_type is None:
+    if not is_dflash(config) or config.mode == "engine" or draft is None or draft.spec.model_type is None:
         return
     rule = config.schema.rules["backbone"]
-    if draft.model_type in rule["model_types"] or set(draft.architectures or ()) & set(rule["architectures"]):
+    if draft.spec.model_type in rule["model_types"] or set(draft.architectures) & set(rule["architectures"]):
         return
     seen = draft.origin == CHECKPOINT
     yield (error if seen else warning)(
         "backbone",
         f"{draft.name}/config.json: model_type",
         f"{' or '.join(rule['model_types'])}: TensorRT-LLM builds the drafter's layers from it, and those of"
-        f" {draft.model_type} have no self_attn.qkv_proj",
-        repr(draft.model_type) + ("" if seen else " (published; the file itself has not been seen)"),
+        f" {draft.spec.model_type} have no self_attn.qkv_proj",
+        repr(draft.spec.model_type) + ("" if seen else " (published; the file itself has not been seen)"),
         f"write {rule['model_types'][0]} there and keep attention_bias, as dflash-trt quantize --recipe bf16 does",
     )
 
@@ -192,7 +192,7 @@ def same_facts(config: CheckedConfig) -> Iterator[Finding]:
     draft = config.draft
     if not is_dflash(config) or draft is None:
         return
-    facts = {"mask_token_id": draft.mask_token_id, "target_layer_ids": list(draft.target_layer_ids)}
+    facts = {"mask_token_id": draft.spec.mask_token_id, "target_layer_ids": list(draft.spec.target_layer_ids)}
     for key, fact in facts.items():
         found = config.setting(f"{SPEC}.{key}")
         if found is not None and fact is not None and found != fact:
