@@ -8,7 +8,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 DEMO   := demo
 PROMPT ?= "def parse_args(argv):"
 
-.PHONY: help build demo test test-full test-gpu lint bench bench-quantize bench-attention clean
+.PHONY: help build demo test test-full test-gpu lint bench bench-quantize bench-attention count-kernel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | column -t -s '	'
@@ -50,6 +50,9 @@ bench-quantize: build  ## measure the packers on the shapes of gpt-oss-120b's dr
 
 bench-attention: build  ## measure the attention kernel, torch's and a copy; needs a GPU, and `make test-gpu` before
 	$(BIN)/python benchmarks/bench_kv_injection_attention.py
+
+count-kernel: build  ## count the attention kernel's machine instructions; needs nvcc, no GPU
+	$(PIP) --editable '.[sass]' && $(BIN)/python benchmarks/count_kernel.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

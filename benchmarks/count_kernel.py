@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention kernel on paper: what its machine code issues for every byte of the cache. Needs nvcc, no GPU.
+
+Each (architecture, drafter, cache) is compiled and disassembled, the cheapest turn of the loop over the context is
+taken of every warp of a team (benchmarks/sass.py), and its instructions are counted. A ceiling is the rate at which a
+GPU would read the cache if one thing alone held it up and everything else were free:
+
+  issue  four warp instructions a clock and SM
+  MMA    mma.m16n8k16 at the rate below; MUFU: exp2 at 16 results a clock and SM (32 on 10.3)
+
+No ceiling is a measurement: latency, shared memory and the other warps' work come on top. Clocks are boost clocks.
+Prints tables, asserts nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import click
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.sass import PIPES, cheapest_round, parse, pipe
+from dflash_trt.cli.output import print_table
+from tests.paths import REPOSITORY
+from tests.plugins.cases import BF16, FP8, GPT_OSS, QWEN3_8B, SHORT, Case
+
+PLUGINS = REPOSITORY / "plugins"
+SM_REGISTERS = 65536
+RESERVED_SHARED_BYTES = 1024  # of every CTA
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """Data-sheet numbers; `mma` is multiply-adds of mma.sync a clock and SM with 16-bit operands and FP32 sums."""
+
+    name: str
+    architecture: str
+    sms: int
+    ghz: float
+    terabytes: float  # a second, of its memory
+    shared_bytes: int  # of an SM
+    mma: int
+    mufu: int = 16
+
+
+# mma: A100's documented 1,024; on Hopper mma.sync reaches about 62 % of wgmma's 2,048 (arXiv 2501.12084); for 10.x no
+# number is published, the same is assumed. RTX PRO 6000: from its data sheet's dense FP16 rate.
+GPUS = (
+    Gpu(name="H200", architecture="90a", sms=132, ghz=1.98, terabytes=4.8, shared_bytes=228 << 10, mma=1270),
+    Gpu(name="B200", architecture="100f", sms=148, ghz=1.965, terabytes=8.0, shared_bytes=228 << 10, mma=1024),
+    Gpu(name="B300", architecture="100f", sms=148, ghz=1.92, terabytes=8.0, shared_bytes=228 << 10, mma=1024, mufu=32),
+    Gpu(name="RTX PRO 6000", architecture="120a", sms=188, ghz=2.6, terabytes=1.79, shared_bytes=100 << 10, mma=512),
+)
+DRAFTERS = {
+    "gpt-oss": GPT_OSS,
+    "qwen3": QWEN3_8B,
+    "head96": replace(QWEN3_8B, name="head96", D=96),
+    "head256": replace(QWEN3_8B, name="head256", N=16, G=4, D=256),
+}
+
+KERNEL = """
+#include "kv_injection_attention/kernel/attention.cuh"
+namespace dflash::kv_injection {{
+template __global__ void attention<{D}, BF16, {bytes}>(const __grid_constant__ Params, const __grid_constant__ Plan);
+}}
+"""
+PRINT_PLAN = """
+#include <cstdio>
+#include "kv_injection_attention/kernel/plan.h"
+using namespace dflash::kv_injection;
+int main() {{
+  Params p{{}};
+  p.batch = p.slots = p.layers = 1;
+  p.block = {S}; p.num_heads = {N}; p.num_kv_heads = {G}; p.head_dim = {D}; p.max_context = 131072;
+  p.block_dtype = DType::kBF16; p.cache_dtype = {cache};
+  const Plan plan = make_plan(p, 264);
+  std::printf("%d %d %d %d %d %d %d", plan.tile_rows, plan.row_groups, plan.teams, plan.stages, plan.shared_bytes,
+              step_keys(p.head_dim), warp_tiles(p.head_dim));
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the host lays the call out, as its own code says."""
+
+    tile_rows: int
+    row_groups: int
+    teams: int
+    stages: int
+    shared_bytes: int
+    step_keys: int
+    warp_tiles: int
+
+
+@dataclass(frozen=True)
+class Count:
+    """Of one compiled kernel: warp instructions of a CTA that a step of one team takes, by opcode."""
+
+    case: Case
+    architecture: str
+    plan: Plan
+    registers: int
+    opcodes: Counter[str]
+
+    @property
+    def step_bytes(self) -> int:
+        return 2 * self.plan.step_keys * self.case.D * self.case.cache_dtype.itemsize
+
+    def per_kib(self, wanted: str) -> float:
+        """Warp instructions of a pipe for 1,024 bytes of the cache."""
+        issued = sum(n for opcode, n in self.opcodes.items() if pipe(opcode) == wanted)
+        return issued * 1024 / self.step_bytes
+
+    def ctas(self, gpu: Gpu) -> int:
+        threads = 32 * self.plan.row_groups * self.plan.teams
+        by_registers = SM_REGISTERS // (threads * -(-self.registers // 8) * 8)
+        return min(by_registers, gpu.shared_bytes // (self.plan.shared_bytes + RESERVED_SHARED_BYTES))
+
+
+def find(tool: str, hint: str) -> str:
+    """The program's path: of its PyPI wheel, or on the PATH."""
+    try:
+        files = importlib.metadata.files(f"nvidia-cuda-{tool}") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    found = next((str(f.locate()) for f in files if f.name == tool), None) or shutil.which(tool)
+    if found is None:
+        raise click.ClickException(f"expected {tool} on the PATH, found none: {hint}")
+    return found
+
+
+def run(*command: str) -> str:
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise click.ClickException(f"{' '.join(command[:2])} ...: {result.stderr}")
+    return result.stdout + result.stderr
+
+
+def make_plan(case: Case, directory: Path) -> Plan:
+    source, program = directory / "plan.cpp", directory / "plan"
+    cache = "DType::kF8E4M3" if case.cache_dtype is FP8 else "DType::kBF16"
+    source.write_text(PRINT_PLAN.format(S=case.S, N=case.N, G=case.G, D=case.D, cache=cache))
+    workspace = PLUGINS / "kv_injection_attention/workspace.cpp"
+    run(find("g++", "install it"), "-std=c++20", f"-I{PLUGINS}", str(source), str(workspace), "-o", str(program))
+    return Plan(*map(int, run(str(program)).split()))
+
+
+def count(case: Case, architecture: str, directory: Path) -> Count:
+    source, cubin = directory / "kernel.cu", directory / "kernel.cubin"
+    source.write_text(KERNEL.format(D=case.D, bytes=str(case.cache_dtype is FP8).lower()))
+    code = f"--generate-code=arch=compute_{architecture},code=sm_{architecture}"
+    nvcc = find("nvcc", "install the CUDA toolkit")
+    ptxas = run(nvcc, "-std=c++20", "-cubin", code, f"-I{PLUGINS}", "-Xptxas=-v", str(source), "-o", str(cubin))
+    found = re.search(r"Used (\d+) registers", ptxas)
+    assert found, ptxas
+    text = run(find("nvdisasm", "pip install 'dflash-trt[sass]'"), "-c", str(cubin))
+    plan = make_plan(case, directory)
+    return Count(case, architecture, plan, int(found[1]), team_step(text, case, plan))
+
+
+def team_step(text: str, case: Case, plan: Plan) -> Counter[str]:
+    """What the warps of a team issue between them for one step."""
+    blocks = parse(text)
+    row = case.D * case.cache_dtype.itemsize
+    threads, vectors = 32 * plan.row_groups, plan.step_keys * row // 16  # of K, and as many of V
+    sixteens = plan.step_keys // 16
+    total: Counter[str] = Counter()
+    for warp in range(plan.row_groups):
+        tiles = min(plan.warp_tiles, plan.tile_rows // 16 - warp * plan.warp_tiles)
+        copies = 2 * -(-max(0, vectors - 32 * warp) // threads)
+        exactly = {"MUFU.EX2": 8 * tiles * sixteens, "LDGSTS": copies}
+        at_least = {"LDSM": 2 * plan.step_keys * row // 512, "HMMA": tiles * sixteens * case.D // 4}
+        total += cheapest_round(blocks, exactly, at_least)
+    return total
+
+
+def conflicts(case: Case) -> tuple[int, int]:
+    """Wavefronts beyond one that eight lanes of 16 bytes take in shared memory: ldmatrix on a step's rows, and the
+    copies that write them. Rows stand row_bytes() of plan.h apart, and eight bank groups of 16 bytes make a wavefront.
+    """
+    row = case.D * case.cache_dtype.itemsize
+    stride, vectors = row + 16, row // 16
+    read = [lane * stride // 16 % 8 for lane in range(8)]
+    written = [(i // vectors * stride // 16 + i % vectors) % 8 for i in range(8)]
+    return max(Counter(read).values()) - 1, max(Counter(written).values()) - 1
+
+
+def name(counted: Count) -> str:
+    case = counted.case
+    return f"{case.name} ({case.S * case.N // case.G} rows, D {case.D}), {SHORT[case.cache_dtype].upper()}"
+
+
+def instruction_row(counted: Count) -> list[str]:
+    plan, (read, written) = counted.plan, conflicts(counted.case)
+    numbers = [counted.per_kib(pipe_name) for pipe_name in PIPES]
+    return [
+        name(counted),
+        f"sm_{counted.architecture}",
+        *(f"{number:.1f}" for number in (*numbers, sum(numbers))),
+        f"{plan.teams} x {plan.row_groups}",
+        str(counted.registers),
+        f"{plan.shared_bytes / 1024:.0f}",
+        f"{read}, {written}",
+    ]
+
+
+def ceiling_row(counted: Count, gpu: Gpu) -> list[str]:
+    clocks = gpu.sms * gpu.ghz * 1e9 / 1e12  # 10^12 a second
+    mma, mufu = counted.per_kib("MMA") / 1024, counted.per_kib("MUFU") / 1024
+    issue = clocks * 4 * 1024 / sum(map(counted.per_kib, PIPES))
+    rates = [issue, clocks * gpu.mma / (mma * 16 * 8 * 16), clocks * gpu.mufu / (mufu * 32)]
+    ctas = counted.ctas(gpu)
+    flight = ctas * counted.plan.teams * (counted.plan.stages - 1) * counted.step_bytes
+    times = f"{min(rates) / gpu.terabytes:.2f}"
+    rows = [name(counted), gpu.name, f"{gpu.terabytes}", *(f"{rate:.1f}" for rate in rates), times]
+    return [*rows, str(ctas), f"{flight / 1024:.0f}"]
+
+
+@click.command()
+@click.option("--drafter", "drafters", multiple=True, type=click.Choice(list(DRAFTERS)), help="Default: all.")
+@click.option("--arch", "architectures", multiple=True, default=("90a", "100f", "120a"), help="Default: all.")
+@click.option(
+    "--cache",
+    "caches",
+    multiple=True,
+    type=click.Choice(["bf16", "fp8"]),
+    default=("bf16", "fp8"),
+    help="Default: both.",
+)
+@click.option("--opcodes", is_flag=True, help="Also list the opcodes of a step.")
+def main(drafters: tuple[str, ...], architectures: tuple[str, ...], caches: tuple[str, ...], opcodes: bool) -> None:
+    """Count the attention kernel's instructions, and how fast a GPU could read the cache with them."""
+    counts = []
+    for drafter, architecture, cache in product(drafters or DRAFTERS, architectures, caches):
+        case = replace(DRAFTERS[drafter], cache_dtype=FP8 if cache == "fp8" else BF16)
+        with tempfile.TemporaryDirectory() as directory:
+            counts.append(count(case, architecture, Path(directory)))
+    columns = ["drafter, cache", "for", *PIPES, "all", "teams x warps", "registers", "KiB shared", "bank conflicts"]
+    print_table("Warp instructions for a KiB of the cache, and what a CTA takes", columns, map(instruction_row, counts))
+    columns = [
+        "drafter, cache",
+        "GPU",
+        "memory",
+        "issue",
+        "MMA",
+        "MUFU",
+        "least / memory",
+        "CTAs an SM",
+        "KiB in flight",
+    ]
+    rows = [ceiling_row(counted, gpu) for counted in counts for gpu in GPUS if gpu.architecture == counted.architecture]
+    print_table("Ceilings, TB/s of cache read", columns, rows)
+    for counted in counts if opcodes else ():
+        listed = ", ".join(f"{n} {opcode}" for opcode, n in counted.opcodes.most_common())
+        click.echo(f"\n{name(counted)}, sm_{counted.architecture}, {counted.step_bytes} bytes: {listed}")
+
+
+if __name__ == "__main__":
+    main()
