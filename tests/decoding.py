@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.drafter.onnx_drafter import OnnxDrafter
+from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.request import Request
@@ -38,5 +38,5 @@ def open_without_tokenizer(engine: Path, target: Path, *, num_slots: int = 1) ->
     manifest = read_manifest(engine)
     taps = manifest.draft.target_layer_ids
     model = load_model(target, read_target(target).spec, taps)
-    drafter = OnnxDrafter(engine, manifest, num_slots=num_slots)
+    drafter = open_drafter(engine, manifest, num_slots=num_slots)
     return Session(manifest, make_target(model, taps, num_slots), drafter, None, frozenset(), num_slots=num_slots)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
@@ -13,7 +14,7 @@ from dflash_trt.errors import RequestError
 
 
 class ContextCache:
-    """K and V [slots, L, C_max, G, D], BF16 or FP8; scales are part of the graphs."""
+    """K and V [slots, L, C, G, D], FLOAT, BF16 or FP8; scales are part of the graphs."""
 
     def __init__(
         self, spec: DraftSpec, num_slots: int, num_rows: int, dtype: torch.dtype, device: torch.device
@@ -23,13 +24,32 @@ class ContextCache:
         self.v = torch.zeros_like(self.k)
         self.lengths = [0] * num_slots
 
-    def reserve(self, slots: Sequence[int], num_rows: Sequence[int]) -> tuple[list[int], list[int]]:
+    @property
+    def num_rows(self) -> int:
+        """C: what each slot has room for."""
+        return self.k.shape[2]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one row of one slot takes."""
+        return self.k[0, :, 0].nbytes + self.v[0, :, 0].nbytes
+
+    def rows(self, slot: int) -> tuple[Tensor, Tensor]:
+        """Views of the slot's injected k and v, each [L, C, G, D]."""
+        length = self.lengths[slot]
+        return self.k[slot, :, :length], self.v[slot, :, :length]
+
+    def grow(self, num_rows: int) -> None:
+        """Makes room for `num_rows` rows a slot, at least twice what was there: `k` and `v` are new tensors."""
+        missing = max(num_rows, 2 * self.num_rows) - self.num_rows
+        self.k, self.v = (F.pad(cache, (0, 0, 0, 0, 0, missing)) for cache in (self.k, self.v))
+
+    def extend(self, slots: Sequence[int], num_rows: Sequence[int]) -> tuple[list[int], list[int]]:
         """Lengthens the slots; the slot and the position of each new row. RequestError when one would overflow."""
-        capacity = self.k.shape[2]
         for slot, count in zip(slots, num_rows, strict=True):
-            if self.lengths[slot] + count > capacity:
+            if self.lengths[slot] + count > self.num_rows:
                 raise RequestError(
-                    f"context of slot {slot}: expected at most {capacity} rows, for which the plan was built,"
+                    f"context of slot {slot}: expected at most {self.num_rows} rows, for which the plan was built,"
                     f" found {self.lengths[slot]} and {count} new ones",
                     hint="build the plan with a larger --max-seq-len",
                 )

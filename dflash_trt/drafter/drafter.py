@@ -1,35 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the decode loop asks of a drafter."""
+"""The running draft model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch import Tensor
 
-    from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.drafter.context_cache import ContextCache
+from dflash_trt.drafter.executor import DraftInputs, Executor
+
+INITIAL_ROWS = 512
+"""Of a cache that may grow."""
 
 
-class Drafter(Protocol):
-    """The running draft model: a context for each slot, one pass for the blocks of all of them."""
+class Drafter:
+    """A context for each slot, and one pass for the blocks of all of them. No call waits for a GPU on its own."""
 
-    spec: DraftSpec
-    cache_bytes_per_token: int
-    """What one context row of one slot takes."""
+    def __init__(self, executor: Executor, spec: DraftSpec, cache: ContextCache) -> None:
+        """`cache` is the one that `executor` is bound to."""
+        self.executor = executor
+        self.spec = spec
+        self.cache = cache
+        self.cache_bytes_per_token = cache.bytes_per_token
+        """What one context row of one slot takes."""
+        self._offsets = torch.arange(spec.block_size, dtype=torch.int32, device=executor.device)
 
-    def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
+    @classmethod
+    def open(cls, executor: Executor, spec: DraftSpec, *, num_slots: int = 1) -> Drafter:
+        """Loads the executor and gives it a context cache. Raises what `Executor.cache_rows` and `load` raise."""
+        num_rows = executor.cache_rows(num_slots)
+        executor.load()
+        cache = ContextCache(spec, num_slots, num_rows or INITIAL_ROWS, executor.cache_dtype, executor.device)
+        executor.bind(cache.k, cache.v)
+        return cls(executor, spec, cache)
+
+    def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: Tensor) -> None:
         """Appends context rows made from the taps [T, A*H] of T verified tokens.
 
-        The first num_rows[0] of them go to slots[0], the next num_rows[1] to slots[1], ...
+        The first num_rows[0] of them go to slots[0], the next num_rows[1] to slots[1], ... Raises RequestError for a
+        slot that would outgrow its plan.
         """
+        self._make_room(slots, num_rows)
+        row_slots, positions = self._upload(self.cache.extend(slots, num_rows), torch.int64)
+        if len(positions):
+            k, v = self.executor.context(taps, positions)
+            self.cache.write(row_slots, positions, k, v)
 
-    def draft(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
+    def draft(self, slots: Sequence[int], noise_embeds: Tensor) -> Tensor:
         """hidden [B, S, H] of blocks with embeddings noise_embeds [B, S, H], each right after its slot's context.
 
-        Changes no context.
+        In their dtype. Changes no context.
         """
+        return self.executor.draft(self.inputs(slots, noise_embeds))
+
+    def inputs(self, slots: Sequence[int], noise_embeds: Tensor) -> DraftInputs:
+        """What `draft` gives the executor."""
+        lengths = [self.cache.lengths[slot] for slot in slots]
+        slot_ids, context_lengths = self._upload((slots, lengths), torch.int32)
+        positions = context_lengths[:, None] + self._offsets
+        return DraftInputs(noise_embeds, positions, slot_ids, context_lengths)
 
     def release(self, slot: int) -> None:
         """Empties a slot's context."""
+        self.cache.lengths[slot] = 0
+
+    def _make_room(self, slots: Sequence[int], num_rows: Sequence[int]) -> None:
+        lengths = self.cache.lengths
+        longest = max((lengths[slot] + count for slot, count in zip(slots, num_rows, strict=True)), default=0)
+        if longest > self.cache.num_rows and self.executor.cache_rows(len(lengths)) is None:
+            self.cache.grow(longest)
+            self.executor.bind(self.cache.k, self.cache.v)
+
+    def _upload(self, values: tuple[Sequence[int], Sequence[int]], dtype: torch.dtype) -> Tensor:
+        """[2, n] on the device; the host does not wait: torch's allocator keeps pinned memory until it is copied."""
+        tensor = torch.tensor(values, dtype=dtype)
+        if self.executor.device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self.executor.device, non_blocking=True)

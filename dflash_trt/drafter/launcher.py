@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 
 class Launcher(Protocol):
     """Runs work in order, behind what the caller has queued and before what it queues next."""
 
-    device: torch.device
+    @property
+    def device(self) -> torch.device:
+        """The GPU."""
 
     @property
     def handle(self) -> int:
@@ -22,9 +24,6 @@ class Launcher(Protocol):
 
     def queued(self) -> AbstractContextManager[None]:
         """Within, torch's own operations are queued here as well."""
-
-    def upload(self, values: Sequence[int], into: Tensor) -> None:
-        """Copies integers to the device; the host does not wait."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Runs `work` once, then returns a call that repeats it on the same addresses."""
@@ -34,9 +33,17 @@ class CudaLauncher:
     """A stream of its own: TensorRT would synchronise on the default stream."""
 
     def __init__(self, device: torch.device) -> None:
+        """Touches no GPU yet: whether there is one is found out later, and said in one line."""
         self.device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.handle: int = self._stream.cuda_stream
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+
+    @property
+    def handle(self) -> int:
+        """cudaStream_t of that stream."""
+        return int(self._stream.cuda_stream)
 
     @contextmanager
     def queued(self) -> Iterator[None]:
@@ -47,10 +54,6 @@ class CudaLauncher:
             yield
         caller.wait_stream(self._stream)
 
-    def upload(self, values: Sequence[int], into: Tensor) -> None:
-        """Through pinned memory, which torch's allocator keeps until the copy has been made."""
-        into.copy_(torch.tensor(values, dtype=into.dtype).pin_memory(), non_blocking=True)
-
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Captures a CUDA graph; the run before it lets TensorRT and kernels set themselves up."""
         with self.queued():
@@ -60,3 +63,26 @@ class CudaLauncher:
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             work()
         return graph.replay
+
+
+class CurrentStreamLauncher:
+    """Torch's current stream: TensorRT-LLM's executor captures CUDA graphs of its own around what is queued there."""
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Torch's current GPU when this is first asked."""
+        return torch.device("cuda", torch.cuda.current_device())
+
+    @property
+    def handle(self) -> int:
+        """cudaStream_t of the stream that is current now."""
+        return int(torch.cuda.current_stream(self.device).cuda_stream)
+
+    def queued(self) -> AbstractContextManager[None]:
+        """Nothing to order: it is the caller's stream."""
+        return nullcontext()
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """`work` itself, after a first run that lets TensorRT and the plugin set themselves up outside any capture."""
+        work()
+        return work

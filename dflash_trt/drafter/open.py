@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which drafter runs an engine directory: ONNX Runtime where it has the device, else the directory's TensorRT plans."""
+"""The drafter of an engine directory: on ONNX Runtime where it has the device, else on TensorRT plans."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_trt.drafter.drafter import Drafter
+from dflash_trt.drafter.executor import Executor
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plan import GRAPHS
 from dflash_trt.errors import MissingDependencyError
@@ -22,11 +23,20 @@ def open_drafter(
     device: str = "cpu",
     expose: Sequence[str] = (),
 ) -> Drafter:
-    """The drafter of the directory `engine` with `manifest` on `device`, which is cpu, cuda or cuda:N.
+    """The drafter of the directory `engine` with `manifest`, loaded, with a context for each of `num_slots`.
 
-    `expose` names values inside draft.onnx that the drafter can return besides its hidden states; plans have none.
-    Raises MissingDependencyError where nothing here runs it on `device`, with what each way lacks, EngineError where
-    its plans were built for another machine.
+    Raises MissingDependencyError and EngineError as `choose_executor` does and its choice when it is loaded.
+    """
+    return Drafter.open(
+        choose_executor(engine, manifest, device=device, expose=expose), manifest.draft, num_slots=num_slots
+    )
+
+
+def choose_executor(engine: Path, manifest: Manifest, *, device: str = "cpu", expose: Sequence[str] = ()) -> Executor:
+    """What executes the graphs of the directory `engine` on `device`, which is cpu, cuda or cuda:N; not yet loaded.
+
+    `expose` names values inside draft.onnx that it can return besides the hidden states; plans have none.
+    Raises MissingDependencyError where nothing here runs them on `device`, with what each way lacks.
     """
     if device != "cpu" and (lacking := _provider_lacking()):
         if reason := _plans_lacking(manifest, expose):
@@ -35,12 +45,15 @@ def open_drafter(
                 hint="pip install onnxruntime-gpu in the place of onnxruntime, or on this machine: "
                 f"dflash-trt build {engine} --backend tensorrt",
             )
-        from dflash_trt.drafter.tensorrt_drafter import TensorRTDrafter
+        import torch
 
-        return TensorRTDrafter(engine, manifest, num_slots=num_slots, device=device)
-    from dflash_trt.drafter.onnx_drafter import OnnxDrafter
+        from dflash_trt.drafter.launcher import CudaLauncher
+        from dflash_trt.drafter.tensorrt_executor import TensorRTExecutor
 
-    return OnnxDrafter(engine, manifest, num_slots=num_slots, device=device, expose=expose)
+        return TensorRTExecutor(engine, manifest, CudaLauncher(torch.device(device)))
+    from dflash_trt.drafter.onnx_executor import OnnxExecutor
+
+    return OnnxExecutor(engine, manifest, device=device, expose=expose)
 
 
 def _provider_lacking() -> str | None:

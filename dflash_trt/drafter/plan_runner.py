@@ -17,7 +17,7 @@ from dflash_trt.errors import EngineError
 
 
 class PlanRunner:
-    """One engine; for each of its profiles, whose leading axis is fixed, a context and a CUDA graph.
+    """One plan; for each of its profiles, whose leading axis is fixed, a context and a CUDA graph.
 
     All of them read and write the same tensors, as many leading rows as their profile has. One call runs at a
     time, so the contexts share one workspace, too.
@@ -34,7 +34,8 @@ class PlanRunner:
         self._file = file
         self._trt = trt
         self._launcher = launcher
-        self._tensors = tensors
+        self.tensors = tensors
+        """Inputs and outputs, by name."""
         self._cached = cached
         self._engine = runtime.deserialize_cuda_engine(file.read_bytes())
         self._expect(self._engine is not None, "a plan that this TensorRT loads")
@@ -57,7 +58,7 @@ class PlanRunner:
         chosen = context.set_optimization_profile_async(profile, self._launcher.handle)
         self._expect(chosen, f"profile {profile}")
         context.set_device_memory(self._memory.data_ptr(), self._memory.nbytes)
-        for name, tensor in self._tensors.items():
+        for name, tensor in self.tensors.items():
             if self._engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT:
                 shape = tuple(tensor.shape) if name in self._cached else (rows, *tensor.shape[1:])
                 self._expect(context.set_input_shape(name, shape), f"input {name} of shape {shape}")

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.drafter.onnx_drafter import OnnxDrafter
+from dflash_trt.drafter.drafter import Drafter
+from dflash_trt.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.graph.draft_graph import output_name
 from dflash_trt.measure.statistics import relative_error
 
@@ -46,17 +47,16 @@ def exposed_values(spec: DraftSpec) -> list[str]:
     return [output_name(layer) for layer in range(len(spec.layers))]
 
 
-class ComparingDrafter:
-    """Drafts with `drafter` and runs `reference` beside it on the same input; a Drafter itself.
+class ComparingDrafter(Drafter):
+    """A drafter, with its executor and context cache, that runs `reference` beside it on the same input.
 
-    Serves one request at a time. Each makes its own context from the taps. Both must have been loaded with
+    Serves one request at a time. Each makes its own context from the taps. Both must have been opened with
     `exposed_values`.
     """
 
-    def __init__(self, drafter: OnnxDrafter, reference: OnnxDrafter) -> None:
-        self.spec = drafter.spec
-        self.cache_bytes_per_token = drafter.cache_bytes_per_token + reference.cache_bytes_per_token
-        self._drafter = drafter
+    def __init__(self, drafter: Drafter, reference: Drafter) -> None:
+        super().__init__(drafter.executor, drafter.spec, drafter.cache)
+        self.cache_bytes_per_token += reference.cache_bytes_per_token
         self._reference = reference
         self._values = [*exposed_values(self.spec), "hidden"]
         self._blocks = 0
@@ -64,7 +64,7 @@ class ComparingDrafter:
 
     def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
         """Appends context rows made from the taps [T, A*H] to both contexts."""
-        self._drafter.inject(slots, num_rows, taps)
+        super().inject(slots, num_rows, taps)
         self._reference.inject(slots, num_rows, taps)
 
     def draft(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
@@ -72,12 +72,12 @@ class ComparingDrafter:
         if self._blocks % BLOCKS_APART == 0:
             self._compare(slots, noise_embeds)
         self._blocks += 1
-        return self._drafter.draft(slots, noise_embeds)
+        return super().draft(slots, noise_embeds)
 
     def release(self, slot: int) -> None:
         """Empties a slot's context and counts blocks from 0 again."""
         self._blocks = 0
-        self._drafter.release(slot)
+        super().release(slot)
         self._reference.release(slot)
 
     def error(self) -> DrafterError | None:
@@ -92,9 +92,13 @@ class ComparingDrafter:
         return DrafterError(num_blocks=len(self._errors), layers=layers, hidden=hidden)
 
     def _compare(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> None:
-        found, expected = (d.draft_values(slots, noise_embeds, self._values) for d in (self._drafter, self._reference))
+        found, expected = (self._values_of(drafter, slots, noise_embeds) for drafter in (self, self._reference))
         errors = [relative_error(*pair) for pair in zip(found, expected, strict=True)]
         (slot,) = slots
-        for kv, reference_kv in zip(self._drafter.context(slot), self._reference.context(slot), strict=True):
+        for kv, reference_kv in zip(self.cache.rows(slot), self._reference.cache.rows(slot), strict=True):
             errors += [relative_error(*layer) for layer in zip(kv, reference_kv, strict=True)]
         self._errors.append(errors)
+
+    def _values_of(self, drafter: Drafter, slots: Sequence[int], noise_embeds: torch.Tensor) -> list[torch.Tensor]:
+        assert isinstance(drafter.executor, OnnxExecutor), "plans return nothing but hidden states"
+        return drafter.executor.draft_values(drafter.inputs(slots, noise_embeds), self._values)

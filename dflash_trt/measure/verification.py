@@ -11,7 +11,7 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
-from dflash_trt.drafter.onnx_drafter import OnnxDrafter
+from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.measure.drafter_error import ComparingDrafter, exposed_values
@@ -61,13 +61,11 @@ class Verification:
     """An engine, perhaps its reference, and the one target that both decode with."""
 
     def __init__(self, session: Session, reference: Session | None = None) -> None:
-        """Both drafters are OnnxDrafters that were loaded with `exposed_values`; no `reference`, no need for them."""
+        """Both drafters run on ONNX Runtime and were opened with `exposed_values`; no `reference`, no need for them."""
         self._session = session
         self._reference = reference
         self._comparing: ComparingDrafter | None = None
         if reference is not None:
-            assert isinstance(session.drafter, OnnxDrafter)
-            assert isinstance(reference.drafter, OnnxDrafter)
             assert reference.drafter is not session.drafter  # each has a context of its own
             self._comparing = ComparingDrafter(session.drafter, reference.drafter)
             self._session = session.with_drafter(session.manifest, self._comparing)
@@ -84,7 +82,7 @@ class Verification:
         check_reference(manifest, reference_manifest, str(reference))
         exposed = exposed_values(manifest.draft)
         session = Session.open(engine, target_name, expose=exposed)
-        drafter = OnnxDrafter(reference, reference_manifest, expose=exposed)
+        drafter = open_drafter(reference, reference_manifest, expose=exposed)
         return cls(session, session.with_drafter(reference_manifest, drafter))
 
     def tokenize(self, prompts: Sequence[Prompt], max_tokens: int, *, chat: bool = False) -> list[TokenPrompt]:

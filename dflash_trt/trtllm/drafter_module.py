@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drafter module that TensorRT-LLM's DFlash worker calls, with the work done by an engine directory's graphs.
+"""The drafter module that TensorRT-LLM's DFlash worker calls, with an engine directory's graphs in the place of layers.
 
 Attributes and methods bear the names that the worker uses (`contract.py`), not ours.
 """
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.drafter.executor import DraftInputs, Executor
 from dflash_trt.errors import EngineError
-from dflash_trt.trtllm.plans import Plans
 
 
 class _Backbone(nn.Module):
-    """What the target shares; the layers themselves are in the plans."""
+    """What the target shares; the layers themselves are in the graphs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,12 +34,12 @@ class _Shared(nn.Module):
 
 
 class EngineDrafter(nn.Module):
-    """Context rows and blocks by `plans`, in the dense context cache that the worker owns."""
+    """Context rows and blocks by `executor`, with the dense context cache that the worker owns."""
 
-    def __init__(self, draft_config: Any, spec: DraftSpec, plans: Plans) -> None:
+    def __init__(self, draft_config: Any, spec: DraftSpec, executor: Executor) -> None:
         """`draft_config` is TensorRT-LLM's ModelConfig of the engine directory. Nothing is loaded yet."""
         super().__init__()
-        self._plans = plans
+        self._executor = executor
         self._bound: tuple[int, int, torch.Size] | None = None
         self.model_config = draft_config
         self.config = draft_config.pretrained_config
@@ -52,17 +52,17 @@ class EngineDrafter(nn.Module):
         self.block_size = spec.block_size
         self.dflash_attention_backend = "VANILLA"  # the dense cache
         # The worker asks whether these two exist, and what dtype the cache should have; the context graph holds both.
-        self.fc = nn.Linear(1, 1, bias=False, dtype=plans.cache_dtype)
+        self.fc = nn.Linear(1, 1, bias=False, dtype=executor.cache_dtype)
         self.hidden_norm = nn.Identity()
-        # Whole heads on every rank: the plans are not sharded.
+        # Whole heads on every rank: the graphs are not sharded.
         self._num_attn_layers = len(spec.layers)
         self._num_heads = spec.num_attention_heads
         self._num_kv_heads = spec.num_key_value_heads
         self._head_dim = spec.head_dim
 
     def load_weights(self, weights: Any, weight_mapper: Any = None, **_: Any) -> None:
-        """Loads the plans; what TensorRT-LLM read from the directory's safetensors is not needed."""
-        self._plans.load()
+        """Loads the executor; what TensorRT-LLM read from the directory's safetensors is not needed."""
+        self._executor.load()
 
     def load_weights_from_target_model(self, target_model: Any) -> None:
         """Takes embedding and lm_head from the target."""
@@ -72,7 +72,7 @@ class EngineDrafter(nn.Module):
 
     def _build_fused_kv_buffers(self) -> None:
         """The worker's last call before it allocates the cache: with dummy weights also the first one here."""
-        self._plans.load()
+        self._executor.load()
 
     def project_target_hidden(self, hidden_states: Tensor) -> Tensor:
         """The taps as they are: fc and hidden_norm are part of the context graph."""
@@ -80,7 +80,8 @@ class EngineDrafter(nn.Module):
 
     def precompute_context_kv(self, projected_hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """k, v [T, L, G, D] of taps [T, A*H] at positions [T]; the worker multiplies them in place and stores them."""
-        return self._plans.context(projected_hidden, positions)
+        k, v = self._executor.context(projected_hidden, positions)
+        return k.clone(), v.clone()  # the worker may keep them for longer than until the next call
 
     def dflash_forward(
         self,
@@ -95,7 +96,7 @@ class EngineDrafter(nn.Module):
     ) -> Tensor:
         """hidden [B*W, H] of blocks noise_embedding [B, W, H] over the caches [slots, L, C, G, D], which are only read.
 
-        Raises EngineError for caches that the plans were not built for.
+        Raises EngineError for caches that the graphs were not compiled for.
         """
         if ctx_kv_cache is not None or ctx_page_table is not None:
             raise EngineError(
@@ -109,8 +110,8 @@ class EngineDrafter(nn.Module):
         blocks = torch.cat([noise_embedding, masks], dim=1)
         offsets = torch.arange(self.block_size, dtype=query_positions.dtype, device=query_positions.device)
         positions = query_positions[:, :1] + offsets
-        hidden = self._plans.draft(blocks, positions, ctx_cache_batch_idx, num_ctx_per_req)
-        return hidden[:, :W].reshape(B * W, H).to(noise_embedding.dtype)
+        hidden = self._executor.draft(DraftInputs(blocks, positions, ctx_cache_batch_idx, num_ctx_per_req))
+        return hidden[:, :W].reshape(B * W, H)
 
     def _bind(self, k_cache: Tensor, v_cache: Tensor) -> None:
         """The worker allocates the caches in its first forward passes, before any graph is captured."""
@@ -119,10 +120,10 @@ class EngineDrafter(nn.Module):
             return
         expected = (self._num_attn_layers, self._num_kv_heads, self._head_dim)
         found = (k_cache.shape[1], *k_cache.shape[3:])
-        if found != expected or k_cache.dtype != self._plans.cache_dtype:
+        if found != expected or k_cache.dtype != self._executor.cache_dtype:
             raise EngineError(
                 f"engine mode: expected a context cache of layers, heads and head_dim {expected} in"
-                f" {self._plans.cache_dtype}, found {found} in {k_cache.dtype}"
+                f" {self._executor.cache_dtype}, found {found} in {k_cache.dtype}"
             )
-        self._plans.bind(k_cache, v_cache)
+        self._executor.bind(k_cache, v_cache)
         self._bound = bound

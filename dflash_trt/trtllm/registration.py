@@ -24,10 +24,12 @@ def register() -> None:
 def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model: Any) -> Any:
     """The drafter of the engine directory that `speculative_model` names; its plans are loaded with the weights.
 
-    Raises EngineError when that is no engine directory, or the configuration asks for a paged context cache.
+    Raises EngineError when that is no engine directory or has no plans, when the configuration asks for a paged context
+    cache, and for plans whose cache has a dtype of its own: the worker casts taps to the cache's.
     """
+    from dflash_trt.drafter.launcher import CurrentStreamLauncher
+    from dflash_trt.drafter.tensorrt_executor import TensorRTExecutor
     from dflash_trt.trtllm.drafter_module import EngineDrafter
-    from dflash_trt.trtllm.tensorrt_plans import TensorRTPlans
 
     spec_config = model_config.spec_config
     if spec_config.attention_backend not in DENSE_BACKENDS:
@@ -37,4 +39,10 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
         )
     directory = Path(spec_config.speculative_model)
     manifest = read_manifest(directory)
-    return EngineDrafter(draft_config, manifest.draft, TensorRTPlans(directory, manifest))
+    if manifest.quantization.fp8_kv_cache:
+        raise EngineError(
+            f"{directory}: expected plans with a BF16 context cache for engine mode, found FP8",
+            hint="build with the recipe without +fp8-kv",
+        )
+    executor = TensorRTExecutor(directory, manifest, CurrentStreamLauncher())
+    return EngineDrafter(draft_config, manifest.draft, executor)

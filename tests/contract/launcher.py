@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -21,9 +21,6 @@ class HostLauncher:
     @contextmanager
     def queued(self) -> Iterator[None]:
         yield
-
-    def upload(self, values: Sequence[int], into: torch.Tensor) -> None:
-        into.copy_(torch.tensor(values, dtype=into.dtype))
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         work()

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import onnxruntime
 import pytest
+import torch
 
-from dflash_trt.drafter import onnx_drafter, tensorrt_drafter
-from dflash_trt.drafter.onnx_drafter import OnnxDrafter
-from dflash_trt.drafter.open import open_drafter
+from dflash_trt.drafter.launcher import CudaLauncher
+from dflash_trt.drafter.onnx_executor import OnnxExecutor
+from dflash_trt.drafter.open import choose_executor, open_drafter
+from dflash_trt.drafter.tensorrt_executor import TensorRTExecutor
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plan import Plan
 from dflash_trt.errors import MissingDependencyError
@@ -42,59 +43,43 @@ def planned(manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, plans={"context": PLAN, "draft": PLAN})
 
 
-class Opened:
-    """Stands where a drafter's class does, and keeps what it was made with."""
-
-    def __init__(self, *arguments: object, **options: object) -> None:
-        self.arguments, self.options = arguments, options
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_drafter, "OnnxDrafter", type("Onnx", (Opened,), {}))
-    monkeypatch.setattr(tensorrt_drafter, "TensorRTDrafter", type("TensorRT", (Opened,), {}))
-
-
 def providers(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [*names, "CPUExecutionProvider"])
 
 
-def made(drafter: Any) -> tuple[str, tuple[object, ...], dict[str, object]]:
-    return type(drafter).__name__, drafter.arguments, drafter.options
-
-
 def test_onnx_runtime_on_a_cpu(engine: Path, manifest: Manifest) -> None:
     drafter = open_drafter(engine, manifest, num_slots=3, device="cpu", expose=["layers.0/output"])
-    assert isinstance(drafter, OnnxDrafter)
-    assert drafter._k_cache.shape[0] == 3
-    assert [output.name for output in drafter._draft.get_outputs()] == ["hidden", "layers.0/output"]
+    executor = drafter.executor
+    assert isinstance(executor, OnnxExecutor)
+    assert drafter.cache.k.shape[0] == drafter.cache.v.shape[0] == 3
+    assert [output.name for output in executor._sessions["draft"].get_outputs()] == ["hidden", "layers.0/output"]
 
 
-@pytest.mark.usefixtures("opened")
 def test_onnx_runtime_on_a_gpu_that_it_knows(engine: Path, planned: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     providers(monkeypatch, "CUDAExecutionProvider")
-    options = {"num_slots": 2, "device": "cuda:1", "expose": ("a",)}
-    assert made(open_drafter(engine, planned, **options)) == ("Onnx", (engine, planned), options)  # type: ignore[arg-type]
+    executor = choose_executor(engine, planned, device="cuda:1", expose=("a",))
+    assert isinstance(executor, OnnxExecutor)
+    assert (executor.device, executor._expose) == (torch.device("cuda:1"), ("a",))
 
 
-@pytest.mark.usefixtures("opened")
 def test_plans_where_onnx_runtime_has_no_gpu(
     engine: Path, planned: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, tmp_path, VERSIONS[0])
     providers(monkeypatch)
-    found = made(open_drafter(engine, planned, num_slots=2, device="cuda:1"))
-    assert found == ("TensorRT", (engine, planned), {"num_slots": 2, "device": "cuda:1"})
+    executor = choose_executor(engine, planned, device="cuda:1")
+    assert isinstance(executor, TensorRTExecutor)
+    assert executor.device == torch.device("cuda:1")
+    assert isinstance(executor._launcher, CudaLauncher)
 
 
-@pytest.mark.usefixtures("opened")
 def test_the_reason_why_nothing_runs_it(
     engine: Path, manifest: Manifest, planned: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     providers(monkeypatch)
 
     def message(of: Manifest, expose: tuple[str, ...] = ()) -> str:
-        return refusal(lambda: open_drafter(engine, of, device="cuda", expose=expose), MissingDependencyError)
+        return refusal(lambda: choose_executor(engine, of, device="cuda", expose=expose), MissingDependencyError)
 
     without_plans = message(manifest)
     assert without_plans.startswith(f"{engine}: expected a drafter for cuda, found none: onnxruntime ")

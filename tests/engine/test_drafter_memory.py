@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.builder.tensorrt.add_plans import add_plans
-from dflash_trt.drafter.tensorrt_drafter import TensorRTDrafter
 from dflash_trt.engine.drafter_memory import drafter_memory
 from dflash_trt.engine.plan import PlanOptions
-from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
 from tests.contract.recorder import VERSIONS
+from tests.drafter.planned import executor_of, planned_drafter
 from tests.engines import build
 
 OPTIONS = PlanOptions(max_batch_size=3, max_seq_len=50, max_num_tokens=40, workspace_bytes=7)
@@ -25,10 +24,10 @@ def test_it_is_what_the_drafter_allocates(draft_dir: Path, tmp_path: Path, monke
     pretend(monkeypatch, tmp_path, VERSIONS[0])
     manifest = add_plans(engine, OPTIONS)
     memory = drafter_memory(manifest, OPTIONS, engine)
-    drafter = TensorRTDrafter(engine, manifest, num_slots=3, launcher=HostLauncher())
-    cache = drafter._cache
+    drafter = planned_drafter(engine, manifest, num_slots=3)
+    cache, executor = drafter.cache, executor_of(drafter)
     assert memory.cache_bytes == cache.k.nbytes + cache.v.nbytes == 3 * 50 * drafter.cache_bytes_per_token
-    tensors = [*drafter._rows.values(), *drafter._block.values()]
+    tensors = [*executor._context.tensors.values(), *executor._draft.tensors.values()]
     assert memory.activation_bytes == sum(tensor.nbytes for tensor in tensors) - memory.cache_bytes
     assert memory.weight_bytes == (engine / "model.safetensors").stat().st_size
     assert memory.workspace_bytes == 14

@@ -11,7 +11,7 @@ import pytest
 
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.drafter.onnx_drafter import OnnxDrafter
+from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.measure.drafter_error import BLOCKS_APART, exposed_values
@@ -44,7 +44,7 @@ class Pair:
 
     def session(self, engine: Path, manifest: Manifest) -> Session:
         exposed = exposed_values(manifest.draft)
-        drafter = OnnxDrafter(engine, manifest, expose=exposed)
+        drafter = open_drafter(engine, manifest, expose=exposed)
         return Session(manifest, self.loaded, drafter, None, frozenset())
 
     def damaged(self, tensor: str, factor: float) -> Session:

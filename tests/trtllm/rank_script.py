@@ -9,10 +9,10 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from dflash_trt.drafter.onnx_drafter import OnnxDrafter
+from dflash_trt.drafter.onnx_executor import OnnxExecutor
+from dflash_trt.drafter.open import open_drafter
 from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.drafter_module import EngineDrafter
-from dflash_trt.trtllm.onnx_plans import OnnxPlans
 from tests.fixtures_data import prompts
 from tests.trtllm.decoding import decode
 from tests.trtllm.worker import Worker, draft_config, share
@@ -24,10 +24,10 @@ def main(engine: Path, target: str) -> None:
     """Every rank holds the whole drafter, as engine mode replicates it."""
     session = Session.open(engine, target, num_slots=BATCH, device="cpu")
     spec = session.manifest.draft
-    drafter = EngineDrafter(draft_config(spec), spec, OnnxPlans(engine, session.manifest))
+    drafter = EngineDrafter(draft_config(spec), spec, OnnxExecutor(engine, session.manifest))
     share(drafter, session.target)
     worker = Worker(drafter, max_batch=BATCH, max_ctx=CONTEXT, num_drafts=spec.num_draft_tokens)
-    own = OnnxDrafter(engine, session.manifest, num_slots=BATCH)
+    own = open_drafter(engine, session.manifest, num_slots=BATCH)
     traces = decode(worker, session.target, own, [ids[:60] for ids in prompts(session)[:BATCH]], STEPS)
     drafts = [[trace.drafts, trace.expected_drafts] for trace in traces]
     gathered = MPI.COMM_WORLD.gather(drafts)

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from dflash_trt.builder.tensorrt.add_plans import add_plans
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.drafter.onnx_drafter import OnnxDrafter
+from dflash_trt.drafter.executor import DraftInputs, Executor
+from dflash_trt.drafter.onnx_executor import OnnxExecutor
+from dflash_trt.drafter.open import open_drafter
+from dflash_trt.drafter.tensorrt_executor import TensorRTExecutor
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import EngineError
@@ -18,9 +22,7 @@ from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.drafter_module import EngineDrafter
-from dflash_trt.trtllm.onnx_plans import OnnxPlans
-from dflash_trt.trtllm.plans import Plans
-from dflash_trt.trtllm.tensorrt_plans import TensorRTPlans
+from dflash_trt.trtllm.registration import build_draft_model
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
 from tests.contract.recorder import VERSIONS
@@ -42,9 +44,9 @@ def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Session.open(engine, str(FIXTURES / request.param), num_slots=BATCH)
 
 
-def make_worker(session: Session, plans: Plans, num_drafts: int | None = None) -> Worker:
+def make_worker(session: Session, executor: Executor, num_drafts: int | None = None) -> Worker:
     spec = session.manifest.draft
-    drafter = EngineDrafter(draft_config(spec), spec, plans)
+    drafter = EngineDrafter(draft_config(spec), spec, executor)
     share(drafter, session.target)
     return Worker(drafter, max_batch=BATCH, max_ctx=CONTEXT, num_drafts=num_drafts or spec.num_draft_tokens)
 
@@ -72,14 +74,14 @@ def engine(session: Session, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("num_drafts", [None, 2])
 def test_drafts_are_those_of_our_own_runtime(session: Session, engine: Path, num_drafts: int | None) -> None:
     """Also where the worker verifies fewer drafts than a block has: the drafter still sees whole blocks."""
-    worker = make_worker(session, OnnxPlans(engine, session.manifest), num_drafts)
-    drafter = OnnxDrafter(engine, session.manifest, num_slots=BATCH)
+    worker = make_worker(session, OnnxExecutor(engine, session.manifest), num_drafts)
+    drafter = open_drafter(engine, session.manifest, num_slots=BATCH)
     check(session, decode(worker, session.target, drafter, texts(session), STEPS))
 
 
 def test_a_cache_that_the_worker_replaces(session: Session, engine: Path) -> None:
-    worker = make_worker(session, OnnxPlans(engine, session.manifest))
-    drafter = OnnxDrafter(engine, session.manifest, num_slots=BATCH)
+    worker = make_worker(session, OnnxExecutor(engine, session.manifest))
+    drafter = open_drafter(engine, session.manifest, num_slots=BATCH)
     decode(worker, session.target, drafter, texts(session), 2)
     worker.allocate(BATCH)
     check(session, decode(worker, session.target, drafter, texts(session), STEPS))
@@ -99,8 +101,8 @@ def test_plans_on_the_recorded_tensorrt(
     spec = session.manifest.draft
     room = CONTEXT + spec.block_size
     manifest = with_plans(engine, PlanOptions(max_batch_size=BATCH, max_seq_len=room, max_num_tokens=ROWS))
-    worker = make_worker(session, TensorRTPlans(engine, manifest, HostLauncher()))
-    drafter = OnnxDrafter(engine, session.manifest, num_slots=BATCH)
+    worker = make_worker(session, TensorRTExecutor(engine, manifest, HostLauncher()))
+    drafter = open_drafter(engine, session.manifest, num_slots=BATCH)
     traces = decode(worker, session.target, drafter, texts(session), STEPS)
     for prompt, trace in zip(texts(session), traces, strict=True):
         assert trace.token_ids == session.generate_plain(prompt, greedy(len(trace.token_ids))).token_ids
@@ -121,21 +123,21 @@ def test_padding_reads_no_context(
     pretend(monkeypatch, tmp_path, VERSIONS[-1])
     spec = session.manifest.draft
     manifest = with_plans(engine, PlanOptions(max_batch_size=4, max_seq_len=CONTEXT, max_num_tokens=ROWS))
-    plans = TensorRTPlans(engine, manifest, HostLauncher())
-    plans.load()
+    executor = TensorRTExecutor(engine, manifest, HostLauncher())
+    executor.load()
     shape = (4, len(spec.layers), CONTEXT, spec.num_key_value_heads, spec.head_dim)
-    plans.bind(torch.zeros(shape, dtype=torch.bfloat16), torch.zeros(shape, dtype=torch.bfloat16))
+    executor.bind(torch.zeros(shape, dtype=torch.bfloat16), torch.zeros(shape, dtype=torch.bfloat16))
     for B in (4, 3):
         blocks = torch.zeros(B, spec.block_size, spec.hidden_size, dtype=torch.bfloat16)
         positions = torch.zeros(B, spec.block_size, dtype=torch.long)
-        hidden = plans.draft(blocks, positions, torch.arange(B), torch.full((B,), 5))
+        hidden = executor.draft(DraftInputs(blocks, positions, torch.arange(B), torch.full((B,), 5)))
         assert hidden.shape == blocks.shape
-    assert plans._blocks["context_lengths"].tolist() == [5, 5, 5, 0]
-    assert plans._blocks["slot_ids"].tolist() == [0, 1, 2, 0]
+    assert executor._draft.tensors["context_lengths"].tolist() == [5, 5, 5, 0]
+    assert executor._draft.tensors["slot_ids"].tolist() == [0, 1, 2, 0]
 
 
 def test_refusals(session: Session, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = make_worker(session, OnnxPlans(engine, session.manifest))
+    worker = make_worker(session, OnnxExecutor(engine, session.manifest))
     with pytest.raises(EngineError, match="dense context cache, found a paged one"):
         worker.drafter.dflash_forward(*[torch.zeros(1)] * 6, ctx_kv_cache=[torch.zeros(1)])
     worker.k_cache = torch.zeros(1, 1, 8, 1, 4)
@@ -144,7 +146,7 @@ def test_refusals(session: Session, engine: Path, tmp_path: Path, monkeypatch: p
         worker.drafter._bind(worker.k_cache, worker.v_cache)
     pretend(monkeypatch, tmp_path, VERSIONS[-1])
     manifest = with_plans(engine, PlanOptions(max_batch_size=BATCH, max_seq_len=CONTEXT, max_num_tokens=ROWS))
-    small = make_worker(session, TensorRTPlans(engine, manifest, HostLauncher()))
+    small = make_worker(session, TensorRTExecutor(engine, manifest, HostLauncher()))
     with pytest.raises(EngineError, match=f"slots of {CONTEXT} rows, for which the plan was built") as refused:
         small.drafter._bind(small.k_cache, small.v_cache)
     assert refused.value.hint is not None
@@ -153,6 +155,7 @@ def test_refusals(session: Session, engine: Path, tmp_path: Path, monkeypatch: p
 
 def test_an_fp8_context_cache_is_refused(tmp_path: Path) -> None:
     quantize_checkpoint(read_draft(FIXTURES / "tiny-qwen3-dflash"), load_recipe("bf16+fp8-kv"), tmp_path / "draft")
-    manifest = build(tmp_path / "draft", tmp_path / "engine", FIXTURES / "tiny-qwen3")
+    build(tmp_path / "draft", tmp_path / "engine", FIXTURES / "tiny-qwen3")
+    spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(tmp_path / "engine"))
     with pytest.raises(EngineError, match="BF16 context cache for engine mode, found FP8"):
-        TensorRTPlans(tmp_path / "engine", manifest)
+        build_draft_model(SimpleNamespace(spec_config=spec_config), None, None, None)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.drafter.onnx_drafter import OnnxDrafter
+from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.runtime.pair import LocalPair, Pair
 from dflash_trt.runtime.ranks.parallel_pair import rank_facts
@@ -34,7 +34,7 @@ def load_pairs(engine: Path, target: Path, ranks: Leader | Follower) -> tuple[li
     options = {"distributed_config": sharding(target, ranks.size)} if ranks.size > 1 else {}
     model = load_model(target, checkpoint.spec, taps, **options)
     shared = make_target(model, taps, NUM_SLOTS)
-    pairs = [LocalPair(shared, OnnxDrafter(engine, manifest, num_slots=NUM_SLOTS)), LocalPair(shared, None)]
+    pairs = [LocalPair(shared, open_drafter(engine, manifest, num_slots=NUM_SLOTS)), LocalPair(shared, None)]
     return pairs, _share(model)
 
 

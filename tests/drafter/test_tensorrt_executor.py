@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRTDrafter against OnnxDrafter: the same cache, padding and order of calls; ONNX Runtime computes for both."""
+"""A drafter on plans against one on ONNX Runtime, which computes for both: padding, parts and order of calls."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from dflash_trt.builder.tensorrt.add_plans import add_plans
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.drafter.onnx_drafter import OnnxDrafter
-from dflash_trt.drafter.tensorrt_drafter import TensorRTDrafter
+from dflash_trt.drafter.drafter import Drafter
+from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine import machine
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.plan import PlanOptions
@@ -25,6 +25,7 @@ from tests.contract.launcher import HostLauncher
 from tests.contract.machine import B300, pretend
 from tests.contract.recorder import VERSIONS, Recorder
 from tests.decoding import greedy
+from tests.drafter.planned import executor_of, planned_drafter
 from tests.engines import build
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
@@ -60,9 +61,9 @@ def manifest(built: Path, recorder: Recorder) -> Manifest:
     return read_manifest(built)
 
 
-def drafters(built: Path, manifest: Manifest) -> tuple[TensorRTDrafter, OnnxDrafter]:
-    ours = TensorRTDrafter(built, manifest, num_slots=3, launcher=HostLauncher())
-    return ours, OnnxDrafter(built, manifest, num_slots=3)
+def drafters(built: Path, manifest: Manifest) -> tuple[Drafter, Drafter]:
+    ours = planned_drafter(built, manifest, num_slots=3)
+    return ours, open_drafter(built, manifest, num_slots=3)
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
@@ -108,7 +109,7 @@ def test_larger_batches_than_a_plan_has(built: Path, manifest: Manifest, random:
 
 def test_decoding_is_lossless_and_as_short(built: Path, manifest: Manifest) -> None:
     session = Session.open(built, str(TARGET))
-    ours = TensorRTDrafter(built, manifest, launcher=HostLauncher())
+    ours = planned_drafter(built, manifest)
     prompt = prompts(session)[0][:32]
     plain = session.generate_plain(prompt, greedy(40))
     theirs = session.generate(prompt, greedy(40))
@@ -120,7 +121,7 @@ def test_decoding_is_lossless_and_as_short(built: Path, manifest: Manifest) -> N
 
 def test_one_launch_a_call_and_everything_bound_once(built: Path, manifest: Manifest, recorder: Recorder) -> None:
     launcher = HostLauncher()
-    drafter = TensorRTDrafter(built, manifest, num_slots=3, launcher=launcher)
+    drafter = planned_drafter(built, manifest, launcher, num_slots=3)
     spec = manifest.draft
     bound = len(recorder.arguments("IExecutionContext.set_tensor_address"))
     profiles = [len(plan.profiles) for plan in manifest.plans.values()]
@@ -139,18 +140,19 @@ def test_one_launch_a_call_and_everything_bound_once(built: Path, manifest: Mani
 
 def test_padded_rows_read_no_context(built: Path, manifest: Manifest) -> None:
     """Three blocks run as four; what the last row held before is gone."""
-    drafter = TensorRTDrafter(built, manifest, num_slots=4, launcher=HostLauncher())
+    drafter = planned_drafter(built, manifest, num_slots=4)
     spec = manifest.draft
     drafter.inject([0, 1, 2, 3], [9, 8, 7, 6], torch.randn(30, spec.target_hidden_size))
     drafter.draft([0, 1, 2, 3], torch.randn(4, spec.block_size, spec.hidden_size))
     drafter.draft([3, 2, 1], torch.randn(3, spec.block_size, spec.hidden_size))
-    assert drafter._block["context_lengths"][:4].tolist() == [6, 7, 8, 0]
-    assert drafter._block["slot_ids"][:4].tolist() == [3, 2, 1, 0]
+    tensors = executor_of(drafter)._draft.tensors
+    assert tensors["context_lengths"][:4].tolist() == [6, 7, 8, 0]
+    assert tensors["slot_ids"][:4].tolist() == [3, 2, 1, 0]
 
 
 def test_an_answer_outlives_the_next_call(built: Path, manifest: Manifest) -> None:
     """Hidden states leave the buffer that the plan writes, whatever their dtype."""
-    drafter = TensorRTDrafter(built, manifest, launcher=HostLauncher())
+    drafter = planned_drafter(built, manifest)
     first, second = torch.randn(2, 1, manifest.draft.block_size, manifest.draft.hidden_size).bfloat16()
     hidden = drafter.draft([0], first)
     kept = hidden.clone()
@@ -159,7 +161,7 @@ def test_an_answer_outlives_the_next_call(built: Path, manifest: Manifest) -> No
 
 
 def test_a_full_slot(built: Path, manifest: Manifest) -> None:
-    drafter = TensorRTDrafter(built, manifest, launcher=HostLauncher())
+    drafter = planned_drafter(built, manifest)
     width = manifest.draft.target_hidden_size
     drafter.inject([0], [96], torch.randn(96, width))
     message = refusal(lambda: drafter.inject([0], [1], torch.randn(1, width)), RequestError)
@@ -190,26 +192,28 @@ def test_without_a_gpu_tensorrt_is_not_called(
 
     monkeypatch.setattr(machine, "gpu", no_gpu)
     recorder.calls.clear()
-    refusal(lambda: TensorRTDrafter(built, manifest, launcher=HostLauncher()), MissingDependencyError)
+    refusal(lambda: planned_drafter(built, manifest), MissingDependencyError)
     assert recorder.calls == []
 
 
 def test_cache_bytes(built: Path, manifest: Manifest, recipe: str) -> None:
-    drafter = TensorRTDrafter(built, manifest, num_slots=2, launcher=HostLauncher())
-    cache = drafter._cache
+    drafter = planned_drafter(built, manifest, num_slots=2)
+    cache = drafter.cache
     assert cache.k.dtype == (torch.bfloat16 if recipe == "bf16" else torch.float8_e4m3fn)
     assert cache.k.nbytes + cache.v.nbytes == 2 * 96 * drafter.cache_bytes_per_token
 
 
 def test_more_slots_than_planned(built: Path, manifest: Manifest) -> None:
-    message = refusal(lambda: TensorRTDrafter(built, manifest, num_slots=7, launcher=HostLauncher()), EngineError)
-    assert "expected at most 6 slots, for which the plan was built, found 7" in message
+    message = refusal(lambda: planned_drafter(built, manifest, num_slots=7), EngineError)
+    assert (
+        "expected a context cache of at most 6 slots of 96 rows, for which the plan was built, found 7 of 96" in message
+    )
     assert "--max-batch-size 7" in message
 
 
 def test_an_engine_without_plans(draft_dir: Path, tmp_path: Path, recorder: Recorder) -> None:
     manifest = build(draft_dir, tmp_path / "engine")
-    message = refusal(lambda: TensorRTDrafter(tmp_path / "engine", manifest, launcher=HostLauncher()), EngineError)
+    message = refusal(lambda: planned_drafter(tmp_path / "engine", manifest), EngineError)
     assert "expected context.plan, found an engine for ONNX Runtime only" in message
     assert f"dflash-trt build {tmp_path / 'engine'} --backend tensorrt" in message
 
@@ -219,14 +223,14 @@ def test_a_plan_of_another_machine(
 ) -> None:
     version = recorder.__version__
     pretend(monkeypatch, tmp_path, version, B300)
-    message = refusal(lambda: TensorRTDrafter(built, manifest, launcher=HostLauncher()), EngineError)
+    message = refusal(lambda: planned_drafter(built, manifest), EngineError)
     assert (
         f"built for SM 9.0 (NVIDIA H200) with TensorRT {version}: expected it here, found SM 10.3 (NVIDIA B300)"
         in message
     )
     pretend(monkeypatch, tmp_path, version)
     (tmp_path / "libdflash_trt_plugins.so").write_bytes(b"another plugin")
-    message = refusal(lambda: TensorRTDrafter(built, manifest, launcher=HostLauncher()), EngineError)
+    message = refusal(lambda: planned_drafter(built, manifest), EngineError)
     assert "draft.plan: expected the plugin library it was built with, sha256 " in message
 
 
@@ -242,6 +246,6 @@ def test_a_plan_of_another_machine(
 )
 def test_what_tensorrt_refuses(method: str, built: Path, manifest: Manifest, recorder: Recorder) -> None:
     recorder.answers[method] = None if method.startswith("Runtime") else False
-    message = refusal(lambda: TensorRTDrafter(built, manifest, launcher=HostLauncher()), EngineError)
+    message = refusal(lambda: planned_drafter(built, manifest), EngineError)
     assert f"{built / 'context.plan'}: expected " in message
     assert "found it refused by TensorRT" in message

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the plan files of an engine directory to plans that run on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dflash_trt.drafter.launcher import Launcher
+from dflash_trt.drafter.plan_runner import PlanRunner
+from dflash_trt.engine import machine, tensorrt_api
+from dflash_trt.engine.manifest import Manifest, sha256
+from dflash_trt.engine.plan import check_plan
+from dflash_trt.engine.plugin_library import plugin_library
+
+DTYPES = {"BFLOAT16": torch.bfloat16, "FLOAT8E4M3FN": torch.float8_e4m3fn, "INT32": torch.int32}
+
+
+class PlanLoader:
+    """TensorRT with the plugin registered where a plan needs it, once all plans are known to fit this machine."""
+
+    def __init__(self, directory: Path, manifest: Manifest, launcher: Launcher) -> None:
+        """Raises MissingDependencyError without GPU, TensorRT or plugin, EngineError for plans of another machine."""
+        self._directory = directory
+        self._manifest = manifest
+        self._launcher = launcher
+        self._trt, gpu = tensorrt_api.load_tensorrt(), machine.gpu(launcher.device.index or 0)
+        plans = manifest.plans.values()
+        library = plugin_library() if any(plan.needs_plugin for plan in plans) else None
+        found = None if library is None else sha256(library)
+        for plan in plans:
+            check_plan(plan, directory, manifest.sha256, gpu, str(self._trt.__version__), found)
+        if library is not None:
+            plugin = manifest.plugin
+            tensorrt_api.load_plugin(self._trt, library, plugin.name, plugin.version, plugin.namespace)
+        self._runtime = self._trt.Runtime(tensorrt_api.make_logger(self._trt))
+        if any(plan.version_compatible for plan in plans):
+            self._runtime.engine_host_code_allowed = True  # the plan carries the plugin's code; its sha256 is checked
+
+    def load(self, name: str, axis: str, cached: Mapping[str, Tensor]) -> PlanRunner:
+        """The plan of the graph `name`, whose calls differ in `axis`, with inputs and outputs for its largest profile.
+
+        Those in `cached` are there already. Raises EngineError when TensorRT refuses the plan or one of them.
+        """
+        graph, plan = self._manifest.graphs[name], self._manifest.plans[name]
+        largest = plan.profiles[-1]
+        tensors = dict(cached)
+        for port in (*graph.inputs, *graph.outputs):
+            if port.name not in cached:
+                shape = [largest[size].max if isinstance(size, str) else size for size in port.shape]
+                tensors[port.name] = torch.zeros(shape, dtype=DTYPES[port.dtype], device=self._launcher.device)
+        return PlanRunner(
+            self._trt,
+            self._runtime,
+            self._directory / plan.file,
+            plan,
+            axis=axis,
+            tensors=tensors,
+            cached=frozenset(cached),
+            launcher=self._launcher,
+        )

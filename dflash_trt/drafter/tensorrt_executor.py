@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two graphs as TensorRT plans: one launch for each size, everything bound once. Not yet run with libnvinfer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dflash_trt.drafter.executor import DraftInputs
+from dflash_trt.drafter.launcher import Launcher
+from dflash_trt.drafter.plan_loader import PlanLoader
+from dflash_trt.drafter.plan_runner import PlanRunner
+from dflash_trt.engine.manifest import Manifest
+from dflash_trt.engine.plan import GRAPHS
+from dflash_trt.errors import EngineError
+
+
+class TensorRTExecutor:
+    """An Executor on one GPU. Calls smaller than a profile are padded, calls larger than all are queued in parts."""
+
+    def __init__(self, directory: Path, manifest: Manifest, launcher: Launcher) -> None:
+        """`manifest` is that of `directory`, read and checked by `read_manifest`. Raises EngineError without plans."""
+        for name in GRAPHS:
+            if name not in manifest.plans:
+                raise EngineError(
+                    f"{directory}: expected {name}.plan, found an engine for ONNX Runtime only",
+                    hint=f"on the GPU machine: dflash-trt build {directory} --backend tensorrt",
+                )
+        self.cache_dtype = torch.float8_e4m3fn if manifest.quantization.fp8_kv_cache else torch.bfloat16
+        self._directory = directory
+        self._manifest = manifest
+        self._launcher = launcher
+        self._loader: PlanLoader | None = None
+        self._context: PlanRunner
+        self._draft: PlanRunner
+
+    @property
+    def device(self) -> torch.device:
+        """Torch's current GPU: TensorRT loads a plan onto that one."""
+        return self._launcher.device
+
+    def cache_rows(self, num_slots: int) -> int:
+        """C_max of the draft plan. Raises EngineError for more slots than it was built for."""
+        most = self._manifest.plans["draft"].profiles[0]["C_max"].max
+        self._check_cache(num_slots, most)
+        return most
+
+    def load(self) -> None:
+        """Reads the context plan.
+
+        Raises MissingDependencyError without GPU, TensorRT or plugin, EngineError when the plans were built for another
+        machine or TensorRT refuses the plan.
+        """
+        if self._loader is None:
+            loader = PlanLoader(self._directory, self._manifest, self._launcher)
+            self._context = loader.load("context", "T", {})
+            self._loader = loader
+
+    def bind(self, k_cache: Tensor, v_cache: Tensor) -> None:
+        """Reads the draft plan for these caches."""
+        self._check_cache(k_cache.shape[0], k_cache.shape[2])
+        assert self._loader is not None, "load comes first"
+        self._draft = self._loader.load("draft", "B", {"k_cache": k_cache, "v_cache": v_cache})
+
+    def context(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """k, v [T, L, G, D] in the cache's dtype."""
+        T, most = len(taps), self._context.sizes[-1]
+        with self._launcher.queued():
+            if most >= T:
+                return self._context_part(taps, positions)
+            buffers = (self._context.tensors["k"], self._context.tensors["v"])
+            k, v = (buffer.new_empty(T, *buffer.shape[1:]) for buffer in buffers)
+            for begin in range(0, T, most):
+                part = slice(begin, begin + most)
+                k[part], v[part] = self._context_part(taps[part], positions[part])
+            return k, v
+
+    def draft(self, inputs: DraftInputs) -> Tensor:
+        """hidden [B, S, H]."""
+        most = self._draft.sizes[-1]
+        with self._launcher.queued():
+            parts = [
+                self._draft_part(DraftInputs(*(tensor[begin : begin + most] for tensor in inputs)))
+                for begin in range(0, len(inputs.slot_ids), most)
+            ]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _context_part(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        T, tensors = len(taps), self._context.tensors
+        tensors["target_hidden"][:T].copy_(taps)
+        tensors["positions"][:T].copy_(positions)
+        self._context.run(T)
+        return tensors["k"][:T], tensors["v"][:T]
+
+    def _draft_part(self, inputs: DraftInputs) -> Tensor:
+        B, tensors = len(inputs.slot_ids), self._draft.tensors
+        for name, value in inputs._asdict().items():
+            tensors[name][:B].copy_(value)
+        if padding := self._draft.padding(B):
+            for name in ("slot_ids", "context_lengths"):  # rows without context cost no reading of the cache
+                tensors[name][B : B + padding].zero_()
+        self._draft.run(B)
+        return tensors["hidden"][:B].to(inputs.noise_embeds.dtype, copy=True)
+
+    def _check_cache(self, num_slots: int, num_rows: int) -> None:
+        profile = self._manifest.plans["draft"].profiles[0]
+        most_slots, most_rows = profile["slots"].max, profile["C_max"].max
+        if num_slots > most_slots or num_rows > most_rows:
+            raise EngineError(
+                f"{self._directory}: expected a context cache of at most {most_slots} slots of {most_rows} rows, for"
+                f" which the plan was built, found {num_slots} of {num_rows}",
+                hint=f"dflash-trt build {self._directory} --backend tensorrt --max-batch-size {num_slots}"
+                f" --max-seq-len {num_rows}",
+            )
