@@ -14,7 +14,7 @@ from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.dry_run import fitting_deployment, print_dry_run, print_plan_dry_run
 from dflash_trt.cli.plan_options import PlanRequest, plan_options, plan_request
 from dflash_trt.cli.quantize import write_quantized
-from dflash_trt.deploy.deployment_file import DeploymentFile, is_config, load_deployment
+from dflash_trt.deploy.deployment_file import DeploymentFile, deployment_path, load_deployment
 from dflash_trt.deploy.resolve import UNQUANTIZED, plan_sizes
 from dflash_trt.engine.manifest import MANIFEST
 from dflash_trt.engine.plan import PlanOptions
@@ -45,8 +45,8 @@ def build(
 ) -> None:
     """Write an engine directory from DRAFT, a checkpoint directory or Hugging Face repository id.
 
-    DRAFT may be quantised, by `dflash-trt quantize` or by modelopt. It may also be a deployment file, CONFIG.yaml,
-    which names draft, target and recipe; the engine directory is then called like the file unless -o says otherwise.
+    DRAFT may be quantised, by `dflash-trt quantize` or by modelopt. It may also be a deployment, CONFIG.yaml or the
+    name of one that `serve-config --list` shows: it names draft, target and recipe, and -o unless given.
     An engine directory alone, with --backend tensorrt, gets the TensorRT plans that it lacks.
 
     \b
@@ -58,10 +58,9 @@ def build(
         raise click.UsageError("--json is for --dry-run")
     plans = plan_request(plan_settings)
     sizes = None
-    if is_config(draft):
+    if (config := deployment_path(draft)) is not None:
         if recipe is not None:
             raise click.UsageError("--recipe is for a draft checkpoint; CONFIG.yaml names its own")
-        config = Path(draft)
         deployment = load_deployment(config)
         output = output or Path(config.stem)
         if dry_run:

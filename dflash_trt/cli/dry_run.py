@@ -154,8 +154,13 @@ def _print_memory(deployment: ResolvedDeployment, memory: GpuMemory) -> None:
     rows = [(item.name, human_bytes(item.bytes), item.how) for item in memory.items]
     rows += [("not counted", "?", what) for what in memory.unknown]
     rows.append(("cache pool", human_bytes(memory.pool_bytes), _pool(deployment, memory)))
-    rows.append(("largest that fits", _largest(memory), "max_batch_size alone, or max_seq_len alone"))
-    print_table(f"memory of each {gpu.title} ({human_bytes(memory.capacity_bytes)})", ("what", "bytes", "how"), rows)
+    rows.append(
+        ("largest max_batch_size", _bounded(memory.largest_batch, MAX_BATCH), "that fits with this max_seq_len")
+    )
+    rows.append(
+        ("largest max_seq_len", _bounded(memory.largest_context, MAX_TOKENS), "that fits with this max_batch_size")
+    )
+    print_table(f"memory of each {gpu.title} ({human_bytes(memory.capacity_bytes)})", ("what", "size", "how"), rows)
 
 
 def _pool(deployment: ResolvedDeployment, memory: GpuMemory) -> str:
@@ -165,11 +170,8 @@ def _pool(deployment: ResolvedDeployment, memory: GpuMemory) -> str:
     return f"{share}: {memory.full_requests} requests of {deployment.max_seq_len} tokens"
 
 
-def _largest(memory: GpuMemory) -> str:
-    def bounded(number: int, bound: int) -> str:
-        return "any" if number == bound else str(number)
-
-    return f"{bounded(memory.largest_batch, MAX_BATCH)}; {bounded(memory.largest_context, MAX_TOKENS)}"
+def _bounded(number: int, bound: int) -> str:
+    return "any" if number == bound else str(number)
 
 
 def _plain(value: Any) -> object:

@@ -3,10 +3,17 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from collections.abc import Iterable, Sequence
 
 import click
 import msgspec
+
+NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)? ?(%|x|s|ms|[KMGT]i?B|B)?")
+NO_NUMBER = ("", "-", "?", "any")  # in a column of numbers
+PIPE_WIDTH = 10_000
 
 
 def print_json(command: str, document: dict[str, object]) -> None:
@@ -16,18 +23,27 @@ def print_json(command: str, document: dict[str, object]) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints a table; columns after the first are numbers or short facts."""
+    """Prints a table, columns of numbers right-aligned; cells are folded to a terminal's width, in a pipe never."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     # Text, because rich would take the brackets of 'dflash-trt[run]' for markup.
     table = Table(title=Text(title, style="bold"), title_justify="left", header_style="dim")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
+    cells = [tuple(row) for row in rows]
+    for index, column in enumerate(columns):
+        is_number = _are_numbers([row[index] for row in cells])
+        table.add_column(column, overflow="fold", justify="right" if is_number else "left")
+    for row in cells:
         table.add_row(*map(Text, row))
-    Console().print(table)
+    is_measured = sys.stdout.isatty() or "COLUMNS" in os.environ
+    Console(width=None if is_measured else PIPE_WIDTH).print(table)
+
+
+def _are_numbers(values: Sequence[str]) -> bool:
+    """Whether a column holds numbers, with or without a unit, and nothing else."""
+    found = [value for value in values if value not in NO_NUMBER]
+    return bool(found) and all(NUMBER.fullmatch(value) for value in found)
 
 
 def human_bytes(count: int) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from msgspec import to_builtins
 
-from dflash_trt.cli.output import print_json
+from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.deploy.checker import check, deployment_config, file_config, read_document
-from dflash_trt.deploy.deployment_file import is_config, load_deployment
+from dflash_trt.deploy.deployment_file import deployment_path, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.method import METHODS, Method
@@ -23,7 +24,7 @@ from dflash_trt.errors import ConfigError
 
 @click.command("serve-config", short_help="Write or check a configuration for trtllm-serve, vLLM or SGLang.")
 @click.argument("source", required=False)
-@click.option("--runtime", type=click.Choice(list(PACKAGES)), required=True, help="Whose configuration.")
+@click.option("--runtime", type=click.Choice(list(PACKAGES)), help="Whose configuration; needed without --list.")
 @click.option("--method", type=click.Choice(METHODS), default="dflash", show_default=True, help="How it decodes.")
 @click.option("--check", "file", type=click.Path(path_type=Path), help="Check this file instead of writing one.")
 @click.option("--version", help="Release of the runtime; the newest that is known unless given.")
@@ -32,10 +33,11 @@ from dflash_trt.errors import ConfigError
 @click.option("--gpus", help="GPUs, for a SOURCE directory or --check: b300x8.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address that the server binds.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="And its port.")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings of --check as one JSON document.")
+@click.option("--list", "is_list", is_flag=True, help="Print the deployments that come with dflash-trt, and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print --list or the findings of --check as one JSON document.")
 def serve_config(
     source: str | None,
-    runtime: Runtime,
+    runtime: Runtime | None,
     method: Method,
     file: Path | None,
     version: str | None,
@@ -44,21 +46,30 @@ def serve_config(
     gpus: str | None,
     host: str,
     port: int,
+    is_list: bool,
     as_json: bool,
 ) -> None:
     """Write the configuration of SOURCE for a runtime to stdout: YAML for trtllm, a command line for the others.
 
-    SOURCE is a deployment file, or with --target and --gpus an engine directory or draft checkpoint. The command
-    that starts the server goes to stderr. With --check, report every problem of an existing FILE; SOURCE then
-    says what it is deployed on.
+    SOURCE is a deployment, by its file or by a name that --list shows, or with --target and --gpus an engine
+    directory or draft checkpoint. The command that starts the server goes to stderr. With --check, report every
+    problem of an existing FILE; SOURCE then says what it is deployed on.
 
     \b
     Example:
-      dflash-trt serve-config build_configs/gpt-oss-120b.b300x8.latency.yaml --runtime trtllm > serve.yaml
+      dflash-trt serve-config --list
+      dflash-trt serve-config gpt-oss-120b.b300x8.latency --runtime trtllm > serve.yaml
     """
+    if is_list:
+        if source is not None or file is not None or runtime is not None:
+            raise click.UsageError("--list shows all deployments: no SOURCE, no --check, no --runtime")
+        _print_list(as_json)
+        return
+    if runtime is None:
+        raise click.MissingParameter(param_hint="'--runtime'", param_type="option")
     schema = load_schema(runtime, version)
     if as_json and file is None:
-        raise click.UsageError("--json is for --check: what is written for a runtime is data already")
+        raise click.UsageError("--json is for --list and --check: what is written for a runtime is data already")
     if not host:
         raise click.UsageError("--host: expected an address, found none: servers would bind every interface")
     deployment = None if source is None else read_deployment(source, target, draft, gpus)
@@ -80,11 +91,10 @@ def serve_config(
 
 
 def read_deployment(source: str, target: str | None, draft: str | None, gpus: str | None) -> ResolvedDeployment:
-    """The deployment of a SOURCE, a file or a directory."""
-    if is_config(source):
+    """The deployment of a SOURCE: a file, the name of a shipped one, or a directory."""
+    if (path := deployment_path(source)) is not None:
         if gpus is not None:
             raise click.UsageError("--gpus is for a SOURCE directory; a deployment file says it itself")
-        path = Path(source)
         return resolve(load_deployment(path), path.stem, draft=draft, target=target)
     if target is None or gpus is None:
         raise click.UsageError("a SOURCE directory needs --target and --gpus; a deployment file says them itself")
@@ -92,8 +102,24 @@ def read_deployment(source: str, target: str | None, draft: str | None, gpus: st
         raise click.UsageError("--draft is for a deployment file; SOURCE is the draft here")
     directory = Path(source)
     if not directory.is_dir():
-        raise ConfigError(f"{source}: expected a deployment file (.yaml) or a directory, found neither")
+        raise ConfigError(
+            f"{source}: expected a deployment's file (.yaml) or name, or a directory, found none of them",
+            hint="dflash-trt serve-config --list",
+        )
     return resolve(directory_deployment(directory, target=target, gpus=gpus), directory.resolve().name)
+
+
+def _print_list(as_json: bool) -> None:
+    files = shipped_deployments()
+    listed = {name: load_deployment(file) for name, file in files.items()}
+    if as_json:
+        entries = [{"name": name, "file": str(files[name]), **to_builtins(one)} for name, one in listed.items()]
+        print_json("deployments", {"deployments": entries})
+        return
+    columns = ("name", "target", "GPUs", "purpose", "mode", "recipe")
+    rows = [(name, one.target, one.gpus, one.purpose, one.mode, one.recipe) for name, one in listed.items()]
+    print_table(f"{len(rows)} deployments", columns, rows)
+    click.echo(f"to change one, copy its file from {next(iter(files.values())).parent}", err=True)
 
 
 def refuse_errors(source: str, runtime: str, findings: Sequence[Finding]) -> None:

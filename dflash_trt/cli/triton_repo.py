@@ -13,7 +13,7 @@ from dflash_trt.checkpoint.source import checkpoint_directory
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.serve_config import read_deployment, refuse_errors
 from dflash_trt.deploy.checker import check, deployment_config
-from dflash_trt.deploy.deployment_file import is_config, load_deployment
+from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
 from dflash_trt.deploy.method import METHODS, Method
 from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.schema import load_schema
@@ -57,13 +57,13 @@ def triton_repo(
 ) -> None:
     """Write a model repository that serves SOURCE, with the tensors of NVIDIA's llmapi model.
 
-    SOURCE is a deployment file, or an engine directory or draft checkpoint with --target and for trtllm --gpus. The
-    embedded runtime needs the engine directory that `dflash-trt build` writes, and no GPU. The commands that start the
-    server go to stderr.
+    SOURCE is a deployment, by file or name, or an engine directory or draft checkpoint with --target and for trtllm
+    --gpus. The embedded runtime needs the engine directory that `dflash-trt build` writes, and no GPU. The commands
+    that start the server go to stderr.
 
     \b
     Example:
-      dflash-trt triton-repo build_configs/gpt-oss-120b.b300x8.latency.yaml -o models
+      dflash-trt triton-repo gpt-oss-120b.b300x8.latency -o models
     """
     config = TritonConfig(runtime=runtime, decoupled=not unary)
     ranks = 1
@@ -93,9 +93,9 @@ def triton_repo(
 def _embedded(source: str, target: str | None, draft: str | None, max_batch_size: int) -> dict[str, Any]:
     """The arguments of dflash_trt.LLM, for an engine that is there and fits the target."""
     engine = Path(draft or source)
-    if is_config(source):
-        deployment = load_deployment(Path(source))
-        engine, target = Path(draft or Path(source).stem), target or deployment.target
+    if (file := deployment_path(source)) is not None:
+        deployment = load_deployment(file)
+        engine, target = Path(draft or file.stem), target or deployment.target
     elif target is None or draft is not None:
         raise click.UsageError("a SOURCE directory needs --target, and is the draft itself")
     manifest = read_manifest(engine)

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from dflash_trt.checkpoint.source import checkpoint_directory
 from dflash_trt.cli.output import print_json, print_table
-from dflash_trt.deploy.deployment_file import is_config, load_deployment
+from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
 from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.errors import RequestError, VerificationError
 from dflash_trt.targets.tokenizer import encode, load_tokenizer
@@ -36,9 +36,10 @@ def open_deployment(config: Path, target: str, *, refused: Sequence[str]) -> Res
     for name in refused:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} is not for --runtime trtllm")
-    if not is_config(config.name):
-        raise click.UsageError(f"--runtime trtllm takes a deployment file (.yaml) for ENGINE, found {config}")
-    return resolve(load_deployment(config), config.stem, target=target)
+    file = deployment_path(str(config))
+    if file is None:
+        raise click.UsageError(f"--runtime trtllm takes a deployment for ENGINE, by file or name, found {config}")
+    return resolve(load_deployment(file), file.stem, target=target)
 
 
 def generate_with_trtllm(

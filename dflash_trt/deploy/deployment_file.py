@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.files.strict_yaml import load_yaml
+from dflash_trt.files.strict_yaml import closest, load_yaml
+from dflash_trt.quantize.recipe import recipe_directory
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
@@ -61,9 +62,35 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     eagle3: Eagle3 | None = None
 
 
-def is_config(name: str) -> bool:
-    """Whether a command's argument names a deployment file rather than a checkpoint."""
-    return Path(name).suffix in (".yaml", ".yml")
+def shipped_deployments() -> dict[str, Path]:
+    """The deployment files that come with the package, by name."""
+    files = {file.stem: file for file in recipe_directory().parent.glob("*.yaml")}
+    return dict(sorted(files.items()))
+
+
+def deployment_path(name: str) -> Path | None:
+    """The deployment file that a command's argument names, by its path or as one that comes with the package.
+
+    None for a checkpoint or an engine; what lies here comes before a shipped deployment of the same name. Raises
+    ConfigError for a file that is nowhere and for a word that only resembles a shipped name.
+    """
+    path, shipped = Path(name), shipped_deployments()
+    is_file = path.suffix in (".yaml", ".yml")
+    try:
+        if path.exists():
+            return path if is_file else None
+    except OSError:  # no name of a file, too long for one
+        return None
+    stem = name.removesuffix(".yaml")
+    if stem in shipped:
+        return shipped[stem]
+    near = closest(stem, shipped, "name")
+    if is_file or (near and "/" not in name):
+        raise ConfigError(
+            f"{name}: expected what is here or the name of a shipped deployment, found neither{near}",
+            hint="dflash-trt serve-config --list",
+        )
+    return None
 
 
 def load_deployment(file: Path) -> DeploymentFile:

@@ -29,3 +29,21 @@ def test_cells_are_text_and_not_markup(capsys: pytest.CaptureFixture[str]) -> No
     output = capsys.readouterr().out
     for text in ("a [bold] title", "[/x]", "pip install 'dflash-trt[run]'"):
         assert text in output
+
+
+def test_columns_of_numbers_are_aligned_right(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever their unit; a column with a word among them is text, as is one that has no number."""
+    rows = [("a", "5", "1.5 GiB", "3", "-"), ("longer", "12", "-", "many", ""), ("c", "-0.25%", "477.8 MiB", "10", "?")]
+    print_table("t", ("name", "count", "a long size", "mixed", "nothing"), rows)
+    lines = [line.strip("│").split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert lines[0] == [" a      ", "      5 ", "     1.5 GiB ", " 3     ", " -       "]
+    assert lines[2] == [" c      ", " -0.25% ", "   477.8 MiB ", " 10    ", " ?       "]
+
+
+def test_nothing_is_folded_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    print_table("t", ("name",), [("x" * 300,)])
+    assert "x" * 300 in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table("t", ("name",), [("x" * 300,)])
+    assert "x" * 300 not in capsys.readouterr().out

@@ -14,7 +14,7 @@ import yaml
 
 from dflash_trt.errors import CheckpointError, ConfigError
 from tests.cli.commands import run, run_here
-from tests.deploy.deployments import BUILD_CONFIGS, RUNTIMES, rendered
+from tests.deploy.deployments import BUILD_CONFIGS, NAMES, RUNTIMES, rendered
 from tests.paths import FIXTURES
 from tests.test_imports import loaded_by
 
@@ -162,6 +162,9 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     "arguments",
     [
         ["serve-config", "--runtime", "trtllm"],
+        ["serve-config", LATENCY],
+        ["serve-config", "--list", LATENCY],
+        ["serve-config", "--list", "--runtime", "vllm"],
         ["serve-config", LATENCY, "--runtime", "trtllm", "--gpus", "b300x8"],
         ["serve-config", LATENCY, "--runtime", "trtllm", "--json"],
         ["serve-config", FIXTURES / "tiny-qwen3-dflash", "--runtime", "trtllm"],
@@ -176,6 +179,35 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_wrong_usage(arguments: list[object]) -> None:
     with pytest.raises(click.UsageError):
         run_here(*arguments)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_shipped_deployment_by_its_name(runtime: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run_here("serve-config", LATENCY.stem, "--runtime", runtime)
+    by_name = capsys.readouterr().out
+    run_here("serve-config", LATENCY, "--runtime", runtime)
+    assert by_name == capsys.readouterr().out
+
+
+def test_a_shipped_deployment_is_planned_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    run_here("build", NVFP4.stem, "--dry-run")
+    by_name = capsys.readouterr().out
+    run_here("build", NVFP4, "--dry-run")
+    assert by_name == capsys.readouterr().out
+
+
+def test_the_list_of_shipped_deployments(capsys: pytest.CaptureFixture[str]) -> None:
+    run_here("serve-config", "--list")
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if f" {NVFP4.stem} " in line]
+    assert [cell.strip() for cell in line.strip("│").split("│")] == [
+        NVFP4.stem, "openai/gpt-oss-120b", "b300x8", "latency", "engine", "nvfp4",
+    ]  # fmt: skip
+    run_here("serve-config", "--list", "--json")
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "dflash-trt/deployments/1"
+    assert [entry["name"] for entry in document["deployments"]] == NAMES
+    assert all(Path(entry["file"]).stem == entry["name"] and entry["description"] for entry in document["deployments"])
 
 
 @pytest.mark.parametrize("content", ["- 1\n", "just words\n", "vllm serve 'open\n", "a: [\n"])

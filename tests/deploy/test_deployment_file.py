@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from dflash_trt.deploy.deployment_file import Eagle3, is_config, load_deployment
+from dflash_trt.deploy.deployment_file import Eagle3, deployment_path, load_deployment, shipped_deployments
 from dflash_trt.errors import ConfigError
+from tests.deploy.deployments import BUILD_CONFIGS, NAMES
 
 GOOD = "description: mine\ntarget: T\ndraft: D\ngpus: b300x8\npurpose: latency\n"
 
@@ -50,8 +52,38 @@ def test_what_is_said_about_a_bad_one(tmp_path: Path, text: str, message: str) -
     assert message in caught.value.message
 
 
-def test_what_is_a_deployment_file() -> None:
-    assert is_config("a/b.yaml")
-    assert is_config("b.yml")
-    assert not is_config("z-lab/gpt-oss-120b-DFlash")
-    assert not is_config("engine")
+SHIPPED = "gpt-oss-120b.b300x8.latency"
+
+
+def test_shipped_deployments_have_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert list(shipped_deployments()) == NAMES
+    for name in (SHIPPED, f"{SHIPPED}.yaml"):
+        assert deployment_path(name) == BUILD_CONFIGS / f"{SHIPPED}.yaml"
+
+
+def test_what_is_here_comes_before_a_shipped_deployment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`build NAME` writes an engine directory called NAME, which the next command means."""
+    monkeypatch.chdir(tmp_path)
+    Path(SHIPPED).mkdir()
+    assert deployment_path(SHIPPED) is None
+    Path(f"{SHIPPED}.yaml").write_text(GOOD)
+    assert deployment_path(f"{SHIPPED}.yaml") == Path(f"{SHIPPED}.yaml")
+    Path("b.yml").write_text(GOOD)
+    assert deployment_path("b.yml") == Path("b.yml")
+
+
+@pytest.mark.parametrize("name", ["z-lab/gpt-oss-120b-DFlash", "engine", "", "x" * 5000, f"some/{SHIPPED}"])
+def test_what_is_no_deployment(name: str) -> None:
+    assert deployment_path(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [(f"{SHIPPED}x", f" (nearest name: {SHIPPED})"), (f"{SHIPPED[:-1]}.yaml", SHIPPED), ("q.yml", "")]
+)
+def test_an_unknown_name_gives_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"^{re.escape(name)}: expected .*, found neither.*{re.escape(near)}"
+    ) as caught:
+        deployment_path(name)
+    assert caught.value.hint == "dflash-trt serve-config --list"

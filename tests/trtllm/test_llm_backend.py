@@ -173,7 +173,7 @@ def test_what_the_file_says_is_no_option(config: Path, prompts: Path, tmp_path: 
     arguments = ("verify", config, "--target", TARGET, "--prompts", prompts, "--runtime", "trtllm")
     with pytest.raises(click.UsageError, match="--reference is not for --runtime trtllm"):
         run_here(*arguments, "--reference", tmp_path)
-    with pytest.raises(click.UsageError, match="takes a deployment file"):
+    with pytest.raises(click.UsageError, match="takes a deployment for ENGINE"):
         run_here("verify", tmp_path, *arguments[2:])
 
 
