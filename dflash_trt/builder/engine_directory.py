@@ -18,16 +18,8 @@ from dflash_trt.checkpoint.safetensors_writer import write_safetensors
 from dflash_trt.checkpoint.source import checkpoint_label
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.checkpoint.weights import SINGLE, weight_files
-from dflash_trt.engine.manifest import (
-    MANIFEST,
-    SCHEMA_VERSION,
-    Graph,
-    Manifest,
-    Plugin,
-    Port,
-    Source,
-    sha256,
-)
+from dflash_trt.engine.graphs import graph_signatures
+from dflash_trt.engine.manifest import MANIFEST, SCHEMA_VERSION, Manifest, Plugin, Source, sha256
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import BuildError
 from dflash_trt.files.write import new_directory
@@ -62,10 +54,9 @@ def build_engine(
             shutil.copyfile(file, directory / file.name)
         # The graphs point into the file just written, so the tensors are read anew from there.
         written = read_draft(directory)
-        graphs = {
-            "context": _write_graph(context_graph(_with_context_stack(written)), directory / "context.onnx"),
-            "draft": _write_graph(draft_graph(written), directory / "draft.onnx"),
-        }
+        graphs = graph_signatures(draft.spec, fp8_cache=draft.quantization.fp8_kv_cache)
+        _write_graph(context_graph(_with_context_stack(written)), directory / graphs["context"].file)
+        _write_graph(draft_graph(written), directory / graphs["draft"].file)
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             tool_version=__version__,
@@ -127,23 +118,9 @@ def _with_context_stack(draft: DraftCheckpoint) -> DraftCheckpoint:
     return msgspec.structs.replace(draft, weights=draft.weights | read_tensors(file))
 
 
-def _write_graph(model: onnx.ModelProto, file: Path) -> Graph:
+def _write_graph(model: onnx.ModelProto, file: Path) -> None:
     file.write_bytes(model.SerializeToString(deterministic=True))
     onnx.checker.check_model(str(file))
-    return Graph(
-        file=file.name,
-        inputs=tuple(map(_port, model.graph.input)),
-        outputs=tuple(map(_port, model.graph.output)),
-    )
-
-
-def _port(value: onnx.ValueInfoProto) -> Port:
-    tensor = value.type.tensor_type
-    return Port(
-        name=value.name,
-        dtype=onnx.TensorProto.DataType.Name(tensor.elem_type),
-        shape=tuple(axis.dim_param or axis.dim_value for axis in tensor.shape.dim),
-    )
 
 
 def describe_source(draft: DraftCheckpoint, name: str, recipe: str | None = None) -> Source:

@@ -23,6 +23,7 @@ from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.sizes import DraftSizes
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.engine.drafter_memory import drafter_memory
+from dflash_trt.engine.graphs import graph_signatures
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import ConfigError
 
@@ -60,13 +61,11 @@ def print_dry_run(
 
 def print_plan_dry_run(engine: Path, plans: PlanRequest, *, as_json: bool) -> None:
     """Prints how the plans of an engine directory would be built."""
-    from dflash_trt.builder.tensorrt.profiles import input_shapes
     from dflash_trt.builder.tensorrt.trtexec import trtexec_commands
 
     manifest = read_manifest(engine)
     options = plans.options(manifest.plan_options)
-    graphs = {name: input_shapes(graph) for name, graph in manifest.graphs.items()}
-    commands = trtexec_commands(engine, graphs, manifest.draft.block_size, options, plans.timing_cache)
+    commands = trtexec_commands(engine, manifest.graphs, manifest.draft.block_size, options, plans.timing_cache)
     memory = drafter_memory(manifest, options, engine)
     if as_json:
         print_json("plan-dry-run", {"options": options, "memory": memory, "trtexec": commands})
@@ -88,17 +87,10 @@ def fitting_deployment(file: DeploymentFile, name: str, *, draft: str, target: s
 
 def _planned_commands(deployment: ResolvedDeployment, output: Path, plans: PlanRequest) -> list[str]:
     """trtexec's lines for an engine directory that need not be there yet."""
-    from dflash_trt.builder.tensorrt.profiles import planned_inputs
     from dflash_trt.builder.tensorrt.trtexec import trtexec_commands
 
     spec = deployment.draft_sizes.spec
-    graphs = planned_inputs(
-        num_layers=spec.num_layers,
-        hidden_size=spec.hidden_size,
-        num_taps=len(spec.target_layer_ids),
-        num_kv_heads=spec.num_key_value_heads,
-        head_dim=spec.head_dim,
-    )
+    graphs = graph_signatures(spec, fp8_cache=False)  # inputs have the same axes with an FP8 cache
     options = plans.options(plan_sizes(deployment))
     return trtexec_commands(output, graphs, spec.block_size, options, plans.timing_cache)
 

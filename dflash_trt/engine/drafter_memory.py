@@ -40,7 +40,7 @@ def drafter_memory(manifest: Manifest, options: PlanOptions, directory: Path) ->
     cache = activations = 0
     for graph in manifest.graphs.values():
         for port in (*graph.inputs, *graph.outputs):
-            size = BYTES[port.dtype] * prod(sizes[axis] if isinstance(axis, str) else axis for axis in port.shape)
+            size = BYTES[port.dtype] * prod(port.sizes(sizes))
             if "slots" in port.shape:
                 cache += size
             else:

@@ -12,29 +12,12 @@ from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.checkpoint.weights import SINGLE
+from dflash_trt.engine.graphs import Graph, graph_signatures
 from dflash_trt.engine.plan import GRAPHS, Plan, PlanOptions
 from dflash_trt.errors import EngineError
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
-
-
-class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One input or output of a graph."""
-
-    name: str
-    dtype: str
-    """ONNX spelling: BFLOAT16, INT32, ..."""
-    shape: tuple[str | int, ...]
-    """Strings are dynamic axes."""
-
-
-class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One ONNX file."""
-
-    file: str
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
 
 
 class Plugin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,6 +91,7 @@ def read_manifest(directory: Path) -> Manifest:
     if set(manifest.graphs) != set(GRAPHS):
         found = ", ".join(sorted(manifest.graphs)) or "none"
         raise EngineError(f"{file}: graphs: expected {' and '.join(GRAPHS)}, found {found}", hint=rebuild)
+    _check_graphs(file, manifest, rebuild)
     graphs = {graph.file for graph in manifest.graphs.values()}
     relied_on = {SINGLE} | graphs | {plan.file for plan in manifest.plans.values()}
     if unhashed := sorted(relied_on - manifest.sha256.keys()):
@@ -115,6 +99,18 @@ def read_manifest(directory: Path) -> Manifest:
     for name, expected in manifest.sha256.items():
         _check_file(directory, name, expected, rebuild)
     return manifest
+
+
+def _check_graphs(file: Path, manifest: Manifest, rebuild: str) -> None:
+    """Who calls the graphs relies on their signature, so it must be the one that this version writes."""
+    signatures = graph_signatures(manifest.draft, fp8_cache=manifest.quantization.fp8_kv_cache)
+    for name, expected in signatures.items():
+        if (found := manifest.graphs[name]) != expected:
+            raise EngineError(
+                f"{file}: graphs.{name}: expected {msgspec.json.encode(expected).decode()} (from its draft),"
+                f" found {msgspec.json.encode(found).decode()}",
+                hint=rebuild,
+            )
 
 
 def _check_file(directory: Path, name: str, expected: str, rebuild: str) -> None:

@@ -14,7 +14,7 @@ from dflash_trt.graph.onnx_builder import COMPUTE, GraphBuilder, rounded
 
 
 def context_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
-    """target_hidden [T, A*H], positions [T] INT32 -> k, v [T, L, G, D].
+    """target_hidden [T, A*H], positions [T] -> k, v [T, L, G, D], as `graph_signatures` has them.
 
     fc -> hidden_norm -> one GEMM for all layers' K and V -> k_norm -> RoPE on k (DFlash, arXiv 2602.06036,
     section 3.2; order as in z-lab/dflash model.py). v is neither normed nor rotated, and the rows never pass
@@ -23,8 +23,8 @@ def context_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
     spec = draft.spec
     L, G, D = len(spec.layers), spec.num_key_value_heads, spec.head_dim
     g = GraphBuilder("context", draft)
-    target_hidden = g.input("target_hidden", COMPUTE, ["T", spec.target_hidden_size])
-    positions = g.input("positions", TensorProto.INT32, ["T"])
+    target_hidden = g.input("target_hidden")
+    positions = g.input("positions")
 
     h = rms_norm(g, linear(g, target_hidden, "fc"), "hidden_norm", spec.rms_norm_eps)  # [T, H]
     with g.scope("kv_injection"):
@@ -37,12 +37,10 @@ def context_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
         k = scale(g, normalize(g, k, spec.rms_norm_eps), stacked)
         k = _rotate(g, k, *rotary_rows(g, positions, spec), D)
 
-    cache_type = COMPUTE
     if draft.quantization.fp8_kv_cache:
-        cache_type = TensorProto.FLOAT8E4M3FN
         k, v = (_to_fp8(g, x, draft.cache_scales(name), name) for x, name in ((k, "k"), (v, "v")))
-    g.output(k, "k", cache_type, ["T", L, G, D])
-    g.output(v, "v", cache_type, ["T", L, G, D])
+    g.output(k, "k")
+    g.output(v, "v")
     return g.model()
 
 

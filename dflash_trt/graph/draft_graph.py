@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import onnx
-from onnx import TensorProto
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.graph.layers import rms_norm, rotary_rows, swiglu
 from dflash_trt.graph.linear import linear
-from dflash_trt.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, Shape, rounded
+from dflash_trt.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, rounded
 
 ATTENTION = "DFlashKVInjectionAttention"
 PLUGIN_VERSION = "1"
@@ -17,22 +16,15 @@ PLUGIN_VERSION = "1"
 
 def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
     """noise_embeds [B, S, H], positions [B, S], caches [slots, L, C_max, G, D], slot_ids [B],
-    context_lengths [B] -> hidden [B, S, H].
+    context_lengths [B] -> hidden [B, S, H], as `graph_signatures` has them.
 
     The caches are read only: the block's own K and V live for this pass and are never stored. Embedding and
     lm_head stay the target's; row 0 of a block predicts the token already known, proposals are rows 1 to S-1.
     """
     spec = draft.spec
-    H, G, D = spec.hidden_size, spec.num_key_value_heads, spec.head_dim
     g = GraphBuilder("draft", draft)
-    hidden = g.input("noise_embeds", COMPUTE, ["B", "S", H])
-    positions = g.input("positions", TensorProto.INT32, ["B", "S"])
-    cache_shape: Shape = ["slots", len(spec.layers), "C_max", G, D]
-    cache_type = TensorProto.FLOAT8E4M3FN if draft.quantization.fp8_kv_cache else COMPUTE
-    k_cache = g.input("k_cache", cache_type, cache_shape)
-    v_cache = g.input("v_cache", cache_type, cache_shape)
-    slot_ids = g.input("slot_ids", TensorProto.INT32, ["B"])
-    context_lengths = g.input("context_lengths", TensorProto.INT32, ["B"])
+    hidden, positions = g.input("noise_embeds"), g.input("positions")
+    context = [g.input(name) for name in ("k_cache", "v_cache", "slot_ids", "context_lengths")]
 
     if spec.input_embedding_scale != 1:
         factor = g.op("Cast", g.constant(spec.input_embedding_scale), to=COMPUTE)
@@ -42,13 +34,13 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
     for i in range(len(spec.layers)):
         layer = f"layers.{i}"
         h = rms_norm(g, hidden, f"{layer}.input_layernorm", spec.rms_norm_eps)
-        h = _attention(g, h, rope, [k_cache, v_cache, slot_ids, context_lengths], draft, i)
+        h = _attention(g, h, rope, context, draft, i)
         hidden = g.op("Add", hidden, h)
         h = rms_norm(g, hidden, f"{layer}.post_attention_layernorm", spec.rms_norm_eps)
         h = swiglu(g, h, f"{layer}.mlp", spec.intermediate_size)
         hidden = g.named("Add", hidden, h, name=output_name(i))
 
-    g.output(rms_norm(g, hidden, "norm", spec.rms_norm_eps), "hidden", COMPUTE, ["B", "S", H])
+    g.output(rms_norm(g, hidden, "norm", spec.rms_norm_eps), "hidden")
     return g.model()
 
 

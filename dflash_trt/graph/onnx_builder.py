@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.engine.graphs import Port, graph_signatures
 
 OPSET = 23  # FLOAT4E2M1 and Attention; what onnxruntime 1.24 and TensorRT 10.15's parser know
 IR_VERSION = 11  # onnxruntime 1.31 refuses IR above 13
@@ -28,11 +29,9 @@ STORED_TYPES = {
     "U8": TensorProto.FLOAT4E2M1,  # two codes a byte, low nibble first: modelopt's bytes as they stand
 }
 
-Shape = Sequence[str | int]
-
 
 class GraphBuilder:
-    """Collects the nodes, initializers, inputs and outputs of one graph."""
+    """Collects the nodes and initializers of one graph, whose inputs and outputs its signature declares."""
 
     def __init__(self, name: str, draft: DraftCheckpoint) -> None:
         self.draft = draft
@@ -41,8 +40,8 @@ class GraphBuilder:
         self._scope: list[str] = []
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, TensorProto] = {}
-        self._inputs: list[onnx.ValueInfoProto] = []
-        self._outputs: list[onnx.ValueInfoProto] = []
+        self._signature = graph_signatures(draft.spec, fp8_cache=draft.quantization.fp8_kv_cache)[name]
+        self._used: list[str] = []
         self._uses: dict[str, int] = {}
 
     def algorithm(self, module: str) -> str | None:
@@ -56,16 +55,16 @@ class GraphBuilder:
         yield
         self._scope.pop()
 
-    def input(self, name: str, dtype: int, shape: Shape) -> str:
-        """Declares a graph input; strings in `shape` are dynamic axes."""
-        self._inputs.append(helper.make_tensor_value_info(name, dtype, shape))
+    def input(self, name: str) -> str:
+        """The input `name` of the signature."""
+        self._used.append(name)
         return name
 
-    def output(self, value: str, name: str, dtype: int, shape: Shape) -> None:
-        """Declares `value` a graph output called `name`; one that bears the name already is returned as it is."""
+    def output(self, value: str, name: str) -> None:
+        """Makes `value` the output `name` of the signature; one that bears the name already is returned as it is."""
         if value != name:
             self.named("Identity", value, name=name)
-        self._outputs.append(helper.make_tensor_value_info(name, dtype, shape))
+        self._used.append(name)
 
     def op(self, op_type: str, *inputs: str, domain: str = "", **attributes: object) -> str:
         """Adds a node with one output and returns the output's name."""
@@ -143,9 +142,9 @@ class GraphBuilder:
 
     def model(self) -> onnx.ModelProto:
         """The finished model."""
-        graph = helper.make_graph(
-            self._nodes, self._name, self._inputs, self._outputs, list(self._initializers.values())
-        )
+        inputs, outputs = ([_value_info(port) for port in p] for p in (self._signature.inputs, self._signature.outputs))
+        assert sorted(self._used) == sorted(value.name for value in (*inputs, *outputs)), self._used
+        graph = helper.make_graph(self._nodes, self._name, inputs, outputs, list(self._initializers.values()))
         domains = sorted({node.domain for node in self._nodes} - {""})
         imports = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in domains)]
         return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION, producer_name="dflash-trt")
@@ -161,6 +160,10 @@ class GraphBuilder:
     def _unique(self, name: str) -> str:
         count = self._uses[name] = self._uses.get(name, -1) + 1
         return name if count == 0 else f"{name}_{count}"
+
+
+def _value_info(port: Port) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(port.name, TensorProto.DataType.Value(port.dtype), port.shape)
 
 
 def rounded(value: float) -> float:

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dflash_trt.builder.tensorrt.profiles import input_shapes, planned_inputs
 from dflash_trt.builder.tensorrt.timing_cache import TimingCache
 from dflash_trt.builder.tensorrt.trtexec import trtexec_commands
 from dflash_trt.engine.plan import PlanOptions
@@ -21,7 +20,7 @@ OPTIONS = PlanOptions(max_batch_size=2, max_seq_len=64, max_num_tokens=100, hard
 
 def commands(draft_dir: Path, engine: Path, options: PlanOptions, cache: TimingCache | None) -> list[list[str]]:
     manifest = build(draft_dir, engine)
-    graphs = {name: input_shapes(graph) for name, graph in manifest.graphs.items()}
+    graphs = manifest.graphs
     return [shlex.split(line) for line in trtexec_commands(engine, graphs, manifest.draft.block_size, options, cache)]
 
 
@@ -51,16 +50,3 @@ def test_portable_and_reproducible(draft_dir: Path, tmp_path: Path) -> None:
     assert {"--versionCompatible", plugin, "--errorOnTimingCacheMiss"} <= set(draft)
     assert plugin not in context
     assert not any(word.startswith("--hardwareCompatibilityLevel") for word in context)
-
-
-def test_planned_inputs_are_those_that_are_written(draft_dir: Path, tmp_path: Path) -> None:
-    manifest = build(draft_dir, tmp_path / "engine")
-    spec = manifest.draft
-    planned = planned_inputs(
-        num_layers=len(spec.layers),
-        hidden_size=spec.hidden_size,
-        num_taps=len(spec.target_layer_ids),
-        num_kv_heads=spec.num_key_value_heads,
-        head_dim=spec.head_dim,
-    )
-    assert planned == {name: input_shapes(graph) for name, graph in manifest.graphs.items()}

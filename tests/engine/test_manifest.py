@@ -104,6 +104,19 @@ def test_both_graphs_are_there(engine: Path) -> None:
     assert "graphs: expected context and draft, found draft" in message
 
 
+@pytest.mark.parametrize(
+    ("graph", "place", "key", "value"),
+    [("context", "outputs", "shape", ["T", 2, 3, 16]), ("draft", "inputs", "dtype", "FLOAT")],
+)
+def test_graphs_have_the_signature_of_the_draft(graph: str, place: str, key: str, value: object, engine: Path) -> None:
+    graphs = json.loads((engine / "manifest.json").read_text())["graphs"]
+    graphs[graph][place][0][key] = value
+    message = message_of(edit(engine, graphs=graphs))
+    assert f"manifest.json: graphs.{graph}: expected " in message
+    assert json.dumps(value, separators=(",", ":")) in message.partition("found")[2]
+    assert message.endswith(f"hint: {REBUILD}")
+
+
 @pytest.mark.parametrize("key", [field.name for field in msgspec.structs.fields(Manifest) if field.required])
 def test_missing_key(key: str, engine: Path) -> None:
     manifest = json.loads((engine / "manifest.json").read_text())

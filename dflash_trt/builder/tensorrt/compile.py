@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.builder.tensorrt.network import parse_graph
-from dflash_trt.builder.tensorrt.profiles import input_shapes, shapes
+from dflash_trt.builder.tensorrt.profiles import shapes
 from dflash_trt.builder.tensorrt.progress import progress_monitor
 from dflash_trt.builder.tensorrt.timing_cache import TimingCache
-from dflash_trt.engine.manifest import Graph
+from dflash_trt.engine.graphs import Graph
 from dflash_trt.engine.plan import PlanOptions, Profile
 from dflash_trt.engine.tensorrt_api import make_logger
 from dflash_trt.errors import BuildError
@@ -69,6 +69,6 @@ def build_plan(
 
 def _optimization_profile(builder: Any, graph: Graph, profile: Profile) -> Any:
     optimization = builder.create_optimization_profile()
-    for name, (smallest, best, largest) in shapes(input_shapes(graph), profile).items():
+    for name, (smallest, best, largest) in shapes(graph, profile).items():
         optimization.set_shape(name, smallest, best, largest)
     return optimization

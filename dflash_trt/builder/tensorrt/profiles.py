@@ -3,16 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from dflash_trt.engine.manifest import Graph
+from dflash_trt.engine.graphs import Graph
 from dflash_trt.engine.plan import PlanOptions, Profile, Range
 
 SMALLEST_ROWS = 16  # context rows of a decode step with few requests; below, only launch overhead is left
 COARSE_ROWS = 256  # up to here weights are what a GEMM waits for, so that padding to the next power of 4 is free
-
-InputShapes = Mapping[str, tuple[str | int, ...]]
-"""By input; strings are the axes of a profile."""
 
 
 def profiles(graph: str, options: PlanOptions, block_size: int) -> tuple[Profile, ...]:
@@ -35,36 +30,10 @@ def row_buckets(largest: int) -> list[int]:
     return [*_rising(SMALLEST_ROWS, 4, min(largest, COARSE_ROWS)), *fine]
 
 
-def input_shapes(graph: Graph) -> InputShapes:
-    """Those of a graph that is written."""
-    return {port.name: port.shape for port in graph.inputs}
-
-
-def planned_inputs(
-    *, num_layers: int, hidden_size: int, num_taps: int, num_kv_heads: int, head_dim: int
-) -> dict[str, InputShapes]:
-    """Those of both graphs as they will be written, for a draft of which only sizes are known."""
-    cache = ("slots", num_layers, "C_max", num_kv_heads, head_dim)
-    return {
-        "context": {"target_hidden": ("T", num_taps * hidden_size), "positions": ("T",)},
-        "draft": {
-            "noise_embeds": ("B", "S", hidden_size),
-            "positions": ("B", "S"),
-            "k_cache": cache,
-            "v_cache": cache,
-            "slot_ids": ("B",),
-            "context_lengths": ("B",),
-        },
-    }
-
-
-def shapes(inputs: InputShapes, profile: Profile) -> dict[str, tuple[list[int], list[int], list[int]]]:
+def shapes(graph: Graph, profile: Profile) -> dict[str, tuple[list[int], list[int], list[int]]]:
     """Minimum, optimum and maximum shape of every input."""
-
-    def sizes(axes: tuple[str | int, ...], bound: str) -> list[int]:
-        return [getattr(profile[axis], bound) if isinstance(axis, str) else axis for axis in axes]
-
-    return {name: (sizes(axes, "min"), sizes(axes, "opt"), sizes(axes, "max")) for name, axes in inputs.items()}
+    low, best, high = ({axis: getattr(r, bound) for axis, r in profile.items()} for bound in ("min", "opt", "max"))
+    return {port.name: (port.sizes(low), port.sizes(best), port.sizes(high)) for port in graph.inputs}
 
 
 def _rising(smallest: int, factor: int, largest: int) -> list[int]:

@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dflash_trt.builder.tensorrt.profiles import InputShapes, profiles, shapes
+from dflash_trt.builder.tensorrt.profiles import profiles, shapes
 from dflash_trt.builder.tensorrt.timing_cache import TimingCache
+from dflash_trt.engine.graphs import Graph
 from dflash_trt.engine.plan import PLUGIN_GRAPH, PlanOptions, Profile
 from dflash_trt.engine.plugin_library import installed_library, plugin_library
 from dflash_trt.errors import MissingDependencyError
@@ -18,34 +19,34 @@ HARDWARE_LEVELS = {"same_compute_capability": "sameComputeCapability", "ampere_p
 
 def trtexec_commands(
     directory: Path,
-    graphs: Mapping[str, InputShapes],
+    graphs: Mapping[str, Graph],
     block_size: int,
     options: PlanOptions,
     timing_cache: TimingCache | None = None,
 ) -> list[str]:
     """What `add_plans` would build in `directory`, one shell line a graph; needs neither TensorRT nor a GPU."""
     return [
-        shlex.join(_words(directory / name, inputs, profiles(name, options, block_size), options, timing_cache))
-        for name, inputs in graphs.items()
+        shlex.join(_words(directory / name, graph, profiles(name, options, block_size), options, timing_cache))
+        for name, graph in graphs.items()
     ]
 
 
 def _words(
-    graph: Path,
-    inputs: InputShapes,
+    stem: Path,
+    graph: Graph,
     graph_profiles: tuple[Profile, ...],
     options: PlanOptions,
     timing_cache: TimingCache | None,
 ) -> Iterator[str]:
-    """The words that build `graph`.plan as `build_plan` does."""
-    yield from ("trtexec", f"--onnx={graph}.onnx", f"--saveEngine={graph}.plan")
+    """The words that build `stem`.plan as `build_plan` does."""
+    yield from ("trtexec", f"--onnx={stem.with_name(graph.file)}", f"--saveEngine={stem}.plan")
     yield from ("--stronglyTyped", "--skipInference", "--maxAuxStreams=0")
     yield f"--memPoolSize=workspace:{options.workspace_bytes // 2**20}M"
     if options.hardware_compatibility != "none":
         yield f"--hardwareCompatibilityLevel={HARDWARE_LEVELS[options.hardware_compatibility]}"
     if options.version_compatible:
         yield "--versionCompatible"
-    if graph.name == PLUGIN_GRAPH:
+    if stem.name == PLUGIN_GRAPH:
         yield f"--{'setPluginsToSerialize' if options.version_compatible else 'dynamicPlugins'}={_library_path()}"
     if timing_cache is not None:
         yield f"--timingCacheFile={timing_cache.file}"
@@ -54,7 +55,7 @@ def _words(
     for index, profile in enumerate(graph_profiles):
         yield f"--profile={index}"
         for flag, bound in (("minShapes", 0), ("optShapes", 1), ("maxShapes", 2)):
-            sizes = {name: "x".join(map(str, bounds[bound])) for name, bounds in shapes(inputs, profile).items()}
+            sizes = {name: "x".join(map(str, bounds[bound])) for name, bounds in shapes(graph, profile).items()}
             yield f"--{flag}=" + ",".join(f"{name}:{size}" for name, size in sizes.items())
 
 

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two graphs as everybody outside sees them: file, inputs and outputs, each with its dtype and axes.
+
+Axes: B blocks, S block, T new context rows, slots of the context cache, C_max rows of a slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
+
+COMPUTE, FP8, INT32 = "BFLOAT16", "FLOAT8E4M3FN", "INT32"  # ONNX's spelling
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One input or output of a graph."""
+
+    name: str
+    dtype: str
+    """ONNX spelling: BFLOAT16, INT32, ..."""
+    shape: tuple[str | int, ...]
+    """Strings are dynamic axes."""
+
+    def sizes(self, axes: Mapping[str, int]) -> list[int]:
+        """The shape where the dynamic axes have these sizes."""
+        return [axes[size] if isinstance(size, str) else size for size in self.shape]
+
+
+class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One ONNX file."""
+
+    file: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool) -> dict[str, Graph]:
+    """Both graphs of a draft, by name: what is written, planned, bound and called.
+
+    context: target_hidden [T, A*H], positions [T] -> k, v [T, L, G, D].
+    draft: noise_embeds [B, S, H], positions [B, S], k_cache, v_cache [slots, L, C_max, G, D], slot_ids [B],
+    context_lengths [B] -> hidden [B, S, H].
+    """
+    L, G, D, H = spec.num_layers, spec.num_key_value_heads, spec.head_dim, spec.hidden_size
+    cached = FP8 if fp8_cache else COMPUTE
+
+    def port(name: str, dtype: str, *shape: str | int) -> Port:
+        return Port(name=name, dtype=dtype, shape=shape)
+
+    context = Graph(
+        file="context.onnx",
+        inputs=(port("target_hidden", COMPUTE, "T", spec.target_hidden_size), port("positions", INT32, "T")),
+        outputs=(port("k", cached, "T", L, G, D), port("v", cached, "T", L, G, D)),
+    )
+    draft = Graph(
+        file="draft.onnx",
+        inputs=(
+            port("noise_embeds", COMPUTE, "B", "S", H),
+            port("positions", INT32, "B", "S"),
+            port("k_cache", cached, "slots", L, "C_max", G, D),
+            port("v_cache", cached, "slots", L, "C_max", G, D),
+            port("slot_ids", INT32, "B"),
+            port("context_lengths", INT32, "B"),
+        ),
+        outputs=(port("hidden", COMPUTE, "B", "S", H),),
+    )
+    return {"context": context, "draft": draft}
