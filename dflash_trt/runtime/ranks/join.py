@@ -6,30 +6,18 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import socket
 import sys
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import NoReturn
 
 from dflash_trt.errors import DFlashError, RankError
-from dflash_trt.launch_environment import (
-    LOCAL_RANK,
-    LOCAL_SIZE,
-    MASTER_ADDRESS,
-    Launch,
-    import_mpi,
-    is_one_host,
-    read_launch,
-    torchrun_variables,
-)
-from dflash_trt.runtime.ranks.link import START_SECONDS, Store, link_followers, link_leader
+from dflash_trt.launch_environment import LOCAL_RANK, LOCAL_SIZE, Launch, read_launch
+from dflash_trt.runtime.ranks.key import given_key
+from dflash_trt.runtime.ranks.meeting import Store, meet
 from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader
-
-LOOPBACK = "127.0.0.1"
 
 
 @contextmanager
@@ -42,22 +30,27 @@ def join(num_ranks: int, device: str = "auto") -> Iterator[Leader | Follower]:
     """
     launch = read_launch(os.environ)
     if launch.size != num_ranks:
-        _refuse(launch, num_ranks)
+        _refuse(launch, _wrong_number(launch, num_ranks))
     if num_ranks == 1:
         yield Leader({})
-    elif launch.rank == 0:
-        yield from _lead(launch, device)
+        return
+    try:
+        key = given_key(launch, os.environ)
+    except RankError as error:
+        _refuse(launch, error)
+    if launch.rank == 0:
+        yield from _lead(launch, key, device)
     else:
-        yield from _follow(launch, device)
+        yield from _follow(launch, key, device)
 
 
-def _lead(launch: Launch, device: str) -> Iterator[Leader]:
+def _lead(launch: Launch, key: bytes | None, device: str) -> Iterator[Leader]:
     from torch import distributed
 
-    store, address = _meet(launch)
-    leader = Leader(link_followers(store, address, launch.size))
+    meeting = meet(launch, key)
+    leader = Leader(meeting.link_followers(launch.size))
     try:
-        _init_process_group(store, launch, device)
+        _init_process_group(meeting.store, launch, device)
         yield leader
     except BaseException as error:
         leader.abandon(error)
@@ -66,72 +59,22 @@ def _lead(launch: Launch, device: str) -> Iterator[Leader]:
     distributed.destroy_process_group()
 
 
-def _follow(launch: Launch, device: str) -> Iterator[Follower]:
+def _follow(launch: Launch, key: bytes | None, device: str) -> Iterator[Follower]:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns when rank 0 ends first; read as it is imported
     from torch import distributed
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all ranks, and rank 0 ends the others
     _silence_transformers()
-    store, address = _meet(launch)
-    follower = Follower(launch.rank, launch.size, link_leader(store, address, launch.rank))
+    meeting = meet(launch, key)
+    follower = Follower(launch.rank, launch.size, meeting.link_leader(launch.rank))
     try:
-        _init_process_group(store, launch, device)
+        _init_process_group(meeting.store, launch, device)
         yield follower
     except Exception as error:
         follower.report(str(error) if isinstance(error, DFlashError) else traceback.format_exc())
         sys.exit(1)
     distributed.destroy_process_group()
     follower.leave()
-
-
-def _meet(launch: Launch) -> tuple[Store, str]:
-    """The store that all ranks share, and the address of rank 0."""
-    if launch.by_mpiexec:
-        return _meet_by_mpi(launch)
-    from torch.distributed.rendezvous import rendezvous
-
-    if is_one_host(os.environ):
-        _stay_on_this_host()
-    try:
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=START_SECONDS)))
-    except (ValueError, RuntimeError) as error:
-        raise RankError(f"environment: expected RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, found: {error}") from None
-    return store, os.environ[MASTER_ADDRESS]
-
-
-def _meet_by_mpi(launch: Launch) -> tuple[Store, str]:
-    """MPI is only asked who is where; the work then goes as under torchrun."""
-    mpi = import_mpi("started by mpiexec", ", or start with torchrun")
-    from torch import distributed
-
-    world = mpi.COMM_WORLD
-    if world.Get_size() != launch.size:
-        raise RankError(
-            f"mpi4py: expected {launch.size} ranks as mpiexec started, found {world.Get_size()}",
-            hint="use the mpiexec of the MPI that mpi4py finds, or torchrun",
-        )
-    host = socket.gethostname()
-    if set(world.allgather(host)) == {host}:
-        _stay_on_this_host()
-        address = LOOPBACK
-    else:
-        address = world.bcast(os.environ.get(MASTER_ADDRESS, host))
-    neighbours = world.Split_type(mpi.COMM_TYPE_SHARED)
-    # transformers reads what torchrun would have set.
-    os.environ |= torchrun_variables(launch.rank, launch.size, neighbours.Get_rank(), neighbours.Get_size())
-    server = socket.create_server((address, 0)) if launch.rank == 0 else None
-    port = world.bcast(server.getsockname()[1] if server else None)
-    mpi.Finalize()
-    store = distributed.TCPStore(  # type: ignore[attr-defined]
-        address,
-        port,
-        launch.size,
-        is_master=server is not None,
-        timeout=timedelta(seconds=START_SECONDS),
-        wait_for_workers=False,
-        master_listen_fd=server.detach() if server else None,
-    )
-    return store, address
 
 
 def _init_process_group(store: Store, launch: Launch, device: str) -> None:
@@ -160,11 +103,6 @@ def _backend(device: str) -> str:
     return "cpu:gloo,cuda:nccl"
 
 
-def _stay_on_this_host() -> None:
-    if any(name == "lo" for _, name in socket.if_nameindex()):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-
-
 def _silence_transformers() -> None:
     from transformers.utils import logging
 
@@ -172,17 +110,22 @@ def _silence_transformers() -> None:
     logging.disable_progress_bar()
 
 
-def _refuse(launch: Launch, num_ranks: int) -> NoReturn:
-    if launch.rank > 0:
-        time.sleep(LINGER_SECONDS)
-        sys.exit(1)
+def _refuse(launch: Launch, error: RankError) -> NoReturn:
+    """What all ranks find, only rank 0 says."""
+    if launch.rank == 0:
+        raise error
+    time.sleep(LINGER_SECONDS)
+    sys.exit(1)
+
+
+def _wrong_number(launch: Launch, num_ranks: int) -> RankError:
     command = shlex.join(sys.argv[1:])
     if num_ranks == 1:
-        raise RankError(
+        return RankError(
             f"expected one process, because there is no --tp, found {launch.size}",
             hint=f"dflash-trt {command}, or give --tp {launch.size}",
         )
-    raise RankError(
+    return RankError(
         f"--tp {num_ranks}: expected {num_ranks} processes, one for each rank, found {launch.size}",
         hint=f"torchrun --nproc-per-node {num_ranks} -m dflash_trt {command}",
     )

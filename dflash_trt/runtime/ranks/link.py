@@ -1,99 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rank 0 and each other rank tell each other beside the target's collectives, over a TCP connection.
+"""Whole messages between rank 0 and another rank, over a TCP connection of `multiprocessing.connection`.
 
 Commands could be broadcast through the process group at the same cost. But a connection also says which rank has
 ended, the moment its process is gone, while a collective on GPUs would wait; and an idle rank may wait for ever.
+Only bytes travel: nothing is pickled.
 """
 
 from __future__ import annotations
 
-import hmac
-import secrets
+import os
 import socket
-from contextlib import suppress
-from typing import Protocol
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-START_SECONDS = 300.0
-HANDSHAKE_SECONDS = 10.0
-_STORE_KEY = "dflash_trt/link"
+MAX_MESSAGE_BYTES = 1 << 28
+"""Of those who know the key: far more than the longest command, which carries 8 bytes for each token of its prompts."""
+_STRANGERS = (AuthenticationError, AssertionError, ValueError)
+"""What multiprocessing makes of a wrong digest, and of words that are no handshake."""
 
 
-class Store(Protocol):
-    """What is used of a store of torch.distributed."""
+class StrangerError(Exception):
+    """Who is at the other end does not know the key."""
 
-    def set(self, key: str, value: str) -> None:
-        """Publishes a value."""
 
-    def get(self, key: str) -> bytes:
-        """Waits for a value."""
+@contextmanager
+def _handshake() -> Iterator[None]:
+    try:
+        yield
+    except EOFError:
+        raise ConnectionResetError("the other end is gone") from None
+    except _STRANGERS as error:
+        raise StrangerError(str(error)) from None
 
 
 class Link:
     """Whole messages over a connected socket."""
 
     def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(True)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connected
+        self._connection = Connection(os.dup(connected.fileno()))
 
     def fileno(self) -> int:
         """For selectors."""
-        return self._socket.fileno()
+        return self._connection.fileno()
+
+    def challenge(self, key: bytes) -> None:
+        """As the one that was called: lets the caller prove that it knows the key, then does so itself.
+
+        Neither side sends the key, and until then no message may exceed 256 bytes. Raises StrangerError, or OSError
+        when the other end is gone.
+        """
+        with _handshake():
+            deliver_challenge(self._connection, key)
+            answer_challenge(self._connection, key)
+
+    def answer(self, key: bytes) -> None:
+        """As the caller: proves that it knows the key, then lets the other end prove it. Raises as `challenge`."""
+        with _handshake():
+            answer_challenge(self._connection, key)
+            deliver_challenge(self._connection, key)
 
     def send(self, message: bytes) -> None:
         """Sends a message; raises OSError when the other end is gone."""
-        self._socket.sendall(len(message).to_bytes(8, "little") + message)
+        self._connection.send_bytes(message)
 
-    def receive(self) -> bytes:
-        """Waits for a message; raises OSError when the other end is gone."""
-        return self._exactly(int.from_bytes(self._exactly(8), "little"))
-
-    def set_timeout(self, seconds: float | None) -> None:
-        """How long to wait for the other end; None: for ever."""
-        self._socket.settimeout(seconds)
+    def receive(self, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
+        """Waits for a message; raises OSError when the other end is gone, or sends more than `max_bytes`."""
+        try:
+            return self._connection.recv_bytes(max_bytes)
+        except EOFError:
+            raise ConnectionResetError("the other end is gone") from None
 
     def wait_for_end(self, seconds: float) -> None:
         """Waits, at most so long, until the other end is gone."""
-        self.set_timeout(seconds)
+        deadline = time.monotonic() + seconds
         with suppress(OSError):
-            while True:
+            while self._connection.poll(max(0.0, deadline - time.monotonic())):
                 self.receive()
 
     def end(self) -> None:
         """Ends the connection for both ends, even while another thread waits for a message."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-
-    def _exactly(self, num_bytes: int) -> bytes:
-        received = bytearray()
-        while len(received) < num_bytes:
-            if not (part := self._socket.recv(num_bytes - len(received))):
-                raise ConnectionResetError("the other end is gone")
-            received += part
-        return bytes(received)
-
-
-def link_followers(store: Store, address: str, size: int) -> dict[int, Link]:
-    """Rank 0's links to all others, by rank; `address` is where it listens, and nowhere else."""
-    secret = secrets.token_bytes(32)
-    links: dict[int, Link] = {}
-    with socket.create_server((address, 0), backlog=size) as server:
-        server.settimeout(START_SECONDS)
-        store.set(_STORE_KEY, f"{server.getsockname()[1]} {secret.hex()}")
-        while len(links) < size - 1:
-            link = Link(server.accept()[0])
-            link.set_timeout(HANDSHAKE_SECONDS)
-            with suppress(OSError):  # anybody may connect: only who knows the secret is heard
-                if hmac.compare_digest(link.receive(), secret):
-                    links[int(link.receive())] = link
-            link.set_timeout(None)
-    return dict(sorted(links.items()))
-
-
-def link_leader(store: Store, address: str, rank: int) -> Link:
-    """The link of another rank to rank 0, which listens at `address`."""
-    port, secret = store.get(_STORE_KEY).decode().split()
-    link = Link(socket.create_connection((address, int(port)), timeout=START_SECONDS))
-    link.send(bytes.fromhex(secret))
-    link.send(b"%d" % rank)
-    link.set_timeout(None)
-    return link
