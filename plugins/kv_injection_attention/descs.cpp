@@ -50,7 +50,7 @@ Params call_params(const Attributes& attributes, const PluginTensorDesc* inputs,
 }
 
 Params largest_call(const Attributes& attributes, const DynamicPluginTensorDesc* inputs,
-                    int32_t num_inputs, const DynamicPluginTensorDesc& output) {
+                    int32_t num_inputs) {
   const auto at_max = [](const DynamicPluginTensorDesc& tensor) {
     PluginTensorDesc desc = tensor.desc;
     desc.dims = tensor.max;
@@ -58,7 +58,7 @@ Params largest_call(const Attributes& attributes, const DynamicPluginTensorDesc*
   };
   std::array<PluginTensorDesc, kMaxInputs> descs;
   std::transform(inputs, inputs + num_inputs, descs.begin(), at_max);
-  return call_params(attributes, descs.data(), num_inputs, at_max(output), {});
+  return call_params(attributes, descs.data(), num_inputs, descs[kQ]);
 }
 
 bool is_type_supported(int32_t input, const DynamicPluginTensorDesc* tensors) {

@@ -18,6 +18,8 @@ using nvinfer1::DynamicPluginTensorDesc;
 using nvinfer1::PluginTensorDesc;
 
 constexpr int32_t kSuccess = 0, kFailure = -1;
+// More than any GPU has: a size that could not be computed ends the build, where 0 would let it go on.
+constexpr size_t kImpossibleSize = size_t{1} << 60;
 
 void expect_counts(int32_t num_inputs, int32_t num_outputs) {
   if (num_outputs != 1) throw std::invalid_argument(text("expected 1 output, found ", num_outputs));
@@ -92,21 +94,21 @@ bool AttentionPlugin::supportsFormatCombination(int32_t position,
 }
 
 int32_t AttentionPlugin::configurePlugin(const DynamicPluginTensorDesc* inputs, int32_t num_inputs,
-                                         const DynamicPluginTensorDesc* outputs,
+                                         const DynamicPluginTensorDesc*,
                                          int32_t num_outputs) noexcept {
   return guard("configurePlugin", kFailure, [&] {
     expect_counts(num_inputs, num_outputs);
-    refuse(check_sizes(largest_call(attributes_, inputs, num_inputs, outputs[0])));
+    refuse(check_sizes(largest_call(attributes_, inputs, num_inputs)));
     return kSuccess;
   });
 }
 
 size_t AttentionPlugin::getWorkspaceSize(const DynamicPluginTensorDesc* inputs, int32_t num_inputs,
-                                         const DynamicPluginTensorDesc* outputs,
+                                         const DynamicPluginTensorDesc*,
                                          int32_t num_outputs) const noexcept {
-  return guard("getWorkspaceSize", size_t{0}, [&] {
+  return guard("getWorkspaceSize", kImpossibleSize, [&] {
     expect_counts(num_inputs, num_outputs);
-    const Params largest = largest_call(attributes_, inputs, num_inputs, outputs[0]);
+    const Params largest = largest_call(attributes_, inputs, num_inputs);
     refuse(check_sizes(largest));
     size_t bytes = 0;
     for (Params p = largest; p.batch > 0; --p.batch) {

@@ -38,8 +38,7 @@ void plan_shared_memory(const Params& p, Plan& plan) {
 }
 
 void plan_ranges(const Params& p, int32_t ctas, Plan& plan) {
-  const int32_t longest =
-      p.sliding_window > 0 ? std::min(p.max_context, p.sliding_window - 1) : p.max_context;
+  const int32_t longest = std::min(p.max_context, window_of(p.sliding_window) - 1);
   const int32_t units = p.batch * std::max(1, ceil_div(longest, kUnitKeys));
   plan.ranges = std::clamp(std::min(ctas, kMaxCtas) / columns(p, plan), 1, units);
   // Where very many ranges are combined, one warp a row would wait for memory too often.

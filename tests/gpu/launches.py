@@ -31,9 +31,16 @@ def why_no_launch() -> str | None:
 
 
 def runs_on(compiled: Sequence[str], major: int, minor: int) -> bool:
-    """An architecture such as 90a runs on that GPU only, a family such as 100f on 10.0 and later 10.x."""
+    """An architecture such as 90a runs on that GPU only, a family such as 100f on 10.0 and later 10.x, and PTX such as
+    90-virtual, which the driver compiles, on that GPU and all that came later.
+    """
     families = {f"{major}{older}f" for older in range(minor + 1)}
-    return f"{major}{minor}a" in compiled or not families.isdisjoint(compiled)
+    ptx = [int(name.removesuffix("-virtual")) for name in compiled if name.endswith("-virtual")]
+    return (
+        f"{major}{minor}a" in compiled
+        or not families.isdisjoint(compiled)
+        or min(ptx, default=1 << 30) <= 10 * major + minor
+    )
 
 
 def moved(tensors: Tensors, device: str) -> Tensors:

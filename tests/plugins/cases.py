@@ -122,6 +122,8 @@ CORNER = [
     Case(name="window-1", why="a slot sees itself alone", window=1, context_lengths=(9, 0)),
     Case(name="window-2-causal", why="a slot sees itself and its neighbour before", window=2, causal=True),
     Case(name="window-beyond", why="a window longer than everything", window=1 << 20, context_lengths=(40, 0)),
+    Case(name="window-largest", why="positions less this window are below every int32", window=2**31 - 1, S=16,
+         context_lengths=(40, 140)),
     Case(name="window-in-block", why="later slots see no context at all", window=5, S=16, context_lengths=(64, 2)),
     Case(
         name="around-tiles",

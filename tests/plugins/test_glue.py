@@ -246,6 +246,20 @@ def test_the_workspace_is_enough_for_every_block_of_the_profile(creator: Creator
     plugin.close()
 
 
+def test_the_largest_call_follows_from_the_inputs(plugin: Plugin) -> None:
+    """Whatever bounds the output has while TensorRT builds."""
+    ins, _ = profile(1, 64)
+    for shape in ((-1, -1, -1), (2**31 - 1, 1, 1)):
+        out = [dynamic(shape, BF16, shape)]
+        assert plugin.configure(ins, out) == 0
+        assert plugin.workspace(ins, out) == plugin.workspace(*profile(1, 64)) > 0
+
+
+def test_a_workspace_that_cannot_be_told_is_no_small_one(plugin: Plugin, capfd: pytest.CaptureFixture[str]) -> None:
+    assert plugin.workspace(*profile(1, 4, S=33)) == 1 << 60
+    assert capfd.readouterr().err == "[dflash_trt] getWorkspaceSize: block: expected 1 to 32, found 33\n"
+
+
 def workspace_bytes(case: Case) -> int:
     tensors = draw(case)
     return _C.kv_injection_attention_workspace_bytes(attributes(case), inputs(tensors), tensors.q)

@@ -23,7 +23,8 @@ from tests.plugins.tensors import BAD, draw, out_of_range
 CASES = {case.name: case for case in (*REGULAR, *FEATURES, *CORNER)}
 QUICK = {
     "empty-batch", "D64-f16", "D64-bf16-fp8", "window7-causal-sinks", "N10-G5-S3", "N8-G1-S16", "around-the-window",
-    "window-1", "window-in-block", "full-cache", "permuted-slots", "one-long", "sharp", "small", "sinks-no-context",
+    "window-1", "window-largest", "window-in-block", "full-cache", "permuted-slots", "one-long", "sharp", "small",
+    "sinks-no-context",
 }  # fmt: skip
 
 # Three requests, of which a GPU of few CTAs cuts some and a GPU of many cuts all.

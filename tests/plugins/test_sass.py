@@ -38,7 +38,7 @@ def test_the_cheapest_turn_that_does_what_a_turn_must() -> None:
 
 def test_a_turn_that_does_not_exist() -> None:
     with pytest.raises(ValueError, match="no loop issues"):
-        cheapest_round(parse(LISTING), {"LDGSTS": 2, "MUFU.EX2": 2}, {})
+        cheapest_round(parse(LISTING), {"LDGSTS": 2, "MUFU.EX2": 1}, {})
 
 
 def test_pipes() -> None:

@@ -124,7 +124,7 @@ class Attention {
         Context block(queries, keys + j * Context::kStride, tiles_, worker_.lane);
         // The window of slot s begins `s` rows behind this one.
         const int first = stream.key(i) + j;
-        const int window_begin = p_.sliding_window > 0 ? segment.length - p_.sliding_window + 1 - first : -kMaxBlock;
+        const int window_begin = segment.length - window_of(p_.sliding_window) + 1 - first;
         const int end = segment.key_end - first;
         if (end < kMatrixKeys || window_begin + p_.block > 1) {
           block.mask([&](int t, int half) { return window_begin + slot(t, half); },
@@ -139,7 +139,7 @@ class Attention {
   // Block slot j is visible to slot s if |s - j| < window, and if causal j <= s.
   DFLASH_DEVICE void read_block(State<D>& state, const Queries<D>& queries) {
     const float scale = p_.softmax_scale * kLog2E;
-    const int window = p_.sliding_window > 0 ? min(p_.sliding_window, kMaxBlock) : kMaxBlock;
+    const int window = min(window_of(p_.sliding_window), kMaxBlock);
     for (int begin = worker_.team * kMatrixKeys; begin < p_.block; begin += plan_.teams * kMatrixKeys) {
       Block<D, Score, T, false> block(queries, block_keys() + begin * kStride, tiles_, worker_.lane);
       block.mask([&](int t, int half) { return slot(t, half) - window + 1 - begin; },

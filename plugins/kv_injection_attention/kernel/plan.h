@@ -37,6 +37,12 @@ DFLASH_ANYWHERE constexpr int row_bytes(int head_dim, int element_bytes) {
   return head_dim * element_bytes + 16;
 }
 
+// The window in positions; without one, more than any two positions are apart, so that no sum with it overflows.
+DFLASH_ANYWHERE constexpr int window_of(int sliding_window) {
+  constexpr int kEverything = kMaxContext + kMaxBlock;
+  return sliding_window > 0 && sliding_window < kEverything ? sliding_window : kEverything;
+}
+
 struct Plan {
   int32_t group;         // query heads of a kv head: N/G
   int32_t rows;          // query rows of a (request, kv head): S * group, slot-major

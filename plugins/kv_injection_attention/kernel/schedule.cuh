@@ -25,7 +25,7 @@ DFLASH_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 DFLASH_DEVICE Request request_of(const Params& p, int index) {
   const int length = p.context_lengths[index], slot = p.slot_ids[index];
   if (length < 0 || length > p.max_context || slot < 0 || slot >= p.slots) return {-1, 0, 0, 1};
-  const int begin = p.sliding_window > 0 ? max(0, length - p.sliding_window + 1) : 0;
+  const int begin = max(0, length - window_of(p.sliding_window) + 1);
   return {slot, length, begin, max(1, ceil_div(length - begin, kUnitKeys))};
 }
 
