@@ -11,13 +11,13 @@ import onnx
 
 from dflash_trt import __version__
 from dflash_trt.builder.tensorrt.reuse import carry_plans
-from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
 from dflash_trt.checkpoint.safetensors_writer import write_safetensors
 from dflash_trt.checkpoint.source import checkpoint_label
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
-from dflash_trt.checkpoint.weights import SINGLE, weight_files
+from dflash_trt.checkpoint.weights import SINGLE, read_weights, weight_files
 from dflash_trt.engine.graphs import graph_signatures
 from dflash_trt.engine.manifest import MANIFEST, SCHEMA_VERSION, Manifest, Plugin, Source, sha256
 from dflash_trt.engine.plan import PlanOptions
@@ -52,8 +52,8 @@ def build_engine(
         write_safetensors(directory / SINGLE, _in_stacks(draft))
         for file in _configuration(draft):
             shutil.copyfile(file, directory / file.name)
-        # The graphs point into the file just written, so the tensors are read anew from there.
-        written = read_draft(directory)
+        # The graphs point into the file just written, so the tensors are those of its header.
+        written = msgspec.structs.replace(draft, directory=directory, weights=read_weights(directory))
         graphs = graph_signatures(draft.spec, fp8_cache=draft.quantization.fp8_kv_cache)
         _write_graph(context_graph(_with_context_stack(written)), directory / graphs["context"].file)
         _write_graph(draft_graph(written), directory / graphs["draft"].file)
@@ -125,5 +125,5 @@ def _write_graph(model: onnx.ModelProto, file: Path) -> None:
 
 def describe_source(draft: DraftCheckpoint, name: str, recipe: str | None = None) -> Source:
     """What the manifest says of the checkpoint that the user named, and of the recipe it was quantised with."""
-    files = [*_configuration(draft), *weight_files(draft.directory)]
+    files = [*_configuration(draft), *weight_files(draft.weights)]
     return Source(name=checkpoint_label(name), recipe=recipe, sha256={file.name: sha256(file) for file in files})

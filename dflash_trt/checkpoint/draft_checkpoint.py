@@ -68,13 +68,13 @@ def is_draft(config: Facts) -> bool:
     return is_ours or "dflash_config" in config or "speculators_model_type" in config
 
 
-def read_draft(directory: Path) -> DraftCheckpoint:
-    """Reads and checks a DFlash draft checkpoint.
+def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
+    """Reads and checks a DFlash draft checkpoint; `config` is its config.json where that has been read already.
 
     Raises CheckpointError when a fact is missing or contradictory, the dialect is not supported, or a tensor
     is missing, unused, or of another shape or dtype than the facts demand.
     """
-    config = Facts.load(directory / "config.json")
+    config = config or Facts.load(directory / "config.json")
     spec = _read_spec(config)
     if strays := sorted(path.name for path in directory.glob("*.pt")):
         raise CheckpointError(

@@ -41,13 +41,13 @@ class TargetCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     weights: dict[str, Tensor]
 
 
-def read_target(directory: Path) -> TargetCheckpoint:
-    """Reads a causal language model's config.json and weight headers.
+def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoint:
+    """Reads a causal language model's config.json, or takes it as `config`, and its weight headers.
 
     Multimodal configurations keep the language model's facts in `text_config`.
     Raises CheckpointError when a fact is missing or the embedding table does not have the shape it demands.
     """
-    config = Facts.load(directory / "config.json")
+    config = config or Facts.load(directory / "config.json")
     text = config.section("text_config") if "text_config" in config else config
     spec = TargetSpec(
         model_type=config.text("model_type"),

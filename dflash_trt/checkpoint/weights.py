@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from dflash_trt.checkpoint.facts import Facts
@@ -30,9 +31,9 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
     return dict(sorted(tensors.items()))
 
 
-def weight_files(directory: Path) -> list[Path]:
-    """The files that hold the weights, sorted by name (shards, or the single file)."""
-    return sorted({tensor.file for tensor in read_weights(directory).values()})
+def weight_files(weights: Mapping[str, Tensor]) -> list[Path]:
+    """The files that hold these weights, sorted by name (shards, or the single file)."""
+    return sorted({tensor.file for tensor in weights.values()})
 
 
 def _no_weights(directory: Path) -> CheckpointError:

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
-from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory
-from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
+from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, check_pair, read_target
 from dflash_trt.cli.dry_run import fitting_deployment, print_dry_run, print_plan_dry_run
 from dflash_trt.cli.plan_options import PlanRequest, plan_options, plan_request
 from dflash_trt.cli.quantize import write_quantized
-from dflash_trt.deploy.deployment_file import DeploymentFile, deployment_path, load_deployment
+from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
 from dflash_trt.deploy.resolve import UNQUANTIZED, plan_sizes
 from dflash_trt.engine.manifest import MANIFEST
 from dflash_trt.engine.plan import PlanOptions
@@ -56,84 +57,124 @@ def build(
     """
     if as_json and not dry_run:
         raise click.UsageError("--json is for --dry-run")
-    plans = plan_request(plan_settings)
-    sizes = None
+    options = Options(
+        target=target,
+        output=output,
+        recipe=recipe,
+        calibration=calibration,
+        force=force,
+        dry_run=dry_run,
+        as_json=as_json,
+        plans=plan_request(plan_settings),
+    )
     if (config := deployment_path(draft)) is not None:
-        if recipe is not None:
-            raise click.UsageError("--recipe is for a draft checkpoint; CONFIG.yaml names its own")
-        deployment = load_deployment(config)
-        output = output or Path(config.stem)
-        if dry_run:
-            print_dry_run(deployment, config.stem, output, plans, target=target, as_json=as_json)
-            return
-        draft, target = deployment.draft, target or deployment.target
-        recipe = None if deployment.recipe == UNQUANTIZED else deployment.recipe
-        sizes = _sizes(deployment, config.stem, draft, target, plans)
-    elif plans.is_wanted and _is_engine(draft, target, output):
-        if recipe is not None or calibration != "none" or force:
-            raise click.UsageError("an engine only gets plans: no --recipe, no --calibration, no --force")
-        if dry_run:
-            print_plan_dry_run(Path(draft), plans, as_json=as_json)
-            return
-        _add_plans(Path(draft), plans)
-        click.echo(draft)
-        return
-    elif dry_run:
+        written = build_deployment(config, options)
+    elif options.plans.is_wanted and target is None and output is None and (Path(draft) / MANIFEST).is_file():
+        written = build_plans(Path(draft), options)
+    else:
+        written = build_checkpoint(draft, options)
+    if written is not None:
+        click.echo(written)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says besides DRAFT."""
+
+    target: str | None
+    output: Path | None
+    recipe: str | None
+    calibration: str
+    force: bool
+    dry_run: bool
+    as_json: bool
+    plans: PlanRequest
+
+
+def build_checkpoint(draft: str, options: Options) -> Path:
+    """A draft checkpoint and its target become an engine directory, whose path is returned."""
+    if options.dry_run:
         raise click.UsageError("--dry-run is for CONFIG.yaml, or with --backend tensorrt for an engine directory")
-    if target is None:  # only CONFIG.yaml can stand in for these two
+    if options.target is None:
         raise click.MissingParameter(param_hint="'--target'", param_type="option")
-    if output is None:
+    if options.output is None:
         raise click.MissingParameter(param_hint="'-o' / '--output'", param_type="option")
-    if calibration != "none" and recipe is None:
-        raise click.UsageError("--calibration is for a recipe, found none")
-    _build(draft, target, output, recipe, calibration, force, plans, sizes)
-    click.echo(output)
-
-
-def _is_engine(draft: str, target: str | None, output: Path | None) -> bool:
-    return target is None and output is None and (Path(draft) / MANIFEST).is_file()
-
-
-def _sizes(file: DeploymentFile, name: str, draft: str, target: str, plans: PlanRequest) -> PlanOptions | None:
-    """What plans of a deployment are to serve, None where it has none; ConfigError where its GPU is too small."""
-    directories = str(checkpoint_directory(draft)), str(checkpoint_directory(target))
-    deployment = fitting_deployment(file, name, draft=directories[0], target=directories[1])
-    return plan_sizes(deployment) if plans.is_wanted or file.mode == "engine" else None
-
-
-def _build(
-    draft: str,
-    target: str,
-    output: Path,
-    recipe: str | None,
-    calibration: str,
-    force: bool,
-    plans: PlanRequest,
-    sizes: PlanOptions | None,
-) -> None:
+    _check_calibration(options)
     source = read_draft(checkpoint_directory(draft))
-    partner = read_target(checkpoint_directory(target))
-    check_pair(source.spec, partner.spec, draft_name=draft, target_name=target)
+    partner = read_target(checkpoint_directory(options.target))
+    check_pair(source.spec, partner.spec, draft_name=draft, target_name=options.target)
+    _write_engine(draft, source, partner, options.output, options)
+    return options.output
 
+
+def build_deployment(config: Path, options: Options) -> Path | None:
+    """The same for the draft, target and recipe that CONFIG.yaml names, where they fit its GPUs; None for --dry-run."""
+    if options.recipe is not None:
+        raise click.UsageError("--recipe is for a draft checkpoint; CONFIG.yaml names its own")
+    file, name, output = load_deployment(config), config.stem, options.output or Path(config.stem)
+    if options.dry_run:
+        print_dry_run(file, name, output, options.plans, target=options.target, as_json=options.as_json)
+        return None
+    options = msgspec.structs.replace(options, recipe=None if file.recipe == UNQUANTIZED else file.recipe)
+    _check_calibration(options)
+    draft, target = checkpoint_directory(file.draft), checkpoint_directory(options.target or file.target)
+    deployment = fitting_deployment(file, name, draft=str(draft), target=str(target))
+    source, sizes = deployment.draft_sizes.checkpoint, deployment.target_sizes
+    assert source is not None  # both are directories, and were read
+    assert sizes is not None
+    assert sizes.checkpoint is not None
+    has_plans = options.plans.is_wanted or file.mode == "engine"
+    served = plan_sizes(deployment) if has_plans else None
+    _write_engine(file.draft, source, sizes.checkpoint, output, options, served)
+    return output
+
+
+def build_plans(engine: Path, options: Options) -> Path | None:
+    """An engine directory gets the TensorRT plans that it lacks; None for --dry-run."""
+    if options.recipe is not None or options.calibration != "none" or options.force:
+        raise click.UsageError("an engine only gets plans: no --recipe, no --calibration, no --force")
+    if options.dry_run:
+        print_plan_dry_run(engine, options.plans, as_json=options.as_json)
+        return None
+    _add_plans(engine, options.plans)
+    return engine
+
+
+def _check_calibration(options: Options) -> None:
+    if options.calibration != "none" and options.recipe is None:
+        raise click.UsageError("--calibration is for a recipe, found none")
+
+
+def _write_engine(
+    name: str,
+    source: DraftCheckpoint,
+    target: TargetCheckpoint,
+    output: Path,
+    options: Options,
+    plan_options: PlanOptions | None = None,
+) -> None:
+    """Writes the engine of a pair that fits, quantised first and with plans where that is asked for.
+
+    `name` is what the user called the draft; `plan_options` say what a deployment's plans, built now or later, serve.
+    """
     from dflash_trt.builder.engine_directory import build_engine, describe_source
 
     with scratch_directory(output) as scratch:
         checkpoint = source
-        if recipe is not None:
-            write_quantized(source, recipe, calibration, scratch)
+        if options.recipe is not None:
+            write_quantized(source, options.recipe, options.calibration, scratch)
             checkpoint = read_draft(scratch)
         build_engine(
             checkpoint,
-            partner,
+            target,
             output,
-            source=describe_source(source, draft, recipe),
-            force=force,
-            plan_options=sizes,
-            keep_plans=plans.is_wanted,
+            source=describe_source(source, name, options.recipe),
+            force=options.force,
+            plan_options=plan_options,
+            keep_plans=options.plans.is_wanted,
         )
-    if plans.is_wanted:
-        _add_plans(output, plans)
-    elif sizes is not None:
+    if options.plans.is_wanted:
+        _add_plans(output, options.plans)
+    elif plan_options is not None:
         click.echo(f"without plans; on the GPU machine: dflash-trt build {output} --backend tensorrt", err=True)
 
 

@@ -51,12 +51,12 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
         manifest = read_manifest(directory)
         kind, facts, weights = "engine", manifest, read_weights(directory)
         draft, quantization = manifest.draft, manifest.quantization
-    elif is_draft(Facts.load(directory / "config.json")):
-        checkpoint = read_draft(directory)
+    elif is_draft(config := Facts.load(directory / "config.json")):
+        checkpoint = read_draft(directory, config)
         kind, facts, weights = "draft", checkpoint.spec, checkpoint.weights
         draft, quantization = checkpoint.spec, checkpoint.quantization
     else:
-        target_checkpoint = read_target(directory)
+        target_checkpoint = read_target(directory, config)
         kind, facts, weights = "target", target_checkpoint.spec, target_checkpoint.weights
     document: dict[str, object] = {
         "kind": kind,

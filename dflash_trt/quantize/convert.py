@@ -170,7 +170,7 @@ def _write_config(draft: DraftCheckpoint, quantization: Quantization, directory:
     All but one: TensorRT-LLM builds the layers of the class that model_type names. A gpt-oss draft has Qwen3's dense
     layers, with the biases that attention_bias says, and none of gpt-oss's experts.
     """
-    config = json.loads(draft.config_file.read_bytes())
+    config = draft.config.values()
     config["model_type"] = DENSE_MODEL_TYPE
     algorithms, modules = quantization.modules, draft.spec.linear_modules()
     if algorithms or quantization.fp8_kv_cache:

@@ -16,7 +16,7 @@ from tests.checkpoint.samples import read_index, refusal, shard, write_index
 def test_single_file(draft_dir: Path) -> None:
     tensors = read_weights(draft_dir)
     assert list(tensors) == sorted(load_file(draft_dir / "model.safetensors"))
-    assert weight_files(draft_dir) == [draft_dir / "model.safetensors"]
+    assert weight_files(read_weights(draft_dir)) == [draft_dir / "model.safetensors"]
 
 
 def test_shards_are_the_same_tensors(draft_dir: Path) -> None:
@@ -25,7 +25,9 @@ def test_shards_are_the_same_tensors(draft_dir: Path) -> None:
     sharded = read_weights(draft_dir)
     assert {name: (t.dtype, t.shape, t.num_bytes) for name, t in sharded.items()} == single
     assert list(sharded) == sorted(sharded)
-    assert [file.name for file in weight_files(draft_dir)] == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    assert [file.name for file in weight_files(read_weights(draft_dir))] == [
+        f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)
+    ]
 
 
 def test_single_file_wins_over_an_index_as_in_transformers(draft_dir: Path) -> None:
