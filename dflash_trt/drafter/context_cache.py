@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.engine.graphs import graph_signatures
 from dflash_trt.errors import RequestError
 
 
@@ -19,7 +20,8 @@ class ContextCache:
     def __init__(
         self, spec: DraftSpec, num_slots: int, num_rows: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (num_slots, len(spec.layers), num_rows, spec.num_key_value_heads, spec.head_dim)
+        ports = {port.name: port for port in graph_signatures(spec, fp8_cache=False)["draft"].inputs}
+        shape = ports["k_cache"].sizes({"slots": num_slots, "C_max": num_rows})
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros_like(self.k)
         self.lengths = [0] * num_slots

@@ -55,10 +55,9 @@ class OnnxExecutor:
 
     def context(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """k, v [T, L, G, D] FLOAT."""
-        draft = self._manifest.draft
-        shape = (len(taps), len(draft.layers), draft.num_key_value_heads, draft.head_dim)
         inputs = {"target_hidden": taps.float(), "positions": positions.int()}
-        k, v = self._run("context", inputs, {"k": shape, "v": shape})
+        outputs = {port.name: port.sizes({"T": len(taps)}) for port in self._manifest.graphs["context"].outputs}
+        k, v = self._run("context", inputs, outputs)
         return k, v
 
     def draft(self, inputs: DraftInputs) -> Tensor:
@@ -76,7 +75,7 @@ class OnnxExecutor:
         }
         return self._run("draft", feed, dict.fromkeys(names, tuple(inputs.noise_embeds.shape)))
 
-    def _run(self, graph: str, inputs: Mapping[str, Tensor], outputs: Mapping[str, tuple[int, ...]]) -> list[Tensor]:
+    def _run(self, graph: str, inputs: Mapping[str, Tensor], outputs: Mapping[str, Sequence[int]]) -> list[Tensor]:
         """Runs a graph; `outputs` are the names and shapes of FLOAT values to return."""
         session = self._sessions[graph]
         binding = session.io_binding()

@@ -46,11 +46,11 @@ class PlanLoader:
         Those in `cached` are there already. Raises EngineError when TensorRT refuses the plan or one of them.
         """
         graph, plan = self._manifest.graphs[name], self._manifest.plans[name]
-        largest = plan.profiles[-1]
+        largest = {axis: size.max for axis, size in plan.profiles[-1].items()}
         tensors = dict(cached)
         for port in (*graph.inputs, *graph.outputs):
             if port.name not in cached:
-                shape = [largest[size].max if isinstance(size, str) else size for size in port.shape]
+                shape = port.sizes(largest)
                 tensors[port.name] = torch.zeros(shape, dtype=DTYPES[port.dtype], device=self._launcher.device)
         return PlanRunner(
             self._trt,
