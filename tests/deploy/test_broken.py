@@ -19,6 +19,7 @@ from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.render import command_text
 from dflash_trt.deploy.schema import Runtime, load_schema
+from dflash_trt.deploy.schema_check import check_schema
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.deploy.deployments import rendered, resolved
@@ -348,6 +349,18 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     document = changed("trtllm", {"zz_typo_free": 1, "max_batch_siz": 1, "stream_interval": 0, "max_seq_len": "x"})
     found = checked(tmp_path, document, Case(rule="", key="", words=""))
     assert {"zz_typo_free", "max_batch_siz", "stream_interval", "max_seq_len"} <= {f.key for f in found}
+
+
+def test_problems_come_in_the_order_of_the_document_and_one_at_a_time() -> None:
+    """Whatever order the schema has; a word of the wrong type is not also none of the choices."""
+    spec = {"attention_backend": 3, "decoding_type": "DFlash", "max_draft_lenn": 1, "max_draft_len": -1}
+    document = {"stream_interval": 0, "zz": 1, SPEC: spec, "max_batch_size": "x", "backend": 1}
+    found = [(f.key, f.rule) for f in check_schema(load_schema("trtllm", None), document)]
+    assert found == [
+        ("stream_interval", "out-of-range"), ("zz", "unknown-key"), (f"{SPEC}.attention_backend", "wrong-type"),
+        (f"{SPEC}.max_draft_lenn", "unknown-key"), (f"{SPEC}.max_draft_len", "out-of-range"),
+        ("max_batch_size", "wrong-type"), ("backend", "wrong-type"),
+    ]  # fmt: skip
 
 
 def write_draft(tmp_path: Path, **config: object) -> Path:
