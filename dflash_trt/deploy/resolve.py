@@ -41,7 +41,7 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     draft: str
     """What TensorRT-LLM loads: repository id or directory."""
     checkpoint: str
-    """The draft checkpoint itself, for runtimes that do not know our engines."""
+    """The draft checkpoint itself, for runtimes that do not know our plans."""
     gpus: Gpus
     purpose: str
     mode: Literal["native", "engine"]

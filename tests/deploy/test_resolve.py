@@ -69,7 +69,7 @@ def test_other_runtimes_are_not_warned_of_our_quantisation() -> None:
 
 def test_engine_mode_reads_the_dense_arena() -> None:
     (finding,) = [f for f in found(resolve(changed(draft_attention="TRTLLM"), "x")) if f.rule == "draft-attention"]
-    assert "expected VANILLA (our engines read the dense context arena), found TRTLLM" in str(finding)
+    assert "expected VANILLA (our plans read the dense context arena), found TRTLLM" in str(finding)
 
 
 def test_native_mode_refuses_the_recipe_that_engine_mode_serves() -> None:

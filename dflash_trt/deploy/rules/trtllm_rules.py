@@ -106,7 +106,7 @@ def draft_attention(config: CheckedConfig) -> Iterator[Finding]:
     backend = config.setting(BACKEND)
     if config.mode == "engine" and backend != "VANILLA":
         yield error(
-            "draft-attention", BACKEND, "VANILLA (our engines read the dense context arena)", backend,
+            "draft-attention", BACKEND, "VANILLA (our plans read the dense context arena)", backend,
             "set it to VANILLA",
         )  # fmt: skip
         return
