@@ -44,8 +44,9 @@ class Drafter:
         slot that would outgrow its plan.
         """
         self._make_room(slots, num_rows)
-        row_slots, positions = self._upload(self.cache.extend(slots, num_rows), torch.int64)
-        if len(positions):
+        rows = self.cache.extend(slots, num_rows)
+        if rows[0]:
+            row_slots, positions = self._upload(rows, torch.int64)
             k, v = self.executor.context(taps, positions)
             self.cache.write(row_slots, positions, k, v)
 
@@ -74,9 +75,9 @@ class Drafter:
             self.cache.grow(longest)
             self.executor.bind(self.cache.k, self.cache.v)
 
-    def _upload(self, values: tuple[Sequence[int], Sequence[int]], dtype: torch.dtype) -> Tensor:
-        """[2, n] on the device; the host does not wait: torch's allocator keeps pinned memory until it is copied."""
+    def _upload(self, values: tuple[Sequence[int], Sequence[int]], dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Both on the device, in one copy. The host does not wait: torch keeps pinned memory until it is copied."""
         tensor = torch.tensor(values, dtype=dtype)
-        if self.executor.device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self.executor.device, non_blocking=True)
+        if self.executor.device.type != "cpu":
+            tensor = tensor.pin_memory().to(self.executor.device, non_blocking=True)
+        return tensor.unbind()
