@@ -32,7 +32,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     table = Table(title=Text(title, style="bold"), title_justify="left", header_style="dim")
     cells = [tuple(row) for row in rows]
     for index, column in enumerate(columns):
-        is_number = _are_numbers([row[index] for row in cells])
+        is_number = _are_numbers([row[index] for row in cells if index < len(row)])
         table.add_column(column, overflow="fold", justify="right" if is_number else "left")
     for row in cells:
         table.add_row(*map(Text, row))

@@ -94,7 +94,8 @@ def test_ranks_of_which_some_have_no_engine(first: dict[str, str]) -> None:
 def test_the_table_of_ranks_of_which_some_have_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
     _print_ranks([rank(0, gpu=None), rank(1, gpu=None, **{"engine sha256": "f" * 64})])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("│")[4].strip() for line in lines if line.startswith(("│ 0", "│ 1"))] == ["missing", "f" * 12]
+    rows = [[cell.strip() for cell in line.split("│")] for line in lines if line.startswith("│")]
+    assert [(row[1], row[4]) for row in rows] == [("0", "missing"), ("1", "f" * 12)]
 
 
 @pytest.mark.parametrize(
