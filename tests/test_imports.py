@@ -22,15 +22,15 @@ FLOORS = [
     {"graph", "quantize", "drafter", "targets"},
     {"runtime"},
     {"llm"},
-    {"builder", "deploy", "doctor", "measure", "triton", "trtllm"},
+    {"builder", "deploy", "doctor", "estimate", "measure", "triton", "trtllm"},
     {"cli"},
     {"__main__"},
 ]
 # The only steps sideways: the manifest holds specs; the CPU drafter and calibration run the graphs; Triton serves what
-# TensorRT-LLM runs, and both read deployments.
+# TensorRT-LLM runs, and both read deployments, as the estimate does.
 SIDEWAYS = {
     ("engine", "checkpoint"), ("drafter", "graph"), ("quantize", "graph"),
-    ("trtllm", "deploy"), ("triton", "deploy"), ("triton", "trtllm"),
+    ("trtllm", "deploy"), ("triton", "deploy"), ("triton", "trtllm"), ("estimate", "deploy"),
 }  # fmt: skip
 HEAVY = {
     "torch",
@@ -117,6 +117,13 @@ def test_the_measure_works() -> None:
 def test_inspect_loads_nothing_heavy(draft_dir: Path, target_dir: Path) -> None:
     """Reading facts is a matter of headers: no framework is in the way of `inspect --json`."""
     arguments = ["inspect", str(draft_dir), "--target", str(target_dir), "--json"]
+    script = f"sys.argv[1:] = {arguments}; from dflash_trt.cli import main; main()"
+    assert loaded_by(script) == set()
+
+
+def test_estimate_loads_no_framework() -> None:
+    config = REPOSITORY / "build_configs" / "gpt-oss-120b.b300x8.latency.yaml"
+    arguments = ["estimate", str(config), "--tau", "4.7", "--json"]
     script = f"sys.argv[1:] = {arguments}; from dflash_trt.cli import main; main()"
     assert loaded_by(script) == set()
 

@@ -18,6 +18,7 @@ from dflash_trt import __version__
 from dflash_trt.cli.build import build
 from dflash_trt.cli.capture import capture
 from dflash_trt.cli.doctor import doctor
+from dflash_trt.cli.estimate import estimate
 from dflash_trt.cli.generate import generate
 from dflash_trt.cli.inspect import inspect
 from dflash_trt.cli.quantize import quantize
@@ -48,7 +49,7 @@ def cli() -> None:
     """DFlash speculative decoding: from a draft checkpoint to engines, configs and lossless text."""
 
 
-for command in (inspect, capture, quantize, build, generate, verify, serve_config, triton_repo, doctor):
+for command in (inspect, capture, quantize, build, generate, verify, serve_config, estimate, triton_repo, doctor):
     cli.add_command(command)
 
 

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many tokens a verify pass yields at each draft length: from one tau, or from what `verify` measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.errors import ConfigError
+
+
+class Acceptance(msgspec.Struct, frozen=True):
+    """The probability that a position holds once those before it did, by position."""
+
+    shares: tuple[float, ...]
+
+    def tau(self, draft_tokens: int) -> float:
+        """Tokens of a pass that verifies K drafts, the bonus included: 1 + p1 + p1 p2 + ..., from 1 to K + 1.
+
+        A position beyond those that were measured holds as often as the last one.
+        """
+        tokens = reached = 1.0
+        for position in range(draft_tokens):
+            reached *= self.shares[min(position, len(self.shares) - 1)]
+            tokens += reached
+        return tokens
+
+
+def from_tau(tau: float, draft_tokens: int) -> Acceptance:
+    """Every position holds equally often, so that `draft_tokens` drafts give `tau`.
+
+    Raises ConfigError for a tau that so many drafts cannot give.
+    """
+    if not 1 <= tau <= draft_tokens + 1:
+        raise ConfigError(f"tau: expected 1 to {draft_tokens + 1} for {draft_tokens} drafts, found {tau:g}")
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if Acceptance((middle,)).tau(draft_tokens) < tau else (low, middle)
+    return Acceptance((high,))
+
+
+class _Position(msgspec.Struct, frozen=True):
+    position: int
+    share: float | None
+
+
+class _Engine(msgspec.Struct, frozen=True):
+    acceptance: list[_Position]
+
+
+class _Report(msgspec.Struct, frozen=True):
+    schema: str
+    engine: _Engine
+
+
+def read_acceptance(file: Path) -> Acceptance:
+    """What `dflash-trt verify --json` printed; raises ConfigError for another document, or one without a pass."""
+    try:
+        report = msgspec.json.decode(file.read_bytes(), type=_Report)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(
+            f"{file}: expected the document of `dflash-trt verify --json`, found: {error}",
+            hint="dflash-trt verify ENGINE --target TARGET --prompts FILE --json > verify.json",
+        ) from None
+    if not report.schema.startswith("dflash-trt/verify/"):
+        raise ConfigError(f"{file}: expected a document of dflash-trt verify, found one of {report.schema!r}")
+    shares = [entry.share for entry in sorted(report.engine.acceptance, key=lambda entry: entry.position)]
+    known = tuple(share for share in shares if share is not None)
+    if not known:
+        raise ConfigError(f"{file}: expected positions that verify passes judged, found none")
+    return Acceptance(known)
+
+
+def read_routing(file: Path, num_experts: int) -> Sequence[float]:
+    """Measured routing: a JSON list with how often each expert was taken, in any unit."""
+    try:
+        counts = msgspec.json.decode(file.read_bytes(), type=list[float])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{file}: expected a JSON list of {num_experts} counts, found: {error}") from None
+    if len(counts) != num_experts or min(counts) < 0 or not sum(counts) > 0:
+        raise ConfigError(f"{file}: expected {num_experts} counts, none negative, found {len(counts)}")
+    return counts

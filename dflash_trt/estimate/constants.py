@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every constant of the cost model, each with its range, source and date: data/constants.json, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.strict_yaml import closest
+
+DATA = Path(__file__).parent / "data"
+Unit = Literal["bytes/s", "flop/s", "s", "ratio", "count", "exponent"]
+End = Literal["low", "high"]
+
+
+class Constant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One number and what is known of it."""
+
+    value: float
+    low: float
+    high: float
+    unit: Unit
+    source: str
+    date: str
+    """When the source was read or published."""
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether the range is more than a point."""
+        return self.low < self.high
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """The constants of one GPU under one runtime, in SI units; a rate of 0 means that the hardware lacks it."""
+
+    hbm_bandwidth: float
+    bf16_flops: float
+    fp8_flops: float
+    fp4_flops: float
+    nvlink_bandwidth: float
+    bandwidth_efficiency: float
+    compute_efficiency: float
+    fp4_compute_efficiency: float
+    gemm_seconds: float
+    attention_seconds: float
+    small_kernel_seconds: float
+    small_kernels_per_layer: float
+    allreduce_seconds: float
+    link_efficiency: float
+    moe_kernel_seconds: float
+    moe_bandwidth_efficiency: float
+    moe_factor: float
+    expert_imbalance: float
+    routing_exponent: float
+    host_plain_seconds: float
+    host_speculative_seconds: float
+    host_request_seconds: float
+    host_speculative_request_seconds: float
+
+    @property
+    def read_rate(self) -> float:
+        """Bytes a second that kernels reach."""
+        return self.hbm_bandwidth * self.bandwidth_efficiency
+
+    def compute_rate(self, bits: float) -> float:
+        """Flops a second that GEMMs reach on weights of `bits`; what a GPU has no tensor cores for is widened."""
+        if bits < 8 and self.fp4_flops:
+            return self.fp4_flops * self.fp4_compute_efficiency
+        if bits <= 8 and self.fp8_flops:
+            return self.fp8_flops * self.compute_efficiency
+        return self.bf16_flops * self.compute_efficiency
+
+
+class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The data file."""
+
+    gpus: dict[str, dict[str, Constant]]
+    kernels: dict[str, Constant]
+    runtimes: dict[str, dict[str, Constant]]
+    eagle3: dict[str, Constant]
+
+    def used(self, gpu: str, runtime: str) -> dict[str, Constant]:
+        """The constants behind the rates of a GPU under a runtime, by name.
+
+        Raises ConfigError for a GPU or a runtime that has none, with the list of those that have.
+        """
+        for name, known, kind in ((gpu, self.gpus, "GPU"), (runtime, self.runtimes, "runtime")):
+            if name not in known:
+                raise ConfigError(
+                    f"estimate: expected a {kind} whose rates are known ({', '.join(sorted(known))}), found {name!r}"
+                    f"{closest(name, known, kind)}"
+                )
+        return {**self.gpus[gpu], **self.kernels, **self.runtimes[runtime]}
+
+    def __iter__(self) -> Iterator[tuple[str, Constant]]:
+        """Every constant with its place in the file."""
+        for section, groups in (("gpus", self.gpus), ("runtimes", self.runtimes)):
+            for group, entries in groups.items():
+                yield from ((f"{section}.{group}.{name}", constant) for name, constant in entries.items())
+        for section, entries in (("kernels", self.kernels), ("eagle3", self.eagle3)):
+            yield from ((f"{section}.{name}", constant) for name, constant in entries.items())
+
+
+@cache
+def constants() -> Constants:
+    """The data file, read once."""
+    return msgspec.json.decode((DATA / "constants.json").read_bytes(), type=Constants)
+
+
+def rates(gpu: str, runtime: str, ends: Mapping[str, End] | None = None) -> Rates:
+    """The rates of `gpu` under `runtime`; constants named in `ends` stand at that end of their range."""
+    chosen = ends or {}
+    values = {
+        name: getattr(constant, chosen.get(name, "value")) for name, constant in constants().used(gpu, runtime).items()
+    }
+    return Rates(**values)

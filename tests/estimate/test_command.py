@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt estimate` as people and scripts call it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import run
+from tests.deploy.deployments import BUILD_CONFIGS
+from tests.paths import FIXTURES
+
+CONFIG = str(BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml")
+
+
+def test_json_document() -> None:
+    result = run("estimate", CONFIG, "--tau", "4.7", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["schema"] == "dflash-trt/estimate/1"
+    assert [curve["method"] for curve in document["curves"]] == ["none", "eagle3", "dflash"]
+    for curve in document["curves"]:
+        for entry in curve["points"]:
+            assert entry["user_rate"]["low"] <= entry["user_rate"]["value"] <= entry["user_rate"]["high"]
+    dflash = document["accounts"][2]
+    assert dflash["point"]["tau"] == pytest.approx(4.7)
+    assert {term["part"] for term in dflash["terms"]} == {"target", "drafter", "communication", "host"}
+
+
+def test_tables_and_page(tmp_path: Path) -> None:
+    page = tmp_path / "curve.html"
+    result = run("estimate", CONFIG, "--tau", "4.7", "--html", str(page), "--routing", "uniform")
+    assert result.returncode == 0, result.stderr
+    assert "one step, DFlash: batch 1, 9 drafts, tau 4.70" in result.stdout
+    assert "plain ends" in result.stdout
+    text = page.read_text()
+    assert not re.search(r"(src|href)=|<script|@import|url\(", text)  # nothing is loaded
+    assert "prefers-color-scheme: dark" in text
+    assert text.count("<polyline") == 3
+
+
+def test_picture(tmp_path: Path) -> None:
+    picture = tmp_path / "curve.png"
+    assert run("estimate", CONFIG, "--tau", "4.7", "--plot", str(picture)).returncode == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_measured_routing(tmp_path: Path) -> None:
+    counts = tmp_path / "routing.json"
+    counts.write_text(json.dumps([1.0] * 8 + [0.0] * 120))
+    result = run("estimate", CONFIG, "--tau", "4.7", "--routing", str(counts), "--json")
+    assert json.loads(result.stdout)["accounts"][2]["experts_touched"] == pytest.approx(8, abs=0.1)
+
+
+def test_targets_that_are_here() -> None:
+    arguments = ("--target", str(FIXTURES / "tiny-gpt-oss"), "--draft", str(FIXTURES / "tiny-gpt-oss-dflash"))
+    result = run("estimate", CONFIG, "--tau", "2", *arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    target = json.loads(result.stdout)["system"]["target"]
+    assert (target["num_experts"], target["top_k"], target["num_full_layers"]) == (8, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 2, "its card reports 3.7 (MT-Bench) to 5.4 (Math500) for 9 drafts"),
+        (["--tau", "4", "--acceptance", "x.json"], 2, "give one of --acceptance VERIFY.json and --tau X"),
+        (["--tau", "12"], 1, "tau: expected 1 to 10 for 9 drafts, found 12"),
+        (["--tau", "4", "--routing", "skewed"], 1, "--routing: expected power-law, uniform or a JSON file"),
+        (["--tau", "4", "--html", "no/such/place.html"], 2, "--html: expected a .html file in an existing directory"),
+    ],
+)
+def test_refusals(arguments: list[str], code: int, words: str) -> None:
+    result = run("estimate", CONFIG, *arguments)
+    assert result.returncode == code
+    assert words in re.sub(r"\s+", " ", result.stderr)
+
+
+def test_a_target_without_known_layers_is_refused() -> None:
+    result = run("estimate", str(BUILD_CONFIGS / "qwen3.5-27b.h200x1.latency.yaml"), "--tau", "4")
+    assert result.returncode == 1
+    assert "expected a target whose layers are known" in result.stderr
