@@ -13,7 +13,7 @@ from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dflash_trt.deploy.resolve import Deployment
+    from dflash_trt.deploy.resolve import ResolvedDeployment
     from dflash_trt.estimate.acceptance import Acceptance
     from dflash_trt.estimate.bands import Band
     from dflash_trt.estimate.report import Curve, Estimate
@@ -24,7 +24,7 @@ ROUTINGS = ("power-law", "uniform")
 
 
 @click.command(short_help="Predict a deployment's step, curve and memory, before the GPUs are rented.")
-@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("config")
 @click.option(
     "--acceptance", type=click.Path(path_type=Path), help="Document of `verify --json`: acceptance by position."
 )
@@ -40,13 +40,13 @@ ROUTINGS = ("power-law", "uniform")
     help="Of experts: power-law, uniform, or a JSON list of counts.",
 )
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Whose step is accounted for.")
-@click.option("--target", help="Target directory, in place of what CONFIG names; only its config.json is read.")
-@click.option("--draft", help="Draft checkpoint that is here, in place of what CONFIG names.")
+@click.option("--target", help="Target directory, in place of the deployment's; only its config.json is read.")
+@click.option("--draft", help="Draft checkpoint that is here, in place of the deployment's.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Also draw the curve into this PNG file.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write a self-contained page.")
 def estimate(
-    config: Path,
+    config: str,
     acceptance: Path | None,
     tau: float | None,
     eagle3_tau: float | None,
@@ -61,13 +61,15 @@ def estimate(
     plot: Path | None,
     html: Path | None,
 ) -> None:
-    """Predict what the deployment file CONFIG will do: one step term by term, throughput per GPU against the speed of
-    a user for plain decoding, EAGLE-3 and DFlash, memory and the batch limit. Nothing is measured here: the constants,
-    their ranges and sources are in docs/estimate.md.
+    """Predict what a deployment will do: one step term by term, throughput per GPU against the speed of a user for
+    plain decoding, EAGLE-3 and DFlash, memory and the batch limit.
+
+    CONFIG is a deployment file or the name of a shipped one. Nothing is measured here: docs/estimate.md has the
+    constants' sources, and how far predictions were from what others published.
 
     \b
     Example:
-      dflash-trt estimate build_configs/gpt-oss-120b.b300x8.latency.yaml --tau 4.7 --html curve.html
+      dflash-trt estimate gpt-oss-120b.b300x8.latency --tau 4.7 --html curve.html
     """
     from dflash_trt.estimate.curve import Traffic
     from dflash_trt.estimate.report import estimate as predict
@@ -76,10 +78,10 @@ def estimate(
     _check_file("--html", html, ".html")
     if plot is not None:
         import matplotlib  # noqa: F401 - what is missing is said before the work, not after it
-    _, system = open_system(config, runtime, target, draft)
+    deployment, system = open_system(config, runtime, target, draft)
     acceptances, source = open_acceptances(system, acceptance, tau, eagle3_tau)
     result = predict(
-        config.stem,
+        deployment.name,
         system,
         Traffic(prompt_tokens=prompt_tokens, output_tokens=output_tokens),
         acceptances,
@@ -101,13 +103,18 @@ def estimate(
         write_page(result, html)
 
 
-def open_system(config: Path, runtime: str, target: str | None, draft: str | None) -> tuple[Deployment, System]:
-    """The resolved deployment of a file and what the cost model makes of it."""
-    from dflash_trt.deploy.deployment_file import load_deployment
+def open_system(config: str, runtime: str, target: str | None, draft: str | None) -> tuple[ResolvedDeployment, System]:
+    """The resolved deployment that CONFIG names and what the cost model makes of it."""
+    from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
     from dflash_trt.deploy.resolve import resolve
     from dflash_trt.estimate.inputs import system
 
-    deployment = resolve(load_deployment(config), config.stem, draft=draft, target=target)
+    if (path := deployment_path(config)) is None:
+        raise ConfigError(
+            f"{config}: expected a deployment's file (.yaml) or name, found neither",
+            hint="dflash-trt serve-config --list",
+        )
+    deployment = resolve(load_deployment(path), path.stem, draft=draft, target=target)
     return deployment, system(deployment, runtime)
 
 

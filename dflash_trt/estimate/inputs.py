@@ -11,8 +11,8 @@ import msgspec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.deploy.gpus import known_gpus
 from dflash_trt.deploy.published import published_drafts
-from dflash_trt.deploy.resolve import Deployment
-from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftFacts, read_draft_facts
+from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes, draft_sizes
 from dflash_trt.errors import ConfigError
 from dflash_trt.estimate.constants import DATA, constants
 from dflash_trt.estimate.shapes import DraftShape, System, TargetShape
@@ -84,14 +84,14 @@ def _read_target(directory: Path) -> TargetShape:
     )
 
 
-def system(deployment: Deployment, runtime: str) -> System:
+def system(deployment: ResolvedDeployment, runtime: str) -> System:
     """The system that a resolved deployment makes of a runtime."""
     target = target_shape(deployment.target)
     gpus = deployment.gpus
     is_engine = deployment.mode == "engine"
     return System(
         target=target,
-        draft=_draft_shape(deployment.draft_facts, deployment.algorithms, runs_whole_block=is_engine),
+        draft=_draft_shape(deployment.draft_sizes, deployment.algorithms, runs_whole_block=is_engine),
         eagle3=eagle3_shape(target),
         gpu=gpus.name,
         gpu_memory_bytes=gpus.gpu.memory_bytes,
@@ -111,31 +111,32 @@ def system(deployment: Deployment, runtime: str) -> System:
 
 def draft_shape(name: str, algorithm: str = "") -> DraftShape:
     """A draft by directory or repository id, every linear layer but fc quantised by `algorithm`."""
-    facts = read_draft_facts(name)
-    if facts is None:
+    sizes = draft_sizes(name)
+    if sizes is None:
         known = sorted(published_drafts())
         raise ConfigError(f"estimate: expected a draft whose facts are published ({', '.join(known)}), found {name!r}")
-    modules = [module for module in facts.linear_shapes() if module != "fc"]
-    return _draft_shape(facts, dict.fromkeys(modules, algorithm), runs_whole_block=False)
+    modules = [module for module in sizes.spec.linear_shapes() if module != "fc"]
+    return _draft_shape(sizes, dict.fromkeys(modules, algorithm), runs_whole_block=False)
 
 
-def _draft_shape(facts: DraftFacts, algorithms: dict[str, str], *, runs_whole_block: bool) -> DraftShape:
+def _draft_shape(sizes: DraftSizes, algorithms: dict[str, str], *, runs_whole_block: bool) -> DraftShape:
     def bits(modules: list[str]) -> float:
-        sizes = {module: shapes[module][0] * shapes[module][1] for module in modules}
-        total = sum(size * WEIGHT_BITS.get(algorithms.get(module, ""), BF16_BITS) for module, size in sizes.items())
-        return total / sum(sizes.values())
+        params = {module: shapes[module][0] * shapes[module][1] for module in modules}
+        total = sum(size * WEIGHT_BITS.get(algorithms.get(module, ""), BF16_BITS) for module, size in params.items())
+        return float(total / sum(params.values()))
 
-    shapes = facts.linear_shapes()
+    spec = sizes.spec
+    shapes = spec.linear_shapes()
     return DraftShape(
-        name=facts.name,
-        num_layers=facts.num_layers,
-        hidden_size=facts.hidden_size,
-        intermediate_size=facts.intermediate_size,
-        num_attention_heads=facts.num_attention_heads,
-        num_key_value_heads=facts.num_key_value_heads,
-        head_dim=facts.head_dim,
-        num_taps=len(facts.target_layer_ids),
-        max_draft_tokens=facts.block_size - 1,
+        name=sizes.name,
+        num_layers=spec.num_layers,
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        num_attention_heads=spec.num_attention_heads,
+        num_key_value_heads=spec.num_key_value_heads,
+        head_dim=spec.head_dim,
+        num_taps=len(spec.target_layer_ids),
+        max_draft_tokens=spec.block_size - 1,
         layer_bits=bits([module for module in shapes if module != "fc"]),
         fc_bits=bits(["fc"]),
         runs_whole_block=runs_whole_block,
