@@ -6,15 +6,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dflash_trt.errors import DFlashError as DFlashError
     from dflash_trt.llm import LLM as LLM
-    from dflash_trt.llm import Chunk as Chunk
+    from dflash_trt.runtime.backend import Chunk as Chunk
     from dflash_trt.runtime.completion import Completion as Completion
     from dflash_trt.runtime.sampling import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Chunk", "Completion", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Chunk", "Completion", "DFlashError", "SamplingParams", "__version__"]
 
-_HOMES = {"LLM": "llm", "Chunk": "llm", "Completion": "runtime.completion", "SamplingParams": "runtime.sampling"}
+_HOMES = {
+    "LLM": "llm",
+    "Chunk": "runtime.backend",
+    "Completion": "runtime.completion",
+    "DFlashError": "errors",
+    "SamplingParams": "runtime.sampling",
+}
 
 
 def __getattr__(name: str) -> object:
@@ -24,3 +31,8 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     return getattr(import_module(f"dflash_trt.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The Python API."""
+    return sorted(__all__)

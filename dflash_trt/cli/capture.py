@@ -68,14 +68,10 @@ def capture(
     check_pair(draft_checkpoint.spec, target_checkpoint.spec, draft_name=draft, target_name=target)
     prompts = read_prompts(prompt_file)[:max_prompts]
 
-    from transformers.utils import logging
-
     from dflash_trt.measure.feature_capture import answer_prompts, check_new_file, new_file, write_features
     from dflash_trt.quantize.features import SCHEMA_VERSION, FeatureFacts
     from dflash_trt.targets.huggingface import load_model, make_target, stop_token_ids
 
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
     check_new_file(output, force=force)
     encoded = _encode(prompts, target_checkpoint, draft_checkpoint, max_tokens, chat)
     taps = draft_checkpoint.spec.target_layer_ids

@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import click
 import msgspec
@@ -44,6 +45,18 @@ def _are_numbers(values: Sequence[str]) -> bool:
     """Whether a column holds numbers, with or without a unit, and nothing else."""
     found = [value for value in values if value not in NO_NUMBER]
     return bool(found) and all(NUMBER.fullmatch(value) for value in found)
+
+
+@contextmanager
+def progress_line(text: str) -> Iterator[None]:
+    """One line on stderr while something takes long, where stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield
 
 
 def human_bytes(count: int) -> str:

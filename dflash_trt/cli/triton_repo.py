@@ -21,8 +21,6 @@ from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.triton.model_file import EmbeddedArguments, TritonConfig
 
-DEFAULT_BATCH = EmbeddedArguments(engine="", target="").max_batch_size
-
 
 @click.command("triton-repo", short_help="Write a model repository for Triton Inference Server.")
 @click.argument("source")
@@ -70,7 +68,7 @@ def triton_repo(
     if runtime == "embedded":
         if method != "dflash" or version is not None or gpus is not None:
             raise click.UsageError("--method, --version and --gpus are for --runtime trtllm")
-        arguments = _embedded(source, target, draft, max_batch_size or DEFAULT_BATCH)
+        arguments = _embedded(source, target, draft, max_batch_size)
     else:
         if max_batch_size is not None:
             raise click.UsageError("--max-batch-size is for --runtime embedded; a deployment file says it itself")
@@ -90,8 +88,10 @@ def triton_repo(
     click.echo(instructions(output, name, host=host, ranks=ranks), err=True)
 
 
-def _embedded(source: str, target: str | None, draft: str | None, max_batch_size: int) -> dict[str, Any]:
+def _embedded(source: str, target: str | None, draft: str | None, max_batch_size: int | None) -> dict[str, Any]:
     """The arguments of dflash_trt.LLM, for an engine that is there and fits the target."""
+    from dflash_trt.runtime.checked_pair import default_batch_size
+
     engine = Path(draft or source)
     if (file := deployment_path(source)) is not None:
         deployment = load_deployment(file)
@@ -104,6 +104,6 @@ def _embedded(source: str, target: str | None, draft: str | None, max_batch_size
     arguments = EmbeddedArguments(
         engine=str(engine.resolve()),
         target=str(partner.resolve()) if Path(target).is_dir() else target,
-        max_batch_size=max_batch_size,
+        max_batch_size=max_batch_size or default_batch_size(manifest),
     )
-    return {"engine": arguments.engine, "target": arguments.target, "max_batch_size": max_batch_size}
+    return {name: getattr(arguments, name) for name in ("engine", "target", "max_batch_size")}

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from dflash_trt.cli.output import print_json
+from dflash_trt.cli.output import print_json, progress_line
 from dflash_trt.cli.verify_tables import print_report
+from dflash_trt.deploy.deployment_file import deployment_path
 
 if TYPE_CHECKING:
     from dflash_trt.measure.verification import TokenPrompt
@@ -65,13 +66,6 @@ def _share(context: click.Context, parameter: click.Parameter, text: str | None)
     callback=_share,
     help="Fail when the mean loss of tau exceeds this, e.g. 3%; needs --reference.",
 )
-@click.option(
-    "--runtime",
-    type=click.Choice(["embedded", "trtllm"]),
-    default="embedded",
-    show_default=True,
-    help="trtllm: ENGINE is a deployment file, decoded by TensorRT-LLM with the drafter and without.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option(
     "--plot",
@@ -86,11 +80,12 @@ def verify(
     chat: bool,
     max_tokens: int,
     max_tau_loss: float | None,
-    runtime: str,
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """Decode prompts with the drafter in the directory ENGINE, without it, and with an unquantised reference.
+    """Decode prompts with the drafter, without it, and with an unquantised reference.
+
+    ENGINE is an engine directory, which runs here, or a deployment, by file or name, which TensorRT-LLM runs.
 
     Exits with 1 when a token differs from plain greedy decoding, or when --max-tau-loss is exceeded.
 
@@ -106,14 +101,14 @@ def verify(
 
     from dflash_trt.runtime.prompts import read_prompts
 
-    if runtime == "trtllm":
-        from dflash_trt.cli.trtllm import open_deployment, verify_with_trtllm
+    if (config := deployment_path(str(engine))) is not None:
+        given = {"--reference": reference, "--max-tau-loss": max_tau_loss, "--plot": plot}
+        if name := next((name for name, value in given.items() if value is not None), None):
+            raise click.UsageError(f"{name} is for engine directories, found the deployment {config}")
+        from dflash_trt.cli.verify_deployment import verify_deployment
 
-        deployment = open_deployment(engine, target, refused=("reference", "max_tau_loss", "plot"))
-        verify_with_trtllm(deployment, read_prompts(prompt_file), max_tokens, chat=chat, as_json=as_json)
+        verify_deployment(config, target, read_prompts(prompt_file), max_tokens, chat=chat, as_json=as_json)
         return
-
-    from transformers.utils import logging
 
     from dflash_trt.measure.verification import Verification
     from dflash_trt.measure.verification_report import find_failure
@@ -121,10 +116,9 @@ def verify(
     if plot is not None:
         import matplotlib  # noqa: F401 - what is missing is said before the work, not after it
 
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
     prompts = read_prompts(prompt_file)
-    verification = Verification.open(engine, reference, target)
+    with progress_line(f"loading {target}"):
+        verification = Verification.open(engine, reference, target)
     report = verification.run(_progress(verification.tokenize(prompts, max_tokens, chat=chat)), max_tokens)
     failure = find_failure(report, max_tau_loss)
     if as_json:

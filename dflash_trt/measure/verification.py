@@ -150,7 +150,7 @@ class _Recording:
                 name=prompt.name,
                 num_prompt_tokens=len(prompt.token_ids),
                 num_output_tokens=len(answer.token_ids),
-                steps=answer.steps,
+                steps=len(request.steps),
                 tau=answer.tau,
                 first_difference=first_difference(expected, answer.token_ids),
             )

@@ -9,30 +9,38 @@ from dflash_trt.runtime.request import FinishReason, Request
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one request; times are wall times in seconds, model loading excluded."""
+    """The answer to one request; times are wall times in seconds, model loading excluded.
+
+    What a runtime does not know is None.
+    """
 
     token_ids: list[int]
     """Emitted tokens, a final stop token included."""
     text: str | None
     """Their text, special tokens and a stop text left out; None without a tokenizer."""
-    finish_reason: FinishReason
+    finish_reason: str
+    """A FinishReason, or another word of TensorRT-LLM's."""
     stop_reason: str | int | None
     """The stop text or the token of `stop_token_ids` that ended it; None for any other end."""
     logprobs: list[float] | None
     """Log probability of each token under the target, before temperature and filters; None unless asked for."""
-    seed: int
+    cumulative_logprob: float | None
+    """Their sum."""
+    seed: int | None
     """What tokens were drawn with; greedy decoding draws none."""
-    steps: int
+    steps: int | None
     """Verify passes of the target; the prefill is none."""
-    accepted: int
+    accepted: int | None
     """Draft tokens among the output."""
-    proposed: int
+    proposed: int | None
     """Draft tokens that were verified."""
-    accepted_by_position: list[int]
+    accepted_by_position: list[int] | None
     """Passes that accepted the i-th draft token, and so all before it; as long as the longest proposal."""
     tau: float | None
     """Tokens after the first / steps; None without a step."""
-    queue_seconds: float
+    arrived: float
+    """When it was asked, on the clock of time.perf_counter or of TensorRT-LLM."""
+    queue_seconds: float | None
     """From arrival to admission."""
     ttft_seconds: float | None
     """From arrival to the first token; None when there is none."""
@@ -40,6 +48,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """Inter-token latency: from first to last token / tokens after the first; None without one."""
     seconds: float
     """From arrival to the last token."""
+    other_metrics: dict[str, float] = {}
+    """What only this runtime measures, by its own names."""
 
 
 def completion(request: Request) -> Completion:
@@ -54,12 +64,14 @@ def completion(request: Request) -> Completion:
         finish_reason=request.finished,
         stop_reason=_stop_reason(request),
         logprobs=list(request.logprobs) if request.params.logprobs else None,
+        cumulative_logprob=sum(request.logprobs) if request.params.logprobs else None,
         seed=request.sampler.seed,
         steps=steps,
         accepted=sum(step.accepted for step in request.steps),
         proposed=sum(step.proposed for step in request.steps),
         accepted_by_position=_accepted_by_position(request),
         tau=(tokens - 1) / steps if steps else None,
+        arrived=request.arrived,
         queue_seconds=(request.admitted or request.ended) - request.arrived,
         ttft_seconds=None if first is None else first - request.arrived,
         itl_seconds=(last - first) / (tokens - 1) if first is not None and last is not None and tokens > 1 else None,
@@ -73,7 +85,7 @@ def _stop_reason(request: Request) -> str | int | None:
     if request.text is not None and request.text.stopped_by is not None:
         return request.text.stopped_by
     last = request.token_ids[-1]
-    return last if last in request.params.stop_token_ids else None
+    return last if last in request.params.stop_ids else None
 
 
 def _accepted_by_position(request: Request) -> list[int]:

@@ -42,7 +42,8 @@ class DecoderThread:
         with self._changed:
             self._is_closed = True
             self._changed.notify()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # there, when the last reference goes while it reports
+            self._thread.join()
 
     def _send(self, command: Callable[[Request], None], request: Request) -> None:
         with self._changed:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from dflash_trt.errors import RequestError
+from dflash_trt.runtime.sampling import is_integer
 
 DEFAULT_TOKEN_COST = 0.05
 """Of one more verified token, as a share of a pass that verifies none."""
@@ -116,11 +117,14 @@ class AdaptiveLength:
         return gains
 
 
-def parse_draft_length(text: str, num_draft_tokens: int) -> DraftLength:
+def parse_draft_length(given: int | str, num_draft_tokens: int) -> DraftLength:
     """Reads 7 (a number), 1:7,8:3,32:0 (from batch size 1, 8, 32 on), adaptive or adaptive:0.1 (its token cost).
 
     Raises RequestError for anything else, and for lengths above `num_draft_tokens`.
     """
+    text = str(given) if is_integer(given) else given
+    if not isinstance(text, str):
+        raise _no_length(given, num_draft_tokens)
     kind, _, cost = text.partition(":")
     try:
         if kind == "adaptive":
@@ -135,11 +139,15 @@ def parse_draft_length(text: str, num_draft_tokens: int) -> DraftLength:
         if min(schedule) != 1 or len(schedule) != len(pairs):
             raise ValueError(text)
     except ValueError:
-        raise RequestError(
-            f"draft length: expected 0 to {num_draft_tokens}, a schedule by batch size that begins at 1 (1:7,8:3)"
-            f" or adaptive, found {text!r}"
-        ) from None
+        raise _no_length(given, num_draft_tokens) from None
     return LengthByBatch(schedule)
+
+
+def _no_length(found: object, num_draft_tokens: int) -> RequestError:
+    return RequestError(
+        f"draft length: expected 0 to {num_draft_tokens}, a schedule by batch size that begins at 1 (1:7,8:3)"
+        f" or adaptive, found {found!r}"
+    )
 
 
 def _length(text: str, limit: int) -> int:

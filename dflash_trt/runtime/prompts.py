@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.errors import RequestError
+from dflash_trt.runtime.sampling import is_integer
 from dflash_trt.targets.tokenizer import encode
 
 if TYPE_CHECKING:
@@ -41,13 +41,39 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     token_ids: list[int] | None = None
 
 
+def is_prompt(given: object) -> bool:
+    """Whether it is one prompt, rather than a list of them: a text, or token ids in a list, tuple or array."""
+    if isinstance(given, list | tuple):
+        return bool(given) and not isinstance(given[0], str | bytes | list | tuple) and not hasattr(given[0], "__len__")
+    return True
+
+
+def prompt_token_ids(given: Any) -> list[Any]:
+    """The token ids of a prompt in a list, a tuple or an array of one dimension; RequestError for anything else.
+
+    `check_prompt` looks at the ids themselves.
+    """
+    if hasattr(given, "__array__"):
+        import numpy as np
+
+        given = given.tolist() if hasattr(given, "tolist") else np.asarray(given).tolist()
+    if not isinstance(given, list | tuple):
+        raise RequestError(f"prompt: expected a text or a list of token ids, found {_brief(given)}")
+    return list(given)
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def check_prompt(prompt_ids: Sequence[int], max_tokens: int, draft: DraftSpec, target: TargetSpec) -> None:
     """Raises RequestError for a prompt that target and draft cannot answer to its last token."""
     if not prompt_ids:
         raise RequestError("prompt: expected at least one token, found an empty prompt")
     vocabulary = range(target.vocab_size)
-    if wrong := [token for token in prompt_ids if not (isinstance(token, Integral) and int(token) in vocabulary)]:
-        raise RequestError(f"prompt: expected token ids from 0 to {target.vocab_size - 1}, found {wrong[0]!r}")
+    if wrong := [token for token in prompt_ids if not (is_integer(token) and int(token) in vocabulary)]:
+        raise RequestError(f"prompt: expected token ids from 0 to {target.vocab_size - 1}, found {_brief(wrong[0])}")
     if draft.mask_token_id in prompt_ids:
         raise RequestError(f"prompt: expected text, found the draft's mask token {draft.mask_token_id}")
     limit = min(draft.max_position_embeddings, target.max_position_embeddings)

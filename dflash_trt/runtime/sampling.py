@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Callable, Collection
+from numbers import Integral, Real
+from typing import cast
 
 import msgspec
 
@@ -16,16 +19,17 @@ LARGEST_PENALTY = 1e6
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of one request; the defaults are greedy decoding.
+    """Settings of one request, named as in vLLM; the defaults are greedy decoding.
 
-    Raises RequestError for a value out of range.
+    Raises RequestError, with the field's name, for a value of another type or out of range.
     """
 
     max_tokens: int = 128
+    """Of the answer."""
     temperature: float = 0.0
     """0 is greedy: the most likely token, whatever the other settings."""
     top_k: int = 0
-    """Only the k most likely tokens; 0: all."""
+    """Only the k most likely tokens; 0 or -1: all."""
     top_p: float = 1.0
     """Only the smallest set of most likely tokens whose probabilities reach it; in (0, 1]."""
     min_p: float = 0.0
@@ -38,34 +42,49 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Subtracted once for each time a token is in the output."""
     seed: int | None = None
     """0 to 2^64 - 1: the same seed draws the same tokens, whatever else runs. None: one is drawn, and reported."""
-    stop: tuple[str, ...] = ()
-    """Texts that end the answer; they are cut from its text."""
-    stop_token_ids: frozenset[int] = frozenset()
-    """Tokens that end the answer beside the target's end-of-sequence tokens; they stay in its tokens."""
+    stop: Collection[str] | None = ()
+    """A text, or texts, that end the answer; they are cut from its text. Held as a tuple."""
+    stop_token_ids: int | Collection[int] | None = ()
+    """Tokens that end the answer beside the target's end-of-sequence tokens; they stay in its tokens. Held as a set."""
     ignore_eos: bool = False
     """Whether the target's end-of-sequence tokens end the answer no more."""
-    logprobs: bool = False
+    logprobs: bool | None = False
     """Whether the log probability of each emitted token is returned."""
 
     def __post_init__(self) -> None:
-        _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
-        _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 or more")
-        _check("top_k", self.top_k, 0 <= self.top_k < 2**31, "0 to 2^31 - 1")
-        _check("top_p", self.top_p, 0 < self.top_p <= 1, "more than 0 and at most 1")
-        _check("min_p", self.min_p, 0 <= self.min_p <= 1, "0 to 1")
-        is_factor = 1 / LARGEST_PENALTY <= self.repetition_penalty <= LARGEST_PENALTY
-        _check("repetition_penalty", self.repetition_penalty, is_factor, "1e-6 to 1e6")
+        self._integer("max_tokens", 1, math.inf, "at least 1")
+        self._number("temperature", lambda value: 0 <= value < math.inf, "0 or more")
+        if self.top_k is not True and self.top_k == -1:
+            self._set("top_k", 0)
+        self._integer("top_k", 0, 2**31 - 1, "0 to 2^31 - 1, or -1")
+        self._number("top_p", lambda value: 0 < value <= 1, "more than 0 and at most 1")
+        self._number("min_p", lambda value: 0 <= value <= 1, "0 to 1")
+        self._number("repetition_penalty", lambda value: 1 / LARGEST_PENALTY <= value <= LARGEST_PENALTY, "1e-6 to 1e6")
         for name in ("presence_penalty", "frequency_penalty"):
-            penalty = getattr(self, name)
-            _check(name, penalty, abs(penalty) <= LARGEST_PENALTY, "-1e6 to 1e6")
-        _check("seed", self.seed, self.seed is None or 0 <= self.seed < 2**64, "0 to 2^64 - 1")
-        is_texts = not isinstance(self.stop, str) and all(isinstance(text, str) and text for text in self.stop)
-        _check("stop", self.stop, is_texts, "a tuple of texts of at least one character")
+            self._number(name, lambda value: abs(value) <= LARGEST_PENALTY, "-1e6 to 1e6")
+        if self.seed is not None:
+            self._integer("seed", 0, 2**64 - 1, "0 to 2^64 - 1")
+        self._set("stop", _texts(self.stop))
+        self._set("stop_token_ids", _token_ids(self.stop_token_ids))
+        self._set("logprobs", self.logprobs is not None and self.logprobs)
+        for name in ("ignore_eos", "logprobs"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise _refusal(name, "True or False", value)
 
     @property
     def penalizes(self) -> bool:
         """Whether earlier tokens change the logits."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """`stop` as it is held."""
+        return cast("tuple[str, ...]", self.stop)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """`stop_token_ids` as they are held."""
+        return cast("frozenset[int]", self.stop_token_ids)
 
     def sampler(self) -> _C.SamplingParams:
         """The settings as the sampling rule takes them; draws a seed where none is given."""
@@ -80,7 +99,50 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             seed=secrets.randbits(64) if self.seed is None else self.seed,
         )
 
+    def _set(self, name: str, value: object) -> None:
+        msgspec.structs.force_setattr(self, name, value)
 
-def _check(name: str, found: object, holds: bool, expected: str) -> None:
-    if not holds:
-        raise RequestError(f"{name}: expected {expected}, found {found}")
+    def _integer(self, name: str, low: int, high: float, expected: str) -> None:
+        value = getattr(self, name)
+        if not is_integer(value):
+            raise _refusal(name, f"an integer, {expected}", value)
+        if not low <= value <= high:
+            raise _refusal(name, expected, value)
+        self._set(name, int(value))
+
+    def _number(self, name: str, holds: Callable[[float], bool], expected: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, Real) or isinstance(value, bool):
+            raise _refusal(name, f"a number, {expected}", value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not holds(number):
+            raise _refusal(name, expected, value)
+        self._set(name, number)
+
+
+def is_integer(value: object) -> bool:
+    """Whether it is an integer of Python or numpy; a truth value is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _texts(given: object) -> tuple[str, ...]:
+    texts = (given,) if isinstance(given, str) else () if given is None else given
+    if not isinstance(texts, list | tuple | set | frozenset) or not all(isinstance(t, str) and t for t in texts):
+        raise _refusal("stop", "a text of at least one character, or a list of them", given)
+    return tuple(sorted(texts)) if isinstance(texts, set | frozenset) else tuple(texts)
+
+
+def _token_ids(given: object) -> frozenset[int]:
+    ids = (given,) if is_integer(given) else () if given is None else given
+    if hasattr(ids, "tolist"):  # numpy, torch
+        ids = ids.tolist()
+    if not isinstance(ids, list | tuple | set | frozenset) or not all(is_integer(i) and i >= 0 for i in ids):
+        raise _refusal("stop_token_ids", "a token id, or a list of them", given)
+    return frozenset(map(int, ids))
+
+
+def _refusal(name: str, expected: str, found: object) -> RequestError:
+    return RequestError(f"{name}: expected {expected}, found {found!r}")

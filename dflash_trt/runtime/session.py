@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_trt.checkpoint.source import checkpoint_directory
-from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair, read_target
 from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.drafter.open import open_drafter
-from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.errors import EngineError, MissingDependencyError, RequestError
+from dflash_trt.engine.manifest import Manifest
+from dflash_trt.errors import MissingDependencyError, RequestError
+from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.completion import Completion, completion
 from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK, Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
@@ -27,7 +26,7 @@ from dflash_trt.runtime.slots import SlotPool
 from dflash_trt.runtime.text import TextStream
 from dflash_trt.targets.huggingface import HuggingFaceTarget, load_model, make_target, stop_token_ids
 from dflash_trt.targets.sharding import sharding
-from dflash_trt.targets.tokenizer import encode, load_tokenizer
+from dflash_trt.targets.tokenizer import encode, encode_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,30 +70,43 @@ class Session:
         cache_gib: float = DEFAULT_CACHE_GIB,
         device: str = "auto",
         expose: Sequence[str] = (),
+    ) -> Session:
+        """Reads and loads the engine directory `engine` and the target that it was built for.
+
+        Raises what `CheckedPair.read` and `load` raise.
+        """
+        pair = CheckedPair.read(engine, target_name)
+        return cls.load(pair, num_slots=num_slots, cache_gib=cache_gib, device=device, expose=expose)
+
+    @classmethod
+    def load(
+        cls,
+        pair: CheckedPair,
+        *,
+        num_slots: int = 1,
+        cache_gib: float = DEFAULT_CACHE_GIB,
+        device: str = "auto",
+        expose: Sequence[str] = (),
         ranks: Leader | Follower | None = None,
     ) -> Session:
-        """Loads the engine directory `engine` and the target that it was built for; on many `ranks`, a shard of it.
+        """Loads both models of a pair; on many `ranks`, a shard of the target.
 
         `num_slots` requests can run at once, in `cache_gib` GiB of target and context cache. `device` is "cpu", "cuda"
         or "auto": CUDA where torch sees it. `expose` names values inside draft.onnx that the drafter can return besides
         its hidden states.
 
-        Raises EngineError when the engine is damaged or was built for another target, CheckpointError when
-        the target is, MissingDependencyError when nothing here computes on `device`, RequestError when there is no
-        such `cache_gib`.
+        Raises MissingDependencyError when nothing here computes on `device`, RequestError when there is no such
+        `cache_gib`, EngineError and CheckpointError for what only shows as the models are loaded.
         """
-        if not 0 < cache_gib < math.inf:
-            raise RequestError(f"cache_gib: expected more than 0 GiB, found {cache_gib:g}")
-        manifest = read_manifest(engine)
-        checkpoint = read_target(checkpoint_directory(target_name))
-        _check_target(manifest, checkpoint.spec, engine, target_name)
+        check_cache_gib(cache_gib)
+        manifest, checkpoint = pair.manifest, pair.target
         device = choose_device(device)
         sharded: dict[str, object] = {}
         if ranks is not None and ranks.size > 1:
-            ranks.agree(rank_facts(engine, checkpoint))
+            ranks.agree(rank_facts(pair.engine, checkpoint))
             sharded["distributed_config"] = sharding(checkpoint.directory, ranks.size)
             device = this_rank(device)
-        drafter = open_drafter(engine, manifest, num_slots=num_slots, device=device, expose=expose)
+        drafter = open_drafter(pair.engine, manifest, num_slots=num_slots, device=device, expose=expose)
 
         taps = manifest.draft.target_layer_ids
         model = load_model(checkpoint.directory, checkpoint.spec, taps, **sharded)
@@ -104,7 +116,7 @@ class Session:
             manifest,
             make_target(model, taps, num_slots),
             drafter,
-            load_tokenizer(checkpoint.directory),
+            pair.tokenizer,
             stop_token_ids(model),
             num_slots=num_slots,
             cache_gib=cache_gib,
@@ -128,6 +140,11 @@ class Session:
         assert self.tokenizer is not None
         return encode(self.tokenizer, prompt, chat=chat)
 
+    def encode_chat(self, messages: object) -> list[int]:
+        """Token ids of a conversation in the target's chat template."""
+        assert self.tokenizer is not None
+        return encode_chat(self.tokenizer, messages)
+
     def text(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
         assert self.tokenizer is not None
@@ -144,11 +161,11 @@ class Session:
         if params.stop and self.tokenizer is None:
             raise RequestError("stop: expected a target with a tokenizer, found none")
         return Request(
-            prompt_ids=list(prompt_ids),
+            prompt_ids=[int(token) for token in prompt_ids],
             params=params,
             sampler=params.sampler(),
-            stop_ids=params.stop_token_ids | (frozenset() if params.ignore_eos else self.stop_ids),
-            text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
+            stop_ids=params.stop_ids | (frozenset() if params.ignore_eos else self.stop_ids),
+            text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop_texts),
             on_progress=on_progress,
         )
 
@@ -157,11 +174,12 @@ class Session:
     ) -> Decoder:
         """Decodes with the drafter, by default verifying all it proposes."""
         length = draft_length or FixedLength(self.manifest.draft.num_draft_tokens)
-        return Decoder(self._pair(0), self._slots(), length, prefill_chunk=prefill_chunk)
+        is_plain = isinstance(length, FixedLength) and length.length == 0
+        return Decoder(self._pair(int(is_plain)), self._slots(), length, prefill_chunk=prefill_chunk)
 
     def plain_decoder(self, *, prefill_chunk: int = DEFAULT_PREFILL_CHUNK) -> Decoder:
         """Decodes without the drafter, one token a pass."""
-        return Decoder(self._pair(1), self._slots(), FixedLength(0), prefill_chunk=prefill_chunk)
+        return self.decoder(FixedLength(0), prefill_chunk=prefill_chunk)
 
     def follow(self) -> None:
         """Decodes what rank 0 decodes, until it has finished; for the other ranks."""
@@ -227,6 +245,13 @@ def run(decoder: Decoder, requests: Sequence[Request]) -> list[Completion]:
     return [completion(request) for request in requests]
 
 
+def check_cache_gib(cache_gib: float) -> None:
+    """Raises RequestError for what is no size."""
+    if not isinstance(cache_gib, int | float) or not 0 < cache_gib < math.inf:
+        found = f"{cache_gib:g}" if isinstance(cache_gib, int | float) else repr(cache_gib)
+        raise RequestError(f"cache_gib: expected more than 0 GiB, found {found}")
+
+
 def this_rank(device: str) -> str:
     """The rank's own GPU, which `join` has made torch's current one."""
     import torch
@@ -247,15 +272,3 @@ def choose_device(device: str) -> str:
             hint="install a CUDA build of torch, or decode with --device cpu",
         )
     return "cuda" if has_cuda and device != "cpu" else "cpu"
-
-
-def _check_target(manifest: Manifest, target: TargetSpec, engine: Path, target_name: str) -> None:
-    check_pair(manifest.draft, target, draft_name=str(engine), target_name=target_name)
-    for fact in TargetSpec.__struct_fields__:
-        built_for, found = getattr(manifest.target, fact), getattr(target, fact)
-        if built_for != found:
-            raise EngineError(
-                f"{engine} was built for another target than {target_name}: {fact}: expected"
-                f" {built_for}, found {found}",
-                hint="give --target the model that the engine was built for",
-            )

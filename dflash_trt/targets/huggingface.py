@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.errors import CheckpointError
+from dflash_trt.targets.quiet import quiet_transformers
 from dflash_trt.targets.slot_attention import IMPLEMENTATION, Pass, SlotCache
 from dflash_trt.targets.target import Segment, Verified
 
@@ -53,7 +54,8 @@ def load_model(
     options = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # to refuse them in our words
     model: PreTrainedModel
-    model, loaded = AutoModelForCausalLM.from_pretrained(directory, **(options | load_options))
+    with quiet_transformers():
+        model, loaded = AutoModelForCausalLM.from_pretrained(directory, **(options | load_options))
     _check_weights(directory, loaded)
     return model.eval()
 

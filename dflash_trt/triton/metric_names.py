@@ -14,3 +14,13 @@ COUNTERS = {
     "dflash_draft_tokens": "Draft tokens verified",
     "dflash_accepted_draft_tokens": "Draft tokens accepted",
 }
+FIELDS = {
+    "dflash_running_requests": "running",
+    "dflash_waiting_requests": "waiting",
+    "dflash_free_slots": "free_slots",
+    "dflash_output_tokens": "output_tokens",
+    "dflash_verify_steps": "steps",
+    "dflash_draft_tokens": "proposed",
+    "dflash_accepted_draft_tokens": "accepted",
+}
+"""Their names in DecoderMetrics."""

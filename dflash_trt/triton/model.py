@@ -21,11 +21,13 @@ import triton_python_backend_utils as triton  # type: ignore[import-not-found]
 
 from dflash_trt.errors import ConfigError, DFlashError, RequestError
 from dflash_trt.launch_environment import read_mpi_launch
+from dflash_trt.runtime.backend import Backend
+from dflash_trt.runtime.metrics import DecoderMetrics
 from dflash_trt.triton import mpi_ranks
 from dflash_trt.triton.guard import start_guard
-from dflash_trt.triton.metric_names import COUNTERS, GAUGES
-from dflash_trt.triton.model_file import MODEL_FILE, read_model
-from dflash_trt.triton.service import Engine, Service
+from dflash_trt.triton.metric_names import COUNTERS, FIELDS, GAUGES
+from dflash_trt.triton.model_file import MODEL_FILE, TritonConfig, read_model
+from dflash_trt.triton.service import Service
 from dflash_trt.triton.tensors import INPUTS
 
 
@@ -41,20 +43,8 @@ class TritonPythonModel:
             raise ConfigError(
                 f"{file}: triton_config.decoupled: expected {decoupled}, as config.pbtxt says, found {config.decoupled}"
             )
-        engine: Engine
-        if config.runtime == "embedded":
-            from dflash_trt.triton.embedded_backend import EmbeddedEngine
-
-            engine = EmbeddedEngine(arguments)
-        else:
-            from dflash_trt.triton.trtllm_backend import TrtllmEngine
-
-            if config.engine_mode:
-                mpi_ranks.use_engine_drafter()
-            if read_mpi_launch(os.environ).rank > 0:
-                mpi_ranks.work()
-            engine = TrtllmEngine(arguments)
-        self._service = Service(engine, config, TritonMetrics(args["model_name"]).publish)
+        backend = _open_embedded(arguments) if config.runtime == "embedded" else _open_trtllm(arguments, config)
+        self._service = Service(backend, config, TritonMetrics(args["model_name"]).publish)
         self._guard = start_guard()
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -70,6 +60,22 @@ class TritonPythonModel:
         gc.collect()  # the process does not end while an exception's frames hold a request
 
 
+def _open_embedded(arguments: dict[str, Any]) -> Backend:
+    from dflash_trt.llm import LLM
+
+    return LLM(**arguments).backend
+
+
+def _open_trtllm(arguments: dict[str, Any], config: TritonConfig) -> Backend:
+    from dflash_trt.trtllm.llm_backend import TrtllmBackend
+
+    if config.engine_mode:
+        mpi_ranks.use_engine_drafter()
+    if read_mpi_launch(os.environ).rank > 0:
+        mpi_ranks.work()
+    return TrtllmBackend(arguments | mpi_ranks.leader_session())
+
+
 class TritonMetrics:
     """Readings on the server's /metrics page."""
 
@@ -81,10 +87,12 @@ class TritonMetrics:
         metrics = [family.Metric(labels={"model": model_name}) for family in self._families]
         self._metrics = dict(zip([*GAUGES, *COUNTERS], metrics, strict=True))
 
-    def publish(self, readings: Mapping[str, float]) -> None:
+    def publish(self, readings: DecoderMetrics | None) -> None:
         """Shows them; a counter grows by what was added since."""
-        for name, value in readings.items():
-            metric = self._metrics[name]
+        if readings is None:
+            return
+        for name, metric in self._metrics.items():
+            value = getattr(readings, FIELDS[name])
             if name in GAUGES:
                 metric.set(value)
             else:

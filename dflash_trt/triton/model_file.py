@@ -38,8 +38,8 @@ class EmbeddedArguments(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     engine: str
     target: str
-    max_batch_size: Positive = 16
-    draft_length: str | None = None
+    max_batch_size: Positive | None = None
+    draft_length: int | str | None = None
     cache_gib: float = 4.0
     prefill_chunk: Positive = 256
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dflash_trt.errors import RequestError
+from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.triton.tensors import INPUTS, SAMPLING, TEXT_INPUT
 
 if TYPE_CHECKING:
@@ -18,20 +19,25 @@ if TYPE_CHECKING:
 SAMPLING_STOP = "sampling_param_stop"
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+DEFAULT_MAX_TOKENS = 32  # TensorRT-LLM's
+SAME_NAMES = ("top_k", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop")
+
+
+class RequestInputs(msgspec.Struct, frozen=True, kw_only=True):
     """One request."""
 
     prompt: str
-    sampling: dict[str, Any]
-    """What was given of the sampling_param_ inputs, without that prefix."""
+    params: SamplingParams
     streaming: bool
     """Whether each step is answered, or only the last."""
+    echo: bool
+    """Whether the prompt stands before the answer."""
     returns: frozenset[str]
     """Which of finish_reason, stop_reason, cumulative_logprob and perf_metrics the answer brings."""
 
 
-def read_ask(tensors: Mapping[str, npt.NDArray[np.generic]]) -> Ask:
-    """Raises RequestError for what no runtime could serve; ranges of values are each runtime's own matter."""
+def read_inputs(tensors: Mapping[str, npt.NDArray[np.generic]]) -> RequestInputs:
+    """Raises RequestError for what no runtime could serve."""
     scalars = {
         spec.name: _scalar(spec.name, tensors[spec.name])
         for spec in INPUTS
@@ -41,13 +47,28 @@ def read_ask(tensors: Mapping[str, npt.NDArray[np.generic]]) -> Ask:
     if SAMPLING_STOP in tensors:
         sampling["stop"] = _texts(SAMPLING_STOP, tensors[SAMPLING_STOP])
     wanted = {name.removeprefix("return_") for name in scalars if name.startswith("return_") and scalars[name]}
-    if sampling.pop("return_perf_metrics", False):
+    if sampling.get("return_perf_metrics", False):
         wanted.add("perf_metrics")
-    return Ask(
+    streaming = bool(scalars.get("streaming", False))
+    return RequestInputs(
         prompt=_prompt(tensors),
-        sampling=sampling,
-        streaming=bool(scalars.get("streaming", False)),
+        params=_params(sampling, with_logprobs="cumulative_logprob" in wanted),
+        streaming=streaming,
+        echo=not streaming and not sampling.get("exclude_input_from_output", True),
         returns=frozenset(wanted),
+    )
+
+
+def _params(given: Mapping[str, Any], *, with_logprobs: bool) -> SamplingParams:
+    """Our settings, with TensorRT-LLM's defaults: greedy where neither temperature, top_k nor top_p is given."""
+    if given.get("best_of", 1) != 1:
+        raise RequestError(f"sampling_param_best_of: expected 1, found {given['best_of']}")
+    is_greedy = not given.keys() & {"temperature", "top_k", "top_p"}
+    return SamplingParams(
+        max_tokens=given.get("max_tokens", DEFAULT_MAX_TOKENS),
+        temperature=given.get("temperature", 0.0 if is_greedy else 1.0),
+        logprobs=with_logprobs,
+        **{name: given[name] for name in SAME_NAMES if name in given},
     )
 
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a runtime answers, and the tensors that say it."""
+"""The tensors of a response."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from dflash_trt.runtime.completion import Completion
 from dflash_trt.triton.tensors import OUTPUTS
 
 if TYPE_CHECKING:
@@ -18,46 +17,63 @@ NO_REASON = "None"
 DATA_TYPES = {spec.name: spec.data_type for spec in OUTPUTS}
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an answer once it is whole."""
-
-    finish_reason: str
-    stop_reason: str | None
-    """The stop text or token id that ended it."""
-    cumulative_logprob: float | None
-    perf_metrics: dict[str, float | int]
-    """By the name of its output tensor."""
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """An answer so far."""
-
-    text: str
-    new_text: str
-    """What was added since the last one."""
-    ending: Ending | None
-    """On the last one."""
+# Output tensors of what only TensorRT-LLM measures, and its names for that.
+KV_CACHE = {
+    "kv_cache_reused_block": "num_reused_blocks",
+    "kv_cache_missed_block": "num_missed_blocks",
+    "kv_cache_alloc_new_blocks": "num_new_allocated_blocks",
+    "kv_cache_alloc_total_blocks": "num_total_allocated_blocks",
+    "kv_cache_hit_rate": "kv_cache_hit_rate",
+}
+Values = dict[str, str | float | int]
 
 
-def answer_tensors(answer: Answer, returns: frozenset[str], *, deltas: bool) -> dict[str, npt.NDArray[np.generic]]:
-    """The output tensors by name; `deltas` sends the new text alone. What the runtime does not know is left out."""
-    values: dict[str, str | float | int] = {"text_output": answer.new_text if deltas else answer.text}
-    if answer.ending is not None:
-        values |= _requested(answer.ending, returns)
+def response_tensors(
+    text: str, completion: Completion | None, returns: frozenset[str]
+) -> dict[str, npt.NDArray[np.generic]]:
+    """The output tensors by name; with the completion, what the request wants returned.
+
+    What the runtime does not know is left out.
+    """
+    values: Values = {"text_output": text}
+    if completion is not None:
+        values |= _requested(completion, returns)
     return {name: _tensor(name, value) for name, value in values.items()}
 
 
-def _requested(ending: Ending, returns: frozenset[str]) -> dict[str, str | float | int]:
-    values: dict[str, str | float | int] = {}
+def _requested(completion: Completion, returns: frozenset[str]) -> Values:
+    values: Values = {}
     if "finish_reason" in returns:
-        values["finish_reason"] = ending.finish_reason
+        values["finish_reason"] = str(completion.finish_reason)
     if "stop_reason" in returns:
-        values["stop_reason"] = NO_REASON if ending.stop_reason is None else ending.stop_reason
-    if "cumulative_logprob" in returns and ending.cumulative_logprob is not None:
-        values["cumulative_logprob"] = ending.cumulative_logprob
+        values["stop_reason"] = NO_REASON if completion.stop_reason is None else str(completion.stop_reason)
+    if "cumulative_logprob" in returns and completion.cumulative_logprob is not None:
+        values["cumulative_logprob"] = completion.cumulative_logprob
     if "perf_metrics" in returns:
-        values |= ending.perf_metrics
+        values |= _perf_metrics(completion)
     return values
+
+
+def _perf_metrics(completion: Completion) -> Values:
+    times = {
+        "arrival_time_ns": 0.0,
+        "first_scheduled_time_ns": completion.queue_seconds,
+        "first_token_time_ns": completion.ttft_seconds,
+        "last_token_time_ns": completion.seconds,
+    }
+    values: Values = {
+        name: round((completion.arrived + seconds) * 1e9) for name, seconds in times.items() if seconds is not None
+    }
+    if completion.proposed is not None and completion.accepted is not None:
+        values |= {
+            "acceptance_rate": completion.accepted / completion.proposed if completion.proposed else 0.0,
+            "total_accepted_draft_tokens": completion.accepted,
+            "total_draft_tokens": completion.proposed,
+            "acceptance_length": completion.tau or 0.0,
+        }
+    other = completion.other_metrics
+    values |= {tensor: other[name] for tensor, name in KV_CACHE.items() if name in other}
+    return values | {"num_output_tokens": len(completion.token_ids)}
 
 
 def _tensor(name: str, value: str | float | int) -> npt.NDArray[np.generic]:

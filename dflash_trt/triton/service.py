@@ -5,34 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
 from dflash_trt.errors import RequestError
+from dflash_trt.runtime.backend import Backend
+from dflash_trt.runtime.metrics import DecoderMetrics
 from dflash_trt.triton.model_file import TritonConfig
-from dflash_trt.triton.request_inputs import Ask, is_stop, read_ask
-from dflash_trt.triton.response import Answer, answer_tensors
+from dflash_trt.triton.request_inputs import RequestInputs, is_stop, read_inputs
+from dflash_trt.triton.response import response_tensors
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-
-class Engine(Protocol):
-    """A runtime that answers many requests at once."""
-
-    def answers(self, ask: Ask) -> AsyncGenerator[Answer, None]:
-        """The answer as it grows, the last with its ending; closing the iterator cancels the request.
-
-        Raises RequestError for what it cannot serve.
-        """
-
-    def metrics(self) -> dict[str, float]:
-        """Readings by the names of `metrics.py`; none where the runtime has a page of its own."""
-
-    def close(self) -> None:
-        """Ends the runtime."""
 
 
 class Call(Protocol):
@@ -56,9 +42,11 @@ class Call(Protocol):
 class Service:
     """Answers calls until it is closed."""
 
-    def __init__(self, engine: Engine, config: TritonConfig, publish: Callable[[dict[str, float]], None]) -> None:
-        """`publish` is called with the engine's readings, at each check and before each last response."""
-        self._engine = engine
+    def __init__(
+        self, backend: Backend, config: TritonConfig, publish: Callable[[DecoderMetrics | None], None]
+    ) -> None:
+        """`publish` is called with the backend's readings, at each check and before each last response."""
+        self._backend = backend
         self._publish = publish
         self._config = config
         self._running: dict[asyncio.Task[None], Call] = {}
@@ -72,12 +60,12 @@ class Service:
         self._loop.call_soon_threadsafe(self._start, call)
 
     def close(self) -> None:
-        """Ends every call with an error, then the engine."""
+        """Ends every call with an error, then the backend."""
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self._engine.close()
+        self._backend.close()
 
     def _start(self, call: Call) -> None:
         task = self._loop.create_task(self._serve(call))
@@ -90,21 +78,26 @@ class Service:
             tensors = call.tensors()
             if is_stop(tensors):
                 raise self._stop(call.request_id)
-            await self._answer(call, read_ask(tensors))
+            await self._answer(call, read_inputs(tensors))
         except (Exception, asyncio.CancelledError) as error:
             call.fail(error)
 
-    async def _answer(self, call: Call, ask: Ask) -> None:
-        if ask.streaming and not self._config.decoupled:
+    async def _answer(self, call: Call, inputs: RequestInputs) -> None:
+        streaming = inputs.streaming
+        if streaming and not self._config.decoupled:
             raise RequestError("streaming: expected false, which is all that a repository written with --unary serves")
-        async with aclosing(self._engine.answers(ask)) as answers:
-            async for answer in answers:
-                if answer.ending is not None:
-                    self._publish(self._engine.metrics())  # who has the answer finds it counted
-                if answer.ending is not None or (ask.streaming and answer.new_text):
-                    deltas = ask.streaming and self._config.stream_deltas
-                    tensors = answer_tensors(answer, ask.returns, deltas=deltas)
-                    call.send(tensors, final=answer.ending is not None)
+        deltas = streaming and self._config.stream_deltas
+        text = inputs.prompt if inputs.echo else ""
+        stream = self._backend.stream(inputs.prompt, inputs.params, incremental=streaming)
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                text += chunk.text
+                is_last = chunk.completion is not None
+                if is_last:
+                    self._publish(self._backend.metrics())  # who has the answer finds it counted
+                if is_last or (streaming and chunk.text):
+                    shown = chunk.text if deltas else text
+                    call.send(response_tensors(shown, chunk.completion, inputs.returns), final=is_last)
 
     def _stop(self, request_id: str) -> BaseException:
         """Cancels the calls with this id; the call that asks for it has no other answer than what is returned."""
@@ -119,7 +112,7 @@ class Service:
     async def _watch(self) -> None:
         """Cancels what nobody waits for any more, and publishes readings."""
         while True:
-            self._publish(self._engine.metrics())
+            self._publish(self._backend.metrics())
             await asyncio.sleep(self._config.cancellation_check_period_ms / 1000)
             for task, call in list(self._running.items()):
                 if call.is_cancelled():

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes prompts through TensorRT-LLM's LLM API with a deployment's arguments. Not yet run with TensorRT-LLM.
+"""TensorRT-LLM's LLM API as a backend. Not yet run with TensorRT-LLM.
 
 The decode loop is the executor's own: it spawns a rank for each GPU. Read in NVIDIA/TensorRT-LLM, 2026-10:
-tensorrt_llm/sampling_params.py, executor/result.py, and evaluate/lm_eval.py for what the counters of a result mean.
+tensorrt_llm/sampling_params.py, executor/result.py, and evaluate/lm_eval.py for what the counters of a result mean;
+NVIDIA's llmapi model (triton_backend/all_models/llmapi) for streams.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncGenerator
 from importlib import import_module
 from typing import Any
 
-import msgspec
-
+from dflash_trt.checkpoint.source import checkpoint_directory
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.finding import ERROR
 from dflash_trt.deploy.method import Method
@@ -25,65 +26,157 @@ from dflash_trt.deploy.schema import load_schema, versions
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError
 from dflash_trt.launch_environment import is_trtllm_launch
+from dflash_trt.runtime.backend import Chunk, Messages, Prompt
+from dflash_trt.runtime.completion import Completion
+from dflash_trt.runtime.prompts import prompt_token_ids
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.targets.tokenizer import encode_chat, load_tokenizer
 from dflash_trt.trtllm.contract import import_tensorrt_llm
 from dflash_trt.trtllm.start import check_start
 
-NO_EFFECT = {
-    "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
-    "frequency_penalty": 0.0, "seed": None, "stop": (), "ignore_eos": False,
-}  # fmt: skip
-"""Values of our sampling options that TensorRT-LLM gets by not being told."""
+SAME_NAMES = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
+    "ignore_eos",
+)  # fmt: skip
 DRAWING = ("top_k", "top_p", "min_p")
+TIMES = ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time")
+KV_CACHE = (
+    "num_reused_blocks", "num_missed_blocks", "num_new_allocated_blocks", "num_total_allocated_blocks",
+    "kv_cache_hit_rate",
+)  # fmt: skip
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt's answer, and TensorRT-LLM's own counters; None where it kept none."""
+class TrtllmBackend:
+    """Serves requests by one LLM, whose ranks it spawns."""
 
-    token_ids: list[int]
-    text: str | None
-    finish_reason: str | None
-    iterations: int | None
-    """Passes that the request took part in."""
-    tokens_per_iteration: float | None
-    accepted: int | None
-    """Draft tokens that the target accepted."""
-    proposed: int | None
-    """Draft tokens that it verified, the placeholders of a request's first pass among them."""
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        """`arguments` are those of tensorrt_llm.LLM; MissingDependencyError without TensorRT-LLM."""
+        self._package = import_tensorrt_llm("a deployment file")
+        self._target = str(arguments["model"])
+        self._num_draft_tokens = arguments.get("speculative_config", {}).get("max_draft_len", 0)
+        self._llm = self._package.LLM(**arguments)
 
-    def tau(self, num_draft_tokens: int) -> float | None:
-        """Accepted drafts + bonus, per pass that verified `num_draft_tokens`; None without one."""
-        if not self.proposed or self.accepted is None:
-            return None
-        return 1 + self.accepted * num_draft_tokens / self.proposed
+    @classmethod
+    def open(cls, deployment: ResolvedDeployment, method: Method) -> TrtllmBackend:
+        """What a deployment file says, decoded with the drafter or without.
+
+        Raises MissingDependencyError without TensorRT-LLM, ConfigError for a deployment that it could not run or that
+        has more ranks than GPUs are here, EngineError where engine mode's ranks would not have our drafter.
+        """
+        import_tensorrt_llm("a deployment file")
+        arguments = trtllm_arguments(deployment, method)
+        _check(deployment, arguments)
+        if deployment.mode == "engine" and method == "dflash":
+            check_start()
+        return cls({"model": deployment.target, **arguments})
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True
+    ) -> AsyncGenerator[Chunk, None]:
+        """The answer as it grows; closing the iterator aborts the request."""
+        inputs = prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt_token_ids(prompt)}
+        sampling = self._package.SamplingParams(**sampling_arguments(params))
+        arrived = time.perf_counter()
+        result = self._llm.generate_async(inputs, sampling, streaming=incremental)
+        num_characters = num_tokens = 0
+        try:
+            async for state in result:
+                output = state.outputs[0]
+                seconds = time.perf_counter() - arrived
+                whole = self._completion(state, params, arrived, seconds) if state.finished else None
+                text, token_ids = output.text[num_characters:], list(output.token_ids[num_tokens:])
+                num_characters, num_tokens = len(output.text), len(output.token_ids)
+                yield Chunk(text=text, token_ids=token_ids, completion=whole)
+        finally:
+            if not result.finished:
+                result.abort()
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        """A conversation in the target's chat template."""
+        return encode_chat(load_tokenizer(checkpoint_directory(self._target)), messages)
+
+    def metrics(self) -> None:
+        """None: they would be per iteration, and TensorRT-LLM has its own ways to them."""
+        return
+
+    def close(self) -> None:
+        """Ends the ranks."""
+        self._llm.shutdown()
+
+    def _completion(self, result: Any, params: SamplingParams, arrived: float, seconds: float) -> Completion:
+        """The first sequence of a RequestOutput, with TensorRT-LLM's own counters and times where it kept them."""
+        output = result.outputs[0]
+        measured = getattr(output, "request_perf_metrics", None)
+        drafts = getattr(measured, "speculative_decoding", None)
+        proposed = None if drafts is None else drafts.total_draft_tokens
+        accepted = None if drafts is None else drafts.total_accepted_draft_tokens
+        # It counts the placeholders of a request's first pass as proposed: every pass counts num_draft_tokens.
+        steps = proposed / self._num_draft_tokens if proposed and self._num_draft_tokens else None
+        return Completion(
+            token_ids=list(output.token_ids),
+            text=output.text,
+            finish_reason=str(output.finish_reason),
+            stop_reason=getattr(output, "stop_reason", None),
+            logprobs=_logprobs(output) if params.logprobs else None,
+            cumulative_logprob=getattr(output, "cumulative_logprob", None) if params.logprobs else None,
+            seed=params.seed,
+            steps=None if steps is None else round(steps),
+            accepted=accepted,
+            proposed=proposed,
+            accepted_by_position=None,
+            tau=None if steps is None or accepted is None else 1 + accepted / steps,
+            **_times(measured, arrived, seconds, len(output.token_ids)),
+            other_metrics=_other_metrics(result, measured),
+        )
 
 
-def generate(
-    deployment: ResolvedDeployment, method: Method, prompts: Sequence[list[int]], sampling: dict[str, Any]
-) -> list[Answer]:
-    """Answers to prompts of token ids, all submitted at once; `sampling` is made by `sampling_arguments`.
+def _times(measured: Any, arrived: float, seconds: float, num_tokens: int) -> dict[str, Any]:
+    timing = getattr(measured, "timing_metrics", None)
+    if timing is None:
+        return {
+            "arrived": arrived, "queue_seconds": None, "ttft_seconds": None, "itl_seconds": None, "seconds": seconds,
+        }  # fmt: skip
+    came, scheduled, first, last = (getattr(timing, name).total_seconds() for name in TIMES)
+    return {
+        "arrived": came,
+        "queue_seconds": scheduled - came,
+        "ttft_seconds": first - came,
+        "itl_seconds": (last - first) / (num_tokens - 1) if num_tokens > 1 else None,
+        "seconds": last - came,
+    }
 
-    Raises MissingDependencyError without TensorRT-LLM, ConfigError for a deployment that it could not run or that has
-    more ranks than GPUs are here, EngineError where engine mode's ranks would not have our drafter.
+
+def _other_metrics(result: Any, measured: Any) -> dict[str, float]:
+    found = {name: getattr(getattr(measured, "kv_cache_metrics", None), name, None) for name in KV_CACHE}
+    found |= {name: getattr(result, name, None) for name in ("decoding_iter", "avg_decoded_tokens_per_iter")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _logprobs(output: Any) -> list[float] | None:
+    """Of the drawn tokens: TensorRT-LLM gives numbers, or for each token a dictionary by token id."""
+    given = getattr(output, "logprobs", None)
+    if not given:
+        return None
+    pairs = zip(output.token_ids, given, strict=True)
+    return [entry[token].logprob if isinstance(entry, dict) else float(entry) for token, entry in pairs]
+
+
+def sampling_arguments(params: SamplingParams) -> dict[str, Any]:
+    """Our settings as arguments of `tensorrt_llm.SamplingParams`, whose own defaults decode greedily.
+
+    What has no effect is not said.
     """
-    package = import_tensorrt_llm("--runtime trtllm")
-    arguments = trtllm_arguments(deployment, method)
-    _check(deployment, arguments)
-    if deployment.mode == "engine" and method == "dflash":
-        check_start()
-    with package.LLM(model=deployment.target, **arguments) as llm:
-        inputs = [{"prompt_token_ids": ids} for ids in prompts]
-        outputs = llm.generate(inputs, sampling_params=package.SamplingParams(**sampling), use_tqdm=False)
-    return [_answer(output) for output in outputs]
-
-
-def sampling_arguments(max_tokens: int, **options: Any) -> dict[str, Any]:
-    """Our sampling options as arguments of `tensorrt_llm.SamplingParams`, whose own defaults decode greedily."""
-    said = {name: value for name, value in options.items() if value != NO_EFFECT[name]}
-    if "temperature" not in said:  # greedy, whatever else is said about drawing
+    default = SamplingParams()
+    said = {name: getattr(params, name) for name in SAME_NAMES if getattr(params, name) != getattr(default, name)}
+    if params.temperature == 0:  # greedy, whatever else is said about drawing
         said = {name: value for name, value in said.items() if name not in DRAWING}
-    if "stop" in said:
-        said["stop"] = list(said["stop"])
-    return {"max_tokens": max_tokens, "return_perf_metrics": True, **said}
+    if params.stop_texts:
+        said["stop"] = list(params.stop_texts)
+    if params.stop_ids:
+        said["stop_token_ids"] = sorted(params.stop_ids)
+    if params.logprobs:
+        said["logprobs"] = 0  # of the drawn token alone
+    return {"max_tokens": params.max_tokens, "return_perf_metrics": True, **said}
 
 
 def _check(deployment: ResolvedDeployment, arguments: dict[str, Any]) -> None:
@@ -100,20 +193,3 @@ def _check(deployment: ResolvedDeployment, arguments: dict[str, Any]) -> None:
             f"{deployment.name}: expected {ranks} GPUs on this machine, found {gpus}",
             hint=f"over several nodes: mpirun -n {ranks} trtllm-llmapi-launch dflash-trt {shlex.join(sys.argv[1:])}",
         )
-
-
-def _answer(output: Any) -> Answer:
-    """The first sequence of a RequestOutput."""
-    completion = output.outputs[0]
-    metrics = getattr(completion, "request_perf_metrics", None)
-    speculation: Any = None if metrics is None else metrics.speculative_decoding
-    drafted = speculation is not None and speculation.total_draft_tokens > 0
-    return Answer(
-        token_ids=list(completion.token_ids),
-        text=completion.text,
-        finish_reason=completion.finish_reason,
-        iterations=getattr(output, "decoding_iter", None),
-        tokens_per_iteration=getattr(output, "avg_decoded_tokens_per_iter", None),
-        accepted=speculation.total_accepted_draft_tokens if drafted else None,
-        proposed=speculation.total_draft_tokens if drafted else None,
-    )

@@ -12,6 +12,7 @@ import pytest
 
 from dflash_trt.cli import EXTRAS
 from tests.cli.commands import run
+from tests.paths import FIXTURES
 
 # main() without one package, as if it were not installed.
 WITHOUT = """
@@ -127,10 +128,10 @@ def test_missing_extra(draft_dir: Path, target_dir: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("package", ["transformers", "torch", "onnxruntime", "onnx"])
-def test_missing_extra_of_generate(package: str, draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
-    assert run("build", draft_dir, "--target", target_dir, "-o", tmp_path / "engine").returncode == 0
-    script = WITHOUT.format(package=package)
-    result = run("generate", tmp_path / "engine", "prompt", "--target", target_dir, script=script)
+def test_missing_extra_of_generate(package: str, tmp_path: Path) -> None:
+    pair = (FIXTURES / "tiny-qwen3-dflash", "--target", FIXTURES / "tiny-qwen3")
+    assert run("build", *pair, "-o", tmp_path / "engine").returncode == 0
+    result = run("generate", tmp_path / "engine", "prompt", *pair[1:], script=WITHOUT.format(package=package))
     assert result.returncode == 1
     assert f"error: expected the package {package}, found it not installed" in result.stderr
     assert f"hint: pip install 'dflash-trt[{EXTRAS[package]}]'" in result.stderr

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +174,7 @@ def test_stop_texts_and_draft_lengths(engine: Path, capsys: pytest.CaptureFixtur
         ("--temperature", "-1", "temperature: expected 0 or more, found -1.0"),
         ("--top-p", "0", "top_p: expected more than 0 and at most 1, found 0.0"),
         ("--seed", "-1", "seed: expected 0 to 2^64 - 1, found -1"),
-        ("--top-k", str(2**31), "top_k: expected 0 to 2^31 - 1, found 2147483648"),
+        ("--top-k", str(2**31), "top_k: expected 0 to 2^31 - 1, or -1, found 2147483648"),
         ("--repetition-penalty", "1e-7", "repetition_penalty: expected 1e-6 to 1e6, found 1e-07"),
         ("--repetition-penalty", "nan", "repetition_penalty: expected 1e-6 to 1e6, found nan"),
         ("--presence-penalty", "-1e308", "presence_penalty: expected -1e6 to 1e6, found -1e+308"),
@@ -201,6 +203,46 @@ def test_bytes_that_are_no_text(engine: Path) -> None:
     arguments = ("generate", engine, os.fsdecode(b"def \xff"), "--target", TARGET)
     message = refusal(lambda: run_here(*arguments), RequestError)
     assert "prompt: expected Unicode text, found '\\udcff' at 4" in message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("",), "prompt: expected at least one token, found an empty prompt"),
+        (("def", "--chat"), "chat: expected a tokenizer with a chat template, found none"),
+        (("def", "--draft-length", "99"), "draft length: expected 0 to 7"),
+        (("def", "--temperature", "nan"), "temperature: expected 0 or more, found nan"),
+        (("def", "--max-tokens", "9999"), "prompt: expected at most 8192 tokens"),
+        (("def", "--cache-gib", "0"), "cache_gib: expected more than 0 GiB, found 0"),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_target_is_loaded(
+    engine: Path, wrong: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash_trt.runtime.session.load_model", lambda *_: pytest.fail("loaded"))
+    assert message in refusal(lambda: run_here("generate", engine, *wrong, "--target", TARGET), RequestError)
+
+
+def test_transformers_says_nothing_at_a_terminal(engine: Path) -> None:
+    """Neither its progress bars nor its warnings; one line of ours."""
+    leader, follower = os.openpty()
+    command = [sys.executable, "-m", "dflash_trt", "generate", engine, "def", "--target", TARGET, "--max-tokens", "2"]
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=follower)
+    os.close(follower)
+    said = b""
+    while piece := _read(leader):
+        said += piece
+    assert process.wait() == 0
+    assert b"loading " in said
+    for leak in (b"Loading", b"it/s", b"rope", b"Warning", b"100%"):
+        assert leak not in said, said
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # Linux's way to say that nobody writes any more
+        return b""
 
 
 @pytest.mark.parametrize("extreme", [("--repetition-penalty", "1e-6"), ("--frequency-penalty", "-1e6")])

@@ -55,7 +55,7 @@ def await_idle(llm: LLM) -> None:
     while (metrics := llm.metrics()).running or metrics.waiting:
         assert time.monotonic() < deadline, f"still at work: {metrics}"
         time.sleep(0.005)
-    slots = llm._decoder.slots
+    slots = llm.backend._decoder.slots
     assert (slots.free_slots, slots.free_tokens) == (slots.num_slots, slots.num_tokens)
 
 

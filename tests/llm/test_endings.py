@@ -32,7 +32,7 @@ def test_an_interrupt_cancels_what_was_asked_for(llm: LLM) -> None:
     thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        llm.generate_all([PROMPTS[0]] * 6, LONG)
+        llm.generate([PROMPTS[0]] * 6, LONG)
     thread.join(PATIENCE)
     await_idle(llm)
     assert llm.metrics().finished[FinishReason.CANCELLED] == before + 6
@@ -40,7 +40,7 @@ def test_an_interrupt_cancels_what_was_asked_for(llm: LLM) -> None:
 
 def test_closing_ends_what_is_left(own_llm: LLM) -> None:
     with ThreadPoolExecutor(2) as pool:
-        waiting = pool.submit(own_llm.generate_all, [PROMPTS[0]] * 6, LONG)
+        waiting = pool.submit(own_llm.generate, [PROMPTS[0]] * 6, LONG)
         streaming = pool.submit(lambda: list(own_llm.stream(PROMPTS[1], LONG)))
         await_running(own_llm, 4, waiting=3)
         within(own_llm.close)
@@ -76,7 +76,7 @@ def test_a_target_that_fails_is_told_to_every_waiter(own_llm: LLM, part: str, mo
 
     asks: list[Callable[[], object]] = [
         *[lambda: own_llm.generate(PROMPTS[0], LONG)] * 4,  # more than there are slots
-        lambda: own_llm.generate_all(PROMPTS, LONG),
+        lambda: own_llm.generate(PROMPTS, LONG),
         lambda: list(own_llm.stream(PROMPTS[2], LONG)),
         lambda: asyncio.run(read()),
     ]
@@ -101,6 +101,6 @@ def test_commands_behind_one_that_fails_are_answered_too(own_llm: LLM, monkeypat
         time.sleep(0.2)  # meanwhile the others arrive
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr(own_llm._decoder, "add", fail)
+    monkeypatch.setattr(own_llm.backend._decoder, "add", fail)
     with ThreadPoolExecutor(1) as pool, pytest.raises(EngineError):
-        pool.submit(own_llm.generate_all, PROMPTS, greedy(3)).result(PATIENCE)
+        pool.submit(own_llm.generate, PROMPTS, greedy(3)).result(PATIENCE)

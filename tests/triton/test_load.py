@@ -37,7 +37,7 @@ def test_32_streams_at_once(server: Server, llm: LLM) -> None:
     with ThreadPoolExecutor(CLIENTS) as pool:
         answers = list(pool.map(client, range(CLIENTS), timeout=2 * PATIENCE))
     params = [SamplingParams(max_tokens=160 + i, temperature=1.0, seed=i) for i in range(CLIENTS)]
-    expected = llm.generate_all([PROMPTS[i % 4] for i in range(CLIENTS)], params)
+    expected = llm.generate([PROMPTS[i % 4] for i in range(CLIENTS)], params)
     assert [text for text, _, _ in answers] == [completion.text for completion in expected]
     assert max(first for _, first, _ in answers) < min(end for _, _, end in answers)
 

@@ -114,7 +114,7 @@ def test_an_answer_with_its_figures(served: Server, directory: Path) -> None:
     assert (answer["arrival_time_ns"], answer["last_token_time_ns"]) == (10**9, 4 * 10**9)
     assert (answer["cumulative_logprob"], answer["stop_reason"], answer["num_output_tokens"]) == (-1.5, "None", 5)
     assert notes(directory)[-1]["params"] == {
-        "max_tokens": 32, "stop": ["x"], "logprobs": 0, "exclude_input_from_output": True, "return_perf_metrics": True,
+        "max_tokens": 32, "stop": ["x"], "logprobs": 0, "return_perf_metrics": True,
     }  # fmt: skip
 
 

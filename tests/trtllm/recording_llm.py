@@ -7,7 +7,7 @@ after NVIDIA/TensorRT-LLM, executor/result.py and evaluate/lm_eval.py, 2026-10; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +16,26 @@ from dflash_trt.deploy.schema_check import check_schema
 
 SAMPLING_FIELDS = {
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos",
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "return_perf_metrics",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "return_perf_metrics", "logprobs",
 }  # fmt: skip
 Answers = Callable[[str, list[int]], list[int]]
+
+
+class Result:
+    """A RequestOutput: itself at every state of its growth."""
+
+    def __init__(self, states: list[SimpleNamespace]) -> None:
+        self._states = states
+        self.finished = False
+        self.aborted = False
+
+    async def __aiter__(self) -> AsyncIterator[SimpleNamespace]:
+        for state in self._states:
+            self.finished = state.finished
+            yield state
+
+    def abort(self) -> None:
+        self.aborted = True
 
 
 class Package:
@@ -43,38 +60,41 @@ class Package:
                 if findings := list(check_schema(schema, arguments)):
                     raise TypeError(f"LLM: {findings[0]}")
                 package.made.append({"model": model, **arguments})
-                self._kind = arguments.get("speculative_config", {}).get("decoding_type", "none")
-
-            def __enter__(self) -> LLM:
+                speculation = arguments.get("speculative_config", {})
+                self._kind = speculation.get("decoding_type", "none")
+                self._num_draft_tokens = speculation.get("max_draft_len", 0)
                 package.events.append(f"open {self._kind}")
-                return self
 
-            def __exit__(self, *_: object) -> None:
+            def shutdown(self) -> None:
                 package.events.append(f"close {self._kind}")
 
-            def generate(
-                self, inputs: Sequence[dict[str, list[int]]], sampling_params: SamplingParams, use_tqdm: bool = True
-            ) -> list[SimpleNamespace]:
-                assert not use_tqdm
+            def generate_async(
+                self, inputs: str | dict[str, list[int]], sampling_params: SamplingParams, streaming: bool = False
+            ) -> Result:
+                assert isinstance(inputs, dict)
                 most = sampling_params.fields["max_tokens"]
                 metrics = sampling_params.fields["return_perf_metrics"]
-                return [
-                    self._output(answers(self._kind, prompt["prompt_token_ids"])[:most], metrics) for prompt in inputs
-                ]
+                ids = answers(self._kind, inputs["prompt_token_ids"])[:most]
+                ends = range(1, len(ids) + 1) if streaming else [len(ids)]
+                return Result([self._output(ids[:end], metrics, end == len(ids)) for end in ends])
 
-            def _output(self, ids: list[int], metrics: bool) -> SimpleNamespace:
+            def _output(self, ids: list[int], metrics: bool, finished: bool) -> SimpleNamespace:
                 speculation = None
                 if self._kind == "DFlash" and metrics:
-                    speculation = SimpleNamespace(total_accepted_draft_tokens=6, total_draft_tokens=27)
+                    speculation = SimpleNamespace(
+                        total_accepted_draft_tokens=6, total_draft_tokens=3 * self._num_draft_tokens
+                    )
                 elif metrics:
                     speculation = SimpleNamespace(total_accepted_draft_tokens=0, total_draft_tokens=0)
                 completion = SimpleNamespace(
                     token_ids=ids,
-                    text=f"<{len(ids)} tokens>",
+                    text="".join(f"<{token}>" for token in ids),
                     finish_reason="length",
                     request_perf_metrics=SimpleNamespace(speculative_decoding=speculation) if speculation else None,
                 )
-                return SimpleNamespace(outputs=[completion], decoding_iter=4, avg_decoded_tokens_per_iter=len(ids) / 4)
+                return SimpleNamespace(
+                    outputs=[completion], decoding_iter=4, avg_decoded_tokens_per_iter=len(ids) / 4, finished=finished
+                )
 
         self.LLM = LLM
         self.SamplingParams = SamplingParams

@@ -1,31 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--runtime trtllm`: the arguments are those of serve-config, and the answers those of TensorRT-LLM."""
+"""TensorRT-LLM as a backend: the arguments are those of serve-config, and the answers those of TensorRT-LLM."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+from contextlib import aclosing, closing
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 import torch
 
-from dflash_trt.cli.trtllm import generate_with_trtllm
+from dflash_trt.deploy.method import Method
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import versions
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError, EngineError, MissingDependencyError, RequestError, VerificationError
+from dflash_trt.runtime.backend import Chunk, complete_all
+from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.trtllm.llm_backend import NO_EFFECT, generate, sampling_arguments
+from dflash_trt.trtllm.llm_backend import TrtllmBackend, sampling_arguments
 from tests.cli.commands import run, run_here
 from tests.deploy.deployments import NAMES, resolved
 from tests.paths import FIXTURES
 from tests.trtllm.recording_llm import SAMPLING_FIELDS, Package
 
 TARGET, DRAFT = FIXTURES / "tiny-qwen3", FIXTURES / "tiny-qwen3-dflash"
-GREEDY = sampling_arguments(8)
+GREEDY = SamplingParams(max_tokens=8)
+
+
+def generate(
+    deployment: ResolvedDeployment, method: Method, prompts: list[list[int]], params: SamplingParams
+) -> list[Completion]:
+    with closing(TrtllmBackend.open(deployment, method)) as backend:
+        return complete_all(backend, prompts, params)
 
 
 def answers(kind: str, prompt: list[int]) -> list[int]:
@@ -85,32 +95,60 @@ def test_a_wrong_name_would_fail() -> None:
 def test_counters(package: Package) -> None:
     deployment = resolved("qwen3-8b.h200x1.latency")
     (answer,) = generate(deployment, "dflash", [[1]], GREEDY)
-    assert (answer.accepted, answer.proposed, answer.iterations, answer.tokens_per_iteration) == (6, 27, 4, 2.0)
-    assert answer.tau(9) == 1 + 6 / 3  # three passes of nine drafts
+    assert (answer.accepted, answer.proposed, answer.steps) == (6, 3 * 15, 3)
+    assert answer.tau == 1 + 6 / 3
+    assert answer.other_metrics == {"decoding_iter": 4, "avg_decoded_tokens_per_iter": 2.0}
     (plain,) = generate(deployment, "none", [[1]], GREEDY)
-    assert (plain.accepted, plain.proposed, plain.tau(9)) == (None, None, None)
+    assert (plain.accepted, plain.proposed, plain.tau) == (0, 0, None)
+
+
+def test_a_stream_adds_up_to_the_answer(package: Package) -> None:
+    backend = TrtllmBackend.open(resolved("qwen3-8b.h200x1.latency"), "dflash")
+
+    async def read() -> list[Chunk]:
+        return [chunk async for chunk in backend.stream((4, 5), GREEDY)]
+
+    chunks = asyncio.run(read())
+    assert [chunk.token_ids for chunk in chunks] == [[token] for token in answers("", [4, 5])]
+    assert [chunk.completion is None for chunk in chunks] == [True] * 7 + [False]
+    whole = chunks[-1].completion
+    assert whole is not None
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert backend.metrics() is None
+
+
+def test_closing_a_stream_aborts_its_request(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = TrtllmBackend.open(resolved("qwen3-8b.h200x1.latency"), "dflash")
+    results = []
+    submit = backend._llm.generate_async
+    monkeypatch.setattr(backend._llm, "generate_async", lambda *a, **k: results.append(submit(*a, **k)) or results[-1])
+
+    async def leave() -> None:
+        async with aclosing(backend.stream([4, 5], GREEDY)) as chunks:
+            await anext(chunks)
+
+    asyncio.run(leave())
+    assert [result.aborted for result in results] == [True]
 
 
 def test_sampling_options() -> None:
-    defaults: dict[str, Any] = {name: getattr(SamplingParams(), name) for name in NO_EFFECT}
-    assert defaults == NO_EFFECT
-    assert sampling_arguments(5, **NO_EFFECT) == {"max_tokens": 5, "return_perf_metrics": True}
-    greedy = sampling_arguments(5, **NO_EFFECT | {"top_k": 7, "top_p": 0.5, "stop": ("a", "b")})
-    assert greedy == {"max_tokens": 5, "return_perf_metrics": True, "stop": ["a", "b"]}
+    assert sampling_arguments(SamplingParams(max_tokens=5)) == {"max_tokens": 5, "return_perf_metrics": True}
+    greedy = sampling_arguments(SamplingParams(max_tokens=5, top_k=7, top_p=0.5, stop=("a", "b"), stop_token_ids=3))
+    assert greedy == {"max_tokens": 5, "return_perf_metrics": True, "stop": ["a", "b"], "stop_token_ids": [3]}
     drawn = {
         "temperature": 0.7, "top_k": 7, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 0.2,
         "frequency_penalty": 0.3, "seed": 1, "ignore_eos": True,
     }  # fmt: skip
-    arguments = sampling_arguments(5, **NO_EFFECT | drawn)
-    assert arguments == {"max_tokens": 5, "return_perf_metrics": True, **drawn}
+    arguments = sampling_arguments(SamplingParams(max_tokens=5, logprobs=True, **drawn))
+    assert arguments == {"max_tokens": 5, "return_perf_metrics": True, "logprobs": 0, **drawn}
     assert arguments.keys() <= SAMPLING_FIELDS
 
 
 def test_without_tensorrt_llm(config: Path, prompts: Path) -> None:
-    arguments = ("verify", config, "--target", TARGET, "--prompts", prompts, "--runtime", "trtllm")
+    arguments = ("verify", config, "--target", TARGET, "--prompts", prompts)
     result = run(*arguments)
     assert result.returncode == 1
-    assert result.stderr.startswith("error: --runtime trtllm: expected tensorrt_llm, found: No module named")
+    assert result.stderr.startswith("error: a deployment file: expected tensorrt_llm, found: No module named")
     assert "pip install tensorrt_llm==1.4.0rc1 dflash-trt" in result.stderr
     with pytest.raises(MissingDependencyError):
         generate(resolved("qwen3-8b.h200x1.latency"), "dflash", [[1]], GREEDY)
@@ -146,16 +184,16 @@ def test_engine_mode_needs_its_start(package: Package) -> None:
 
 
 def test_verify(package: Package, config: Path, prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("verify", config, "--target", TARGET, "--prompts", prompts, "--runtime", "trtllm")
+    arguments = ("verify", config, "--target", TARGET, "--prompts", prompts)
     run_here(*arguments, "--max-tokens", "8", "--json")
     document = json.loads(capsys.readouterr().out)
-    assert (document["passed"], document["runtime"]) == (True, "trtllm")
+    assert document["passed"] is True
     assert [prompt["name"] for prompt in document["prompts"]] == ["first", "line 2"]
     assert document["prompts"][0]["first_difference"] is None
     assert document["tau"] == document["prompts"][0]["tau"] > 1
     assert package.events == ["open DFlash", "close DFlash", "open none", "close none"]
     run_here(*arguments)
-    assert [line for line in capsys.readouterr().out.splitlines() if "line 2" in line and "2.56" in line]
+    assert [line for line in capsys.readouterr().out.splitlines() if "line 2" in line and "3.00" in line]
 
 
 def test_verify_finds_another_token(
@@ -164,36 +202,38 @@ def test_verify_finds_another_token(
     monkeypatch.setitem(sys.modules, "tensorrt_llm", Package(lambda kind, prompt: [len(kind), 2, 3]))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(VerificationError, match="others in 2 of 2 prompts; the first is 'first'"):
-        run_here("verify", config, "--target", TARGET, "--prompts", prompts, "--runtime", "trtllm", "--json")
+        run_here("verify", config, "--target", TARGET, "--prompts", prompts, "--json")
     difference = json.loads(capsys.readouterr().out)["prompts"][0]["first_difference"]
     assert (difference["position"], difference["expected"], difference["found"]) == (0, 4, 6)
 
 
 def test_what_the_file_says_is_no_option(config: Path, prompts: Path, tmp_path: Path) -> None:
-    arguments = ("verify", config, "--target", TARGET, "--prompts", prompts, "--runtime", "trtllm")
-    with pytest.raises(click.UsageError, match="--reference is not for --runtime trtllm"):
+    arguments = ("verify", config, "--target", TARGET, "--prompts", prompts)
+    with pytest.raises(click.UsageError, match="--reference is for engine directories, found the deployment"):
         run_here(*arguments, "--reference", tmp_path)
-    with pytest.raises(click.UsageError, match="takes a deployment for ENGINE"):
-        run_here("verify", tmp_path, *arguments[2:])
+    with pytest.raises(click.UsageError, match="--batch-size is for an engine directory: the deployment file"):
+        run_here("generate", config, "def f", "--target", TARGET, "--batch-size", 2, "--json")
 
 
-def test_generate(package: Package, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = {"max_tokens": 6, "logprobs": False, **NO_EFFECT}
-
-    def run_with(prompts: Any, *, baseline: bool, as_json: bool, **changes: Any) -> None:
-        with click.Context(click.Command("generate")):
-            generate_with_trtllm(
-                config, str(TARGET), prompts, options | changes, chat=False, baseline=baseline, as_json=as_json
-            )
-
-    run_with([[1], [2, 3]], baseline=True, as_json=True)
+def test_generate(package: Package, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "ids.json").write_text("[[1], [2, 3]]")
+    command = ("generate", config, "--target", TARGET, "--max-tokens", 6)
+    run_here(*command, "--token-ids", tmp_path / "ids.json", "--baseline", "--json")
     requests = json.loads(capsys.readouterr().out)["requests"]
     assert [request["token_ids"] for request in requests] == [answers("", [1])[:6], answers("", [2, 3])[:6]]
     assert all(request["identical"] for request in requests)
-    assert requests[0]["baseline"]["accepted"] is None
-    run_with("def f", baseline=False, as_json=False)
+    assert package.events == ["open DFlash", "close DFlash", "open none", "close none"]
+    run_here(*command, "def f")
     output = capsys.readouterr()
-    assert output.out == "<6 tokens>\n"
-    assert "6 tokens in 4 iterations, tau " in output.err
+    assert output.out.startswith("def f<")
+    assert "6 tokens in 3 steps, tau 3.00" in output.err
     with pytest.raises(RequestError, match="expected greedy decoding"):
-        run_with([[1]], baseline=True, as_json=False, temperature=1.0)
+        run_here(*command, "def f", "--baseline", "--temperature", 1)
+
+
+def test_what_is_wrong_is_said_before_a_model_is_loaded(package: Package, config: Path) -> None:
+    command = ("generate", config, "--target", TARGET)
+    for wrong in (("def f", "--chat"), ("",), ("def f", "--temperature", -1)):
+        with pytest.raises(RequestError):
+            run_here(*command, *wrong)
+    assert package.made == []

@@ -35,7 +35,6 @@ class SamplingParams:
     seed: int | None = None
     stop: list[str] | None = None
     logprobs: int | None = None
-    exclude_input_from_output: bool = True
     return_perf_metrics: bool = False
 
 

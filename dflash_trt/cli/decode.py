@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `generate` was asked for, decoded by whichever backend, and how it is shown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, closing
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from dflash_trt.cli.output import print_json, print_table
+from dflash_trt.deploy.method import Method
+from dflash_trt.errors import EngineError, RequestError
+from dflash_trt.runtime.backend import Backend, complete_all
+from dflash_trt.runtime.completion import Completion
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.targets.tokenizer import encode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+OpenBackend = Callable[[Method], Backend]
+"""With the drafter ("dflash") or without ("none")."""
+
+
+class Job:
+    """Prompts and settings; `encode` comes before `run`."""
+
+    def __init__(
+        self, asked: str | list[list[int]], params: SamplingParams, *, chat: bool, baseline: bool, as_json: bool
+    ) -> None:
+        """`asked` is a text, wrapped in the chat template with `chat`, or prompts of token ids."""
+        self.params = params
+        self.baseline = baseline
+        self.prompts: list[list[int]] = []
+        self._asked = asked
+        self._chat = chat
+        self._as_json = as_json
+        self._tokenizer: PreTrainedTokenizerBase
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Makes token ids of what was asked; RequestError where it is empty, or there is no chat template."""
+        self._tokenizer = tokenizer
+        asked = self._asked
+        self.prompts = [encode(tokenizer, asked, chat=self._chat)] if isinstance(asked, str) else asked
+        if not all(self.prompts):
+            raise RequestError("prompt: expected at least one token, found an empty prompt")
+
+    def fix_seed(self) -> None:
+        """Draws with and without the drafter with one seed, so that sampled tokens are comparable, too."""
+        self.params = msgspec.structs.replace(self.params, seed=self.params.sampler().seed)
+
+    def run(self, open_backend: OpenBackend) -> None:
+        """Decodes and prints: one JSON document, or text as it grows and what it cost."""
+        drafted = self._decode(open_backend, "dflash")
+        plain: list[Completion] = []
+        if self.baseline:
+            if not self._as_json:
+                click.secho("\n\nwithout the drafter:", bold=True)
+            plain = self._decode(open_backend, "none")
+        if not self._as_json:
+            click.echo("\n" if self.baseline else "")
+            _print_costs(drafted, plain)
+            return
+        documents = [msgspec.structs.asdict(answer) for answer in drafted]
+        for document, other in zip(documents, plain, strict=self.baseline):
+            document["baseline"] = {"token_ids": other.token_ids, "steps": other.steps, "seconds": other.seconds}
+            document["identical"] = other.token_ids == document["token_ids"]
+        print_json("generate", {"requests": documents})
+
+    def _decode(self, open_backend: OpenBackend, method: Method) -> list[Completion]:
+        with closing(open_backend(method)) as backend:
+            try:
+                if self._as_json:
+                    return complete_all(backend, self.prompts, self.params)
+                return asyncio.run(self._show_all(backend))
+            except EngineError as error:
+                raise error.__cause__ or error from None  # what ended the decoder is no wrong engine
+
+    async def _show_all(self, backend: Backend) -> list[Completion]:
+        """Prompts and continuations as text, as they come."""
+        answers = []
+        for number, ids in enumerate(self.prompts):
+            text = ("\n" if number else "") + str(self._tokenizer.decode(ids, skip_special_tokens=True))
+            async with aclosing(backend.stream(ids, self.params)) as chunks:
+                async for chunk in chunks:
+                    click.secho(text, nl=False, dim=True)  # once nothing is wrong with the request
+                    click.echo(chunk.text, nl=False)
+                    text = ""
+                    if chunk.completion is not None:
+                        answers.append(chunk.completion)
+        return answers
+
+
+def _print_costs(drafted: Sequence[Completion], plain: Sequence[Completion]) -> None:
+    """A line for each answer, or with a baseline a table."""
+    for answer in drafted if not plain else ():
+        click.echo(
+            f"{len(answer.token_ids)} tokens in {_shown(answer.steps)} steps, tau {_shown(answer.tau)},"
+            f" {len(answer.token_ids) / answer.seconds:.1f} tokens/s",
+            err=True,
+        )
+    columns = ("decoding", "tokens", "steps", "tau", "seconds", "tokens/s", "time ratio")
+    for answer, other in zip(drafted, plain, strict=bool(plain)):
+        title = "identical tokens" if answer.token_ids == other.token_ids else "TOKENS DIFFER"
+        print_table(title, columns, [_row("plain", other, other), _row("DFlash", answer, other)])
+
+
+def _row(name: str, answer: Completion, plain: Completion) -> tuple[str, ...]:
+    return (
+        name,
+        str(len(answer.token_ids)),
+        _shown(answer.steps),
+        _shown(answer.tau),
+        f"{answer.seconds:.2f}",
+        f"{len(answer.token_ids) / answer.seconds:.1f}",
+        f"{plain.seconds / answer.seconds:.2f}x",
+    )
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)

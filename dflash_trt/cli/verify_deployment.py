@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`verify` of a deployment file: TensorRT-LLM with the drafter and without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dflash_trt.checkpoint.source import checkpoint_directory
+from dflash_trt.cli.output import print_json, print_table
+from dflash_trt.deploy.deployment_file import load_deployment
+from dflash_trt.deploy.method import Method
+from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
+from dflash_trt.errors import VerificationError
+from dflash_trt.runtime.backend import complete_all
+from dflash_trt.runtime.completion import Completion
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.targets.tokenizer import load_tokenizer
+from dflash_trt.trtllm.llm_backend import TrtllmBackend
+
+if TYPE_CHECKING:
+    from dflash_trt.runtime.prompts import Prompt
+
+
+def verify_deployment(
+    config: Path, target: str, prompts: Sequence[Prompt], max_tokens: int, *, chat: bool, as_json: bool
+) -> None:
+    """Decodes prompts with the drafter and without; VerificationError when a token differs."""
+    from dflash_trt.measure.statistics import first_difference
+
+    deployment = resolve(load_deployment(config), config.stem, target=target)
+    tokenizer = load_tokenizer(checkpoint_directory(deployment.target))
+    ids = [prompt.encode(tokenizer, chat=chat) for prompt in prompts]
+    params = SamplingParams(max_tokens=max_tokens)
+    answers, plain = (_answers(deployment, method, ids, params) for method in ("dflash", "none"))
+    results: list[dict[str, Any]] = [
+        {
+            "name": prompt.id,
+            "num_prompt_tokens": len(tokens),
+            "num_output_tokens": len(answer.token_ids),
+            "steps": answer.steps,
+            "tau": answer.tau,
+            "first_difference": first_difference(other.token_ids, answer.token_ids),
+        }
+        for prompt, tokens, answer, other in zip(prompts, ids, answers, plain, strict=True)
+    ]
+    differing = [result["name"] for result in results if result["first_difference"] is not None]
+    taus = [result["tau"] for result in results if result["tau"] is not None]
+    tau = sum(taus) / len(taus) if taus else None
+    if as_json:
+        print_json("verify", {"passed": not differing, "tau": tau, "prompts": results})
+    else:
+        columns = ("prompt", "prompt tokens", "tokens", "steps", "tau", "first difference")
+        print_table(f"tau {_shown(tau)}", columns, [[_shown(value) for value in result.values()] for result in results])
+    if differing:
+        raise VerificationError(
+            f"expected the tokens that TensorRT-LLM emits without the drafter, found others in {len(differing)} of"
+            f" {len(results)} prompts; the first is {differing[0]!r}",
+            hint="compare in the embedded runtime too: TensorRT-LLM's kernels round otherwise for other batch shapes",
+        )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, msgspec.Struct):  # a difference
+        return ", ".join(f"{name} {part}" for name, part in msgspec.structs.asdict(value).items())
+    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _answers(
+    deployment: ResolvedDeployment, method: Method, prompts: list[list[int]], params: SamplingParams
+) -> list[Completion]:
+    with closing(TrtllmBackend.open(deployment, method)) as backend:
+        return complete_all(backend, prompts, params)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every runtime offers to those who serve people: the command line, Triton, an HTTP server. Loads no torch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from dflash_trt.runtime.completion import Completion
+from dflash_trt.runtime.metrics import DecoderMetrics
+from dflash_trt.runtime.sampling import SamplingParams
+
+Prompt = str | Sequence[int]
+"""Text, taken as it is, or token ids."""
+Messages = Sequence[dict[str, Any]]
+"""A conversation: [{"role": "user", "content": "..."}, ...]."""
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step added to an answer."""
+
+    text: str
+    """New text; what may be the beginning of a stop text or of a character is held back."""
+    token_ids: list[int]
+    completion: Completion | None
+    """The whole answer, on the last chunk."""
+
+
+class Backend(Protocol):
+    """A runtime that answers many requests at once."""
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True
+    ) -> AsyncGenerator[Chunk, None]:
+        """The answer as it grows, in one chunk where it need not be `incremental`; closing the iterator cancels it.
+
+        The request is submitted at the first `anext`. Raises RequestError for what cannot be served.
+        """
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        """A conversation as a prompt; RequestError where it is none, or the target has no chat template."""
+
+    def metrics(self) -> DecoderMetrics | None:
+        """What the runtime does and has done; None where it has a page of its own for that."""
+
+    def close(self) -> None:
+        """Cancels what is left and ends the runtime."""
+
+
+async def complete(backend: Backend, prompt: Prompt, params: SamplingParams) -> Completion:
+    """The whole answer to one prompt."""
+    last = [chunk async for chunk in backend.stream(prompt, params, incremental=False)][-1]
+    assert last.completion is not None
+    return last.completion
+
+
+def complete_all(backend: Backend, prompts: Sequence[Prompt], params: SamplingParams) -> list[Completion]:
+    """The answers to prompts that run together, in their order."""
+
+    async def gather() -> list[Completion]:
+        return await asyncio.gather(*(complete(backend, prompt, params) for prompt in prompts))
+
+    return asyncio.run(gather())

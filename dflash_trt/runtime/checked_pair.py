@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine directory and a target that fit each other, read but not loaded: what is wrong is said at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_trt.checkpoint.source import checkpoint_directory
+from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, check_pair, read_target
+from dflash_trt.engine.manifest import Manifest, read_manifest
+from dflash_trt.errors import EngineError
+from dflash_trt.runtime.draft_length import DraftLength, parse_draft_length
+from dflash_trt.targets.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DEFAULT_BATCH_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedPair:
+    """What is known of both without loading a weight."""
+
+    engine: Path
+    manifest: Manifest
+    target: TargetCheckpoint
+    tokenizer: PreTrainedTokenizerBase
+
+    @classmethod
+    def read(cls, engine: Path, target_name: str) -> CheckedPair:
+        """Raises EngineError when the engine is damaged or was built for another target, CheckpointError when the
+        target is.
+        """
+        manifest = read_manifest(engine)
+        target = read_target(checkpoint_directory(target_name))
+        _check_target(manifest, target.spec, engine, target_name)
+        return cls(engine=engine, manifest=manifest, target=target, tokenizer=load_tokenizer(target.directory))
+
+    @property
+    def default_batch_size(self) -> int:
+        """Requests at once, unless said otherwise."""
+        return default_batch_size(self.manifest)
+
+    def draft_length(self, given: int | str | None) -> DraftLength:
+        """How much of a block is verified, by default all of it; RequestError for what is no draft length."""
+        num_draft_tokens = self.manifest.draft.num_draft_tokens
+        return parse_draft_length(num_draft_tokens if given is None else given, num_draft_tokens)
+
+
+def default_batch_size(manifest: Manifest) -> int:
+    """What the engine's TensorRT plans hold, or are asked to; 16 where none are wanted."""
+    return DEFAULT_BATCH_SIZE if manifest.plan_options is None else manifest.plan_options.max_batch_size
+
+
+def _check_target(manifest: Manifest, target: TargetSpec, engine: Path, target_name: str) -> None:
+    check_pair(manifest.draft, target, draft_name=str(engine), target_name=target_name)
+    for fact in TargetSpec.__struct_fields__:
+        built_for, found = getattr(manifest.target, fact), getattr(target, fact)
+        if built_for != found:
+            raise EngineError(
+                f"{engine} was built for another target than {target_name}: {fact}: expected"
+                f" {built_for}, found {found}",
+                hint="give --target the model that the engine was built for",
+            )

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users of vLLM type without looking, and what is said to those who mistype."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+import dflash_trt
+from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.errors import RequestError
+from dflash_trt.llm import LLM
+from dflash_trt.runtime.checked_pair import default_batch_size
+from dflash_trt.runtime.sampling import SamplingParams
+from tests.llm.serving import LONG, PROMPTS, await_running, greedy, open_llm, within
+from tests.paths import FIXTURES
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+def test_the_package_lists_its_api() -> None:
+    assert dir(dflash_trt) == ["Chunk", "Completion", "DFlashError", "LLM", "SamplingParams", "__version__"]
+    assert issubclass(RequestError, dflash_trt.DFlashError)
+    assert all(getattr(dflash_trt, name) for name in dir(dflash_trt))
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [(5, 6, 7), np.array([5, 6, 7]), np.array([5, 6, 7], dtype=np.uint8), torch.tensor([5, 6, 7]), [np.int64(5), 6, 7]],
+    ids=lambda prompt: type(prompt).__name__,
+)
+def test_token_ids_come_as_users_have_them(llm: LLM, prompt: Any) -> None:
+    one = within(lambda: llm.generate(prompt, greedy(4)))
+    assert one.token_ids == within(lambda: llm.generate([5, 6, 7], greedy(4))).token_ids
+    (same,) = within(lambda: llm.generate([prompt], greedy(4)))
+    assert same.token_ids == one.token_ids
+    *_, last = within(lambda: list(llm.stream(prompt, greedy(4))))
+    assert last.completion is not None
+    assert last.completion.token_ids == one.token_ids
+
+
+def test_one_prompt_gives_one_and_a_list_gives_a_list(llm: LLM) -> None:
+    one = within(lambda: llm.generate(PROMPTS[0], sampling_params=greedy(3)))
+    several = within(lambda: llm.generate(prompts=[PROMPTS[0], [5, 6]], sampling_params=[greedy(3), greedy(2)]))
+    assert [len(answer.token_ids) for answer in several] == [3, 2]
+    assert several[0].token_ids == one.token_ids
+    assert within(lambda: llm.generate([])) == []
+
+
+@pytest.mark.parametrize(
+    "prompt", [b"def f", 5, None, 1.5, {"prompt": "a"}, np.array(5), np.array([[5, 6]]), np.array([1.5]), ["a", 5]],
+    ids=repr,
+)  # fmt: skip
+def test_what_is_no_prompt_is_refused_for_that_request_alone(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(RequestError, match=r"prompt: expected (a text or a list of )?token ids"):
+        llm.generate(prompt, greedy(3))
+    assert len(within(lambda: llm.generate([5, 6], greedy(3))).token_ids) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_tokens": 3.5}, "max_tokens: expected an integer, at least 1, found 3.5"),
+        ({"max_tokens": True}, "max_tokens: expected an integer, at least 1, found True"),
+        ({"max_tokens": None}, "max_tokens: expected an integer, at least 1, found None"),
+        ({"max_tokens": 0}, "max_tokens: expected at least 1, found 0"),
+        ({"temperature": "a"}, "temperature: expected a number, 0 or more, found 'a'"),
+        ({"temperature": float("nan")}, "temperature: expected 0 or more, found nan"),
+        ({"temperature": 10**400}, "temperature: expected 0 or more, found 1000"),
+        ({"temperature": True}, "temperature: expected a number, 0 or more, found True"),
+        ({"top_k": -2}, "top_k: expected 0 to 2^31 - 1, or -1, found -2"),
+        ({"top_p": float("nan")}, "top_p: expected more than 0 and at most 1, found nan"),
+        ({"min_p": "0.5"}, "min_p: expected a number, 0 to 1, found '0.5'"),
+        ({"seed": 1.0}, "seed: expected an integer, 0 to 2^64 - 1, found 1.0"),
+        ({"stop": b"x"}, "stop: expected a text of at least one character, or a list of them, found b'x'"),
+        ({"stop": ["a", ""]}, "stop: expected a text of at least one character, or a list of them, found ['a', '']"),
+        ({"stop": [1]}, "stop: expected a text of at least one character, or a list of them, found [1]"),
+        ({"stop_token_ids": "a"}, "stop_token_ids: expected a token id, or a list of them, found 'a'"),
+        ({"stop_token_ids": [True]}, "stop_token_ids: expected a token id, or a list of them, found [True]"),
+        ({"ignore_eos": 1}, "ignore_eos: expected True or False, found 1"),
+        ({"logprobs": 5}, "logprobs: expected True or False, found 5"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_settings_of_a_wrong_type_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        SamplingParams(**settings)
+    assert refused.value.message.startswith(message)
+
+
+def test_settings_come_as_users_have_them() -> None:
+    params = SamplingParams(
+        max_tokens=np.int64(3), temperature=1, top_k=-1, stop="end", stop_token_ids=7, seed=np.uint64(5)
+    )
+    assert (params.max_tokens, params.temperature, params.top_k, params.seed) == (3, 1.0, 0, 5)
+    assert (params.stop, params.stop_token_ids) == (("end",), frozenset([7]))
+    assert SamplingParams(stop={"b", "a"}).stop == SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    for ids in ([7, 8], (7, 8), {7, 8}, np.array([7, 8])):
+        assert SamplingParams(stop_token_ids=ids).stop_token_ids == frozenset([7, 8])
+    assert SamplingParams(stop=None, stop_token_ids=None, logprobs=None) == SamplingParams()
+
+
+def test_what_is_no_settings_is_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="sampling_params: expected SamplingParams, found 64"):
+        llm.generate(PROMPTS[0], 64)  # type: ignore[call-overload]
+
+
+def test_chat(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [{"role": "user", "content": "def f("}]
+    with pytest.raises(RequestError, match="expected a tokenizer with a chat template, found none"):
+        llm.chat(messages)
+    monkeypatch.setattr(llm._session.tokenizer, "chat_template", TEMPLATE)
+    expected = within(lambda: llm.generate("<user>def f(<a>", greedy(5)))
+    assert within(lambda: llm.chat(messages, greedy(5))).token_ids == expected.token_ids
+    several = within(lambda: llm.chat([messages, messages], greedy(5)))
+    assert [answer.token_ids for answer in several] == [expected.token_ids] * 2
+
+
+@pytest.mark.parametrize(
+    "messages", ["hello", [], [{}], ["hello"], [{"role": "user"}], [{"role": "user", "content": 5}]]
+)
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm._session.tokenizer, "chat_template", TEMPLATE)
+    with pytest.raises(RequestError, match="messages: expected"):
+        llm.chat(messages)
+
+
+def test_a_conversation_that_the_template_refuses(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm._session.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(RequestError, match="messages: expected what the chat template takes, found: roles must alter"):
+        llm.chat([{"role": "user", "content": "a"}])
+
+
+def test_draft_lengths_are_numbers_too(engine: Path) -> None:
+    for length in (0, 3, "3"):
+        with open_llm(engine, draft_length=length) as llm:
+            drafter = llm._session.drafter
+            with patch.object(drafter, "inject", wraps=drafter.inject) as inject:
+                answer = within(lambda llm=llm: llm.generate(PROMPTS[0], greedy(12)))
+            assert answer.proposed is not None
+            assert answer.steps is not None
+            assert (answer.proposed == 0) == (length == 0)
+            assert answer.proposed <= int(length) * answer.steps
+            assert inject.called == (length != 0), "plain decoding needs no drafter"
+    for wrong in (8, -1, 1.5, True, "x"):
+        with pytest.raises(RequestError, match="draft length: expected 0 to 7"):
+            open_llm(engine, draft_length=wrong)
+
+
+def test_a_batch_is_what_the_plans_hold(engine: Path) -> None:
+    manifest = read_manifest(engine)
+    assert default_batch_size(manifest) == 16
+    assert default_batch_size(msgspec.structs.replace(manifest, plan_options=PlanOptions(max_batch_size=9))) == 9
+    with LLM(engine, FIXTURES / "tiny-qwen3") as llm:
+        assert llm.metrics().free_slots == 16
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_dropping_the_last_reference_ends_thread_and_model(engine: Path, is_busy: bool) -> None:
+    llm = open_llm(engine)
+    llm.generate(PROMPTS[0], greedy(5))
+    watched = [weakref.ref(llm), weakref.ref(llm._session.target.model), weakref.ref(llm._session.drafter)]
+    thread = llm.backend._thread._thread
+    if is_busy:
+        request = llm.backend.request(PROMPTS[0], LONG, lambda chunk: None)
+        llm.backend.submit(request)
+        await_running(llm)
+        del request
+    assert thread in threading.enumerate()
+    del llm
+    gc.collect()
+    assert [found() for found in watched] == [None, None, None]
+    assert thread not in threading.enumerate()

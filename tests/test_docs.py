@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python examples of README and docs/runtime.md run as they stand, on a fixture engine."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.engines import build
+from tests.paths import FIXTURES, REPOSITORY
+
+DOCUMENTS = ("README.md", "docs/runtime.md")
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+EXAMPLES = [(name, code) for name in DOCUMENTS for code in BLOCK.findall((REPOSITORY / name).read_text())]
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def substitutes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What stands in for the names in the examples: a fixture engine, and its target with a chat template."""
+    directory = tmp_path_factory.mktemp("docs")
+    build(FIXTURES / "tiny-qwen3-dflash", directory / "engine", FIXTURES / "tiny-qwen3")
+    shutil.copytree(FIXTURES / "tiny-qwen3", directory / "target")
+    (directory / "target" / "chat_template.jinja").write_text(TEMPLATE)
+    return {'"engine"': directory / "engine", '"openai/gpt-oss-120b"': directory / "target"}
+
+
+@pytest.mark.parametrize(("document", "code"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
+def test_example(document: str, code: str, substitutes: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    for name, path in substitutes.items():
+        assert name in code, f"{document}: an example without {name}"
+        code = code.replace(name, repr(str(path)))
+    exec(compile(code, document, "exec"), {})  # noqa: S102 - our own documents
+    assert len(capsys.readouterr().out) > 20
+
+
+def test_there_are_examples() -> None:
+    assert [name for name, _ in EXAMPLES] == ["README.md", "docs/runtime.md", "docs/runtime.md"]
