@@ -33,7 +33,7 @@ BUG = """
 import sys
 import dflash_trt.cli
 module = sys.modules["dflash_trt.cli.inspect"]  # the attribute of that name is the command
-def mistaken(directory):
+def mistaken(*facts):
     raise {error}
 module.read_draft = mistaken
 from dflash_trt.cli import main

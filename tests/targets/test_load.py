@@ -59,7 +59,9 @@ def test_a_weight_of_another_shape(target: Path) -> None:
 def test_a_damaged_generation_config(target: Path) -> None:
     """transformers takes the end-of-sequence token of config.json, which may be another."""
     (target / "generation_config.json").write_text('{"eos_token')
-    assert f"{target / 'generation_config.json'}: expected a JSON object" in refusal(lambda: load(target), CheckpointError)
+    assert f"{target / 'generation_config.json'}: expected a JSON object" in refusal(
+        lambda: load(target), CheckpointError
+    )
 
 
 @pytest.mark.parametrize(("eos", "expected"), [(5, {5}), ([0, 5], {0, 5}), (None, set())])
