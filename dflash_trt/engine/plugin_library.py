@@ -15,6 +15,7 @@ BUILD = (
     "cmake -S plugins -B build/plugins -DDFLASH_CUDA=ON && cmake --build build/plugins, "
     f"then export {VARIABLE}=build/plugins/{NAME}"
 )
+INSTALL = "in the source directory: pip install --no-deps --editable . -C cmake.define.DFLASH_CUDA=ON"
 
 
 def plugin_library() -> Path:
@@ -29,7 +30,8 @@ def plugin_library() -> Path:
         raise MissingDependencyError(f"expected the plugin library at {library}, found no file", hint=BUILD)
     if not _C.cuda_architectures():
         raise MissingDependencyError(
-            f"expected a plugin library with CUDA kernels, found {library}, which was built without nvcc", hint=BUILD
+            f"expected a plugin library with CUDA kernels, found {library}, whose build left them out",
+            hint=f"{INSTALL} (needs nvcc; an editable install leaves the kernels out, because they take minutes)",
         )
     return library
 
