@@ -13,6 +13,7 @@ from dflash_trt.files.strict_yaml import closest, load_yaml
 from dflash_trt.quantize.recipe import recipe_directory
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
@@ -51,6 +52,8 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Tokens of a request, prompt and answer together; sizes the context cache."""
     draft_tokens: Positive | None = None
     """K, proposals per step; block_size - 1 unless said otherwise."""
+    draft_schedule: dict[Positive, Count] | None = None
+    """K by smallest batch, where it is not the same for all: {1: 9, 17: 4, 65: 0}. 0 decodes plainly."""
     draft_attention: Literal["VANILLA", "TRTLLM", "FA4"] | None = None
     """TensorRT-LLM's attention kernel of the native drafter."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"

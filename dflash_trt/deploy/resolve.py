@@ -12,6 +12,7 @@ import msgspec
 from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.checkpoint.target_checkpoint import check_pair
 from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3
+from dflash_trt.deploy.draft_schedule import Schedule, read_schedule
 from dflash_trt.deploy.gpus import Gpus, parse_gpus
 from dflash_trt.deploy.published import published_targets
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
@@ -52,6 +53,8 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     max_num_tokens: int
     max_seq_len: int
     draft_tokens: int
+    draft_schedule: Schedule
+    """K by batch; empty where it is draft_tokens for all."""
     draft_attention: str
     kv_cache_dtype: str
     kv_cache_fraction: float
@@ -83,6 +86,12 @@ def resolve(
     served, sources["draft"] = _served_draft(file, name, draft)
     sources["target"] = "--target" if target else "file"
     moe_backend, sources["moe_backend"] = _moe_backend(file.target, gpus)
+    draft_tokens = settings.take(
+        "draft_tokens", file.draft_tokens, sizes.spec.num_draft_tokens, f"block_size - 1, {sizes.origin}"
+    )
+    schedule = (
+        read_schedule(file.draft_schedule, draft_tokens, f"{name}: draft_schedule") if file.draft_schedule else ()
+    )
     attention = "TRTLLM" if file.mode == "native" and gpus.gpu.compute_capability in TRTLLM_ATTENTION else "VANILLA"
     return ResolvedDeployment(
         name=name,
@@ -99,9 +108,8 @@ def resolve(
         max_batch_size=settings.by_purpose("max_batch_size", file.max_batch_size),
         max_num_tokens=settings.by_purpose("max_num_tokens", file.max_num_tokens),
         max_seq_len=settings.by_purpose("max_seq_len", file.max_seq_len),
-        draft_tokens=settings.take(
-            "draft_tokens", file.draft_tokens, sizes.spec.num_draft_tokens, f"block_size - 1, {sizes.origin}"
-        ),
+        draft_tokens=draft_tokens,
+        draft_schedule=settings.take("draft_schedule", schedule or None, (), "draft_tokens for every batch"),
         draft_attention=settings.take(
             "draft_attention", file.draft_attention, attention, f"{file.mode} mode on {gpus.gpu.sm}"
         ),

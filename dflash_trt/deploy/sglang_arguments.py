@@ -8,6 +8,7 @@ from typing import Any
 from dflash_trt.deploy.method import Method, eagle3_of
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVAL
+from dflash_trt.errors import ConfigError
 
 CACHE_DTYPES = {"auto": "auto", "fp8": "fp8_e4m3"}
 
@@ -29,6 +30,12 @@ def sglang_arguments(deployment: ResolvedDeployment, method: Method, host: str, 
         "stream_interval": STREAM_INTERVAL,
     }
     if method == "dflash":
+        if deployment.draft_schedule:
+            raise ConfigError(
+                f"{deployment.name}: expected one draft length, which is all that SGLang takes for DFlash, found"
+                " draft_schedule",
+                hint="remove draft_schedule, or tune with --runtime sglang",
+            )
         arguments |= {
             "speculative_algorithm": "DFLASH",
             "speculative_draft_model_path": deployment.checkpoint if deployment.mode == "engine" else deployment.draft,

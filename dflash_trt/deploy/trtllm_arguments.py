@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dflash_trt.deploy.draft_schedule import trtllm_schedule
 from dflash_trt.deploy.method import Method, eagle3_of
 from dflash_trt.deploy.resolve import ResolvedDeployment
 
@@ -42,6 +43,9 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             "max_draft_len": deployment.draft_tokens,
             "attention_backend": deployment.draft_attention,
         }
+        if deployment.draft_schedule:
+            schedule = trtllm_schedule(deployment.draft_schedule, deployment.max_batch_size)
+            arguments["speculative_config"]["draft_len_schedule"] = schedule
     elif method == "eagle3":
         eagle3 = eagle3_of(deployment)
         arguments["speculative_config"] = {

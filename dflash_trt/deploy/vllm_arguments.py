@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dflash_trt.deploy.draft_schedule import vllm_schedule
 from dflash_trt.deploy.method import Method, eagle3_of
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVAL
@@ -33,6 +34,9 @@ def vllm_arguments(deployment: ResolvedDeployment, method: Method, host: str, po
             "model": deployment.checkpoint if deployment.mode == "engine" else deployment.draft,
             "num_speculative_tokens": deployment.draft_tokens,
         }
+        if deployment.draft_schedule:
+            ranges = vllm_schedule(deployment.draft_schedule, deployment.max_batch_size)
+            arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] = ranges
     elif method == "eagle3":
         eagle3 = eagle3_of(deployment)
         arguments["speculative_config"] = {

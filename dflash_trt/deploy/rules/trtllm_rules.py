@@ -93,6 +93,34 @@ def draft_length(config: CheckedConfig) -> Iterator[Finding]:
         yield from check_draft_tokens(config, f"{SPEC}.max_draft_len", config.number(f"{SPEC}.max_draft_len"))
 
 
+def draft_schedule(config: CheckedConfig) -> Iterator[Finding]:
+    """Drafts by largest batch: K at first, never more; the class refuses it beside max_concurrency."""
+    key = f"{SPEC}.draft_len_schedule"
+    schedule = (config.document.get(SPEC) or {}).get("draft_len_schedule") if is_dflash(config) else None
+    if not isinstance(schedule, dict) or not schedule:
+        return
+    most, batch = config.number(f"{SPEC}.max_draft_len"), config.number("max_batch_size")
+    entries = [(at, length) for at, length in schedule.items() if isinstance(at, int) and isinstance(length, int)]
+    if len(entries) < len(schedule) or min(min(entry) for entry in entries) < 0:
+        yield error(
+            "draft-schedule", key, "batch sizes and draft lengths, none negative", schedule, "write whole numbers"
+        )
+        return
+    entries.sort()
+    if most is not None and (entries[0][1] != most or max(length for _, length in entries) > most):
+        yield error(
+            "draft-schedule", key, f"max_draft_len {most} at first and never more", schedule,
+            f"write {{{entries[0][0]}: {most}, ...}}",
+        )  # fmt: skip
+    if batch is not None and entries[-1][0] < batch:
+        yield warning(
+            "draft-schedule", key, f"lengths up to max_batch_size {batch}", f"none beyond batch {entries[-1][0]}",
+            "larger batches decode plainly; add them unless that is wanted",
+        )  # fmt: skip
+    if config.number(f"{SPEC}.max_concurrency") is not None:
+        yield error("draft-schedule", key, "it or max_concurrency", "both", "remove max_concurrency")
+
+
 def token_budget(config: CheckedConfig) -> Iterator[Finding]:
     """max_batch_size * (1 + K) <= max_num_tokens."""
     draft_tokens = config.number(f"{SPEC}.max_draft_len") if config.document.get(SPEC) else None
@@ -210,6 +238,7 @@ RULES: tuple[Rule, ...] = (
     cuda_graphs,
     required,
     draft_length,
+    draft_schedule,
     token_budget,
     draft_attention,
     prefix_reuse,

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draft lengths by batch size, in the words of each runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dflash_trt.errors import ConfigError
+
+Schedule = tuple[tuple[int, int], ...]
+"""Smallest batch and drafts from there on, smallest batch first; 0 drafts is plain decoding."""
+
+
+def read_schedule(given: Mapping[int, int], draft_tokens: int, where: str) -> Schedule:
+    """The schedule of a deployment file; raises ConfigError, naming `where`, for one that cannot be meant."""
+    schedule = tuple(sorted(given.items()))
+    if not schedule or schedule[0] != (1, draft_tokens):
+        found = f"{{{schedule[0][0]}: {schedule[0][1]}, ...}}" if schedule else "{}"
+        raise ConfigError(
+            f"{where}: expected to begin with batch 1 and draft_tokens {draft_tokens}, found {found}",
+            hint="set draft_tokens to the length at batch 1",
+        )
+    if above := [(batch, length) for batch, length in schedule if length > draft_tokens]:
+        raise ConfigError(
+            f"{where}: expected at most draft_tokens {draft_tokens}, found {above[0][1]} from batch {above[0][0]} on"
+        )
+    return schedule
+
+
+def trtllm_schedule(schedule: Schedule, max_batch_size: int) -> dict[int, int]:
+    """TensorRT-LLM's draft_len_schedule: largest batch of each length. What lies beyond the last decodes plainly."""
+    return {end: length for _, end, length in _ranges(schedule, max_batch_size)}
+
+
+def vllm_schedule(schedule: Schedule, max_batch_size: int) -> list[list[int]]:
+    """vLLM's num_speculative_tokens_per_batch_size: [smallest batch, largest batch, length]."""
+    return [list(entry) for entry in _ranges(schedule, max_batch_size)]
+
+
+def _ranges(schedule: Schedule, max_batch_size: int) -> list[tuple[int, int, int]]:
+    begins = [begin for begin, _ in schedule if begin <= max_batch_size]
+    ends = [*(begin - 1 for begin in begins[1:]), max_batch_size]
+    return [(begin, end, length) for (begin, length), end in zip(schedule, ends, strict=False)]
