@@ -38,6 +38,7 @@ def test_trtexec_commands(draft_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_
         *(f"--{bound}Shapes=target_hidden:16x144,positions:16" for bound in ("min", "opt", "max")),
     ]  # fmt: skip
     assert f"--dynamicPlugins={library}" in draft
+    assert not any(word.startswith("--setPluginsToSerialize") for word in draft)
     assert [word for word in draft if word.startswith("--profile")] == ["--profile=0", "--profile=1"]
     assert "k_cache:1x3x1x2x16" in next(word for word in draft if word.startswith("--minShapes"))
 
@@ -46,7 +47,8 @@ def test_portable_and_reproducible(draft_dir: Path, tmp_path: Path) -> None:
     options = msgspec.structs.replace(OPTIONS, version_compatible=True, hardware_compatibility="none")
     cache = TimingCache(file=Path("t"), reproducible=True)
     context, draft = commands(draft_dir, tmp_path / "engine", options, cache)
-    plugin = f"--setPluginsToSerialize={installed_library()}"  # where it will be
-    assert {"--versionCompatible", plugin, "--errorOnTimingCacheMiss"} <= set(draft)
-    assert plugin not in context
+    library = installed_library()  # where it will be
+    plugin = {f"--setPluginsToSerialize={library}", f"--dynamicPlugins={library}"}  # the first alone registers nothing
+    assert {"--versionCompatible", *plugin, "--errorOnTimingCacheMiss"} <= set(draft)
+    assert not plugin & set(context)
     assert not any(word.startswith("--hardwareCompatibilityLevel") for word in context)

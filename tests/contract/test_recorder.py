@@ -71,3 +71,7 @@ def test_the_progress_monitor_overrides_what_tensorrt_calls(version: str) -> Non
 @pytest.mark.parametrize("version", ["10.15.1.29", "11.4.0.106", "11.4", "10.16.0.post1"])
 def test_versions_are_read(version: str) -> None:
     assert tensorrt_api.version_of(version) >= tensorrt_api.OLDEST
+
+
+def test_the_oldest_release_is_the_oldest_that_is_recorded() -> None:
+    assert tensorrt_api.version_of(VERSIONS[0]) == tensorrt_api.OLDEST

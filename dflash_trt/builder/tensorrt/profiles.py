@@ -48,4 +48,6 @@ def _fixed(size: int) -> Range:
 
 
 def _up_to(size: int) -> Range:
-    return Range(min=1, opt=size, max=size)
+    """Any size of the context cache. Only the plugin reads it, so there is nothing to tune; what TensorRT sets aside
+    while it times kernels has the optimum's size, which for a whole cache is tens of gigabytes."""
+    return Range(min=1, opt=1, max=size)

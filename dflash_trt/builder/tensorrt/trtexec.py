@@ -47,7 +47,9 @@ def _words(
     if options.version_compatible:
         yield "--versionCompatible"
     if stem.name == PLUGIN_GRAPH:
-        yield f"--{'setPluginsToSerialize' if options.version_compatible else 'dynamicPlugins'}={_library_path()}"
+        yield f"--dynamicPlugins={_library_path()}"  # registers it, which the parser needs
+        if options.version_compatible:
+            yield f"--setPluginsToSerialize={_library_path()}"  # only embeds it
     if timing_cache is not None:
         yield f"--timingCacheFile={timing_cache.file}"
         if timing_cache.reproducible:
