@@ -34,6 +34,10 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fp8_kv_cache: bool
     """Whether the context cache is FP8 with the checkpoint's scales."""
 
+    def algorithms(self) -> set[str]:
+        """Those of layers and cache."""
+        return {*self.modules.values(), *([FP8] if self.fp8_kv_cache else [])}
+
 
 def read_quantization(
     config: Facts, modules: list[str], attention: list[str], weights: dict[str, Tensor]

@@ -25,6 +25,7 @@ from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.engine.drafter_memory import drafter_memory
 from dflash_trt.engine.graphs import graph_signatures
 from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.engine.plan import check_precision
 from dflash_trt.errors import ConfigError
 
 # What a deployment says to a runtime; the rest of it are facts and their origin.
@@ -65,6 +66,7 @@ def print_plan_dry_run(engine: Path, plans: PlanRequest, *, as_json: bool) -> No
 
     manifest = read_manifest(engine)
     options = plans.options(manifest.plan_options)
+    check_precision(manifest.quantization.algorithms(), options.hardware_compatibility, None)
     commands = trtexec_commands(engine, manifest.graphs, manifest.draft.block_size, options, plans.timing_cache)
     memory = drafter_memory(manifest, options, engine)
     if as_json:
@@ -92,6 +94,11 @@ def _planned_commands(deployment: ResolvedDeployment, output: Path, plans: PlanR
     spec = deployment.draft_sizes.spec
     graphs = graph_signatures(spec, fp8_cache=False)  # inputs have the same axes with an FP8 cache
     options = plans.options(plan_sizes(deployment))
+    check_precision(
+        set(deployment.algorithms.values()),
+        options.hardware_compatibility,
+        deployment.gpus.gpu.compute_capability,
+    )
     return trtexec_commands(output, graphs, spec.block_size, options, plans.timing_cache)
 
 

@@ -25,6 +25,12 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     uuid: str = ""
     """Of the device, or of the MIG instance."""
 
+    @property
+    def sm(self) -> tuple[int, int]:
+        """The compute capability as numbers."""
+        major, minor = self.compute_capability.split(".")
+        return int(major), int(minor)
+
 
 def visible_gpus() -> list[Gpu]:
     """The GPUs that this process may use (CUDA_VISIBLE_DEVICES applies); MissingDependencyError without a driver."""

@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
 from dflash_trt.engine.machine import Gpu
-from dflash_trt.errors import EngineError
+from dflash_trt.errors import BuildError, EngineError
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Compatibility = Literal["none", "same_compute_capability", "ampere_plus"]
 DEFAULT_WORKSPACE_BYTES = 4 * 2**30
 GRAPHS = ("context", "draft")
 PLUGIN_GRAPH = "draft"  # the one with attention nodes
+# The first GPUs whose tensor cores read a number format (TensorRT support matrix).
+LOWEST_SM = {"FP8": (8, 9), "FP4": (10, 0)}
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,6 +94,31 @@ def check_plan(
             f" found {plugin_sha256}",
             hint=rebuild,
         )
+
+
+def check_precision(
+    algorithms: Collection[str], hardware_compatibility: Compatibility, compute_capability: tuple[int, int] | None
+) -> None:
+    """Raises BuildError for weights or a cache that no kernel of the asked-for GPUs reads; the builder says it later.
+
+    `algorithms` are those of layers and cache (FP8, NVFP4, ...); the GPU is None where it is not known.
+    """
+    for kind, lowest in LOWEST_SM.items():
+        found = sorted(algorithm for algorithm in algorithms if kind in algorithm)
+        if not found:
+            continue
+        if hardware_compatibility == "ampere_plus":
+            raise BuildError(
+                f"hardware_compatibility: expected none or same_compute_capability with {found[0]},"
+                " found ampere_plus, whose plans must run on SM 8.0",
+                hint="give --hardware-compatibility same_compute_capability or none, or build --recipe bf16",
+            )
+        if compute_capability is not None and compute_capability < lowest:
+            needed, here = (".".join(map(str, version)) for version in (lowest, compute_capability))
+            recipes = "fp8 or bf16" if kind == "FP4" and compute_capability >= LOWEST_SM["FP8"] else "bf16"
+            raise BuildError(
+                f"{found[0]}: expected a GPU of SM {needed} or newer, found SM {here}", hint=f"build --recipe {recipes}"
+            )
 
 
 def is_served(plan: Plan, gpu: Gpu, tensorrt: str) -> bool:

@@ -87,9 +87,9 @@ def test_force_keeps_the_plans_of_what_did_not_change(engine: Path, recorder: Re
     built(recorder)
     build_engine(engine, *TENSORRT, "--force")
     assert built(recorder) == []
-    build_engine(engine, *TENSORRT, "--force", "--recipe", "nvfp4")
+    build_engine(engine, *TENSORRT, "--force", "--recipe", "fp8")
     assert built(recorder) == ["context.onnx", "draft.onnx"]
-    build_engine(engine, "--force", "--recipe", "nvfp4")
+    build_engine(engine, "--force", "--recipe", "fp8")
     assert read_manifest(engine).plans == {}
 
 
@@ -107,6 +107,29 @@ def test_options_reach_tensorrt(engine: Path, recorder: Recorder, tmp_path: Path
     flags = {flag.name for (flag,) in recorder.arguments("IBuilderConfig.set_flag")}
     assert flags >= {"EDITABLE_TIMING_CACHE", "ERROR_ON_TIMING_CACHE_MISS"}
     assert read_manifest(engine).plans["draft"].version_compatible is False
+
+
+def test_a_precision_that_the_gpu_lacks_is_refused_before_anything_is_parsed(engine: Path, recorder: Recorder) -> None:
+    """The recorder's machine has an H200."""
+    message = refusal(lambda: build_engine(engine, *TENSORRT, "--recipe", "mixed-nvfp4-fp8"), BuildError)
+    assert "NVFP4: expected a GPU of SM 10.0 or newer, found SM 9.0" in message
+    assert f"{engine} is complete for ONNX Runtime" in message
+    assert "hint: build --recipe fp8 or bf16" in message
+    assert built(recorder) == []
+
+
+@pytest.mark.parametrize("recipe", ["fp8", "nvfp4-w4a16", "bf16+fp8-kv"])
+def test_plans_for_every_gpu_since_ampere_are_refused_where_not_all_have_the_precision(
+    engine: Path, recorder: Recorder, recipe: str
+) -> None:
+    build_engine(engine, "--recipe", recipe)
+    before = (engine / "manifest.json").read_bytes()
+    for command in (["--dry-run"], []):
+        portable = ["build", engine, *TENSORRT, "--hardware-compatibility", "ampere_plus", *command]
+        message = refusal(lambda portable=portable: run_here(*portable), BuildError)  # type: ignore[misc]
+        assert "found ampere_plus, whose plans must run on SM 8.0" in message
+    assert built(recorder) == []
+    assert (engine / "manifest.json").read_bytes() == before  # a later build does not inherit what was refused
 
 
 def test_what_tensorrt_refuses_says_how_to_go_on(engine: Path, recorder: Recorder) -> None:

@@ -69,14 +69,14 @@ def test_an_engine_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     config = tmp_path / "tiny.yaml"
     config.write_text(
         f"description: a fixture\ntarget: {FIXTURES / 'tiny-gpt-oss'}\ndraft: {FIXTURES / 'tiny-gpt-oss-dflash'}\n"
-        "gpus: h100x1\npurpose: latency\nmode: engine\nrecipe: nvfp4\n"
+        "gpus: b300x1\npurpose: latency\nmode: engine\nrecipe: nvfp4\n"
     )
     engine = tmp_path / "engine"
     run_here("build", config, "-o", engine)
     manifest = json.loads((engine / "manifest.json").read_text())
     assert manifest["source"]["recipe"] == "nvfp4"
     capsys.readouterr()
-    run_here("serve-config", engine, "--target", FIXTURES / "tiny-gpt-oss", "--gpus", "h100x1", "--runtime", "trtllm")
+    run_here("serve-config", engine, "--target", FIXTURES / "tiny-gpt-oss", "--gpus", "b300x1", "--runtime", "trtllm")
     output = capsys.readouterr()
     document = yaml.safe_load(output.out)
     assert document["speculative_config"] == {
@@ -103,6 +103,16 @@ def test_what_cannot_fit_is_refused_before_anything_starts(tmp_path: Path) -> No
     assert "[context-arena]" in result.stderr
     assert re.search(r"lower to max_batch_size \d+ or max_seq_len \d+", result.stderr)
     assert run("build", file, "--dry-run").returncode == 1
+
+
+def test_plans_that_the_gpu_cannot_run_are_refused_before_it_is_rented(tmp_path: Path) -> None:
+    file = tmp_path / "hopper.yaml"
+    file.write_text(NVFP4.read_text().replace("b300x8", "h200x8"))
+    result = run("serve-config", file, "--runtime", "trtllm")
+    assert result.returncode == 1
+    assert "NVFP4: expected a GPU of SM 10.0 or newer, found SM 9.0; build --recipe fp8 or bf16" in result.stderr
+    assert "[precision]" in result.stderr
+    assert "found SM 9.0" in run("build", file, "--dry-run").stderr
 
 
 def test_dry_run_says_where_every_value_came_from(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from dflash_trt.engine.machine import Gpu
-from dflash_trt.engine.plan import Compatibility, Plan, check_plan, is_served
-from dflash_trt.errors import EngineError
+from dflash_trt.engine.plan import Compatibility, Plan, check_plan, check_precision, is_served
+from dflash_trt.errors import BuildError, EngineError
 from tests.checkpoint.samples import refusal
 
 B300 = Gpu(name="NVIDIA B300", compute_capability="10.3")
@@ -23,6 +23,24 @@ PLAN = Plan(
     plugin_sha256="p", workspace_bytes=1, hardware_compatibility="none", version_compatible=False, profiles=(),
 )  # fmt: skip
 DIRECTORY = Path("engine")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sm", "words"),
+    [
+        ("NVFP4", (10, 0), None),
+        ("NVFP4", (12, 0), None),
+        ("FP8", (8, 9), None),
+        ("NVFP4", (9, 0), "NVFP4: expected a GPU of SM 10.0 or newer, found SM 9.0\nhint: build --recipe fp8 or bf16"),
+        ("W4A16_NVFP4", (8, 0), "expected a GPU of SM 10.0 or newer, found SM 8.0\nhint: build --recipe bf16"),
+        ("FP8", (8, 6), "FP8: expected a GPU of SM 8.9 or newer, found SM 8.6"),
+    ],
+)
+def test_precisions(algorithm: str, sm: tuple[int, int], words: str | None) -> None:
+    if words is None:
+        check_precision({algorithm}, "none", sm)
+    else:
+        assert words in refusal(lambda: check_precision({algorithm}, "none", sm), BuildError)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from dflash_trt.builder.tensorrt.reuse import link
 from dflash_trt.builder.tensorrt.timing_cache import TimingCache
 from dflash_trt.engine import machine, tensorrt_api
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, sha256
-from dflash_trt.engine.plan import PLUGIN_GRAPH, Plan, PlanOptions, is_served
+from dflash_trt.engine.plan import PLUGIN_GRAPH, Plan, PlanOptions, check_precision, is_served
 from dflash_trt.engine.plugin_library import plugin_library
 from dflash_trt.files.write import new_directory
 
@@ -27,15 +27,18 @@ def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache:
     """Builds the plans of `directory` for this GPU and returns the manifest; plans that are still right stay.
 
     Without `options`, those that the directory was made with. Raises MissingDependencyError without TensorRT, GPU or
-    plugin, BuildError when TensorRT refuses a graph; the directory then serves ONNX Runtime as before, and keeps
-    `options` for the next try.
+    plugin, BuildError when the GPU lacks the graphs' precision or TensorRT refuses one; the directory then serves ONNX
+    Runtime as before, and keeps `options` for the next try, where any GPU could serve them.
     """
     manifest = read_manifest(directory)
     options = options or manifest.plan_options or PlanOptions()
+    algorithms = manifest.quantization.algorithms()
+    check_precision(algorithms, options.hardware_compatibility, None)
     if options != manifest.plan_options:
         manifest = msgspec.structs.replace(manifest, plan_options=options)
         _write_manifest(directory, manifest)
     trt, gpu, plugin = tensorrt_api.load_tensorrt(), machine.gpu(), plugin_library()
+    check_precision(algorithms, options.hardware_compatibility, gpu.sm)
     wanted = {
         name: _wanted(directory, manifest, name, options, gpu, str(trt.__version__), sha256(plugin))
         for name in manifest.graphs

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dflash_trt.deploy.finding import Finding
+from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,
@@ -18,6 +18,8 @@ from dflash_trt.deploy.rules.checked_config import (
 )
 from dflash_trt.deploy.rules.memory_rules import check_memory
 from dflash_trt.deploy.sizes import CHECKPOINT
+from dflash_trt.engine.plan import check_precision
+from dflash_trt.errors import BuildError
 
 SPEC = "speculative_config"
 BACKEND = f"{SPEC}.attention_backend"
@@ -215,6 +217,16 @@ def engine_mode(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def precision(config: CheckedConfig) -> Iterator[Finding]:
+    """Our plans need tensor cores that read their weights."""
+    if not is_dflash(config) or config.mode != "engine" or config.gpus is None:
+        return
+    try:
+        check_precision(set(config.algorithms.values()), "none", config.gpus.gpu.compute_capability)
+    except BuildError as refused:
+        yield Finding("precision", ERROR, f"{SPEC}.speculative_model", refused.message, refused.hint or "")
+
+
 def same_facts(config: CheckedConfig) -> Iterator[Finding]:
     """What the file repeats of the draft's config.json must be the same."""
     draft = config.draft
@@ -245,6 +257,7 @@ RULES: tuple[Rule, ...] = (
     quantized_context,
     backbone,
     engine_mode,
+    precision,
     same_facts,
     memory,
 )
