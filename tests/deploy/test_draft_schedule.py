@@ -46,7 +46,7 @@ def test_a_scheduled_deployment_passes_its_own_check(runtime: Runtime) -> None:
     if runtime == "vllm":
         expected = {"num_speculative_tokens_per_batch_size": [[1, 16, 9], [17, 64, 4], [65, 128, 0]]}
     assert expected.items() <= spec.items()
-    config = deployment_config(deployment, load_schema(runtime), arguments(deployment, runtime))
+    config = deployment_config(deployment, load_schema(runtime, None), arguments(deployment, runtime))
     assert [finding for finding in check(config) if finding.severity == "error"] == []
 
 
@@ -88,7 +88,7 @@ def test_files_of_others(change: dict[str, Any], severity: str, words: str) -> N
     deployment = scheduled({1: 9})
     document = arguments(deployment, "trtllm")
     document["speculative_config"] = {**document["speculative_config"], **change}
-    findings = check(deployment_config(deployment, load_schema("trtllm"), document))
+    findings = check(deployment_config(deployment, load_schema("trtllm", None), document))
     (finding,) = [finding for finding in findings if finding.rule == "draft-schedule"]
     assert finding.severity == severity
     assert words in str(finding)
