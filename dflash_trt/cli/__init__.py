@@ -24,6 +24,7 @@ from dflash_trt.cli.inspect import inspect
 from dflash_trt.cli.quantize import quantize
 from dflash_trt.cli.serve_config import serve_config
 from dflash_trt.cli.triton_repo import triton_repo
+from dflash_trt.cli.tune import tune
 from dflash_trt.cli.verify import verify
 from dflash_trt.errors import DFlashError, MissingDependencyError
 
@@ -49,7 +50,7 @@ def cli() -> None:
     """DFlash speculative decoding: from a draft checkpoint to engines, configs and lossless text."""
 
 
-for command in (inspect, capture, quantize, build, generate, verify, serve_config, estimate, triton_repo, doctor):
+for command in (inspect, capture, quantize, build, generate, verify, serve_config, estimate, tune, triton_repo, doctor):
     cli.add_command(command)
 
 

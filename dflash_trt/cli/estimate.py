@@ -13,6 +13,7 @@ from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dflash_trt.deploy.deployment_file import DeploymentFile
     from dflash_trt.deploy.resolve import ResolvedDeployment
     from dflash_trt.estimate.acceptance import Acceptance
     from dflash_trt.estimate.bands import Band
@@ -103,18 +104,29 @@ def estimate(
         write_page(result, html)
 
 
-def open_system(config: str, runtime: str, target: str | None, draft: str | None) -> tuple[ResolvedDeployment, System]:
-    """The resolved deployment that CONFIG names and what the cost model makes of it."""
+def read_file(config: str) -> DeploymentFile:
+    """The deployment file that CONFIG names."""
     from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
-    from dflash_trt.deploy.resolve import resolve
-    from dflash_trt.estimate.inputs import system
 
     if (path := deployment_path(config)) is None:
         raise ConfigError(
             f"{config}: expected a deployment's file (.yaml) or name, found neither",
             hint="dflash-trt serve-config --list",
         )
-    deployment = resolve(load_deployment(path), path.stem, draft=draft, target=target)
+    return load_deployment(path)
+
+
+def open_system(
+    config: str, runtime: str, target: str | None, draft: str | None, recipe: str | None = None
+) -> tuple[ResolvedDeployment, System]:
+    """The resolved deployment that CONFIG names, with another recipe or its own, and what the model makes of it."""
+    from dflash_trt.deploy.resolve import resolve
+    from dflash_trt.estimate.inputs import system
+
+    file = read_file(config)
+    if recipe is not None:
+        file = msgspec.structs.replace(file, recipe=recipe)
+    deployment = resolve(file, Path(config).stem if config.endswith(".yaml") else config, draft=draft, target=target)
     return deployment, system(deployment, runtime)
 
 

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measured speeds by batch and draft length, in place of the model."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.errors import ConfigError
+
+
+class MeasuredPoint(msgspec.Struct, frozen=True):
+    """One measurement."""
+
+    batch: int
+    draft_tokens: int
+    user_rate: float
+    """Tokens a second of one user."""
+
+
+class MeasuredPoints(msgspec.Struct, frozen=True):
+    """The document `dflash-trt/points/1`, which benchmarks/bench_estimate.py writes."""
+
+    schema: str
+    points: tuple[MeasuredPoint, ...]
+
+    def user_rate(self, batch: int, draft_tokens: int) -> float | None:
+        """The measured speed at that batch, or on the line between the two measured around it; None outside."""
+        speeds = {point.batch: point.user_rate for point in self.points if point.draft_tokens == draft_tokens}
+        below, above = (max((b for b in speeds if b <= batch), default=None),
+                        min((b for b in speeds if b >= batch), default=None))  # fmt: skip
+        if below is None or above is None:
+            return None
+        if below == above:
+            return speeds[below]
+        share = (batch - below) / (above - below)
+        # Steps grow with the batch in straight lines, more nearly than speeds fall.
+        return 1 / ((1 - share) / speeds[below] + share / speeds[above])
+
+    def model_error(self, model: Callable[[int, int], float]) -> float:
+        """Median of |predicted / measured - 1|."""
+        return statistics.median(abs(model(p.batch, p.draft_tokens) / p.user_rate - 1) for p in self.points)
+
+
+def read_points(file: Path) -> MeasuredPoints:
+    """Raises ConfigError for another document, and for one without points."""
+    try:
+        document = msgspec.json.decode(file.read_bytes(), type=MeasuredPoints)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{file}: expected a document dflash-trt/points/1, found: {error}") from None
+    if document.schema != "dflash-trt/points/1" or not document.points:
+        raise ConfigError(f"{file}: expected points of dflash-trt/points/1, found {len(document.points)} of "
+                          f"{document.schema!r}")  # fmt: skip
+    if any(point.batch < 1 or point.draft_tokens < 0 or point.user_rate <= 0 for point in document.points):
+        raise ConfigError(f"{file}: expected batches, draft lengths and speeds above 0, found others")
+    return document
