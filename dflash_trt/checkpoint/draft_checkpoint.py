@@ -141,6 +141,10 @@ def _check_spec(config: Facts, dflash: Facts, spec: DraftSpec) -> None:
         )
     if len(set(spec.target_layer_ids)) < len(spec.target_layer_ids):
         raise _either(config, dflash, "target_layer_ids").error("target_layer_ids", "each layer once")
+    if list(spec.target_layer_ids) != sorted(spec.target_layer_ids):  # runtimes feed fc in the order of the layers
+        raise _either(config, dflash, "target_layer_ids").error(
+            "target_layer_ids", "layers in rising order, and fc.weight's columns in the same"
+        )
 
 
 def _either(config: Facts, dflash: Facts, key: str) -> Facts:

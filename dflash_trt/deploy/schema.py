@@ -99,7 +99,7 @@ def versions(runtime: str) -> list[str]:
     return [version for name, version in schemas() if name == runtime]
 
 
-def load_schema(runtime: str, version: str | None) -> Schema:
+def load_schema(runtime: str, version: str | None = None) -> Schema:
     """The schema of a release, the newest unless said otherwise; raises ConfigError for one that is not known."""
     known = versions(runtime)
     chosen = version or known[-1]

@@ -42,6 +42,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             "speculative_model": deployment.draft,
             "max_draft_len": deployment.draft_tokens,
             "attention_backend": deployment.draft_attention,
+            **_draft_facts(deployment),
         }
         if deployment.draft_schedule:
             schedule = trtllm_schedule(deployment.draft_schedule, deployment.max_batch_size)
@@ -54,6 +55,17 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             "max_draft_len": eagle3.draft_tokens,
         }
     return arguments
+
+
+def _draft_facts(deployment: ResolvedDeployment) -> dict[str, Any]:
+    """What TensorRT-LLM reads of the draft's config.json, for a draft that is not downloaded when it reads its file.
+
+    It captures nothing for taps that it has not found by then, and says nothing (DFlashDecodingConfig @ 7c7504c0). A
+    mask token that is not known is left to the draft itself, which is read later.
+    """
+    spec = deployment.draft_sizes.spec
+    mask = {} if spec.mask_token_id is None else {"mask_token_id": spec.mask_token_id}
+    return {"target_layer_ids": list(spec.target_layer_ids), **mask}
 
 
 def trtllm_command(deployment: ResolvedDeployment, method: Method, host: str, port: int) -> list[str]:

@@ -97,6 +97,11 @@ WRONG: list[tuple[str, object, str]] = [
     ("rms_norm_eps", "1e-5", 'a number > 0, found "1e-5"'),
     ("dflash_config__mask_token_id", 96, "a token id below vocab_size 96, found 96"),
     ("dflash_config__target_layer_ids", [1, 2, 1], "each layer once, found [1, 2, 1]"),
+    (
+        "dflash_config__target_layer_ids",
+        [3, 1, 2],
+        "layers in rising order, and fc.weight's columns in the same, found",
+    ),
     ("dflash_config__target_layer_ids", [], "a list of integers >= 0, found []"),
     ("dflash_config__target_layer_ids", [-1, 2], "a list of integers >= 0, found [-1, 2]"),
     ("layer_types", ["full_attention"] * 2, "3 times full_attention or sliding_attention"),

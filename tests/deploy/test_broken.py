@@ -220,6 +220,13 @@ CASES = {
         rule="draft-facts", key=f"{SPEC}.target_layer_ids", change={f"{SPEC}.target_layer_ids": [2, 10, 18, 26, 34]},
         words="expected [1, 9, 17, 25, 33] (as in z-lab/gpt-oss-120b-DFlash)",
     ),
+    "taps of a draft that is not here yet": Case(
+        rule="taps", key=f"{SPEC}.target_layer_ids", change={f"{SPEC}.target_layer_ids": REMOVED}, severity=WARNING,
+        words="expected [1, 9, 17, 25, 33]: where they are not known before the download",
+    ),
+    "a mask token that is not published": Case(
+        rule="draft-facts", key=f"{SPEC}.mask_token_id", severity=UNCHECKED, words="not published for z-lab/gpt-oss",
+    ),
     "published backbone": Case(
         rule="backbone", key="z-lab/gpt-oss-120b-DFlash/config.json: model_type", words="has not been seen",
         severity=WARNING,
@@ -332,7 +339,8 @@ def test_broken(tmp_path: Path, case: Case) -> None:
 @pytest.mark.parametrize("runtime", ["trtllm", "vllm", "sglang"])
 def test_the_good_configuration_is_good(tmp_path: Path, runtime: Runtime) -> None:
     found = checked(tmp_path, changed(runtime, {}), Case(runtime=runtime, rule="", key="", words=""))
-    assert {f.rule for f in found} <= {"backbone"}  # a warning about a file that nobody has seen
+    assert {f.rule for f in found} <= {"backbone", "draft-facts"}  # about a file that nobody has seen
+    assert ERROR not in {f.severity for f in found}
 
 
 def test_at_least_twenty_and_every_rule() -> None:
@@ -400,10 +408,12 @@ def test_facts_of_a_checkpoint(tmp_path: Path) -> None:
     draft = write_draft(tmp_path, model_type="qwen3")
     mask = json.loads((draft / "config.json").read_text())["dflash_config"]["mask_token_id"]
     case = Case(rule="", key="", words="")
-    document = changed("trtllm", {f"{SPEC}.max_draft_len": 7, f"{SPEC}.mask_token_id": mask + 1})
+    taps = json.loads((draft / "config.json").read_text())["dflash_config"]["target_layer_ids"]
+    good = {f"{SPEC}.max_draft_len": 7, f"{SPEC}.mask_token_id": mask, f"{SPEC}.target_layer_ids": taps}
+    document = changed("trtllm", {**good, f"{SPEC}.mask_token_id": mask + 1})
     found = checked(tmp_path, document, case, draft=str(draft))
     assert any(f.rule == "draft-facts" and f"expected {mask}" in f.problem for f in found)
-    document = changed("trtllm", {f"{SPEC}.max_draft_len": 7, f"{SPEC}.mask_token_id": mask})
+    document = changed("trtllm", good)
     assert not [f for f in checked(tmp_path, document, case, draft=str(draft)) if f.rule == "draft-facts"]
 
 

@@ -12,6 +12,7 @@ import click
 import pytest
 import yaml
 
+from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import CheckpointError, ConfigError
 from tests.cli.commands import run, run_here
 from tests.deploy.deployments import BUILD_CONFIGS, NAMES, RUNTIMES, rendered
@@ -39,7 +40,7 @@ def test_what_is_written_passes_the_check(runtime: str, tmp_path: Path, capsys: 
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "dflash-trt/serve-config-check/1"
     assert document["passed"] is True
-    assert {finding["severity"] for finding in document["findings"]} <= {"warning"}
+    assert {finding["severity"] for finding in document["findings"]} <= {"warning", "not checked"}
 
 
 def test_a_broken_file_exits_with_1_and_lists_everything(tmp_path: Path) -> None:
@@ -79,9 +80,11 @@ def test_an_engine_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     run_here("serve-config", engine, "--target", FIXTURES / "tiny-gpt-oss", "--gpus", "b300x1", "--runtime", "trtllm")
     output = capsys.readouterr()
     document = yaml.safe_load(output.out)
+    spec = read_manifest(engine).draft
     assert document["speculative_config"] == {
         "decoding_type": "DFlash", "speculative_model": str(engine), "max_draft_len": 7,
-        "attention_backend": "VANILLA",
+        "attention_backend": "VANILLA", "target_layer_ids": list(spec.target_layer_ids),
+        "mask_token_id": spec.mask_token_id,
     }  # fmt: skip
     assert "python -m dflash_trt.trtllm trtllm-serve" in output.err
     run_here("serve-config", config, "--draft", engine, "--runtime", "trtllm")

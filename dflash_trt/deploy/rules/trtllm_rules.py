@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
@@ -236,7 +238,27 @@ def same_facts(config: CheckedConfig) -> Iterator[Finding]:
     for key, fact in facts.items():
         found = config.setting(f"{SPEC}.{key}")
         if found is not None and fact is not None and found != fact:
-            yield error("draft-facts", f"{SPEC}.{key}", f"{fact} (as in {draft.name})", found, "remove it")
+            yield error("draft-facts", f"{SPEC}.{key}", f"{fact} (as in {draft.name})", found, f"write {fact}")
+    if draft.spec.mask_token_id is None:
+        yield unchecked(
+            "draft-facts",
+            f"{SPEC}.mask_token_id",
+            f"not published for {draft.name}; TensorRT-LLM reads it from the draft's config.json",
+            "give --draft DIR",
+        )
+
+
+def taps(config: CheckedConfig) -> Iterator[Finding]:
+    """The taps of a draft that TensorRT-LLM has yet to download when it reads its arguments."""
+    model = config.setting(f"{SPEC}.speculative_model")
+    if not is_dflash(config) or not isinstance(model, str) or not REPOSITORY_ID.fullmatch(model):
+        return
+    if config.setting(f"{SPEC}.target_layer_ids") is None and not Path(model).is_dir():
+        known = "the draft's" if config.draft is None else list(config.draft.spec.target_layer_ids)
+        yield warning(
+            "taps", f"{SPEC}.target_layer_ids", f"{known}: where they are not known before the download, nothing is"
+            " captured and next to nothing accepted", "no such key", "add it",
+        )  # fmt: skip
 
 
 def memory(config: CheckedConfig) -> Iterator[Finding]:
@@ -259,5 +281,6 @@ RULES: tuple[Rule, ...] = (
     engine_mode,
     precision,
     same_facts,
+    taps,
     memory,
 )
