@@ -13,6 +13,7 @@ from dflash_trt.errors import RankError
 
 if TYPE_CHECKING:
     from dflash_trt.doctor.rank_report import Rank
+    from dflash_trt.doctor.status import Finding
 
 HASH_DIGITS = 12  # of 64, which tell files apart and fit a column
 
@@ -40,20 +41,19 @@ def doctor(engine: Path | None, ranks: bool, as_json: bool) -> None:
     if as_json:
         print_json("doctor", {"findings": findings})
         return
-    rows = [
-        (
-            finding.name,
-            finding.found or "missing",
-            ", ".join(finding.needed_for),
-            _fix(finding.found, finding.fix),
-        )
-        for finding in findings
-    ]
-    print_table("this machine", ("what", "found", "needed for", "to fix it"), rows)
+    print_table("this machine", ("what", "found", "needed for"), map(_row, findings))
+    # Below the table, where a command is one line that can be copied.
+    missing = [finding for finding in findings if not finding.found and finding.fix]
+    if missing:
+        click.echo("\nto fix what is missing:")
+    for finding in missing:
+        click.echo(f"  {finding.name.partition(' (')[0]}: {finding.fix}")
 
 
-def _fix(found: str | None, fix: str | None) -> str:
-    return "" if found or fix is None else fix
+def _row(finding: Finding) -> tuple[str, str, str]:
+    name, _, reason = finding.name.partition(" (")
+    missing = f"missing: {reason.removesuffix(')')}" if reason else "missing"
+    return name, finding.found or missing, ", ".join(finding.needed_for)
 
 
 def _compare_ranks(engine: Path | None, as_json: bool) -> None:

@@ -86,7 +86,7 @@ def resolve(
     served, sources["draft"] = _served_draft(file, name, draft)
     sources["target"] = "--target" if target else "file"
     moe_backend, sources["moe_backend"] = _moe_backend(file.target, gpus)
-    draft_tokens = settings.take(
+    draft_tokens = settings.given_or(
         "draft_tokens", file.draft_tokens, sizes.spec.num_draft_tokens, f"block_size - 1, {sizes.origin}"
     )
     schedule = (
@@ -103,14 +103,14 @@ def resolve(
         purpose=file.purpose,
         mode=settings.default("mode", file.mode),
         recipe=settings.default("recipe", file.recipe),
-        tensor_parallel=settings.take("tensor_parallel", file.tensor_parallel, gpus.count, f"all GPUs of {gpus}"),
-        expert_parallel=settings.take("expert_parallel", file.expert_parallel, 1, "default"),
+        tensor_parallel=settings.given_or("tensor_parallel", file.tensor_parallel, gpus.count, f"all GPUs of {gpus}"),
+        expert_parallel=settings.given_or("expert_parallel", file.expert_parallel, 1, "default"),
         max_batch_size=settings.by_purpose("max_batch_size", file.max_batch_size),
         max_num_tokens=settings.by_purpose("max_num_tokens", file.max_num_tokens),
         max_seq_len=settings.by_purpose("max_seq_len", file.max_seq_len),
         draft_tokens=draft_tokens,
-        draft_schedule=settings.take("draft_schedule", schedule or None, (), "draft_tokens for every batch"),
-        draft_attention=settings.take(
+        draft_schedule=settings.given_or("draft_schedule", schedule or None, (), "draft_tokens for every batch"),
+        draft_attention=settings.given_or(
             "draft_attention", file.draft_attention, attention, f"{file.mode} mode on {gpus.gpu.sm}"
         ),
         kv_cache_dtype=settings.default("kv_cache_dtype", file.kv_cache_dtype),
@@ -157,14 +157,14 @@ class _Settings:
         self._purpose = file.purpose
         self.sources = {"gpus": "file", "purpose": "file"}
 
-    def take(self, key: str, given: T | None, default: T, why: str) -> T:
+    def given_or(self, key: str, given: T | None, default: T, why: str) -> T:
         """`given` where the file says it, else `default`."""
         self.sources[key] = why if given is None else "file"
         return default if given is None else given
 
     def by_purpose(self, key: str, given: int | None) -> int:
         """`given`, or what the deployment's purpose asks for."""
-        return self.take(key, given, PURPOSES[self._purpose][key], f"default for {self._purpose}")
+        return self.given_or(key, given, PURPOSES[self._purpose][key], f"default for {self._purpose}")
 
     def default(self, key: str, value: T) -> T:
         """`value`, noted as a default where it equals the file format's own."""

@@ -23,7 +23,7 @@ def test_json_is_one_document() -> None:
         assert finding["found"] or finding["fix"], finding
 
 
-def test_table_names_the_command_that_mends(
+def test_the_command_that_fixes_it_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dflash_trt.doctor._version", lambda package: None)
@@ -34,7 +34,7 @@ def test_table_names_the_command_that_mends(
     rows = {line.split("│")[1].strip(): line for line in output.splitlines() if line.startswith("│")}
     assert "missing" in rows["onnx"]
     assert "build, generate" in rows["onnx"]
-    assert "pip install 'dflash-trt[build]'" in rows["onnx"]
+    assert "\n  onnx: pip install 'dflash-trt[build]'\n" in output
     assert platform.python_version() in rows["Python"]
     assert "pip" not in rows["Python"]
 

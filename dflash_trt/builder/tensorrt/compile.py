@@ -63,7 +63,7 @@ def build_plan(
             hint="build another --recipe, give more --workspace-gib, or try another TensorRT version",
         )
     if timing_cache is not None:
-        timing_cache.keep(config)
+        timing_cache.save(config)
     return memoryview(plan)
 
 

@@ -32,7 +32,7 @@ class TimingCache(msgspec.Struct, frozen=True, kw_only=True):
                 hint="give --timing-cache another file",
             )
 
-    def keep(self, config: Any) -> None:
+    def save(self, config: Any) -> None:
         """Writes what the build has learned; a reproducible build has learned nothing."""
         if self.reproducible:
             return
