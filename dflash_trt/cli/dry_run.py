@@ -67,7 +67,7 @@ def print_plan_dry_run(engine: Path, plans: PlanRequest, *, as_json: bool) -> No
     manifest = read_manifest(engine)
     options = plans.options(manifest.plan_options)
     check_precision(manifest.quantization.algorithms(), options.hardware_compatibility, None)
-    commands = trtexec_commands(engine, manifest.graphs, manifest.draft.block_size, options, plans.timing_cache)
+    commands = trtexec_commands(engine, manifest.graphs, options, plans.timing_cache)
     memory = drafter_memory(manifest, options, engine)
     if as_json:
         print_json("plan-dry-run", {"options": options, "memory": memory, "trtexec": commands})
@@ -99,7 +99,7 @@ def _planned_commands(deployment: ResolvedDeployment, output: Path, plans: PlanR
         options.hardware_compatibility,
         deployment.gpus.gpu.compute_capability,
     )
-    return trtexec_commands(output, graphs, spec.block_size, options, plans.timing_cache)
+    return trtexec_commands(output, graphs, options, plans.timing_cache)
 
 
 def _print_commands(commands: list[str]) -> None:

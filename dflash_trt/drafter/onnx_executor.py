@@ -73,7 +73,9 @@ class OnnxExecutor:
             "context_lengths": inputs.context_lengths.int(),
             **self._caches,
         }
-        return self._run("draft", feed, dict.fromkeys(names, tuple(inputs.noise_embeds.shape)))
+        B, S, H = inputs.noise_embeds.shape
+        shapes = {name: (B, S, H) if name == "hidden" else (B * S, H) for name in names}
+        return [value.view(B, S, H) for value in self._run("draft", feed, shapes)]
 
     def _run(self, graph: str, inputs: Mapping[str, Tensor], outputs: Mapping[str, Sequence[int]]) -> list[Tensor]:
         """Runs a graph; `outputs` are the names and shapes of FLOAT values to return."""

@@ -32,7 +32,6 @@ def drafter_memory(manifest: Manifest, options: PlanOptions, directory: Path) ->
     """Of the engine at `directory`, with plans that serve `options`."""
     sizes = {
         "B": options.max_batch_size,
-        "S": manifest.draft.block_size,
         "T": options.max_num_tokens,
         "slots": options.max_batch_size,
         "C_max": options.max_seq_len,

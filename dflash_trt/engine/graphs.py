@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two graphs as everybody outside sees them: file, inputs and outputs, each with its dtype and axes.
 
-Axes: B blocks, S block, T new context rows, slots of the context cache, C_max rows of a slot.
+Axes: B blocks of the draft's own size S, T new context rows, slots of the context cache, C_max rows of a slot.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool) -> dict[str, Gr
     context_lengths [B] -> hidden [B, S, H].
     """
     L, G, D, H = spec.num_layers, spec.num_key_value_heads, spec.head_dim, spec.hidden_size
+    S = spec.block_size
     cached = FP8 if fp8_cache else COMPUTE
 
     def port(name: str, dtype: str, *shape: str | int) -> Port:
@@ -58,13 +59,13 @@ def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool) -> dict[str, Gr
     draft = Graph(
         file="draft.onnx",
         inputs=(
-            port("noise_embeds", COMPUTE, "B", "S", H),
-            port("positions", INT32, "B", "S"),
+            port("noise_embeds", COMPUTE, "B", S, H),
+            port("positions", INT32, "B", S),
             port("k_cache", cached, "slots", L, "C_max", G, D),
             port("v_cache", cached, "slots", L, "C_max", G, D),
             port("slot_ids", INT32, "B"),
             port("context_lengths", INT32, "B"),
         ),
-        outputs=(port("hidden", COMPUTE, "B", "S", H),),
+        outputs=(port("hidden", COMPUTE, "B", S, H),),
     )
     return {"context": context, "draft": draft}

@@ -17,7 +17,7 @@ from dflash_trt.engine.plan import GRAPHS, Plan, PlanOptions
 from dflash_trt.errors import EngineError
 
 MANIFEST = "manifest.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1: draft.onnx had a dynamic block size
 
 
 class Plugin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

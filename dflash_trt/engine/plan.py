@@ -46,7 +46,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 Profile = dict[str, Range]
-"""By axis: B, S, T, slots, C_max."""
+"""By axis: B, T, slots, C_max."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -30,10 +30,10 @@ def context_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
     with g.scope("kv_injection"):
         kv = linear(g, h, *spec.context_modules(), bias=spec.attention_bias)  # [T, 2*L*G*D]
         k, v = g.split(kv, [L * G * D, L * G * D])
-        k, v = (g.op("Reshape", x, g.constant([-1, L, G, D])) for x in (k, v))
+        k, v = (g.reshape(x, [-1, L, G, D]) for x in (k, v))
 
         norms = [g.weight(f"layers.{i}.self_attn.k_norm.weight") for i in range(L)]  # L x [D]
-        stacked = g.op("Reshape", g.op("Concat", *norms, axis=0), g.constant([L, 1, D]))
+        stacked = g.reshape(g.op("Concat", *norms, axis=0), [L, 1, D])
         k = scale(g, normalize(g, k, spec.rms_norm_eps), stacked)
         k = _rotate(g, k, *rotary_rows(g, positions, spec), D)
 

@@ -20,10 +20,12 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
 
     The caches are read only: the block's own K and V live for this pass and are never stored. Embedding and
     lm_head stay the target's; row 0 of a block predicts the token already known, proposals are rows 1 to S-1.
+    Between the attention nodes the residual stream has one row a token, [B*S, H].
     """
     spec = draft.spec
+    S, H = spec.block_size, spec.hidden_size
     g = GraphBuilder("draft", draft)
-    hidden, positions = g.input("noise_embeds"), g.input("positions")
+    hidden, positions = g.reshape(g.input("noise_embeds"), [-1, H]), g.input("positions")
     context = [g.input(name) for name in ("k_cache", "v_cache", "slot_ids", "context_lengths")]
 
     if spec.input_embedding_scale != 1:
@@ -40,29 +42,29 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
         h = swiglu(g, h, f"{layer}.mlp", spec.intermediate_size)
         hidden = g.named("Add", hidden, h, name=output_name(i))
 
-    g.output(rms_norm(g, hidden, "norm", spec.rms_norm_eps), "hidden")
+    g.output(g.reshape(rms_norm(g, hidden, "norm", spec.rms_norm_eps), [-1, S, H]), "hidden")
     return g.model()
 
 
 def output_name(layer: int) -> str:
-    """The value that is the residual stream after a layer."""
+    """The value [B*S, H] that is the residual stream after a layer."""
     return f"layers.{layer}/output"
 
 
 def _attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: DraftCheckpoint, i: int) -> str:
-    """Block attention of layer `i` over [context rows < context_length | block], h [B, S, H] -> [B, S, H].
+    """Block attention of layer `i` over [context rows < context_length | block], h [B*S, H] -> [B*S, H].
 
     The node's inputs: q [B, S, N*D], k and v [B, S, G*D] (before norm and rotation), q_norm and k_norm [D],
     rope [B, S, D], k_cache, v_cache, slot_ids, context_lengths. Context row j stands at position j, block
     slot s at position context_length + s.
     """
     spec = draft.spec
-    N, G, D = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+    S, N, G, D = spec.block_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
     attention = f"layers.{i}.self_attn"
     with g.scope(attention):
         projections = [f"{attention}.{x}_proj" for x in "qkv"]
         qkv = linear(g, h, *projections, bias=spec.attention_bias)
-        q, k, v = g.split(qkv, [N * D, G * D, G * D])
+        q, k, v = g.split(g.reshape(qkv, [-1, S, (N + 2 * G) * D]), [N * D, G * D, G * D])
         norms = [g.weight(f"{attention}.{x}_norm.weight") for x in "qk"]
         layer = spec.layers[i]
         mixed = g.op(
@@ -82,4 +84,4 @@ def _attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dr
             k_scale=rounded(draft.cache_scales("k")[i]),  # of an FP8 cache, as context.onnx has it; 1 otherwise
             v_scale=rounded(draft.cache_scales("v")[i]),
         )
-        return linear(g, mixed, f"{attention}.o_proj", bias=spec.attention_bias)
+        return linear(g, g.reshape(mixed, [-1, N * D]), f"{attention}.o_proj", bias=spec.attention_bias)

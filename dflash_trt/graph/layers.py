@@ -37,12 +37,13 @@ def rms_norm(g: GraphBuilder, x: str, name: str, eps: float) -> str:
 
 
 def swiglu(g: GraphBuilder, x: str, mlp: str, width: int) -> str:
-    """down(silu(gate(x)) * up(x)), gate and up in one GEMM."""
+    """down(silu(gate(x)) * up(x)) of x [rows, H], gate and up in one GEMM."""
     with g.scope(mlp):
         gate_up = linear(g, x, f"{mlp}.gate_proj", f"{mlp}.up_proj")
         gate, up = g.split(gate_up, [width, width])
         activated = g.op("Mul", g.op("Mul", gate, g.op("Sigmoid", gate)), up)
-        return linear(g, activated, f"{mlp}.down_proj")
+        # Behind a Split no extent is static to TensorRT's parser, and NVFP4 wants the one that it blocks to be.
+        return linear(g, g.reshape(activated, [-1, width]), f"{mlp}.down_proj")
 
 
 def rotary_rows(g: GraphBuilder, positions: str, spec: DraftSpec) -> tuple[str, str]:

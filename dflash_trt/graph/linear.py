@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers, dense and quantised, several stacked into one GEMM.
 
-The quantised patterns are those that TensorRT's ONNX parser fuses and modelopt 0.47 exports
-(modelopt/torch/quantization/export_onnx.py, modelopt/onnx/export/nvfp4_exporter.py). Not yet run in TensorRT.
+A layer is a `Gemm` on 2-D activations whose weights stand as in the checkpoint, [out, in]. TensorRT's parser makes
+one matrix multiplication of it, with nothing between that and what dequantises its operands, which is what the builder
+fuses; MatMul would cost a transposition of the weights, and another where activations have three axes. NVFP4 operands
+pass a Cast, as in modelopt's export of a Gemm: dequantised values have their scales' dtype (TensorRT's Dequantize).
+
+The quantised patterns are those of modelopt 0.47 (modelopt/torch/quantization/export_onnx.py,
+modelopt/onnx/export/nvfp4_exporter.py). Not yet run in TensorRT.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from dflash_trt.graph.onnx_builder import COMPUTE, TRT_DOMAIN, GraphBuilder
 
 
 def linear(g: GraphBuilder, x: str, *modules: str, bias: bool = False) -> str:
-    """x [..., in] -> [..., sum of outs] for the modules' weights [out, in], biases added after.
+    """x [rows, in] -> [rows, sum of outs] for the modules' weights [out, in], biases added after.
 
     Modules that are quantised alike share one GEMM; others have one each, and their outputs are joined.
     """
@@ -46,7 +51,7 @@ def _gemm(g: GraphBuilder, x: str, modules: tuple[str, ...]) -> str:
             if algorithm != W4A16_NVFP4:
                 x = _nvfp4_activation(g, x, _input_scale(g, modules))
             weight = _nvfp4_weight(g, modules)
-    return g.op("MatMul", x, g.op("Transpose", weight, perm=[1, 0]))
+    return g.op("Gemm", x, weight, transB=1)
 
 
 def input_name(module: str) -> str:

@@ -95,6 +95,10 @@ class GraphBuilder:
         """Cuts the last axis of `x` into parts of the given sizes."""
         return self.ops("Split", (x, self.constant(sizes)), num_outputs=len(sizes), axis=-1)
 
+    def reshape(self, x: str, shape: list[int]) -> str:
+        """`x` in a shape of which one extent may be -1, what is left."""
+        return self.op("Reshape", x, self.constant(shape))
+
     def weight(self, name: str) -> str:
         """A dense tensor of the checkpoint in the compute dtype; its bytes stay where they are."""
         stored = self.stored([name])

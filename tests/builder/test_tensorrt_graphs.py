@@ -141,7 +141,7 @@ def test_dynamic_axes_are_those_of_the_profiles(engine: Path) -> None:
     manifest = read_manifest(engine)
     for name, graph in manifest.graphs.items():
         axes = {axis for port in (*graph.inputs, *graph.outputs) for axis in port.shape if isinstance(axis, str)}
-        for profile in profiles(name, PlanOptions(), manifest.draft.block_size):
+        for profile in profiles(name, PlanOptions()):
             assert axes == profile.keys()
 
 

@@ -53,9 +53,8 @@ def test_plans_join_the_directory(engine: Path, recorder: Recorder, tmp_path: Pa
     assert manifest.plans["context"].plugin_sha256 is None
     assert plan.made_from == {name: manifest.sha256[name] for name in ("draft.onnx", "model.safetensors")}
     assert manifest.plan_options == SMALL
-    assert [sorted(plan.profiles[0]) for plan in manifest.plans.values()] == [["T"], ["B", "C_max", "S", "slots"]]
+    assert [sorted(plan.profiles[0]) for plan in manifest.plans.values()] == [["T"], ["B", "C_max", "slots"]]
     assert [profile["B"].max for profile in plan.profiles] == [1, 2, 4]
-    assert {profile["S"].max for profile in plan.profiles} == {manifest.draft.block_size}
     assert not any(file.stat().st_nlink > 1 for file in engine.iterdir())
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")] == []
 

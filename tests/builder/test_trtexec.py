@@ -21,7 +21,7 @@ OPTIONS = PlanOptions(max_batch_size=2, max_seq_len=64, max_num_tokens=100, hard
 def commands(draft_dir: Path, engine: Path, options: PlanOptions, cache: TimingCache | None) -> list[list[str]]:
     manifest = build(draft_dir, engine)
     graphs = manifest.graphs
-    return [shlex.split(line) for line in trtexec_commands(engine, graphs, manifest.draft.block_size, options, cache)]
+    return [shlex.split(line) for line in trtexec_commands(engine, graphs, options, cache)]
 
 
 def test_trtexec_commands(draft_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

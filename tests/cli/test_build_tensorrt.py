@@ -212,7 +212,7 @@ def test_inspect_shows_plans_and_memory(
     assert (memory["max_batch_size"], memory["workspace_bytes"]) == (2, 8 * 2**30)
     monkeypatch.setenv("COLUMNS", "200")
     run_here("inspect", engine)
-    assert " B 1, 2; C_max 1 to 64; S 8; slots 1 to 3 " in capsys.readouterr().out
+    assert " B 1, 2; C_max 1 to 64; slots 1 to 3 " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

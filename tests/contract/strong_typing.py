@@ -21,7 +21,7 @@ NAMES = {
     TensorProto.INT64: "INT64", TensorProto.FLOAT8E4M3FN: "FP8", TensorProto.FLOAT4E2M1: "FP4",
     TensorProto.UINT8: "UINT8", TensorProto.BOOL: "BOOL",
 }  # fmt: skip
-SAME_TYPE = {"Add", "Sub", "Mul", "Div", "MatMul", "Concat"}
+SAME_TYPE = {"Add", "Sub", "Mul", "Div", "MatMul", "Gemm", "Concat"}
 KEEPS_TYPE = SAME_TYPE | {
     "Gather", "Identity", "Reshape", "ReduceMean", "Sigmoid", "Split", "Sqrt", "Transpose", "Unsqueeze",
 }  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.engine.graphs import Port, graph_signatures
 
-# 8 layers, 5 taps, hidden 2880, 8 kv-heads of 64.
+# 8 layers, 5 taps, hidden 2880, 8 kv-heads of 64, blocks of 10.
 GPT_OSS = published_drafts()["z-lab/gpt-oss-120b-DFlash"].spec
 
 
@@ -27,13 +27,13 @@ def test_signatures(fp8_cache: bool, cached: str) -> None:
             ("v", cached, ("T", 8, 8, 64)),
         ],
         "draft": [
-            ("noise_embeds", "BFLOAT16", ("B", "S", 2880)),
-            ("positions", "INT32", ("B", "S")),
+            ("noise_embeds", "BFLOAT16", ("B", 10, 2880)),
+            ("positions", "INT32", ("B", 10)),
             ("k_cache", cached, ("slots", 8, "C_max", 8, 64)),
             ("v_cache", cached, ("slots", 8, "C_max", 8, 64)),
             ("slot_ids", "INT32", ("B",)),
             ("context_lengths", "INT32", ("B",)),
-            ("hidden", "BFLOAT16", ("B", "S", 2880)),
+            ("hidden", "BFLOAT16", ("B", 10, 2880)),
         ],
     }
     assert [(graph.file, len(graph.outputs)) for graph in graphs.values()] == [("context.onnx", 2), ("draft.onnx", 1)]

@@ -87,7 +87,7 @@ def run(graphs: Graphs, reference: ReferenceDrafter, length: int = 40) -> tuple[
 
 def gemm_counts(engine: Path) -> dict[str, int]:
     graphs = {name: onnx.load(engine / f"{name}.onnx", load_external_data=False).graph for name in ("context", "draft")}
-    return {name: sum(node.op_type == "MatMul" for node in graph.node) for name, graph in graphs.items()}
+    return {name: sum(node.op_type == "Gemm" for node in graph.node) for name, graph in graphs.items()}
 
 
 def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:

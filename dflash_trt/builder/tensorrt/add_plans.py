@@ -89,7 +89,7 @@ def _wanted(
         workspace_bytes=options.workspace_bytes,
         hardware_compatibility=options.hardware_compatibility,
         version_compatible=options.version_compatible,
-        profiles=profiles(name, options, manifest.draft.block_size),
+        profiles=profiles(name, options),
     )
 
 

@@ -10,13 +10,13 @@ SMALLEST_ROWS = 16  # context rows of a decode step with few requests; below, on
 COARSE_ROWS = 256  # up to here weights are what a GEMM waits for, so that padding to the next power of 4 is free
 
 
-def profiles(graph: str, options: PlanOptions, block_size: int) -> tuple[Profile, ...]:
+def profiles(graph: str, options: PlanOptions) -> tuple[Profile, ...]:
     """The profiles of a graph, by rising size; B and T are fixed in each, because shorter calls are padded."""
     if graph == "context":
         return tuple({"T": _fixed(T)} for T in row_buckets(options.max_num_tokens))
     slots = options.max_batch_size + 1  # TensorRT-LLM's context arena has one more, for padding
     cache = {"slots": _up_to(slots), "C_max": _up_to(options.max_seq_len)}
-    return tuple({"B": _fixed(B), "S": _fixed(block_size), **cache} for B in batch_buckets(options.max_batch_size))
+    return tuple({"B": _fixed(B), **cache} for B in batch_buckets(options.max_batch_size))
 
 
 def batch_buckets(largest: int) -> list[int]:

@@ -20,13 +20,12 @@ HARDWARE_LEVELS = {"same_compute_capability": "sameComputeCapability", "ampere_p
 def trtexec_commands(
     directory: Path,
     graphs: Mapping[str, Graph],
-    block_size: int,
     options: PlanOptions,
     timing_cache: TimingCache | None = None,
 ) -> list[str]:
     """What `add_plans` would build in `directory`, one shell line a graph; needs neither TensorRT nor a GPU."""
     return [
-        shlex.join(_words(directory / name, graph, profiles(name, options, block_size), options, timing_cache))
+        shlex.join(_words(directory / name, graph, profiles(name, options), options, timing_cache))
         for name, graph in graphs.items()
     ]
 
