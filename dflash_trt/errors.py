@@ -6,14 +6,34 @@ Every error says what was expected, what was found and where; the hint is the ne
 
 from __future__ import annotations
 
+MAX_SHOWN = 200  # characters of a value that an error quotes
+
+
+def printable(text: str) -> str:
+    """`text` with what a terminal would obey rather than show (ESC, carriage return, ...) as escapes; lines stay."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def cut(text: str) -> str:
+    """`text` without what an error need not quote of it."""
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def shown(value: object) -> str:
+    """`value` as an error quotes it: on one line, cut where it is long."""
+    return cut(repr(value))
+
 
 class DFlashError(Exception):
     """Base of every error that a user can fix; the command line prints it and exits with 1."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        """Both may quote files, so both are made printable."""
+        super().__init__(printable(message))
+        self.message = printable(message)
+        self.hint = None if hint is None else printable(hint)
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"

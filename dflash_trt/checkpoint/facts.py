@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from dflash_trt.errors import CheckpointError
-from dflash_trt.files.json_file import json_object, read_bytes
+from dflash_trt.errors import CheckpointError, cut
+from dflash_trt.files.json_file import MAX_BYTES, json_object
+from dflash_trt.files.read import read_bytes
 
 MAX_INTEGER = 2**31 - 1  # sizes, positions and token ids are INT32 in the graphs
 MIN_NUMBER, MAX_NUMBER = 1.2e-38, 3.4e38  # FLOAT's range, the type of the graphs' constants
-MAX_FOUND_CHARACTERS = 200  # of a value that an error quotes
 T = TypeVar("T")
 
 
@@ -33,7 +33,9 @@ class Facts:
                 f"{file}: expected a model configuration, found no such file",
                 hint="check the path to the checkpoint",
             )
-        return cls(json_object(read_bytes(file, CheckpointError), file, CheckpointError, what=what, hint=hint), file)
+        content = read_bytes(file, CheckpointError, limit=MAX_BYTES)
+        # transformers writes Infinity into some configurations; a number that is read here is finite.
+        return cls(json_object(content, file, CheckpointError, what=what, hint=hint, finite=False), file)
 
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
@@ -94,10 +96,8 @@ class Facts:
 
     def error(self, key: str, expected: str, hint: str | None = None) -> CheckpointError:
         """The error for the value at `key`: what was expected there and what was found."""
-        found = json.dumps(self._values[key]) if key in self._values else "no such key"
-        if len(found) > MAX_FOUND_CHARACTERS:
-            found = f"{found[:MAX_FOUND_CHARACTERS]}..."
-        return CheckpointError(f"{self.file}: {self._scope}{key}: expected {expected}, found {found}", hint=hint)
+        found = cut(json.dumps(self._values[key])) if key in self._values else "no such key"
+        return CheckpointError(f"{self.file}: {self._scope}{cut(key)}: expected {expected}, found {found}", hint=hint)
 
     def _read(
         self,

@@ -9,19 +9,23 @@ header, data without holes).
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
-from dflash_trt.errors import CheckpointError
+from dflash_trt.errors import CheckpointError, cut, shown
 from dflash_trt.files.json_file import json_object
+from dflash_trt.files.read import open_file
 
 BITS_PER_ELEMENT = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
     "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
 }  # fmt: skip
 MAX_HEADER_BYTES = 100_000_000  # the limit that the safetensors library enforces
+MAX_DIMENSIONS = 16  # far beyond any weight
+MAX_FILE_BYTES = 2**50  # so that sizes and offsets stay within 64 bits
 REDOWNLOAD = "download or copy the file again"
 
 
@@ -44,12 +48,9 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     Raises CheckpointError when the file cannot be read, is truncated, is not safetensors, or its header
     contradicts it.
     """
-    try:
-        file_bytes = file.stat().st_size
-        with file.open("rb") as stream:
-            raw = _read_header(file, stream, file_bytes)
-    except OSError as error:
-        raise CheckpointError(f"{file}: expected a readable file, found: {error.strerror}") from None
+    with open_file(file, CheckpointError) as stream:
+        file_bytes = os.fstat(stream.fileno()).st_size
+        raw = _read_header(file, stream, file_bytes)
     header = json_object(raw, file, CheckpointError, what="a JSON object as header", hint=REDOWNLOAD)
     header.pop("__metadata__", None)
     data_begin = 8 + len(raw)
@@ -80,19 +81,26 @@ def _tensor(file: Path, name: str, entry: object, data_begin: int) -> Tensor:
         parsed = msgspec.convert(entry, _Entry)
     except msgspec.ValidationError as error:
         raise CheckpointError(
-            f"{file}: tensor {name!r}: expected dtype, shape and data_offsets, found {entry!r} ({error})",
+            f"{file}: tensor {shown(name)}: expected dtype, shape and data_offsets, found {shown(entry)} ({error})",
             hint=REDOWNLOAD,
         ) from None
     begin, end = parsed.data_offsets
     bits = BITS_PER_ELEMENT.get(parsed.dtype)
     if bits is None:
         raise CheckpointError(
-            f"{file}: tensor {name!r}: dtype: expected one of {', '.join(BITS_PER_ELEMENT)}, found {parsed.dtype!r}"
+            f"{file}: tensor {shown(name)}: dtype: expected one of {', '.join(BITS_PER_ELEMENT)},"
+            f" found {shown(parsed.dtype)}"
+        )
+    if len(parsed.shape) > MAX_DIMENSIONS or not all(0 <= size <= MAX_FILE_BYTES for size in parsed.shape):
+        raise CheckpointError(
+            f"{file}: tensor {shown(name)}: shape: expected at most {MAX_DIMENSIONS} dimensions of 0 to"
+            f" {MAX_FILE_BYTES} elements, found {cut(str(list(parsed.shape)))}",
+            hint=REDOWNLOAD,
         )
     expected_bytes = math.prod(parsed.shape) * bits // 8
-    if min(parsed.shape, default=0) < 0 or end - begin != expected_bytes:
+    if end - begin != expected_bytes:
         raise CheckpointError(
-            f"{file}: tensor {name!r}: expected {expected_bytes} bytes for {parsed.dtype}"
+            f"{file}: tensor {shown(name)}: expected {expected_bytes} bytes for {parsed.dtype}"
             f" {list(parsed.shape)}, found data_offsets {[begin, end]}",
             hint=REDOWNLOAD,
         )
@@ -112,7 +120,7 @@ def _check_coverage(file: Path, tensors: dict[str, Tensor], data_begin: int, fil
     for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.num_bytes)):
         if tensor.offset != position:
             raise CheckpointError(
-                f"{file}: tensor {tensor.name!r}: expected at byte {position}, found at byte {tensor.offset}:"
+                f"{file}: tensor {shown(tensor.name)}: expected at byte {position}, found at byte {tensor.offset}:"
                 " the header has a hole or an overlap",
                 hint=REDOWNLOAD,
             )

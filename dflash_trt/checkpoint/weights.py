@@ -8,7 +8,8 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import REDOWNLOAD, Tensor, read_tensors
-from dflash_trt.errors import CheckpointError
+from dflash_trt.errors import CheckpointError, shown
+from dflash_trt.files.read import is_file_name
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -54,21 +55,22 @@ def _read_sharded(index: Path) -> dict[str, Tensor]:
     weight_map = facts.texts_by_name("weight_map")
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(weight_map.values())):
-        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+        if not is_file_name(shard) or not shard.endswith(".safetensors"):
             raise CheckpointError(
-                f"{index}: weight_map: expected the name of a .safetensors file in the same directory, found {shard!r}"
+                f"{index}: weight_map: expected the name of a .safetensors file in the same directory,"
+                f" found {shown(shard)}"
             )
         if not (index.parent / shard).is_file():
             raise CheckpointError(f"{index}: expected shard {shard}, found no such file", hint=REDOWNLOAD)
         for name, tensor in read_tensors(index.parent / shard).items():
             if weight_map.get(name) != shard:
                 raise CheckpointError(
-                    f"{index}: weight_map: {name!r}: expected {shard}, found {weight_map.get(name)!r}"
+                    f"{index}: weight_map: {shown(name)}: expected {shard}, found {shown(weight_map.get(name))}"
                 )
             tensors[name] = tensor
     if missing := sorted(weight_map.keys() - tensors.keys()):
         raise CheckpointError(
-            f"{index}: expected tensor {missing[0]!r} in {weight_map[missing[0]]}, found no such tensor there"
+            f"{index}: expected tensor {shown(missing[0])} in {weight_map[missing[0]]}, found no such tensor there"
             f" ({len(missing)} missing in all)",
             hint=REDOWNLOAD,
         )

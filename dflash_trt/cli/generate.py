@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from dflash_trt.cli.output import progress_line
 from dflash_trt.cli.sampling_options import sampling_options
 from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import RequestError
+from dflash_trt.files.json_file import MAX_BYTES, json_value
+from dflash_trt.files.read import read_bytes
 
 if TYPE_CHECKING:
     from dflash_trt.cli.decode import Job
@@ -144,12 +145,8 @@ def _run_deployment(config: Path, target: str, job: Job, **settings: object) -> 
 
 
 def _read_prompts(file: Path) -> list[list[int]]:
-    try:
-        prompts = msgspec.json.decode(file.read_bytes(), type=list[list[int]])
-    except OSError as error:
-        raise RequestError(f"{file}: expected a JSON file, found: {error.strerror}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise RequestError(f"{file}: expected a list of token-id lists, found {error}") from None
+    content = read_bytes(file, RequestError, limit=MAX_BYTES, may_be_pipe=True)
+    prompts = json_value(content, file, list[list[int]], RequestError, what="a list of token-id lists")
     if not prompts:
         raise RequestError(f"{file}: expected at least one prompt, found an empty list")
     return prompts

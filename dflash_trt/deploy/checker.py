@@ -16,8 +16,9 @@ from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.schema_check import check_schema
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import MANIFEST
-from dflash_trt.errors import ConfigError
-from dflash_trt.files.strict_yaml import read_yaml
+from dflash_trt.errors import ConfigError, shown
+from dflash_trt.files.read import read_text
+from dflash_trt.files.strict_yaml import MAX_BYTES, yaml_document
 
 RULES = {"trtllm": trtllm_rules.RULES, "vllm": vllm_rules.RULES, "sglang": sglang_rules.RULES}
 DRAFT_KEYS = {
@@ -78,20 +79,15 @@ def file_config(
 
 def read_document(file: Path, schema: Schema) -> dict[str, Any]:
     """The arguments in a YAML file, or in a file with the command line of vLLM or SGLang."""
-    try:
-        text = file.read_text()
-    except OSError as problem:
-        raise ConfigError(f"{file}: expected a readable text file, found: {problem.strerror}") from None
-    except UnicodeDecodeError as problem:
-        raise ConfigError(f"{file}: expected a readable text file, found: {problem}") from None
+    text = read_text(file, ConfigError, limit=MAX_BYTES)
     if schema.runtime != "trtllm" and is_command(text, schema.runtime):
         try:
             return parse_command(text, schema)
         except ValueError as problem:  # an open quote
             raise ConfigError(f"{file}: expected a command line, found: {problem}") from None
-    document = read_yaml(file, ConfigError)
+    document = yaml_document(text, file, ConfigError)
     if not isinstance(document, dict):
-        raise ConfigError(f"{file}: expected a mapping of {schema.runtime}'s arguments, found {document!r}")
+        raise ConfigError(f"{file}: expected a mapping of {schema.runtime}'s arguments, found {shown(document)}")
     if schema.runtime == "trtllm":  # a Triton repository's model.yaml also says how it is served
         return {key: value for key, value in document.items() if key != "triton_config"}
     return normalize(document, schema)

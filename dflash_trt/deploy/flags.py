@@ -8,6 +8,8 @@ import shlex
 from typing import Any
 
 from dflash_trt.deploy.schema import Schema
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import json_document
 
 # What starts a server; the first of each is what is written.
 PROGRAMS = {
@@ -96,6 +98,6 @@ def _read_value(text: str, described: dict[str, Any]) -> Any:
     if "type" not in described or "string" in described["type"]:
         return text
     try:
-        return json.loads(text)
-    except ValueError:
+        return json_document(text.encode(), "value", ConfigError)
+    except ConfigError:  # then it is a word, and the schema says whether that is one of its choices
         return text

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import read_json
 from dflash_trt.files.strict_yaml import closest
 
 DATA = Path(__file__).parent / "data"
@@ -45,7 +46,7 @@ class Gpus(msgspec.Struct, frozen=True):
 @cache
 def known_gpus() -> dict[str, Gpu]:
     """By the name that deployments use."""
-    return msgspec.json.decode((DATA / "gpus.json").read_bytes(), type=dict[str, Gpu])
+    return read_json(DATA / "gpus.json", dict[str, Gpu], ConfigError, what="the package's data")
 
 
 def parse_gpus(text: str, where: str) -> Gpus:

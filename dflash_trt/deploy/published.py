@@ -14,6 +14,8 @@ from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.target_cache import TargetCache
 from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec
 from dflash_trt.deploy.gpus import DATA
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import read_json
 
 
 class PublishedDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +59,7 @@ class _Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @cache
 def _published() -> _Published:
-    return msgspec.json.decode((DATA / "checkpoints.json").read_bytes(), type=_Published)
+    return read_json(DATA / "checkpoints.json", _Published, ConfigError, what="the package's data")
 
 
 @cache

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import read_json
 from dflash_trt.files.strict_yaml import closest
 
 SCHEMAS = Path(__file__).parent / "schemas"
@@ -89,7 +90,8 @@ def validator_class() -> Any:
 @cache
 def schemas() -> dict[tuple[str, str], Schema]:
     """By runtime and version."""
-    documents = [msgspec.json.decode(file.read_bytes()) for file in sorted(SCHEMAS.glob("*.json"))]
+    files = sorted(SCHEMAS.glob("*.json"))
+    documents = [read_json(file, dict[str, Any], ConfigError, what="a schema of the package") for file in files]
     loaded = [Schema(doc["x-runtime"], doc["x-version"], doc["x-rules"], doc) for doc in documents]
     return {(schema.runtime, schema.version): schema for schema in loaded}
 

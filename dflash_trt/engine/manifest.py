@@ -14,7 +14,9 @@ from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.graphs import Graph, graph_signatures
 from dflash_trt.engine.plan import GRAPHS, Plan, PlanOptions
-from dflash_trt.errors import EngineError
+from dflash_trt.errors import EngineError, cut, shown
+from dflash_trt.files.json_file import read_json
+from dflash_trt.files.read import is_file_name
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 2  # 1: draft.onnx had a dynamic block size
@@ -76,20 +78,16 @@ def read_manifest(directory: Path) -> Manifest:
     rebuild = "dflash-trt build DRAFT --target TARGET -o DIR"
     if not file.is_file():
         raise EngineError(f"{directory}: expected an engine directory, found no {MANIFEST}", hint=rebuild)
-    try:
-        version = msgspec.json.decode(file.read_bytes(), type=_SchemaVersion).schema_version
-        if version != SCHEMA_VERSION:
-            raise EngineError(
-                f"{file}: schema_version: expected {SCHEMA_VERSION}, found {version}",
-                hint=f"build it again with this version: {rebuild}",
-            )
-        manifest = msgspec.json.decode(file.read_bytes(), type=Manifest)
-    except OSError as error:
-        raise EngineError(f"{file}: expected a readable file, found: {error.strerror}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise EngineError(f"{file}: expected an engine manifest, found {error}", hint=rebuild) from None
+    what = "an engine manifest"
+    version = read_json(file, _SchemaVersion, EngineError, what=what, hint=rebuild).schema_version
+    if version != SCHEMA_VERSION:
+        raise EngineError(
+            f"{file}: schema_version: expected {SCHEMA_VERSION}, found {version}",
+            hint=f"build it again with this version: {rebuild}",
+        )
+    manifest = read_json(file, Manifest, EngineError, what=what, hint=rebuild)
     if set(manifest.graphs) != set(GRAPHS):
-        found = ", ".join(sorted(manifest.graphs)) or "none"
+        found = cut(", ".join(sorted(manifest.graphs))) or "none"
         raise EngineError(f"{file}: graphs: expected {' and '.join(GRAPHS)}, found {found}", hint=rebuild)
     _check_graphs(file, manifest, rebuild)
     graphs = {graph.file for graph in manifest.graphs.values()}
@@ -114,9 +112,9 @@ def _check_graphs(file: Path, manifest: Manifest, rebuild: str) -> None:
 
 
 def _check_file(directory: Path, name: str, expected: str, rebuild: str) -> None:
+    if not is_file_name(name):
+        raise EngineError(f"{directory / MANIFEST}: expected file names without directories, found {shown(name)}")
     file = directory / name
-    if Path(name).name != name:
-        raise EngineError(f"{directory / MANIFEST}: expected file names without directories, found {name!r}")
     if not file.is_file():
         raise EngineError(f"{file}: expected this file of the engine, found none", hint=rebuild)
     if (found := sha256(file)) != expected:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import read_json
 
 
 class Acceptance(msgspec.Struct, frozen=True):
@@ -58,13 +59,8 @@ class _Report(msgspec.Struct, frozen=True):
 
 def read_acceptance(file: Path) -> Acceptance:
     """What `dflash-trt verify --json` printed; raises ConfigError for another document, or one without a pass."""
-    try:
-        report = msgspec.json.decode(file.read_bytes(), type=_Report)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(
-            f"{file}: expected the document of `dflash-trt verify --json`, found: {error}",
-            hint="dflash-trt verify ENGINE --target TARGET --prompts FILE --json > verify.json",
-        ) from None
+    hint = "dflash-trt verify ENGINE --target TARGET --prompts FILE --json > verify.json"
+    report = read_json(file, _Report, ConfigError, what="the document of `dflash-trt verify --json`", hint=hint)
     if not report.schema.startswith("dflash-trt/verify/"):
         raise ConfigError(f"{file}: expected a document of dflash-trt verify, found one of {report.schema!r}")
     shares = [entry.share for entry in sorted(report.engine.acceptance, key=lambda entry: entry.position)]
@@ -76,10 +72,7 @@ def read_acceptance(file: Path) -> Acceptance:
 
 def read_routing(file: Path, num_experts: int) -> Sequence[float]:
     """Measured routing: a JSON list with how often each expert was taken, in any unit."""
-    try:
-        counts = msgspec.json.decode(file.read_bytes(), type=list[float])
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{file}: expected a JSON list of {num_experts} counts, found: {error}") from None
+    counts = read_json(file, list[float], ConfigError, what=f"a JSON list of {num_experts} counts")
     if len(counts) != num_experts or min(counts) < 0 or not sum(counts) > 0:
         raise ConfigError(f"{file}: expected {num_experts} counts, none negative, found {len(counts)}")
     return counts

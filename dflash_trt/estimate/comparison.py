@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from dflash_trt.errors import ConfigError
 from dflash_trt.estimate.acceptance import Acceptance, from_tau
 from dflash_trt.estimate.bands import Band, vary
 from dflash_trt.estimate.constants import DATA, Rates, constants
@@ -23,6 +24,7 @@ from dflash_trt.estimate.curve import Traffic, frontier, point, points, rate_at
 from dflash_trt.estimate.inputs import draft_shape, eagle3_shape, target_shape
 from dflash_trt.estimate.shapes import Method, System
 from dflash_trt.estimate.step import StepModel
+from dflash_trt.files.json_file import read_json
 
 Quantity = Literal["ratio", "user", "total", "gpu", "gpu-best", "pareto", "pareto-eagle3"]
 UNITS: dict[Quantity, str] = {
@@ -75,7 +77,7 @@ class _Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @cache
 def _published() -> _Published:
-    return msgspec.json.decode((DATA / "published.json").read_bytes(), type=_Published)
+    return read_json(DATA / "published.json", _Published, ConfigError, what="the package's data")
 
 
 def published_points() -> tuple[PublishedPoint, ...]:

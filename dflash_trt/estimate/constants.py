@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import read_json
 from dflash_trt.files.strict_yaml import closest
 
 DATA = Path(__file__).parent / "data"
@@ -109,7 +110,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 @cache
 def constants() -> Constants:
     """The data file, read once."""
-    return msgspec.json.decode((DATA / "constants.json").read_bytes(), type=Constants)
+    return read_json(DATA / "constants.json", Constants, ConfigError, what="the package's data")
 
 
 def rates(gpu: str, runtime: str, ends: Mapping[str, End] | None = None) -> Rates:

@@ -8,8 +8,10 @@ from functools import cache
 
 import msgspec
 
+from dflash_trt.errors import ConfigError
 from dflash_trt.estimate.constants import DATA, Rates
 from dflash_trt.estimate.shapes import TargetShape
+from dflash_trt.files.json_file import read_json
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +56,7 @@ class _Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 @cache
 def tables() -> _Tables:
     """data/moe_kernels.json, read once."""
-    return msgspec.json.decode((DATA / "moe_kernels.json").read_bytes(), type=_Tables)
+    return read_json(DATA / "moe_kernels.json", _Tables, ConfigError, what="the package's data")
 
 
 @cache

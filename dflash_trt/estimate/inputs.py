@@ -16,6 +16,7 @@ from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes, draft_si
 from dflash_trt.errors import ConfigError
 from dflash_trt.estimate.constants import DATA, constants
 from dflash_trt.estimate.shapes import DraftShape, System, TargetShape
+from dflash_trt.files.json_file import read_json
 from dflash_trt.files.strict_yaml import closest
 
 MXFP4_BITS = 4.25
@@ -32,7 +33,7 @@ class _Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 @cache
 def known_targets() -> dict[str, TargetShape]:
     """By repository id."""
-    known = msgspec.json.decode((DATA / "targets.json").read_bytes(), type=_Targets)
+    known = read_json(DATA / "targets.json", _Targets, ConfigError, what="the package's data")
     return {entry.target: entry for entry in known.targets}
 
 

@@ -12,33 +12,95 @@ from typing import TypeVar
 import msgspec
 import yaml
 
-from dflash_trt.errors import DFlashError
+from dflash_trt.errors import DFlashError, cut, shown
+from dflash_trt.files.read import read_text
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):  # type: ignore[misc]  # untyped without types-PyYAML
-    """yaml.SafeLoader that refuses what it would drop: all but the last of equal keys."""
+MAX_BYTES = 128 * 2**10  # ours have 4 KiB; the parser, in Python, needs seconds for more
+MAX_DEPTH = 32
+MAX_DIGITS = 64  # of a number, however it is written
+INTEGERS = range(-(2**63), 2**64)
 
 
-def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[object, object]:
-    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
-    for index, key in enumerate(keys):
-        if key in keys[:index]:
-            raise yaml.YAMLError(f"key {key!r} twice in one mapping{node.start_mark}")
-    return {key: loader.construct_object(value, deep=True) for key, (_, value) in zip(keys, node.value, strict=True)}
+class _StrictLoader(yaml.SafeLoader):  # type: ignore[misc]  # untyped without types-PyYAML
+    """yaml.SafeLoader for plain data: refuses tags, aliases, what it would drop, and what nobody means to write."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node:
+        """Refuses before anything is built: an alias may stand for more than fits into memory."""
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError(f"the alias *{event.anchor}, expected the value itself{event.start_mark}")
+        if event.tag is not None:
+            raise yaml.YAMLError(f"the tag {shown(event.tag)}, expected plain values{event.start_mark}")
+        if self._depth == MAX_DEPTH:
+            raise yaml.YAMLError(f"more than {MAX_DEPTH} levels{event.start_mark}")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def unique_mapping(self, node: yaml.MappingNode) -> dict[object, object]:
+        """The mapping; keys are plain values, each of them once."""
+        entries: dict[object, object] = {}
+        for key_node, value in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.YAMLError(f"a key that is no plain value{key_node.start_mark}")
+            key = self.construct_object(key_node)
+            if key in entries:
+                raise yaml.YAMLError(f"key {shown(key)} twice in one mapping{node.start_mark}")
+            entries[key] = self.construct_object(value, deep=True)
+        return entries
+
+    def text(self, node: yaml.ScalarNode) -> str:
+        """A string without control characters, which an escape can bring, and of whole characters."""
+        text: str = self.construct_scalar(node)
+        if wrong := CONTROL.search(text):
+            raise yaml.YAMLError(f"the character {wrong[0]!r}, expected text{node.start_mark}")
+        return text
+
+    def integer(self, node: yaml.ScalarNode) -> int:
+        """An integer of 64 bits."""
+        self._check_digits(node)
+        number: int = self.construct_yaml_int(node)
+        if number not in INTEGERS:
+            raise yaml.YAMLError(f"the integer {node.value}, beyond 64 bits{node.start_mark}")
+        return number
+
+    def number(self, node: yaml.ScalarNode) -> float:
+        """A number with a point."""
+        self._check_digits(node)
+        number: float = self.construct_yaml_float(node)
+        return number
+
+    def _check_digits(self, node: yaml.ScalarNode) -> None:
+        if len(node.value) > MAX_DIGITS:
+            raise yaml.YAMLError(f"a number of {len(node.value)} characters, more than {MAX_DIGITS}{node.start_mark}")
 
 
-_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
+for _tag, _construct in {
+    "map": _StrictLoader.unique_mapping,
+    "str": _StrictLoader.text,
+    "int": _StrictLoader.integer,
+    "float": _StrictLoader.number,
+}.items():
+    _StrictLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)
 
 
 def read_yaml(file: Path, error: type[DFlashError]) -> object:
-    """The document of `file`, safely loaded; raises `error` when it is unreadable or not YAML."""
+    """The document of `file`; raises `error` when it is unreadable, larger than MAX_BYTES or not plain YAML."""
+    return yaml_document(read_text(file, error, limit=MAX_BYTES), file, error)
+
+
+def yaml_document(text: str, file: Path, error: type[DFlashError]) -> object:
+    """The document that is `text`, read from `file`: mappings, lists and plain values."""
     try:
-        return yaml.load(file.read_bytes(), Loader=_UniqueKeyLoader)  # noqa: S506 (a SafeLoader)
-    except OSError as problem:
-        raise error(f"{file}: expected a readable file, found: {problem.strerror}") from None
-    except (yaml.YAMLError, RecursionError, UnicodeDecodeError, ValueError, TypeError) as problem:
+        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 (a SafeLoader)
+    except (yaml.YAMLError, ValueError) as problem:  # ValueError: a date or an escape that does not exist
         raise error(f"{file}: expected YAML, found {' '.join(str(problem).split())}") from None
 
 
@@ -65,7 +127,7 @@ def _found(document: object, place: str) -> str:
             document = document.get(part)
         elif isinstance(document, list):
             document = document[int(part)]
-    return f", found {document!r}"
+    return f", found {shown(document)}"
 
 
 class _Checker:
@@ -94,7 +156,7 @@ class _Checker:
     def _check_choice(self, scope: str, value: str, choices: list[str]) -> None:
         if value not in choices:
             raise self._error(
-                f"{self._file}: {scope}: expected one of {', '.join(choices)}, found {value!r}"
+                f"{self._file}: {scope}: expected one of {', '.join(choices)}, found {shown(value)}"
                 f"{closest(value, choices, 'value')}"
             )
 
@@ -104,8 +166,8 @@ class _Checker:
         for key in value:
             if key not in valid:
                 raise self._error(
-                    f"{self._file}: {prefix}{key}: expected only the keys {', '.join(valid)}, found an unknown one"
-                    f"{closest(str(key), valid, 'key')}"
+                    f"{self._file}: {prefix}{cut(str(key))}: expected only the keys {', '.join(valid)},"
+                    f" found an unknown one{closest(str(key), valid, 'key')}"
                 )
         for field in expected.fields:
             if field.encode_name in value:
@@ -113,7 +175,7 @@ class _Checker:
             elif field.required:
                 raise self._error(
                     f"{self._file}: {scope or 'document'}: expected the key {field.encode_name!r},"
-                    f" found only {', '.join(map(str, value)) or 'an empty mapping'}"
+                    f" found only {cut(', '.join(map(str, value))) or 'an empty mapping'}"
                 )
 
 

@@ -27,6 +27,7 @@ from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
 from dflash_trt.checkpoint.safetensors_writer import Layout
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair
 from dflash_trt.errors import CheckpointError
+from dflash_trt.files.json_file import json_value
 from dflash_trt.quantize.ranges import CAPTURE
 
 METADATA_KEY = "dflash_trt_features"
@@ -143,16 +144,14 @@ def _read_facts(file: Path, metadata: dict[str, str]) -> FeatureFacts:
             f" {METADATA_KEY}",
             hint=CAPTURE,
         )
-    try:
-        version = msgspec.json.decode(metadata[METADATA_KEY], type=_SchemaVersion).schema_version
-        if version != SCHEMA_VERSION:
-            raise CheckpointError(
-                f"{file}: schema_version: expected {SCHEMA_VERSION}, found {version}",
-                hint=f"capture again with this version: {CAPTURE}",
-            )
-        return msgspec.json.decode(metadata[METADATA_KEY], type=FeatureFacts)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise CheckpointError(f"{file}: metadata {METADATA_KEY}: expected facts, found {error}", hint=CAPTURE) from None
+    content, where = metadata[METADATA_KEY].encode(), f"{file}: metadata {METADATA_KEY}"
+    version = json_value(content, where, _SchemaVersion, CheckpointError, what="facts", hint=CAPTURE).schema_version
+    if version != SCHEMA_VERSION:
+        raise CheckpointError(
+            f"{file}: schema_version: expected {SCHEMA_VERSION}, found {version}",
+            hint=f"capture again with this version: {CAPTURE}",
+        )
+    return json_value(content, where, FeatureFacts, CheckpointError, what="facts", hint=CAPTURE)
 
 
 def _check_fits(file: Path, facts: FeatureFacts, spec: DraftSpec) -> None:

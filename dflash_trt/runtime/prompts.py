@@ -12,6 +12,8 @@ import msgspec
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.errors import RequestError
+from dflash_trt.files.json_file import MAX_BYTES, json_value
+from dflash_trt.files.read import read_bytes
 from dflash_trt.runtime.sampling import is_integer
 from dflash_trt.targets.tokenizer import encode
 
@@ -90,10 +92,7 @@ def read_prompts(file: Path) -> list[Prompt]:
 
     Raises RequestError when the file cannot be read, holds no prompt, or a line is not one.
     """
-    try:
-        lines = file.read_bytes().split(b"\n")
-    except OSError as error:
-        raise RequestError(f"{file}: expected a JSON Lines file of prompts, found: {error.strerror}") from None
+    lines = read_bytes(file, RequestError, limit=MAX_BYTES, may_be_pipe=True).split(b"\n")
     prompts = [_read_line(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not prompts:
         raise RequestError(f"{file}: expected at least one prompt, found none")
@@ -101,12 +100,8 @@ def read_prompts(file: Path) -> list[Prompt]:
 
 
 def _read_line(file: Path, number: int, raw: bytes) -> Prompt:
-    try:
-        line = msgspec.json.decode(raw, type=_Line)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise RequestError(
-            f"{file}, line {number}: expected an object with prompt or token_ids, found {error}"
-        ) from None
+    what = "an object with prompt or token_ids"
+    line = json_value(raw, f"{file}, line {number}", _Line, RequestError, what=what)
     if (line.prompt is None) == (line.token_ids is None):
         found = "neither" if line.prompt is None else "both"
         raise RequestError(f"{file}, line {number}: expected either prompt or token_ids, found {found}")

@@ -99,9 +99,11 @@ def test_index_points_elsewhere(name: str, draft_dir: Path) -> None:
 
 
 def test_index_names_what_cannot_be_a_file(draft_dir: Path) -> None:
-    write_index(draft_dir, {"fc.weight": "a\0.safetensors"})
     (draft_dir / "model.safetensors").unlink()
-    assert "expected shard a\0.safetensors, found no such file" in refusal(lambda: read_weights(draft_dir))
+    for name in ("a\0.safetensors", "\x1b[2J.safetensors", f"{'a' * 300}.safetensors"):
+        write_index(draft_dir, {"fc.weight": name})
+        message = refusal(lambda: read_weights(draft_dir))
+        assert "weight_map: expected the name of a .safetensors file in the same directory, found '" in message
 
 
 @pytest.mark.parametrize(

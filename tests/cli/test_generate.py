@@ -83,11 +83,11 @@ def test_baseline_prints_both_texts_and_a_table(engine: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "expected a JSON file, found: No such file or directory"),
-        (b"", "expected a list of token-id lists, found Input data was truncated"),
+        (None, "expected a readable file, found: No such file or directory"),
+        (b"", "expected a list of token-id lists, found text that is not JSON"),
         (b"[1, 2]", "expected a list of token-id lists, found Expected `array`, got `int` - at `$[0]`"),
         (b'[["a"]]', "expected a list of token-id lists, found Expected `int`, got `str` - at `$[0][0]`"),
-        (b"\xff", "expected a list of token-id lists, found JSON is malformed"),
+        (b"\xff", "expected a list of token-id lists, found byte 0xff at 0"),
         (b"[" * 100_000, "expected a list of token-id lists, found"),
         (b"[]", "expected at least one prompt, found an empty list"),
     ],

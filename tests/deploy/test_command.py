@@ -168,7 +168,7 @@ def test_a_draft_of_another_target_is_refused(command: list[str], tmp_path: Path
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         run_here("serve-config", "--check", tmp_path, "--runtime", "trtllm")
-    assert caught.value.message == f"{tmp_path}: expected a readable text file, found: Is a directory"
+    assert caught.value.message == f"{tmp_path}: expected a readable file, found: Is a directory"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.files.strict_yaml import load_yaml, nearest, read_yaml
+from dflash_trt.files.strict_yaml import MAX_BYTES, MAX_DEPTH, load_yaml, nearest, read_yaml
 
 
 class Inner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,11 +74,75 @@ def test_what_is_said_about_a_bad_one(tmp_path: Path, text: str, message: str) -
     assert "outer.yaml" in caught.value.message
 
 
+DEEP = f"more than {MAX_DEPTH} levels"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a: !!bool foo", "the tag 'tag:yaml.org,2002:bool'"),
+        ("a: !!int ''", "the tag 'tag:yaml.org,2002:int'"),
+        ("!!timestamp foo", "the tag 'tag:yaml.org,2002:timestamp'"),
+        ("a: !!python/name:os.system ''", "the tag 'tag:yaml.org,2002:python/name:os.system'"),
+        ("a: ! b", "the tag '!'"),
+        ("a: &x [1]\nb: *x", "the alias *x"),
+        ("a: &x [*x]", "the alias *x"),
+        ("<<: {a: 1}", "could not determine a constructor"),
+        ("[a]: b", "a key that is no plain value"),
+        ("1: a\n1.0: b", "key 1.0 twice"),
+        ("a: 0x" + "f" * 6000, "a number of 6002 characters"),
+        ("a: " + "1" * 4000, "a number of 4000 characters"),
+        ("a: 1" + ":1" * 300 + ".0", "a number of 603 characters"),
+        ("a: 18446744073709551616", "the integer 18446744073709551616, beyond 64 bits"),
+        ("a: 2026-13-45", "month must be in 1..12"),
+        ('a: "\\ud800"', r"the character '\ud800'"),
+        ('a: "\\x1b[2J"', r"the character '\x1b'"),
+        ('"\\x07": 1', r"the character '\x07'"),
+        ('a: "\\U00110000"', "chr() arg"),
+        ("a: \x1b", "unacceptable character #x001b"),
+        ("[" * 100_000, DEEP),
+        ("- " * 60_000, DEEP),
+        ("a: 1\n---\nb: 2", "another document"),
+    ],
+)
+def test_what_is_no_plain_data(tmp_path: Path, text: str, found: str) -> None:
+    (tmp_path / "outer.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"outer\.yaml: expected YAML, found ") as caught:
+        read_yaml(tmp_path / "outer.yaml", ConfigError)
+    assert found in caught.value.message
+
+
+def test_limits(tmp_path: Path) -> None:
+    file = tmp_path / "outer.yaml"
+    file.write_text("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+    read_yaml(file, ConfigError)
+    file.write_text("a: |\n  1\n  2\t3\nb: 1_000\nc: 0x10\nd: -1.5e+3\ne: &unused 1\n")
+    assert read_yaml(file, ConfigError) == {"a": "1\n2\t3\n", "b": 1000, "c": 16, "d": -1500.0, "e": 1}
+    file.write_text("#" * (MAX_BYTES + 1))
+    with pytest.raises(ConfigError, match=f"expected at most {MAX_BYTES} bytes, found more"):
+        read_yaml(file, ConfigError)
+
+
+def test_an_alias_bomb_as_keys(tmp_path: Path) -> None:
+    """Each line doubles the one before; as a key that stands twice it was expanded, and printed."""
+    lines = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40)), "? *a39\n: 1"]
+    (tmp_path / "outer.yaml").write_text("\n".join([*lines, lines[-1]]))
+    with pytest.raises(ConfigError, match=r"the alias \*a0"):
+        read_yaml(tmp_path / "outer.yaml", ConfigError)
+
+
+def test_long_names_are_cut(tmp_path: Path) -> None:
+    (tmp_path / "outer.yaml").write_text("a" * 100_000 + ": 1\n")
+    with pytest.raises(ConfigError) as caught:
+        load_yaml(tmp_path / "outer.yaml", Outer, ConfigError)
+    assert len(caught.value.message) < 1000
+
+
 def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a readable file"):
         read_yaml(tmp_path / "absent.yaml", ConfigError)
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\xfa")
-    with pytest.raises(ConfigError, match="expected YAML"):
+    with pytest.raises(ConfigError, match="expected text, found byte 0xff at 0"):
         read_yaml(tmp_path / "bytes.yaml", ConfigError)
 
 

@@ -116,8 +116,11 @@ def complaint(tmp_path: Path, text: str | bytes) -> str:
         # not a recipe's YAML
         (ALL + "rules: []\n", "FILE: expected YAML, found key 'rules' twice in one mapping"),
         ("rules: [", "FILE: expected YAML, found while parsing"),
-        (b"\xff\xfe\x00", "FILE: expected YAML, found"),
-        ("description: !!python/object:os.system {}\nrules: []\n", "FILE: expected YAML, found could not determine"),
+        (b"\xff\xfe\x00", "FILE: expected text, found byte 0xff at 0"),
+        (
+            "description: !!python/object:os.system {}\nrules: []\n",
+            "FILE: expected YAML, found the tag 'tag:yaml.org,2002:python/object:os.system'",
+        ),
         # does not fit the draft
         (
             HEAD + "  - {modules: layers.*, algorithm: FP8}\n",

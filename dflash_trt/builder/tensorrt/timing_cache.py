@@ -10,6 +10,9 @@ from typing import Any
 import msgspec
 
 from dflash_trt.errors import BuildError
+from dflash_trt.files.read import read_bytes
+
+MAX_BYTES = 2**30
 
 
 class TimingCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +50,7 @@ class TimingCache(msgspec.Struct, frozen=True, kw_only=True):
 
     def _read(self) -> bytes:
         if self.file.is_file():
-            return self.file.read_bytes()
+            return read_bytes(self.file, BuildError, limit=MAX_BYTES)
         if self.reproducible:
             raise BuildError(
                 f"--reproducible: expected a timing cache at {self.file}, found no file",

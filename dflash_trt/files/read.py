@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes and text from outside: of a regular file, no more than a limit, and UTF-8."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from dflash_trt.errors import DFlashError
+
+KINDS = {
+    stat.S_IFDIR: "Is a directory",  # in the operating system's words
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+MAX_NAME_BYTES = 255  # of one name, on every file system of Linux
+
+
+def is_file_name(name: str) -> bool:
+    """Whether `name`, which stands in a file, is a file's and of the same directory: never a path out of it."""
+    is_name = name not in ("", "..") and Path(name).name == name
+    return is_name and name.isprintable() and len(name.encode()) <= MAX_NAME_BYTES
+
+
+@contextmanager
+def open_file(
+    file: Path, error: type[DFlashError], *, may_be_pipe: bool = False, hint: str | None = None
+) -> Iterator[BinaryIO]:
+    """`file`, open for reading; a pipe, device or socket would never end, and is refused before a byte is read.
+
+    `may_be_pipe` is for files that a command line names: `--prompts <(head -5 FILE)`. Raises `error` when it cannot
+    be read, also within the block.
+    """
+    try:
+        is_pipe = may_be_pipe and stat.S_ISFIFO(file.stat().st_mode)
+        # O_NONBLOCK: a pipe that nobody writes to would keep `open` waiting.
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | (0 if is_pipe else os.O_NONBLOCK))
+        with os.fdopen(descriptor, "rb") as stream:
+            kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+            if kind != stat.S_IFREG and not (is_pipe and kind == stat.S_IFIFO):
+                found = KINDS.get(kind, "something else")
+                raise error(f"{file}: expected a readable file, found: {found}", hint=hint)
+            yield stream
+    except (OSError, ValueError) as problem:  # ValueError: a NUL in the name
+        found = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+        raise error(f"{file}: expected a readable file, found: {found}", hint=hint) from None
+
+
+def read_bytes(
+    file: Path, error: type[DFlashError], *, limit: int, may_be_pipe: bool = False, hint: str | None = None
+) -> bytes:
+    """The content of `file`; raises `error` when it cannot be read or is larger than `limit` bytes."""
+    with open_file(file, error, may_be_pipe=may_be_pipe, hint=hint) as stream:
+        content = stream.read(limit + 1)
+    if len(content) > limit:
+        raise error(f"{file}: expected at most {limit} bytes, found more", hint=hint)
+    return content
+
+
+def decode(
+    content: bytes, where: object, error: type[DFlashError], *, what: str = "text", hint: str | None = None
+) -> str:
+    """`content`, found at `where`, as text; raises `error`, with the byte and its place, unless it is UTF-8."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as problem:
+        found = f"byte {content[problem.start]:#04x} at {problem.start}, which is not UTF-8"
+        raise error(f"{where}: expected {what}, found {found}", hint=hint) from None
+
+
+def read_text(file: Path, error: type[DFlashError], *, limit: int) -> str:
+    """The text of `file`; raises `error` when it cannot be read, is larger than `limit` bytes or not UTF-8."""
+    return decode(read_bytes(file, error, limit=limit), file, error)

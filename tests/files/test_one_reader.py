@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever comes from outside comes through `dflash_trt.files`: nobody opens, reads or parses a file past it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.paths import REPOSITORY
+
+PACKAGE = REPOSITORY / "dflash_trt"
+CALLS = {
+    *(
+        "open",
+        "io.open",
+        "os.open",
+        "os.fdopen",
+        "json.load",
+        "json.loads",
+        "msgspec.json.decode",
+        "msgspec.yaml.decode",
+    ),
+    *("yaml.load", "yaml.safe_load", "yaml.load_all", "yaml.safe_load_all", "yaml.full_load", "yaml.unsafe_load"),
+    *(
+        "np.load",
+        "numpy.load",
+        "np.fromfile",
+        "numpy.fromfile",
+        "np.loadtxt",
+        "torch.load",
+        "pickle.load",
+        "pickle.loads",
+    ),
+    *("tomllib.load", "tomllib.loads", "configparser.ConfigParser", "csv.reader"),
+}
+METHODS = {"read_text", "read_bytes", "open"}  # of any object: a Path's
+EXCEPTIONS = {
+    ("checkpoint/quantization.py", "open"): "four bytes at an offset of a header that was read",
+    ("checkpoint/safetensors_writer.py", "open"): "copies tensors of a header that was read, and writes",
+    ("cli/verify.py", "open"): "Verification.open, no file",
+    ("cli/generate.py", "open"): "Session.open, no file",
+    ("doctor/__init__.py", "open"): "/proc/cpuinfo",
+    ("drafter/open.py", "open"): "Drafter.open, no file",
+    ("drafter/plan_runner.py", "read_bytes"): "a plan of many gigabytes, whose hash the manifest's reader has checked",
+    ("engine/manifest.py", "open"): "hashes what the manifest names, block by block",
+    ("estimate/comparison.py", "read_text"): "a page of this repository, which it writes",
+    ("estimate/page.py", "read_text"): "a style sheet of the package",
+    ("measure/feature_capture.py", "open"): "flushes what it has written",
+    ("runtime/ranks/key.py", "os.open"): "bounded, and refuses links and what others may write",
+    ("runtime/ranks/key.py", "os.fdopen"): "the same",
+    ("runtime/ranks/roles.py", "json.loads"): "an authenticated message of another rank",
+    ("triton/model.py", "json.loads"): "Triton's own argument",
+    ("llm.py", "open"): "Session.open, no file",
+    ("measure/verification.py", "open"): "Session.open, no file",
+}
+"""By file and call: why it need not go through `dflash_trt.files`."""
+
+
+def readers(source: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name in CALLS:
+                yield name
+            elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
+                yield node.func.attr
+
+
+def found() -> set[tuple[str, str]]:
+    sources = [file for file in sorted(PACKAGE.rglob("*.py")) if file.parent.name != "files"]
+    return {(str(file.relative_to(PACKAGE)), name) for file in sources for name in readers(file)}
+
+
+def test_nobody_reads_past_the_one_reader() -> None:
+    past = found() - EXCEPTIONS.keys()
+    assert not past, f"expected these to read through dflash_trt.files: {sorted(past)}"
+
+
+def test_no_exception_is_stale() -> None:
+    assert EXCEPTIONS.keys() - found() == set()
+
+
+def test_a_reader_is_noticed(tmp_path: Path) -> None:
+    source = tmp_path / "new.py"
+    source.write_text("import json\nfrom pathlib import Path\nx = json.loads(Path('a').read_text())\n")
+    assert set(readers(source)) == {"json.loads", "read_text"}
