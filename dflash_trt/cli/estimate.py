@@ -43,6 +43,9 @@ ROUTINGS = ("power-law", "uniform")
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Whose step is accounted for.")
 @click.option("--target", help="Target directory, in place of the deployment's; only its config.json is read.")
 @click.option("--draft", help="Draft checkpoint that is here, in place of the deployment's.")
+@click.option("--simulate", metavar="TRACE|poisson:RATE", help="Simulate a load instead: requests/s, or a JSONL trace.")
+@click.option("--seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Of a poisson load.")
+@click.option("--slo", type=click.FloatRange(min=0, min_open=True), help="Tokens/s of a user that goodput counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Also draw the curve into this PNG file.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write a self-contained page.")
@@ -58,6 +61,9 @@ def estimate(
     batch: int,
     target: str | None,
     draft: str | None,
+    simulate: str | None,
+    seconds: float,
+    slo: float | None,
     as_json: bool,
     plot: Path | None,
     html: Path | None,
@@ -71,6 +77,7 @@ def estimate(
     \b
     Example:
       dflash-trt estimate gpt-oss-120b.b300x8.latency --tau 4.7 --html curve.html
+      dflash-trt estimate gpt-oss-120b.b300x8.latency --tau 4.7 --simulate poisson:15 --slo 300
     """
     from dflash_trt.estimate.curve import Traffic
     from dflash_trt.estimate.report import estimate as predict
@@ -81,10 +88,19 @@ def estimate(
         import matplotlib  # noqa: F401 - what is missing is said before the work, not after it
     deployment, system = open_system(config, runtime, target, draft)
     acceptances, source = open_acceptances(system, acceptance, tau, eagle3_tau)
+    traffic = Traffic(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+    if simulate is not None:
+        from dflash_trt.cli.simulate import print_simulations, simulate_load
+
+        if plot is not None or html is not None:
+            raise click.UsageError("--plot and --html draw the curve; --simulate has none")
+        runs = simulate_load(deployment, system, acceptances["dflash"], simulate, traffic, seconds, slo)
+        print_simulations(deployment.name, simulate, source, slo, runs, as_json=as_json)
+        return
     result = predict(
         deployment.name,
         system,
-        Traffic(prompt_tokens=prompt_tokens, output_tokens=output_tokens),
+        traffic,
         acceptances,
         source=source,
         batch=batch,
