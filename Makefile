@@ -7,6 +7,9 @@ TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/pip install --disable-pip-version-check $$(test -t 1 || echo --quiet)
 DEMO   := demo
 PROMPT ?= "def main("
+# Test processes: one for each core, up to eight.
+JOBS   ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
 .PHONY: help build demo test test-full test-gpu lint bench bench-quantize bench-attention count-kernel clean
 
@@ -36,10 +39,10 @@ demo: build  ## fixture checkpoint -> engine directory -> text, next to plain de
 	$(BIN)/dflash-trt generate $(DEMO) --target tests/fixtures/tiny-gpt-oss --baseline --max-tokens 124 $(PROMPT)
 
 test: $(TOOLS)  ## everything that needs no GPU
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-full: $(TOOLS)  ## `make test` and the slow checks
-	$(BIN)/python -m pytest -m 'not gpu'
+	$(PYTEST) -m 'not gpu'
 
 test-gpu: $(TOOLS)  ## the kernels on this machine's GPU; compiles them first
 	$(PIP) --no-deps --editable . -C cmake.define.DFLASH_CUDA=ON
