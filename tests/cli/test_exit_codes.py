@@ -12,6 +12,7 @@ import pytest
 
 from dflash_trt.cli import EXTRAS
 from tests.cli.commands import run
+from tests.engines import build
 from tests.paths import FIXTURES
 
 # main() without one package, as if it were not installed.
@@ -127,11 +128,17 @@ def test_missing_extra(draft_dir: Path, target_dir: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("qwen3") / "engine"
+    build(FIXTURES / "tiny-qwen3-dflash", directory, FIXTURES / "tiny-qwen3")
+    return directory
+
+
 @pytest.mark.parametrize("package", ["transformers", "torch", "onnxruntime", "onnx"])
-def test_missing_extra_of_generate(package: str, tmp_path: Path) -> None:
-    pair = (FIXTURES / "tiny-qwen3-dflash", "--target", FIXTURES / "tiny-qwen3")
-    assert run("build", *pair, "-o", tmp_path / "engine").returncode == 0
-    result = run("generate", tmp_path / "engine", "prompt", *pair[1:], script=WITHOUT.format(package=package))
+def test_missing_extra_of_generate(package: str, engine: Path) -> None:
+    arguments = ("generate", engine, "prompt", "--target", FIXTURES / "tiny-qwen3")
+    result = run(*arguments, script=WITHOUT.format(package=package))
     assert result.returncode == 1
     assert f"error: expected the package {package}, found it not installed" in result.stderr
     assert f"hint: pip install 'dflash-trt[{EXTRAS[package]}]'" in result.stderr
