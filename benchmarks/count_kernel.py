@@ -84,8 +84,8 @@ int main() {{
   p.block = {S}; p.num_heads = {N}; p.num_kv_heads = {G}; p.head_dim = {D}; p.max_context = 131072;
   p.block_dtype = DType::kBF16; p.cache_dtype = {cache};
   const Plan plan = make_plan(p, 264);
-  std::printf("%d %d %d %d %d %d %d", plan.tile_rows, plan.row_groups, plan.teams, plan.stages, plan.shared_bytes,
-              step_keys(p.head_dim), warp_tiles(p.head_dim));
+  std::printf("%d %d %d %d %d %d %d", plan.tile_rows, plan.row_groups, plan.teams, num_stages(p.head_dim), plan.shared_bytes,
+              step_keys(p.head_dim, {itemsize}), warp_tiles(p.head_dim));
 }}
 """
 
@@ -150,7 +150,9 @@ def run(*command: str) -> str:
 def make_plan(case: Case, directory: Path) -> Plan:
     source, program = directory / "plan.cpp", directory / "plan"
     cache = "DType::kF8E4M3" if case.cache_dtype is FP8 else "DType::kBF16"
-    source.write_text(PRINT_PLAN.format(S=case.S, N=case.N, G=case.G, D=case.D, cache=cache))
+    source.write_text(
+        PRINT_PLAN.format(S=case.S, N=case.N, G=case.G, D=case.D, cache=cache, itemsize=case.cache_dtype.itemsize)
+    )
     workspace = PLUGINS / "kv_injection_attention/workspace.cpp"
     run(find("g++", "install it"), "-std=c++20", f"-I{PLUGINS}", str(source), str(workspace), "-o", str(program))
     return Plan(*map(int, run(str(program)).split()))
@@ -173,12 +175,12 @@ def team_step(text: str, case: Case, plan: Plan) -> Counter[str]:
     """What the warps of a team issue between them for one step."""
     blocks = parse(text)
     row = case.D * case.cache_dtype.itemsize
-    threads, vectors = 32 * plan.row_groups, plan.step_keys * row // 16  # of K, and as many of V
+    copy_rows = 32 // (1 << (row // 16 - 1).bit_length())  # that a warp copies at a time
     sixteens = plan.step_keys // 16
     total: Counter[str] = Counter()
     for warp in range(plan.row_groups):
         tiles = min(plan.warp_tiles, plan.tile_rows // 16 - warp * plan.warp_tiles)
-        copies = 2 * -(-max(0, vectors - 32 * warp) // threads)
+        copies = 2 * -(-(plan.step_keys // copy_rows - warp) // plan.row_groups)  # of K and of V
         exactly = {"MUFU.EX2": 8 * tiles * sixteens, "LDGSTS": copies}
         at_least = {"LDSM": 2 * plan.step_keys * row // 512, "HMMA": tiles * sixteens * case.D // 4}
         total += cheapest_round(blocks, exactly, at_least)

@@ -12,6 +12,7 @@ namespace {
 
 // The kernel moves 16 bytes at a time.
 constexpr uintptr_t kAlignment = 16;
+constexpr float kMaxScale = 64;
 
 // Keeps the first problem. It runs before every launch, so text is made only for a problem.
 class Checks {
@@ -59,6 +60,9 @@ void check_dtypes(Checks& checks, const Params& p) {
                 block, " as q, or float8_e4m3fn");
   checks.positive("k_scale", p.k_scale);
   checks.positive("v_scale", p.v_scale);
+  // The kernel's queries carry this factor, in FP16 beside an FP8 cache.
+  checks.expect(p.softmax_scale * p.k_scale <= kMaxScale, "softmax_scale * k_scale", p.softmax_scale * p.k_scale,
+                "at most ", kMaxScale);
   const bool scaled = p.cache_dtype == DType::kF8E4M3;
   checks.expect(scaled || p.k_scale == 1, "k_scale", p.k_scale, "1 for a ", cache, " cache");
   checks.expect(scaled || p.v_scale == 1, "v_scale", p.v_scale, "1 for a ", cache, " cache");

@@ -10,31 +10,35 @@ namespace {
 int32_t ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
 int32_t round_up(int32_t a, int32_t b) { return ceil_div(a, b) * b; }
 
-void plan_rows(const Params& p, Plan& plan) {
-  const int32_t warp_rows = 16 * warp_tiles(p.head_dim);
+int32_t element_bytes(const Params& p) { return p.cache_dtype == DType::kF8E4M3 ? 1 : 2; }
+
+// At most `row_groups` warps beside each other, each with its own rows.
+void plan_rows(const Params& p, int32_t row_groups, Plan& plan) {
+  const int32_t D = p.head_dim, warp_rows = 16 * warp_tiles(D);
   plan.group = p.num_heads / p.num_kv_heads;
   plan.rows = p.block * plan.group;
-  plan.row_tiles = ceil_div(plan.rows, warp_rows * kMaxRowGroups);
+  plan.row_tiles = ceil_div(plan.rows, warp_rows * row_groups);
   plan.tile_rows = round_up(ceil_div(plan.rows, plan.row_tiles), 16);
   plan.row_groups = ceil_div(plan.tile_rows, warp_rows);
-}
-
-void plan_shared_memory(const Params& p, Plan& plan) {
-  const int32_t D = p.head_dim, step = step_keys(D);
-  const int32_t cache_bytes = p.cache_dtype == DType::kF8E4M3 ? 1 : 2;
   plan.block_rows = round_up(p.block, 16);
   plan.block_at = plan.tile_rows * row_bytes(D, 2);
   plan.stages_at = plan.block_at + 2 * plan.block_rows * row_bytes(D, 2);
-  plan.stage_bytes = 2 * step * row_bytes(D, cache_bytes);
+}
 
-  const int32_t affordable = (kSharedBudget - plan.stages_at) / plan.stage_bytes;
-  plan.teams = std::min({kMaxTeams, max_warps(D) / plan.row_groups, affordable / 2});
-  plan.stages = std::min(kMaxStages, affordable / plan.teams);
+// Teams of warps that find room for their stages.
+void plan_teams(const Params& p, Plan& plan) {
+  const int32_t D = p.head_dim;
+  plan.stage_bytes = 2 * step_keys(D, element_bytes(p)) * row_bytes(D, element_bytes(p));
+  const int32_t team_bytes = num_stages(D) * plan.stage_bytes;
+  for (int32_t row_groups = kMaxRowGroups; plan.teams == 0; --row_groups) {
+    plan_rows(p, row_groups, plan);
+    plan.teams = std::min({kMaxTeams, max_warps(D) / plan.row_groups,
+                           (kSharedBudget - plan.stages_at) / team_bytes});
+  }
   // When the context is read, all teams but the first leave a thread's results there (see merge.cuh).
   const int32_t thread_bytes = 4 * warp_tiles(D) * (D / 2 + 4);
   const int32_t results = (plan.teams - 1) * plan.row_groups * 32 * thread_bytes;
-  plan.shared_bytes =
-      plan.stages_at + std::max(plan.teams * plan.stages * plan.stage_bytes, results);
+  plan.shared_bytes = plan.stages_at + std::max(plan.teams * team_bytes, results);
 }
 
 void plan_ranges(const Params& p, int32_t ctas, Plan& plan) {
@@ -52,8 +56,7 @@ void plan_ranges(const Params& p, int32_t ctas, Plan& plan) {
 
 Plan make_plan(const Params& p, int32_t ctas) {
   Plan plan{};
-  plan_rows(p, plan);
-  plan_shared_memory(p, plan);
+  plan_teams(p, plan);
   plan_ranges(p, ctas, plan);
   return plan;
 }

@@ -30,7 +30,7 @@ template <int D, class T, bool kBytes>
 class Attention {
  public:
   DFLASH_DEVICE Attention(const Params& p, const Plan& plan)
-      : p_(p), plan_(plan), worker_(plan), tiles_(min(kTiles, (plan.tile_rows - warp_row()) / 16)) {}
+      : p_(p), plan_(plan), worker_(plan) {}
 
   DFLASH_DEVICE void run(const Segment& segment) {
     Stream<D, kBytes ? 1 : 2> stream(p_, plan_, worker_, segment, kv_head());
@@ -38,33 +38,28 @@ class Attention {
     if (segment.ends) store_block(segment);
     cta_sync();
 
-    State<D> state;
-    const Queries<D> queries(shared_memory() + warp_row() * kStride, tiles_, worker_.lane);
-    read_context(state, queries, segment, stream);
-    if (kBytes) state.scale_outputs(p_.v_scale);
-    if (segment.ends) read_block(state, queries);
-    merge_teams(state, plan_, worker_);
-    if (worker_.team == 0) {
-      state.finish_sums();
-      write(state, segment);
-    }
+    // All threads of the CTA meet in the same barriers, whichever of the two their warp takes.
+    const int tiles = (plan_.tile_rows - warp_row()) / 16;
+    tiles >= kMostTiles ? attend<kMostTiles>(segment, stream) : attend<1>(segment, stream);
     cta_sync();  // shared memory is free for the next segment
   }
 
  private:
-  static constexpr int kTiles = warp_tiles(D);
-  static constexpr int kStep = step_keys(D);
+  static constexpr int kMostTiles = warp_tiles(D);
+  static constexpr int kStep = step_keys(D, kBytes ? 1 : 2);
   static constexpr int kStride = row_bytes(D, 2);
+  static_assert(kMostTiles <= 2);
   using Score = typename Choose<F16, T, kBytes>::Type;
+  using Context = Stream<D, kBytes ? 1 : 2>;
 
   DFLASH_DEVICE int kv_head() const { return grid_x() / plan_.row_tiles; }
   // The first row of the CTA, counted over all row tiles; of the warp, counted in the CTA.
   DFLASH_DEVICE int first_row() const { return grid_x() % plan_.row_tiles * plan_.tile_rows; }
-  DFLASH_DEVICE int warp_row() const { return worker_.row_group * 16 * kTiles; }
+  DFLASH_DEVICE int warp_row() const { return worker_.row_group * 16 * kMostTiles; }
 
   // Row of the (request, kv head) that a thread's row is, counted over all row tiles.
   DFLASH_DEVICE int row(int t, int half) const {
-    return first_row() + warp_row() + t * 16 + half * 8 + worker_.lane / 4;
+    return first_row() + warp_row() + t * 16 + half * 8 + worker_.lane() / 4;
   }
 
   DFLASH_DEVICE int slot(int t, int half) const { return row(t, half) / plan_.group; }
@@ -83,7 +78,9 @@ class Attention {
     };
     constexpr Columns kColumns = kBytes ? Columns::kPairs : Columns::kPlain;
     const float eps = s.slot < 0 ? as_float(0x7fc00000u) : p_.rms_norm_eps;  // NaN queries make NaN outputs
-    store_rotated_rows<D, T, Score, kColumns>({p_.q, p_.q_norm}, rope(s), eps,
+    // Products with the context's keys are scores in units of log2.
+    const float factor = p_.softmax_scale * p_.k_scale * kLog2E;
+    store_rotated_rows<D, T, Score, kColumns>({p_.q, p_.q_norm, factor}, rope(s), eps,
                                               plan_.tile_rows, shared_memory(), locate);
   }
 
@@ -94,7 +91,7 @@ class Attention {
       return i < p_.block;
     };
     constexpr Columns kColumns = kBytes ? Columns::kPairs : Columns::kPlain;
-    store_rotated_rows<D, T, Score, kColumns>({p_.k, p_.k_norm}, rope(s), p_.rms_norm_eps,
+    store_rotated_rows<D, T, Score, kColumns>({p_.k, p_.k_norm, 1}, rope(s), p_.rms_norm_eps,
                                               plan_.block_rows, block_keys(), locate);
 
     constexpr int kVectors = D / 8;
@@ -112,56 +109,80 @@ class Attention {
   DFLASH_DEVICE Shared block_keys() const { return shared_memory() + plan_.block_at; }
   DFLASH_DEVICE Shared block_values() const { return block_keys() + plan_.block_rows * kStride; }
 
-  // Context row j is visible to slot s if j < length and length + s - j < window.
-  DFLASH_DEVICE void read_context(State<D>& state, const Queries<D>& queries, const Segment& segment,
-                                  Stream<D, kBytes ? 1 : 2>& stream) {
-    const float scale = p_.softmax_scale * p_.k_scale * kLog2E;
-    for (int i = 0; i < stream.steps(); ++i) {
-      const Shared keys = stream.next(i);
+  // The context and the block, with the warp's `kTiles` tiles of rows.
+  template <int kTiles>
+  DFLASH_DEVICE void attend(const Segment& segment, Context& stream) {
+    State<D, kTiles> state;
+    const Queries<D, kTiles> queries(shared_memory() + warp_row() * kStride, worker_.lane());
+    while (stream.next()) {
 #pragma unroll 1
       for (int j = 0; j < kStep; j += kMatrixKeys) {
-        using Context = Block<D, Score, Score, kBytes>;
-        Context block(queries, keys + j * Context::kStride, tiles_, worker_.lane);
-        // The window of slot s begins `s` rows behind this one.
-        const int first = stream.key(i) + j;
-        const int window_begin = segment.length - window_of(p_.sliding_window) + 1 - first;
-        const int end = segment.key_end - first;
-        if (end < kMatrixKeys || window_begin + p_.block > 1) {
-          block.mask([&](int t, int half) { return window_begin + slot(t, half); },
-                     [&](int, int) { return end; });
-        }
-        block.weigh(state, scale);
-        block.add_values(state, keys + stream.kValuesAt + j * Context::kStride);
+        const Shared keys = stream.rows() + j * Context::kStride;
+        attend_keys(state, queries, segment, stream.key() + j, keys, keys + Context::kValuesAt);
       }
+    }
+    if (kBytes) state.scale_outputs(p_.v_scale);
+    if (segment.ends) read_block(state);
+    merge_teams(state, plan_, worker_);
+    if (worker_.team == 0) {
+      state.finish_sums();
+      write(state, segment);
     }
   }
 
+  // Context row j is visible to slot s if j < length and length + s - j < window.
+  template <int kTiles>
+  DFLASH_DEVICE void attend_keys(State<D, kTiles>& state, const Queries<D, kTiles>& queries, const Segment& segment,
+                                 int first, Shared keys, Shared values) {
+    // The window of slot s begins `s` rows behind this one.
+    const int window_begin = segment.length - window_of(p_.sliding_window) + 1 - first;
+    const int end = segment.key_end - first;
+    Block<D, kTiles, Score, Score, kBytes> block(worker_.lane());
+    const auto score = [&](const State<D, kTiles>* from) {
+      block.multiply_keys(queries, keys, from);
+      if (end < kMatrixKeys || window_begin + p_.block > 1) {
+        block.mask([&](int t, int half) { return window_begin + slot(t, half); }, [&](int, int) { return end; });
+      }
+    };
+    score(&state);
+    if (!block.weigh(state)) {
+      score(nullptr);
+      block.raise_and_weigh(state, 1);
+    }
+    block.add_values(state, values);
+  }
+
   // Block slot j is visible to slot s if |s - j| < window, and if causal j <= s.
-  DFLASH_DEVICE void read_block(State<D>& state, const Queries<D>& queries) {
-    const float scale = p_.softmax_scale * kLog2E;
+  template <int kTiles>
+  DFLASH_DEVICE void read_block(State<D, kTiles>& state) {
+    // Read again, not kept: registers are short while the context is read.
+    const Queries<D, kTiles> queries(shared_memory() + warp_row() * kStride, worker_.lane());
     const int window = min(window_of(p_.sliding_window), kMaxBlock);
+#pragma unroll 1
     for (int begin = worker_.team * kMatrixKeys; begin < p_.block; begin += plan_.teams * kMatrixKeys) {
-      Block<D, Score, T, false> block(queries, block_keys() + begin * kStride, tiles_, worker_.lane);
+      Block<D, kTiles, Score, T, false> block(worker_.lane());
+      block.multiply_keys(queries, block_keys() + begin * kStride, nullptr);
       block.mask([&](int t, int half) { return slot(t, half) - window + 1 - begin; },
                 [&](int t, int half) {
                   const int ahead = p_.causal ? 1 : window;
                   return min(p_.block, slot(t, half) + ahead) - begin;
                 });
-      block.weigh(state, scale);
+      block.raise_and_weigh(state, 1 / p_.k_scale);  // the block's keys have no scale
       block.add_values(state, block_values() + begin * kStride);
     }
   }
 
-  DFLASH_DEVICE void write(const State<D>& state, const Segment& segment) {
+  template <int kTiles>
+  DFLASH_DEVICE void write(const State<D, kTiles>& state, const Segment& segment) {
     const bool whole = segment.begin == 0 && segment.ends;
     const int64_t first = Partials<D>::row(p_, plan_, grid_y(), grid_x(), segment.begin == 0);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Softmax softmax{state.maximum[t][half], state.sum[t][half]};
+        const Softmax softmax{state.maximum(t, half), state.sum[t][half]};
         const int r = row(t, half);
-        if (t >= tiles_ || r >= plan_.rows) continue;
+        if (r >= plan_.rows) continue;
         if (whole) {
           write_output(state.output[t], half, softmax, segment.request, r);
         } else {
@@ -174,7 +195,7 @@ class Attention {
   // Calls put(column, x, y) for each pair of neighbouring columns of the thread's row.
   template <class Put>
   DFLASH_DEVICE void for_pairs(const float (&output)[D / 8][4], int half, Put put) const {
-    const int quad_lane = worker_.lane % 4;
+    const int quad_lane = worker_.lane() % 4;
 #pragma unroll
     for (int n = 0; n < D / 8; n += 2) {
       const float *a = &output[n][2 * half], *b = &output[n + 1][2 * half];
@@ -202,7 +223,7 @@ class Attention {
   DFLASH_DEVICE void write_partial(const float (&output)[D / 8][4], int half,
                                    const Softmax& softmax, int64_t at) const {
     const Partials<D> partials(p_, plan_);
-    if (worker_.lane % 4 == 0) partials.softmax[at] = softmax;
+    if (worker_.lane() % 4 == 0) partials.softmax[at] = softmax;
     for_pairs(output, half, [&](int column, float x, float y) {
       partials.outputs[at * D + column] = x;
       partials.outputs[at * D + column + 1] = y;
@@ -212,7 +233,6 @@ class Attention {
   const Params& p_;
   const Plan& plan_;
   const Worker worker_;
-  const int tiles_;  // of the warp's kTiles, those with rows
 };
 
 template <int D, class T, bool kBytes>

@@ -24,8 +24,7 @@ DFLASH_DEVICE void load_keys(uint32_t (&b)[2][2][2], Shared rows, int stride, in
     load_matrices(m, rows + (lane % 16) * stride + column + (lane / 16) * 16);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      b[i / 2][i % 2][0] = widen_e4m3(m[i]);
-      b[i / 2][i % 2][1] = widen_e4m3(m[i] >> 16);
+      widen_e4m3(b[i / 2][i % 2][0], b[i / 2][i % 2][1], m[i]);
     }
   } else {
     const Shared row =
@@ -51,8 +50,7 @@ DFLASH_DEVICE void load_values(uint32_t (&b)[4][2], Shared rows, int stride, int
     for (int i = 0; i < 4; ++i) {
       // Bytes: key 0 even, key 0 odd, key 1 even, key 1 odd.
       const uint32_t even_odd = permute_bytes(m[i], 0, 0x3120);
-      b[i / 2 * 2][i % 2] = widen_e4m3(even_odd);
-      b[i / 2 * 2 + 1][i % 2] = widen_e4m3(even_odd >> 16);
+      widen_e4m3(b[i / 2 * 2][i % 2], b[i / 2 * 2 + 1][i % 2], even_odd);
     }
   } else {
     const Shared row = rows + (lane % 16) * stride + column * 2 + (lane / 16) * 16;

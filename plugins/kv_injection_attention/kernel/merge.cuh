@@ -32,9 +32,8 @@ class Mailbox {
 };
 
 // Ends with the whole state in the first team; all threads call. The results pass through the stages.
-template <int D>
-DFLASH_DEVICE void merge_teams(State<D>& state, const Plan& plan, const Worker& worker) {
-  constexpr int kTiles = warp_tiles(D);
+template <int D, int kTiles>
+DFLASH_DEVICE void merge_teams(State<D, kTiles>& state, const Plan& plan, const Worker& worker) {
   constexpr int kValues = kTiles * (D / 2 + 4);
   if (plan.teams == 1) return;
   cta_sync();  // every team is done with its stages
@@ -44,7 +43,7 @@ DFLASH_DEVICE void merge_teams(State<D>& state, const Plan& plan, const Worker& 
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        box.put(state.maximum[t][half]);
+        box.put(state.maximum(t, half));
         box.put(state.sum[t][half]);
 #pragma unroll
         for (int n = 0; n < D / 4; ++n) box.put(state.output[t][n / 2][2 * half + n % 2]);
@@ -60,8 +59,8 @@ DFLASH_DEVICE void merge_teams(State<D>& state, const Plan& plan, const Worker& 
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float maximum = box.take();
-        state.move_maximum(t, half, fmaxf(state.maximum[t][half], maximum));
-        const float by = exp2_fast(maximum - state.maximum[t][half]);
+        state.raise_maximum(t, half, maximum);
+        const float by = exp2_fast(maximum - state.maximum(t, half));
         state.sum[t][half] += by * box.take();
 #pragma unroll
         for (int n = 0; n < D / 4; ++n) {

@@ -21,13 +21,16 @@ inline constexpr int kUnitKeys = 128;
 inline constexpr int kSharedBudget = 99 * 1024;
 // Bounds the workspace: two CTAs on each of 160 SMs.
 inline constexpr int kMaxCtas = 320;
-inline constexpr int kMaxStages = 8;
 inline constexpr int kMaxTeams = 4;
 inline constexpr int kMaxRowGroups = 4;
 inline constexpr int kCombineWarps = 8;
 
-// Context rows that a team of warps takes at a time.
-DFLASH_ANYWHERE constexpr int step_keys(int head_dim) { return head_dim == 64 ? 32 : 16; }
+// Context rows that a team of warps takes at a time: about 8 KB of K and V.
+DFLASH_ANYWHERE constexpr int step_keys(int head_dim, int element_bytes) {
+  return head_dim == 256 ? 16 : (head_dim == 64 ? 64 : 32) / element_bytes;
+}
+// Steps of a team in flight or in use.
+DFLASH_ANYWHERE constexpr int num_stages(int head_dim) { return head_dim == 256 ? 3 : 4; }
 // Tiles of 16 query rows that a warp holds; its output is 8 * head_dim * tiles / 16 registers a thread.
 DFLASH_ANYWHERE constexpr int warp_tiles(int head_dim) { return head_dim == 256 ? 1 : 2; }
 // Warps of a CTA, so that two CTAs share an SM's 65,536 registers: 168 or 255 a thread.
@@ -50,11 +53,10 @@ struct Plan {
   int32_t tile_rows;     // rows of a CTA, a multiple of 16
   int32_t row_groups;    // warps of a team, each with warp_tiles() * 16 of the rows
   int32_t teams;         // teams of a CTA, each with its own steps of the context
-  int32_t stages;        // steps of a team in flight or in use
   int32_t ranges;        // CTAs over the context, all requests laid end to end
   int32_t block_rows;    // S, rounded up to 16
   int32_t block_at;      // offset in shared memory of the block's K, then V; the queries are at 0
-  int32_t stages_at;     // offset of the stages: [teams][stages][K | V], later of the teams' results
+  int32_t stages_at;     // offset of the stages: [teams][num_stages()][K | V], later of the teams' results
   int32_t stage_bytes;   // of one step of one team
   int32_t shared_bytes;  // of a CTA
   int32_t combine_warps;  // that share a row when partial results are combined

@@ -97,22 +97,10 @@ DFLASH_DEVICE void copy_async(Shared to, const void* from, bool real) {
 
 DFLASH_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
+// Until at most `kPending` of this thread's committed groups, the latest, are under way.
 template <int kPending>
-DFLASH_DEVICE void wait_copies_but() {
+DFLASH_DEVICE void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-// Until at most `pending` of this thread's committed groups, the latest, are under way; 0 to 6.
-DFLASH_DEVICE void wait_copies(int pending) {
-  switch (pending) {
-    case 6: return wait_copies_but<6>();
-    case 5: return wait_copies_but<5>();
-    case 4: return wait_copies_but<4>();
-    case 3: return wait_copies_but<3>();
-    case 2: return wait_copies_but<2>();
-    case 1: return wait_copies_but<1>();
-    default: return wait_copies_but<0>();
-  }
 }
 
 // ---- Matrices
@@ -134,15 +122,18 @@ DFLASH_DEVICE void load_matrices_transposed(uint32_t (&m)[4], Shared row) {
 
 #define DFLASH_MULTIPLY(TYPE)                                                                     \
   asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 "                              \
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                           \
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                            \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"                       \
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                                            \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]),                         \
+        "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]))
 
-// c += a * b: 16x16 times 16x8, in FP32.
-DFLASH_DEVICE void multiply(F16, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+// d = c + a * b: 16x16 times 16x8, in FP32.
+DFLASH_DEVICE void multiply(F16, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                            const float (&c)[4]) {
   DFLASH_MULTIPLY("f16");
 }
-DFLASH_DEVICE void multiply(BF16, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+DFLASH_DEVICE void multiply(BF16, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                            const float (&c)[4]) {
   DFLASH_MULTIPLY("bf16");
 }
 #undef DFLASH_MULTIPLY
@@ -169,11 +160,12 @@ DFLASH_DEVICE float first_of(F16, uint32_t pair) {
 }
 DFLASH_DEVICE float second_of(F16, uint32_t pair) { return first_of(F16{}, pair >> 16); }
 
-// Two E4M3 bytes as an F16 pair, exactly.
-DFLASH_DEVICE uint32_t widen_e4m3(uint32_t bytes) {
-  uint32_t pair;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(bytes)));
-  return pair;
+// Four E4M3 bytes as two F16 pairs, exactly.
+DFLASH_DEVICE void widen_e4m3(uint32_t& low, uint32_t& high, uint32_t bytes) {
+  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+      : "=r"(low), "=r"(high)
+      : "r"(bytes));
 }
 
 // Byte i of the result is byte (selector >> 4 i) & 7 of high:low.

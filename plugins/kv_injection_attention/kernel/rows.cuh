@@ -65,10 +65,11 @@ DFLASH_DEVICE void load_floats(float (&values)[8], const float* from) {
 struct RowSource {
   const void* rows;
   const void* norm;
+  float factor;  // of the result
 };
 
 // One lane's 16 elements of a row: eight of the first half, and the eight that rotate with them.
-//   x = x / sqrt(mean(x^2) + eps) * norm;  first, second = first cos - second sin, second cos + first sin
+//   x = x / sqrt(mean(x^2) + eps) * norm * factor;  first, second = first cos - second sin, second cos + first sin
 // `kLanes` lanes share the row, `part` says which this is. Elements are T in global memory, Stored in shared memory.
 // Everything is loaded before anything is waited for. A row that is not `real` becomes 0.
 template <int D, class T, class Stored, Columns kColumns, int kLanes>
@@ -92,7 +93,7 @@ DFLASH_DEVICE void norm_and_rotate(RowSource source, int64_t row, const float* r
   for (int i = 0; i < 8; ++i) squares += first[i] * first[i] + second[i] * second[i];
 #pragma unroll
   for (int mask = 1; mask < kLanes; mask *= 2) squares += from_lane_xor(squares, mask);
-  const float inverse = inverse_sqrt(squares * (1.0f / D) + eps);
+  const float inverse = inverse_sqrt(squares * (1.0f / D) + eps) * source.factor;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float a = first[i] * inverse * norm_first[i], b = second[i] * inverse * norm_second[i];

@@ -10,23 +10,27 @@ namespace dflash::kv_injection {
 
 // Below every score, and finite: a row that has seen nothing has weight exp2(kNothing - maximum) = 0.
 inline constexpr float kNothing = -1e30f;
-// Scores may exceed the maximum that they are taken relative to by this much: their exp2 stays below 256, far from
-// FP16's limit, and the maximum, with everything scaled by it, need not move at every step.
-inline constexpr float kSlack = 8.0f;
+// A weight may exceed 1, the weight of the maximum, by this much before the maximum, and with it everything, moves:
+// far from FP16's limit.
+inline constexpr float kMostWeight = 256.0f;
 
 // Of the multiply() layout: a thread has columns 2 (lane % 4) and the next of rows lane / 4 and lane / 4 + 8.
-template <int D>
+template <int D, int kTiles>
 struct State {
-  static constexpr int kTiles = warp_tiles(D);
-
   float output[kTiles][D / 8][4] = {};
-  float maximum[kTiles][2];   // in units of log2, the same in the four lanes of a row
+  // What scores start from: less each row's maximum, in units of log2, the same in the four lanes of a row.
+  float start[kTiles][4];
   float sum[kTiles][2] = {};  // of this thread's columns only
 
   DFLASH_DEVICE State() {
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) maximum[t][0] = maximum[t][1] = kNothing;
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) start[t][i] = -kNothing;
+    }
   }
+
+  DFLASH_DEVICE float maximum(int t, int half) const { return -start[t][2 * half]; }
 
   DFLASH_DEVICE void scale_outputs(float by) {
 #pragma unroll
@@ -51,10 +55,13 @@ struct State {
     }
   }
 
-  // Makes `to` the maximum of a row.
-  DFLASH_DEVICE void move_maximum(int t, int half, float to) {
-    const float by = exp2_fast(maximum[t][half] - to);
-    maximum[t][half] = to;
+  // Makes the maximum of a row at least `least`. Both copies move by themselves: were one taken from the other, the
+  // compiler would keep one, and put the four values of `start` together anew for every product.
+  DFLASH_DEVICE void raise_maximum(int t, int half, float least) {
+    const float before = start[t][2 * half];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) start[t][2 * half + i] = fminf(start[t][2 * half + i], -least);
+    const float by = exp2_fast(start[t][2 * half] - before);
     sum[t][half] *= by;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) {
@@ -64,15 +71,12 @@ struct State {
   }
 };
 
-// The queries of a warp's rows: of each row the first columns in registers, the others read again at every step.
-template <int D>
+// The queries of a warp's tiles: of each row the first columns in registers, the others read again each time.
+template <int D, int kTiles>
 class Queries {
  public:
-  static constexpr int kTiles = warp_tiles(D);
-
-  // `rows` is the address of the first; `tiles` of the kTiles tiles exist.
-  DFLASH_DEVICE Queries(Shared rows, int tiles, int lane)
-      : rows_(rows), tiles_(tiles), lane_(lane) {
+  // `rows` is the address of the first.
+  DFLASH_DEVICE Queries(Shared rows, int lane) : rows_(rows), lane_(lane) {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) read(held_[i], i);
   }
@@ -94,12 +98,12 @@ class Queries {
   DFLASH_DEVICE void read(uint32_t (&a)[kTiles][2][4], int i) const {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      if (t < tiles_) load_left(a[t], rows_ + t * 16 * row_bytes(D, 2), row_bytes(D, 2), i * 32, lane_);
+      load_left(a[t], rows_ + t * 16 * row_bytes(D, 2), row_bytes(D, 2), i * 32, lane_);
     }
   }
 
   Shared rows_;
-  int tiles_, lane_;
+  int lane_;
   uint32_t held_[kHeld][kTiles][2][4];
 };
 
@@ -107,17 +111,17 @@ inline constexpr int kMatrixKeys = 16;
 
 // The warp's queries against 16 keys and values in shared memory, row after row of `kStride` bytes.
 // Score and Value are the formats of the two products; kBytes says that the rows are E4M3.
-template <int D, class Score, class Value, bool kBytes>
+template <int D, int kTiles, class Score, class Value, bool kBytes>
 struct Block {
-  static constexpr int kTiles = warp_tiles(D);
   static constexpr int kStride = row_bytes(D, kBytes ? 1 : 2);
 
-  float score[kTiles][2][4] = {};
-  int tiles;  // of the warp; the others are left alone
+  float score[kTiles][2][4];  // later the weights
   int lane;
 
-  DFLASH_DEVICE Block(const Queries<D>& queries, Shared keys, int num_tiles, int lane_index)
-      : tiles(num_tiles), lane(lane_index) {
+  DFLASH_DEVICE explicit Block(int lane_index) : lane(lane_index) {}
+
+  // Scores in units of log2, each less its row's maximum if there is a state.
+  DFLASH_DEVICE void multiply_keys(const Queries<D, kTiles>& queries, Shared keys, const State<D, kTiles>* state) {
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) {
       uint32_t a[kTiles][2][4], b[2][2][2];
@@ -125,9 +129,16 @@ struct Block {
       load_keys<kBytes>(b, keys, kStride, i * 32, lane);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        if (t >= tiles) continue;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) multiply(Score{}, score[t][j % 2], a[t][j / 2], b[j / 2][j % 2]);
+        for (int j = 0; j < 4; ++j) {
+          float(&to)[4] = score[t][j % 2];
+          constexpr float kZero[4] = {};
+          if (i > 0 || j > 1) {
+            multiply(Score{}, to, a[t][j / 2], b[j / 2][j % 2], to);
+          } else {
+            multiply(Score{}, to, a[t][0], b[0][j], state ? state->start[t] : kZero);
+          }
+        }
       }
     }
   }
@@ -150,45 +161,53 @@ struct Block {
     }
   }
 
-  // Scores become weights exp2(scale * score - maximum); the state's maxima move first if they must.
-  DFLASH_DEVICE void weigh(State<D>& state, float scale) {
-    float largest[kTiles][2];
+  // Scores less the maximum become weights. Gives false, and leaves the state, if the maximum has to move first.
+  // Of NaN the maximum takes no notice, so that it reaches the output.
+  DFLASH_DEVICE bool weigh(State<D, kTiles>& state) {
+    float sum[kTiles][2];
     bool exceeds = false;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
+      for (int i = 0; i < 8; ++i) score[t][i / 4][i % 4] = exp2_fast(score[t][i / 4][i % 4]);
+#pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float *x = &score[t][0][2 * half], *y = &score[t][1][2 * half];
-        largest[t][half] = fmaxf(fmaxf(x[0], x[1]), fmaxf(y[0], y[1])) * scale;
-        exceeds |= largest[t][half] > state.maximum[t][half] + kSlack;
+        sum[t][half] = (x[0] + x[1]) + (y[0] + y[1]);
+        exceeds |= sum[t][half] > kMostWeight;
       }
     }
-    if (any_lane(exceeds)) {
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float most = largest[t][half];
-          most = fmaxf(most, from_lane_xor(most, 1));
-          most = fmaxf(most, from_lane_xor(most, 2));
-          state.move_maximum(t, half, fmaxf(most, state.maximum[t][half]));
-        }
-      }
-    }
+    if (any_lane(exceeds)) return false;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      if (t >= tiles) continue;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int half = j / 2 % 2;
-        float& x = score[t][j / 4][j % 4];
-        x = exp2_fast(x * scale - state.maximum[t][half]);
-        state.sum[t][half] += x;
+      for (int half = 0; half < 2; ++half) state.sum[t][half] += sum[t][half];
+    }
+    return true;
+  }
+
+  // `factor` times the scores, not less the maximum, become weights; the maxima move to the largest so far.
+  DFLASH_DEVICE void raise_and_weigh(State<D, kTiles>& state, float factor) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float *x = &score[t][0][2 * half], *y = &score[t][1][2 * half];
+        float most = fmaxf(fmaxf(x[0], x[1]), fmaxf(y[0], y[1])) * factor;
+        most = fmaxf(most, from_lane_xor(most, 1));
+        most = fmaxf(most, from_lane_xor(most, 2));
+        state.raise_maximum(t, half, most);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          x[i] = exp2_fast(x[i] * factor + state.start[t][2 * half]);
+          y[i] = exp2_fast(y[i] * factor + state.start[t][2 * half]);
+        }
+        state.sum[t][half] += (x[0] + x[1]) + (y[0] + y[1]);
       }
     }
   }
 
-  DFLASH_DEVICE void add_values(State<D>& state, Shared values) {
+  DFLASH_DEVICE void add_values(State<D, kTiles>& state, Shared values) {
     uint32_t weights[kTiles][4];
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
@@ -204,9 +223,11 @@ struct Block {
       load_values<kBytes>(b, values, kStride, i * 32, lane);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        if (t >= tiles) continue;
 #pragma unroll
-        for (int n = 0; n < 4; ++n) multiply(Value{}, state.output[t][4 * i + n], weights[t], b[n]);
+        for (int n = 0; n < 4; ++n) {
+          float(&to)[4] = state.output[t][4 * i + n];
+          multiply(Value{}, to, weights[t], b[n], to);
+        }
       }
     }
   }

@@ -10,15 +10,16 @@ namespace dflash::kv_injection {
 
 // Who a thread is: its warp has a place among the row groups of a team.
 struct Worker {
-  int lane, team, row_group;
+  int team, row_group;
 
   DFLASH_DEVICE explicit Worker(const Plan& plan) {
     const int thread = thread_index();
-    lane = thread % 32;
     team = thread / 32 % plan.teams;
     row_group = thread / 32 / plan.teams;
   }
-  DFLASH_DEVICE int team_thread() const { return row_group * 32 + lane; }
+  // Read anew, not kept: registers are short.
+  DFLASH_DEVICE int lane() const { return thread_index() % 32; }
+  DFLASH_DEVICE int team_thread() const { return row_group * 32 + lane(); }
 };
 
 DFLASH_DEVICE int team_threads(const Plan& plan) { return plan.row_groups * 32; }
@@ -26,65 +27,96 @@ DFLASH_DEVICE int team_threads(const Plan& plan) { return plan.row_groups * 32; 
 template <int D, int kElementBytes>
 class Stream {
  public:
-  static constexpr int kStep = step_keys(D);
+  static constexpr int kStep = step_keys(D, kElementBytes);
   static constexpr int kStride = row_bytes(D, kElementBytes);
   static constexpr int kValuesAt = kStep * kStride;
 
   DFLASH_DEVICE Stream(const Params& p, const Plan& plan, const Worker& worker,
                        const Segment& segment, int kv_head)
-      : p_(p), plan_(plan), worker_(worker), end_(segment.key_end) {
-    row_step_ = p.num_kv_heads * kRowBytes;
-    const int64_t plane = int64_t{segment.slot} * p.layers + p.layer;
-    head_ = plane * p.max_context * row_step_ + int64_t{kv_head} * kRowBytes;
-    first_key_ = segment.key_begin + worker.team * kStep;
+      : p_(p), plan_(plan), worker_(worker) {
+    const int row = worker.row_group * kCopyRows + worker.lane() / kCopyLanes;  // the first that this thread copies
+    const int vector = worker.lane() % kCopyLanes;
+    const int first_key = segment.key_begin + worker.team * kStep;
     const int steps = ceil_div(max(0, segment.key_end - segment.key_begin), kStep);
-    steps_ = steps > worker.team ? ceil_div(steps - worker.team, plan.teams) : 0;
-    const int bytes = plan.stages * plan.stage_bytes;
-    begin_ = shared_memory() + plan.stages_at + worker.team * bytes;
-    current_ = begin_ + bytes - plan.stage_bytes;  // one before the first
-    for (int i = 0; i < plan.stages - 1; ++i) load(i, begin_ + i * plan.stage_bytes);
+    left_ = steps > worker.team ? ceil_div(steps - worker.team, plan.teams) : 0;
+    key_ = first_key - team_keys();
+
+    const int64_t plane = int64_t{segment.slot} * p.layers + p.layer;
+    const int64_t first_row = plane * p.max_context + first_key + row;
+    from_ = first_row * row_step() + int64_t{kv_head} * kRowBytes + vector * 16;
+    into_ = row * kStride + vector * 16;
+    rows_left_ = segment.key_end - first_key - row;
+
+    current_ = begin() + (kStages - 1) * kStageBytes;  // one before the first
+#pragma unroll 1
+    for (int i = 0; i < kStages - 1; ++i) load(i < left_, begin() + i * kStageBytes);
   }
 
-  DFLASH_DEVICE int steps() const { return steps_; }
-  DFLASH_DEVICE int key(int step) const { return first_key_ + step * plan_.teams * kStep; }
-
-  // The rows of a step, K and behind them V; valid until the next call. Rows from the segment's end on are 0.
-  DFLASH_DEVICE Shared next(int step) {
-    wait_copies(plan_.stages - 2);
+  // Goes on to the team's next step. False after the last.
+  DFLASH_DEVICE bool next() {
+    if (left_ == 0) return false;
+    wait_copies<kStages - 2>();
     // Now all threads' copies of this step are there, and all are done with the step before: its stage is free.
     group_sync(1 + worker_.team, team_threads(plan_));
-    const int ahead = plan_.stages - 1;
-    load(step + ahead, current_);
-    current_ = current_ == begin_ + ahead * plan_.stage_bytes ? begin_ : current_ + plan_.stage_bytes;
-    return current_;
+    load(left_ >= kStages, current_);
+    current_ = current_ == begin() + (kStages - 1) * kStageBytes ? begin() : current_ + kStageBytes;
+    key_ += team_keys();
+    --left_;
+    return true;
   }
 
- private:
-  static constexpr int kRowBytes = D * kElementBytes;
-  static constexpr int kVectors = kRowBytes / 16;
+  // The step's first key, and its rows: K and behind them V. Rows from the segment's end on are 0.
+  DFLASH_DEVICE int key() const { return key_; }
+  DFLASH_DEVICE Shared rows() const { return current_; }
 
-  DFLASH_DEVICE void load(int step, Shared to) {
-    if (step < steps_) {
-      const int begin = key(step);
-      for (int i = worker_.team_thread(); i < kStep * kVectors; i += team_threads(plan_)) {
-        const int row = i / kVectors, vector = i % kVectors;
-        const bool real = begin + row < end_;
-        const int64_t from = head_ + int64_t{real ? begin + row : 0} * row_step_ + vector * 16;
-        const Shared at = to + row * kStride + vector * 16;
-        copy_async(at, static_cast<const unsigned char*>(p_.k_cache) + from, real);
-        copy_async(at + kValuesAt, static_cast<const unsigned char*>(p_.v_cache) + from, real);
+ private:
+  static constexpr int kStages = num_stages(D);
+  static constexpr int kRowBytes = D * kElementBytes;
+  static constexpr int kStageBytes = 2 * kStep * kStride;
+  // A warp copies kCopyRows rows at a time, each with kCopyLanes lanes, all of which have a vector of 16 bytes unless
+  // D is 96.
+  static constexpr int kVectors = kRowBytes / 16;
+  static constexpr int kCopyLanes = kVectors == 6 ? 8 : kVectors == 12 ? 16 : kVectors;
+  static constexpr int kCopyRows = 32 / kCopyLanes;
+
+  // The next of the team's steps, if there is one.
+  DFLASH_DEVICE void load(bool there, Shared stage) {
+    if (there && (kVectors == kCopyLanes || worker_.lane() % kCopyLanes < kVectors)) {
+      const auto *k = static_cast<const unsigned char*>(p_.k_cache) + from_;
+      const auto *v = static_cast<const unsigned char*>(p_.v_cache) + from_;
+      int left = rows_left_;
+      for (Shared at = stage + into_; at < stage + kValuesAt; at += copy_rows() * kStride) {
+        copy_async(at, k, left > 0);
+        copy_async(at + kValuesAt, v, left > 0);
+        k += copy_rows() * row_step();
+        v += copy_rows() * row_step();
+        left -= copy_rows();
       }
+      from_ += team_keys() * row_step();
+      rows_left_ -= team_keys();
     }
     commit_copies();  // an empty group too: wait_copies counts groups
+  }
+
+  // Rows that the warps of a team copy between them at a time.
+  DFLASH_DEVICE int copy_rows() const { return plan_.row_groups * kCopyRows; }
+  // From one of the team's steps to its next.
+  DFLASH_DEVICE int team_keys() const { return plan_.teams * kStep; }
+  // Bytes from one context row to the next; 256 rows of 1,024 heads fit in 32 bits.
+  DFLASH_DEVICE int row_step() const { return p_.num_kv_heads * kRowBytes; }
+  DFLASH_DEVICE Shared begin() const {
+    return shared_memory() + plan_.stages_at + worker_.team * (kStages * kStageBytes);
   }
 
   const Params& p_;
   const Plan& plan_;
   const Worker& worker_;
-  int64_t head_;  // offset of the slot's first row of this layer and kv head, in bytes
-  int row_step_;  // bytes from one context row to the next
-  int first_key_, end_, steps_;
-  Shared begin_, current_;  // the first stage, and the one in use
+  int64_t from_;    // offset in the cache of what this thread copies first of the next step, in bytes
+  int rows_left_;   // from there to the segment's end
+  Shared into_;     // offset in a stage of what this thread copies first
+  Shared current_;  // the stage in use
+  int key_;         // its first
+  int left_;        // steps of the team after it
 };
 
 }  // namespace dflash::kv_injection

@@ -143,7 +143,7 @@ int main(int, char** arguments) {
   const kv::Plan plan = kv::make_plan(p, std::atoi(arguments[2]));
   const auto seed = static_cast<uint32_t>(std::atoi(arguments[3]));
   std::cout << plan.row_tiles << " " << plan.tile_rows << " " << plan.row_groups << " " << plan.teams
-            << " " << plan.stages << " " << plan.ranges << " " << plan.shared_bytes << "\n";
+            << " " << plan.ranges << " " << plan.shared_bytes << "\n";
   const bool bytes = p.cache_dtype == kv::DType::kF8E4M3;
   const bool f16 = p.block_dtype == kv::DType::kF16;
   if (p.head_dim != DFLASH_HEAD_DIM) return 5;

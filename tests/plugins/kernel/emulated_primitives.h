@@ -100,7 +100,10 @@ inline void copy_async(Shared to, const void* from, bool real) {
   cta().copy(to, real ? from : nullptr);
 }
 inline void commit_copies() { cta().commit(); }
-inline void wait_copies(int pending) { cta().wait(pending); }
+template <int kPending>
+void wait_copies() {
+  cta().wait(kPending);
+}
 
 // ---- Matrices
 
@@ -135,8 +138,9 @@ inline void load_matrices_transposed(uint32_t (&m)[4], Shared row) {
 }
 
 struct Operands {
-  float* c;
+  float* d;
   const uint32_t *a, *b;
+  float c[4];  // a copy: d may be the same registers
 };
 
 // Element i of a fragment stands in half i % 2 of register i / 2.
@@ -144,8 +148,8 @@ struct Operands {
 //   B: row = 2 t + i % 2, + 8 for i >= 2; column = g
 //   C: row = g, or g + 8 for i >= 2; column = 2 t + i % 2
 template <class Format>
-void multiply(Format, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  Operands mine{c, a, b};
+void multiply(Format, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const float (&c)[4]) {
+  Operands mine{d, a, b, {c[0], c[1], c[2], c[3]}};
   cta().together<Operands>(name(Format{}), mine, [](Operands** lanes) {
     float left[16][16], right[16][8];
     for (int lane = 0; lane < 32; ++lane) {
@@ -164,7 +168,7 @@ void multiply(Format, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)
       for (int i = 0; i < 4; ++i) {
         double sum = lanes[lane]->c[i];
         for (int k = 0; k < 16; ++k) sum += double{left[g + i / 2 * 8][k]} * right[k][2 * t + i % 2];
-        lanes[lane]->c[i] = static_cast<float>(sum);
+        lanes[lane]->d[i] = static_cast<float>(sum);
       }
     }
   });
@@ -184,8 +188,10 @@ template <class Format>
 float second_of(Format, uint32_t pair) {
   return decode(Format{}, pair >> 16);
 }
-inline uint32_t widen_e4m3(uint32_t bytes) {
-  return pack(F16{}, emulator::decode_e4m3(bytes & 0xff), emulator::decode_e4m3(bytes >> 8 & 0xff));
+inline void widen_e4m3(uint32_t& low, uint32_t& high, uint32_t bytes) {
+  const auto value = [bytes](int i) { return emulator::decode_e4m3(bytes >> (8 * i) & 0xff); };
+  low = pack(F16{}, value(0), value(1));
+  high = pack(F16{}, value(2), value(3));
 }
 inline uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
   const uint64_t all = uint64_t{high} << 32 | low;

@@ -60,7 +60,6 @@ class Plan:
     tile_rows: int
     row_groups: int
     teams: int
-    stages: int
     ranges: int
     shared_bytes: int
 

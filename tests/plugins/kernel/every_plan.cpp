@@ -21,10 +21,9 @@ void check(const kv::Params& p, int ctas) {
                 p.cache_dtype == kv::DType::kF8E4M3 ? "FP8" : "16 bits", ctas, what);
   };
   expect(plan.shared_bytes <= kv::kSharedBudget, "too much shared memory");
-  expect(plan.stages_at + plan.teams * plan.stages * plan.stage_bytes <= plan.shared_bytes, "stages do not fit");
+  expect(plan.stages_at + plan.teams * kv::num_stages(p.head_dim) * plan.stage_bytes <= plan.shared_bytes, "stages do not fit");
   expect(plan.stages_at % 16 == 0 && plan.stage_bytes % 16 == 0, "a misaligned stage");
   expect(plan.teams >= 1 && plan.teams <= kv::kMaxTeams, "teams beyond the barriers");
-  expect(plan.stages >= 2 && plan.stages <= kv::kMaxStages, "stages beyond wait_copies");
   expect(attention.threads <= 32 * kv::max_warps(p.head_dim), "too many threads");
   expect(plan.row_tiles * plan.tile_rows >= plan.rows, "rows that no CTA has");
   expect((plan.row_tiles - 1) * plan.tile_rows < plan.rows, "a CTA without rows");

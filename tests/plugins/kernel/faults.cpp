@@ -23,7 +23,7 @@ const std::map<std::string, std::function<void()>> kFaults{
     {"none",
      [] {
        start_copy(0);
-       wait_copies(0);
+       wait_copies<0>();
        cta_sync();
        load_word(0);
        cta_sync();
@@ -53,14 +53,14 @@ const std::map<std::string, std::function<void()>> kFaults{
     {"a copy read without a barrier",
      [] {
        start_copy(0);
-       wait_copies(0);
+       wait_copies<0>();
        if (thread_index() == 40) load_word(0);
      }},
     {"a copy over what is read",
      [] {
        if (thread_index() == 0) load_word(0);
        start_copy(40);
-       wait_copies(0);
+       wait_copies<0>();
      }},
     {"a copy nobody waits for", [] { start_copy(0); }},
     {"a misaligned copy", [] { copy_async(8, row, true); }},
