@@ -84,8 +84,9 @@ int main() {{
   p.block = {S}; p.num_heads = {N}; p.num_kv_heads = {G}; p.head_dim = {D}; p.max_context = 131072;
   p.block_dtype = DType::kBF16; p.cache_dtype = {cache};
   const Plan plan = make_plan(p, 264);
-  std::printf("%d %d %d %d %d %d %d", plan.tile_rows, plan.row_groups, plan.teams, num_stages(p.head_dim), plan.shared_bytes,
-              step_keys(p.head_dim, {itemsize}), warp_tiles(p.head_dim));
+  const int stages = num_stages(p.head_dim, {itemsize}), step = step_keys(p.head_dim, {itemsize});
+  std::printf("%d %d %d %d %d %d %d", plan.tile_rows, plan.row_groups, plan.teams, stages, plan.shared_bytes, step,
+              warp_tiles(p.head_dim));
 }}
 """
 

@@ -28,8 +28,9 @@ void plan_rows(const Params& p, int32_t row_groups, Plan& plan) {
 // Teams of warps that find room for their stages.
 void plan_teams(const Params& p, Plan& plan) {
   const int32_t D = p.head_dim;
-  plan.stage_bytes = 2 * step_keys(D, element_bytes(p)) * row_bytes(D, element_bytes(p));
-  const int32_t team_bytes = num_stages(D) * plan.stage_bytes;
+  const int32_t bytes = element_bytes(p);
+  plan.stage_bytes = 2 * step_keys(D, bytes) * row_bytes(D, bytes);
+  const int32_t team_bytes = num_stages(D, bytes) * plan.stage_bytes;
   for (int32_t row_groups = kMaxRowGroups; plan.teams == 0; --row_groups) {
     plan_rows(p, row_groups, plan);
     plan.teams = std::min({kMaxTeams, max_warps(D) / plan.row_groups,
@@ -45,9 +46,12 @@ void plan_ranges(const Params& p, int32_t ctas, Plan& plan) {
   const int32_t longest = std::min(p.max_context, window_of(p.sliding_window) - 1);
   const int32_t units = p.batch * std::max(1, ceil_div(longest, kUnitKeys));
   plan.ranges = std::clamp(std::min(ctas, kMaxCtas) / columns(p, plan), 1, units);
-  // Where very many ranges are combined, one warp a row would wait for memory too often.
+  // While a CTA reads a unit, the others read theirs; partial results are combined by the whole GPU.
+  const float unit_bytes = 2.0f * kUnitKeys * p.head_dim * element_bytes(p);
+  const float partial_bytes = 4.0f * plan.tile_rows * (p.head_dim + 2);
+  plan.split_gain = unit_bytes * ctas / (kPartialCost * partial_bytes * columns(p, plan));
   plan.combine_warps = 1;
-  while (plan.combine_warps < kCombineWarps && plan.ranges >= 64 * plan.combine_warps) {
+  while (plan.combine_warps < kCombineWarps && plan.ranges > kPartialsAWarp * plan.combine_warps) {
     plan.combine_warps *= 2;
   }
 }

@@ -65,7 +65,7 @@ def test_a_gpu_of_any_size(ctas: int, case: Case, program: Program, tmp_path: Pa
     tensors = draw(case)
     result = emulation.call(program(case.D), tmp_path / "call", case, tensors, ctas=ctas)
     assert result.plan is not None
-    assert result.plan.ranges == min(ctas, case.B * math.ceil(max(case.context_lengths) / 128))
+    assert result.plan.ranges == min(ctas, case.B * math.ceil(max(case.context_lengths) / 32))
     assert_close(result.out, *expect(case, tensors))
 
 

@@ -2,6 +2,7 @@
 // How a call is laid out on the GPU: decided on the host from sizes alone, read by the kernel.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -15,8 +16,13 @@
 
 namespace dflash::kv_injection {
 
-// Work is cut into units of this many context rows; a multiple of every step_keys().
-inline constexpr int kUnitKeys = 128;
+// Work is cut into units of this many context rows.
+inline constexpr int kUnitKeys = 32;
+// A byte of partial results is written and read, and most of it stays in L2, so it is taken to cost as much as a byte
+// of the cache. On paper, not measured.
+inline constexpr float kPartialCost = 1;
+// Partial results of a row that a warp adds up one after another, at most while there are warps.
+inline constexpr int kPartialsAWarp = 8;
 // All the shared memory of a CTA on sm_120, and half of an sm_90's or sm_100's: two CTAs hide each other's waits.
 inline constexpr int kSharedBudget = 99 * 1024;
 // Bounds the workspace: two CTAs on each of 160 SMs.
@@ -30,7 +36,9 @@ DFLASH_ANYWHERE constexpr int step_keys(int head_dim, int element_bytes) {
   return head_dim == 256 ? 16 : (head_dim == 64 ? 64 : 32) / element_bytes;
 }
 // Steps of a team in flight or in use.
-DFLASH_ANYWHERE constexpr int num_stages(int head_dim) { return head_dim == 256 ? 3 : 4; }
+DFLASH_ANYWHERE constexpr int num_stages(int head_dim, int element_bytes) {
+  return head_dim < 256 ? 4 : element_bytes == 1 ? 5 : 3;
+}
 // Tiles of 16 query rows that a warp holds; its output is 8 * head_dim * tiles / 16 registers a thread.
 DFLASH_ANYWHERE constexpr int warp_tiles(int head_dim) { return head_dim == 256 ? 1 : 2; }
 // Warps of a CTA, so that two CTAs share an SM's 65,536 registers: 168 or 255 a thread.
@@ -53,7 +61,8 @@ struct Plan {
   int32_t tile_rows;     // rows of a CTA, a multiple of 16
   int32_t row_groups;    // warps of a team, each with warp_tiles() * 16 of the rows
   int32_t teams;         // teams of a CTA, each with its own steps of the context
-  int32_t ranges;        // CTAs over the context, all requests laid end to end
+  int32_t ranges;        // CTAs over the context, all requests laid end to end, at most
+  float split_gain;      // time to read a unit over time to combine a partial result: see worthwhile_ranges()
   int32_t block_rows;    // S, rounded up to 16
   int32_t block_at;      // offset in shared memory of the block's K, then V; the queries are at 0
   int32_t stages_at;     // offset of the stages: [teams][num_stages()][K | V], later of the teams' results
@@ -73,6 +82,14 @@ Plan make_plan(const Params& params, int32_t ctas);
 Grid attention_grid(const Params& params, const Plan& plan);
 // Of the second kernel, which plans with more than one range need.
 Grid combine_grid(const Params& params, const Plan& plan);
+
+// Ranges of `units` units: R of them take the time to read U / R units and to combine R partial results, a U / R + b R,
+// which is least at R = sqrt(U a / b).
+DFLASH_ANYWHERE inline int32_t worthwhile_ranges(const Plan& plan, int32_t units) {
+  const auto best = static_cast<int32_t>(sqrtf(static_cast<float>(units) * plan.split_gain));
+  const int32_t most = plan.ranges < units ? plan.ranges : units;
+  return best < 1 ? 1 : best < most ? best : most;
+}
 
 // CTAs beside each other that read the same ranges: kv heads times row tiles.
 DFLASH_ANYWHERE inline int32_t columns(const Params& params, const Plan& plan) {

@@ -47,12 +47,12 @@ class Schedule {
     }
     before_ = upto - mine_;
     total_ = from_lane(upto, 31);
-    ranges_ = min(plan.ranges, total_);
+    ranges_ = worthwhile_ranges(plan, total_);
   }
 
   // Ranges that have work.
   DFLASH_DEVICE int ranges() const { return ranges_; }
-  // The first unit of a range. 256 requests of 1,024 units times 320 ranges fit in 32 bits.
+  // The first unit of a range. 256 requests of 4,097 units times 320 ranges fit in 32 bits.
   DFLASH_DEVICE int begin(int range) const { return range * total_ / ranges_; }
   // The largest range that begins at or before `unit`.
   DFLASH_DEVICE int range_of(int unit) const { return ((unit + 1) * ranges_ - 1) / total_; }

@@ -70,7 +70,7 @@ class Stream {
   DFLASH_DEVICE Shared rows() const { return current_; }
 
  private:
-  static constexpr int kStages = num_stages(D);
+  static constexpr int kStages = num_stages(D, kElementBytes);
   static constexpr int kRowBytes = D * kElementBytes;
   static constexpr int kStageBytes = 2 * kStep * kStride;
   // A warp copies kCopyRows rows at a time, each with kCopyLanes lanes, all of which have a vector of 16 bytes unless

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lays out calls of every block length and many head counts on GPUs of several sizes, and prints what no kernel could run.
+#include <algorithm>
 #include <cstdio>
 #include <initializer_list>
 
@@ -21,7 +22,7 @@ void check(const kv::Params& p, int ctas) {
                 p.cache_dtype == kv::DType::kF8E4M3 ? "FP8" : "16 bits", ctas, what);
   };
   expect(plan.shared_bytes <= kv::kSharedBudget, "too much shared memory");
-  expect(plan.stages_at + plan.teams * kv::num_stages(p.head_dim) * plan.stage_bytes <= plan.shared_bytes, "stages do not fit");
+  expect(plan.stages_at + plan.teams * kv::num_stages(p.head_dim, p.cache_dtype == kv::DType::kF8E4M3 ? 1 : 2) * plan.stage_bytes <= plan.shared_bytes, "stages do not fit");
   expect(plan.stages_at % 16 == 0 && plan.stage_bytes % 16 == 0, "a misaligned stage");
   expect(plan.teams >= 1 && plan.teams <= kv::kMaxTeams, "teams beyond the barriers");
   expect(attention.threads <= 32 * kv::max_warps(p.head_dim), "too many threads");
@@ -34,6 +35,24 @@ void check(const kv::Params& p, int ctas) {
   expect(kv::kCombineWarps % plan.combine_warps == 0, "warps of a row in two CTAs");
   const size_t used = kv::partial_rows(p, plan) * (p.head_dim + 2) * sizeof(float);
   expect(plan.ranges == 1 || used <= kv::workspace_size(p), "too little workspace");
+  if (p.batch > 1 || p.sliding_window > 0) return;
+  for (const int units : {1, 2, 16, 128, 5000}) {
+    // In units of what combining a partial result takes.
+    const auto cost = [&](int ranges) { return units * plan.split_gain / ranges + ranges; };
+    const int ranges = kv::worthwhile_ranges(plan, units), most = std::min(units, plan.ranges);
+    expect(ranges >= 1 && ranges <= most, "ranges beyond the units or the CTAs");
+    for (int other = 1; other <= most; ++other) {
+      expect(cost(ranges) <= cost(other) * 1.1f + 1, "another number of ranges is faster");
+    }
+  }
+}
+
+// A drafter sharded over eight GPUs has one kv head on each, and still fills the GPU at a context of 4,096.
+void check_sharded_drafter(kv::Params p) {
+  p.batch = 1, p.block = 10, p.head_dim = 64, p.num_heads = 8, p.num_kv_heads = 1, p.max_context = kv::kMaxContext;
+  p.cache_dtype = kv::DType::kBF16;
+  const int ranges = kv::worthwhile_ranges(kv::make_plan(p, 264), 4096 / kv::kUnitKeys);
+  if (ranges < 100) std::printf("a sharded drafter: %d CTAs of 264\n", ranges);
 }
 
 }  // namespace
@@ -43,6 +62,7 @@ int main() {
   p.slots = p.layers = 1;
   p.max_context = 5000;
   p.block_dtype = kv::DType::kBF16;
+  check_sharded_drafter(p);
   const auto try_sizes = [&] {
     for (const int ctas : {1, 114, 188, 264, 320}) check(p, ctas);
   };
