@@ -6,6 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
+from dflash_trt.deploy.coerce import coerce
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.flags import is_command, normalize, parse_command
 from dflash_trt.deploy.gpus import Gpus
@@ -30,7 +33,9 @@ DRAFT_KEYS = {
 
 def check(config: CheckedConfig) -> list[Finding]:
     """Every finding, the schema's first."""
-    findings = list(check_schema(config.schema, config.document))
+    document, findings = coerce(config.schema, config.document)
+    config = msgspec.structs.replace(config, document=document)
+    findings += check_schema(config.schema, document)
     for rule in RULES[config.schema.runtime]:
         findings += rule(config)
     return findings

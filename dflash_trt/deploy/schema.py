@@ -2,8 +2,9 @@
 """Versioned schemas: the keys, types and ranges that a runtime's release accepts, as JSON Schema (draft 2020-12).
 
 What JSON Schema has no word for: `x-source` of a definition says where its keys were read, `x-rules` holds the figures
-that the rules work with, and an enum with `x-open` may have more values than are listed. Another name of a key is a
-property that only refers to it.
+that the rules work with, and an enum with `x-open` may have more values than are listed; those of `x-newer` came after
+the release, with the source that has them. `x-coerces` and `x-case` say how the runtime reads values (coerce.py). A key
+with `x-removed` is read and dropped. Another name of a key is a property that only refers to it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,16 @@ class Schema(msgspec.Struct, frozen=True):
     def properties(self, name: str | None = None) -> dict[str, dict[str, Any]]:
         """The properties of a definition, of the arguments themselves unless named; aliases left out."""
         definition = self.json["$defs"][name] if name else self._resolve(self.json["$ref"])
-        return {key: value for key, value in definition["properties"].items() if ALIAS not in value.get("$ref", "")}
+        return {
+            key: value
+            for key, value in definition["properties"].items()
+            if ALIAS not in value.get("$ref", "") and "x-removed" not in value
+        }
+
+    def removed(self) -> dict[str, str]:
+        """Arguments that the release reads and drops, each with what took its place."""
+        properties = self._resolve(self.json["$ref"])["properties"]
+        return {key: value["x-removed"] for key, value in properties.items() if "x-removed" in value}
 
     def names(self) -> dict[str, str]:
         """Key by each of its names, for the arguments of a command line."""
@@ -50,20 +60,20 @@ class Schema(msgspec.Struct, frozen=True):
         value: Any = document
         property_: dict[str, Any] = self.json
         for key in path.split("."):
-            applying = self._applying(property_, value if isinstance(value, dict) else {})
+            applying = self.applying(property_, value if isinstance(value, dict) else {})
             described = (part["properties"][key] for part in applying if key in part.get("properties", {}))
             property_ = next(described, {})
             value = value[key] if isinstance(value, dict) and key in value else property_.get("default")
         return value
 
-    def _applying(self, part: dict[str, Any], value: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def applying(self, part: dict[str, Any], value: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The subschemas that describe a mapping: `part`, what it refers to, and the branches that `value` takes."""
         yield part
         if "$ref" in part:
-            yield from self._applying(self._resolve(part["$ref"]), value)
+            yield from self.applying(self._resolve(part["$ref"]), value)
         for branch in part.get("allOf", []):
             if validator_class()(branch["if"]).is_valid(value):
-                yield from self._applying(branch["then"], value)
+                yield from self.applying(branch["then"], value)
 
     def _resolve(self, reference: str) -> dict[str, Any]:
         node = self.json

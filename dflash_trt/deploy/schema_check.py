@@ -49,6 +49,11 @@ def _findings(schema: Schema, error: Any, path: Path) -> Iterator[tuple[Path, Fi
         yield path, Finding("wrong-type", ERROR, key, problem, f"give {words[0]}")
     elif error.validator == "enum":
         yield path, _unknown_value(error.schema, key, value)
+    elif error.validator == "minItems":
+        yield (
+            path,
+            Finding("out-of-range", ERROR, key, f"expected at least {wanted} of them, found none", "leave it out"),
+        )
     else:
         bound = f"{BOUNDS[error.validator]} {wanted:g}"
         yield path, Finding("out-of-range", ERROR, key, f"expected {bound}, found {value}", f"give {bound}")
@@ -69,11 +74,19 @@ def _unknown_key(schema: Schema, definition: dict[str, Any], key: str, name: str
 def _unknown_value(described: dict[str, Any], key: str, value: object) -> Finding:
     choices = [choice for choice in described["enum"] if choice is not None]
     words = [choice for choice in choices if isinstance(choice, str)]
-    near = nearest(value, words) if isinstance(value, str) else None
+    near = _nearest_word(value, words) if isinstance(value, str) else None
+    if (later := described.get("x-newer", {}).get(value) if isinstance(value, str) else None) is not None:
+        problem = f"expected one of {_list(choices)}, found {value!r}, which came later ({later})"
+        return Finding("unknown-value", WARNING, key, problem, "choose one of them, or check that your release has it")
     is_open = described.get("x-open", False)  # the runtime may know more than the schema describes
     severity = WARNING if is_open and near is None else ERROR
     fix = _write(near, "check its keys by hand" if is_open else "choose one of them")
     return Finding("unknown-value", severity, key, f"expected one of {_list(choices)}, found {value!r}", fix)
+
+
+def _nearest_word(value: str, words: list[str]) -> str | None:
+    """The same in other capitals, else what resembles it."""
+    return next((word for word in words if word.lower() == value.lower()), None) or nearest(value, words)
 
 
 def _position(document: dict[str, Any], path: Path) -> list[int]:

@@ -63,18 +63,76 @@ CASES = {
         words="tensorrt_llm 1.3.0rc27", version="1.3.0rc27",
     ),
     "wrong type": Case(
-        rule="wrong-type", key="tensor_parallel_size", change={"tensor_parallel_size": "8"},
-        words="expected an integer, found '8'",
+        rule="wrong-type", key="tensor_parallel_size", change={"tensor_parallel_size": "eight"},
+        words="expected an integer, found 'eight'",
     ),
     "wrong nested type": Case(
-        rule="wrong-type", key="kv_cache_config.enable_block_reuse", change={"kv_cache_config.enable_block_reuse": 0},
-        words="expected true or false, found 0",
+        rule="wrong-type", key="kv_cache_config.enable_block_reuse", change={"kv_cache_config.enable_block_reuse": 2},
+        words="expected true or false, found 2",
+    ),
+    "a word for a number": Case(
+        rule="coerced", key="tensor_parallel_size", change={"tensor_parallel_size": "8"}, severity=WARNING,
+        words="expected 8, found '8', which the runtime reads as 8; write 8",
+    ),
+    "a word for a number, read before the rules": Case(
+        rule="parallelism", key="tensor_parallel_size", change={"tensor_parallel_size": "16"}, words="found 16 ranks",
+    ),
+    "a number for a flag": Case(
+        rule="coerced", key="kv_cache_config.enable_block_reuse", severity=WARNING,
+        change={"kv_cache_config.enable_block_reuse": 0}, words="reads as false; write false",
+    ),
+    "nothing drafted": Case(
+        rule="out-of-range", key=f"{SPEC}.max_draft_len", change={f"{SPEC}.max_draft_len": 0}, words="more than 0",
+    ),
+    "a method in capitals": Case(
+        rule="unknown-value", key=f"{SPEC}.decoding_type", change={f"{SPEC}.decoding_type": "DFLASH"},
+        words="write DFlash",
+    ),
+    "a sampling mode in capitals": Case(
+        rule="unknown-value", key=f"{SPEC}.advanced_sampling_mode", change={f"{SPEC}.advanced_sampling_mode": "FULL"},
+        words="write full",
+    ),
+    "no share of the memory": Case(
+        rule="wrong-type", key="kv_cache_config.free_gpu_memory_fraction", words="expected a number, found None",
+        change={"kv_cache_config.free_gpu_memory_fraction": None},
+    ),
+    "no windows": Case(
+        rule="out-of-range", key="kv_cache_config.max_attention_window", words="at least 1 of them, found none",
+        change={"kv_cache_config.max_attention_window": []},
+    ),
+    "a window without an end": Case(
+        rule="out-of-range", key="kv_cache_config.max_attention_window[0]", words="expected more than 0, found -1",
+        change={"kv_cache_config.max_attention_window": [-1]},
+    ),
+    "a disk cache nowhere": Case(
+        rule="disk-cache", key="kv_cache_config.disk_cache_path", change={"kv_cache_config.disk_cache_size": 1024},
+        words="a directory for 1024 bytes",
+    ),
+    "unknown graphs": Case(
+        rule="unknown-value", key="cuda_graph_config.mode", change={"cuda_graph_config.mode": "zzz"}, words="decode",
+    ),
+    "unknown weights": Case(
+        rule="unknown-value", key="load_format", change={"load_format": "zzz"}, words="AUTO, DUMMY",
+    ),
+    "a negative length": Case(
+        rule="out-of-range", key="max_seq_len", change={"max_seq_len": -1}, words="at least 0, found -1",
+    ),
+    "an argument that is dropped": Case(
+        rule="removed-key", key="sampler_type", change={"sampler_type": "TorchSampler"}, severity=WARNING,
+        words="remove it",
+    ),
+    "attention of a later release": Case(
+        rule="unknown-value", key=f"{SPEC}.attention_backend", change={f"{SPEC}.attention_backend": "AUTO"},
+        words="which came later (main @ 414ba69f", severity=WARNING,
     ),
     "a number for a mapping": Case(rule="wrong-type", key="moe_config", change={"moe_config": 3}, words="a mapping"),
-    "a flag for a number": Case(rule="wrong-type", key="max_seq_len", change={"max_seq_len": True}, words="an integer"),
+    "a flag for a number": Case(
+        rule="coerced", key="max_batch_size", change={"max_batch_size": True}, words="reads as 1; write 1",
+        severity=WARNING,
+    ),
     "wrong list item": Case(
-        rule="wrong-type", key=f"{SPEC}.target_layer_ids[1]", change={f"{SPEC}.target_layer_ids": [1, "9"]},
-        words="expected an integer, found '9'", also=("draft-facts",),
+        rule="wrong-type", key=f"{SPEC}.target_layer_ids[1]", change={f"{SPEC}.target_layer_ids": [1, "nine"]},
+        words="expected an integer, found 'nine'", also=("draft-facts",),
     ),
     "out of range": Case(
         rule="out-of-range", key="kv_cache_config.free_gpu_memory_fraction",
@@ -104,11 +162,14 @@ CASES = {
         words="expected one of 0, 1, 2, 3, found 7; choose one of them",
     ),
     "no number": Case(
-        rule="wrong-type", key="kv_cache_config.free_gpu_memory_fraction", words="expected a number or null, found nan",
+        rule="wrong-type", key="kv_cache_config.free_gpu_memory_fraction", words="expected a number, found nan",
         change={"kv_cache_config.free_gpu_memory_fraction": float("nan")},
     ),
     "a whole number with a point": Case(
-        rule="wrong-type", key="max_num_tokens", change={"max_num_tokens": 16384.0}, words="an integer or null",
+        rule="coerced", key="max_num_tokens", change={"max_num_tokens": 16384.0}, words="write 16384", severity=WARNING,
+    ),
+    "a fraction for a number": Case(
+        rule="wrong-type", key="max_num_tokens", change={"max_num_tokens": 16384.5}, words="an integer or null",
     ),
     "the keys of the method": Case(
         rule="unknown-key", key=f"{SPEC}.max_draft_lenn", change={f"{SPEC}.max_draft_lenn": 1}, words="max_draft_len",
@@ -231,6 +292,10 @@ CASES = {
         rule="backbone", key="z-lab/gpt-oss-120b-DFlash/config.json: model_type", words="has not been seen",
         severity=WARNING,
     ),
+    "vllm: sliding and full layers": Case(
+        runtime="vllm", rule="hybrid-cache", key="disable_hybrid_kv_cache_manager", severity=WARNING,
+        words="vLLM 0.32.0 and 0.33.0 ended on a CPU with 'All drafting layers should belong to the same kv cache",
+    ),
     "vllm: unknown key": Case(
         runtime="vllm", rule="unknown-key", key="max_num_seq", change={"max_num_seq": 3}, words="write max_num_seqs"
     ),
@@ -339,7 +404,7 @@ def test_broken(tmp_path: Path, case: Case) -> None:
 @pytest.mark.parametrize("runtime", ["trtllm", "vllm", "sglang"])
 def test_the_good_configuration_is_good(tmp_path: Path, runtime: Runtime) -> None:
     found = checked(tmp_path, changed(runtime, {}), Case(runtime=runtime, rule="", key="", words=""))
-    assert {f.rule for f in found} <= {"backbone", "draft-facts"}  # about a file that nobody has seen
+    assert {f.rule for f in found} <= {"backbone", "draft-facts", "hybrid-cache"}
     assert ERROR not in {f.severity for f in found}
 
 

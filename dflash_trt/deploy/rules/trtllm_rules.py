@@ -261,6 +261,20 @@ def taps(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def disk_cache(config: CheckedConfig) -> Iterator[Finding]:
+    """A cache on disk needs a directory."""
+    size, path = config.number("kv_cache_config.disk_cache_size"), config.setting("kv_cache_config.disk_cache_path")
+    if size and not path:
+        yield error("disk-cache", "kv_cache_config.disk_cache_path", f"a directory for {size} bytes", "none", "add it")
+
+
+def removed(config: CheckedConfig) -> Iterator[Finding]:
+    """Arguments of older releases that are dropped without a word."""
+    for key, successor in config.schema.removed().items():
+        if config.is_set(key):
+            yield warning("removed-key", key, successor, "a key that the release drops", "remove it")
+
+
 def memory(config: CheckedConfig) -> Iterator[Finding]:
     """What fits the GPU."""
     if is_dflash(config):
@@ -282,5 +296,7 @@ RULES: tuple[Rule, ...] = (
     precision,
     same_facts,
     taps,
+    disk_cache,
+    removed,
     memory,
 )

@@ -74,15 +74,32 @@ def token_budget(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def quantized_context(config: CheckedConfig) -> Iterator[Finding]:
-    """A quantised q, k or v loses the fused context projection, and in some releases fails to load."""
+    """A quantised q, k or v loads, and costs vLLM its fused context projection."""
     if _method(config) != "dflash":
         return
     names = config.schema.rules["quantized_context"]["modules"]
     if modules := quantized_modules(config, names):
         yield warning(
-            "quantized-context", f"{SPEC}.model", f"unquantised {', '.join(names)}",
+            "quantized-context", f"{SPEC}.model",
+            f"unquantised {', '.join(names)}: vLLM projects the context of all layers at once only then",
             f"{modules[0]} and {len(modules) - 1} more in {config.algorithms[modules[0]]}",
-            "quantise with --recipe nvfp4-native",
+            "compare with --recipe nvfp4-native: this one loads, and each layer projects its own context",
+        )  # fmt: skip
+
+
+def hybrid_cache(config: CheckedConfig) -> Iterator[Finding]:
+    """Targets with sliding and full layers: vLLM divides them into groups, and wants its drafter in one."""
+    cache = None if config.target is None else config.target.cache
+    if _method(config) != "dflash" or cache is None or not (cache.num_sliding_layers and cache.num_full_layers):
+        return
+    rule = config.schema.rules["hybrid_cache"]
+    if config.setting(rule["key"]) is not True:
+        yield warning(
+            "hybrid-cache", rule["key"],
+            f"true: with a target of sliding and full layers, vLLM {' and '.join(rule['failed'])} ended on a CPU with"
+            f" {rule['message']!r}", "false",
+            f"add --disable-hybrid-kv-cache-manager, which made {rule['helped']} run; later releases and GPUs are"
+            " not known",
         )  # fmt: skip
 
 
@@ -100,5 +117,6 @@ RULES: tuple[Rule, ...] = (
     draft_length,
     token_budget,
     quantized_context,
+    hybrid_cache,
     memory,
 )
