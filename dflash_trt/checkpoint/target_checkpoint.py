@@ -13,6 +13,8 @@ from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
 
+MAX_LAYERS = 4096  # far beyond any target: transformers makes them one by one
+
 
 class PartialTargetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is known of a target model: all of it (`TargetSpec`), or what was published; None is not known."""
@@ -52,7 +54,7 @@ def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoin
     spec = TargetSpec(
         model_type=config.text("model_type"),
         hidden_size=text.integer("hidden_size"),
-        num_hidden_layers=text.integer("num_hidden_layers"),
+        num_hidden_layers=text.integer("num_hidden_layers", maximum=MAX_LAYERS),
         vocab_size=text.integer("vocab_size"),
         max_position_embeddings=text.integer("max_position_embeddings"),
     )

@@ -26,7 +26,7 @@ from dflash_trt.cli.serve_config import serve_config
 from dflash_trt.cli.triton_repo import triton_repo
 from dflash_trt.cli.tune import tune
 from dflash_trt.cli.verify import verify
-from dflash_trt.errors import DFlashError, MissingDependencyError
+from dflash_trt.errors import DFlashError, MissingDependencyError, printable
 
 # The extra of pyproject.toml that brings a module.
 EXTRAS = {
@@ -99,6 +99,6 @@ def _fail(error: DFlashError) -> NoReturn:
 
 
 def _report_bug() -> NoReturn:
-    traceback.print_exc()
+    click.echo(printable(traceback.format_exc()), nl=False, err=True)
     click.echo("\nerror: this is a bug in dflash-trt; please report it with the lines above", err=True)
     sys.exit(70)

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import click
 import msgspec
 
+from dflash_trt.errors import printable
+
 NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)? ?(%|x|s|ms|[KMGT]i?B|B)?")
 NO_NUMBER = ("", "-", "?", "any")  # in a column of numbers
 PIPE_WIDTH = 10_000
@@ -24,14 +26,17 @@ def print_json(command: str, document: dict[str, object]) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints a table, columns of numbers right-aligned; cells are folded to a terminal's width, in a pipe never."""
+    """Prints a table, columns of numbers right-aligned; cells are folded to a terminal's width, in a pipe never.
+
+    Control characters, which a checkpoint's or a configuration's names may hold, are shown as escapes.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     # Text, because rich would take the brackets of 'dflash-trt[run]' for markup.
-    table = Table(title=Text(title, style="bold"), title_justify="left", header_style="dim")
-    cells = [tuple(row) for row in rows]
+    table = Table(title=Text(printable(title), style="bold"), title_justify="left", header_style="dim")
+    cells = [tuple(map(printable, row)) for row in rows]
     for index, column in enumerate(columns):
         is_number = _are_numbers([row[index] for row in cells if index < len(row)])
         table.add_column(column, overflow="fold", justify="right" if is_number else "left")

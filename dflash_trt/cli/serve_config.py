@@ -19,7 +19,7 @@ from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import ResolvedDeployment, directory_deployment, resolve
 from dflash_trt.deploy.schema import PACKAGES, Runtime, load_schema
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import ConfigError, printable
 
 
 @click.command("serve-config", short_help="Write or check a configuration for trtllm-serve, vLLM or SGLang.")
@@ -125,7 +125,7 @@ def _print_list(as_json: bool) -> None:
 def refuse_errors(source: str, runtime: str, findings: Sequence[Finding]) -> None:
     """Tells of every finding; raises ConfigError where one is an error."""
     for finding in findings:
-        click.echo(finding, err=True)
+        click.echo(printable(str(finding)), err=True)
     if errors := [finding for finding in findings if finding.severity == ERROR]:
         raise ConfigError(f"{source}: expected a configuration that {runtime} can run, found {_count(errors)}")
 
@@ -139,7 +139,7 @@ def _report(file: Path, runtime: str, version: str, findings: Sequence[Finding],
         )
     else:
         for finding in findings:
-            click.echo(finding)
+            click.echo(printable(str(finding)))
     if errors:
         raise ConfigError(f"{file}: expected a configuration for {PACKAGES[runtime]} {version}, found {_count(errors)}")
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import ConfigError, shown
+from dflash_trt.files.json_file import read_json
 
 
 class MeasuredPoint(msgspec.Struct, frozen=True):
@@ -47,13 +48,10 @@ class MeasuredPoints(msgspec.Struct, frozen=True):
 
 def read_points(file: Path) -> MeasuredPoints:
     """Raises ConfigError for another document, and for one without points."""
-    try:
-        document = msgspec.json.decode(file.read_bytes(), type=MeasuredPoints)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{file}: expected a document dflash-trt/points/1, found: {error}") from None
+    document = read_json(file, MeasuredPoints, ConfigError, what="a document dflash-trt/points/1")
     if document.schema != "dflash-trt/points/1" or not document.points:
         raise ConfigError(f"{file}: expected points of dflash-trt/points/1, found {len(document.points)} of "
-                          f"{document.schema!r}")  # fmt: skip
+                          f"{shown(document.schema)}")  # fmt: skip
     if any(point.batch < 1 or point.draft_tokens < 0 or point.user_rate <= 0 for point in document.points):
         raise ConfigError(f"{file}: expected batches, draft lengths and speeds above 0, found others")
     return document

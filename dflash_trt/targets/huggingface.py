@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, __version__
 
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.errors import CheckpointError
 from dflash_trt.targets.quiet import quiet_transformers
+from dflash_trt.targets.refusal import check_architecture, refusing
 from dflash_trt.targets.slot_attention import IMPLEMENTATION, Pass, SlotCache
 from dflash_trt.targets.target import Segment, Verified
 
@@ -53,8 +54,9 @@ def load_model(
         Facts.load(directory / GENERATION_CONFIG)
     options = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # to refuse them in our words
+    check_architecture(directory)
     model: PreTrainedModel
-    with quiet_transformers():
+    with refusing(directory, f"a causal language model that transformers {__version__} loads"), quiet_transformers():
         model, loaded = AutoModelForCausalLM.from_pretrained(directory, **(options | load_options))
     _check_weights(directory, loaded)
     return model.eval()
@@ -73,8 +75,12 @@ def _check_weights(directory: Path, loaded: dict[str, Any]) -> None:
 
 
 def make_target(model: PreTrainedModel, target_layer_ids: Sequence[int], num_slots: int) -> HuggingFaceTarget:
-    """The fastest target that runs `model` for `num_slots` sequences and returns the taps `target_layer_ids`."""
-    return (PackedTarget if can_pack(model) else SequentialTarget)(model, target_layer_ids, num_slots)
+    """The fastest target that runs `model` for `num_slots` sequences and returns the taps `target_layer_ids`.
+
+    Raises CheckpointError for a model that cannot compute a first token, as its configuration has it.
+    """
+    with refusing(model.name_or_path, "a model that computes a token"):
+        return (PackedTarget if can_pack(model) else SequentialTarget)(model, target_layer_ids, num_slots)
 
 
 def can_pack(model: PreTrainedModel) -> bool:
@@ -91,7 +97,7 @@ def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
     """
     given = model.generation_config.eos_token_id
     ids = [] if given is None else given if isinstance(given, list) else [given]
-    if not all(isinstance(token, int) for token in ids):
+    if not all(type(token) is int for token in ids):
         raise CheckpointError(
             f"{GENERATION_CONFIG}: eos_token_id: expected a token id or a list of them, found {given!r}"
         )

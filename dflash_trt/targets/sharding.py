@@ -9,6 +9,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.distributed import DistributedConfig
 
 from dflash_trt.errors import CheckpointError
+from dflash_trt.targets.refusal import check_architecture, refusing
 
 # transformers 5.23 shards gpt-oss's lm_head and, as expert parallelism, its experts; this adds what it leaves whole
 # on every rank. A sink belongs to its query head; being a bare parameter, it needs its owner to run on local tensors.
@@ -31,7 +32,10 @@ def sharding(directory: Path, num_ranks: int) -> DistributedConfig:
 
     Raises CheckpointError for a model that transformers has no plan for, or whose parts `num_ranks` does not divide.
     """
-    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False).get_text_config()
+    check_architecture(directory)
+    with refusing(directory, "a configuration that transformers loads"):
+        loaded = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config = loaded.get_text_config()
     is_gpt_oss = config.model_type == "gpt_oss"
     if not is_gpt_oss and not config.base_model_tp_plan:
         raise CheckpointError(

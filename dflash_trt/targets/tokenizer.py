@@ -6,8 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_trt.errors import CheckpointError, RequestError
+from dflash_trt.errors import RequestError
 from dflash_trt.targets.quiet import quiet_transformers
+from dflash_trt.targets.refusal import refusing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,17 +21,12 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     """
     from transformers import AutoTokenizer, __version__
 
-    try:
-        with quiet_transformers():
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False
-            )
-    except Exception as error:  # of any type: JSON's, KeyError, OSError, ValueError, and tokenizers' own is Exception
-        raise CheckpointError(
-            f"{directory}: expected tokenizer files that transformers {__version__} loads,"
-            f" found {type(error).__name__}: {' '.join(str(error).split())}",
-            hint="download or copy tokenizer.json and tokenizer_config.json again",
-        ) from None
+    expected = f"tokenizer files that transformers {__version__} loads"
+    hint = "download or copy tokenizer.json and tokenizer_config.json again"
+    with refusing(directory, expected, hint=hint), quiet_transformers():
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
     return tokenizer
 
 

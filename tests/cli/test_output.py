@@ -31,6 +31,13 @@ def test_cells_are_text_and_not_markup(capsys: pytest.CaptureFixture[str]) -> No
         assert text in output
 
 
+def test_control_characters_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("\x1b]0;title\x07", ("what",), [("\x1b[2J\rgone",), ("kept\nlines",)])
+    output = capsys.readouterr().out
+    assert "\\x1b[2J\\rgone" in output
+    assert not set("\x1b\r\x07") & set(output)
+
+
 def test_columns_of_numbers_are_aligned_right(capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever their unit; a column with a word among them is text, as is one that has no number."""
     rows = [("a", "5", "1.5 GiB", "3", "-"), ("longer", "12", "-", "many", ""), ("c", "-0.25%", "477.8 MiB", "10", "?")]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,14 +35,12 @@ CALLS = {
     ),
     *("tomllib.load", "tomllib.loads", "configparser.ConfigParser", "csv.reader"),
 }
+CLASS = re.compile(r"[A-Z]\w*[a-z]\w*$")
 METHODS = {"read_text", "read_bytes", "open"}  # of any object: a Path's
 EXCEPTIONS = {
     ("checkpoint/quantization.py", "open"): "four bytes at an offset of a header that was read",
     ("checkpoint/safetensors_writer.py", "open"): "copies tensors of a header that was read, and writes",
-    ("cli/verify.py", "open"): "Verification.open, no file",
-    ("cli/generate.py", "open"): "Session.open, no file",
     ("doctor/__init__.py", "open"): "/proc/cpuinfo",
-    ("drafter/open.py", "open"): "Drafter.open, no file",
     ("drafter/plan_runner.py", "read_bytes"): "a plan of many gigabytes, whose hash the manifest's reader has checked",
     ("engine/manifest.py", "open"): "hashes what the manifest names, block by block",
     ("estimate/comparison.py", "read_text"): "a page of this repository, which it writes",
@@ -51,8 +50,6 @@ EXCEPTIONS = {
     ("runtime/ranks/key.py", "os.fdopen"): "the same",
     ("runtime/ranks/roles.py", "json.loads"): "an authenticated message of another rank",
     ("triton/model.py", "json.loads"): "Triton's own argument",
-    ("llm.py", "open"): "Session.open, no file",
-    ("measure/verification.py", "open"): "Session.open, no file",
 }
 """By file and call: why it need not go through `dflash_trt.files`."""
 
@@ -64,7 +61,8 @@ def readers(source: Path) -> Iterator[str]:
             if name in CALLS:
                 yield name
             elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
-                yield node.func.attr
+                is_class = CLASS.match(ast.unparse(node.func.value))  # Session.open makes an object
+                yield from () if is_class else (node.func.attr,)
 
 
 def found() -> set[tuple[str, str]]:

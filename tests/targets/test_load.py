@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.errors import CheckpointError
-from dflash_trt.targets.huggingface import load_model, stop_token_ids
+from dflash_trt.targets.huggingface import load_model, make_target, stop_token_ids
 from dflash_trt.targets.tokenizer import load_tokenizer
 from tests.checkpoint.samples import refusal
 from tests.paths import FIXTURES
@@ -64,13 +64,48 @@ def test_a_damaged_generation_config(target: Path) -> None:
     )
 
 
+def edit(target: Path, **facts: object) -> None:
+    file = target / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | facts))
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"num_attention_heads": 0}, "expected a causal language model that transformers"),
+        ({"hidden_act": "no such"}, "expected a causal language model that transformers"),
+        ({"layer_types": ["full_attention"] * 3}, "expected a causal language model that transformers"),
+        ({"head_dim": "wide"}, "expected a causal language model that transformers"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "expected a "),
+        ({"model_type": "t5"}, "expected a causal language model that transformers"),
+    ],
+)
+def test_a_configuration_that_transformers_stumbles_over(facts: dict[str, object], words: str, target: Path) -> None:
+    edit(target, **facts)
+    message = refusal(lambda: make_target(load(target), [0], 1), CheckpointError)
+    assert message.startswith(f"{target}: {words}")
+
+
+@pytest.mark.parametrize("own_code", [False, True])
+def test_code_of_the_checkpoint_is_never_run_nor_advised(own_code: bool, target: Path) -> None:
+    (target / "modeling_mine.py").write_text("raise SystemExit('ran')\n")
+    auto_map = {"AutoConfig": "modeling_mine.Config", "AutoModelForCausalLM": "modeling_mine.Model"}
+    edit(target, model_type="mine", **({"auto_map": auto_map} if own_code else {}))
+    message = refusal(lambda: load(target), CheckpointError)
+    assert f"{target / 'config.json'}: model_type: expected a model that transformers" in message
+    assert 'found "mine"' in message
+    assert ("its own code along, which is never run" in message) == own_code
+    assert "trust_remote_code" not in message
+    assert "hint: serve this target with TensorRT-LLM, vLLM or SGLang" in message
+
+
 @pytest.mark.parametrize(("eos", "expected"), [(5, {5}), ([0, 5], {0, 5}), (None, set())])
 def test_end_of_sequence_tokens(target: Path, eos: Any, expected: set[int]) -> None:
     (target / "generation_config.json").write_text(json.dumps({} if eos is None else {"eos_token_id": eos}))
     assert stop_token_ids(load(target)) == expected
 
 
-@pytest.mark.parametrize("eos", ["</s>", ["</s>"]])
+@pytest.mark.parametrize("eos", ["</s>", ["</s>"], True])
 def test_end_of_sequence_tokens_that_are_none(target: Path, eos: Any) -> None:
     (target / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     message = refusal(lambda: stop_token_ids(load(target)), CheckpointError)
