@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 import msgspec
 
 from dflash_trt.deploy.coerce import coerce
+from dflash_trt.deploy.deployment_file import DeploymentFile
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.flags import is_command, normalize, parse_command
 from dflash_trt.deploy.gpus import Gpus
@@ -24,6 +26,7 @@ from dflash_trt.files.read import read_text
 from dflash_trt.files.strict_yaml import MAX_BYTES, yaml_document
 
 RULES = {"trtllm": trtllm_rules.RULES, "vllm": vllm_rules.RULES, "sglang": sglang_rules.RULES}
+DEPLOYMENT_KEYS = {field.name for field in msgspec.structs.fields(DeploymentFile) if field.required}
 DRAFT_KEYS = {
     "trtllm": "speculative_config.speculative_model",
     "vllm": "speculative_config.model",
@@ -93,6 +96,11 @@ def read_document(file: Path, schema: Schema) -> dict[str, Any]:
     document = yaml_document(text, file, ConfigError)
     if not isinstance(document, dict):
         raise ConfigError(f"{file}: expected a mapping of {schema.runtime}'s arguments, found {shown(document)}")
+    if document.keys() >= DEPLOYMENT_KEYS:
+        raise ConfigError(
+            f"{file}: expected a configuration of {schema.runtime}, found a deployment, from which one is written",
+            hint=f"this writes it, checked: dflash-trt serve-config {quote(str(file))} --runtime {schema.runtime}",
+        )
     if schema.runtime == "trtllm":  # a Triton repository's model.yaml also says how it is served
         return {key: value for key, value in document.items() if key != "triton_config"}
     return normalize(document, schema)

@@ -81,6 +81,7 @@ def resolve(
     if sizes.checkpoint and partner and partner.checkpoint:  # only checkpoints that are here can be compared
         check_pair(sizes.checkpoint.spec, partner.checkpoint.spec, draft_name=sizes.name, target_name=partner.name)
     gpus = parse_gpus(file.gpus, f"{name}: gpus")
+    _check_tensor_parallel(file, name, gpus, partner)
     settings = _Settings(file)
     sources = settings.sources
     served, sources["draft"] = _served_draft(file, name, draft)
@@ -122,6 +123,23 @@ def resolve(
         target_sizes=partner,
         algorithms=sizes.quantized or load_recipe(file.recipe).algorithms(sizes.spec.linear_modules()),
         sources=sources,
+    )
+
+
+def _check_tensor_parallel(file: DeploymentFile, name: str, gpus: Gpus, target: TargetSizes | None) -> None:
+    """Every rank has whole attention heads, and no GPU of the node is left over."""
+    ranks = file.tensor_parallel or gpus.count
+    heads = target.num_attention_heads or 0 if target else 0  # 0: not known, and a multiple of everything
+    if gpus.count % ranks:
+        expected = f"a divisor of the {gpus.count} GPUs of {gpus}"
+    elif target and heads % ranks:
+        expected = f"a divisor of the {heads} attention heads of {target.name}"
+    else:
+        return
+    fitting = [str(n) for n in range(1, gpus.count + 1) if gpus.count % n == 0 and heads % n == 0]
+    raise ConfigError(
+        f"{name}: tensor_parallel: expected {expected}, found {ranks}",
+        hint=f"set tensor_parallel to {' or '.join(fitting)}",
     )
 
 

@@ -65,6 +65,8 @@ class TargetSizes(msgspec.Struct, frozen=True, kw_only=True):
     """Weights of the experts, all ranks together."""
     dense_bytes: int
     """Weights of everything but experts: attention, dense MLPs, embedding and lm_head."""
+    num_attention_heads: int | None
+    """Query heads; None where its configuration does not say."""
     checkpoint: TargetCheckpoint | None = None
     """What the rest was read from; None for a published target."""
 
@@ -111,6 +113,7 @@ def _published_sizes(known: PublishedTarget) -> TargetSizes:
         name=known.target,
         spec=spec,
         cache=cache,
+        num_attention_heads=known.num_attention_heads,
         expert_bytes=round(L * experts.num_experts * expert * experts.bits / 8),
         dense_bytes=round((L * attention + vocabulary) * BF16_BITS / 8),
     )
@@ -122,6 +125,7 @@ def _read_target_sizes(name: str) -> TargetSizes:
     return TargetSizes(
         name=name,
         spec=checkpoint.spec,
+        num_attention_heads=checkpoint.config.optional("num_attention_heads", checkpoint.config.integer),
         cache=read_target_cache(checkpoint.config, checkpoint.spec.num_hidden_layers),
         expert_bytes=expert_bytes,
         dense_bytes=sum(tensor.num_bytes for tensor in checkpoint.weights.values()) - expert_bytes,

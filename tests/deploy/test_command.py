@@ -97,6 +97,17 @@ def test_a_native_checkpoint_that_would_not_resolve_is_refused() -> None:
         run_here("serve-config", draft, "--target", target, "--gpus", "h100x1", "--runtime", "trtllm")
 
 
+@pytest.mark.parametrize("runtime", ["trtllm", "vllm", "sglang"])
+def test_a_deployment_is_no_configuration_of_a_runtime(runtime: str, tmp_path: Path) -> None:
+    file = tmp_path / "my deployment.yaml"
+    file.write_text(NVFP4.read_text())
+    with pytest.raises(ConfigError) as caught:
+        run_here("serve-config", "--check", file, "--runtime", runtime)
+    expected = f"{file}: expected a configuration of {runtime}, found a deployment, from which one is written"
+    assert caught.value.message == expected
+    assert f"dflash-trt serve-config '{file}' --runtime {runtime}" in str(caught.value.hint)
+
+
 def test_what_cannot_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:
     file = tmp_path / "large.yaml"
     file.write_text(NVFP4.read_text() + "max_batch_size: 4096\nmax_num_tokens: 65536\n")

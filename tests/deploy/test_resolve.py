@@ -19,6 +19,7 @@ from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import Runtime, load_schema
+from dflash_trt.errors import ConfigError
 from tests.cli.commands import run_here
 from tests.deploy.deployments import BUILD_CONFIGS, RUNTIMES, findings, resolved
 from tests.paths import FIXTURES
@@ -85,6 +86,17 @@ def test_the_files_own_words_win() -> None:
         assert deployment.sources[key] == "file"
     assert deployment.sources["max_seq_len"] == "default for latency"
     assert deployment.sources["kv_cache_dtype"] == "default"
+
+
+def test_ranks_divide_the_gpus_and_the_heads() -> None:
+    with pytest.raises(ConfigError, match="x: tensor_parallel: expected a divisor of the 8 GPUs of ") as caught:
+        resolve(changed(tensor_parallel=3), "x")
+    assert caught.value.hint == "set tensor_parallel to 1 or 2 or 4 or 8"
+    with pytest.raises(
+        ConfigError, match=r"x: tensor_parallel: expected a divisor of the \d+ attention heads of "
+    ) as caught:
+        resolve(changed(gpus="b300x3", tensor_parallel=3), "x")
+    assert caught.value.hint == "set tensor_parallel to 1"
 
 
 def test_the_digest_follows_the_settings_and_not_the_comments(tmp_path: Path) -> None:
