@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does the cost model predict the embedded runtime on this CPU? Measured steps against predicted ones.
+
+Every batch size decodes with every draft length. A quarter of the combinations fits eight constants of the model for
+this CPU (a kernel's floor, arithmetic, experts, host work), the same model then predicts the others. Steps are counted
+in CPU seconds of one thread, so that other work on the machine disturbs less; only steps with a full batch that
+decodes and no prompt count. Prints tables, asserts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+import numpy as np
+import torch
+from transformers.utils import logging
+
+REPOSITORY = Path(__file__).parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from dflash_trt.cli.output import print_table  # noqa: E402
+from dflash_trt.doctor import cpu_model  # noqa: E402
+from dflash_trt.estimate.constants import Rates  # noqa: E402
+from dflash_trt.estimate.inputs import draft_shape, eagle3_shape, target_shape  # noqa: E402
+from dflash_trt.estimate.shapes import System  # noqa: E402
+from dflash_trt.estimate.step import Load, StepModel  # noqa: E402
+from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
+from dflash_trt.runtime.session import Session  # noqa: E402
+from tests.decoding import greedy  # noqa: E402
+from tests.engines import build  # noqa: E402
+from tests.fixtures_data import PAIRS, prompts  # noqa: E402
+from tests.paths import FIXTURES  # noqa: E402
+
+Way = tuple[int, int]
+"""Batch and draft length."""
+BATCHES, MAX_PROMPT = (1, 2, 4, 8, 16, 32), 64
+CALIBRATION_BATCHES, CALIBRATION_LENGTHS = (1, 8, 32), (0, 1, 4, 7)
+# Rates that the CPU's caches and single thread make irrelevant are out of the way; the others start here.
+START = {
+    "gemm_seconds": 2e-5, "compute_efficiency": 0.1, "moe_kernel_seconds": 1e-4, "moe_bandwidth_efficiency": 0.01,
+    "host_plain_seconds": 5e-4, "host_speculative_seconds": 1e-3, "host_request_seconds": 1e-5,
+    "host_speculative_request_seconds": 5e-5,
+}  # fmt: skip
+
+
+@click.command()
+@click.option("--tokens", default=32, show_default=True, help="New tokens a request.")
+@click.option("--rounds", default=4, show_default=True, help="Of every batch and draft length.")
+@click.option("--points", type=click.Path(path_type=Path), help="Write the first pair's points for `tune --from`.")
+def main(tokens: int, rounds: int, points: Path | None) -> None:
+    """Measure, fit, predict."""
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    click.echo(f"{cpu_model()}, one thread, torch {torch.__version__}; {tokens} tokens a request, {rounds} rounds\n")
+    for name in PAIRS:
+        with tempfile.TemporaryDirectory() as directory:
+            engine = Path(directory) / "engine"
+            build(FIXTURES / f"{name}-dflash", engine, FIXTURES / name)
+            measured, taus, context = _measure(engine, name, tokens, rounds)
+        if points is not None and name == PAIRS[0]:
+            rows = [
+                {"batch": batch, "draft_tokens": length, "user_rate": taus[batch, length] / seconds}
+                for (batch, length), seconds in measured.items()
+            ]
+            points.write_text(json.dumps({"schema": "dflash-trt/points/1", "points": rows}))
+        _report(name, measured, context)
+
+
+def _measure(engine: Path, name: str, tokens: int, rounds: int) -> tuple[dict[Way, float], dict[Way, float], float]:
+    """CPU seconds of a step by batch and draft length, tokens a pass, and the mean context.
+
+    Every way has its turn in each round, and the lower quartile of its steps counts: what else the machine does comes
+    in bursts, and only ever adds.
+    """
+    sessions = {batch: Session.open(engine, str(FIXTURES / name), num_slots=batch) for batch in BATCHES}
+    known = [prompt[:MAX_PROMPT] for prompt in prompts(sessions[1])]
+    steps: dict[Way, list[float]] = {}
+    taus: dict[Way, float] = {}
+    for _ in range(rounds):
+        for batch, session in sessions.items():
+            for length in range(session.manifest.draft.num_draft_tokens + 1):
+                chosen = [known[index % len(known)] for index in range(batch)]
+                seconds, taus[batch, length] = _steps(session, chosen, length, tokens)
+                steps.setdefault((batch, length), []).extend(seconds)
+    context = statistics.mean(map(len, known)) + tokens / 2
+    return {way: float(np.quantile(values, 0.25)) for way, values in steps.items()}, taus, context
+
+
+def _steps(session: Session, chosen: list[list[int]], length: int, tokens: int) -> tuple[list[float], float]:
+    """Seconds of every step in which all of `chosen` decode with `length` drafts, and the tokens of a pass."""
+    decoder = session.decoder(FixedLength(length)) if length else session.plain_decoder()
+    for prompt in chosen:
+        decoder.add(session.request(prompt, greedy(tokens)))
+    seconds = []
+    while not decoder.is_idle:
+        running = decoder.running.values()
+        is_full = len(running) == len(chosen) and all(r.is_prefilled and r.remaining > length for r in running)
+        begin = time.process_time()
+        decoder.step()
+        if is_full:
+            seconds.append(time.process_time() - begin)
+    return seconds, decoder.metrics().tau or 1.0
+
+
+def _report(name: str, measured: dict[Way, float], context: float) -> None:
+    system = _system(name)
+    calibration = [way for way in measured if way[0] in CALIBRATION_BATCHES and way[1] in CALIBRATION_LENGTHS]
+    fitted = _fit(system, {way: measured[way] for way in calibration}, context)
+    predicted = {way: _predict(system, fitted, way, context) for way in measured}
+    lengths = sorted({length for _, length in measured})
+    rows = []
+    for batch in sorted({batch for batch, _ in measured}):
+        cells = []
+        for length in lengths:
+            mark = "*" if (batch, length) in calibration else ""
+            ours, theirs = predicted[batch, length], measured[batch, length]
+            cells.append(f"{theirs * 1e3:.1f} {ours / theirs - 1:+.0%}{mark}")
+        rows.append((str(batch), *cells))
+    print_table(
+        f"{name}: ms a step and the model's error, by batch and draft length; * calibration",
+        ("batch", *(str(length) for length in lengths)), rows,
+    )  # fmt: skip
+    errors = [abs(predicted[way] / measured[way] - 1) for way in measured if way not in calibration]
+    within = sum(error <= 0.15 for error in errors)
+    click.echo(
+        f"predicted, not fitted: {len(errors)} steps, median error {statistics.median(errors):.1%}, largest"
+        f" {max(errors):.1%}, within 15 %: {within}"
+    )
+    rates = ", ".join(f"{key} {getattr(fitted, key):.3g}" for key in START)
+    click.echo(f"constants: {rates}\n")
+
+
+def _system(name: str) -> System:
+    target = target_shape(str(FIXTURES / name))
+    draft = msgspec.structs.replace(draft_shape(str(FIXTURES / f"{name}-dflash")), runs_whole_block=True)
+    return System(
+        target=target, draft=draft, eagle3=eagle3_shape(target), gpu="cpu", gpu_memory_bytes=0, num_gpus=1,
+        tensor_parallel=1, expert_parallel=1, drafter_ranks=1, runtime="embedded", kv_bytes=4,
+    )  # fmt: skip
+
+
+def _rates(values: dict[str, float]) -> Rates:
+    fixed = dict.fromkeys(Rates.__struct_fields__, 1.0) | {
+        "hbm_bandwidth": 1e11, "bf16_flops": 1e11, "fp8_flops": 0.0, "fp4_flops": 0.0, "attention_seconds": 0.0,
+        "small_kernel_seconds": 0.0, "routing_exponent": 0.0, "allreduce_seconds": 0.0,
+    }  # fmt: skip
+    return Rates(**(fixed | values))
+
+
+def _predict(system: System, rates: Rates, way: Way, context: float) -> float:
+    batch, length = way
+    return StepModel(system, rates).price("dflash", Load(batch=batch, draft_tokens=length, context=context)).seconds
+
+
+def _fit(system: System, measured: dict[Way, float], context: float) -> Rates:
+    """The constants with the least squared relative error: Gauss-Newton on logarithms, damped."""
+    names = list(START)
+    seconds = np.array(list(measured.values()))
+
+    def errors(logs: Sequence[float]) -> np.ndarray:
+        rates = _rates(dict(zip(names, np.exp(logs).tolist(), strict=True)))
+        return np.array([_predict(system, rates, way, context) for way in measured]) / seconds - 1
+
+    logs, damping = np.log(list(START.values())), 1e-2
+    for _ in range(200):
+        now = errors(logs)
+        slopes = np.stack([errors(logs + 1e-4 * step) - now for step in np.eye(len(names))], axis=1) / 1e-4
+        change = np.linalg.solve(slopes.T @ slopes + damping * np.eye(len(names)), -slopes.T @ now)
+        change = np.clip(change, -1, 1)
+        if np.square(errors(logs + change)).sum() < np.square(now).sum():
+            logs, damping = logs + change, damping / 3
+        else:
+            damping *= 4
+    return _rates(dict(zip(names, np.exp(logs).tolist(), strict=True)))
+
+
+if __name__ == "__main__":
+    main()
