@@ -22,8 +22,8 @@ PACKAGES = {
     "nvidia-modelopt": (("quantize --calibration",), "pip install 'dflash-trt[calibrate]'"),
     "matplotlib": (("verify --plot",), "pip install 'dflash-trt[plot]'"),
     "mpi4py": (("doctor --ranks", "mpiexec in the place of torchrun"), "pip install 'dflash-trt[mpi]'"),
-    "tensorrt": (("TensorRT plans",), "on the GPU machine: pip install tensorrt"),
-    "tensorrt_llm": (("serving with TensorRT-LLM",), "pip install tensorrt_llm"),
+    "tensorrt": (("TensorRT plans",), "on the GPU machine: pip install 'dflash-trt[tensorrt]'"),
+    "tensorrt_llm": (("serving with TensorRT-LLM",), "in an environment of its own: pip install 'dflash-trt[trtllm]'"),
 }
 TOOLS = {
     "c++": (("installing from source",), "apt-get install g++"),

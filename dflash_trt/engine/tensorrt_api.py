@@ -17,7 +17,7 @@ from dflash_trt.errors import EngineError, MissingDependencyError
 # The oldest release whose bindings every call of ours was compared with (tests/contract). The graphs alone would allow
 # an older one: the ONNX parser of 10.10 reads them. B300 begins with 10.14.1.
 OLDEST = (10, 15)
-INSTALL = "on the GPU machine: pip install tensorrt"
+INSTALL = "on the GPU machine: pip install 'dflash-trt[tensorrt]'"
 
 
 def load_tensorrt() -> Any:
@@ -31,7 +31,7 @@ def load_tensorrt() -> Any:
     if version_of(str(trt.__version__)) < OLDEST:
         raise MissingDependencyError(
             f"expected the package tensorrt {'.'.join(map(str, OLDEST))} or newer, found {trt.__version__}",
-            hint="pip install --upgrade tensorrt",
+            hint="pip install --upgrade 'dflash-trt[tensorrt]'",
         )
     return trt
 

@@ -230,7 +230,7 @@ def test_without_tensorrt_the_engine_stays_complete(engine: Path) -> None:
     """On this machine: what is missing, where to get it, and how it goes on."""
     message = refusal(lambda: add_plans(engine, SMALL), MissingDependencyError)
     assert "expected the package tensorrt 10.15 or newer, found" in message
-    assert "pip install tensorrt" in message
+    assert "pip install 'dflash-trt[tensorrt]'" in message
     assert read_manifest(engine).plan_options == SMALL
 
 

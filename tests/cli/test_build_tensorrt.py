@@ -59,7 +59,8 @@ def test_without_tensorrt_the_engine_is_complete_for_onnx(engine: Path) -> None:
     assert result.stderr == (
         "error: expected the package tensorrt 10.15 or newer, found: No module named 'tensorrt'\n"
         f"{engine} is complete for ONNX Runtime, without new plans\n\n"
-        f"hint: on the GPU machine: pip install tensorrt; then: dflash-trt build {engine} --backend tensorrt\n"
+        "hint: on the GPU machine: pip install 'dflash-trt[tensorrt]'; then: "
+        f"dflash-trt build {engine} --backend tensorrt\n"
     )
     manifest = read_manifest(engine)
     assert manifest.plan_options == PlanOptions(max_batch_size=2, max_seq_len=64, max_num_tokens=16)

@@ -11,6 +11,8 @@ import pytest
 
 from dflash_trt import doctor
 from dflash_trt.doctor import Finding, examine
+from dflash_trt.engine import tensorrt_api
+from dflash_trt.trtllm import contract
 from tests.paths import REPOSITORY
 
 
@@ -53,6 +55,13 @@ def test_extras_bring_what_doctor_says() -> None:
             extra = fix.partition("[")[2].partition("]")[0]
             listed = [requirement.partition(">")[0] for requirement in project["optional-dependencies"][extra]]
             assert package in listed
+
+
+def test_extras_of_the_gpu_machine_are_the_releases_that_were_read() -> None:
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["tensorrt"] == [f"tensorrt>={'.'.join(map(str, tensorrt_api.OLDEST))}"]
+    assert extras["trtllm"] == [f"tensorrt_llm>={contract.RELEASES[0]},<={contract.RELEASES[-1]}"]
+    assert {"tensorrt", "tensorrt_llm"} <= {name for name, (_, fix) in doctor.PACKAGES.items() if "dflash-trt[" in fix}
 
 
 @pytest.mark.parametrize(
