@@ -42,8 +42,8 @@ def quantize(
 ) -> None:
     """Write a quantised copy of DRAFT, a checkpoint directory or Hugging Face repository id.
 
-    Recipes: bf16, fp8, nvfp4, nvfp4-native (what TensorRT-LLM and vLLM load), nvfp4-w4a16 (weights only),
-    mixed-nvfp4-fp8; RECIPE+fp8-kv adds the scales of an FP8 context cache.
+    Recipes: bf16, fp8, nvfp4, nvfp4-native (q, k and v dense, as TensorRT-LLM needs them), nvfp4-w4a16
+    (weights only), mixed-nvfp4-fp8; RECIPE+fp8-kv adds the scales of an FP8 context cache.
 
     \b
     Example:
