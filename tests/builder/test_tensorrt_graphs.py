@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,24 +10,23 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx.external_data_helper import uses_external_data
 
 from dflash_trt.builder.tensorrt.profiles import profiles
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plan import PLUGIN_GRAPH, PlanOptions
-from dflash_trt.engine.plugin_library import installed_library
 from dflash_trt.graph.draft_graph import ATTENTION
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
+from tests.contract.builder_model import problems
 from tests.contract.onnx_operators import RELEASES, TYPES
+from tests.contract.plugin_creator import refusals
 from tests.contract.strong_typing import Checker
 from tests.engines import build
 from tests.paths import FIXTURES, REPOSITORY
 
 RECIPES = sorted(file.stem for file in (REPOSITORY / "build_configs" / "recipes").glob("*.yaml"))
 PAIRS = {"tiny-gpt-oss-dflash": "tiny-gpt-oss", "tiny-qwen3-dflash": "tiny-qwen3"}
-BITS = {TensorProto.FLOAT4E2M1: 4, TensorProto.FLOAT8E4M3FN: 8, TensorProto.BFLOAT16: 16, TensorProto.FLOAT: 32}
 Engines = Callable[[str, str], Path]
 
 
@@ -68,13 +65,13 @@ def models(engine: Path) -> Iterator[onnx.ModelProto]:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_draft_graph_parses_strongly_typed(release: str, engine: Path) -> None:
-    assert list(Checker(load(engine, "draft"), release).problems()) == []
+def test_the_draft_graph_is_one_that_the_builder_can_fuse(release: str, engine: Path) -> None:
+    assert problems(load(engine, "draft"), release, engine) == []
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_context_graph_parses_strongly_typed(release: str, engine: Path) -> None:
-    assert list(Checker(load(engine, "context"), release).problems()) == []
+def test_the_context_graph_is_one_that_the_builder_can_fuse(release: str, engine: Path) -> None:
+    assert problems(load(engine, "context"), release, engine) == []
 
 
 def test_the_plugin_is_asked_for_by_namespace(engine: Path) -> None:
@@ -88,29 +85,11 @@ def test_the_plugin_is_asked_for_by_namespace(engine: Path) -> None:
     assert ATTENTION not in TYPES
 
 
-@pytest.fixture(scope="module")
-def listed() -> set[str]:
-    """The attributes that the plugin's creator lists, asked of TensorRT's registry; in a process that may crash."""
+def test_every_plugin_node_makes_a_plugin(engine: Path) -> None:
+    """By the real creator, of each node's attributes, and of no others."""
     pytest.importorskip("tensorrt_lean_bindings", reason="pip install -e '.[dev]' has it on Linux x86-64")
-    program = """
-import os, sys
-import tensorrt_lean_bindings as trt
-registry = trt.get_plugin_registry()
-registry.load_library(sys.argv[1])
-creator = registry.get_creator("DFlashKVInjectionAttention", "1", "dflash_trt")
-print(*(field.name for field in creator.field_names), flush=True)
-os._exit(0)  # before the library's objects are taken apart
-"""
-    command = [sys.executable, "-c", program, str(installed_library())]
-    return set(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.split())
-
-
-def test_attributes_are_those_that_the_creator_lists(engine: Path, listed: set[str]) -> None:
-    """The parser passes no others on, and the creator asks for each."""
-    for node in load(engine, "draft").graph.node:
-        if node.op_type == ATTENTION:
-            names = {attribute.name for attribute in node.attribute} - {"plugin_namespace", "plugin_version"}
-            assert names == listed
+    nodes = [node for node in load(engine, "draft").graph.node if node.op_type == ATTENTION]
+    assert refusals(nodes) == [""] * len(read_manifest(engine).draft.layers)
 
 
 def test_the_context_graph_needs_no_plugin(engine: Path) -> None:
@@ -125,16 +104,6 @@ def test_no_initializer_is_uint8_and_fp4_ones_are_even(engine: Path) -> None:
             assert tensor.data_type != TensorProto.UINT8
             if tensor.data_type == TensorProto.FLOAT4E2M1:
                 assert tensor.dims[-1] % 16 == 0, tensor.name
-
-
-def test_external_data_lies_within_its_file(engine: Path) -> None:
-    for model in models(engine):
-        for tensor in filter(uses_external_data, model.graph.initializer):
-            place = {entry.key: entry.value for entry in tensor.external_data}
-            length = int(place["length"])
-            assert length * 8 == int(np.prod(tensor.dims)) * BITS[tensor.data_type]
-            assert Path(place["location"]).name == place["location"]
-            assert int(place["offset"]) + length <= (engine / place["location"]).stat().st_size
 
 
 def test_dynamic_axes_are_those_of_the_profiles(engine: Path) -> None:

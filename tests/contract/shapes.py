@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes of every value of a graph, and which of their extents TensorRT knows while it parses.
+
+An extent is a number times dynamic axes: (8, ("B",)) for the rows of B blocks of 8. It is `opaque` where the parser has
+it from shape tensors only: behind a Split of a tensor with dynamic axes it is Gather(Concat(Shape, ...)), whose value a
+layer that wants a static extent does not see (onnx-tensorrt 10.10, importerUtils.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import onnx
+from onnx import helper, numpy_helper
+
+
+class Extent(NamedTuple):
+    """`factor` times the dynamic axes in `symbols`, sorted."""
+
+    factor: int
+    symbols: tuple[str, ...] = ()
+    opaque: bool = False
+
+    def __str__(self) -> str:
+        return "*".join([*(() if self.symbols and self.factor == 1 else (str(self.factor),)), *self.symbols])
+
+    def is_same(self, other: Extent) -> bool:
+        """Whether both are the same number."""
+        return self[:2] == other[:2]
+
+
+Shape = tuple[Extent, ...]
+ONE = Extent(1)
+BLOCK = 16
+SAME_SHAPE = {"Cast", "Identity", "Sigmoid", "Sqrt", "QuantizeLinear"}
+ELEMENTWISE = {"Add", "Sub", "Mul", "Div"}
+
+
+class ShapeError(Exception):
+    """Why a node's shapes do not fit."""
+
+
+def text(shape: Shape) -> str:
+    """As [2*B, 64]."""
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def declared(value: onnx.ValueInfoProto) -> Shape:
+    """Of a graph's input or output."""
+    axes = value.type.tensor_type.shape.dim
+    return tuple(Extent(1, (axis.dim_param,)) if axis.dim_param else Extent(axis.dim_value) for axis in axes)
+
+
+def output_shapes(node: onnx.NodeProto, inputs: Sequence[Shape], constants: Sequence[list[int] | None]) -> list[Shape]:
+    """Of each output; `constants` are the integers of inputs that are initializers. Raises ShapeError."""
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    x = inputs[0]
+    match node.op_type:
+        case op_type if op_type in SAME_SHAPE:
+            return [x]
+        case op_type if op_type in ELEMENTWISE:
+            return [_broadcast(*inputs)]
+        case "Gemm":
+            return [_gemm(*inputs[:2], attributes)]
+        case "MatMul":
+            _expect(x[-1].is_same(inputs[1][-2]), f"MatMul of {text(x)} and {text(inputs[1])}")
+            return [(*x[:-1], inputs[1][-1])]
+        case "Reshape":
+            return [_reshape(x, constants[1] or [])]
+        case "Split":
+            return _split(x, attributes["axis"], constants[1] or [])
+        case "Concat":
+            return [_concat(inputs, attributes["axis"])]
+        case "Transpose":
+            return [tuple(x[axis] for axis in attributes["perm"])]
+        case "Gather":
+            return [(*inputs[1], *x[1:])]
+        case "ReduceMean":
+            axes = {axis % len(x) for axis in constants[1] or []}
+            return [tuple(ONE if axis in axes else extent for axis, extent in enumerate(x))]
+        case "Unsqueeze":
+            shape = list(x)
+            for axis in constants[1] or []:
+                shape.insert(axis, ONE)
+            return [tuple(shape)]
+        case "DequantizeLinear":
+            return [_dequantize(x, inputs[1], attributes.get("block_size"))]
+        case "TRT_FP4DynamicQuantize":
+            return _dynamic_quantize(x)
+        case "DFlashKVInjectionAttention":
+            return [_attention(inputs, attributes)]
+    raise ShapeError(f"{node.op_type}: the model does not know its shapes")
+
+
+def _expect(holds: bool, problem: str) -> None:
+    if not holds:
+        raise ShapeError(problem)
+
+
+def _broadcast(a: Shape, b: Shape) -> Shape:
+    rank = max(len(a), len(b))
+    padded = [(ONE,) * (rank - len(shape)) + shape for shape in (a, b)]
+    result = []
+    for left, right in zip(*padded, strict=True):
+        _expect(left.is_same(right) or ONE in (left, right), f"elementwise of {text(a)} and {text(b)}")
+        wide = left if right == ONE else right
+        result.append(wide._replace(opaque=left.opaque or right.opaque))
+    return tuple(result)
+
+
+def _gemm(a: Shape, b: Shape, attributes: dict[str, int]) -> Shape:
+    _expect(len(a) == len(b) == 2, f"Gemm of {len(a)} and {len(b)} axes; the parser takes 2")
+    rows, inner = reversed(a) if attributes.get("transA") else a
+    inner_b, columns = reversed(b) if attributes.get("transB") else b
+    _expect(inner.is_same(inner_b), f"Gemm of {text(a)} and {text(b)}")
+    return rows, columns
+
+
+def _reshape(x: Shape, wanted: list[int]) -> Shape:
+    _expect(wanted.count(-1) <= 1 and 0 not in wanted, f"Reshape to {wanted}")
+    factor, symbols = prod(extent.factor for extent in x), sorted(sum((extent.symbols for extent in x), ()))
+    known = prod(size for size in wanted if size > 0)
+    rest = Extent(factor // known, tuple(symbols))
+    fits = factor % known == 0 and (-1 in wanted or rest == ONE)
+    _expect(fits, f"Reshape of {text(x)} to {wanted}")
+    return tuple(rest if size == -1 else Extent(size) for size in wanted)
+
+
+def _split(x: Shape, axis: int, sizes: list[int]) -> list[Shape]:
+    _expect(x[axis].is_same(Extent(sum(sizes))), f"Split of {x[axis]} into {sizes}")
+    opaque = any(extent.symbols for extent in x)
+    parts = []
+    for size in sizes:
+        shape = [extent._replace(opaque=opaque) for extent in x]
+        shape[axis] = Extent(size, opaque=opaque)
+        parts.append(tuple(shape))
+    return parts
+
+
+def _concat(inputs: Sequence[Shape], axis: int) -> Shape:
+    first = inputs[0]
+    axis %= len(first)
+    for other in inputs[1:]:
+        pairs = [pair for i, pair in enumerate(zip(first, other, strict=False)) if i != axis]
+        alike = len(first) == len(other) and all(a.is_same(b) for a, b in pairs)
+        _expect(alike, f"Concat of {' and '.join(map(text, inputs))}")
+    joined = [shape[axis] for shape in inputs]
+    extent = Extent(sum(part.factor for part in joined), joined[0].symbols, any(part.opaque for part in joined))
+    return (*first[:axis], extent, *first[axis + 1 :])
+
+
+def _dequantize(x: Shape, scale: Shape, block_size: int | None) -> Shape:
+    """Scales of rank 2 at most (NvInfer.h, IDequantizeLayer): one, or one for each block of the last axis."""
+    _expect(len(scale) <= 2, f"a scale of {len(scale)} axes; TensorRT takes 2 at most")
+    if block_size is None:
+        _expect(prod(extent.factor for extent in scale) == 1, f"one scale for a tensor, found {text(scale)}")
+        return x
+    blocks = (*x[:-1], Extent(x[-1].factor // block_size))
+    fits = len(scale) == len(x) and all(a.is_same(b) for a, b in zip(scale, blocks, strict=True))
+    _expect(fits, f"{text(x)} in blocks of {block_size} by scales {text(scale)}")
+    return x
+
+
+def _dynamic_quantize(x: Shape) -> list[Shape]:
+    last = x[-1]
+    _expect(not last.symbols and not last.opaque, f"the blocked axis of {text(x)} is not static to the parser")
+    _expect(last.factor % BLOCK == 0, f"blocks of {BLOCK} in {last}")
+    return [x, (*x[:-1], Extent(last.factor // BLOCK))]
+
+
+def _attention(inputs: Sequence[Shape], attributes: dict[str, int]) -> Shape:
+    """The table of plugins/kv_injection_attention/tensors.h."""
+    q, k_cache = inputs[0], inputs[6]
+    _expect(len(q) == 3 and len(k_cache) == 5, f"q {text(q)} and k_cache {text(k_cache)}")
+    B, S, _ = q
+    slots, L, C, _, _ = k_cache
+    N, G, D = (Extent(attributes[name]) for name in ("num_heads", "num_kv_heads", "head_dim"))
+    block = (B, S, Extent(G.factor * D.factor))
+    cache = (slots, L, C, G, D)
+    expected = ((B, S, Extent(N.factor * D.factor)), block, block, (D,), (D,), (B, S, D), cache, cache, (B,), (B,))
+    for index, (found, wanted) in enumerate(zip(inputs, expected, strict=True)):
+        fits = len(found) == len(wanted) and all(a.is_same(b) for a, b in zip(found, wanted, strict=True))
+        _expect(fits, f"input {index}: expected {text(wanted)}, found {text(found)}")
+    return q
+
+
+def integers(tensor: onnx.TensorProto | None) -> list[int] | None:
+    """The values of a small INT64 initializer, such as a shape."""
+    if tensor is None or tensor.data_type != onnx.TensorProto.INT64:
+        return None
+    return [int(value) for value in numpy_helper.to_array(tensor).reshape(-1)]

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Defects that TensorRT's builder or parser would have met, planted in real graphs: each is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.graph.draft_graph import ATTENTION
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.recipe import load_recipe
+from tests.contract.builder_model import problems
+from tests.contract.plugin_creator import refusals
+from tests.engines import build
+from tests.paths import FIXTURES
+
+RELEASE = "10.15"
+DRAFT = FIXTURES / "tiny-gpt-oss-dflash"
+Engines = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    """recipe -> the engine directory of the fixture that has it."""
+    made: dict[str, Path] = {}
+
+    def make(recipe: str) -> Path:
+        if recipe not in made:
+            directory = tmp_path_factory.mktemp("engine")
+            quantize_checkpoint(read_draft(DRAFT), load_recipe(recipe), directory / "checkpoint")
+            build(directory / "checkpoint", directory / "engine")
+            made[recipe] = directory / "engine"
+        return made[recipe]
+
+    return make
+
+
+class Graph:
+    """A graph that a test damages; `layers.0.mlp/Gemm_1` and its like name nodes."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.graph = model.graph
+
+    def node(self, name: str) -> onnx.NodeProto:
+        return next(node for node in self.graph.node if node.name == name)
+
+    def initializer(self, name: str) -> onnx.TensorProto:
+        return next(tensor for tensor in self.graph.initializer if tensor.name == name)
+
+    def maker(self, value: str) -> onnx.NodeProto:
+        return next(node for node in self.graph.node if value in node.output)
+
+    def before(self, user: onnx.NodeProto, index: int, op_type: str, **attributes: object) -> onnx.NodeProto:
+        """Puts a node between `user` and its input."""
+        name = f"{user.name}/planted"
+        node = helper.make_node(op_type, [user.input[index]], [name], name=name, **attributes)  # type: ignore[arg-type]
+        place = list(self.graph.node).index(user)
+        self.graph.node.insert(place, node)
+        user.input[index] = name
+        return self.graph.node[place]
+
+    def bypass(self, node: onnx.NodeProto) -> None:
+        """Gives the readers of a node what it reads."""
+        for user in self.graph.node:
+            user.input[:] = [node.input[0] if name == node.output[0] else name for name in user.input]
+
+    def set(self, node: onnx.NodeProto, name: str, value: object) -> None:
+        found = next(attribute for attribute in node.attribute if attribute.name == name)
+        found.CopyFrom(helper.make_attribute(name, value))
+
+    def external(self, name: str) -> dict[str, onnx.StringStringEntryProto]:
+        return {entry.key: entry for entry in self.initializer(name).external_data}
+
+
+def transposed_weights(g: Graph) -> None:
+    gemm = g.node("layers.0.mlp/Gemm_1")
+    g.before(gemm, 1, "Transpose", perm=[1, 0])
+    g.set(gemm, "transB", 0)
+
+
+def matmul_of_three_axes(g: Graph) -> None:
+    """What NVIDIA's parser was given until linear layers became Gemms."""
+    gemm = g.node("layers.0.self_attn/Gemm_1")
+    g.before(gemm, 1, "Transpose", perm=[1, 0])
+    g.bypass(g.node("layers.0.self_attn/Reshape_1"))
+    gemm.op_type = "MatMul"
+    del gemm.attribute[:]
+    add = next(node for node in g.graph.node if gemm.output[0] in node.input)  # the bias
+    user = next(node for node in g.graph.node if add.output[0] in node.input)
+    g.before(user, list(user.input).index(add.output[0]), "Reshape").input.append(g.node("Reshape").input[1])
+
+
+def gemm_of_three_axes(g: Graph) -> None:
+    g.bypass(g.node("layers.0.self_attn/Reshape_1"))
+
+
+def opaque_blocks(g: Graph) -> None:
+    g.bypass(g.node("layers.0.mlp/Reshape"))
+
+
+def scale_of_three_axes(g: Graph) -> None:
+    dequantize = g.maker(g.node("layers.0.mlp/Gemm_1").input[1])
+    g.initializer(dequantize.input[1]).dims.extend([1, 1, 1])
+
+
+def scale_dtype(g: Graph) -> None:
+    scale = g.initializer(g.maker(g.node("layers.0.mlp/Gemm_1").input[1]).input[1])
+    scale.CopyFrom(helper.make_tensor(scale.name, TensorProto.FLOAT, [], [1.0]))
+
+
+def scale_of_zero(g: Graph) -> None:
+    scale = g.initializer(g.maker(g.node("layers.0.mlp/Gemm_1").input[0]).input[1])
+    scale.CopyFrom(helper.make_tensor(scale.name, TensorProto.BFLOAT16, [], [0.0]))
+
+
+def by_channel(g: Graph) -> None:
+    quantize = g.maker(g.maker(g.node("layers.0.mlp/Gemm_1").input[0]).input[0])
+    scale = g.initializer(quantize.input[1])
+    scale.CopyFrom(helper.make_tensor(scale.name, TensorProto.BFLOAT16, [4], [1.0] * 4))
+
+
+def block_scales_of_32(g: Graph) -> None:
+    scales = g.initializer("layers.0.mlp.down_proj.weight_scale")
+    scales.dims[1] //= 2
+
+
+def codes_as_bytes(g: Graph) -> None:
+    codes = g.initializer("layers.0.mlp.down_proj.weight")
+    codes.data_type = TensorProto.UINT8
+
+
+def uncast(g: Graph) -> None:
+    g.bypass(g.maker(g.node("layers.0.mlp/Gemm_1").input[1]))
+
+
+def blocked_rows(g: Graph) -> None:
+    node = next(node for node in g.graph.node if node.op_type == "TRT_FP4DynamicQuantize")
+    g.set(node, "axis", 0)
+
+
+def implicit_cast(g: Graph) -> None:
+    g.bypass(next(node for node in g.graph.node if node.op_type == "Cast" and node.name.startswith("norm/")))
+
+
+def another_width(g: Graph) -> None:
+    reshape = g.node("layers.0.mlp/Reshape")
+    shape = g.initializer(reshape.input[1])
+    shape.CopyFrom(helper.make_tensor(shape.name, TensorProto.INT64, [2], [-1, 96]))
+
+
+def split_too_wide(g: Graph) -> None:
+    sizes = g.initializer(g.node("layers.0.mlp/Split").input[1])
+    sizes.CopyFrom(helper.make_tensor(sizes.name, TensorProto.INT64, [2], [1, 2]))
+
+
+def k_for_q(g: Graph) -> None:
+    node = next(node for node in g.graph.node if node.op_type == ATTENTION)
+    node.input[0], node.input[1] = node.input[1], node.input[0]
+
+
+def another_output(g: Graph) -> None:
+    g.graph.output[0].type.tensor_type.shape.dim[1].dim_value += 1
+
+
+def computed_shape(g: Graph) -> None:
+    reshape = g.node("layers.0.mlp/Reshape")
+    g.before(reshape, 1, "Identity")
+
+
+def beyond_the_file(g: Graph) -> None:
+    entry = g.external("layers.0.mlp.down_proj.weight")["offset"]
+    entry.value = str(int(entry.value) + 2**30)
+
+
+def another_length(g: Graph) -> None:
+    entry = g.external("layers.0.mlp.down_proj.weight")["length"]
+    entry.value = str(int(entry.value) - 2)
+
+
+def another_directory(g: Graph) -> None:
+    g.external("layers.0.mlp.down_proj.weight")["location"].value = "../engine/model.safetensors"
+
+
+def without_namespace(g: Graph) -> None:
+    node = next(node for node in g.graph.node if node.op_type == ATTENTION)
+    node.attribute.remove(next(a for a in node.attribute if a.name == "plugin_namespace"))
+
+
+PLANTED: list[tuple[str, str, Callable[[Graph], None], str]] = [
+    ("fp8", "draft", transposed_weights, "Transpose stands between it and a multiplication"),
+    ("nvfp4", "draft", transposed_weights, "Transpose stands between it and a multiplication"),
+    ("fp8", "draft", matmul_of_three_axes, "a shuffle stands between it and MatMul of more than two axes"),
+    ("bf16", "draft", gemm_of_three_axes, "Gemm of 3 and 2 axes"),
+    ("nvfp4", "draft", opaque_blocks, "is not static to the parser"),
+    ("fp8", "draft", scale_of_three_axes, "a scale of 3 axes"),
+    ("fp8", "draft", scale_dtype, "Gemm of BF16 and FP32"),
+    ("fp8", "draft", scale_of_zero, "the scale is not positive"),
+    ("fp8", "draft", by_channel, "an activation is quantised by channel"),
+    ("nvfp4", "draft", block_scales_of_32, "in blocks of 16 by scales"),
+    ("nvfp4", "draft", codes_as_bytes, "UINT8, which the parser makes INT32"),
+    ("nvfp4", "draft", uncast, "Gemm of BF16 and FP32"),
+    ("nvfp4", "context", blocked_rows, "attributes {'axis': 0"),
+    ("bf16", "draft", implicit_cast, "Add of BF16 and FP32"),
+    ("bf16", "draft", another_width, "Reshape of "),
+    ("bf16", "draft", split_too_wide, "Split of "),
+    ("bf16", "draft", k_for_q, "input 0: expected ["),
+    ("bf16", "draft", another_output, "hidden: declared ["),
+    ("bf16", "draft", computed_shape, "input 1 is no initializer"),
+    ("bf16", "draft", beyond_the_file, "are not in model.safetensors"),
+    ("bf16", "draft", another_length, " bytes for ["),
+    ("bf16", "draft", another_directory, "is no file beside the graph"),
+    ("bf16", "draft", without_namespace, "is no operator of TensorRT 10.15's parser"),
+]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "graph", "plant", "problem"), PLANTED, ids=[f"{p.__name__}-{recipe}" for recipe, _, p, _ in PLANTED]
+)
+def test_a_planted_defect_is_found(
+    recipe: str, graph: str, plant: Callable[[Graph], None], problem: str, engines: Engines
+) -> None:
+    directory = engines(recipe)
+    model = onnx.load(directory / f"{graph}.onnx", load_external_data=False)
+    assert problems(model, RELEASE, directory) == []
+    plant(Graph(model))
+    assert problem in " | ".join(problems(model, RELEASE, directory))
+
+
+def attention_nodes(engine: Path) -> list[onnx.NodeProto]:
+    graph = onnx.load(engine / "draft.onnx", load_external_data=False).graph
+    return [node for node in graph.node if node.op_type == ATTENTION]
+
+
+def test_a_planted_attribute_makes_no_plugin(engines: Engines) -> None:
+    """Each by the creator's own judgement; the node that nobody touched is made."""
+    pytest.importorskip("tensorrt_lean_bindings", reason="pip install -e '.[dev]' has it on Linux x86-64")
+
+    def damaged(change: Callable[[dict[str, onnx.AttributeProto]], object]) -> onnx.NodeProto:
+        node = onnx.NodeProto()
+        node.CopyFrom(attention_nodes(engines("bf16"))[0])
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        change(attributes)
+        node.attribute.remove(attributes["layer"]) if "gone" in attributes else None
+        return node
+
+    nodes = [
+        damaged(lambda a: None),
+        damaged(lambda a: a.update(gone=a["layer"])),
+        damaged(lambda a: setattr(a["head_dim"], "i", 80)),
+        damaged(lambda a: setattr(a["plugin_version"], "s", b"2")),
+        damaged(lambda a: setattr(a["plugin_namespace"], "s", b"")),
+        damaged(lambda a: setattr(a["causal"], "name", "is_causal")),
+    ]
+    assert [answer.partition(":")[0] for answer in refusals(nodes)] == [
+        "", "no plugin", "no plugin", "no creator", "no creator", "no plugin",
+    ]  # fmt: skip
