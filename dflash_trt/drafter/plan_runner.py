@@ -55,7 +55,11 @@ class PlanRunner:
 
     def _context(self, profile: int, rows: int) -> Any:
         context = self._engine.create_execution_context(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
-        chosen = context.set_optimization_profile_async(profile, self._launcher.handle)
+        self._expect(context is not None, "a plan whose calls fit this GPU's memory")
+        try:
+            chosen = context.set_optimization_profile_async(profile, self._launcher.handle)
+        except RuntimeError:  # the bindings' way to say that the call returned false
+            chosen = False
         self._expect(chosen, f"profile {profile}")
         context.set_device_memory(self._memory.data_ptr(), self._memory.nbytes)
         for name, tensor in self.tensors.items():

@@ -172,6 +172,20 @@ def test_a_layer_that_the_parser_refuses(engine: Path, recorder: Recorder) -> No
     assert "\n  layers.1.self_attn/MatMul (MatMul): no such GEMM\n  and more\nhint:" in message
 
 
+@pytest.mark.parametrize(
+    ("method", "answer"),
+    [
+        ("IBuilderConfig.add_optimization_profile", -1),
+        ("IOptimizationProfile.set_shape", RuntimeError("Shape provided is inconsistent with other shapes.")),
+    ],
+)
+def test_a_profile_that_is_refused(method: str, answer: object, engine: Path, recorder: Recorder) -> None:
+    recorder.answers[method] = answer
+    message = refusal(lambda: add_plans(engine, SMALL), BuildError)
+    assert "context.onnx: expected a profile that TensorRT takes, found one it refuses" in message
+    assert read_manifest(engine).plans == {}
+
+
 def test_a_plugin_that_is_not_in_its_library(engine: Path, recorder: Recorder) -> None:
     recorder.answers["IPluginRegistry.load_library"] = None
     message = refusal(lambda: add_plans(engine, SMALL), EngineError)

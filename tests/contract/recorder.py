@@ -34,7 +34,7 @@ class Recorder:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.parser_errors: list[tuple[str, str, str]] = []
         self.answers: dict[str, Any] = {}
-        """What a dotted method returns, in the place of success."""
+        """What a dotted method returns, or raises where it is an exception, in the place of success."""
         self.creators: set[tuple[str, ...]] = set()
         for name, members in offer["enums"].items():
             setattr(self, name, enum.IntEnum(name, members, start=0))
@@ -90,8 +90,10 @@ def _function(
         if not any(_accepts(overload, len(given), set(kwargs)) for overload in overloads):
             raise TypeError(f"TensorRT {recorder.__version__}: {name}{given}{kwargs}: none of {overloads}")
         recorder.calls.append((name, (*given, *kwargs.values())))
+        if isinstance(answer := recorder.answers.get(name), Exception):
+            raise answer
         if name in recorder.answers:
-            return recorder.answers[name]
+            return answer
         if behaviour is None:
             if name.endswith(".__init__"):
                 return None
@@ -147,6 +149,12 @@ def _add_profile(recorder: Recorder, config: Any, profile: Any) -> int:
 
 
 def _set_shape(recorder: Recorder, profile: Any, name: str, *shapes: list[int]) -> None:
+    """Raises as pyInfer.cpp does where IOptimizationProfile::setDimensions returns false."""
+    smallest, best, largest = shapes
+    bounds = list(zip(smallest, best, largest, strict=False))
+    is_consistent = len(smallest) == len(best) == len(largest) and all(0 <= a <= b <= c for a, b, c in bounds)
+    if not is_consistent:
+        raise RuntimeError("Shape provided is inconsistent with other shapes.")
     profile._shapes[name] = shapes
 
 
@@ -173,7 +181,11 @@ def _create_context(recorder: Recorder, engine: Any, strategy: Any) -> Any:
 
 
 def _choose_profile(recorder: Recorder, context: Any, profile_index: int, stream_handle: int) -> bool:
-    context._profile = context._engine._plan["profiles"][profile_index]
+    """Never False: the bindings raise where the C++ call returns it."""
+    profiles = context._engine._plan["profiles"]
+    if not 0 <= profile_index < len(profiles):
+        raise RuntimeError("Error in set optimization profile async.")
+    context._profile = profiles[profile_index]
     return True
 
 

@@ -58,6 +58,18 @@ def test_keywords_are_those_of_the_bindings(trt: Any) -> None:
     assert trt.arguments("IBuilderConfig.set_timing_cache") == [(1, True)]
 
 
+@pytest.mark.parametrize(
+    "shapes",
+    [([2], [1], [3]), ([1], [4], [3]), ([1, 1], [2], [3]), ([-1], [1], [1])],
+    ids=["low", "high", "rank", "-1"],
+)
+def test_a_profile_out_of_order_raises(shapes: tuple[list[int], ...], trt: Any) -> None:
+    """The bindings raise where the C++ call returns false; a return value that nobody reads would not be missed."""
+    profile = trt.Builder(trt.Logger(trt.Logger.WARNING)).create_optimization_profile()
+    with pytest.raises(RuntimeError, match="inconsistent"):
+        profile.set_shape("x", *shapes)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_progress_monitor_overrides_what_tensorrt_calls(version: str) -> None:
     """TensorRT calls these by name; a monitor that lacks one would never hear of it."""

@@ -51,7 +51,8 @@ def build_plan(
         if plugin is not None:
             config.plugins_to_serialize = [str(plugin)]
     for profile in graph_profiles:
-        config.add_optimization_profile(_optimization_profile(builder, graph, profile))
+        if config.add_optimization_profile(_optimization_profile(builder, graph, profile)) < 0:
+            raise _refused_profile(graph, profile)
     if timing_cache is not None:
         timing_cache.attach(trt, config)
     with progress_monitor(trt, f"building {graph.file}") as monitor:
@@ -69,6 +70,17 @@ def build_plan(
 
 def _optimization_profile(builder: Any, graph: Graph, profile: Profile) -> Any:
     optimization = builder.create_optimization_profile()
-    for name, (smallest, best, largest) in shapes(graph, profile).items():
-        optimization.set_shape(name, smallest, best, largest)
+    try:
+        for name, (smallest, best, largest) in shapes(graph, profile).items():
+            optimization.set_shape(name, smallest, best, largest)
+    except RuntimeError as problem:  # the bindings' way to say that setDimensions returned false
+        raise _refused_profile(graph, profile) from problem
     return optimization
+
+
+def _refused_profile(graph: Graph, profile: Profile) -> BuildError:
+    sizes = ", ".join(f"{axis} {size.min} to {size.max}" for axis, size in profile.items())
+    return BuildError(
+        f"{graph.file}: expected a profile that TensorRT takes, found one it refuses (messages above): {sizes}",
+        hint="build for another --max-batch-size, --max-seq-len or --max-num-tokens",
+    )
