@@ -11,7 +11,7 @@ PROMPT ?= "def main("
 JOBS   ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: help build demo test test-full test-gpu lint bench bench-quantize bench-attention count-kernel clean
+.PHONY: help build demo test test-full test-gpu lint bench bench-quantize bench-estimate bench-attention count-kernel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | column -t -s '	'

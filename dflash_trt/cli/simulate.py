@@ -15,9 +15,10 @@ from dflash_trt.errors import ConfigError
 if TYPE_CHECKING:
     from dflash_trt.deploy.resolve import ResolvedDeployment
     from dflash_trt.estimate.acceptance import Acceptance
+    from dflash_trt.estimate.arrivals import Arrival
     from dflash_trt.estimate.curve import Traffic
     from dflash_trt.estimate.shapes import Method, System
-    from dflash_trt.estimate.simulation import Arrival, Percentiles, Simulation
+    from dflash_trt.estimate.simulation import Percentiles, Simulation
 
 TITLES = {"none": "plain", "dflash": "DFlash"}
 MAX_REQUESTS = 1_000_000
@@ -87,7 +88,7 @@ def print_simulations(
 
 
 def _arrivals(load: str, traffic: Traffic, seconds: float) -> list[Arrival]:
-    from dflash_trt.estimate.simulation import poisson, read_trace
+    from dflash_trt.estimate.arrivals import poisson, read_trace
 
     if not load.startswith("poisson:"):
         return read_trace(Path(load))

@@ -58,6 +58,7 @@ def tune(
     Example:
       dflash-trt tune gpt-oss-120b.b300x8.latency --slo 500 --tau 4.7 -o tuned.yaml
     """
+    from dflash_trt.estimate.constants import rates
     from dflash_trt.estimate.curve import Traffic
     from dflash_trt.estimate.measured_points import read_points
     from dflash_trt.estimate.tuning import tune as choose
@@ -69,7 +70,9 @@ def tune(
     deployment, system = open_system(config, runtime, target, draft)
     acceptances, source = open_acceptances(system, acceptance, tau, None)
     points = None if measured is None else read_points(measured)
-    recipes = (deployment.recipe,) if points or deployment.draft_sizes.quantized else RECIPES[deployment.mode]
+    has_fp4 = rates(system.gpu, runtime).fp4_flops > 0
+    fitting = [recipe for recipe in RECIPES[deployment.mode] if has_fp4 or not recipe.startswith("nvfp4")]
+    recipes = [deployment.recipe] if points or deployment.draft_sizes.quantized else fitting
     tuning = choose(
         {recipe: open_system(config, runtime, target, draft, recipe=recipe)[1] for recipe in recipes},
         Traffic(prompt_tokens=prompt_tokens, output_tokens=output_tokens),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dflash_trt.errors import ConfigError
 from dflash_trt.estimate.acceptance import Acceptance
 from dflash_trt.estimate.bands import Band, Influence, vary
 from dflash_trt.estimate.batch_limit import BatchLimit, MemoryItem, batch_limit, memory_items
@@ -82,7 +83,10 @@ def estimate(
     batch: int = 1,
     routing: Sequence[float] | None = None,
 ) -> Estimate:
-    """The estimate of a system; `batch` is the one whose step is accounted for, `source` says where tau is from."""
+    """The estimate of a system; `batch` is the one whose step is accounted for, `source` says where tau is from.
+
+    Raises ConfigError where no request fits by any method.
+    """
     model = StepModel(system, rates(system.gpu, system.runtime), routing)
     fronts, curves, accounts = {}, [], []
     influences: list[Influence] = []
@@ -100,6 +104,12 @@ def estimate(
         accounts.append(Account(at, model.price(method, load).terms, count))
         memory = memory_items(system, method, system.max_batch_size, traffic.max_tokens)
         curves.append(Curve(method, limit, bands, memory))
+    if not any(fronts.values()):
+        raise ConfigError(
+            f"estimate: expected memory for one request of {traffic.max_tokens} tokens, found none:"
+            f" {curves[0].limit.reason}",
+            hint="more GPUs, shorter requests or a smaller max_num_tokens",
+        )
     at_rates = [Ratio(rate, {m: rate_at(front, rate) for m, front in fronts.items()}) for rate in HEADLINE_RATES]
     return Estimate(
         name=name,

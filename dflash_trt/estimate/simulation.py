@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from dflash_trt.errors import ConfigError
 from dflash_trt.estimate.acceptance import Acceptance
+from dflash_trt.estimate.arrivals import Arrival
 from dflash_trt.estimate.shapes import Method
 from dflash_trt.estimate.step import Load, StepModel
 
@@ -26,15 +24,6 @@ CONTEXT_BUCKET, CHUNK_BUCKET = 256, 64  # steps are priced on this grid
 SPREAD = 0.3
 """Standard deviation of the logarithm of the exponent by which a request's acceptance differs from the mean's."""
 MAX_STEPS = 20_000_000  # a guard: a simulation that does not end is our bug
-
-
-class Arrival(msgspec.Struct, frozen=True):
-    """One request."""
-
-    seconds: float
-    """After the start."""
-    prompt_tokens: int
-    output_tokens: int
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -253,13 +242,6 @@ class _Log:
         )
 
 
-def poisson(rate: float, seconds: float, prompt_tokens: int, output_tokens: int, seed: int = 0) -> list[Arrival]:
-    """Requests of one length that come independently of each other, `rate` a second."""
-    random = np.random.default_rng(seed)
-    times = np.cumsum(random.exponential(1 / rate, size=int(rate * seconds * 2) + 100))
-    return [Arrival(float(at), prompt_tokens, output_tokens) for at in times[times < seconds]]
-
-
 def _percentiles(values: Floats) -> Percentiles:
     if not values.size:
         return Percentiles(0.0, 0.0, 0.0)
@@ -271,32 +253,3 @@ def _is_saturated(clocks: Floats, waiting: Integers, until: float, max_batch: in
     half = waiting[clocks <= until / 2].max(initial=0)
     end = waiting[(clocks >= until * 0.9) & (clocks <= until)].max(initial=0)
     return bool(end > max(1.5 * half, max_batch / 2, 4))
-
-
-class _TraceLine(msgspec.Struct, frozen=True):
-    timestamp: Annotated[float, msgspec.Meta(ge=0)]
-    input_length: Annotated[int, msgspec.Meta(ge=1)]
-    output_length: Annotated[int, msgspec.Meta(ge=1)]
-
-
-def read_trace(file: Path) -> list[Arrival]:
-    """A trace in Mooncake's format: one JSON object a line with timestamp in ms, input_length and output_length.
-
-    Raises ConfigError, naming the line, for anything else, and for a trace without requests.
-    """
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"{file}: expected a trace, or poisson:RATE, found: {error.strerror}") from None
-    arrivals = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = msgspec.json.decode(line, type=_TraceLine)
-        except msgspec.DecodeError as error:
-            raise ConfigError(
-                f'{file}:{number}: expected {{"timestamp": ms, "input_length": n, "output_length": n}}, found: {error}'
-            ) from None
-        arrivals.append(Arrival(entry.timestamp / 1e3, entry.input_length, entry.output_length))
-    if not arrivals:
-        raise ConfigError(f"{file}: expected a trace with requests, found none")
-    return sorted(arrivals, key=lambda arrival: arrival.seconds)

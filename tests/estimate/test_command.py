@@ -83,3 +83,12 @@ def test_a_target_without_known_layers_is_refused() -> None:
     result = run("estimate", str(BUILD_CONFIGS / "qwen3.5-27b.h200x1.latency.yaml"), "--tau", "4")
     assert result.returncode == 1
     assert "expected a target whose layers are known" in result.stderr
+
+
+def test_a_gpu_that_holds_no_request_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    facts = "target: Qwen/Qwen3-32B\ndraft: z-lab/gpt-oss-20b-DFlash\ngpus: h100x1\npurpose: latency\n"
+    file.write_text(f"description: 66 GB of weights beside 10 GiB of reserves\n{facts}")
+    result = run("estimate", str(file), "--tau", "4", "--prompt-tokens", "16000", "--output-tokens", "16000")
+    assert result.returncode == 1
+    assert "expected memory for one request of 32000 tokens, found none" in " ".join(result.stderr.split())

@@ -12,8 +12,9 @@ import pytest
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.estimate.acceptance import Acceptance, from_tau
+from dflash_trt.estimate.arrivals import Arrival, poisson, read_trace
 from dflash_trt.estimate.shapes import Method
-from dflash_trt.estimate.simulation import Arrival, Server, Simulation, poisson, read_trace
+from dflash_trt.estimate.simulation import Server, Simulation
 from dflash_trt.estimate.step import Load
 from tests.cli.commands import run
 from tests.estimate.systems import MOE, model_of

@@ -126,3 +126,10 @@ def test_sglang_gets_one_block(tmp_path: Path) -> None:
     assert len(document["schedule"]) == 1
     served = run("serve-config", str(file), "--runtime", "sglang")
     assert f"--speculative-num-draft-tokens {document['schedule'][0][1] + 1}" in served.stdout
+
+
+@pytest.mark.parametrize(("config", "recipes"), [(MOE, {"bf16", "nvfp4-native"}), (DENSE, {"bf16"})])
+def test_recipes_that_the_gpu_has_tensor_cores_for(config: str, recipes: set[str]) -> None:
+    result = run("tune", config, "--slo", "100", "--tau", "4", "--json")
+    document = json.loads(result.stdout)
+    assert {one["recipe"] for one in [document["best"], *document["others"]]} == recipes
