@@ -22,7 +22,7 @@ FLOORS = [
     {"graph", "quantize", "drafter", "targets"},
     {"runtime"},
     {"llm"},
-    {"builder", "deploy", "doctor", "estimate", "measure", "triton", "trtllm"},
+    {"builder", "deploy", "doctor", "estimate", "measure", "server", "triton", "trtllm"},
     {"cli"},
     {"__main__"},
 ]

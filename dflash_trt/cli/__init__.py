@@ -22,6 +22,7 @@ from dflash_trt.cli.estimate import estimate
 from dflash_trt.cli.generate import generate
 from dflash_trt.cli.inspect import inspect
 from dflash_trt.cli.quantize import quantize
+from dflash_trt.cli.serve import serve
 from dflash_trt.cli.serve_config import serve_config
 from dflash_trt.cli.triton_repo import triton_repo
 from dflash_trt.cli.tune import tune
@@ -41,6 +42,9 @@ EXTRAS = {
     "matplotlib": "plot",
     "tritonclient": "triton",
     "google": "triton",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
 }
 
 
@@ -50,7 +54,20 @@ def cli() -> None:
     """DFlash speculative decoding: from a draft checkpoint to engines, configs and lossless text."""
 
 
-for command in (inspect, capture, quantize, build, generate, verify, serve_config, estimate, tune, triton_repo, doctor):
+for command in (
+    inspect,
+    capture,
+    quantize,
+    build,
+    generate,
+    verify,
+    serve,
+    serve_config,
+    estimate,
+    tune,
+    triton_repo,
+    doctor,
+):
     cli.add_command(command)
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.metrics import DecoderMetrics
+from dflash_trt.runtime.request import Step
 from dflash_trt.runtime.sampling import SamplingParams
 
 Prompt = str | Sequence[int]
@@ -25,6 +26,12 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     """New text; what may be the beginning of a stop text or of a character is held back."""
     token_ids: list[int]
+    logprobs: list[float] | None = None
+    """Of each of them, where they were asked for and the runtime knows them as they come."""
+    steps: list[Step] = []
+    """The verify passes that brought them, after the prefill's token; empty where the runtime does not know."""
+    emitted: list[float] = []
+    """When the prefill's token and each pass's came, on the clock of time.perf_counter."""
     completion: Completion | None
     """The whole answer, on the last chunk."""
 

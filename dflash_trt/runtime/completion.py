@@ -30,6 +30,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """What tokens were drawn with; greedy decoding draws none."""
     steps: int | None
     """Verify passes of the target; the prefill is none."""
+    drafts: int | None
+    """The verify passes among them that verified draft tokens."""
     accepted: int | None
     """Draft tokens among the output."""
     proposed: int | None
@@ -67,6 +69,7 @@ def completion(request: Request) -> Completion:
         cumulative_logprob=sum(request.logprobs) if request.params.logprobs else None,
         seed=request.sampler.seed,
         steps=steps,
+        drafts=sum(step.proposed > 0 for step in request.steps),
         accepted=sum(step.accepted for step in request.steps),
         proposed=sum(step.proposed for step in request.steps),
         accepted_by_position=_accepted_by_position(request),

@@ -123,8 +123,7 @@ class Decoder:
         if not decoding:
             return []
         length = self._draft_length.choose(len(decoding))
-        # No proposal can be emitted beyond a request's limit, so none is verified there.
-        lengths = {slot: min(length, request.remaining - 1) for slot, request in decoding.items()}
+        lengths = {slot: request.draft_length(length) for slot, request in decoding.items()}
         drafting = [slot for slot, k in lengths.items() if k > 0]
         blocks = {}
         if drafting:
@@ -157,7 +156,7 @@ class Decoder:
             request.num_prefilled += len(part.token_ids)
         if not tokens:
             return
-        step = request.emit(tokens, num_proposed=len(part.proposals))
+        step = request.emit(tokens, part.proposals)
         if step is None:
             self._counts.output_tokens += 1  # the prefill's
         else:

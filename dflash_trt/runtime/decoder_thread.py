@@ -27,6 +27,11 @@ class DecoderThread:
         self._thread = threading.Thread(target=self._run, name="dflash-trt decoder", daemon=True)
         self._thread.start()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes requests."""
+        return not self._is_closed
+
     def submit(self, request: Request) -> None:
         """Queues a request; EngineError when the thread has ended or failed."""
         self._send(self._decoder.add, request)

@@ -7,6 +7,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.backend import Chunk, Messages, Prompt
@@ -19,6 +20,9 @@ from dflash_trt.runtime.prompts import prompt_token_ids
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.session import Session
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Put = Callable[[Chunk | Exception], None]
 
@@ -76,6 +80,32 @@ class EmbeddedBackend:
         """The token ids of a prompt."""
         return self._session.encode(prompt) if isinstance(prompt, str) else prompt_token_ids(prompt)
 
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The target's."""
+        assert self._session.tokenizer is not None
+        return self._session.tokenizer
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """What the drafter proposes in a step, and more than which none is verified."""
+        return self._session.manifest.draft.num_draft_tokens
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes requests: not after `close`, nor after an error of the decoder's."""
+        return self._thread.is_open
+
+    @property
+    def num_slots(self) -> int:
+        """Requests that run at once."""
+        return self._session.num_slots
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        return self._session.max_length
+
     def encode_chat(self, messages: Messages) -> list[int]:
         """A conversation in the target's chat template."""
         return self._session.encode_chat(messages)
@@ -98,20 +128,26 @@ def answer(request: Request) -> Completion:
 
 def _reporter(put: Put, incremental: bool) -> Callable[[Request], None]:
     """A listener that puts what each report adds, or all of it at the end."""
-    sent = 0
+    sent = sent_steps = sent_times = 0
 
     def on_progress(request: Request) -> None:
-        nonlocal sent
+        nonlocal sent, sent_steps, sent_times
         if not incremental and request.finished is None:
             return
         token_ids = request.token_ids[sent:]
+        logprobs = request.logprobs[sent:] if request.params.logprobs else None
         sent += len(token_ids)
+        steps, emitted = request.steps[sent_steps:], request.emitted[sent_times:]
+        sent_steps += len(steps)
+        sent_times += len(emitted)
         text = "" if request.text is None else request.text.next_text()
         try:
             whole = None if request.finished is None else answer(request)
         except EngineError as error:
             put(error)
         else:
-            put(Chunk(text=text, token_ids=token_ids, completion=whole))
+            put(
+                Chunk(text=text, token_ids=token_ids, logprobs=logprobs, steps=steps, emitted=emitted, completion=whole)
+            )
 
     return on_progress

@@ -21,6 +21,8 @@ class _Totals(msgspec.Struct, kw_only=True):
     output_tokens: int = 0
     steps: int = 0
     """Verify passes, counted once for each request in them."""
+    drafts: int = 0
+    """The verify passes among them that verified draft tokens."""
     proposed: int = 0
     """Draft tokens that were verified."""
     accepted: int = 0
@@ -53,6 +55,7 @@ class Counts(_Totals):
         self.steps += 1
         self.step_tokens += len(step.token_ids)
         self.output_tokens += len(step.token_ids)
+        self.drafts += step.proposed > 0
         self.proposed += step.proposed
         self.accepted += step.accepted
         for position in range(1, step.accepted + 1):

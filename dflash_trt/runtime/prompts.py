@@ -78,13 +78,18 @@ def check_prompt(prompt_ids: Sequence[int], max_tokens: int, draft: DraftSpec, t
         raise RequestError(f"prompt: expected token ids from 0 to {target.vocab_size - 1}, found {_brief(wrong[0])}")
     if draft.mask_token_id in prompt_ids:
         raise RequestError(f"prompt: expected text, found the draft's mask token {draft.mask_token_id}")
-    limit = min(draft.max_position_embeddings, target.max_position_embeddings)
+    limit = max_positions(draft, target)
     if (length := len(prompt_ids) + max_tokens) > limit:
         raise RequestError(
             f"prompt: expected at most {limit} tokens (max_position_embeddings), found {len(prompt_ids)}"
             f" in the prompt + {max_tokens} new ones = {length}",
             hint="lower --max-tokens or shorten the prompt",
         )
+
+
+def max_positions(draft: DraftSpec, target: TargetSpec) -> int:
+    """Tokens that target and draft have positions for."""
+    return min(draft.max_position_embeddings, target.max_position_embeddings)
 
 
 def read_prompts(file: Path) -> list[Prompt]:

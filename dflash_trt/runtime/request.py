@@ -29,10 +29,15 @@ class Step:
 
     token_ids: list[int]
     """Accepted drafts and the token after them, cut where the answer ends."""
-    proposed: int
-    """Draft tokens that the pass verified."""
+    proposals: Sequence[int]
+    """The draft tokens that the pass verified, those that it rejected too."""
     accepted: int
     """Draft tokens among `token_ids`."""
+
+    @property
+    def proposed(self) -> int:
+        """How many draft tokens the pass verified."""
+        return len(self.proposals)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -80,11 +85,16 @@ class Request:
         """Tokens until max_tokens."""
         return self.params.max_tokens - len(self.token_ids)
 
+    def draft_length(self, chosen: int) -> int:
+        """How many of the `chosen` draft tokens a pass verifies for it: what it allows, and none beyond its limit."""
+        allowed = chosen if self.params.draft_length is None else min(chosen, self.params.draft_length)
+        return min(allowed, self.remaining - 1)
+
     def admit(self) -> None:
         """Leaves the queue."""
         self.admitted = time.perf_counter()
 
-    def emit(self, token_ids: Sequence[int], num_proposed: int) -> Step | None:
+    def emit(self, token_ids: Sequence[int], proposals: Sequence[int]) -> Step | None:
         """Appends accepted proposals and the token behind them, up to the first that ends the answer.
 
         Returns what a verify pass came to, and None for the prefill's token.
@@ -99,7 +109,7 @@ class Request:
         if is_prefill:
             return None
         accepted = min(taken, len(token_ids) - 1)
-        self.steps.append(Step(token_ids=list(token_ids[:taken]), proposed=num_proposed, accepted=accepted))
+        self.steps.append(Step(token_ids=list(token_ids[:taken]), proposals=proposals, accepted=accepted))
         return self.steps[-1]
 
     def finish(self, reason: FinishReason) -> None:

@@ -50,6 +50,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Whether the target's end-of-sequence tokens end the answer no more."""
     logprobs: bool | None = False
     """Whether the log probability of each emitted token is returned."""
+    draft_length: int | None = None
+    """At most so many drafted tokens are verified in a step, 0 being plain decoding; None: what the runtime chooses.
+    The output does not depend on it."""
 
     def __post_init__(self) -> None:
         self._integer("max_tokens", 1, math.inf, "at least 1")
@@ -64,6 +67,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._number(name, lambda value: abs(value) <= LARGEST_PENALTY, "-1e6 to 1e6")
         if self.seed is not None:
             self._integer("seed", 0, 2**64 - 1, "0 to 2^64 - 1")
+        if self.draft_length is not None:
+            self._integer("draft_length", 0, math.inf, "0 or more")
         self._set("stop", _texts(self.stop))
         self._set("stop_token_ids", _token_ids(self.stop_token_ids))
         self._set("logprobs", self.logprobs is not None and self.logprobs)

@@ -17,7 +17,7 @@ from dflash_trt.runtime.completion import Completion, completion
 from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK, Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
 from dflash_trt.runtime.pair import LocalPair, Pair
-from dflash_trt.runtime.prompts import check_prompt
+from dflash_trt.runtime.prompts import check_prompt, max_positions
 from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow, rank_facts
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request
@@ -158,6 +158,7 @@ class Session:
     ) -> Request:
         """A request that this session can serve to its last token; RequestError for any other."""
         self.check(prompt_ids, params.max_tokens)
+        check_draft_length(params, self.manifest.draft.num_draft_tokens)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop: expected a target with a tokenizer, found none")
         return Request(
@@ -227,6 +228,11 @@ class Session:
             )
 
     @property
+    def max_length(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        return min(max_positions(self.manifest.draft, self.manifest.target), self._num_tokens)
+
+    @property
     def _num_tokens(self) -> int:
         """Tokens that the caches of target and drafter may hold in all."""
         bytes_per_token = self.target.cache_bytes_per_token + self.drafter.cache_bytes_per_token
@@ -243,6 +249,12 @@ def run(decoder: Decoder, requests: Sequence[Request]) -> list[Completion]:
     while not decoder.is_idle:
         decoder.step()
     return [completion(request) for request in requests]
+
+
+def check_draft_length(params: SamplingParams, num_draft_tokens: int) -> None:
+    """Raises RequestError where more is asked for than the drafter proposes."""
+    if params.draft_length is not None and params.draft_length > num_draft_tokens:
+        raise RequestError(f"draft_length: expected 0 to {num_draft_tokens}, found {params.draft_length}")
 
 
 def check_cache_gib(cache_gib: float) -> None:

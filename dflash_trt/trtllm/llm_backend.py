@@ -24,7 +24,7 @@ from dflash_trt.deploy.real_classes import installed_version
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import load_schema, versions
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import ConfigError, RequestError
 from dflash_trt.launch_environment import is_trtllm_launch
 from dflash_trt.runtime.backend import Chunk, Messages, Prompt
 from dflash_trt.runtime.completion import Completion
@@ -121,6 +121,7 @@ class TrtllmBackend:
             cumulative_logprob=getattr(output, "cumulative_logprob", None) if params.logprobs else None,
             seed=params.seed,
             steps=None if steps is None else round(steps),
+            drafts=None,
             accepted=accepted,
             proposed=proposed,
             accepted_by_position=None,
@@ -164,8 +165,12 @@ def _logprobs(output: Any) -> list[float] | None:
 def sampling_arguments(params: SamplingParams) -> dict[str, Any]:
     """Our settings as arguments of `tensorrt_llm.SamplingParams`, whose own defaults decode greedily.
 
-    What has no effect is not said.
+    What has no effect is not said; RequestError for what TensorRT-LLM has no word for.
     """
+    if params.draft_length is not None:
+        raise RequestError(
+            f"draft_length: expected none, because TensorRT-LLM has one for all requests, found {params.draft_length}"
+        )
     default = SamplingParams()
     said = {name: getattr(params, name) for name in SAME_NAMES if getattr(params, name) != getattr(default, name)}
     if params.temperature == 0:  # greedy, whatever else is said about drawing

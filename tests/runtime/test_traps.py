@@ -212,7 +212,7 @@ def test_trap_9_tau_is_tokens_after_the_first_by_steps() -> None:
     request = Request(prompt_ids=[0], params=greedy(9), sampler=greedy(9).sampler(), stop_ids=frozenset())
     for token_ids, num_proposed in (([5], 0), ([6, 7, 8], 7), ([9], 7), ([1, 2, 3, 4], 3)):
         assert request.finished is None
-        request.emit(token_ids, num_proposed)
+        request.emit(token_ids, [0] * num_proposed)
     answer = completion(request)
     assert (answer.steps, answer.accepted, answer.proposed) == (3, 5, 17)
     assert answer.accepted_by_position == [2, 2, 1, 0, 0, 0, 0]
@@ -221,7 +221,7 @@ def test_trap_9_tau_is_tokens_after_the_first_by_steps() -> None:
 
 def test_trap_9_a_prefill_is_no_step() -> None:
     request = Request(prompt_ids=[0], params=greedy(1), sampler=greedy(1).sampler(), stop_ids=frozenset())
-    request.emit([5], 0)
+    request.emit([5], [])
     answer = completion(request)
     assert (answer.token_ids, answer.steps, answer.tau) == ([5], 0, None)
 

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each path answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, aclosing
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from dflash_trt import __version__
+from dflash_trt.runtime.embedded_backend import EmbeddedBackend
+from dflash_trt.server.answering import Answering
+from dflash_trt.server.answers import Json
+from dflash_trt.server.http_refusal import Refusal
+from dflash_trt.server.limits import Admission, decode_object, read_body
+from dflash_trt.server.listener import EventStream, unless_gone
+from dflash_trt.server.prometheus import ServerMetrics
+from dflash_trt.server.questions import Question, read_messages, read_question
+
+TOKENIZE_FIELDS = {"model", "prompt", "messages", "add_special_tokens"}
+
+
+class Endpoints:
+    """One model, served by one backend."""
+
+    def __init__(self, backend: EmbeddedBackend, model: str, *, max_waiting: int, max_body_bytes: int) -> None:
+        self.admission = Admission(backend.num_slots + max_waiting)
+        self._backend = backend
+        self._model = model
+        self._max_body_bytes = max_body_bytes
+        self._created = int(time.time())
+        self._metrics = ServerMetrics(model, backend.max_length, backend.num_draft_tokens, backend.metrics)
+        # One thread, because a tokenizer changes its own settings; off the loop, because a prompt may be long.
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt tokenizer")
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        return await self._answer(request, is_chat=False)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        return await self._answer(request, is_chat=True)
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        model = {
+            "id": self._model, "object": "model", "created": self._created, "owned_by": "dflash-trt",
+            "max_model_len": self._backend.max_length,
+        }  # fmt: skip
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: 200, or 503 when the decoder has failed."""
+        return Response(status_code=200) if self._backend.is_alive else Response("the decoder has ended", 503)
+
+    async def version(self, request: Request) -> Response:
+        """GET /version."""
+        return JSONResponse({"version": __version__})
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        return Response(self._metrics.page(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: token ids of a prompt, or of messages in the chat template."""
+        body = decode_object(await read_body(request, self._max_body_bytes))
+        if unknown := sorted(body.keys() - TOKENIZE_FIELDS):
+            raise Refusal(400, f"{unknown[0]}: expected no such field, found it")
+        if body.get("add_special_tokens", True) is not True:
+            raise Refusal(400, "add_special_tokens: expected true, which is what a completion does, found another")
+        if "messages" in body:
+            ids = await self._encode_chat(read_messages(body["messages"]))
+        elif isinstance(prompt := body.get("prompt"), str):
+            ids = await self._encode(prompt)
+        else:
+            raise Refusal(400, f"prompt: expected a text, found {type(prompt).__name__}")
+        return JSONResponse({"count": len(ids), "max_model_len": self._backend.max_length, "tokens": ids})
+
+    async def _answer(self, request: Request, *, is_chat: bool) -> Response:
+        body = decode_object(await read_body(request, self._max_body_bytes))
+        question = read_question(body, self._model, is_chat=is_chat)
+        with ExitStack() as held:  # until the answer has been sent, where it is streamed
+            held.enter_context(self.admission.admit(question.n * max(1, len(question.prompts))))
+            prompt_ids = await self._prompt_ids(question)
+            answering = Answering(self._backend, self._model, self._metrics, question, prompt_ids)
+            request.scope["dflash_trt.note"] = answering.note
+            if not question.stream:
+                return MsgspecResponse(await unless_gone(request.receive, answering.whole()))
+            events = answering.parts()
+            try:  # what is wrong with the request is said here, with its status
+                first = await unless_gone(request.receive, _next(events))
+            except BaseException:
+                await events.aclose()
+                raise
+            return EventStream(_following(first, events, held.pop_all()))
+
+    async def _prompt_ids(self, question: Question) -> list[list[int]]:
+        if question.is_chat:
+            return [await self._encode_chat(question.messages)]
+        return [await self._encode(each) if isinstance(each, str) else list(each) for each in question.prompts]
+
+    async def _encode(self, prompt: str) -> list[int]:
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, self._backend.encode, prompt)
+
+    async def _encode_chat(self, messages: list[Json]) -> list[int]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._tokenizing, self._backend.encode_chat, messages)
+
+
+class MsgspecResponse(Response):
+    """A document."""
+
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        """As JSON."""
+        return msgspec.json.encode(content)
+
+
+async def _following(first: Json, events: AsyncGenerator[Json, None], held: ExitStack) -> AsyncGenerator[Json, None]:
+    with held:
+        async with aclosing(events):
+            yield first
+            async for event in events:
+                yield event
+
+
+async def _next(events: AsyncGenerator[Json, None]) -> Json:
+    return await anext(events)

@@ -1,0 +1,245 @@
+// Two streams of one prompt, plain and DFlash; what each verify pass brought, and a replay of the passes.
+"use strict";
+
+const byId = (id) => document.getElementById(id);
+const visible = (text) => text.replaceAll(" ", "␠").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "∅";
+let controller = null;
+let passes = []; // of the DFlash lane: {proposals, num_accepted, tokens}, prefill aside
+
+class Lane {
+  constructor(id, isDrafted) {
+    this.root = byId(id);
+    this.text = this.root.querySelector(".text");
+    this.isDrafted = isDrafted;
+  }
+
+  reset(prompt, maxTokens) {
+    this.maxTokens = maxTokens;
+    this.ids = [];
+    this.passes = 0;
+    this.drafted = 0; // tokens that verify passes brought
+    this.started = null;
+    this.text.replaceChildren(element("span", "prompt", prompt));
+    for (const name of ["speed", "tokens", "passes", "tau"]) this.figure(name, "–");
+    this.progress(0);
+  }
+
+  figure(name, value) {
+    const place = this.root.querySelector(`[data-figure="${name}"]`);
+    if (place) place.textContent = value;
+  }
+
+  progress(share) {
+    this.root.querySelector(".progress i").style.width = `${Math.min(100, share * 100)}%`;
+  }
+
+  // One step of the server: the prefill's token, or what a verify pass emitted.
+  add(step) {
+    const now = performance.now();
+    if (this.started === null) this.started = now;
+    const stays = this.text.scrollTop + this.text.clientHeight >= this.text.scrollHeight - 8;
+    this.ids.push(...step.tokens.map((token) => token.id));
+    if (!step.is_prefill) {
+      this.passes += 1;
+      this.drafted += step.tokens.length;
+    }
+    this.text.append(this.isDrafted && !step.is_prefill ? this.band(step) : tokens(step.tokens));
+    const seconds = (now - this.started) / 1000;
+    if (seconds > 0 && this.drafted > 0) this.figure("speed", (this.drafted / seconds).toFixed(0));
+    this.figure("tokens", this.ids.length);
+    this.figure("passes", this.passes);
+    if (this.passes > 0) this.figure("tau", (this.drafted / this.passes).toFixed(2));
+    this.progress(this.ids.length / this.maxTokens);
+    if (stays) this.text.scrollTop = this.text.scrollHeight;
+  }
+
+  band(step) {
+    const index = passes.push(step) - 1;
+    const band = element("span", `step${index % 2 ? " odd" : ""}`);
+    band.dataset.index = index;
+    const accepted = step.tokens.slice(0, step.num_accepted);
+    const bonus = step.tokens.slice(step.num_accepted);
+    band.append(tokens(accepted));
+    for (const token of bonus) band.append(element("span", "bonus", token.text));
+    for (const token of step.proposals.slice(step.num_accepted)) {
+      band.append(element("span", "rejected", visible(token.text)));
+    }
+    band.title = `pass ${index + 1}: ${step.num_accepted} of ${step.proposals.length} proposals accepted`;
+    band.addEventListener("click", () => choose(index));
+    return band;
+  }
+}
+
+function element(name, className, text) {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function tokens(list) {
+  return document.createTextNode(list.map((token) => token.text).join(""));
+}
+
+const plain = new Lane("plain", false);
+const dflash = new Lane("dflash", true);
+
+// Streams one completion; every step of every chunk goes to `lane`.
+async function stream(lane, body, signal) {
+  const headers = { "content-type": "application/json" };
+  if (byId("key").value) headers.authorization = `Bearer ${byId("key").value}`;
+  const response = await fetch("v1/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
+  if (!response.ok) {
+    if (response.status === 401) byId("key-label").hidden = false;
+    const answer = await response.json().catch(() => null);
+    throw new Error(answer?.error?.message ?? `the server answered ${response.status}`);
+  }
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) break;
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const data = event.startsWith("data: ") ? event.slice(6) : "";
+      if (!data || data === "[DONE]") continue;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new Error(chunk.error.message);
+      for (const choice of chunk.choices) for (const step of choice.steps ?? []) lane.add(step);
+    }
+  }
+  lane.progress(1);
+}
+
+async function race(event) {
+  event.preventDefault();
+  const prompt = byId("prompt").value;
+  const body = {
+    model: byId("model").textContent || undefined,
+    prompt,
+    max_tokens: byId("max-tokens").valueAsNumber,
+    temperature: byId("temperature").valueAsNumber,
+    seed: 1, // of sampled tokens: both lanes then draw the same
+    stream: true,
+    return_steps: true,
+  };
+  controller = new AbortController();
+  passes = [];
+  byId("inspect").hidden = true;
+  setVerdict("", "");
+  fail("");
+  setRunning(true);
+  plain.reset(prompt, body.max_tokens);
+  dflash.reset(prompt, body.max_tokens);
+  try {
+    // One after the other: side by side they would share the machine, and neither figure would be its own.
+    await stream(dflash, body, controller.signal);
+    const isDone = showSteps();
+    await stream(plain, { ...body, draft_length: 0 }, controller.signal);
+    if (isDone) compare();
+  } catch (error) {
+    if (error.name !== "AbortError") fail(error.message);
+    showSteps();
+  } finally {
+    setRunning(false);
+  }
+}
+
+function compare() {
+  const isEqual = plain.ids.length === dflash.ids.length && plain.ids.every((id, i) => id === dflash.ids[i]);
+  const saved = plain.passes ? (plain.passes / Math.max(1, dflash.passes)).toFixed(2) : "–";
+  setVerdict(
+    isEqual ? `Identical: ${dflash.ids.length} tokens in ${dflash.passes} passes instead of ${plain.passes} (${saved} to 1).`
+      : "The two texts differ: the target rounds a block and a single token differently here, or something is wrong.",
+    isEqual ? "good" : "bad",
+  );
+}
+
+function setVerdict(text, className) {
+  byId("verdict").textContent = text;
+  byId("verdict").className = className;
+}
+
+function fail(message) {
+  byId("error").textContent = message;
+  byId("error").hidden = !message;
+}
+
+function setRunning(isRunning) {
+  byId("start").disabled = isRunning;
+  byId("stop").disabled = !isRunning;
+}
+
+function showSteps() {
+  if (passes.length === 0) return false;
+  byId("inspect").hidden = false;
+  byId("scrubber").max = passes.length - 1;
+  showBars();
+  choose(0, false);
+  return true;
+}
+
+// Draft, verify, accept and commit of one pass.
+function choose(index, scrolls = true) {
+  if (passes.length === 0 || byId("inspect").hidden) return;
+  const chosen = Math.max(0, Math.min(index, passes.length - 1));
+  const step = passes[chosen];
+  byId("scrubber").value = chosen;
+  byId("position").textContent = `pass ${chosen + 1} of ${passes.length}`;
+  const before = chosen > 0 ? passes[chosen - 1].tokens.at(-1) : null;
+  const anchor = chip(before ? before.text : "prompt’s first token", "anchor");
+  const bonus = step.tokens.slice(step.num_accepted);
+  const rejected = step.proposals.slice(step.num_accepted);
+  stage("draft", [anchor, ...step.proposals.map((token) => chip(token.text))]);
+  stage("verify", [note(`the target looks at all ${step.proposals.length + 1} positions in one pass`)]);
+  stage("accept", [
+    ...step.proposals.map((token, i) => chip(token.text, i < step.num_accepted ? "accepted" : "rejected-chip")),
+    ...bonus.map((token) => chip(token.text, "bonus-chip")),
+    note(bonus.length ? "the last is the target’s own" : "the answer ended here"),
+  ]);
+  stage("commit", [note(
+    `${rejected.length ? `${rejected.length} rolled back, ` : ""}${step.num_accepted + 1} injected into the drafter’s context`,
+  )]);
+  for (const band of document.querySelectorAll(".step")) {
+    const isChosen = Number(band.dataset.index) === chosen;
+    band.classList.toggle("chosen", isChosen);
+    if (isChosen && scrolls) band.scrollIntoView({ block: "nearest" });
+  }
+}
+
+function stage(name, children) {
+  document.querySelector(`[data-stage="${name}"] .tokens`).replaceChildren(...children);
+}
+
+const chip = (text, className = "") => element("span", `chip ${className}`, visible(text));
+const note = (text) => element("span", "note", text);
+
+function showBars() {
+  const longest = Math.max(...passes.map((step) => step.proposals.length));
+  const bars = [];
+  for (let position = 1; position <= longest; position += 1) {
+    const judged = passes.filter((step) => step.proposals.length >= position);
+    const share = judged.filter((step) => step.num_accepted >= position).length / judged.length;
+    const bar = element("div", "bar");
+    const block = element("i");
+    block.style.height = `${Math.round(share * 100)}px`;
+    bar.append(element("span", "", `${Math.round(share * 100)} %`), block, element("span", "", String(position)));
+    bars.push(bar);
+  }
+  byId("bars").replaceChildren(...bars);
+}
+
+byId("ask").addEventListener("submit", race);
+byId("stop").addEventListener("click", () => controller?.abort());
+byId("scrubber").addEventListener("input", (event) => choose(event.target.valueAsNumber));
+byId("previous").addEventListener("click", () => choose(Number(byId("scrubber").value) - 1));
+byId("next").addEventListener("click", () => choose(Number(byId("scrubber").value) + 1));
+byId("show-rejected").addEventListener("change", (event) => {
+  dflash.text.classList.toggle("show-rejected", event.target.checked);
+});
+
+fetch("v1/models")
+  .then((response) => (response.ok ? response.json() : Promise.reject(response)))
+  .then((models) => { byId("model").textContent = models.data[0].id; })
+  .catch((response) => { byId("key-label").hidden = response.status !== 401; });

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.llm import LLM
+from tests.engines import build
+from tests.paths import FIXTURES
+from tests.server.live import Live, serving
+
+TEMPLATE = (
+    "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}# assistant:{% endif %}"
+)
+
+
+@pytest.fixture(scope="package")
+def chat_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The gpt-oss fixture, with a chat template, which the fixtures have not."""
+    directory = tmp_path_factory.mktemp("server") / "tiny-gpt-oss"
+    shutil.copytree(FIXTURES / "tiny-gpt-oss", directory)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
+
+
+@pytest.fixture(scope="package")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("server") / "engine"
+    build(FIXTURES / "tiny-gpt-oss-dflash", directory, FIXTURES / "tiny-gpt-oss")
+    return directory
+
+
+@pytest.fixture(scope="package")
+def llm(engine: Path, chat_target: Path) -> Iterator[LLM]:
+    with LLM(engine, chat_target, max_batch_size=4) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="package")
+def shared(llm: LLM) -> Iterator[Live]:
+    with serving(llm) as live:
+        yield live
+
+
+@pytest.fixture
+def live(shared: Live) -> Iterator[Live]:
+    """Idle before and after."""
+    yield shared
+    shared.await_idle()
