@@ -22,12 +22,14 @@ from dflash_trt.engine.graphs import graph_signatures
 from dflash_trt.engine.manifest import MANIFEST, SCHEMA_VERSION, Manifest, Plugin, Source, sha256
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import BuildError
-from dflash_trt.files.write import new_directory
+from dflash_trt.files.read import read_bytes
+from dflash_trt.files.write import Kind, check_replaceable, new_directory
 from dflash_trt.graph.context_graph import context_graph
 from dflash_trt.graph.draft_graph import ATTENTION, PLUGIN_VERSION, draft_graph
 from dflash_trt.graph.onnx_builder import PLUGIN_DOMAIN
 
 CONTEXT_WEIGHTS = "context_kv.safetensors"
+MAX_MANIFEST_BYTES = 2**26
 WEIGHT_SUFFIXES = ("weight", "weight_scale", "bias")
 
 
@@ -47,8 +49,8 @@ def build_engine(
     serve. The same inputs give the same bytes; with `keep_plans`, plans of the engine that is replaced stay where
     they were made from those. Raises BuildError when `output` cannot be written; then nothing is left behind.
     """
-    _check_replaceable(output)
-    with new_directory(output, force=force) as directory:
+    check_output(output, force=force)
+    with new_directory(output, ENGINE, force=force) as directory:
         write_safetensors(directory / SINGLE, _in_stacks(draft))
         for file in _configuration(draft):
             shutil.copyfile(file, directory / file.name)
@@ -75,19 +77,36 @@ def build_engine(
     return manifest
 
 
-def _check_replaceable(output: Path) -> None:
-    """--force replaces an engine, never a checkpoint or somebody's home. onnx takes only paths that are UTF-8."""
+class _Marker(msgspec.Struct):
+    """What tells an engine's manifest.json, also of another version, from those of web pages and packages."""
+
+    schema_version: int
+    tool_version: str
+    graphs: dict[str, object]
+    sha256: dict[str, str]
+
+
+def is_engine(directory: Path) -> bool:
+    """Whether a directory is one that `build` wrote, whole or damaged."""
+    file = directory / MANIFEST
+    try:
+        return bool(msgspec.json.decode(read_bytes(file, BuildError, limit=MAX_MANIFEST_BYTES), type=_Marker))
+    except (BuildError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+ENGINE = Kind(name="an engine directory", recognizes=is_engine)
+
+
+def check_output(output: Path, *, force: bool) -> None:
+    """Raises BuildError where no engine can be written; onnx takes only paths that are UTF-8."""
     try:
         str(output).encode()
     except UnicodeEncodeError:
         raise BuildError(
             f"{str(output)!r}: expected a path in UTF-8, found other bytes", hint="choose another -o DIR"
         ) from None
-    if output.is_dir() and any(output.iterdir()) and not (output / MANIFEST).is_file():
-        raise BuildError(
-            f"{output}: expected an engine directory or none, found one without {MANIFEST}",
-            hint="choose another -o DIR",
-        )
+    check_replaceable(output, ENGINE, force=force)
 
 
 def _configuration(draft: DraftCheckpoint) -> list[Path]:

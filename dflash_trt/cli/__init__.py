@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: stdout is data, stderr is talk.
 
-Exit codes: 0 done, 1 the user can fix it, 2 usage, 70 our bug.
+Exit codes: 0 done, 1 the user can fix it, 2 usage, 70 our bug, 130 Ctrl-C, 143 SIGTERM.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
-import traceback
 from types import FrameType
 from typing import NoReturn
 
@@ -19,6 +18,7 @@ from dflash_trt.cli.build import build
 from dflash_trt.cli.capture import capture
 from dflash_trt.cli.doctor import doctor
 from dflash_trt.cli.estimate import estimate
+from dflash_trt.cli.failure import fail, fail_import, fail_interrupted, fail_usage, report_bug
 from dflash_trt.cli.generate import generate
 from dflash_trt.cli.inspect import inspect
 from dflash_trt.cli.quantize import quantize
@@ -27,25 +27,7 @@ from dflash_trt.cli.serve_config import serve_config
 from dflash_trt.cli.triton_repo import triton_repo
 from dflash_trt.cli.tune import tune
 from dflash_trt.cli.verify import verify
-from dflash_trt.errors import DFlashError, MissingDependencyError, printable
-
-# The extra of pyproject.toml that brings a module.
-EXTRAS = {
-    "onnx": "build",
-    "onnxruntime": "run",
-    "torch": "run",
-    "transformers": "run",
-    "accelerate": "run",
-    "safetensors": "run",
-    "modelopt": "calibrate",
-    "requests": "calibrate",
-    "matplotlib": "plot",
-    "tritonclient": "triton",
-    "google": "triton",
-    "starlette": "serve",
-    "uvicorn": "serve",
-    "prometheus_client": "serve",
-}
+from dflash_trt.errors import DFlashError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -72,50 +54,33 @@ for command in (
 
 
 def main() -> NoReturn:
-    """Entry point of `dflash-trt` and `python -m dflash_trt`."""
+    """Runs the command line and exits, in its own words whatever happens."""
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `dflash_trt.__main__` has left it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(_run())
+
+
+def _run() -> int:
+    """The exit code."""
     try:
-        cli.main(prog_name="dflash-trt", standalone_mode=True)
+        code = cli.main(prog_name="dflash-trt", standalone_mode=False)
+    except click.ClickException as error:
+        return fail_usage(error)
+    except (KeyboardInterrupt, click.Abort):
+        return fail_interrupted()
     except DFlashError as error:
-        _fail(error)
+        return fail(error)
     except ModuleNotFoundError as error:
-        if error.name == "dflash_trt._C":
-            _fail(
-                MissingDependencyError(
-                    "expected the compiled module dflash_trt._C, found it not built",
-                    hint="in the source directory: pip install -e .",
-                )
-            )
-        module = (error.name or "").partition(".")[0]
-        if module not in EXTRAS:
-            _report_bug()
-        _fail(
-            MissingDependencyError(
-                f"expected the package {module}, found it not installed",
-                hint=f"pip install 'dflash-trt[{EXTRAS[module]}]'",
-            )
-        )
+        return fail_import(error)
     except OSError as error:  # what no reader or writer put into better words
         where = f"{error.filename}: " if error.filename else ""
-        _fail(DFlashError(f"{where}expected to read or write, found: {error.strerror or error}"))
+        return fail(DFlashError(f"{where}expected to read or write, found: {error.strerror or error}"))
     except Exception:
-        _report_bug()
-    raise AssertionError("click's standalone mode exits")
+        return report_bug()
+    return code if isinstance(code, int) else 0
 
 
 def _terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
     """SIGTERM unwinds the stack, so that half-written directories are removed."""
     sys.exit(128 + signal_number)
-
-
-def _fail(error: DFlashError) -> NoReturn:
-    click.echo(f"error: {error.message}", err=True)
-    if error.hint:
-        click.echo(f"\nhint: {error.hint}", err=True)
-    sys.exit(1)
-
-
-def _report_bug() -> NoReturn:
-    click.echo(printable(traceback.format_exc()), nl=False, err=True)
-    click.echo("\nerror: this is a bug in dflash-trt; please report it with the lines above", err=True)
-    sys.exit(70)

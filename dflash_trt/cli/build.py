@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +157,13 @@ def _write_engine(
 
     `name` is what the user called the draft; `plan_options` say what a deployment's plans, built now or later, serve.
     """
-    from dflash_trt.builder.engine_directory import build_engine, describe_source
+    from dflash_trt.builder.engine_directory import build_engine, check_output, describe_source
 
-    with scratch_directory(output) as scratch:
+    check_output(output, force=options.force)
+    with ExitStack() as stack:
         checkpoint = source
         if options.recipe is not None:
+            scratch = stack.enter_context(scratch_directory(output))
             write_quantized(source, options.recipe, options.calibration, scratch)
             checkpoint = read_draft(scratch)
         build_engine(

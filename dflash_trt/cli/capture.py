@@ -16,6 +16,7 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory, checkpoint_label
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, check_pair, read_target
 from dflash_trt.errors import RequestError
+from dflash_trt.files.write import check_replaceable, new_file
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.prompts import Prompt
@@ -68,11 +69,11 @@ def capture(
     check_pair(draft_checkpoint.spec, target_checkpoint.spec, draft_name=draft, target_name=target)
     prompts = read_prompts(prompt_file)[:max_prompts]
 
-    from dflash_trt.measure.feature_capture import answer_prompts, check_new_file, new_file, write_features
+    from dflash_trt.measure.feature_capture import FEATURES, answer_prompts, write_features
     from dflash_trt.quantize.features import SCHEMA_VERSION, FeatureFacts
     from dflash_trt.targets.huggingface import load_model, make_target, stop_token_ids
 
-    check_new_file(output, force=force)
+    check_replaceable(output, FEATURES, force=force)
     encoded = _encode(prompts, target_checkpoint, draft_checkpoint, max_tokens, chat)
     taps = draft_checkpoint.spec.target_layer_ids
     model = load_model(target_checkpoint.directory, target_checkpoint.spec, taps)
@@ -86,7 +87,7 @@ def capture(
         mask_token_id=draft_checkpoint.spec.mask_token_id,
         num_sequences=len(encoded),
     )
-    with new_file(output, force=force) as temporary:
+    with new_file(output, FEATURES, force=force) as temporary:
         with _progress(len(encoded)) as advance:
             answered = answer_prompts(
                 running, encoded, max_tokens, stop_token_ids(model), num_slots=BATCH_SIZE, on_answer=advance

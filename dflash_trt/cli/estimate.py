@@ -11,6 +11,8 @@ import msgspec
 
 from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.errors import ConfigError
+from dflash_trt.files.picture import PICTURE
+from dflash_trt.files.write import Kind, check_replaceable
 
 if TYPE_CHECKING:
     from dflash_trt.deploy.deployment_file import DeploymentFile
@@ -80,10 +82,11 @@ def estimate(
       dflash-trt estimate gpt-oss-120b.b300x8.latency --tau 4.7 --simulate poisson:15 --slo 300
     """
     from dflash_trt.estimate.curve import Traffic
+    from dflash_trt.estimate.page import PAGE, write_page
     from dflash_trt.estimate.report import estimate as predict
 
-    _check_file("--plot", plot, ".png")
-    _check_file("--html", html, ".html")
+    _check_file("--plot", plot, ".png", PICTURE)
+    _check_file("--html", html, ".html", PAGE)
     if plot is not None:
         import matplotlib  # noqa: F401 - what is missing is said before the work, not after it
     deployment, system = open_system(config, runtime, target, draft)
@@ -115,8 +118,6 @@ def estimate(
 
         draw(result, plot)
     if html is not None:
-        from dflash_trt.estimate.page import write_page
-
         write_page(result, html)
 
 
@@ -252,6 +253,9 @@ def _signed(count: int) -> str:
     return f"-{human_bytes(-count)}" if count < 0 else human_bytes(count)
 
 
-def _check_file(option: str, file: Path | None, suffix: str) -> None:
-    if file is not None and (file.suffix != suffix or not file.parent.is_dir()):
+def _check_file(option: str, file: Path | None, suffix: str, kind: Kind) -> None:
+    if file is None:
+        return
+    if file.suffix != suffix or not file.parent.is_dir():
         raise click.UsageError(f"{option}: expected a {suffix} file in an existing directory, found {file}")
+    check_replaceable(file, kind, force=True)

@@ -17,12 +17,16 @@ from dflash_trt.errors import printable
 NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)? ?(%|x|s|ms|[KMGT]i?B|B)?")
 NO_NUMBER = ("", "-", "?", "any")  # in a column of numbers
 PIPE_WIDTH = 10_000
+has_document = False
+"""Whether this process has printed its one JSON document."""
 
 
 def print_json(command: str, document: dict[str, object]) -> None:
     """Prints one JSON document whose `schema` names the command and the document's version."""
     encoded = msgspec.json.encode({"schema": f"dflash-trt/{command}/1", **document})
+    global has_document
     click.echo(msgspec.json.format(encoded, indent=2))
+    has_document = True
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -12,11 +12,14 @@ import msgspec
 from dflash_trt.cli.estimate import open_acceptances, open_system, read_file
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.errors import ConfigError
+from dflash_trt.files.write import Kind, new_file
 
 if TYPE_CHECKING:
     from dflash_trt.deploy.deployment_file import DeploymentFile
     from dflash_trt.estimate.tuning import Candidate, Tuning
 
+DEPLOYMENT = Kind(name="a deployment file", recognizes=lambda file: False, form="file", option="--output FILE")
+"""People edit them: none is replaced."""
 RECIPES = {"native": ("bf16", "nvfp4-native"), "engine": ("bf16", "fp8", "nvfp4")}
 
 
@@ -88,7 +91,8 @@ def tune(
         )
     text = _deployment(read_file(config), tuning, prompt_tokens + output_tokens)
     if output is not None:
-        output.write_text(text)
+        with new_file(output, DEPLOYMENT) as new:
+            new.write_text(text)
     if as_json:
         document = {"runtime": runtime, "acceptance_source": source, **msgspec.structs.asdict(tuning)}
         print_json("tune", {**document, "deployment": text})

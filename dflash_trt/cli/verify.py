@@ -14,6 +14,8 @@ import msgspec
 from dflash_trt.cli.output import print_json, progress_line
 from dflash_trt.cli.verify_tables import print_report
 from dflash_trt.deploy.deployment_file import deployment_path
+from dflash_trt.files.picture import PICTURE
+from dflash_trt.files.write import check_replaceable
 
 if TYPE_CHECKING:
     from dflash_trt.measure.verification import TokenPrompt
@@ -98,6 +100,9 @@ def verify(
         raise click.UsageError("--max-tau-loss needs --reference, the engine that tau is compared with")
     if plot is not None and (plot.suffix != ".png" or not plot.parent.is_dir()):
         raise click.UsageError(f"--plot: expected a .png file in an existing directory, found {plot}")
+
+    if plot is not None:
+        check_replaceable(plot, PICTURE, force=True)
 
     from dflash_trt.runtime.prompts import read_prompts
 

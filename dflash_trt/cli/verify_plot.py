@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from dflash_trt.files.picture import save_picture
 from dflash_trt.measure.drafter_error import DrafterError
 from dflash_trt.measure.verification_report import EngineReport, Report
 
@@ -25,7 +26,7 @@ def draw(report: Report, file: Path) -> None:
     _draw_acceptance(columns[0], report)
     if error is not None:
         _draw_error(columns[1], error)
-    figure.savefig(file)
+    save_picture(figure, file)
 
 
 def _headline(engine: EngineReport) -> str:

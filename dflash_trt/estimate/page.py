@@ -8,15 +8,28 @@ from html import escape
 from pathlib import Path
 
 from dflash_trt import __version__
+from dflash_trt.errors import BuildError
 from dflash_trt.estimate.report import Estimate
 from dflash_trt.estimate.svg import TITLES, curve_svg
+from dflash_trt.files.read import open_file
+from dflash_trt.files.write import Kind, new_file
 
 CSS = Path(__file__).parent / "page.css"
+GENERATOR = '<meta name="generator" content="dflash-trt">'
+
+
+def _is_ours(file: Path) -> bool:
+    with open_file(file, BuildError) as stream:
+        return GENERATOR.encode() in stream.read(4096)
+
+
+PAGE = Kind(name="a page that dflash-trt wrote", recognizes=_is_ours, form="file", option="--html FILE")
 
 
 def write_page(result: Estimate, file: Path) -> None:
-    """Writes the page."""
-    file.write_text(page(result), encoding="utf-8")
+    """Writes the page; raises BuildError where `file` is no page of ours, or cannot be written."""
+    with new_file(file, PAGE, force=True) as new:
+        new.write_text(page(result), encoding="utf-8")
 
 
 def page(result: Estimate) -> str:
@@ -38,7 +51,8 @@ def page(result: Estimate) -> str:
     ]  # fmt: skip
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport"'
-        f' content="width=device-width"><title>{escape(title)}</title><style>{CSS.read_text()}</style></head>\n'
+        f' content="width=device-width">{GENERATOR}<title>{escape(title)}</title>'
+        f"<style>{CSS.read_text()}</style></head>\n"
         f'<body><h1>{escape(title)}</h1><p class="soft">{escape(lead)}</p>\n' + "\n".join(sections)
         + f'\n<p class="soft">dflash-trt {escape(__version__)}, deployment {escape(result.name)}</p></body></html>\n'
     )  # fmt: skip

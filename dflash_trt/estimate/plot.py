@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from dflash_trt.estimate.report import Curve, Estimate
+from dflash_trt.files.picture import save_picture
 
 # Okabe and Ito's palette; lines differ in marker and dash too.
 STYLES = {
@@ -39,7 +40,7 @@ def draw(result: Estimate, file: Path) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="upper right")
-    figure.savefig(file)
+    save_picture(figure, file)
 
 
 def _draw_curve(axes: Axes, curve: Curve) -> None:

@@ -1,89 +1,146 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes directories that are either complete or not there."""
+"""The one place that writes results: complete or not there, and in place of nothing but an older result."""
 
 from __future__ import annotations
 
 import os
-import re
-import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from dflash_trt.errors import BuildError
+from dflash_trt.files.workspace import exchange, workspace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What a command writes, and all that it replaces."""
+
+    name: str
+    """As in "expected an engine directory"."""
+    recognizes: Callable[[Path], bool]
+    """Whether what stands at a path is one of ours."""
+    form: Literal["directory", "file"] = "directory"
+    option: str = "-o DIR"
+    """Where the user names another place."""
 
 
 @contextmanager
-def new_directory(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """A temporary directory beside `path` that becomes `path` when the block ends without an error.
+def new_directory(path: Path, kind: Kind, *, force: bool = False) -> Iterator[Path]:
+    """An empty directory that becomes `path` when the block ends without an error.
 
-    An error removes it; what a killed process left is removed by the next call for the same path.
-    Raises BuildError when `path` exists and `force` is false, or when it cannot be written (disk full).
+    An error removes it; what a killed process left is removed by the next that writes into the same folder.
+    Raises BuildError as `check_replaceable` does, or when it cannot be written (disk full).
     """
-    try:
-        final = Path(os.path.realpath(path))  # through links: the rename must stay on one file system
-        if final.exists() and not (force and final.is_dir()):
-            kind = "one" if final.is_dir() else "a file"
-            raise BuildError(
-                f"{path}: expected a directory that does not exist yet, found {kind}",
-                hint="choose another -o DIR" + (", or replace it with --force" if final.is_dir() else ""),
-            )
-        _remove_abandoned(final)
-        with _replacing(final, force) as temporary:
-            yield temporary
-    except OSError as error:
-        found = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
-        raise BuildError(
-            f"{path}: expected to write it, found: {found}", hint="free disk space or choose another -o DIR"
-        ) from error
+    with _writing(path, kind, force) as (directory, final):
+        new = directory / "new"
+        new.mkdir()
+        yield new
+        _flush(new)
+        check_replaceable(path, kind, force=force)  # hours may have gone by
+        if final.exists():
+            exchange(new, final, directory)
+        else:
+            new.rename(final)
+
+
+@contextmanager
+def new_file(path: Path, kind: Kind, *, force: bool = False) -> Iterator[Path]:
+    """The name of a file to write, which becomes `path` when the block ends without an error; else as above."""
+    with _writing(path, kind, force) as (directory, final):
+        new = directory / "new"
+        yield new
+        _flush(new)
+        check_replaceable(path, kind, force=force)
+        if final.exists():
+            new.replace(final)
+        else:
+            _rename_to_nothing(new, final)
 
 
 @contextmanager
 def scratch_directory(path: Path) -> Iterator[Path]:
-    """A name beside `path` for a directory on the way to it; whatever stands there at the end is removed."""
-    final = Path(os.path.realpath(path))
-    _remove_abandoned(final)
-    scratch = final.with_name(f".{final.name}.scratch.partial-{os.getpid()}")
-    shutil.rmtree(scratch, ignore_errors=True)
+    """A name near `path` for a directory on the way to it; whatever stands there at the end is removed.
+
+    Raises BuildError when it cannot be written.
+    """
+    with _said(path, "-o DIR"), workspace(Path(os.path.realpath(path))) as directory:
+        yield directory / "scratch"
+
+
+def check_replaceable(path: Path, kind: Kind, *, force: bool) -> None:
+    """Raises BuildError where `path` is neither free nor, with `force`, empty or of that kind."""
     try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        mode = path.stat().st_mode
+    except OSError:  # what else it may be, who writes finds out
+        return
+    hint, expected = f"choose another {kind.option}", f"expected a {kind.form} that does not exist yet"
+    if kind.form == "directory" and not stat.S_ISDIR(mode):
+        raise BuildError(f"{path}: {expected}, found a file", hint=hint)
+    if kind.form == "file" and not stat.S_ISREG(mode):
+        found = "a directory" if stat.S_ISDIR(mode) else "something that is no file"
+        raise BuildError(f"{path}: {expected}, found {found}", hint=hint)
+    if not (_is_empty(path) or kind.recognizes(path)):
+        raise BuildError(f"{path}: expected {kind.name} or none, found another {kind.form}", hint=hint)
+    if not force:
+        raise BuildError(f"{path}: {expected}, found one", hint=f"{hint}, or replace it with --force")
 
 
 @contextmanager
-def _replacing(final: Path, force: bool) -> Iterator[Path]:
-    temporary = final.with_name(f".{final.name}.partial-{os.getpid()}")
-    replaced = final.with_name(f".{final.name}.replaced.partial-{os.getpid()}")
+def _writing(path: Path, kind: Kind, force: bool) -> Iterator[tuple[Path, Path]]:
+    """A workspace, and where `path` lies once links are followed: a rename must stay on one file system."""
+    with _said(path, kind.option):
+        final = Path(os.path.realpath(path))
+        check_replaceable(path, kind, force=force)
+        with workspace(final) as directory:
+            check_replaceable(path, kind, force=force)  # again: what a killed process had moved aside is back
+            yield directory, final
+        _flush_entry(final.parent)
+
+
+@contextmanager
+def _said(path: Path, option: str) -> Iterator[None]:
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        _flush(temporary)
-        if force and final.exists():
-            final.rename(replaced)
-        temporary.rename(final)
+        yield
+    except OSError as error:
+        found = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+        raise BuildError(
+            f"{path}: expected to write it, found: {found}", hint=f"free disk space or choose another {option}"
+        ) from error
+
+
+def _is_empty(path: Path) -> bool:
+    return not any(path.iterdir()) if path.is_dir() else path.stat().st_size == 0
+
+
+def _rename_to_nothing(new: Path, final: Path) -> None:
+    """Raises FileExistsError where something has appeared meanwhile."""
+    try:
+        os.link(new, final)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        new.rename(final)
+
+
+def _flush(path: Path) -> None:
+    """Files and folders below, too; what else somebody may have put there has no bytes of its own."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            _flush_entry(Path(folder, name))
+        _flush_entry(Path(folder))
+    if path.is_file():
+        _flush_entry(path)
+
+
+def _flush_entry(path: Path) -> None:
+    if not stat.S_ISREG(mode := path.lstat().st_mode) and not stat.S_ISDIR(mode):
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
     finally:
-        if replaced.exists() and not final.exists():
-            replaced.rename(final)  # stopped between the two renames: the old directory comes back
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _remove_abandoned(path: Path) -> None:
-    name = re.compile(rf"\.{re.escape(path.name)}\.((?:replaced|scratch)\.)?partial-(\d+)")
-    for left in path.parent.glob(".*partial-*"):
-        match = name.fullmatch(left.name)
-        if match and match[1] == "scratch." and int(match[2]) == os.getpid():
-            continue  # in use by this very build
-        # A container gives every run the same process id: what bears ours was left by an earlier one.
-        if match and (int(match[2]) == os.getpid() or not Path(f"/proc/{match[2]}").exists()):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _flush(directory: Path) -> None:
-    for entry in [*directory.iterdir(), directory]:
-        descriptor = os.open(entry, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        os.close(descriptor)

@@ -8,9 +8,7 @@ by then, the file is written in one go with one sequence in memory.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dflash_trt.checkpoint.producer import metadata
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
-from dflash_trt.errors import BuildError, CheckpointError
+from dflash_trt.errors import CheckpointError
+from dflash_trt.files.write import Kind
 from dflash_trt.quantize.features import MASK_EMBEDDING, METADATA_KEY, FeatureFacts, sequence_layout
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
@@ -29,6 +29,13 @@ from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.slots import SlotPool
 from dflash_trt.targets.target import Segment, Target
+
+FEATURES = Kind(
+    name="features that this command captured",
+    recognizes=lambda file: METADATA_KEY in metadata(file),
+    form="file",
+    option="-o FILE",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +82,8 @@ def write_features(target: Target, answered: Sequence[Answered], facts: FeatureF
     layout: Layout = {MASK_EMBEDDING: ("BF16", (hidden_size,))}
     for i, sequence in enumerate(answered):
         layout |= sequence_layout(i, len(sequence.token_ids), sequence.prompt_length, width, hidden_size)
-    metadata = {METADATA_KEY: msgspec.json.encode(facts, order="deterministic").decode()}
-    with SafetensorsWriter(output, aligned(layout), metadata=metadata) as writer:
+    header = {METADATA_KEY: msgspec.json.encode(facts, order="deterministic").decode()}
+    with SafetensorsWriter(output, aligned(layout), metadata=header) as writer:
         writer.write(MASK_EMBEDDING, _bfloat16(target.embed(torch.tensor(facts.mask_token_id))))
         for i, sequence in enumerate(answered):
             tokens, begin = sequence.token_ids, sequence.prompt_length
@@ -91,41 +98,6 @@ def write_features(target: Target, answered: Sequence[Answered], facts: FeatureF
             writer.write(f"prompt_length.{i}", np.array(begin, dtype=np.int64))
             writer.write(f"taps.{i}", _bfloat16(taps))
             writer.write(f"embeddings.{i}", _bfloat16(target.embed(torch.tensor(tokens[begin:]))))
-
-
-def check_new_file(path: Path, *, force: bool) -> None:
-    """Raises BuildError when `path` exists and `force` is false, or is a directory."""
-    if path.is_dir() or (path.exists() and not force):
-        kind = "a directory" if path.is_dir() else "one"
-        hint = "" if path.is_dir() else ", or replace it with --force"
-        raise BuildError(
-            f"{path}: expected a file that does not exist yet, found {kind}", hint=f"choose another -o FILE{hint}"
-        )
-
-
-@contextmanager
-def new_file(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """A temporary name beside `path` that becomes `path` when the block ends without an error.
-
-    An error removes it. Raises BuildError as `check_new_file` does, or when the file cannot be written.
-    """
-    check_new_file(path, force=force)
-    final = Path(os.path.realpath(path))  # through links: the rename must stay on one file system
-    temporary = final.with_name(f".{final.name}.partial-{os.getpid()}")
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield temporary
-            with temporary.open("rb") as written:
-                os.fsync(written.fileno())
-            temporary.replace(final)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise BuildError(
-            f"{path}: expected to write it, found: {error.strerror or error}",
-            hint="free disk space or choose another -o FILE",
-        ) from error
 
 
 def _bfloat16(values: torch.Tensor) -> NDArray[np.int16]:

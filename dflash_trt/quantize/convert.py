@@ -18,6 +18,7 @@ import numpy as np
 from dflash_trt._C import NonFiniteError, pack_fp8, pack_nvfp4
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.mapped import map_tensor
+from dflash_trt.checkpoint.producer import PRODUCER, PRODUCER_KEY, is_ours
 from dflash_trt.checkpoint.quantization import (
     BLOCK,
     FP8,
@@ -29,7 +30,7 @@ from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
 from dflash_trt.checkpoint.weights import INDEX, PICKLE_SUFFIXES, SINGLE
 from dflash_trt.errors import BuildError, CheckpointError
-from dflash_trt.files.write import new_directory
+from dflash_trt.files.write import Kind, check_replaceable, new_directory
 from dflash_trt.quantize.bounds import ranges_from_weights
 from dflash_trt.quantize.modelopt_config import hf_quant_config, quantization_config
 from dflash_trt.quantize.ranges import Ranges
@@ -37,6 +38,9 @@ from dflash_trt.quantize.recipe import Recipe
 from dflash_trt.quantize.scales import cache_scales, input_scales, weight_scales
 
 DENSE_MODEL_TYPE = "qwen3"
+QUANTIZED = Kind(
+    name="a checkpoint that `dflash-trt quantize` wrote", recognizes=lambda directory: is_ours(directory / SINGLE)
+)
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,14 +81,16 @@ def quantize_checkpoint(
             f"{output}: expected a directory that does not hold the draft itself, found {draft.directory}",
             hint="choose another -o DIR",
         )
+    check_replaceable(output, QUANTIZED, force=force)
     if ranges is None and recipe.needs_ranges(modules):
         ranges = ranges_from_weights(draft)
     scalars = _scalars(draft, recipe, algorithms, ranges)
     scales = weight_scales(draft, algorithms, threads=threads)
     quantization = Quantization(modules=algorithms, fp8_kv_cache=recipe.fp8_kv_cache)
 
-    with new_directory(output, force=force) as directory:
-        with SafetensorsWriter(directory / SINGLE, _layout(draft, quantization)) as writer:
+    with new_directory(output, QUANTIZED, force=force) as directory:
+        layout, note = _layout(draft, quantization), {PRODUCER_KEY: PRODUCER}
+        with SafetensorsWriter(directory / SINGLE, layout, metadata=note) as writer:
             for tensor in draft.weights.values():
                 module = tensor.name.removesuffix(".weight")
                 if module in algorithms and module != tensor.name:

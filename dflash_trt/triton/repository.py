@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.errors import BuildError
-from dflash_trt.files.write import new_directory
+from dflash_trt.files.read import read_bytes
+from dflash_trt.files.write import Kind, new_directory
 from dflash_trt.triton.model_config import config_text
 from dflash_trt.triton.model_file import MODEL_FILE, TritonConfig, model_text
 
@@ -19,6 +20,27 @@ from dflash_trt.triton.model import TritonPythonModel as TritonPythonModel
 """
 
 
+def _is_entry(file: Path) -> bool:
+    try:
+        return read_bytes(file, BuildError, limit=len(ENTRY)) == ENTRY.encode()
+    except BuildError:
+        return False
+
+
+def is_repository(directory: Path) -> bool:
+    """Whether a directory has nothing but one model of ours."""
+    entries = list(directory.iterdir())
+    files = (
+        [entries[0] / name for name in (CONFIG_FILE, f"{VERSION}/model.py", f"{VERSION}/{MODEL_FILE}")]
+        if entries
+        else []
+    )
+    return len(entries) == 1 and all(file.is_file() for file in files) and _is_entry(files[1])
+
+
+REPOSITORY = Kind(name="a repository that this command wrote", recognizes=is_repository, option="-o REPO")
+
+
 def write_repository(
     output: Path, name: str, arguments: dict[str, Any], config: TritonConfig, *, force: bool = False
 ) -> None:
@@ -26,21 +48,9 @@ def write_repository(
 
     The same settings give the same bytes. Raises BuildError when `output` cannot be written; then nothing is left.
     """
-    _check_replaceable(output)
-    with new_directory(output, force=force) as directory:
+    with new_directory(output, REPOSITORY, force=force) as directory:
         version = directory / name / VERSION
         version.mkdir(parents=True)
         (version.parent / CONFIG_FILE).write_text(config_text(name, decoupled=config.decoupled))
         (version / "model.py").write_text(ENTRY)
         (version / MODEL_FILE).write_text(model_text(arguments, config))
-
-
-def _check_replaceable(output: Path) -> None:
-    """--force replaces a repository that has nothing but one model of ours."""
-    if output.is_dir() and (entries := list(output.iterdir())):
-        is_ours = len(entries) == 1 and (entries[0] / VERSION / MODEL_FILE).is_file()
-        if not is_ours:
-            raise BuildError(
-                f"{output}: expected a repository that this command wrote, or none, found another directory",
-                hint="choose another -o REPO",
-            )

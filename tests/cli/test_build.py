@@ -40,15 +40,6 @@ def test_a_failed_recipe_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_kill_leaves_nothing_for_the_next_build(tmp_path: Path) -> None:
-    """What a killed build left beside its output is gone after the next one."""
-    abandoned = tmp_path / ".engine.scratch.partial-4194305"  # above the kernel's largest process id
-    abandoned.mkdir()
-    (abandoned / "model.safetensors").write_bytes(b"half")
-    assert run("build", DRAFT, "--target", TARGET, "-o", tmp_path / "engine", "--recipe", "fp8").returncode == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["engine"]
-
-
 def test_a_path_that_is_not_unicode_is_refused(tmp_path: Path) -> None:
     """onnx takes paths as UTF-8 only."""
     result = run("build", DRAFT, "--target", TARGET, "-o", os.fsdecode(os.fsencode(tmp_path) + b"/engine\xff"))

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from dflash_trt.cli import EXTRAS
+from dflash_trt.cli.failure import EXTRAS
 from tests.cli.commands import run
 from tests.engines import build
 from tests.paths import FIXTURES
@@ -38,6 +40,19 @@ def mistaken(*facts):
     raise {error}
 module.read_draft = mistaken
 from dflash_trt.cli import main
+main()
+"""
+
+
+# The command, which Ctrl-C reaches while it imports.
+AT_ONCE = """
+import os, signal, sys
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Stop())
+from dflash_trt.__main__ import main
 main()
 """
 
@@ -85,10 +100,55 @@ def test_usage(arguments: list[str], words: str) -> None:
 )
 def test_bug(error: str, draft_dir: Path) -> None:
     result = run("inspect", draft_dir, "--json", script=BUG.format(error=error))
-    assert (result.returncode, result.stdout) == (70, "")
+    assert result.returncode == 70
+    assert json.loads(result.stdout)["error"].startswith("this is a bug in dflash-trt")
     assert "Traceback (most recent call last):" in result.stderr
     assert "ours" in result.stderr
     assert "error: this is a bug in dflash-trt; please report it with the lines above" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["inspect", "nowhere", "--json"], 1, "expected a checkpoint directory or a Hugging Face repository id"),
+        (["inspect", "--json"], 2, "Missing argument 'PATH'"),
+        (["inspect", "--json", "--frob", "nowhere"], 2, "No such option"),
+        (["verify", "e", "--target", "t", "--prompts", "p", "--json", "--max-tau-loss", "3%"], 2, "needs --reference"),
+        (["frobnicate", "--json"], 2, "No such command 'frobnicate'"),
+    ],
+)
+def test_an_error_is_one_document(arguments: list[str], code: int, words: str) -> None:
+    result = run(*arguments)
+    assert result.returncode == code
+    document = json.loads(result.stdout)
+    assert document.keys() == {"schema", "error", "hint"}
+    assert document["schema"] == "dflash-trt/error/1"
+    assert words in document["error"]
+    assert words in result.stderr
+
+
+def test_json_behind_two_dashes_is_no_option() -> None:
+    assert run("inspect", "--", "--json").stdout == ""
+
+
+def test_a_document_and_then_an_error_are_one_document(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("max_batch_size: eight\n")
+    result = run("serve-config", "--runtime", "trtllm", "--check", file, "--json")
+    assert result.returncode == 1
+    assert json.loads(result.stdout)["schema"] == "dflash-trt/serve-config-check/1"
+
+
+def test_interrupted_while_it_imports() -> None:
+    result = run("inspect", "nowhere", script=AT_ONCE)
+    assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, "", "")  # 130 in a shell
+
+
+def test_interrupted(draft_dir: Path) -> None:
+    result = run("inspect", draft_dir, "--json", script=BUG.format(error="KeyboardInterrupt"))
+    assert result.returncode == 130
+    assert json.loads(result.stdout)["error"] == "interrupted"
+    assert result.stderr == "\nerror: interrupted\n"
 
 
 def test_an_error_of_the_file_system_is_no_bug(draft_dir: Path) -> None:

@@ -38,6 +38,8 @@ CALLS = {
 CLASS = re.compile(r"[A-Z]\w*[a-z]\w*$")
 METHODS = {"read_text", "read_bytes", "open"}  # of any object: a Path's
 EXCEPTIONS = {
+    ("builder/engine_directory.py", "msgspec.json.decode"): "only whether it is a manifest, of a bounded file",
+    ("checkpoint/producer.py", "msgspec.json.decode"): "only who wrote it, of a bounded header",
     ("checkpoint/quantization.py", "open"): "four bytes at an offset of a header that was read",
     ("checkpoint/safetensors_writer.py", "open"): "copies tensors of a header that was read, and writes",
     ("doctor/__init__.py", "open"): "/proc/cpuinfo",
@@ -45,7 +47,6 @@ EXCEPTIONS = {
     ("engine/manifest.py", "open"): "hashes what the manifest names, block by block",
     ("estimate/comparison.py", "read_text"): "a page of this repository, which it writes",
     ("estimate/page.py", "read_text"): "a style sheet of the package",
-    ("measure/feature_capture.py", "open"): "flushes what it has written",
     ("runtime/ranks/key.py", "os.open"): "bounded, and refuses links and what others may write",
     ("runtime/ranks/key.py", "os.fdopen"): "the same",
     ("runtime/ranks/roles.py", "json.loads"): "an authenticated message of another rank",

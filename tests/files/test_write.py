@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,14 +16,15 @@ from dflash_trt.checkpoint import safetensors_writer
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
 from dflash_trt.checkpoint.safetensors_writer import write_safetensors
 from dflash_trt.errors import BuildError
-from dflash_trt.files.write import new_directory
+from dflash_trt.files.write import Kind, new_directory, new_file, scratch_directory
 from tests.checkpoint.samples import refusal
 
-DEAD = 2**22 + 1  # above Linux's largest process id
+NOTES = Kind(name="a directory of notes", recognizes=lambda directory: (directory / "file").is_file())
+NOTE = Kind(name="a note", recognizes=lambda file: file.read_text() in ("old", "new"), form="file", option="-o FILE")
 
 
 def make(path: Path, *, force: bool = False, content: str = "new") -> None:
-    with new_directory(path, force=force) as directory:
+    with new_directory(path, NOTES, force=force) as directory:
         (directory / "file").write_text(content)
 
 
@@ -31,18 +34,20 @@ def names(directory: Path) -> list[str]:
 
 def test_appears_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "out"
-    with new_directory(path) as directory:
+    with new_directory(path, NOTES) as directory:
         (directory / "file").write_text("new")
         assert not path.exists()
-        assert directory.parent == path.parent
+        assert directory.parent.parent == path.parent
+        assert directory.parent.stat().st_mode & 0o777 == 0o700  # nobody else gets in
     assert names(path.parent) == ["out"]
     assert names(path) == ["file"]
+    assert path.stat().st_mode & 0o700 == 0o700
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_an_error_leaves_nothing(error: type[BaseException], tmp_path: Path) -> None:
     def stop_halfway() -> None:
-        with new_directory(tmp_path / "out") as directory:
+        with new_directory(tmp_path / "out", NOTES) as directory:
             (directory / "file").write_text("half")
             raise error
 
@@ -70,44 +75,58 @@ def test_existing_file(force: bool, tmp_path: Path) -> None:
 
 
 def test_force_replaces(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
+    make(tmp_path / "out", content="old")
     (tmp_path / "out" / "stale").touch()
     make(tmp_path / "out", force=True)
     assert names(tmp_path) == ["out"]
     assert names(tmp_path / "out") == ["file"]
 
 
+def test_force_replaces_an_empty_directory(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    make(tmp_path / "out", force=True)
+    assert names(tmp_path / "out") == ["file"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_nothing_of_another_kind_is_replaced(force: bool, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").touch()
+    message = refusal(lambda: make(tmp_path / "out", force=force), BuildError)
+    assert "out: expected a directory of notes or none, found another directory" in message
+    assert message.endswith("hint: choose another -o DIR")
+    assert names(tmp_path) == ["out"]
+    assert names(tmp_path / "out") == ["precious"]
+
+
+def test_what_has_become_of_another_kind_meanwhile_is_kept(tmp_path: Path) -> None:
+    make(tmp_path / "out", content="old")
+
+    def replace_while_somebody_moves_in() -> None:
+        with new_directory(tmp_path / "out", NOTES, force=True) as directory:
+            (directory / "file").touch()
+            (tmp_path / "out" / "file").rename(tmp_path / "out" / "precious")
+
+    assert "found another directory" in refusal(replace_while_somebody_moves_in, BuildError)
+    assert names(tmp_path) == ["out"]
+    assert names(tmp_path / "out") == ["precious"]
+
+
 def test_force_keeps_the_old_one_when_the_new_one_fails(tmp_path: Path) -> None:
     make(tmp_path / "out", content="old")
-    with pytest.raises(ValueError, match="no"), new_directory(tmp_path / "out", force=True):
+    with pytest.raises(ValueError, match="no"), new_directory(tmp_path / "out", NOTES, force=True):
         raise ValueError("no")
-    assert (tmp_path / "out" / "file").read_text() == "old"
-    assert names(tmp_path) == ["out"]
-
-
-def test_stopped_between_the_two_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make(tmp_path / "out", content="old")
-    rename = Path.rename
-
-    def interrupted(self: Path, to: Path) -> Path:
-        if ".partial" in self.name and ".replaced" not in self.name:
-            raise KeyboardInterrupt
-        return rename(self, to)
-
-    monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        make(tmp_path / "out", force=True)
     assert (tmp_path / "out" / "file").read_text() == "old"
     assert names(tmp_path) == ["out"]
 
 
 def test_what_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     def make_while_another_process_does() -> None:
-        with new_directory(tmp_path / "out"):
+        with new_directory(tmp_path / "out", NOTES):
             (tmp_path / "out").mkdir()
             (tmp_path / "out" / "file").write_text("the other process")
 
-    assert "found: Directory not empty" in refusal(make_while_another_process_does, BuildError)
+    assert "expected a directory that does not exist yet" in refusal(make_while_another_process_does, BuildError)
     assert (tmp_path / "out" / "file").read_text() == "the other process"
     assert names(tmp_path) == ["out"]
 
@@ -128,23 +147,6 @@ def test_this_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert (tmp_path / "out" / "file").read_text() == "new"
 
 
-@pytest.mark.parametrize("name", ["out", "out[1]", "o*t", "out.v2"])
-def test_abandoned_directories_are_removed(name: str, tmp_path: Path) -> None:
-    left = [f".{name}.partial-{DEAD}", f".{name}.replaced.partial-{DEAD}", f".{name}.partial-{os.getpid()}"]
-    others = [
-        f".{name}.partial-{os.getppid()}",  # of a running process
-        f".{name}.partial-notes",
-        f".{name}.my.partial-{DEAD}",
-        f".{name}2.partial-{DEAD}",
-        f"{name}.partial-{DEAD}",
-    ]
-    for directory in left + others:
-        (tmp_path / directory).mkdir()
-        (tmp_path / directory / "file").touch()
-    make(tmp_path / name)
-    assert names(tmp_path) == sorted([*others, name])
-
-
 @pytest.mark.parametrize(
     ("path", "found"),
     [("file/out", "Not a directory"), ("a" * 250, "File name too long"), ("loop", "Not a directory")],
@@ -160,7 +162,7 @@ def test_unwritable(path: str, found: str, tmp_path: Path) -> None:
 
 def test_write_error_within(tmp_path: Path) -> None:
     def fill_the_disk() -> None:
-        with new_directory(tmp_path / "out"):
+        with new_directory(tmp_path / "out", NOTES):
             raise OSError(28, "No space left on device")
 
     message = refusal(fill_the_disk, BuildError)
@@ -168,12 +170,75 @@ def test_write_error_within(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+def make_file(path: Path, *, force: bool = False) -> None:
+    with new_file(path, NOTE, force=force) as file:
+        file.write_text("new")
+
+
+def test_a_file(tmp_path: Path) -> None:
+    make_file(tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "new"
+    assert "hint: choose another -o FILE, or replace it with --force" in refusal(
+        lambda: make_file(tmp_path / "out"), BuildError
+    )
+    (tmp_path / "out").write_text("old")
+    make_file(tmp_path / "out", force=True)
+    assert (tmp_path / "out").read_text() == "new"
+    assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_file_of_another_kind_is_kept(force: bool, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("precious")
+    message = refusal(lambda: make_file(tmp_path / "out", force=force), BuildError)
+    assert "out: expected a note or none, found another file\nhint: choose another -o FILE" in message
+    assert (tmp_path / "out").read_text() == "precious"
+
+
+@pytest.mark.parametrize("make_it", [lambda path: path.mkdir(), os.mkfifo])
+def test_what_is_no_file_is_no_file_to_replace(make_it: Callable[[Path], None], tmp_path: Path) -> None:
+    make_it(tmp_path / "out")
+    assert "expected a file that does not exist yet" in refusal(
+        lambda: make_file(tmp_path / "out", force=True), BuildError
+    )
+
+
+def test_a_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+    def write_while_another_process_does() -> None:
+        with new_file(tmp_path / "out", NOTE) as file:
+            file.write_text("new")
+            (tmp_path / "out").write_text("old")
+
+    refusal(write_while_another_process_does, BuildError)
+    assert (tmp_path / "out").read_text() == "old"
+    assert names(tmp_path) == ["out"]
+
+
+def test_links_that_wait_for_a_temporary_name_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where somebody guesses the name: it must not be there."""
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 16)
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (tmp_path / f".out.{'0' * 16}.partial").symlink_to(victim)
+    assert "found: File exists" in refusal(lambda: make_file(tmp_path / "out"), BuildError)
+    assert "found: File exists" in refusal(lambda: make(tmp_path / "out"), BuildError)
+    assert names(victim) == []
+
+
+def test_scratch_leaves_nothing(tmp_path: Path) -> None:
+    with scratch_directory(tmp_path / "out") as scratch:
+        make(scratch)
+        make(tmp_path / "out")  # another workspace at the same place
+        assert names(scratch) == ["file"]
+    assert names(tmp_path) == ["out"]
+
+
 def test_a_missing_source_is_named(draft_dir: Path, tmp_path: Path) -> None:
     tensors = read_tensors(draft_dir / "model.safetensors")
     (draft_dir / "model.safetensors").unlink()
 
     def copy() -> None:
-        with new_directory(tmp_path / "out") as directory:
+        with new_directory(tmp_path / "out", NOTES) as directory:
             write_safetensors(directory / "w.safetensors", list(tensors.values()))
 
     message = refusal(copy, BuildError)

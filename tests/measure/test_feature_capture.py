@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from dflash_trt import __version__
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import BuildError, RequestError
-from dflash_trt.measure.feature_capture import Answered, answer_prompts, new_file, write_features
+from dflash_trt.files.write import new_file
+from dflash_trt.measure.feature_capture import FEATURES, Answered, answer_prompts, write_features
 from dflash_trt.quantize.features import FeatureFacts, open_features
 from dflash_trt.targets.huggingface import make_target
 from dflash_trt.targets.target import Segment, Verified
@@ -130,12 +131,17 @@ def test_a_target_of_another_draft_is_refused(tmp_path: Path) -> None:
 
 def test_an_existing_file_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "f.safetensors"
-    file.write_text("precious")
+    for options in ((), ("--force",)):
+        file.write_text("precious")
+        message = refusal(lambda options=options: capture("tiny-qwen3", file, *options), BuildError)  # type: ignore[misc]
+        assert "expected features that this command captured or none, found another file" in message
+        assert file.read_text() == "precious"
+    file.unlink()
+    capture("tiny-qwen3", file, "--max-prompts", 1, "--max-tokens", 2)
     message = refusal(lambda: capture("tiny-qwen3", file), BuildError)
     assert message.endswith("hint: choose another -o FILE, or replace it with --force")
-    assert file.read_text() == "precious"
-    capture("tiny-qwen3", file, "--max-prompts", 1, "--max-tokens", 2, "--force")
-    assert read(file)[1]["num_sequences"] == 1
+    capture("tiny-qwen3", file, "--max-prompts", 2, "--max-tokens", 2, "--force")
+    assert read(file)[1]["num_sequences"] == 2
     assert "found a directory" in refusal(lambda: capture("tiny-qwen3", tmp_path, "--force"), BuildError)
 
 
@@ -166,7 +172,7 @@ def test_taps_that_are_not_finite_leave_nothing(features: dict[str, Path], tmp_p
     answered = [Answered(token_ids=[1, 2, 3], prompt_length=1)] * 3
 
     def write() -> None:
-        with new_file(tmp_path / "f") as temporary:
+        with new_file(tmp_path / "f", FEATURES) as temporary:
             write_features(BrokenTarget(), answered, facts, temporary)  # type: ignore[arg-type]
 
     assert "sequence 0: expected finite taps, found NaN or infinity in layers [0, 1, 2]" in refusal(write)

@@ -17,7 +17,7 @@ import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.quantization import Quantization
-from dflash_trt.cli import EXTRAS
+from dflash_trt.cli.failure import EXTRAS
 from dflash_trt.quantize.calibrate import ANCHORS, Replayer, activation_ranges, choose_anchors, replay
 from dflash_trt.quantize.features import FeatureSequence, open_features
 from dflash_trt.runtime.session import Session

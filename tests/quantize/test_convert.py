@@ -270,7 +270,19 @@ def test_existing_output_is_kept(tmp_path: Path) -> None:
     (tmp_path / "q").mkdir()
     with pytest.raises(BuildError, match="expected a directory that does not exist yet, found one"):
         convert(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "q", "fp8")
+    convert(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "q", "bf16", force=True)
     convert(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "q", "fp8", force=True)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_only_what_it_wrote_is_replaced(force: bool, tmp_path: Path) -> None:
+    """A home directory, or the draft of somebody else."""
+    other = edited_draft(tmp_path)
+    before = {path.name: path.read_bytes() for path in other.iterdir()}
+    with pytest.raises(BuildError, match="expected a checkpoint that `dflash-trt quantize` wrote or none, found"):
+        convert(FIXTURES / "tiny-gpt-oss-dflash", other, "fp8", force=force)
+    assert {path.name: path.read_bytes() for path in other.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == [other.name]
 
 
 @pytest.mark.parametrize("output", ["draft", "draft/../draft", "."])

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 import onnx
 from onnx.external_data_helper import uses_external_data
 
+from dflash_trt.builder.engine_directory import ENGINE, is_engine
 from dflash_trt.builder.tensorrt.compile import build_plan
 from dflash_trt.builder.tensorrt.profiles import profiles
 from dflash_trt.builder.tensorrt.reuse import link
@@ -20,7 +20,7 @@ from dflash_trt.engine import machine, tensorrt_api
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, sha256
 from dflash_trt.engine.plan import PLUGIN_GRAPH, Plan, PlanOptions, check_precision, is_served
 from dflash_trt.engine.plugin_library import plugin_library
-from dflash_trt.files.write import new_directory
+from dflash_trt.files.write import Kind, new_directory, new_file
 
 
 def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache: TimingCache | None = None) -> Manifest:
@@ -49,7 +49,7 @@ def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache:
     plans = manifest.plans | {name: wanted[name] for name in due}
     registered = manifest.plugin
     tensorrt_api.load_plugin(trt, plugin, registered.name, registered.version, registered.namespace)
-    with new_directory(directory, force=True) as temporary:
+    with new_directory(directory, ENGINE, force=True) as temporary:
         _link_files(directory, temporary, leave_out={MANIFEST, *(wanted[name].file for name in due)})
         for name in due:
             plan = wanted[name]
@@ -113,12 +113,9 @@ def _weight_files(graph: Path) -> list[str]:
 
 
 def _write_manifest(directory: Path, manifest: Manifest) -> None:
-    temporary = directory / f".{MANIFEST}.partial-{os.getpid()}"
-    try:
+    kind = Kind(name="a manifest", recognizes=lambda file: is_engine(file.parent), form="file")
+    with new_file(directory / MANIFEST, kind, force=True) as temporary:
         temporary.write_bytes(manifest.encode())
-        temporary.replace(directory / MANIFEST)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _link_files(directory: Path, temporary: Path, *, leave_out: set[str]) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,15 @@ import msgspec
 
 from dflash_trt.errors import BuildError
 from dflash_trt.files.read import read_bytes
+from dflash_trt.files.write import Kind, new_file
 
 MAX_BYTES = 2**30
+KIND = Kind(
+    name="a timing cache",
+    recognizes=lambda file: True,  # TensorRT has read it, or `attach` has refused it
+    form="file",
+    option="--timing-cache FILE",
+)
 
 
 class TimingCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,14 +45,8 @@ class TimingCache(msgspec.Struct, frozen=True, kw_only=True):
         """Writes what the build has learned; a reproducible build has learned nothing."""
         if self.reproducible:
             return
-        temporary = self.file.with_name(f".{self.file.name}.partial-{os.getpid()}")
-        try:
+        with new_file(self.file, KIND, force=True) as temporary:
             temporary.write_bytes(memoryview(config.get_timing_cache().serialize()))
-            temporary.replace(self.file)
-        except OSError as error:
-            raise BuildError(f"{self.file}: expected to write it, found: {error.strerror}") from error
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _read(self) -> bytes:
         if self.file.is_file():

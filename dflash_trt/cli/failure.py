@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a command says that it has failed: one line on stderr, and with --json one document on stdout."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import click
+
+from dflash_trt.cli import output
+from dflash_trt.errors import DFlashError, MissingDependencyError, printable
+
+# The extra of pyproject.toml that brings a module.
+EXTRAS = {
+    "onnx": "build",
+    "onnxruntime": "run",
+    "torch": "run",
+    "transformers": "run",
+    "accelerate": "run",
+    "safetensors": "run",
+    "modelopt": "calibrate",
+    "requests": "calibrate",
+    "matplotlib": "plot",
+    "tritonclient": "triton",
+    "google": "triton",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+}
+PACKAGES = {"google": "protobuf"}
+"""Where a package is not called as its module."""
+
+
+def fail(error: DFlashError) -> int:
+    """For what the user can fix; returns the exit code."""
+    click.echo(f"error: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"\nhint: {error.hint}", err=True)
+    _print_document(error.message, error.hint)
+    return 1
+
+
+def fail_usage(error: click.ClickException) -> int:
+    """For what click refuses: wrong options, above all."""
+    error.show()
+    _print_document(error.format_message(), None)
+    return error.exit_code
+
+
+def fail_import(error: ModuleNotFoundError) -> int:
+    """For a package that an extra brings; any other is a bug of ours."""
+    if error.name == "dflash_trt._C":
+        found, hint = (
+            "the compiled module dflash_trt._C, found it not built",
+            "in the source directory: pip install -e .",
+        )
+        return fail(MissingDependencyError(f"expected {found}", hint=hint))
+    module = (error.name or "").partition(".")[0]
+    if module not in EXTRAS:
+        return report_bug()
+    return fail(
+        MissingDependencyError(
+            f"expected the package {PACKAGES.get(module, module)}, found it not installed",
+            hint=f"pip install 'dflash-trt[{EXTRAS[module]}]'",
+        )
+    )
+
+
+def fail_interrupted() -> int:
+    """For Ctrl-C, with the exit code that shells give it."""
+    click.echo("error: interrupted", err=True)  # on a new line: click has ended the one with ^C
+    _print_document("interrupted", None)
+    return 130
+
+
+def report_bug() -> int:
+    """For everything else, with its traceback."""
+    click.echo(printable(traceback.format_exc()), nl=False, err=True)
+    message = "this is a bug in dflash-trt; please report it with the lines above"
+    click.echo(f"\nerror: {message}", err=True)
+    _print_document(message, None)
+    return 70
+
+
+def _print_document(error: str, hint: str | None) -> None:
+    """Where --json is given, and its document is not out already: a failed `verify` prints one, too."""
+    options = sys.argv[1:]
+    if "--json" in options[: options.index("--") if "--" in options else None] and not output.has_document:
+        try:
+            output.print_json("error", {"error": printable(error), "hint": hint})
+        except OSError:  # a full or closed stdout has failed before
+            return

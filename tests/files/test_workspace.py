@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stopped processes left is settled by the next, what others use stays, and one of two engines is there."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.files import workspace as workspaces
+from dflash_trt.files.workspace import OLD, settle_abandoned, workspace
+from tests.files.test_write import make, names
+
+# Holds a workspace for tmp/out, moved aside as far as SCRIPT says, until it is killed.
+HOLDING = """
+import sys, time
+from pathlib import Path
+from dflash_trt.files.workspace import workspace
+with workspace(Path(sys.argv[1])) as directory:
+    (directory / "new").mkdir()
+    (directory / "new" / "file").write_text("half")
+    exec(sys.argv[2])
+    print("holding", flush=True)
+    time.sleep(60)
+"""
+MOVED_ASIDE = "Path(sys.argv[1]).rename(directory / 'old')"
+
+
+@contextmanager
+def holding(path: Path, then: str = "") -> Iterator[subprocess.Popen[str]]:
+    arguments = [sys.executable, "-c", HOLDING, str(path), then]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holding\n"
+        yield process
+        process.kill()
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def test_one_in_use_stays(tmp_path: Path) -> None:
+    """Whatever its process id: containers on one volume have the same ones."""
+    with holding(tmp_path / "out"):
+        (held,) = names(tmp_path)
+        make(tmp_path / "out")
+        make(tmp_path / "other")
+        assert names(tmp_path) == sorted([held, "other", "out"])
+        assert (tmp_path / held / "new" / "file").read_text() == "half"
+
+
+@pytest.mark.parametrize("name", ["out", "another", "out[1]", "o\nt", ".hidden"])
+def test_of_a_killed_process_nothing_stays(name: str, tmp_path: Path) -> None:
+    with holding(tmp_path / name) as process:
+        kill(process)
+    assert len(names(tmp_path)) == 1
+    make(tmp_path / "out")
+    assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_was_moved_aside_comes_back(force: bool, tmp_path: Path) -> None:
+    """Killed between two renames, where the file system knows no exchange."""
+    make(tmp_path / "out", content="old")
+    with holding(tmp_path / "out", MOVED_ASIDE) as process:
+        kill(process)
+    assert not (tmp_path / "out").exists()
+    make(tmp_path / "elsewhere")
+    assert (tmp_path / "out" / "file").read_text() == "old"
+    assert names(tmp_path) == ["elsewhere", "out"]
+
+
+def test_what_was_moved_aside_does_not_displace_what_is_there(tmp_path: Path) -> None:
+    make(tmp_path / "out", content="old")
+    with holding(tmp_path / "out", MOVED_ASIDE) as process:
+        kill(process)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "file").write_text("newer")
+    settle_abandoned(tmp_path)
+    assert (tmp_path / "out" / "file").read_text() == "newer"
+    assert names(tmp_path) == ["out"]
+
+
+def test_killed_before_it_had_a_lock(tmp_path: Path) -> None:
+    (tmp_path / f".out.{'0' * 16}.partial").mkdir()
+    make(tmp_path / "out")
+    assert names(tmp_path) == ["out"]
+
+
+def test_what_only_looks_alike_stays(tmp_path: Path) -> None:
+    zeros, victim = "0" * 16, tmp_path / "victim"
+    victim.mkdir()
+    (victim / "lock").touch()
+    (tmp_path / f".link.{zeros}.partial").symlink_to(victim)
+    (tmp_path / f".full.{zeros}.partial").mkdir()
+    (tmp_path / f".full.{zeros}.partial" / "notes").touch()
+    (tmp_path / f".file.{zeros}.partial").touch()
+    (tmp_path / f"visible.{zeros}.partial").mkdir()
+    (tmp_path / ".short.00.partial").mkdir()
+    planted = tmp_path / f".planted.{zeros}.partial"
+    planted.mkdir()
+    (planted / "lock").symlink_to(victim / "lock")
+    before = names(tmp_path)
+    settle_abandoned(tmp_path)
+    assert names(tmp_path) == before
+    assert names(victim) == ["lock"]
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can tell what is in use there, so nothing is removed."""
+
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with holding(tmp_path / "out") as process:
+        kill(process)
+    left = names(tmp_path)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    make(tmp_path / "out")
+    assert names(tmp_path) == [*left, "out"]
+
+
+def test_a_workspace_that_is_taken_for_abandoned_while_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, calls = fcntl.flock, []
+
+    def settled_first(descriptor: int, operation: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 1:
+            settle_abandoned(tmp_path)  # calls flock, too: this is what another process does
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", settled_first)
+    with workspace(tmp_path / "out") as directory:
+        assert len(calls) > 2
+        assert names(directory) == ["lock"]
+    assert names(tmp_path) == []
+
+
+@pytest.fixture
+def _no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspaces, "_exchange_at_once", lambda new, final: False)
+
+
+@pytest.mark.usefixtures("_no_exchange")
+def test_without_exchange(tmp_path: Path) -> None:
+    make(tmp_path / "out", content="old")
+    make(tmp_path / "out", force=True)
+    assert (tmp_path / "out" / "file").read_text() == "new"
+    assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.usefixtures("_no_exchange")
+def test_stopped_between_the_two_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "out", content="old")
+    rename = Path.rename
+
+    def interrupted(self: Path, to: Path) -> Path:
+        if self.name == "new":
+            raise KeyboardInterrupt
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "out", force=True)
+    assert (tmp_path / "out" / "file").read_text() == "old"
+    assert names(tmp_path) == ["out"]
+
+
+def test_the_exchange_is_one_step(tmp_path: Path) -> None:
+    """As this kernel and file system do it."""
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    assert workspaces._exchange_at_once(tmp_path / "new", tmp_path / "old")
+    assert (names(tmp_path / "new"), names(tmp_path / "old")) == (["old"], ["new"])
+    assert OLD in names(tmp_path)
+
+
+def test_an_exchange_that_may_not_be(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    with pytest.raises(OSError, match="No such file or directory"):
+        workspaces._exchange_at_once(tmp_path / "new", tmp_path / "missing")
+    assert names(tmp_path) == ["new"]
