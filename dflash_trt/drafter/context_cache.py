@@ -68,6 +68,12 @@ class ContextCache:
         for cache, rows in ((self.k, k), (self.v, v)):
             _bytes(cache)[slots, :, positions] = _bytes(rows)
 
+    def clear(self, slot: int) -> None:
+        """Empties a slot: zeros, because a masked row still takes part as 0 * value, and 0 * NaN is NaN."""
+        for rows in self.rows(slot):
+            _bytes(rows).zero_()
+        self.lengths[slot] = 0
+
 
 def _bytes(tensor: Tensor) -> Tensor:
     """FP8 as bytes, because torch moves those by index and FP8 not everywhere."""

@@ -66,7 +66,7 @@ class Drafter:
 
     def release(self, slot: int) -> None:
         """Empties a slot's context."""
-        self.cache.lengths[slot] = 0
+        self.cache.clear(slot)
 
     def _make_room(self, slots: Sequence[int], num_rows: Sequence[int]) -> None:
         lengths = self.cache.lengths

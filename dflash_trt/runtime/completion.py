@@ -55,8 +55,11 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def completion(request: Request) -> Completion:
-    """The answer of a finished request."""
+    """The answer of a finished request; raises its error where the target could not say a token of it."""
     assert request.finished is not None
+    if request.finished is FinishReason.ERROR:
+        assert request.error is not None
+        raise request.error
     assert request.ended is not None
     steps, tokens = len(request.steps), len(request.token_ids)
     first, last = (request.emitted[0], request.emitted[-1]) if request.emitted else (None, None)

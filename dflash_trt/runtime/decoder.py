@@ -16,9 +16,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from torch import Tensor
 
+from dflash_trt.errors import EngineError
 from dflash_trt.runtime.accept import accept
 from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.metrics import Counts, DecoderMetrics
@@ -109,7 +111,10 @@ class Decoder:
         self._pair.commit([part.num_committed(tokens) for part, tokens in zip(parts, accepted, strict=True)])
         self._counts.passes += 1
         for part, tokens in zip(parts, accepted, strict=True):
-            self._emit(part, tokens)
+            if part.num_logits > 0 and not tokens:
+                self._fail(part)
+            else:
+                self._emit(part, tokens)
 
     def _admit(self) -> None:
         while self.waiting and self.slots.fits(self.waiting[0].max_length):
@@ -166,6 +171,19 @@ class Decoder:
             self._release(part.slot)
         request.report()
 
+    def _fail(self, part: _Part) -> None:
+        """Ends a request whose next token cannot be told; the others go on."""
+        request = part.request
+        request.error = EngineError(
+            f"token {len(request.token_ids) + 1} of the answer: expected finite logits from the target, found NaN or"
+            " infinity",
+            hint="look for NaN in the target's weights; download or copy them again",
+        )
+        request.finish(FinishReason.ERROR)
+        self._counts.finished[FinishReason.ERROR] += 1
+        self._release(part.slot)
+        request.report()
+
     def _release(self, slot: int) -> None:
         self._pair.release(slot)
         self.slots.free(slot)
@@ -173,10 +191,18 @@ class Decoder:
 
 
 def _accept(parts: Sequence[_Part], logits: Tensor) -> list[list[int]]:
-    """The tokens that the target emits for each part: accepted proposals and one more, or none inside a prompt."""
-    greedy = logits.argmax(dim=-1).tolist()
-    accepted, end = [], 0
+    """The tokens that the target emits for each part: accepted proposals and one more, or none inside a prompt.
+
+    A row that is not finite ends the block before it, and a part that begins with one gets no token: plain decoding
+    would meet it, if at all, as the first row of a later step.
+    """
+    best, greedy = logits.max(dim=-1)  # NaN is larger than all
+    finite, tokens = best.isfinite().tolist(), greedy.tolist()
+    accepted, begin = [], 0
     for part in parts:
-        begin, end = end, end + part.num_logits
-        accepted.append(accept(part.request, part.proposals, logits[begin:end], greedy[begin:end]))
+        end = begin + part.num_logits
+        num_rows = len(list(takewhile(bool, finite[begin:end])))
+        block, proposals = slice(begin, begin + num_rows), part.proposals[: max(0, num_rows - 1)]
+        accepted.append(accept(part.request, proposals, logits[block], tokens[block]))
+        begin = end
     return accepted

@@ -17,7 +17,7 @@ from dflash_trt.runtime.decoder_thread import DecoderThread
 from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.metrics import DecoderMetrics
 from dflash_trt.runtime.prompts import prompt_token_ids
-from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.request import FinishReason, Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.session import Session
 
@@ -120,8 +120,8 @@ class EmbeddedBackend:
 
 
 def answer(request: Request) -> Completion:
-    """The answer of a request that has ended; EngineError where the decoder failed."""
-    if request.error is not None:
+    """The answer of a request that has ended; EngineError where it, or the decoder, failed."""
+    if request.error is not None and request.finished is not FinishReason.ERROR:
         raise EngineError(f"the decoder has failed: {request.error}") from request.error
     return completion(request)
 

@@ -21,6 +21,8 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     """max_tokens."""
     CANCELLED = "cancelled"
+    ERROR = "error"
+    """The target's logits were NaN or infinite: there is no next token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ class Request:
     """When the first token came, and then each step's."""
     ended: float | None = None
     error: Exception | None = None
-    """Why the decoder gave up, if it did."""
+    """Why there is no whole answer: this request's own logits, or a decoder that gave up."""
 
     @property
     def max_length(self) -> int:

@@ -75,12 +75,8 @@ def _check_weights(directory: Path, loaded: dict[str, Any]) -> None:
 
 
 def make_target(model: PreTrainedModel, target_layer_ids: Sequence[int], num_slots: int) -> HuggingFaceTarget:
-    """The fastest target that runs `model` for `num_slots` sequences and returns the taps `target_layer_ids`.
-
-    Raises CheckpointError for a model that cannot compute a first token, as its configuration has it.
-    """
-    with refusing(model.name_or_path, "a model that computes a token"):
-        return (PackedTarget if can_pack(model) else SequentialTarget)(model, target_layer_ids, num_slots)
+    """The fastest target that runs `model` for `num_slots` sequences and returns the taps `target_layer_ids`."""
+    return (PackedTarget if can_pack(model) else SequentialTarget)(model, target_layer_ids, num_slots)
 
 
 def can_pack(model: PreTrainedModel) -> bool:
@@ -160,12 +156,16 @@ class PackedTarget(HuggingFaceTarget):
     """All segments in one forward call, their rows end to end."""
 
     def __init__(self, model: PreTrainedModel, target_layer_ids: Sequence[int], num_slots: int) -> None:
-        """Replaces the model's attention: the model serves nobody else from here on."""
+        """Replaces the model's attention: the model serves nobody else from here on.
+
+        Raises CheckpointError for a model that its configuration keeps from computing a token.
+        """
         super().__init__(model, target_layer_ids)
         model.set_attn_implementation(IMPLEMENTATION)
         self._cache = SlotCache(num_slots, model.device)
         self._lengths = [0] * num_slots
-        self.verify([Segment(slot=0, token_ids=[0], num_logits=0)], with_taps=False)
+        with refusing(model.name_or_path, "a model that computes a token"):
+            self.verify([Segment(slot=0, token_ids=[0], num_logits=0)], with_taps=False)
         self.release(0)
         self.cache_bytes_per_token = self._cache.bytes_per_token
 
@@ -198,6 +198,7 @@ class PackedTarget(HuggingFaceTarget):
     def release(self, slot: int) -> None:
         """Empties a slot."""
         self._lengths[slot] = 0
+        self._cache.clear(slot)
 
 
 class SequentialTarget(HuggingFaceTarget):
@@ -259,7 +260,13 @@ class SequentialTarget(HuggingFaceTarget):
         )
         try:
             leaves_trace = self._leaves_trace()
-        except (AttributeError, IndexError, TypeError, ValueError) as error:  # as its code stumbles over the cache
+        except (
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:  # as its code stumbles over the cache
             raise CheckpointError(f"{expectation}: {error}") from error
         if leaves_trace:
             raise CheckpointError(f"{expectation}: its output would change with rejected drafts")

@@ -97,6 +97,12 @@ class SlotCache:
         v[current.slots, :, current.positions] = value[0].transpose(0, 1)
         return k, v
 
+    @torch.inference_mode()
+    def clear(self, slot: int) -> None:
+        """Zeros again: what a sequence left behind may be NaN, and 0 * NaN is NaN."""
+        for rows in (cache[slot] for layer in self._layers.values() for cache in layer):
+            rows.zero_()
+
     def _allocate(self, rows: Tensor, num_rows: int) -> Tensor:
         # Zeros, because a masked row still takes part as 0 * value.
         capacity = max(INITIAL_ROWS, num_rows)
