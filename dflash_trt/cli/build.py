@@ -21,6 +21,7 @@ from dflash_trt.deploy.resolve import UNQUANTIZED, plan_sizes
 from dflash_trt.engine.manifest import MANIFEST
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import DFlashError
+from dflash_trt.files.command import quoted
 from dflash_trt.files.write import scratch_directory
 
 
@@ -178,7 +179,7 @@ def _write_engine(
     if options.plans.is_wanted:
         _add_plans(output, options.plans)
     elif plan_options is not None:
-        click.echo(f"without plans; on the GPU machine: dflash-trt build {output} --backend tensorrt", err=True)
+        click.echo(f"without plans; on the GPU machine: dflash-trt build {quoted(output)} --backend tensorrt", err=True)
 
 
 def _add_plans(engine: Path, plans: PlanRequest) -> None:
@@ -190,7 +191,7 @@ def _add_plans(engine: Path, plans: PlanRequest) -> None:
     try:
         add_plans(engine, options, plans.timing_cache)
     except DFlashError as error:
-        next_command = f"dflash-trt build {engine} --backend tensorrt"
+        next_command = f"dflash-trt build {quoted(engine)} --backend tensorrt"
         hint = f"{error.hint}; then: {next_command}" if error.hint else next_command
         raise type(error)(
             f"{error.message}\n{engine} is complete for ONNX Runtime, without new plans", hint=hint

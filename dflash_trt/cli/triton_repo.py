@@ -19,7 +19,7 @@ from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.triton.model_file import EmbeddedArguments, TritonConfig
+from dflash_trt.triton.model_file import EmbeddedArguments, TritonConfig, check_name
 
 
 @click.command("triton-repo", short_help="Write a model repository for Triton Inference Server.")
@@ -63,6 +63,7 @@ def triton_repo(
     Example:
       dflash-trt triton-repo gpt-oss-120b.b300x8.latency -o models
     """
+    check_name(name)
     config = TritonConfig(runtime=runtime, decoupled=not unary)
     ranks = 1
     if runtime == "embedded":
@@ -83,9 +84,10 @@ def triton_repo(
     from dflash_trt.triton.instructions import instructions
     from dflash_trt.triton.repository import write_repository
 
+    commands = instructions(output, name, host=host, ranks=ranks)
     write_repository(output, name, arguments, config, force=force)
     click.echo(output)
-    click.echo(instructions(output, name, host=host, ranks=ranks), err=True)
+    click.echo(commands, err=True)
 
 
 def _embedded(source: str, target: str | None, draft: str | None, max_batch_size: int | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import msgspec
 from dflash_trt.cli.estimate import open_acceptances, open_system, read_file
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.errors import ConfigError
+from dflash_trt.files.command import quoted
 from dflash_trt.files.write import Kind, new_file
 
 if TYPE_CHECKING:
@@ -99,7 +100,9 @@ def tune(
         return
     _print(tuning, runtime, source)
     click.echo(
-        text if output is None else f"{output} written; next: dflash-trt serve-config {output} --runtime {runtime}"
+        text
+        if output is None
+        else f"{output} written; next: dflash-trt serve-config {quoted(output)} --runtime {runtime}"
     )
 
 

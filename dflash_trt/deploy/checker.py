@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from shlex import quote
 from typing import Any, Literal
 
 import msgspec
@@ -22,6 +21,7 @@ from dflash_trt.deploy.schema_check import check_schema
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import MANIFEST
 from dflash_trt.errors import ConfigError, shown
+from dflash_trt.files.command import quoted
 from dflash_trt.files.read import read_text
 from dflash_trt.files.strict_yaml import MAX_BYTES, yaml_document
 
@@ -99,7 +99,7 @@ def read_document(file: Path, schema: Schema) -> dict[str, Any]:
     if document.keys() >= DEPLOYMENT_KEYS:
         raise ConfigError(
             f"{file}: expected a configuration of {schema.runtime}, found a deployment, from which one is written",
-            hint=f"this writes it, checked: dflash-trt serve-config {quote(str(file))} --runtime {schema.runtime}",
+            hint=f"this writes it, checked: dflash-trt serve-config {quoted(file)} --runtime {schema.runtime}",
         )
     if schema.runtime == "trtllm":  # a Triton repository's model.yaml also says how it is served
         return {key: value for key, value in document.items() if key != "triton_config"}

@@ -9,6 +9,7 @@ from typing import Any
 
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.errors import ConfigError
+from dflash_trt.files.command import argument, command_line
 from dflash_trt.files.json_file import json_document
 
 # What starts a server; the first of each is what is written.
@@ -25,8 +26,8 @@ NEGATABLE = {"vllm"}  # every switch has a --no- form; SGLang's are only ever gi
 
 
 def command_text(runtime: str, arguments: dict[str, Any]) -> str:
-    """The command, one argument a line."""
-    lines = [shlex.join([*PROGRAMS[runtime][0], *(str(arguments[key]) for key in _positional(runtime))])]
+    """The command, one argument a line; ConfigError for a value that it would not take as one."""
+    lines = [command_line([*PROGRAMS[runtime][0], *(argument(arguments[key], key) for key in _positional(runtime))])]
     for key, value in arguments.items():
         if key not in _positional(runtime) and (text := _flag(runtime, key, value)):
             lines.append(text)
@@ -44,7 +45,7 @@ def _flag(runtime: str, key: str, value: object) -> str:
     if value is False:
         return f"--no-{name[2:]}" if runtime in NEGATABLE else ""
     text = json.dumps(value) if isinstance(value, dict) else str(value)
-    return shlex.join([name, text])
+    return command_line([name, argument(text, key)])
 
 
 def is_command(text: str, runtime: str) -> bool:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.sglang_arguments import sglang_arguments
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments, trtllm_command
 from dflash_trt.deploy.vllm_arguments import vllm_arguments
+from dflash_trt.files.command import command_line, plain
 
 
 class Rendered(msgspec.Struct, frozen=True):
@@ -32,14 +32,15 @@ class Rendered(msgspec.Struct, frozen=True):
 
 def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, host: str, port: int) -> Rendered:
     """The same deployment gives the same bytes; methods differ in nothing but what names the method."""
+    name = plain(deployment.name, "the deployment's name")
     head = (
-        f"# dflash-trt {__version__}: {deployment.name} for {deployment.gpus}, {deployment.purpose}"
+        f"# dflash-trt {__version__}: {name} for {deployment.gpus}, {deployment.purpose}"
         f" (settings {deployment.digest})\n"
     )
     if runtime == "trtllm":
         arguments = trtllm_arguments(deployment, method)
         text = head + yaml.safe_dump(arguments, sort_keys=False, default_flow_style=False, width=120)
-        return Rendered(arguments, text, shlex.join(trtllm_command(deployment, method, host, port)))
+        return Rendered(arguments, text, command_line(trtllm_command(deployment, method, host, port)))
     make = vllm_arguments if runtime == "vllm" else sglang_arguments
     arguments = make(deployment, method, host, port)
     return Rendered(arguments, head + command_text(runtime, arguments), "sh FILE")

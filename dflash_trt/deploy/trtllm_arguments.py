@@ -8,6 +8,7 @@ from typing import Any
 from dflash_trt.deploy.draft_schedule import trtllm_schedule
 from dflash_trt.deploy.method import Method, eagle3_of
 from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.files.command import argument
 
 ENGINE_MODE = ("python", "-m", "dflash_trt.trtllm")
 """Starts a command in whose ranks engine mode's drafter is registered (dflash_trt/trtllm)."""
@@ -70,6 +71,7 @@ def _draft_facts(deployment: ResolvedDeployment) -> dict[str, Any]:
 
 def trtllm_command(deployment: ResolvedDeployment, method: Method, host: str, port: int) -> list[str]:
     """trtllm-serve with the model, the address and the file; every other setting stands in the file."""
-    command = ["trtllm-serve", deployment.target, "--host", host, "--port", str(port), "--config", "FILE"]
+    target, host = argument(deployment.target, "target"), argument(host, "--host")
+    command = ["trtllm-serve", target, "--host", host, "--port", str(port), "--config", "FILE"]
     is_engine = deployment.mode == "engine" and method == "dflash"
     return [*ENGINE_MODE, *command] if is_engine else command

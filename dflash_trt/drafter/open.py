@@ -11,6 +11,7 @@ from dflash_trt.drafter.executor import Executor
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plan import GRAPHS
 from dflash_trt.errors import MissingDependencyError
+from dflash_trt.files.command import quoted
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 
@@ -43,7 +44,7 @@ def choose_executor(engine: Path, manifest: Manifest, *, device: str = "cpu", ex
             raise MissingDependencyError(
                 f"{engine}: expected a drafter for {device}, found none: {lacking}; {reason}",
                 hint="pip install onnxruntime-gpu in the place of onnxruntime, or on this machine: "
-                f"dflash-trt build {engine} --backend tensorrt",
+                f"dflash-trt build {quoted(engine)} --backend tensorrt",
             )
         import torch
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from dflash_trt.drafter.launcher import Launcher
 from dflash_trt.engine.plan import Plan
 from dflash_trt.errors import EngineError
+from dflash_trt.files.command import quoted
 
 
 class PlanRunner:
@@ -79,5 +80,5 @@ class PlanRunner:
         if not is_right:
             raise EngineError(
                 f"{self._file}: expected {what}, found it refused by TensorRT {self._trt.__version__} (messages above)",
-                hint=f"rebuild: dflash-trt build {self._file.parent} --backend tensorrt",
+                hint=f"rebuild: dflash-trt build {quoted(self._file.parent)} --backend tensorrt",
             )

@@ -11,6 +11,7 @@ import msgspec
 
 from dflash_trt.engine.machine import Gpu
 from dflash_trt.errors import BuildError, EngineError
+from dflash_trt.files.command import quoted
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Compatibility = Literal["none", "same_compute_capability", "ampere_plus"]
@@ -80,7 +81,7 @@ def check_plan(
     """
     built = f"SM {plan.compute_capability} ({plan.gpu}) with TensorRT {plan.tensorrt}"
     here = f"SM {gpu.compute_capability} ({gpu.name}) with TensorRT {tensorrt}"
-    rebuild = f"rebuild: dflash-trt build {directory} --backend tensorrt"
+    rebuild = f"rebuild: dflash-trt build {quoted(directory)} --backend tensorrt"
     for name, expected in plan.made_from.items():
         if (found := sha256.get(name)) != expected:
             raise EngineError(

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
+
+from dflash_trt.files.command import argument, command_line
 
 HTTP_PORT = 8000
 PROMPT = {"text_input": "def quicksort(", "streaming": True, "sampling_param_max_tokens": 64}
@@ -19,12 +20,13 @@ def server_command(repository: Path, host: str) -> list[str]:
 
 def instructions(repository: Path, name: str, *, host: str, ranks: int) -> str:
     """How to start it, to see that it is ready and to ask it, for people."""
-    server = shlex.join(server_command(repository, host))
-    address = f"{host}:{HTTP_PORT}"
-    ready = f"curl -sf {address}/v2/health/ready"
+    host = argument(host, "--host")
+    server = command_line(server_command(repository, host))
+    address = f"[{host}]:{HTTP_PORT}" if ":" in host else f"{host}:{HTTP_PORT}"
+    ready = command_line(["curl", "-sf", f"{address}/v2/health/ready"])
     lines = ["start it, where this Python's environment is active:", f"  {server}"]
     if ranks > 1:
         lines += [f"or with one server process for each of {ranks} ranks:", f"  mpirun -n {ranks} {server}"]
-    request = shlex.join(["curl", "-sN", "-d", json.dumps(PROMPT), f"{address}/v2/models/{name}/generate_stream"])
+    request = command_line(["curl", "-sN", "-d", json.dumps(PROMPT), f"{address}/v2/models/{name}/generate_stream"])
     lines += ["it is ready when this succeeds, and answers this:", f"  {ready}", f"  {request}"]
     return "\n".join(lines)

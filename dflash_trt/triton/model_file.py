@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 import yaml
 
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.strict_yaml import load_yaml, read_yaml
 
 MODEL_FILE = "model.yaml"
 TRITON_CONFIG = "triton_config"
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -49,6 +51,14 @@ class EmbeddedFile(EmbeddedArguments, frozen=True, kw_only=True, forbid_unknown_
     """The whole file for the embedded runtime."""
 
     triton_config: TritonConfig
+
+
+def check_name(name: str) -> None:
+    """Raises ConfigError unless `name` is a folder's of the repository, which a URL takes as it is."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"--name: expected letters, digits, '_', '-' and '.', the first a letter, digit or '_', found {shown(name)}"
+        )
 
 
 def model_text(arguments: dict[str, Any], config: TritonConfig) -> str:

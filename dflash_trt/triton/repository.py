@@ -10,7 +10,7 @@ from dflash_trt.errors import BuildError
 from dflash_trt.files.read import read_bytes
 from dflash_trt.files.write import Kind, new_directory
 from dflash_trt.triton.model_config import config_text
-from dflash_trt.triton.model_file import MODEL_FILE, TritonConfig, model_text
+from dflash_trt.triton.model_file import MODEL_FILE, TritonConfig, check_name, model_text
 
 CONFIG_FILE = "config.pbtxt"
 VERSION = "1"
@@ -46,8 +46,10 @@ def write_repository(
 ) -> None:
     """Writes `output` with the one model `name`, whose runtime is made with `arguments`.
 
-    The same settings give the same bytes. Raises BuildError when `output` cannot be written; then nothing is left.
+    The same settings give the same bytes. Raises ConfigError for a name that is none, BuildError when `output`
+    cannot be written; then nothing is left.
     """
+    check_name(name)
     with new_directory(output, REPOSITORY, force=force) as directory:
         version = directory / name / VERSION
         version.mkdir(parents=True)

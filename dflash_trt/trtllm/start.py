@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
@@ -39,5 +40,5 @@ def check_start() -> None:
     if spec is None or spec.name != f"{MODULE}.__main__":
         raise EngineError(
             "engine mode: expected a start that registers the drafter in every rank, found another main module",
-            hint=f"{' '.join(ENGINE_MODE)} dflash-trt {' '.join(sys.argv[1:])}",
+            hint=f"{' '.join(ENGINE_MODE)} dflash-trt {shlex.join(sys.argv[1:])}",
         )

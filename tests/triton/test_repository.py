@@ -17,7 +17,9 @@ from dflash_trt.deploy.checker import check, file_config
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, EngineError
 from dflash_trt.llm import LLM
+from dflash_trt.triton.instructions import instructions
 from dflash_trt.triton.model_file import EmbeddedArguments, TritonConfig, read_model
+from dflash_trt.triton.repository import write_repository
 from tests.cli.commands import run, run_here
 from tests.deploy.deployments import BUILD_CONFIGS, rendered
 from tests.paths import FIXTURES, REPOSITORY
@@ -108,6 +110,22 @@ def test_only_its_own_repository_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="expected a repository that this command wrote"):
         run_here("triton-repo", LATENCY, "-o", output, "--force")
     assert list(tmp_path.iterdir()) == [output]
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "", ".", "..", "a/b", "a\n", "-v", "a b", "é", "a" * 200])
+def test_a_name_is_a_folders(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--name: expected letters, digits"):
+        run_here("triton-repo", LATENCY, "-o", tmp_path / "deep" / "models", f"--name={name}")
+    with pytest.raises(ConfigError, match="--name: expected letters, digits"):
+        write_repository(tmp_path / "deep" / "models", name, {}, TritonConfig(runtime="trtllm"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("host", ["--trace", "a\nb"])
+def test_a_host_is_no_option_of_what_is_printed(host: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--host: expected"):
+        instructions(tmp_path, "model", host=host, ranks=1)
+    assert "curl -sf '127.0.0.1;reboot:8000/v2" in instructions(tmp_path, "model", host="127.0.0.1;reboot", ranks=1)
 
 
 def test_embedded_needs_an_engine_that_fits(engine: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from dflash_trt.engine.graphs import Graph
 from dflash_trt.engine.plan import PLUGIN_GRAPH, PlanOptions, Profile
 from dflash_trt.engine.plugin_library import installed_library, plugin_library
 from dflash_trt.errors import MissingDependencyError
+from dflash_trt.files.command import command_line
 
 HARDWARE_LEVELS = {"same_compute_capability": "sameComputeCapability", "ampere_plus": "ampere+"}
 
@@ -25,7 +25,7 @@ def trtexec_commands(
 ) -> list[str]:
     """What `add_plans` would build in `directory`, one shell line a graph; needs neither TensorRT nor a GPU."""
     return [
-        shlex.join(_words(directory / name, graph, profiles(name, options), options, timing_cache))
+        command_line(_words(directory / name, graph, profiles(name, options), options, timing_cache))
         for name, graph in graphs.items()
     ]
 
