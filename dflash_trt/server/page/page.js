@@ -2,7 +2,7 @@
 "use strict";
 
 const byId = (id) => document.getElementById(id);
-const visible = (text) => text.replaceAll(" ", "␠").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "∅";
+const visible = (text) => text.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "∅";
 let controller = null;
 let passes = []; // of the DFlash lane: {proposals, num_accepted, tokens}, prefill aside
 
@@ -14,12 +14,19 @@ class Lane {
   }
 
   reset(prompt, maxTokens) {
+    this.prompt = prompt;
     this.maxTokens = maxTokens;
+    this.measured = null; // tokens per second
+    this.record = []; // [seconds since the first step, step]
+    this.clear();
+  }
+
+  // What is shown starts anew; what was recorded stays.
+  clear() {
     this.ids = [];
     this.passes = 0;
     this.drafted = 0; // tokens that verify passes brought
-    this.started = null;
-    this.text.replaceChildren(element("span", "prompt", prompt));
+    this.text.replaceChildren(element("span", "prompt", this.prompt));
     for (const name of ["speed", "tokens", "passes", "tau"]) this.figure(name, "–");
     this.progress(0);
   }
@@ -33,10 +40,22 @@ class Lane {
     this.root.querySelector(".progress i").style.width = `${Math.min(100, share * 100)}%`;
   }
 
+  // The server's own figure knows nothing of the network and of this page.
+  finish() {
+    this.progress(1);
+    if (this.measured) this.figure("speed", this.measured.toFixed(0));
+  }
+
   // One step of the server: the prefill's token, or what a verify pass emitted.
-  add(step) {
+  receive(step) {
     const now = performance.now();
-    if (this.started === null) this.started = now;
+    if (this.record.length === 0) this.started = now;
+    const seconds = (now - this.started) / 1000;
+    this.record.push([seconds, step]);
+    this.show(step, seconds);
+  }
+
+  show(step, seconds) {
     const stays = this.text.scrollTop + this.text.clientHeight >= this.text.scrollHeight - 8;
     this.ids.push(...step.tokens.map((token) => token.id));
     if (!step.is_prefill) {
@@ -44,7 +63,6 @@ class Lane {
       this.drafted += step.tokens.length;
     }
     this.text.append(this.isDrafted && !step.is_prefill ? this.band(step) : tokens(step.tokens));
-    const seconds = (now - this.started) / 1000;
     if (seconds > 0 && this.drafted > 0) this.figure("speed", (this.drafted / seconds).toFixed(0));
     this.figure("tokens", this.ids.length);
     this.figure("passes", this.passes);
@@ -106,10 +124,11 @@ async function stream(lane, body, signal) {
       if (!data || data === "[DONE]") continue;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
-      for (const choice of chunk.choices) for (const step of choice.steps ?? []) lane.add(step);
+      for (const choice of chunk.choices) for (const step of choice.steps ?? []) lane.receive(step);
+      lane.measured = chunk.metrics?.tokens_per_second ?? lane.measured;
     }
   }
-  lane.progress(1);
+  lane.finish();
 }
 
 async function race(event) {
@@ -127,6 +146,7 @@ async function race(event) {
   controller = new AbortController();
   passes = [];
   byId("inspect").hidden = true;
+  byId("replay").hidden = true;
   setVerdict("", "");
   fail("");
   setRunning(true);
@@ -137,13 +157,45 @@ async function race(event) {
     await stream(dflash, body, controller.signal);
     const isDone = showSteps();
     await stream(plain, { ...body, draft_length: 0 }, controller.signal);
-    if (isDone) compare();
+    if (isDone) {
+      compare();
+      byId("replay").hidden = false;
+      if (!matchMedia("(prefers-reduced-motion: reduce)").matches) await replay();
+    }
   } catch (error) {
     if (error.name !== "AbortError") fail(error.message);
     showSteps();
   } finally {
     setRunning(false);
   }
+}
+
+// Both lanes side by side, as they were measured; slowed down where the slower one took less than REPLAY_SECONDS.
+const REPLAY_SECONDS = 5;
+
+async function replay() {
+  const longest = Math.max(...[plain, dflash].map((lane) => lane.record.at(-1)[0]));
+  const slowed = Math.max(1, REPLAY_SECONDS / Math.max(longest, 0.001));
+  const isOver = controller.signal;
+  byId("replay").textContent = slowed > 1.5 ? `Replay, ${slowed.toFixed(0)} times slower` : "Replay";
+  passes = [];
+  for (const lane of [plain, dflash]) lane.clear();
+  setRunning(true);
+  const started = performance.now();
+  const left = new Map([[plain, [...plain.record]], [dflash, [...dflash.record]]]);
+  while ([...left.values()].some((steps) => steps.length > 0)) {
+    const now = isOver.aborted ? Infinity : (performance.now() - started) / 1000 / slowed;
+    for (const [lane, steps] of left) {
+      while (steps.length > 0 && steps[0][0] <= now) {
+        const [seconds, step] = steps.shift();
+        lane.show(step, seconds);
+      }
+      if (steps.length === 0) lane.finish();
+    }
+    await new Promise(requestAnimationFrame);
+  }
+  setRunning(false);
+  choose(Number(byId("scrubber").value), false);
 }
 
 function compare() {
@@ -168,6 +220,7 @@ function fail(message) {
 
 function setRunning(isRunning) {
   byId("start").disabled = isRunning;
+  byId("replay").disabled = isRunning;
   byId("stop").disabled = !isRunning;
 }
 
@@ -232,6 +285,10 @@ function showBars() {
 
 byId("ask").addEventListener("submit", race);
 byId("stop").addEventListener("click", () => controller?.abort());
+byId("replay").addEventListener("click", () => {
+  controller = new AbortController();
+  replay();
+});
 byId("scrubber").addEventListener("input", (event) => choose(event.target.valueAsNumber));
 byId("previous").addEventListener("click", () => choose(Number(byId("scrubber").value) - 1));
 byId("next").addEventListener("click", () => choose(Number(byId("scrubber").value) + 1));
