@@ -13,6 +13,7 @@ from typing import Any
 
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
 from dflash_trt.deploy.flags import command_text
+from dflash_trt.deploy.real_parsers import NOT_IMPORTED
 from dflash_trt.deploy.schema import Schema
 
 PLACEHOLDER = "model"  # the model is named on trtllm-serve's command line; its presence is not checked here
@@ -68,8 +69,12 @@ def _check_command(schema: Schema, document: dict[str, Any], found: str) -> Iter
     except subprocess.TimeoutExpired:
         yield Finding("runtime", UNCHECKED, schema.runtime, f"{name} took more than {SECONDS} s", "run it by hand")
         return
-    if result.returncode != 0:
-        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no message"]
+    lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no message"]
+    if result.returncode == NOT_IMPORTED:
+        yield Finding(
+            "runtime", UNCHECKED, schema.runtime, f"{name} cannot be asked: {lines[-1]}", "repair its package"
+        )
+    elif result.returncode != 0:
         severity = ERROR if found == schema.version else WARNING
         yield _refused(name, schema.runtime, lines[-1], severity)
 

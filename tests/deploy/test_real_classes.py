@@ -63,12 +63,15 @@ def test_vllm_for_machines_without_a_gpu_is_vllm(monkeypatch: pytest.MonkeyPatch
 
 VLLM = """
 import argparse
-def make_arg_parser(parser):
-    parser.add_argument("model_tag")
-    parser.add_argument("--max-num-seqs", type=int)
-    return parser
+class ServeSubcommand:
+    def subparser_init(self, subparsers):
+        parser = subparsers.add_parser("serve")
+        parser.add_argument("model_tag")
+        parser.add_argument("--max-num-seqs", type=int)
+        parser.add_argument("--model")
 class AsyncEngineArgs:
     def from_cli_args(arguments):
+        assert arguments.model == "m"
         if arguments.max_num_seqs == 0:
             raise ValueError("no sequences")
 class FlexibleArgumentParser(argparse.ArgumentParser):
@@ -86,7 +89,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
             "error",
             "the parser of vllm 0.33.0 says: vllm serve: error: argument --max",
         ),
-        ({"zzz": 8}, "0.32.0", "warning", "says: vllm serve: error: unrecognized arguments: --zzz 8"),
+        ({"zzz": 8}, "0.32.0", "warning", "says: vllm: error: unrecognized arguments: --zzz 8"),
         ({"max_num_seqs": 0}, "0.33.0", "error", "says: ValueError: no sequences"),
     ],
 )
@@ -99,16 +102,27 @@ def test_the_parser_of_the_runtime_reads_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A package with vLLM's module names and a parser of a few lines; the process and what becomes of it are real."""
-    for package in ("", "utils", "entrypoints", "entrypoints/openai", "engine"):
+    for package in ("", "utils", "entrypoints", "entrypoints/cli", "engine"):
         (tmp_path / "vllm" / package).mkdir(exist_ok=True)
         (tmp_path / "vllm" / package / "__init__.py").touch()
-    for name in ("entrypoints/openai/cli_args", "engine/arg_utils", "utils/argparse_utils"):
+    for name in ("entrypoints/cli/serve", "engine/arg_utils", "utils/argparse_utils"):
         (tmp_path / "vllm" / f"{name}.py").write_text(VLLM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(real_classes, "installed_version", lambda runtime: found)
     findings = list(check_with_package(load_schema("vllm"), {"model_tag": "m", **arguments}))
     assert [finding.severity for finding in findings] == ([] if severity is None else [severity])
     assert words in "".join(finding.problem for finding in findings)
+
+
+def test_a_runtime_that_does_not_import_here_says_nothing_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm.py").write_text("import libcuda_of_another_machine\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(real_classes, "installed_version", lambda runtime: "0.33.0")
+    (finding,) = check_with_package(load_schema("vllm"), {"model_tag": "m"})
+    assert finding.severity == "not checked"
+    assert "cannot be asked: ModuleNotFoundError: No module named" in finding.problem
 
 
 def test_what_a_validator_cannot_compare_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make contract TENSORRT_LLM=DIR`: what the pydantic classes of a TensorRT-LLM say of all that we write and refuse.
+
+DIR is a checkout of NVIDIA/TensorRT-LLM or an installed package; neither CUDA nor its compiled bindings are needed.
+Prints every shipped configuration that the classes refuse, the keys that the release and our schema do not share, and
+the deliberately broken configurations on which its verdict and the linter's differ. Exits with 1 for the first kind.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.deploy.checker import check, deployment_config
+from dflash_trt.deploy.deployment_file import load_deployment, shipped_deployments
+from dflash_trt.deploy.finding import ERROR
+from dflash_trt.deploy.method import METHODS
+from dflash_trt.deploy.real_classes import check_trtllm
+from dflash_trt.deploy.resolve import resolve
+from dflash_trt.deploy.schema import Schema, load_schema, versions
+from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
+from tests.contract.bare_import import import_bare
+from tests.deploy.deployments import resolved
+from tests.deploy.test_broken import CASES, changed
+
+USAGE = """\
+expected the directory of a TensorRT-LLM, found none
+  git clone --depth 1 --branch v1.4.0rc1 https://github.com/NVIDIA/TensorRT-LLM DIR   (GIT_LFS_SKIP_SMUDGE=1 is enough)
+  make contract TENSORRT_LLM=DIR"""
+ARGUMENTS = "tensorrt_llm.llmapi.llm_args"
+# Rules that repeat what the classes check; the others know models and GPUs, of which the classes know nothing.
+OF_THE_CLASSES = {
+    "unknown-key", "wrong-type", "out-of-range", "unknown-value", "missing-key", "disk-cache", "cuda-graphs",
+    "draft-schedule",
+}  # fmt: skip
+
+
+def main(directory: str | None) -> int:
+    """Prints the differences; 1 where a configuration of ours is refused."""
+    package = None if not directory else find_package(Path(directory))
+    if package is None:
+        print(USAGE if not directory else USAGE.replace("none", f"no {ARGUMENTS} in {directory}"), file=sys.stderr)
+        return 2
+    release = release_of(package)
+    schema = load_schema("trtllm", release if release in versions("trtllm") else None)
+    module, finder = import_bare(package, ARGUMENTS)
+    print(f"TensorRT-LLM {release} in {package}, compared with the schema of {schema.version}")
+    _print(
+        "modules that could not be imported here and were replaced", [f"{k}: {v}" for k, v in finder.replaced.items()]
+    )
+    written = dict(configurations())
+    refused = [f"{name}: {line}" for name, document in written.items() for line in refusals(module, document)]
+    _print(f"of {len(written)} written configurations, refused", refused)
+    _print("keys that are not the same", list(differing_keys(module, schema)))
+    _print(f"of {len(CASES)} broken configurations, judged differently", list(differing_verdicts(module, schema)))
+    return 1 if refused else 0
+
+
+def find_package(directory: Path) -> Path | None:
+    """The directory of the package in a checkout, in site-packages, or `directory` itself."""
+    candidates = (directory, directory / "tensorrt_llm")
+    return next((path.resolve() for path in candidates if (path / "llmapi" / "llm_args.py").is_file()), None)
+
+
+def release_of(package: Path) -> str:
+    """As its version.py says."""
+    file = package / "version.py"
+    found = re.search(r'__version__\s*=\s*"([^"]+)"', file.read_text()) if file.is_file() else None
+    return found[1] if found else "of an unknown release"
+
+
+def configurations() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Everything that serve-config can write for TensorRT-LLM."""
+    for name, file in shipped_deployments().items():
+        deployment = resolve(load_deployment(file), name)
+        for method in METHODS:
+            if method != "eagle3" or deployment.eagle3 is not None:
+                yield f"{name} --method {method}", trtllm_arguments(deployment, method)
+
+
+def refusals(module: Any, document: dict[str, Any]) -> list[str]:
+    """What TorchLlmArgs says against a document."""
+    return [f"{finding.key}: {finding.problem}" for finding in check_trtllm(module.TorchLlmArgs, document)]
+
+
+def differing_keys(module: Any, schema: Schema) -> Iterator[str]:
+    """Keys of one side, class by class."""
+    for name in schema.json["$defs"]:
+        real = getattr(module, name, None)
+        if real is None:
+            yield f"{name}: not in the release"
+            continue
+        keys = {key for key in real.model_fields if not key.startswith("_")}
+        ours = set(schema.properties(name))
+        yield from (f"{name}.{key}: only in the release" for key in sorted(keys - ours))
+        yield from (f"{name}.{key}: only in our schema" for key in sorted(ours - keys))
+
+
+def differing_verdicts(module: Any, schema: Schema) -> Iterator[str]:
+    """The linter and the classes on each broken configuration."""
+    deployment = resolved("gpt-oss-120b.h200x8.latency")
+    for name, case in CASES.items():
+        if case.runtime != "trtllm":
+            continue
+        document = changed("trtllm", case.change)
+        said = refusals(module, document)
+        found = check(deployment_config(deployment, schema, document))
+        ours = [str(f) for f in found if f.severity == ERROR and f.rule in OF_THE_CLASSES]
+        if said and not ours:
+            yield f"{name}: the linter passes it, the release says {said[0]}"
+        elif ours and not said:
+            yield f"{name}: the release takes it, the linter says {ours[0]}"
+
+
+def _print(title: str, lines: list[str]) -> None:
+    print(f"{title}: {len(lines) or 'none'}")
+    for line in lines:
+        print(f"  {line}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else None))

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make contract` on a package of a few lines that imports what it cannot have, as TensorRT-LLM does here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.paths import REPOSITORY
+
+BROKEN = "raise RuntimeError('no CUDA')\n"
+FILES = {
+    "__init__": BROKEN,
+    "version": '__version__ = "1.4.0rc1"\n',
+    "llmapi/__init__": BROKEN,
+    "mapping": BROKEN,
+    "logger": "logger = print\n",
+    "llmapi/utils": """
+from pydantic import BaseModel, ConfigDict
+from tensorrt_llm.logger import logger
+class StrictBaseModel(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+""",
+    "llmapi/llm_args": """
+from enum import Enum
+from typing import Annotated, Literal, Optional, Union
+import a_package_that_is_not_here.deep as missing
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from strenum import StrEnum
+from tensorrt_llm.bindings.internal.batch_manager import LinearCacheType
+from ..bindings.executor import KvCacheConfig as _KvCacheConfig, SchedulerConfig as _SchedulerConfig
+from ..mapping import CpType, Mapping
+from .utils import StrictBaseModel
+
+def mirrors(bound):
+    assert [name for name in dir(bound) if not name.startswith("_")] == [] and list(bound.__members__) == []
+    return lambda cls: cls
+
+class AdvancedSamplingMode(StrEnum):
+    FULL = "full"
+    NO_TOPK = "no_topk"
+
+@mirrors(_KvCacheConfig)
+class KvCacheConfig(StrictBaseModel):
+    dtype: str = "auto"
+    free_gpu_memory_fraction: Optional[float] = Field(default=0.9, ge=0, le=1)
+    enable_block_reuse: bool = True
+    max_attention_window: Optional[list[PositiveInt]] = Field(default=None, min_length=1)
+
+class DFlashDecodingConfig(StrictBaseModel):
+    decoding_type: Literal["DFlash"] = "DFlash"
+    speculative_model: Optional[str] = None
+    max_draft_len: Optional[NonNegativeInt] = None
+    attention_backend: Literal["VANILLA", "TRTLLM", "FA4"] = "VANILLA"
+    target_layer_ids: Optional[list[int]] = None
+    mask_token_id: Optional[int] = None
+    advanced_sampling_mode: AdvancedSamplingMode = AdvancedSamplingMode.FULL
+    a_new_key: int = 0
+
+class Eagle3DecodingConfig(StrictBaseModel):
+    decoding_type: Literal["Eagle3"] = "Eagle3"
+    speculative_model: str
+    max_draft_len: PositiveInt
+
+Speculative = Annotated[Union[DFlashDecodingConfig, Eagle3DecodingConfig], Field(discriminator="decoding_type")]
+
+class TorchLlmArgs(StrictBaseModel):
+    model: str
+    scheduler: Optional[_SchedulerConfig] = None
+    mapping: Mapping = None
+    tensor_parallel_size: int = 1
+    moe_expert_parallel_size: Optional[int] = None
+    enable_attention_dp: bool = False
+    max_batch_size: Optional[int] = 2048
+    max_num_tokens: Optional[int] = 8192
+    max_seq_len: Optional[int] = None
+    enable_chunked_prefill: bool = False
+    stream_interval: PositiveInt = 1
+    num_postprocess_workers: int = 0
+    cuda_graph_config: Optional[dict] = None
+    kv_cache_config: KvCacheConfig = KvCacheConfig()
+    moe_config: Optional[dict] = None
+    speculative_config: Optional[Speculative] = None
+
+    @model_validator(mode="after")
+    def check(self):
+        if isinstance(self.speculative_config, DFlashDecodingConfig):
+            assert self.speculative_config.max_draft_len > 0, "DFlash max_draft_len must be > 0"
+        return self
+""",
+}
+pytest.importorskip("pydantic", reason="the classes of TensorRT-LLM are pydantic's")
+
+
+def package(directory: Path, **changes: str) -> Path:
+    for name, text in {**FILES, **changes}.items():
+        file = directory / "tensorrt_llm" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return directory
+
+
+def contract(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.contract.tensorrt_llm_arguments", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+
+
+def section(output: str, title: str) -> list[str]:
+    """The lines below a title."""
+    lines = output.splitlines()
+    start = next(index for index, line in enumerate(lines) if title in line)
+    below = lines[start + 1 :]
+    return below[: next((i for i, line in enumerate(below) if not line.startswith("  ")), len(below))]
+
+
+def test_everything_written_is_taken_and_differences_are_named(tmp_path: Path) -> None:
+    result = contract(package(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert "TensorRT-LLM 1.4.0rc1 in" in result.stdout
+    assert section(result.stdout, "replaced") == ["  tensorrt_llm.mapping: RuntimeError: no CUDA"]
+    assert section(result.stdout, "written configurations, refused") == []
+    keys = section(result.stdout, "keys that are not the same")
+    assert "  DFlashDecodingConfig.a_new_key: only in the release" in keys
+    assert "  DFlashDecodingConfig.draft_len_schedule: only in our schema" in keys
+    verdicts = section(result.stdout, "judged differently")
+    # Neither the linter's null fraction nor its sampling mode in capitals: enums are real, and this model takes null.
+    assert any(line.startswith("  no share of the memory: the release takes it") for line in verdicts)
+    assert not any("a sampling mode in capitals" in line or "nothing drafted" in line for line in verdicts)
+    assert not any("a word for a number" in line for line in verdicts)
+
+
+def test_a_release_that_refuses_what_we_write(tmp_path: Path) -> None:
+    arguments = FILES["llmapi/llm_args"].replace("    target_layer_ids: Optional[list[int]] = None\n", "")
+    result = contract(package(tmp_path, **{"llmapi/llm_args": arguments}))
+    assert result.returncode == 1
+    refused = section(result.stdout, "written configurations, refused")
+    assert any("target_layer_ids: TorchLlmArgs says: Extra inputs are not permitted" in line for line in refused)
+
+
+def test_without_a_directory_it_says_how(tmp_path: Path) -> None:
+    assert contract().returncode == 2
+    assert "make contract TENSORRT_LLM=DIR" in contract().stderr
+    assert f"found no tensorrt_llm.llmapi.llm_args in {tmp_path}" in contract(tmp_path).stderr
+
+
+def test_errors_of_the_classes_themselves_are_seen(tmp_path: Path) -> None:
+    result = contract(package(tmp_path, **{"llmapi/llm_args": "raise RuntimeError('changed')\n"}))
+    assert result.returncode == 1
+    assert "RuntimeError: changed" in result.stderr
