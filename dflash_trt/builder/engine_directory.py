@@ -12,6 +12,7 @@ import onnx
 from dflash_trt import __version__
 from dflash_trt.builder.tensorrt.reuse import carry_plans
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
 from dflash_trt.checkpoint.safetensors_writer import write_safetensors
@@ -47,9 +48,11 @@ def build_engine(
 
     `draft` fits `target` (`check_pair`); `source` says what it was made from, `plan_options` what later plans are to
     serve. The same inputs give the same bytes; with `keep_plans`, plans of the engine that is replaced stay where
-    they were made from those. Raises BuildError when `output` cannot be written; then nothing is left behind.
+    they were made from those. Raises BuildError when `output` cannot be written, CheckpointError for a weight that is
+    NaN or infinite; then nothing is left behind.
     """
     check_output(output, force=force)
+    check_finite(draft.weights.values())
     with new_directory(output, ENGINE, force=force) as directory:
         write_safetensors(directory / SINGLE, _in_stacks(draft))
         for file in _configuration(draft):

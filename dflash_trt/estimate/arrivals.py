@@ -10,6 +10,10 @@ import msgspec
 import numpy as np
 
 from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import json_value
+from dflash_trt.files.read import read_bytes
+
+MAX_BYTES = 2**28  # a million requests and more
 
 
 class Arrival(msgspec.Struct, frozen=True):
@@ -39,18 +43,12 @@ def read_trace(file: Path) -> list[Arrival]:
 
     Raises ConfigError, naming the line, for anything else, and for a trace without requests.
     """
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"{file}: expected a trace, or poisson:RATE, found: {error.strerror}") from None
+    if not file.exists():
+        raise ConfigError(f"{file}: expected a trace, or poisson:RATE, found no such file")
+    what = '{"timestamp": ms, "input_length": n, "output_length": n}'
     arrivals = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = msgspec.json.decode(line, type=_TraceLine)
-        except msgspec.DecodeError as error:
-            raise ConfigError(
-                f'{file}:{number}: expected {{"timestamp": ms, "input_length": n, "output_length": n}}, found: {error}'
-            ) from None
+    for number, line in enumerate(read_bytes(file, ConfigError, limit=MAX_BYTES).splitlines(), start=1):
+        entry = json_value(line, f"{file}:{number}", _TraceLine, ConfigError, what=what)
         arrivals.append(Arrival(entry.timestamp / 1e3, entry.input_length, entry.output_length))
     if not arrivals:
         raise ConfigError(f"{file}: expected a trace with requests, found none")

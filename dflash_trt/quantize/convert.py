@@ -17,6 +17,7 @@ import numpy as np
 
 from dflash_trt._C import NonFiniteError, pack_fp8, pack_nvfp4
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.producer import PRODUCER, PRODUCER_KEY, is_ours
 from dflash_trt.checkpoint.quantization import (
@@ -69,7 +70,7 @@ def quantize_checkpoint(
     """Writes the quantised checkpoint into the new directory `output`.
 
     `ranges` None takes bounds from the weights (`dflash_trt.quantize.bounds`); `threads` 0 means all.
-    Raises CheckpointError when the draft is quantised already, a weight is NaN or infinite, a layer does not
+    Raises CheckpointError when the draft is quantised already, any tensor is NaN or infinite, a layer does not
     suit its algorithm or lacks a range; RecipeError when the recipe does not fit; BuildError when `output`
     exists and `force` is false, holds the draft, or cannot be written.
     """
@@ -82,6 +83,7 @@ def quantize_checkpoint(
             hint="choose another -o DIR",
         )
     check_replaceable(output, QUANTIZED, force=force)
+    check_finite(draft.weights.values())
     if ranges is None and recipe.needs_ranges(modules):
         ranges = ranges_from_weights(draft)
     scalars = _scalars(draft, recipe, algorithms, ranges)

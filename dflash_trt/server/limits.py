@@ -14,12 +14,14 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from dflash_trt.errors import ConfigError
+from dflash_trt.files.read import read_text
 from dflash_trt.server.http_refusal import Refusal
 
 DEFAULT_MAX_WAITING = 256
 DEFAULT_MAX_BODY_MIB = 16.0
 BODY_SECONDS = 60.0
 """For a body to arrive, whole."""
+MAX_KEYS_BYTES = 2**20
 
 
 class Admission:
@@ -87,11 +89,7 @@ class Keys:
     @classmethod
     def read(cls, file: Path) -> Keys:
         """The keys of a file, one a line; ConfigError where there is none."""
-        try:
-            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            found = error.strerror if isinstance(error, OSError) else "bytes that are not UTF-8"
-            raise ConfigError(f"{file}: expected a file of API keys, one a line, found: {found}") from None
+        lines = [line.strip() for line in read_text(file, ConfigError, limit=MAX_KEYS_BYTES).splitlines()]
         keys = [line for line in lines if line and not line.startswith("#")]
         if not keys:
             raise ConfigError(f"{file}: expected at least one API key, found none")

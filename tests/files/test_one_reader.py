@@ -50,6 +50,7 @@ EXCEPTIONS = {
     ("runtime/ranks/key.py", "os.open"): "bounded, and refuses links and what others may write",
     ("runtime/ranks/key.py", "os.fdopen"): "the same",
     ("runtime/ranks/roles.py", "json.loads"): "an authenticated message of another rank",
+    ("server/limits.py", "msgspec.json.decode"): "a request's body, which was bounded; its fields are refused by name",
     ("triton/model.py", "json.loads"): "Triton's own argument",
 }
 """By file and call: why it need not go through `dflash_trt.files`."""

@@ -197,7 +197,7 @@ def test_weight_that_is_no_number(tmp_path: Path, value: float, word: str, recip
         convert(source, tmp_path / "q", recipe)
     assert caught.value.message == (
         f"{source / 'model.safetensors'}: tensor 'layers.1.self_attn.o_proj.weight': expected finite weights,"
-        f" found {word} at flat index {2 * 64 + 5} (row 2, column 5)"
+        f" found {word} at [2, 5]"
     )
     assert not (tmp_path / "q").exists()
 
