@@ -4,7 +4,8 @@
 Every batch size decodes with every draft length. A quarter of the combinations fits eight constants of the model for
 this CPU (a kernel's floor, arithmetic, experts, host work), the same model then predicts the others. Steps are counted
 in CPU seconds of one thread, so that other work on the machine disturbs less; only steps with a full batch that
-decodes and no prompt count. Prints tables, asserts nothing.
+decodes and no prompt count. Then a load of independent arrivals, on a clock of CPU seconds, through the same decoder
+and through the simulation with those constants. Prints tables, asserts nothing.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
+from dflash_trt.estimate.acceptance import from_tau  # noqa: E402
+from dflash_trt.estimate.arrivals import Arrival, poisson  # noqa: E402
 from dflash_trt.estimate.constants import Rates  # noqa: E402
 from dflash_trt.estimate.inputs import draft_shape, eagle3_shape, target_shape  # noqa: E402
 from dflash_trt.estimate.shapes import System  # noqa: E402
+from dflash_trt.estimate.simulation import Server  # noqa: E402
 from dflash_trt.estimate.step import Load, StepModel  # noqa: E402
+from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK  # noqa: E402
 from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.session import Session  # noqa: E402
 from tests.decoding import greedy  # noqa: E402
@@ -42,6 +47,7 @@ from tests.paths import FIXTURES  # noqa: E402
 Way = tuple[int, int]
 """Batch and draft length."""
 BATCHES, MAX_PROMPT = (1, 2, 4, 8, 16, 32), 64
+LOAD_SLOTS, LOAD_SHARES, LOAD_REQUESTS = 16, (0.2, 0.4, 0.6), 200
 CALIBRATION_BATCHES, CALIBRATION_LENGTHS = (1, 8, 32), (0, 1, 4, 7)
 # Rates that the CPU's caches and single thread make irrelevant are out of the way; the others start here.
 START = {
@@ -65,13 +71,14 @@ def main(tokens: int, rounds: int, points: Path | None) -> None:
             engine = Path(directory) / "engine"
             build(FIXTURES / f"{name}-dflash", engine, FIXTURES / name)
             measured, taus, context = _measure(engine, name, tokens, rounds)
+            fitted = _report(name, measured, context)
+            _under_load(engine, name, fitted, measured, taus, tokens)
         if points is not None and name == PAIRS[0]:
             rows = [
                 {"batch": batch, "draft_tokens": length, "user_rate": taus[batch, length] / seconds}
                 for (batch, length), seconds in measured.items()
             ]
             points.write_text(json.dumps({"schema": "dflash-trt/points/1", "points": rows}))
-        _report(name, measured, context)
 
 
 def _measure(engine: Path, name: str, tokens: int, rounds: int) -> tuple[dict[Way, float], dict[Way, float], float]:
@@ -110,7 +117,7 @@ def _steps(session: Session, chosen: list[list[int]], length: int, tokens: int) 
     return seconds, decoder.metrics().tau or 1.0
 
 
-def _report(name: str, measured: dict[Way, float], context: float) -> None:
+def _report(name: str, measured: dict[Way, float], context: float) -> Rates:
     system = _system(name)
     calibration = [way for way in measured if way[0] in CALIBRATION_BATCHES and way[1] in CALIBRATION_LENGTHS]
     fitted = _fit(system, {way: measured[way] for way in calibration}, context)
@@ -136,6 +143,62 @@ def _report(name: str, measured: dict[Way, float], context: float) -> None:
     )
     rates = ", ".join(f"{key} {getattr(fitted, key):.3g}" for key in START)
     click.echo(f"constants: {rates}\n")
+    return fitted
+
+
+def _under_load(
+    engine: Path, name: str, fitted: Rates, measured: dict[Way, float], taus: dict[Way, float], tokens: int
+) -> None:
+    """Poisson arrivals at several shares of what a full batch could serve: measured beside simulated."""
+    session = Session.open(engine, str(FIXTURES / name), num_slots=LOAD_SLOTS)
+    length = session.manifest.draft.num_draft_tokens
+    known = [prompt[:MAX_PROMPT] for prompt in prompts(session)]
+    session.warm_up(known[0])
+    way = (LOAD_SLOTS, length)
+    capacity = LOAD_SLOTS * taus[way] / measured[way] / tokens
+    chunk = DEFAULT_PREFILL_CHUNK + LOAD_SLOTS * (length + 1)
+    model = StepModel(msgspec.structs.replace(_system(name), max_num_tokens=chunk), fitted)
+    rows = []
+    for share in LOAD_SHARES:
+        times = [arrival.seconds for arrival in poisson(share * capacity, LOAD_REQUESTS / (share * capacity), 1, 1)]
+        arrivals = [Arrival(at, len(known[i % len(known)]), tokens) for i, at in enumerate(times)]
+        first, interval = _serve(session, arrivals, [known[i % len(known)] for i in range(len(arrivals))])
+        acceptance = from_tau(taus[way], length)
+        simulated = Server(model, "dflash", acceptance, lambda batch: length, LOAD_SLOTS).run(arrivals)
+        cells = []
+        for ours, theirs in ((simulated.ttft.p50, first), (simulated.token_interval.p50, interval)):
+            cells += [f"{theirs * 1e3:.1f}", f"{ours * 1e3:.1f}", f"{ours / theirs - 1:+.0%}"]
+        rows.append((f"{share:.0%} ({share * capacity:.1f}/s)", str(len(arrivals)), *cells))
+    columns = ("load", "requests", "TTFT p50, ms", "simulated", "error", "per token p50, ms", "simulated", "error")
+    print_table(f"{name}: Poisson arrivals, {LOAD_SLOTS} slots, {length} drafts, {tokens} tokens", columns, rows)
+    click.echo()
+
+
+def _serve(session: Session, arrivals: list[Arrival], token_prompts: list[list[int]]) -> tuple[float, float]:
+    """Median time to the first token and per token after it, on a clock that only steps move."""
+    decoder, clock, upcoming = session.decoder(), 0.0, 0
+    firsts, lasts = [0.0] * len(arrivals), [0.0] * len(arrivals)
+    moved: list[int] = []
+    while upcoming < len(arrivals) or not decoder.is_idle:
+        if decoder.is_idle:
+            clock = max(clock, arrivals[upcoming].seconds)
+        while upcoming < len(arrivals) and arrivals[upcoming].seconds <= clock:
+            index, upcoming = upcoming, upcoming + 1
+            params = greedy(arrivals[index].output_tokens)
+            decoder.add(session.request(token_prompts[index], params, lambda _, index=index: moved.append(index)))
+        begin = time.process_time()
+        decoder.step()
+        clock += time.process_time() - begin
+        for index in moved:
+            firsts[index] = firsts[index] or clock
+            lasts[index] = clock
+        moved.clear()
+    waits = [first - arrival.seconds for first, arrival in zip(firsts, arrivals, strict=True)]
+    intervals = [
+        (last - first) / (arrival.output_tokens - 1)
+        for first, last, arrival in zip(firsts, lasts, arrivals, strict=True)
+    ]
+    return statistics.median(waits), statistics.median(intervals)
 
 
 def _system(name: str) -> System:
