@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from dflash_trt.deploy.draft_schedule import trtllm_schedule
@@ -40,7 +41,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
     if method == "dflash":
         arguments["speculative_config"] = {
             "decoding_type": "DFlash",
-            "speculative_model": deployment.draft,
+            "speculative_model": _place(deployment.draft),
             "max_draft_len": deployment.draft_tokens,
             "attention_backend": deployment.draft_attention,
             **_draft_facts(deployment),
@@ -56,6 +57,11 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             "max_draft_len": eagle3.draft_tokens,
         }
     return arguments
+
+
+def _place(draft: str) -> str:
+    """A directory by its whole path, which the file may be read far from; a repository's name as it is."""
+    return str(Path(draft).absolute()) if Path(draft).is_dir() else draft
 
 
 def _draft_facts(deployment: ResolvedDeployment) -> dict[str, Any]:

@@ -54,6 +54,9 @@ class Executor(Protocol):
         Never during a CUDA graph's capture. Raises EngineError where they are larger than the graphs were compiled for.
         """
 
+    def release(self) -> None:
+        """Lets go of the bound caches, so that their owner can allocate others in their place; `bind` comes next."""
+
     def context(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """k, v [T, L, G, D] of taps [T, A*H] at positions [T], T >= 1; the next call may overwrite them."""
 

@@ -53,6 +53,10 @@ class OnnxExecutor:
         """Keeps the caches: what their owner writes into them is seen."""
         self._caches = {"k_cache": k_cache, "v_cache": v_cache}
 
+    def release(self) -> None:
+        """Drops the caches."""
+        self._caches = {}
+
     def context(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """k, v [T, L, G, D] FLOAT."""
         inputs = {"target_hidden": taps.float(), "positions": positions.int()}

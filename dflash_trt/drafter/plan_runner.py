@@ -54,6 +54,12 @@ class PlanRunner:
         """Queues the smallest call that has `rows` rows."""
         self._calls[bisect_left(self.sizes, rows)]()
 
+    def close(self) -> None:
+        """Frees the plan now: its calls refer to it, so that only Python's garbage collector would, some time later."""
+        self._calls.clear()
+        self._contexts.clear()
+        self.tensors = {}
+
     def _context(self, profile: int, rows: int) -> Any:
         context = self._engine.create_execution_context(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         self._expect(context is not None, "a plan whose calls fit this GPU's memory")

@@ -35,7 +35,7 @@ class TensorRTExecutor:
         self._launcher = launcher
         self._loader: PlanLoader | None = None
         self._context: PlanRunner
-        self._draft: PlanRunner
+        self._draft: PlanRunner | None = None
 
     @property
     def device(self) -> torch.device:
@@ -63,7 +63,14 @@ class TensorRTExecutor:
         """Reads the draft plan for these caches."""
         self._check_cache(k_cache.shape[0], k_cache.shape[2])
         assert self._loader is not None, "load comes first"
+        self.release()
         self._draft = self._loader.load("draft", "B", {"k_cache": k_cache, "v_cache": v_cache})
+
+    def release(self) -> None:
+        """Drops the draft plan with the caches it was loaded for: two of either need not fit the GPU."""
+        if self._draft is not None:
+            self._draft.close()
+        self._draft = None
 
     def context(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """k, v [T, L, G, D] in the cache's dtype."""
@@ -80,10 +87,11 @@ class TensorRTExecutor:
 
     def draft(self, inputs: DraftInputs) -> Tensor:
         """hidden [B, S, H]."""
-        most = self._draft.sizes[-1]
+        draft = self._bound_draft()
+        most = draft.sizes[-1]
         with self._launcher.queued():
             parts = [
-                self._draft_part(DraftInputs(*(tensor[begin : begin + most] for tensor in inputs)))
+                _draft_part(draft, DraftInputs(*(tensor[begin : begin + most] for tensor in inputs)))
                 for begin in range(0, len(inputs.slot_ids), most)
             ]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -95,15 +103,9 @@ class TensorRTExecutor:
         self._context.run(T)
         return tensors["k"][:T], tensors["v"][:T]
 
-    def _draft_part(self, inputs: DraftInputs) -> Tensor:
-        B, tensors = len(inputs.slot_ids), self._draft.tensors
-        for name, value in inputs._asdict().items():
-            tensors[name][:B].copy_(value)
-        if padding := self._draft.padding(B):
-            for name in ("slot_ids", "context_lengths"):  # rows without context cost no reading of the cache
-                tensors[name][B : B + padding].zero_()
-        self._draft.run(B)
-        return tensors["hidden"][:B].to(inputs.noise_embeds.dtype, copy=True)
+    def _bound_draft(self) -> PlanRunner:
+        assert self._draft is not None, "bind comes first"
+        return self._draft
 
     def _check_cache(self, num_slots: int, num_rows: int) -> None:
         profile = self._manifest.plans["draft"].profiles[0]
@@ -115,3 +117,14 @@ class TensorRTExecutor:
                 hint=f"dflash-trt build {quoted(self._directory)} --backend tensorrt --max-batch-size {num_slots}"
                 f" --max-seq-len {num_rows}",
             )
+
+
+def _draft_part(draft: PlanRunner, inputs: DraftInputs) -> Tensor:
+    B, tensors = len(inputs.slot_ids), draft.tensors
+    for name, value in inputs._asdict().items():
+        tensors[name][:B].copy_(value)
+    if padding := draft.padding(B):
+        for name in ("slot_ids", "context_lengths"):  # rows without context cost no reading of the cache
+            tensors[name][B : B + padding].zero_()
+    draft.run(B)
+    return tensors["hidden"][:B].to(inputs.noise_embeds.dtype, copy=True)

@@ -16,9 +16,10 @@ from dflash_trt.trtllm.start import run_command
 
 if __name__ == "__main__":
     try:
-        register()
+        worker = register().commit
     except DFlashError as problem:
         sys.exit(f"error: {problem}")
+    print(f"dflash-trt: its drafter is registered, for TensorRT-LLM's worker of {worker}", file=sys.stderr)
     run_command(sys.argv[1:])
 else:
     register()

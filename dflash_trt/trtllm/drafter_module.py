@@ -49,6 +49,7 @@ class EngineDrafter(nn.Module):
         self.logits_processor: Any = None  # the target model sets it
         self.mask_token_id = spec.mask_token_id
         self.target_layer_ids = list(spec.target_layer_ids)
+        self.mask_token_embedding: Tensor | None = None  # a mask row of the draft's own; ours use the target's
         self.block_size = spec.block_size
         self.dflash_attention_backend = "VANILLA"  # the dense cache
         # The worker asks whether these two exist, and what dtype the cache should have; the context graph holds both.
@@ -71,7 +72,12 @@ class EngineDrafter(nn.Module):
         self.lm_head = target_model.lm_head
 
     def _build_fused_kv_buffers(self) -> None:
-        """The worker's last call before it allocates the cache: with dummy weights also the first one here."""
+        """The worker's last call before it allocates the cache, or another one in its place: the old one is let go.
+
+        With dummy weights it is also the first call here.
+        """
+        self._executor.release()
+        self._bound = None
         self._executor.load()
 
     def project_target_hidden(self, hidden_states: Tensor) -> Tensor:
@@ -93,12 +99,14 @@ class EngineDrafter(nn.Module):
         ctx_cache_batch_idx: Tensor,
         ctx_kv_cache: Any = None,
         ctx_page_table: Tensor | None = None,
+        ctx_rows_start: int | None = None,
     ) -> Tensor:
         """hidden [B*W, H] of blocks noise_embedding [B, W, H] over the caches [slots, L, C, G, D], which are only read.
 
-        Raises EngineError for caches that the graphs were not compiled for.
+        `ctx_rows_start` is said of page tables only. Raises EngineError for caches that the graphs were not compiled
+        for, and for paged ones.
         """
-        if ctx_kv_cache is not None or ctx_page_table is not None:
+        if any(paged is not None for paged in (ctx_kv_cache, ctx_page_table, ctx_rows_start)):
             raise EngineError(
                 "engine mode: expected the dense context cache, found a paged one",
                 hint="set speculative_config.attention_backend to VANILLA",

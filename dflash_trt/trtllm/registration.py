@@ -9,16 +9,20 @@ from typing import Any
 
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import EngineError
-from dflash_trt.trtllm.contract import INTERFACE, REGISTRY, check_contract
+from dflash_trt.trtllm.contract import INTERFACE, REGISTRY, Generation, check_contract
 
 DENSE_BACKENDS = ("VANILLA", "AUTO")  # with AUTO the worker takes the drafter's choice
 
 
-def register() -> None:
-    """Raises EngineError with every difference where this TensorRT-LLM is not the one this was written for."""
-    check_contract()
+def register() -> Generation:
+    """The generation of worker that was found.
+
+    Raises EngineError with every difference where this TensorRT-LLM is not one that this was written for.
+    """
+    generation = check_contract()
     mode = import_module(INTERFACE).SpeculativeDecodingMode.DFLASH
     import_module(REGISTRY).register_draft_model(mode)(build_draft_model)
+    return generation
 
 
 def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model: Any) -> Any:
@@ -37,7 +41,7 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
             f"speculative_config.attention_backend: expected VANILLA, whose dense context cache our plans read,"
             f" found {spec_config.attention_backend}"
         )
-    directory = Path(spec_config.speculative_model)
+    directory = Path(spec_config.speculative_model).absolute()
     manifest = read_manifest(directory)
     if manifest.quantization.fp8_kv_cache:
         raise EngineError(

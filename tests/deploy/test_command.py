@@ -65,7 +65,9 @@ def test_the_address_is_loopback_unless_told_otherwise(host: str, capsys: pytest
     assert f"--host {host}" in capsys.readouterr().out
 
 
-def test_an_engine_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Built from a deployment file, named like it, and served from its directory."""
     config = tmp_path / "tiny.yaml"
     config.write_text(
@@ -88,6 +90,9 @@ def test_an_engine_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     }  # fmt: skip
     assert "python -m dflash_trt.trtllm trtllm-serve" in output.err
     run_here("serve-config", config, "--draft", engine, "--runtime", "trtllm")
+    assert yaml.safe_load(capsys.readouterr().out)["speculative_config"] == document["speculative_config"]
+    monkeypatch.chdir(tmp_path)  # a name that only this directory knows would be read in another
+    run_here("serve-config", "engine", "--target", FIXTURES / "tiny-gpt-oss", "--gpus", "b300x1", "--runtime", "trtllm")
     assert yaml.safe_load(capsys.readouterr().out)["speculative_config"] == document["speculative_config"]
 
 

@@ -145,7 +145,7 @@ def test_padded_rows_read_no_context(built: Path, manifest: Manifest) -> None:
     drafter.inject([0, 1, 2, 3], [9, 8, 7, 6], torch.randn(30, spec.target_hidden_size))
     drafter.draft([0, 1, 2, 3], torch.randn(4, spec.block_size, spec.hidden_size))
     drafter.draft([3, 2, 1], torch.randn(3, spec.block_size, spec.hidden_size))
-    tensors = executor_of(drafter)._draft.tensors
+    tensors = executor_of(drafter)._bound_draft().tensors
     assert tensors["context_lengths"][:4].tolist() == [6, 7, 8, 0]
     assert tensors["slot_ids"][:4].tolist() == [3, 2, 1, 0]
 

@@ -19,6 +19,22 @@ import enum
 
 class SpeculativeDecodingMode(enum.Enum):
     DFLASH = 1
+
+
+class SpecWorkerBase:
+    def set_draft_model(self, draft_model):
+        self.vocabulary = getattr(getattr(draft_model, "model", None), "d2t", None)
+''',
+    "_torch/models/checkpoints/__init__.py": "",
+    "_torch/models/checkpoints/base_weight_mapper.py": '''
+class BaseWeightMapper:
+    def init_model_and_config(self, model, config):
+        self.tp_size = model.model_config.mapping.tp_size if hasattr(model, "config") else 1
+''',
+    "_torch/models/modeling_speculative.py": '''
+class SpecDecOneEngineForCausalLM:
+    def load_draft_weights(self, weights, weight_mapper=None):
+        self.draft_model.load_weights(weights=weights, weight_mapper=weight_mapper)
 ''',
     "_torch/models/modeling_utils.py": '''
 BUILDERS = {}
@@ -64,7 +80,10 @@ def build(model_config, draft_config, lm_head, model):
     return DFlashForCausalLM()
 ''',
     "_torch/speculative/dflash.py": '''
-class DFlashWorker:
+from .interface import SpecWorkerBase
+
+
+class DFlashWorker(SpecWorkerBase):
     def set_draft_model(self, draft_model):
         self.backend = getattr(draft_model, "dflash_attention_backend", None)
 
@@ -78,6 +97,14 @@ class DFlashWorker:
         return draft_model.draft_model_full
 ''',
 }  # fmt: skip
+NEWER_WORKER = """
+        spec_metadata, draft_model, total_target_tokens=0, prep=None,
+    ):
+        mask = getattr(draft_model, "mask_token_embedding", None)
+        if prep is not None:
+            prep = (draft_model._fused_kv_weight, draft_model._k_norm_eps, getattr(draft_model, "_input_ln_eps", None))
+        return draft_model.draft_model_full, mask, prep
+"""
 
 
 SERVE = """

@@ -13,13 +13,15 @@ import pytest
 
 from dflash_trt.deploy.schema import versions
 from dflash_trt.errors import EngineError, MissingDependencyError
-from dflash_trt.trtllm.contract import RELEASES, check_contract
+from dflash_trt.trtllm.contract import GENERATIONS, RELEASES, check_contract
 from dflash_trt.trtllm.registration import build_draft_model, register
 from dflash_trt.trtllm.start import ENGINE_MODULES
-from tests.trtllm.fake_package import write_package
+from tests.trtllm.fake_package import FILES, NEWER_WORKER, write_package
 
 INTERFACE, UTILS = "_torch/speculative/interface.py", "_torch/models/modeling_utils.py"
 DRAFTER, WORKER = "_torch/models/modeling_dflash.py", "_torch/speculative/dflash.py"
+LOADER, MAPPER = "_torch/models/modeling_speculative.py", "_torch/models/checkpoints/base_weight_mapper.py"
+OLD_INPUTS = FILES[WORKER][FILES[WORKER].index("\n        spec_metadata, draft_model, total_target_tokens=0") :]
 Install = Callable[..., None]
 
 
@@ -53,7 +55,7 @@ def test_without_the_package() -> None:
 
 def test_the_known_package_gets_our_builder(install: Install) -> None:
     install()
-    check_contract()
+    assert check_contract().commit == "414ba69f42c2"
     assert builder() is not build_draft_model
     register()
     assert builder() is build_draft_model
@@ -68,6 +70,22 @@ def test_the_directory_for_custom_module_dirs(install: Install, monkeypatch: pyt
     monkeypatch.syspath_prepend(parent)
     import_module(ENGINE_MODULES.name)
     assert builder() is build_draft_model
+
+
+def test_the_newer_worker_is_known_by_its_name(install: Install) -> None:
+    install({WORKER: (OLD_INPUTS, NEWER_WORKER)})
+    assert check_contract() is GENERATIONS[-1]
+    assert register() is GENERATIONS[-1]
+    assert builder() is build_draft_model
+
+
+def test_what_differs_is_told_of_the_generation_that_was_found(install: Install) -> None:
+    install({WORKER: (OLD_INPUTS, NEWER_WORKER.replace("_k_norm_eps", "_k_norm_bias"))})
+    with pytest.raises(EngineError) as refused:
+        register()
+    first, *rest = refused.value.message.splitlines()
+    assert "with the worker of 864a4300 (prep and ctx_rows_start (kernels of one target" in first
+    assert [line.partition("draft_model.")[2] for line in rest] == ["_k_norm_bias, which our drafter lacks, found one"]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +103,13 @@ def test_the_directory_for_custom_module_dirs(install: Install, monkeypatch: pyt
         (WORKER, "draft_model.draft_model_full", "draft_model.rope", "no use of draft_model.rope, which our"),
         (WORKER, '"fc"', '"fc2"', "no use of draft_model.fc2, which our drafter lacks"),
         (WORKER, "class DFlashWorker", "class Worker", "DFlashWorker: expected it, found none"),
+        (WORKER, "total_target_tokens=0,", "total_target_tokens=0, tree=None,",
+         "total_target_tokens), found (self, input_ids, position_ids, hidden_states"),
+        (INTERFACE, '"model"', '"rope"', "SpecWorkerBase: expected no use of draft_model.rope, which our"),
+        (INTERFACE, "def set_draft_model(self, draft_model)", "def set_draft_model(self, model, draft_model)",
+         "SpecWorkerBase.set_draft_model: expected (self, draft_model), found (self, model, draft_model)"),
+        (LOADER, "weight_mapper=None", "mapper=None", "load_draft_weights: expected (self, weights, weight_mapper)"),
+        (MAPPER, "model.model_config", "model.quant_config", "no use of model.quant_config, which our drafter lacks"),
     ],
 )  # fmt: skip
 def test_a_difference_is_named(install: Install, file: str, old: str, new: str, message: str) -> None:

@@ -21,6 +21,7 @@ from dflash_trt.errors import EngineError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.session import Session
+from dflash_trt.trtllm.contract import ATTRIBUTES
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 from dflash_trt.trtllm.registration import build_draft_model
 from tests.contract.launcher import HostLauncher
@@ -87,6 +88,33 @@ def test_a_cache_that_the_worker_replaces(session: Session, engine: Path) -> Non
     check(session, decode(worker, session.target, drafter, texts(session), STEPS))
 
 
+def test_one_cache_is_held_where_the_worker_replaces_it(
+    session: Session, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the swap one arena, in it one and a half: what the worker itself holds, and nothing of ours."""
+    pretend(monkeypatch, tmp_path, VERSIONS[-1])
+    room = CONTEXT + session.manifest.draft.block_size
+    manifest = with_plans(engine, PlanOptions(max_batch_size=BATCH, max_seq_len=room, max_num_tokens=ROWS))
+    drafter = open_drafter(engine, session.manifest, num_slots=BATCH)
+    for executor in (TensorRTExecutor(engine, manifest, HostLauncher()), OnnxExecutor(engine, session.manifest)):
+        worker = make_worker(session, executor)
+        arena = worker.k_cache.nbytes + worker.v_cache.nbytes
+        decode(worker, session.target, drafter, texts(session)[:1], 2)
+        assert worker.cache_bytes() == worker.peak_bytes == arena
+        worker.allocate(BATCH)
+        assert worker.cache_bytes() == arena
+        assert worker.peak_bytes == 1.5 * arena
+        decode(worker, session.target, drafter, texts(session)[:1], 2)
+        assert worker.cache_bytes() == arena
+
+
+def test_the_drafter_has_what_the_contract_says_it_has(session: Session, engine: Path) -> None:
+    """All but what the worker sets; of a mask row of its own it says that there is none, as the newer worker asks."""
+    drafter = make_worker(session, OnnxExecutor(engine, session.manifest)).drafter
+    assert {name for name in ATTRIBUTES if not hasattr(drafter, name)} == {"_runtime_position_ceiling"}
+    assert drafter.mask_token_embedding is None
+
+
 def with_plans(engine: Path, options: PlanOptions) -> Manifest:
     add_plans(engine, options)
     return read_manifest(engine)
@@ -132,14 +160,16 @@ def test_padding_reads_no_context(
         positions = torch.zeros(B, spec.block_size, dtype=torch.long)
         hidden = executor.draft(DraftInputs(blocks, positions, torch.arange(B), torch.full((B,), 5)))
         assert hidden.shape == blocks.shape
+    assert executor._draft is not None
     assert executor._draft.tensors["context_lengths"].tolist() == [5, 5, 5, 0]
     assert executor._draft.tensors["slot_ids"].tolist() == [0, 1, 2, 0]
 
 
 def test_refusals(session: Session, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = make_worker(session, OnnxExecutor(engine, session.manifest))
-    with pytest.raises(EngineError, match="dense context cache, found a paged one"):
-        worker.drafter.dflash_forward(*[torch.zeros(1)] * 6, ctx_kv_cache=[torch.zeros(1)])
+    for paged in ({"ctx_kv_cache": [torch.zeros(1)]}, {"ctx_page_table": torch.zeros(1)}, {"ctx_rows_start": 0}):
+        with pytest.raises(EngineError, match="dense context cache, found a paged one"):
+            worker.drafter.dflash_forward(*[torch.zeros(1)] * 6, **paged)
     worker.k_cache = torch.zeros(1, 1, 8, 1, 4)
     worker.v_cache = worker.k_cache
     with pytest.raises(EngineError, match="layers, heads and head_dim"):

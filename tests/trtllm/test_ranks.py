@@ -60,7 +60,9 @@ def test_a_start_that_cannot_work(tmp_path: Path) -> None:
     assert without.stderr.startswith("error: engine mode: expected tensorrt_llm")
     unknown = run([sys.executable, *ENGINE_MODE[1:], "no-such-script"], write_package(tmp_path))
     assert unknown.returncode == 1
-    assert unknown.stderr.startswith("usage: python -m dflash_trt.trtllm trtllm-serve|")
+    said, usage = unknown.stderr.splitlines()
+    assert said == "dflash-trt: its drafter is registered, for TensorRT-LLM's worker of 414ba69f42c2"
+    assert usage.startswith("usage: python -m dflash_trt.trtllm trtllm-serve|")
 
 
 def test_a_main_module_that_ranks_would_not_learn_from(monkeypatch: pytest.MonkeyPatch) -> None:

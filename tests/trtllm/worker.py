@@ -3,11 +3,14 @@
 
 Written from NVIDIA/TensorRT-LLM, tensorrt_llm/_torch/speculative/dflash.py at 414ba69f42c2, attention backend VANILLA:
 K + 1 rows of taps for every request in every step, those that were not accepted zeroed and stored past the context's
-end; zeros as the first drafts of a request; the last slot for requests that only pad a batch.
+end; zeros as the first drafts of a request; the last slot for requests that only pad a batch. 864a4300 differs in what
+it passes: `ctx_rows_start` to drafters that take it, where there is one, and a mask row of the drafter's own.
 """
 
 from __future__ import annotations
 
+import inspect
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,19 +28,35 @@ class Worker:
         self.dummy_slot = max_batch
         assert drafter.dflash_attention_backend == "VANILLA"
         assert num_drafts + 1 <= drafter.block_size
-        drafter._build_fused_kv_buffers()
+        self.peak_bytes = 0
+        """Of all caches that were alive at one time."""
+        self._caches: list[weakref.ref[Tensor]] = []
         self.allocate(max_batch)
 
     def allocate(self, max_batch: int) -> None:
-        """A cache with a slot more than requests; TensorRT-LLM replaces it once, after it has sized its own cache."""
+        """A cache with a slot more than requests; TensorRT-LLM replaces it once, after it has sized its own cache.
+
+        It holds the old K until the new one is there, and the old V until the new V is (00679c66c3e3).
+        """
         drafter = self.drafter
+        drafter._build_fused_kv_buffers()
         shape = (
             max_batch + 1, drafter._num_attn_layers, self.max_ctx + self.K + 1, drafter._num_kv_heads,
             drafter._head_dim,
         )  # fmt: skip
-        self.k_cache = torch.zeros(shape, dtype=drafter.fc.weight.dtype)
-        self.v_cache = torch.zeros_like(self.k_cache)
+        self.k_cache = self._zeros(shape)
+        self.v_cache = self._zeros(shape)
         self.ctx_len = torch.zeros(max_batch + 1, dtype=torch.long)
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        made = torch.zeros(shape, dtype=self.drafter.fc.weight.dtype)
+        self._caches.append(weakref.ref(made))
+        self.peak_bytes = max(self.peak_bytes, self.cache_bytes())
+        return made
+
+    def cache_bytes(self) -> int:
+        """Of all caches that are alive, whoever holds them."""
+        return sum(cache.nbytes for reference in self._caches if (cache := reference()) is not None)
 
     def prefill(self, slot: int, taps: Tensor) -> None:
         """Appends the rows of a chunk of a prompt."""
@@ -67,7 +86,8 @@ class Worker:
         self.ctx_len.clamp_(max=self.max_ctx)
         embed = drafter.draft_model_full.model.embed_tokens
         embedded = embed(torch.cat([bonus, torch.tensor([drafter.mask_token_id])]))
-        noise = embedded[-1].expand(len(slots), self.K + 1, -1).clone()
+        mask = getattr(drafter, "mask_token_embedding", None)
+        noise = (embedded[-1] if mask is None else mask).expand(len(slots), self.K + 1, -1).clone()
         noise[:, 0] = embedded[:-1]
         hidden = drafter.dflash_forward(
             noise_embedding=noise,
@@ -78,12 +98,17 @@ class Worker:
             ctx_cache_batch_idx=slots,
             ctx_kv_cache=None,
             ctx_page_table=None,
+            **({"ctx_rows_start": None} if _takes(drafter.dflash_forward, "ctx_rows_start") else {}),
         )
         first = torch.arange(len(slots)) * (self.K + 1)
         drafted = hidden[(first[:, None] + 1 + torch.arange(self.K)).flatten()]
         logits = drafter.logits_processor(drafted, drafter.lm_head, None, True)
         drafts: Tensor = logits.reshape(len(slots), self.K, -1).argmax(dim=-1)
         return drafts
+
+
+def _takes(function: Any, parameter: str) -> bool:
+    return parameter in inspect.signature(function).parameters
 
 
 class LmHead(nn.Module):
@@ -99,9 +124,14 @@ class LmHead(nn.Module):
 
 
 def share(drafter: Any, target: Any) -> None:
-    """What TensorRT-LLM's target model does with the drafter before the first step."""
+    """What TensorRT-LLM's loader, weight mapper and target model do with the drafter before the first step."""
     drafter.logits_processor = lambda hidden, lm_head, *_: lm_head(hidden)
-    drafter.load_weights(weights={}, weight_mapper=None)
+    # base_weight_mapper.py at 0c8de69a1ca6, init_model_and_config
+    assert hasattr(drafter, "model_config")
+    assert hasattr(drafter, "config")
+    # modeling_speculative.py, load_draft_weights
+    is_mapped = "weight_mapper" in inspect.getfullargspec(drafter.load_weights).args
+    drafter.load_weights(weights={}, **({"weight_mapper": None} if is_mapped else {}))
     shared = SimpleNamespace(embed_tokens=LmHead(target.embed))
     drafter.load_weights_from_target_model(SimpleNamespace(model=shared, lm_head=LmHead(target.logits)))
 
