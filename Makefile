@@ -11,7 +11,7 @@ PROMPT ?= "def main("
 JOBS   ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: help build demo test test-full test-gpu contract lint bench bench-quantize bench-estimate bench-attention count-kernel clean
+.PHONY: help build demo test test-full test-gpu gpu-report contract lint bench bench-quantize bench-estimate bench-attention count-kernel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | column -t -s '	'
@@ -47,6 +47,9 @@ test-full: $(TOOLS)  ## `make test` and the slow checks
 test-gpu: $(TOOLS)  ## the kernels on this machine's GPU; compiles them first
 	$(PIP) --no-deps --editable . -C cmake.define.DFLASH_CUDA=ON
 	$(BIN)/python -m pytest -m gpu -rs tests/gpu
+
+gpu-report: $(TOOLS)  ## everything that needs a GPU, in ten minutes: tests, plans, parity, speed; writes gpu-report.md
+	$(BIN)/python benchmarks/gpu_report.py
 
 contract: $(TOOLS)  ## ask a TensorRT-LLM's own classes about all that is written for it: TENSORRT_LLM=DIR
 	$(BIN)/python -m tests.contract.tensorrt_llm_arguments $(TENSORRT_LLM)
