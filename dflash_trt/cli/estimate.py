@@ -143,8 +143,8 @@ def open_system(
     file = read_file(config)
     if recipe is not None:
         file = msgspec.structs.replace(file, recipe=recipe)
-    deployment = resolve(file, Path(config).stem if config.endswith(".yaml") else config, draft=draft, target=target)
-    return deployment, system(deployment, runtime)
+    deployment = resolve(file, Path(config).stem if config.endswith(".yaml") else config, draft=draft)
+    return deployment, system(deployment, runtime, target)
 
 
 def open_acceptances(
@@ -196,7 +196,8 @@ def print_estimate(result: Estimate) -> None:
     )
     click.echo(f"{result.name}: {system.target.target} on {shape}")
     click.echo(
-        f"{traffic.prompt_tokens} prompt and {traffic.output_tokens} output tokens; {result.acceptance_source}\n"
+        f"{traffic.prompt_tokens} prompt and {traffic.output_tokens} output tokens; {result.acceptance_source}"
+        "\npredicted, not measured; EAGLE-3's shape is assumed\n"
     )
     for account in result.accounts:
         at = account.point

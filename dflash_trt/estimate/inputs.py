@@ -85,9 +85,19 @@ def _read_target(directory: Path) -> TargetShape:
     )
 
 
-def system(deployment: ResolvedDeployment, runtime: str) -> System:
-    """The system that a resolved deployment makes of a runtime."""
-    target = target_shape(deployment.target)
+def system(deployment: ResolvedDeployment, runtime: str, target_directory: str | None = None) -> System:
+    """The system that a resolved deployment makes of a runtime; `target_directory` stands in for its target.
+
+    Raises ConfigError for a target without known layers, and for one that the draft was not made for.
+    """
+    target = target_shape(target_directory or deployment.target)
+    taps = deployment.draft_sizes.spec.target_layer_ids
+    layers = deployment.draft_sizes.spec.num_target_layers
+    if layers not in (None, target.num_layers) or max(taps) >= target.num_layers:
+        raise ConfigError(
+            f"{target.target}: expected a target of {layers or f'more than {max(taps)}'} layers, as"
+            f" {deployment.draft_sizes.name} was made for, found {target.num_layers}"
+        )
     gpus = deployment.gpus
     is_engine = deployment.mode == "engine"
     return System(

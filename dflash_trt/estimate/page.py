@@ -39,7 +39,8 @@ def page(result: Estimate) -> str:
     shape = f"TP {system.tensor_parallel}, EP {system.expert_parallel}, {system.runtime}"
     lead = (
         f"{shape}; {traffic.prompt_tokens} prompt and {traffic.output_tokens} output tokens; DFlash:"
-        f" {result.acceptance_source}. Predicted from sizes and published kernel times, not measured; bands follow from"
+        f" {result.acceptance_source}; EAGLE-3: an assumed shape."
+        " Predicted from sizes and published kernel times, not measured; bands follow from"
         " the ranges of the constants. Hover a point for its batch and draft length."
     )
     sections = [

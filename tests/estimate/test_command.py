@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,12 +56,16 @@ def test_measured_routing(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["accounts"][2]["experts_touched"] == pytest.approx(8, abs=0.1)
 
 
-def test_targets_that_are_here() -> None:
-    arguments = ("--target", str(FIXTURES / "tiny-gpt-oss"), "--draft", str(FIXTURES / "tiny-gpt-oss-dflash"))
+def test_a_config_json_is_enough_of_a_target(tmp_path: Path) -> None:
+    shutil.copy(FIXTURES / "tiny-gpt-oss" / "config.json", tmp_path)
+    arguments = ("--target", str(tmp_path), "--draft", str(FIXTURES / "tiny-gpt-oss-dflash"))
     result = run("estimate", CONFIG, "--tau", "2", *arguments, "--json")
     assert result.returncode == 0, result.stderr
     target = json.loads(result.stdout)["system"]["target"]
     assert (target["num_experts"], target["top_k"], target["num_full_layers"]) == (8, 2, 2)
+    other = run("estimate", CONFIG, "--tau", "2", "--target", str(tmp_path))
+    assert other.returncode == 1
+    assert "expected a target of 36 layers, as z-lab/gpt-oss-120b-DFlash was made for, found 4" in other.stderr
 
 
 @pytest.mark.parametrize(
@@ -87,8 +92,8 @@ def test_a_target_without_known_layers_is_refused() -> None:
 
 def test_a_gpu_that_holds_no_request_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "small.yaml"
-    facts = "target: Qwen/Qwen3-32B\ndraft: z-lab/gpt-oss-20b-DFlash\ngpus: h100x1\npurpose: latency\n"
-    file.write_text(f"description: 66 GB of weights beside 10 GiB of reserves\n{facts}")
-    result = run("estimate", str(file), "--tau", "4", "--prompt-tokens", "16000", "--output-tokens", "16000")
+    facts = "target: openai/gpt-oss-120b\ndraft: z-lab/gpt-oss-120b-DFlash\ngpus: h100x1\npurpose: latency\n"
+    file.write_text(f"description: 65 GB of weights beside 10 GiB of reserves\n{facts}")
+    result = run("estimate", str(file), "--tau", "4", "--prompt-tokens", "100000", "--output-tokens", "20000")
     assert result.returncode == 1
-    assert "expected memory for one request of 32000 tokens, found none" in " ".join(result.stderr.split())
+    assert "expected memory for one request of 120000 tokens, found none" in " ".join(result.stderr.split())
