@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python -m tests.cli.killed_commands: kills a command many times, and says what it leaves.
+
+A child is forked for every run, so that the imports are paid for once. It is killed (SIGKILL) at its n-th step in the
+file system, by Python's audit events: before a file is opened, renamed, linked, removed, ... The command then runs
+again, whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from dflash_trt.cli import cli
+
+STEPS = ("open", "os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "os.scandir", "shutil.rmtree", "os.chmod")
+
+
+def run(arguments: list[str], kill_at: int | None) -> int | None:
+    """The number of its steps; None where the command was killed before its end."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        count = 0
+
+        def hook(event: str, values: tuple[object, ...]) -> None:
+            nonlocal count
+            if event in STEPS or event.startswith("ctypes.dlsym"):
+                count += 1
+                if count == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        code = 1
+        with open(os.devnull, "w") as null:  # noqa: PTH123
+            os.dup2(null.fileno(), 1)
+            sys.addaudithook(hook)
+            try:
+                cli.main(arguments, prog_name="dflash-trt", standalone_mode=False)
+                code = 0
+            finally:
+                os.write(writer, str(count).encode())
+                os._exit(code)
+    os.close(writer)
+    _, status = os.waitpid(child, 0)
+    with os.fdopen(reader) as stream:
+        text = stream.read()
+    if os.WIFSIGNALED(status):
+        return None
+    assert os.waitstatus_to_exitcode(status) == 0, "the command failed"
+    return int(text)
+
+
+def here(arguments: list[str]) -> None:
+    """The command in this process."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        cli.main(arguments, prog_name="dflash-trt", standalone_mode=False)
+
+
+def contents(path: Path) -> dict[str, str]:
+    """Hash of every file by name; empty where there is nothing."""
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    return {str(f.relative_to(path)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files if f.is_file()}
+
+
+def main() -> None:
+    """Prints a JSON list: of each kill the step, what stood there then, and what after the next run."""
+    output, before, after, count = json.load(sys.stdin)
+    final = Path(output)
+    kept = final.with_name("kept")
+    here(after)  # imports what it imports late, once for all children
+    steps = 0
+    if before:
+        remove(final)
+        here(before)
+        shutil.move(final, kept)
+    old = contents(kept)
+    report = []
+    chosen = random.Random(0)
+    for trial in range(count + 1):
+        remove(final)
+        if before:
+            copy(kept, final)
+        kill_at = chosen.randrange(1, steps + 1) if trial else None
+        finished = run(after, kill_at)
+        if trial == 0:
+            assert finished is not None
+            steps, new = finished, contents(final)
+            continue
+        left, killed = contents(final), finished is None
+        run(after, None)
+        names = sorted(p.name for p in final.parent.iterdir())
+        state = "old" if left == old else "new" if left == new else "neither"
+        report.append(
+            {"step": kill_at, "killed": killed, "left": state, "again": contents(final) == new, "names": names}
+        )
+    json.dump({"steps": steps, "kills": report}, sys.stdout)
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def copy(source: Path, path: Path) -> None:
+    shutil.copytree(source, path) if source.is_dir() else shutil.copyfile(source, path)
+
+
+if __name__ == "__main__":
+    main()
