@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """FP4 and FP8 in standard ops: the same numbers, bit for bit, on a runtime that knows neither.
 
-Each Q/DQ node becomes a call of a model-local function. onnxruntime inlines the functions and folds those of
-weights when it creates the session, so that a call costs what FLOAT weights cost.
+Each Q/DQ node becomes a call of a model-local function. Sessions take weights that `cpu_weights` has dequantised
+before; what is left here are activations, and weights of a graph on its own.
 """
 
 from __future__ import annotations
@@ -105,9 +105,10 @@ QuantizeFp4Blocks (x, scale) => (codes, block_scales)  # dynamic NVFP4: codes FL
 def lower_quantization(model: onnx.ModelProto) -> None:
     """Rewrites every FP4 and FP8 node of `model` in place; a model without them stays as it is."""
     quantised = {"DequantizeLinear", "QuantizeLinear", "TRT_FP4DynamicQuantize"}
-    if not any(node.op_type in quantised for node in model.graph.node):
-        return
     graph = model.graph
+    has_fp8_cache = any(value.type.tensor_type.elem_type == TensorProto.FLOAT8E4M3FN for value in graph.input)
+    if not has_fp8_cache and not any(node.op_type in quantised for node in graph.node):
+        return
     packed = _unpack_weights(graph)
     nodes = [*packed, *(_lowered(node) for node in graph.node)]
     _widen_cache(graph, nodes)

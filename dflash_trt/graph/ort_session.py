@@ -13,6 +13,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.graph.cpu_lowering import lower_to_cpu
+from dflash_trt.graph.cpu_weights import float_weights
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 REFUSALS = (
@@ -56,11 +57,16 @@ def model_session(
     options = onnxruntime.SessionOptions()
     # Torch and ONNX Runtime take turns on the same cores: a pool that spins would starve the other.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # The model comes from memory, its weights from the directory.
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(directory.resolve()))
-    return onnxruntime.InferenceSession(
-        lower_to_cpu(model, expose).SerializeToString(),
-        options,
-        providers=[PROVIDERS[kind]],
-        provider_options=[{"device_id": index} if index else {}],
-    )
+    # Packed weights come in the sizes they have; its arena would double each time it grows.
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    lowered = onnx.ModelProto()
+    lowered.CopyFrom(model)
+    with float_weights(lowered, directory) as folder:
+        # The model comes from memory, its weights from that file.
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+        return onnxruntime.InferenceSession(
+            lower_to_cpu(lowered, expose).SerializeToString(),
+            options,
+            providers=[PROVIDERS[kind]],
+            provider_options=[{"device_id": index} if index else {}],
+        )

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph's weights as FLOAT, each dequantised once, into a file that ONNX Runtime maps and then packs from.
+
+ONNX Runtime would compute them, too, by folding constants; but it keeps every intermediate of that until the session
+stands, which for NVFP4 is five times the FLOAT weights. The values are the same to the bit. A file, because it keeps
+what it is given in memory (1.31: `add_external_initializers`) beside what it packs, but unmaps files as it goes.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+
+from dflash_trt import _C
+from dflash_trt.checkpoint.quantization import BLOCK
+from dflash_trt.errors import EngineError
+
+Write = Callable[[NDArray[np.float32]], None]
+BITS = {TensorProto.BFLOAT16: "<u2", TensorProto.FLOAT16: "<f2", TensorProto.FLOAT: "<f4"}
+PAGE = 4096
+FILE = "weights"
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Matrix(NamedTuple):
+    """A weight, most often a matrix, that has not been computed yet."""
+
+    shape: tuple[int, ...]
+    write: Write
+    """Fills an array of that shape."""
+
+
+@contextmanager
+def float_weights(model: onnx.ModelProto, directory: Path) -> Iterator[Path]:
+    """Makes each weight of `model`, whose data lies in `directory`, a FLOAT initializer in a file of its own.
+
+    Gives the folder of that file, which is gone afterwards; a session that has been made by then keeps what it needs.
+    Nodes that computed weights from weights are gone. Raises EngineError for data that is not in `directory`, and where
+    there is no room for the file.
+    """
+    graph = model.graph
+    stored = _Stored(graph, directory)
+    matrices = {name: stored.dense(name) for name in stored.names(BITS)}
+    for node in graph.node:
+        if (matrix := _computed(node, matrices, stored)) is not None:
+            matrices[node.output[0]] = matrix
+    read = {name for node in graph.node if node.output[0] not in matrices for name in node.input}
+    weights = {name: matrix for name, matrix in matrices.items() if name in read}
+    *offsets, size = _replace(graph, weights)
+    with tempfile.TemporaryDirectory(prefix="dflash-trt-", dir=_folder_for(size)) as folder:
+        try:
+            _write(Path(folder) / FILE, weights.values(), offsets)
+        except OSError as error:
+            raise EngineError(
+                f"{folder}: expected room for {size / 2**30:.1f} GiB of FLOAT weights while they load, found: {error}",
+                hint="set TMPDIR to a directory with more room",
+            ) from None
+        yield Path(folder)
+
+
+def _folder_for(num_bytes: int) -> Path | None:
+    """Shared memory where it has the room; else where temporary files go, which costs seconds a GiB."""
+    has_room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * num_bytes
+    return SHARED_MEMORY if has_room else None
+
+
+def _write(output: Path, matrices: Iterable[Matrix], offsets: Sequence[int]) -> None:
+    pending = list(matrices)
+    scratch = np.empty(max((math.prod(matrix.shape) for matrix in pending), default=0), np.float32)
+    with output.open("wb") as file:
+        for matrix, offset in zip(pending, offsets, strict=True):
+            values = scratch[: math.prod(matrix.shape)].reshape(matrix.shape)
+            matrix.write(values)
+            file.seek(offset)
+            values.tofile(file)
+
+
+def _replace(graph: onnx.GraphProto, weights: dict[str, Matrix]) -> list[int]:
+    """Initializers in the place of what computed the weights; the offset of each, and the end."""
+    kept: list[onnx.NodeProto] = []
+    read = {value.name for value in graph.output}
+    for node in reversed(graph.node):
+        if node.output[0] not in weights and any(output in read for output in node.output):
+            kept.append(node)
+            read |= set(node.input)
+    initializers = [i for i in graph.initializer if i.name in read and i.name not in weights]
+    offsets = [0]
+    for name, matrix in weights.items():
+        proto = TensorProto(
+            name=name, data_type=TensorProto.FLOAT, dims=matrix.shape, data_location=TensorProto.EXTERNAL
+        )
+        length = 4 * math.prod(matrix.shape)
+        for key, value in (("location", FILE), ("offset", str(offsets[-1])), ("length", str(length))):
+            proto.external_data.add(key=key, value=value)
+        initializers.append(proto)
+        offsets.append(offsets[-1] + -(-length // PAGE) * PAGE)
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(reversed(kept))
+    graph.initializer.extend(initializers)
+    return offsets
+
+
+def _computed(node: onnx.NodeProto, matrices: dict[str, Matrix], stored: _Stored) -> Matrix | None:
+    """What `node` makes of weights: a matrix once more, or None for all else."""
+    match node.op_type:
+        case "Cast" if node.input[0] in matrices:  # to the compute dtype, which is FLOAT here
+            return matrices[node.input[0]]
+        case "Concat" if all(name in matrices for name in node.input):
+            return _joined([matrices[name] for name in node.input])
+        case "DequantizeLinear" if any(attribute.name == "block_size" for attribute in node.attribute):
+            return stored.nvfp4(node.input[0], node.input[1])
+        case "DequantizeLinear":
+            return stored.fp8(node.input[0], node.input[1])
+    return None
+
+
+def _joined(parts: Sequence[Matrix]) -> Matrix:
+    """Matrices joined along axis 0."""
+    ends = np.cumsum([part.shape[0] for part in parts])
+
+    def write(out: NDArray[np.float32]) -> None:
+        for part, end in zip(parts, ends, strict=True):
+            part.write(out[end - part.shape[0] : end])
+
+    return Matrix((int(ends[-1]), *parts[0].shape[1:]), write)
+
+
+class _Stored:
+    """The initializers of a graph, with their data in files of `directory` or in the graph."""
+
+    def __init__(self, graph: onnx.GraphProto, directory: Path) -> None:
+        self._directory = directory.resolve()
+        self._initializers = {initializer.name: initializer for initializer in graph.initializer}
+        self._block_scales = {
+            node.output[0]: (node.input[0], node.input[1])
+            for node in graph.node
+            if node.op_type == "DequantizeLinear" and self._is(node.input[0], TensorProto.FLOAT8E4M3FN)
+        }
+
+    def names(self, types: Iterable[int]) -> list[str]:
+        """Those in files, of any of these types."""
+        types = set(types)
+        return [name for name, i in self._initializers.items() if i.data_type in types and _is_external(i)]
+
+    def dense(self, name: str) -> Matrix:
+        initializer = self._initializers[name]
+        shape = tuple(initializer.dims)
+
+        def write(out: NDArray[np.float32]) -> None:
+            values = self._map(name, BITS[initializer.data_type], shape)
+            if initializer.data_type == TensorProto.BFLOAT16:
+                np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32)
+            else:
+                out[...] = values
+
+        return Matrix(shape, write)
+
+    def fp8(self, codes: str, scale: str) -> Matrix | None:
+        """e4m3 codes times one scale, both stored."""
+        if not self._is(codes, TensorProto.FLOAT8E4M3FN) or scale not in self._initializers:
+            return None
+        shape = tuple(self._initializers[codes].dims)
+        return Matrix(shape, lambda out: _C.unpack_fp8(self._map(codes, "u1", shape), self._scalar(scale), out))
+
+    def nvfp4(self, codes: str, scales: str) -> Matrix | None:
+        """e2m1 codes times block scales, which are e4m3 codes times one scale; all stored."""
+        if not self._is(codes, TensorProto.FLOAT4E2M1) or scales not in self._block_scales:
+            return None
+        block_scales, scale_2 = self._block_scales[scales]
+        rows, columns = self._initializers[codes].dims
+
+        def write(out: NDArray[np.float32]) -> None:
+            data = self._map(codes, "u1", (rows, columns // 2))
+            by_block = self._map(block_scales, "u1", (rows, columns // BLOCK))
+            _C.unpack_nvfp4(data, by_block, self._scalar(scale_2), out)
+
+        return Matrix((rows, columns), write)
+
+    def _is(self, name: str, data_type: int) -> bool:
+        initializer = self._initializers.get(name)
+        return initializer is not None and initializer.data_type == data_type and _is_external(initializer)
+
+    def _scalar(self, name: str) -> float:
+        initializer = self._initializers[name]
+        if _is_external(initializer):
+            return float(self._map(name, BITS[initializer.data_type], ()))
+        return float(numpy_helper.to_array(initializer))
+
+    def _map(self, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """The data of an initializer, read only, as the page cache holds it."""
+        place = {entry.key: entry.value for entry in self._initializers[name].external_data}
+        file = (self._directory / place["location"]).resolve()
+        if not file.is_relative_to(self._directory):
+            raise EngineError(
+                f"{self._directory}: expected weights inside it, found {place['location']} -> {file}",
+                hint="copy the engine with its files in the place of links (cp -rL), or build it again",
+            )
+        try:
+            data = np.memmap(file, dtype, mode="r", offset=int(place.get("offset", 0)), shape=shape or (1,))
+        except (OSError, ValueError) as error:  # gone, or shorter than the graph says
+            raise EngineError(
+                f"{file}: expected {dtype} {list(shape)} for {name}, found: {error}", hint="build the engine again"
+            ) from None
+        return data.reshape(shape)
+
+
+def _is_external(initializer: TensorProto) -> bool:
+    return initializer.data_location == TensorProto.EXTERNAL

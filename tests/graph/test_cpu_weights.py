@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that are dequantised before the session against ONNX Runtime's folding of the same graph, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from dflash_trt._C import unpack_fp8, unpack_nvfp4
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.errors import EngineError
+from dflash_trt.graph import cpu_weights
+from dflash_trt.graph.cpu_lowering import lower_to_cpu
+from dflash_trt.graph.cpu_weights import float_weights
+from dflash_trt.graph.ort_session import graph_session
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.recipe import load_recipe
+from tests.engines import build
+from tests.paths import FIXTURES
+
+DRAFT = FIXTURES / "tiny-gpt-oss-dflash"
+
+
+def engine(recipe: str, directory: Path) -> Path:
+    quantize_checkpoint(read_draft(DRAFT), load_recipe(recipe), directory / "draft")
+    build(directory / "draft", directory / "engine")
+    return directory / "engine"
+
+
+def outputs(session: onnxruntime.InferenceSession) -> Sequence[np.ndarray]:
+    """Of fixed inputs whose dynamic axes are 3."""
+    rng = np.random.default_rng(0)
+    feed = {}
+    for port in session.get_inputs():
+        shape = [size if isinstance(size, int) else 3 for size in port.shape]
+        is_float = port.type == "tensor(float)"
+        feed[port.name] = rng.standard_normal(shape, np.float32) if is_float else np.ones(shape, np.int32)
+    return session.run(None, feed)
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "fp8", "nvfp4", "mixed-nvfp4-fp8"])
+@pytest.mark.parametrize("graph", ["context.onnx", "draft.onnx"])
+def test_outputs_equal_those_of_folded_constants(recipe: str, graph: str, tmp_path: Path) -> None:
+    directory = engine(recipe, tmp_path)
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(directory))
+    lowered = lower_to_cpu(onnx.load(directory / graph, load_external_data=False)).SerializeToString()
+    folded = onnxruntime.InferenceSession(lowered, options, providers=["CPUExecutionProvider"])
+    for actual, expected in zip(outputs(graph_session(directory, graph)), outputs(folded), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_no_weight_is_left_to_onnxruntime(tmp_path: Path) -> None:
+    directory = engine("nvfp4", tmp_path)
+    model = onnx.load(directory / "draft.onnx", load_external_data=False)
+    with float_weights(model, directory) as folder:
+        places = {entry.value for i in model.graph.initializer for entry in i.external_data if entry.key == "location"}
+        assert places == {file.name for file in folder.iterdir()}
+        assert {i.data_type for i in model.graph.initializer if i.external_data} == {onnx.TensorProto.FLOAT}
+    assert not folder.exists()
+
+
+def test_weights_outside_the_directory_are_refused(tmp_path: Path) -> None:
+    directory = engine("bf16", tmp_path)
+    (directory / "model.safetensors").rename(tmp_path / "elsewhere")
+    (directory / "model.safetensors").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(EngineError, match=r"expected weights inside it, found model\.safetensors -> .*elsewhere"):
+        graph_session(directory, "draft.onnx")
+
+
+def test_a_short_file_is_said(tmp_path: Path) -> None:
+    directory = engine("nvfp4", tmp_path)
+    (directory / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(EngineError, match=r"model\.safetensors: expected .* found: mmap length"):
+        graph_session(directory, "draft.onnx")
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = engine("bf16", tmp_path)
+
+    def no_room(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cpu_weights, "_write", no_room)
+    with pytest.raises(EngineError, match=r"expected room for 0\.0 GiB of FLOAT weights .* No space left") as raised:
+        graph_session(directory, "draft.onnx")
+    assert "TMPDIR" in str(raised.value.hint)
+
+
+def test_unpackers_refuse_other_shapes() -> None:
+    codes, scales = np.zeros((2, 16), np.uint8), np.zeros((2, 2), np.uint8)
+    with pytest.raises(ValueError, match=r"expected out of shape \[2, 16\], found \[2, 32\]"):
+        unpack_fp8(codes, 1.0, np.empty((2, 32), np.float32))
+    with pytest.raises(ValueError, match=r"expected out of shape \[2, 32\], found \[2, 16\]"):
+        unpack_nvfp4(codes, scales, 1.0, np.empty((2, 16), np.float32))
+    with pytest.raises(ValueError, match=r"expected scales of shape \[2, 2\], found \[2, 1\]"):
+        unpack_nvfp4(codes, scales[:, :1].copy(), 1.0, np.empty((2, 32), np.float32))
