@@ -6,6 +6,7 @@ B requests, S block, N query heads, G key/value heads, D head_dim, L draft layer
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -58,6 +59,11 @@ class Case:
     def cache_shape(self) -> tuple[int, int, int, int, int]:
         slots = self.slots or max(self.slot_of, default=0) + 1
         return slots, self.L, self.C_max or max((1, *self.context_lengths)), self.G, self.D
+
+    @property
+    def cache_nbytes(self) -> int:
+        """Of K, and of V as many."""
+        return math.prod(self.cache_shape) * self.cache_dtype.itemsize
 
     def attributes(self) -> dict[str, float | int]:
         """The node's attributes, by name."""

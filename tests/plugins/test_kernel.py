@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,22 @@ def test_the_order_of_threads_changes_no_bit(program: Program, tmp_path: Path) -
     ]
     for out in outputs[1:]:
         assert torch.equal(out.view(torch.int16), outputs[0].view(torch.int16))
+
+
+# The plane that is read, and the cache it is the last plane of: 6 GiB of K and as many of V.
+PLANE = Case(name="plane", N=16, G=8, S=2, C_max=131072, context_lengths=(40,))
+FAR = replace(PLANE, name="far", L=8, layer=7, slots=6, slot_ids=(5,))
+
+
+def call_far(program: Path, directory: Path) -> None:
+    """Raises AssertionError if the kernel reads elsewhere than beyond 4 GiB."""
+    tensors = draw(PLANE)
+    far = replace(tensors, slot_ids=torch.tensor(FAR.slot_of, dtype=torch.int32))
+    assert_close(emulation.call(program, directory, FAR, far).out, *expect(PLANE, tensors))
+
+
+def test_a_cache_beyond_32_bits(program: Program, tmp_path: Path) -> None:
+    call_far(program(64), tmp_path / "call")
 
 
 @pytest.mark.parametrize("case", OUT_OF_RANGE, ids=lambda case: case.name)

@@ -3,14 +3,20 @@
 //
 // DIRECTORY/params has a line "name value" for each number of Params, DIRECTORY/<tensor> the bytes of each tensor.
 // Writes DIRECTORY/out and prints the plan. CTAS is how many CTAs the GPU is said to hold; SEED orders the threads.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,6 +28,8 @@
 namespace kv = dflash::kv_injection;
 
 namespace {
+
+constexpr size_t kSparseBytes = size_t{1} << 30;
 
 // Its bytes end where the allocation ends: ASan sees every access beyond.
 struct Tensor {
@@ -95,11 +103,22 @@ class Call {
   const void* read(const char* name) {
     std::ifstream file(directory_ + name, std::ios::binary);
     if (!file) return nullptr;
+    const auto size = std::filesystem::file_size(directory_ + name);
+    if (size >= kSparseBytes) return map(directory_ + name, size);
     std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
     Tensor tensor(bytes.size());
     std::copy(bytes.begin(), bytes.end(), tensor.bytes);
     inputs_.emplace_back(tensor, std::move(bytes));
     return tensor.bytes;
+  }
+
+  // A file with holes, more than memory holds. Whoever writes to it is stopped.
+  static const void* map(const std::string& path, size_t size) {
+    const int file = open(path.c_str(), O_RDONLY);
+    void* bytes = mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_NORESERVE, file, 0);
+    if (file < 0 || bytes == MAP_FAILED) std::exit(6);
+    close(file);
+    return bytes;
   }
 
   // NaN in every format.
@@ -115,12 +134,16 @@ class Call {
   unsigned char* out_ = nullptr;
 };
 
-void run_grid(const kv::Grid& grid, uint32_t seed, const std::function<void()>& kernel) {
+using Chosen = std::function<bool(int, int)>;
+
+void run_grid(const kv::Grid& grid, uint32_t seed, const std::function<void()>& kernel,
+              const Chosen& chosen = [](int, int) { return true; }) {
   std::vector<int> order(static_cast<size_t>(grid.x) * grid.y);
   std::iota(order.begin(), order.end(), 0);
   if (seed == 1) std::reverse(order.begin(), order.end());
   if (seed > 1) std::shuffle(order.begin(), order.end(), std::mt19937(seed));
   for (int i : order) {
+    if (!chosen(i % grid.x, i / grid.x)) continue;
     emulator::Cta cta(grid.threads, grid.shared_bytes, i % grid.x, i / grid.x, seed);
     cta.run(kernel);
   }
@@ -128,10 +151,19 @@ void run_grid(const kv::Grid& grid, uint32_t seed, const std::function<void()>& 
 
 template <int D, class T, bool kBytes>
 void run(const kv::Params& p, const kv::Plan& plan, uint32_t seed) {
-  run_grid(kv::attention_grid(p, plan), seed, [&] { kv::attention<D, T, kBytes>(p, plan); });
-  if (plan.ranges > 1) {
-    run_grid(kv::combine_grid(p, plan), seed, [&] { kv::combine<D, T>(p, plan); });
-  }
+  const auto attend = [&] { kv::attention<D, T, kBytes>(p, plan); };
+  const kv::Grid attention_grid = kv::attention_grid(p, plan);
+  if (plan.ranges == 1) return run_grid(attention_grid, seed, attend);
+
+  // The second grid may start before the first has ended: two of its CTAs do.
+  const auto combine = [&] { kv::combine<D, T>(p, plan); };
+  const kv::Grid grid = kv::combine_grid(p, plan);
+  std::set<int> rows{0, grid.y - 1};
+  std::deque<emulator::Cta> early;
+  for (const int y : rows) early.emplace_back(grid.threads, grid.shared_bytes, 0, y, seed).start_early(combine);
+  run_grid(attention_grid, seed, attend);
+  for (emulator::Cta& cta : early) cta.finish();
+  run_grid(grid, seed, combine, [&](int x, int y) { return x > 0 || !rows.contains(y); });
 }
 
 }  // namespace

@@ -39,9 +39,8 @@ inline Shared shared_memory() { return 0; }
 
 inline void cta_sync() { cta().barrier(0, cta().threads()); }
 inline void group_sync(int id, int threads) { cta().barrier(id, threads); }
-// Grids run one after another here.
 inline void release_next_grid() {}
-inline void wait_for_previous_grid() {}
+inline void wait_for_previous_grid() { cta().wait_for_previous_grid(); }
 
 // ---- Lanes
 

@@ -39,17 +39,18 @@ class EmulationError(Exception):
     """What the emulator or a sanitizer stopped the program for."""
 
 
-def build(program: Path, sources: list[Path], *defines: str) -> Path:
+def build(program: Path, sources: list[Path], *defines: str, plugins: Path = PLUGINS) -> Path:
     """The sources as `program`, with address and undefined-behaviour sanitizers."""
-    command = [compiler(), *FLAGS, f"-I{HERE}", f"-I{PLUGINS}", *defines, *map(str, sources), "-o", str(program)]
+    command = [compiler(), *FLAGS, f"-I{HERE}", f"-I{plugins}", *defines, *map(str, sources), "-o", str(program)]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return program
 
 
-def build_kernel(program: Path, head_dim: int) -> Path:
+def build_kernel(program: Path, head_dim: int, plugins: Path = PLUGINS) -> Path:
     """The program that `call` runs."""
-    return build(program, [HERE / "emulated_call.cpp", *EMULATOR, PLAN], f"-DDFLASH_HEAD_DIM={head_dim}")
+    sources = [HERE / "emulated_call.cpp", *EMULATOR, PLAN]
+    return build(program, sources, f"-DDFLASH_HEAD_DIM={head_dim}", plugins=plugins)
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,23 @@ def call(program: Path, directory: Path, case: Case, tensors: Tensors, *, ctas: 
     for field in fields(tensors):
         tensor = getattr(tensors, field.name)
         if tensor is not None:
-            (directory / field.name).write_bytes(raw_bytes(tensor))
+            path, size = directory / field.name, case.cache_nbytes
+            if field.name in ("k_cache", "v_cache") and tensor.nbytes < size:
+                write_last_plane(path, tensor, size)
+            else:
+                path.write_bytes(raw_bytes(tensor))
     plan = run(program, str(directory), str(ctas), str(seed)).split()
     out = torch.frombuffer(bytearray((directory / "out").read_bytes()) or bytearray(2), dtype=case.dtype)
     out = out[: case.B * case.S * case.N * case.D].reshape(case.B, case.S, case.N * case.D)
     return Result(out, Plan(*map(int, plan)) if plan else None)
+
+
+def write_last_plane(path: Path, tensor: torch.Tensor, size: int) -> None:
+    """A cache of `size` bytes, with holes but for the last layer of its last slot."""
+    with path.open("wb") as file:
+        file.truncate(size)
+        file.seek(size - tensor.nbytes)
+        file.write(raw_bytes(tensor))
 
 
 def run(program: Path, *arguments: str) -> str:

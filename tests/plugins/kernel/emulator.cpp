@@ -52,12 +52,40 @@ Cta::Cta(int threads, int shared_bytes, int x_, int y_, uint32_t seed)
 Cta::~Cta() = default;
 
 void Cta::run(const std::function<void()>& kernel) {
-  running = this;
+  start(kernel);
+  run_ready();
+  expect_ended();
+}
+
+void Cta::start_early(const std::function<void()>& kernel) {
+  previous_grid_ended_ = false;
+  start(kernel);
+  run_ready();
+}
+
+void Cta::finish() {
+  previous_grid_ended_ = true;
+  wake(std::exchange(waiting_for_grid_, {}));
+  run_ready();
+  expect_ended();
+}
+
+void Cta::wait_for_previous_grid() {
+  if (previous_grid_ended_) return;
+  waiting_for_grid_.push_back(current_);
+  block();
+}
+
+void Cta::start(const std::function<void()>& kernel) {
   for (int i = 0; i < threads(); ++i) {
     clocks_[i][i] = 1;
     fibers_.push_back(std::make_unique<Fiber>(kernel));
     ready_.push_back(i);
   }
+}
+
+void Cta::run_ready() {
+  running = this;
   while (!ready_.empty()) {
     current_ = pick();
     fibers_[current_]->resume();
@@ -66,6 +94,9 @@ void Cta::run(const std::function<void()>& kernel) {
       fail("ends with copies under way");
     }
   }
+}
+
+void Cta::expect_ended() {
   for (current_ = 0; current_ < threads(); ++current_) {
     if (!fibers_[current_]->ended) fail("waits for threads that never come");
   }

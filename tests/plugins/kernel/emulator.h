@@ -41,6 +41,11 @@ class Cta {
   Cta(int threads, int shared_bytes, int x, int y, uint32_t seed);
   ~Cta();
   void run(const std::function<void()>& kernel);
+  // As run(), but before the grid that this one depends on has ended: threads that wait for it are left waiting until
+  // finish(), the others run.
+  void start_early(const std::function<void()>& kernel);
+  void finish();
+  void wait_for_previous_grid();
 
   int thread() const { return current_; }
   int threads() const { return static_cast<int>(clocks_.size()); }
@@ -71,6 +76,9 @@ class Cta {
   void check_ordered(const Word::Access& before, const char* what, uint32_t at);
   void land(const Copy& copy);
   int pick();
+  void start(const std::function<void()>& kernel);
+  void run_ready();
+  void expect_ended();
 
   struct Barrier {
     int threads = 0;
@@ -84,6 +92,8 @@ class Cta {
   std::vector<std::deque<std::vector<Copy>>> groups_;  // [thread], committed; oldest first
   std::vector<std::vector<Copy>> open_;                // [thread], not committed yet
   std::deque<int> ready_;
+  bool previous_grid_ended_ = true;
+  std::vector<int> waiting_for_grid_;
   std::unique_ptr<unsigned char[]> shared_;  // exactly as large as asked for: ASan guards its ends
   int shared_bytes_;
   std::vector<Word> words_;
