@@ -22,7 +22,7 @@ from tests.plugins.test_kernel import call_far
 
 # Two teams of three warps, of which the last has one tile of rows; ranges cut two of the three requests.
 CASE = Case(name="mutated", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_scale=0.03, norm=4.0, sinks=True,
-            context_lengths=(1700, 0, 300))  # fmt: skip
+            context_lengths=(1700, 3, 300))  # fmt: skip
 CTAS = 5
 
 
@@ -49,7 +49,7 @@ MUTANTS = [
     Mutant("rows beyond the segment", "stream.cuh", "copy_async(at, k, left > 0);", "copy_async(at, k, true);",
            "AddressSanitizer"),
     Mutant("no mask at the end", "attention.cuh", "end < kMatrixKeys ||", ""),
-    Mutant("a maximum that never moves", "state.cuh", "if (any_lane(exceeds)) return false;", ""),
+    Mutant("a maximum that never moves", "state.cuh", "if (any_lane(exceeds)) return false;", "any_lane(exceeds);"),
     Mutant("a sum left behind", "state.cuh", "sum[t][half] *= by;", ""),
     Mutant("the block's keys scaled", "attention.cuh", "1 / p_.k_scale)", "1.0f)"),
     Mutant("a range too long", "schedule.cuh", "min(length, all.begin + end * kUnitKeys)", "length"),

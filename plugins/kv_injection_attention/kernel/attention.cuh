@@ -241,14 +241,16 @@ __global__ void __launch_bounds__(32 * max_warps(D), 2)
   release_next_grid();
   const Schedule schedule(p, plan);
   if (grid_y() >= schedule.ranges()) return;
-  const int end = schedule.begin(grid_y() + 1);
-  int unit = schedule.begin(grid_y());
-  Place place = schedule.find(unit);
-  while (unit < end) {
-    const Segment segment(p, place, unit, end);
+  const int first = schedule.begin(grid_y());
+  int units = schedule.begin(grid_y() + 1) - first;
+  const Place place = schedule.find(first);
+  int request = place.request, begin = first - place.first_unit;
+  while (units > 0) {
+    const Segment segment(p, request, begin, units);
     Attention<D, T, kBytes>(p, plan).run(segment);
-    unit = place.first_unit + segment.end;
-    place = {place.request + 1, unit};
+    units -= segment.end - segment.begin;
+    ++request;
+    begin = 0;
   }
 }
 

@@ -99,12 +99,11 @@ struct Segment {
   int key_begin, key_end;  // the segment's
   bool ends;               // whether it has the request's last unit, and with it the block
 
-  // From `unit` on, but not beyond `range_end`, both counted over all requests.
-  DFLASH_DEVICE Segment(const Params& p, Place place, int unit, int range_end)
-      : request(place.request), begin(unit - place.first_unit) {
+  // At most `units` of them.
+  DFLASH_DEVICE Segment(const Params& p, int index, int first, int units) : request(index), begin(first) {
     const Request all = request_of(p, request);
     slot = all.slot;
-    end = min(range_end - place.first_unit, all.units);
+    end = min(begin + units, all.units);
     length = all.length;
     key_begin = all.begin + begin * kUnitKeys;
     key_end = min(length, all.begin + end * kUnitKeys);

@@ -44,7 +44,6 @@ class Stream {
     const int64_t plane = int64_t{segment.slot} * p.layers + p.layer;
     const int64_t first_row = plane * p.max_context + first_key + row;
     from_ = first_row * row_step() + int64_t{kv_head} * kRowBytes + vector * 16;
-    into_ = row * kStride + vector * 16;
     rows_left_ = segment.key_end - first_key - row;
 
     current_ = begin() + (kStages - 1) * kStageBytes;  // one before the first
@@ -85,7 +84,7 @@ class Stream {
       const auto *k = static_cast<const unsigned char*>(p_.k_cache) + from_;
       const auto *v = static_cast<const unsigned char*>(p_.v_cache) + from_;
       int left = rows_left_;
-      for (Shared at = stage + into_; at < stage + kValuesAt; at += copy_rows() * kStride) {
+      for (Shared at = stage + into(); at < stage + kValuesAt; at += copy_rows() * kStride) {
         copy_async(at, k, left > 0);
         copy_async(at + kValuesAt, v, left > 0);
         k += copy_rows() * row_step();
@@ -98,6 +97,11 @@ class Stream {
     commit_copies();  // an empty group too: wait_copies counts groups
   }
 
+  // Offset in a stage of what this thread copies first. Found anew, as a lane is.
+  DFLASH_DEVICE Shared into() const {
+    const int lane = worker_.lane();
+    return (worker_.row_group * kCopyRows + lane / kCopyLanes) * kStride + lane % kCopyLanes * 16;
+  }
   // Rows that the warps of a team copy between them at a time.
   DFLASH_DEVICE int copy_rows() const { return plan_.row_groups * kCopyRows; }
   // From one of the team's steps to its next.
@@ -113,7 +117,6 @@ class Stream {
   const Worker& worker_;
   int64_t from_;    // offset in the cache of what this thread copies first of the next step, in bytes
   int rows_left_;   // from there to the segment's end
-  Shared into_;     // offset in a stage of what this thread copies first
   Shared current_;  // the stage in use
   int key_;         // its first
   int left_;        // steps of the team after it
