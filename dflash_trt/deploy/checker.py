@@ -22,7 +22,7 @@ from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import MANIFEST
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.command import quoted
-from dflash_trt.files.read import read_text
+from dflash_trt.files.read import is_directory, read_text
 from dflash_trt.files.strict_yaml import MAX_BYTES, yaml_document
 
 RULES = {"trtllm": trtllm_rules.RULES, "vllm": vllm_rules.RULES, "sglang": sglang_rules.RULES}
@@ -73,7 +73,7 @@ def file_config(
     mode: Literal["native", "engine"] = "native"
     if isinstance(named, str):
         sizes = draft_sizes(named)
-        mode = "engine" if (Path(named) / MANIFEST).is_file() else "native"
+        mode = "engine" if is_directory(named) and (Path(named) / MANIFEST).is_file() else "native"
     return CheckedConfig(
         schema=schema,
         document=document,

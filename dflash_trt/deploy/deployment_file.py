@@ -14,6 +14,7 @@ from dflash_trt.quantize.recipe import recipe_directory
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
@@ -29,9 +30,9 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """What a deployment's YAML file says; what it leaves out is resolved from the purpose, the GPU and the draft."""
 
     description: str
-    target: str
+    target: Name
     """Directory or Hugging Face repository id."""
-    draft: str
+    draft: Name
     """The DFlash draft checkpoint it starts from: directory or Hugging Face repository id."""
     gpus: str
     """GPU and count of one node: b300x8."""

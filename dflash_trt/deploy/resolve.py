@@ -19,6 +19,7 @@ from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target
 from dflash_trt.engine.manifest import MANIFEST
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import ConfigError
+from dflash_trt.files.read import is_directory
 from dflash_trt.quantize.recipe import load_recipe
 
 T = TypeVar("T")
@@ -206,7 +207,7 @@ def _served_draft(file: DeploymentFile, name: str, draft: str | None) -> tuple[s
     """What TensorRT-LLM loads as the drafter, and why."""
     if draft is not None:
         return draft, "--draft"
-    if Path(file.draft).is_dir() or (file.mode == "native" and file.recipe == UNQUANTIZED):
+    if is_directory(file.draft) or (file.mode == "native" and file.recipe == UNQUANTIZED):
         return file.draft, "file"
     return name, "directory that `dflash-trt build` writes"
 

@@ -13,6 +13,7 @@ from dflash_trt.checkpoint.quantization import FP8
 from dflash_trt.checkpoint.target_cache import TargetCache, read_target_cache
 from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec, TargetCheckpoint, read_target
 from dflash_trt.deploy.published import PublishedTarget, published_drafts, published_targets
+from dflash_trt.files.read import is_directory
 
 CHECKPOINT, PUBLISHED = "checkpoint", "published facts"
 BF16_BITS = 16.0
@@ -85,7 +86,7 @@ def draft_sizes(name: str) -> DraftSizes | None:
 
     Raises CheckpointError for a directory that is no draft.
     """
-    if name and Path(name).is_dir():
+    if is_directory(name):
         checkpoint = read_draft(Path(name))
         return DraftSizes(name=name, spec=checkpoint.spec, checkpoint=checkpoint)
     known = published_drafts().get(name)
@@ -97,7 +98,7 @@ def target_sizes(name: str) -> TargetSizes | None:
 
     Raises CheckpointError for a directory that is no causal language model.
     """
-    if name and Path(name).is_dir():
+    if is_directory(name):
         return _read_target_sizes(name)
     known = published_targets().get(name)
     return None if known is None else _published_sizes(known)

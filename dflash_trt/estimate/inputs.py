@@ -17,6 +17,7 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.estimate.constants import DATA, constants
 from dflash_trt.estimate.shapes import DraftShape, System, TargetShape
 from dflash_trt.files.json_file import read_json
+from dflash_trt.files.read import is_directory
 from dflash_trt.files.strict_yaml import closest
 
 MXFP4_BITS = 4.25
@@ -39,7 +40,7 @@ def known_targets() -> dict[str, TargetShape]:
 
 def target_shape(name: str) -> TargetShape:
     """A target by directory or repository id; raises ConfigError, with the list, for one that is not known."""
-    if name and Path(name).is_dir():
+    if is_directory(name):
         return _read_target(Path(name))
     known = known_targets()
     if name not in known:

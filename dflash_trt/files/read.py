@@ -30,6 +30,14 @@ def is_file_name(name: str) -> bool:
     return is_name and name.isprintable() and len(name.encode()) <= MAX_NAME_BYTES
 
 
+def is_directory(name: str) -> bool:
+    """Whether `name`, which stands in a file, is a directory here; a text that cannot be a path is none."""
+    try:
+        return bool(name) and Path(name).is_dir()
+    except OSError:  # too long, or no permission to look
+        return False
+
+
 @contextmanager
 def open_file(
     file: Path, error: type[DFlashError], *, may_be_pipe: bool = False, hint: str | None = None

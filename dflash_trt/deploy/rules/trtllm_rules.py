@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.deploy.finding import ERROR, Finding
@@ -22,6 +21,7 @@ from dflash_trt.deploy.rules.memory_rules import check_memory
 from dflash_trt.deploy.sizes import CHECKPOINT
 from dflash_trt.engine.plan import check_precision
 from dflash_trt.errors import BuildError
+from dflash_trt.files.read import is_directory
 
 SPEC = "speculative_config"
 BACKEND = f"{SPEC}.attention_backend"
@@ -253,7 +253,7 @@ def taps(config: CheckedConfig) -> Iterator[Finding]:
     model = config.setting(f"{SPEC}.speculative_model")
     if not is_dflash(config) or not isinstance(model, str) or not REPOSITORY_ID.fullmatch(model):
         return
-    if config.setting(f"{SPEC}.target_layer_ids") is None and not Path(model).is_dir():
+    if config.setting(f"{SPEC}.target_layer_ids") is None and not is_directory(model):
         known = "the draft's" if config.draft is None else list(config.draft.spec.target_layer_ids)
         yield warning(
             "taps", f"{SPEC}.target_layer_ids", f"{known}: where they are not known before the download, nothing is"

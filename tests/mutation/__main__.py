@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m tests.mutation READER COUNT DIRECTORY`: in a process of its own, 5 s and 500 MB for each mutation.
+
+Prints one line of counts and exits with 0, or shows the first mutation that did not end in our own error, and where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import click
+
+from dflash_trt.errors import DFlashError
+from tests.mutation.readers import READERS
+
+SECONDS = 5
+BYTES = 500_000_000
+
+
+class TooSlow(BaseException):
+    """5 s are over."""
+
+
+def main(name: str, count: int, directory: Path) -> int:
+    reader = READERS[name]
+    file = directory / reader.file
+    good = file.read_bytes()
+    signal.signal(signal.SIGALRM, _stop)
+    outcomes: Counter[str] = Counter()
+    slowest = 0.0
+    if (undamaged := _run(name, directory, Random(0))) != "loaded":  # it also imports what it needs
+        print(f"{name}: expected the undamaged {file} to load, found it {undamaged}")
+        return 2
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + BYTES, in_use + BYTES))
+    for seed in range(count):
+        rng = Random(f"{name} {seed}")
+        file.write_bytes(reader.mutate(good, rng))
+        begin = time.monotonic()
+        try:
+            outcomes[_run(name, directory, rng)] += 1
+        except (Exception, TooSlow):
+            traceback.print_exc()
+            print(f"{name}, mutation {seed}, kept at {file}: expected facts or our own error, found the above")
+            return 1
+        slowest = max(slowest, time.monotonic() - begin)
+    file.write_bytes(good)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(f"{name}: {count} mutations, {dict(sorted(outcomes.items()))}, slowest {slowest:.2f} s, peak {peak} MiB")
+    return 0 if outcomes["refused"] > count // 4 else 2  # or the mutations do not reach the reader
+
+
+def _run(name: str, directory: Path, rng: Random) -> str:
+    """ "loaded" or "refused"; raises what is neither, and for an output that a terminal would obey."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape", write_through=True)
+    signal.alarm(SECONDS)
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            READERS[name].read(directory, rng)
+        return _checked("loaded", _text(output))
+    except DFlashError as error:
+        return _checked("refused", f"{error}{_text(output)}")
+    except click.UsageError:  # a draft that has become a target, and takes no --target
+        return "refused"
+    finally:
+        signal.alarm(0)
+
+
+def _checked(outcome: str, said: str) -> str:
+    if wrong := next((c for c in said if not c.isprintable() and c != "\n"), None):
+        raise ValueError(f"expected printable words, found {wrong!r} in {said[-500:]!r}")
+    if len(said) > 100_000:
+        raise ValueError(f"expected a page at most, found {len(said)} characters")
+    return outcome
+
+
+def _text(output: io.TextIOWrapper) -> str:
+    output.seek(0)
+    return output.read()
+
+
+def _stop(*_: object) -> None:
+    raise TooSlow
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the readers read, undamaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.recipe import load_recipe
+from dflash_trt.runtime.sampling import SamplingParams
+from tests.checkpoint.samples import shard, write_target
+from tests.engines import build
+from tests.paths import REPOSITORY
+from tests.reference.synthetic import write_random_draft
+
+SERVE = """\
+backend: pytorch
+tensor_parallel_size: 1
+max_batch_size: 8
+max_seq_len: 4096
+speculative_config:
+  decoding_type: DFlash
+  speculative_model: {draft}
+  max_draft_len: 5
+kv_cache_config: {{dtype: auto, free_gpu_memory_fraction: 0.8, enable_block_reuse: false}}
+"""
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+
+
+def write_inputs(directory: Path) -> None:
+    """Fills `directory` with a file for each of `readers.READERS`."""
+    draft = write_random_draft(directory / "draft", dialect="gpt_oss")
+    target = write_target(directory / "target")
+    shutil.copytree(draft, directory / "sharded")
+    shard(directory / "sharded")
+    quantize_checkpoint(read_draft(draft), load_recipe("fp8"), directory / "quantised")
+    build(draft, directory / "engine", target)
+    shutil.copy(REPOSITORY / "build_configs" / "recipes" / "nvfp4.yaml", directory / "recipe.yaml")
+    draft = write_random_draft(directory / "qwen3-draft", dialect="qwen3")
+    target = write_target(directory / "qwen3", model_type="qwen3", **HEADS)
+    text = f"description: a test\ntarget: {target}\ndraft: {draft}\ngpus: b300x1\npurpose: latency\nmax_batch_size: 4\n"
+    (directory / "deployment.yaml").write_text(text + "draft_tokens: 3\nkv_cache_fraction: 0.5\nrecipe: bf16\n")
+    (directory / "serve.yaml").write_text(SERVE.format(draft=draft))
+    (directory / "prompts.jsonl").write_text('{"prompt": "a", "id": "1"}\n{"token_ids": [1, 2, 3]}\n')
+    acceptance = [{"position": i, "share": 0.5} for i in range(1, 8)]
+    report = {"schema": "dflash-trt/verify/1", "engine": {"acceptance": acceptance}}
+    (directory / "verify.json").write_text(json.dumps(report))
+    request = {name: getattr(SamplingParams(), name) for name in SamplingParams.__struct_fields__}
+    request |= {"prompt": [1, 2, 3], "seed": 3, "stop": ["a"], "stop_token_ids": [5], "max_tokens": 7}
+    (directory / "request.json").write_text(json.dumps(request, default=list))

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The readers of what comes from outside: what each reads, how that is damaged, and the command that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.mutation.mutations import NASTY, Mutation, mutate_document, mutate_header, mutate_lines
+
+
+@dataclass(frozen=True)
+class Reader:
+    """`read(directory, rng)` reads the file `file` of a directory that `inputs.write_inputs` has made."""
+
+    file: str
+    mutate: Mutation
+    read: Callable[[Path, Random], object]
+
+
+def command(*arguments: object) -> None:
+    """`dflash-trt`, in this process; errors come out as they are."""
+    from dflash_trt.cli import cli
+
+    cli.main([str(argument) for argument in arguments], prog_name="dflash-trt", standalone_mode=False)
+
+
+def inspect(kind: str, *options: str) -> Callable[[Path, Random], object]:
+    def read(directory: Path, rng: Random) -> None:
+        target = [] if kind == "target" else ["--target", directory / "target"]
+        command("inspect", directory / kind, *rng.choice(([], target)), *rng.choice(([], ["--json"])))
+
+    return read
+
+
+def read_recipe(directory: Path, rng: Random) -> None:
+    from dflash_trt.checkpoint.draft_checkpoint import read_draft
+    from dflash_trt.quantize.recipe import load_recipe
+
+    load_recipe(str(directory / "recipe.yaml")).algorithms(read_draft(directory / "draft").spec.linear_modules())
+
+
+def read_deployment(directory: Path, rng: Random) -> None:
+    file, runtime = directory / "deployment.yaml", rng.choice(("trtllm", "vllm", "sglang"))
+    command(*rng.choice((("serve-config", file, "--runtime", runtime), ("build", file, "--dry-run"))))
+
+
+def check_configuration(directory: Path, rng: Random) -> None:
+    command(
+        "serve-config",
+        "--check",
+        directory / "serve.yaml",
+        "--runtime",
+        rng.choice(("trtllm",) * 8 + ("vllm", "sglang")),
+    )
+
+
+def read_prompts(directory: Path, rng: Random) -> None:
+    from dflash_trt.runtime import prompts
+
+    prompts.read_prompts(directory / "prompts.jsonl")
+
+
+def read_report(directory: Path, rng: Random) -> None:
+    from dflash_trt.estimate.acceptance import read_acceptance
+
+    read_acceptance(directory / "verify.json").tau(7)
+
+
+def ask(directory: Path, rng: Random) -> None:
+    """A request: its settings, and its prompt as a text or as token ids of any kind."""
+    from dflash_trt.checkpoint.draft_checkpoint import read_draft
+    from dflash_trt.checkpoint.target_checkpoint import read_target
+    from dflash_trt.errors import RequestError
+    from dflash_trt.files.json_file import json_object
+    from dflash_trt.runtime.prompts import check_prompt, prompt_token_ids
+    from dflash_trt.runtime.sampling import SamplingParams
+
+    given: dict[str, Any] = json_object((directory / "request.json").read_bytes(), "request", RequestError)
+    prompt = given.pop("prompt", None)
+    if rng.random() < 0.4:
+        prompt = rng.choice([*NASTY, b"abc", [b"a"], {1}, (0.5,), [True]])
+    if rng.random() < 0.3:
+        given[rng.choice(list(SamplingParams.__struct_fields__))] = rng.choice([*NASTY, b"a", {1}, object()])
+    known = {name: value for name, value in given.items() if name in SamplingParams.__struct_fields__}
+    params = SamplingParams(**known)
+    params.sampler()
+    draft, target = read_draft(directory / "draft").spec, read_target(directory / "target").spec
+    check_prompt(prompt_token_ids(prompt), params.max_tokens, draft, target)
+
+
+READERS = {
+    "draft config.json": Reader("draft/config.json", mutate_document, inspect("draft")),
+    "target config.json": Reader("target/config.json", mutate_document, inspect("target")),
+    "safetensors header": Reader("draft/model.safetensors", mutate_header, inspect("draft")),
+    "index": Reader("sharded/model.safetensors.index.json", mutate_document, inspect("sharded")),
+    "hf_quant_config.json": Reader("quantised/hf_quant_config.json", mutate_document, inspect("quantised")),
+    "manifest": Reader("engine/manifest.json", mutate_document, inspect("engine")),
+    "recipe": Reader("recipe.yaml", mutate_lines, read_recipe),
+    "deployment": Reader("deployment.yaml", mutate_lines, read_deployment),
+    "configuration": Reader("serve.yaml", mutate_lines, check_configuration),
+    "prompts": Reader("prompts.jsonl", mutate_lines, read_prompts),
+    "request": Reader("request.json", mutate_document, ask),
+    "report": Reader("verify.json", mutate_document, read_report),
+}
