@@ -18,7 +18,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import DFlashError
 from dflash_trt.server.endpoints import Endpoints
 from dflash_trt.server.http_refusal import Refusal, refusal_of
 from dflash_trt.server.limits import Keys
@@ -53,8 +53,8 @@ def make_app(endpoints: Endpoints, *, keys: Keys | None = None, origins: Sequenc
     if origins:  # before the keys: a browser asks first without one
         cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         middleware.insert(0, cors)
-    handlers = {Refusal: _refuse, RequestError: _refuse, HTTPException: _http_error, Exception: _refuse}
-    return RequestLog(Starlette(routes=routes, middleware=middleware, exception_handlers=handlers))
+    handlers = {Refusal: _refuse, DFlashError: _refuse, HTTPException: _http_error, GoneError: _gone}
+    return RequestLog(Starlette(routes=routes, middleware=middleware, exception_handlers={**handlers, Exception: _refuse}))
 
 
 class KeyCheck:
@@ -96,8 +96,6 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, send_and_see)
-        except GoneError:
-            status = CLIENT_GONE
         finally:
             path = scope["raw_path"].decode("ascii", "replace")[:200]  # as it was sent, with its escapes
             notes = "".join(f", {name} {value}" for name, value in scope.get("dflash_trt.note", {}).items())
@@ -115,12 +113,11 @@ def _response(refusal: Refusal) -> Response:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    if isinstance(error, GoneError):
-        raise error
-    refusal = refusal_of(error)
-    if refusal.status >= 500:
-        log.error("%s", error, exc_info=error)
-    return _response(refusal)
+    return _response(refusal_of(error))
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE)  # to nobody
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from dflash_trt.errors import DFlashError, RequestError
 
+log = logging.getLogger("dflash_trt.server")
 FIELD = re.compile(r"([a-z_]+)(\[\d+\])*: ")
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -40,6 +42,7 @@ def refusal_of(error: Exception) -> Refusal:
         return error
     if isinstance(error, RequestError):
         return Refusal(400, error.message)
+    log.error("%s", error, exc_info=error)
     if isinstance(error, DFlashError):
         return Refusal(500, error.message)
     return Refusal(500, "an internal error: the server's log says more")

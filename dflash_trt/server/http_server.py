@@ -76,6 +76,7 @@ class HttpServer(uvicorn.Server):
                 lifespan="off",
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,
                 server_header=False,
                 backlog=BACKLOG,
                 timeout_graceful_shutdown=drain_seconds,

@@ -58,7 +58,10 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends until the end, or until nobody listens."""
-        await unless_gone(receive, self._send(send))
+        try:
+            await unless_gone(receive, self._send(send))
+        except GoneError:
+            scope["dflash_trt.note"]["ended"] = "by the client"
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

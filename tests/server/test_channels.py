@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpt-oss's channels: what is thought, and what is said."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from dflash_trt.server.channels import Channels, ChannelTokens
+from tests.paths import FIXTURES
+
+HARMONY = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]
+ANSWER = (
+    "<|channel|>analysis<|message|>They want é code.<|end|><|start|>assistant<|channel|>commentary<|message|>I look."
+    "<|end|><|start|>assistant<|channel|>final<|message|>def f(): pass<|return|>"
+)
+THOUGHT, SAID = "They want é code.", "I look.def f(): pass"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(FIXTURES / "tiny-gpt-oss")
+    loaded.add_special_tokens({"additional_special_tokens": HARMONY})
+    return loaded
+
+
+def split(tokenizer: PreTrainedTokenizerBase, text: str, size: int, stop: tuple[str, ...] = ()) -> tuple[str, str]:
+    tokens = ChannelTokens.read(tokenizer)
+    assert tokens is not None
+    channels = Channels(tokens, tokenizer, stop)
+    ids = tokenizer(text)["input_ids"]
+    thought = said = ""
+    for begin in range(0, len(ids), size):
+        part = channels.push(ids[begin : begin + size], is_last=begin + size >= len(ids))
+        thought, said = thought + part[0], said + part[1]
+    return thought, said
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_channels_are_told_apart(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+    assert split(tokenizer, ANSWER, size) == (THOUGHT, SAID)
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_an_answer_that_was_cut(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+    for end in ("They want", "<|end|>", "<|start|>", "assistant", "final", "def"):
+        cut = ANSWER[: ANSWER.index(end) + len(end)]
+        thought, said = split(tokenizer, cut, size)
+        assert THOUGHT.startswith(thought)
+        assert SAID.startswith(said)
+        assert "assistant" not in thought + said
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_stop_text_ends_the_channel_it_is_in(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+    assert split(tokenizer, ANSWER[: ANSWER.index(" pass")], size, ("():",)) == (THOUGHT, "I look.def f")
+
+
+def test_without_channels_all_is_said(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert split(tokenizer, "def f(): pass", 2) == ("", "def f(): pass")
+
+
+def test_other_tokenizers_have_none() -> None:
+    assert ChannelTokens.read(AutoTokenizer.from_pretrained(FIXTURES / "tiny-qwen3")) is None
