@@ -21,7 +21,7 @@ INSTALLED := $(VENV)/installed-run
 $(INSTALLED): pyproject.toml $(shell find cpp plugins -type f 2>/dev/null)
 	@echo "1/3 $(VENV) for $(PYTHON)"; test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "2/3 $(TORCH): 0.2 GB to download, several with CUDA; minutes, unless pip has it in its cache"; $(PIP) $(TORCH)
-	@echo "3/3 dflash-trt and what runs it: 0.1 GB to download, and a C++ module to compile"; $(PIP) --editable '.[run]'
+	@echo "3/3 dflash-trt and what runs it: 0.1 GB to download, and a C++ module to compile"; $(PIP) --editable '.[serve]'
 	@touch $@
 
 # The package is there already: this only adds the packages that its extra names.
@@ -37,6 +37,8 @@ demo: export OMP_NUM_THREADS = 1
 demo: build  ## fixture checkpoint -> engine directory -> text, next to plain decoding
 	$(BIN)/dflash-trt build tests/fixtures/tiny-gpt-oss-dflash --target tests/fixtures/tiny-gpt-oss -o $(DEMO) --force
 	$(BIN)/dflash-trt generate $(DEMO) --target tests/fixtures/tiny-gpt-oss --baseline --max-tokens 124 $(PROMPT)
+	@echo "The same over HTTP, with a page that shows each step at http://127.0.0.1:8000:"
+	@echo "  $(BIN)/dflash-trt serve $(DEMO) --target tests/fixtures/tiny-gpt-oss"
 
 test: $(TOOLS)  ## everything that needs no GPU
 	$(PYTEST)

@@ -16,6 +16,7 @@ import click
 from dflash_trt import __version__
 from dflash_trt.cli.build import build
 from dflash_trt.cli.capture import capture
+from dflash_trt.cli.chat import chat
 from dflash_trt.cli.doctor import doctor
 from dflash_trt.cli.estimate import estimate
 from dflash_trt.cli.failure import fail, fail_import, fail_interrupted, fail_usage, report_bug
@@ -43,6 +44,7 @@ for command in (
     build,
     generate,
     verify,
+    chat,
     serve,
     serve_config,
     estimate,

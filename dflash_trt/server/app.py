@@ -54,7 +54,8 @@ def make_app(endpoints: Endpoints, *, keys: Keys | None = None, origins: Sequenc
         cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         middleware.insert(0, cors)
     handlers = {Refusal: _refuse, DFlashError: _refuse, HTTPException: _http_error, GoneError: _gone}
-    return RequestLog(Starlette(routes=routes, middleware=middleware, exception_handlers={**handlers, Exception: _refuse}))
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers={**handlers, Exception: _refuse})
+    return RequestLog(app)
 
 
 class KeyCheck:

@@ -78,7 +78,7 @@ class Lane {
     const accepted = step.tokens.slice(0, step.num_accepted);
     const bonus = step.tokens.slice(step.num_accepted);
     band.append(tokens(accepted));
-    for (const token of bonus) band.append(element("span", "bonus", token.text));
+    for (const token of bonus) band.append(element("span", token.text.trim() ? "bonus" : "", token.text));
     for (const token of step.proposals.slice(step.num_accepted)) {
       band.append(element("span", "rejected", visible(token.text)));
     }

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt chat`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import aclosing, closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dflash_trt.cli.output import progress_line
+from dflash_trt.cli.sampling_options import sampling_options
+from dflash_trt.errors import RequestError
+
+if TYPE_CHECKING:
+    from dflash_trt.runtime.embedded_backend import EmbeddedBackend
+    from dflash_trt.runtime.sampling import SamplingParams
+    from dflash_trt.server.channels import ChannelTokens
+
+HELP = "/reset begins anew, /exit ends (so does Ctrl-D), Ctrl-C stops an answer"
+
+
+@click.command(short_help="Talk to an engine in the terminal.")
+@click.argument("engine", type=click.Path(path_type=Path))
+@click.option("--target", required=True, help="Target checkpoint: directory or Hugging Face repository id.")
+@click.option("--system", metavar="TEXT", help="What the conversation begins with, in the system's role.")
+@sampling_options
+@click.option(
+    "--draft-length",
+    metavar="LENGTH",
+    help="Drafted tokens that a step verifies: a number, 1:7,8:3 (by batch size) or adaptive. Default: all.",
+)
+@click.option("--cache-gib", type=float, default=4.0, show_default=True, help="Room for the caches, in GiB.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+def chat(
+    engine: Path,
+    target: str,
+    system: str | None,
+    draft_length: str | None,
+    cache_gib: float,
+    device: str,
+    **sampling: Any,
+) -> None:
+    """Talk to ENGINE, an engine directory, in the target's chat template.
+
+    Where stdin is no terminal, all of it is one message, and the answer is all there is on stdout. After each answer,
+    tokens, tau and tokens/s are on stderr.
+
+    \b
+    Example:
+      dflash-trt chat engine --target openai/gpt-oss-120b --max-tokens 512
+    """
+    from dflash_trt.runtime.checked_pair import CheckedPair
+    from dflash_trt.runtime.embedded_backend import EmbeddedBackend
+    from dflash_trt.runtime.sampling import SamplingParams
+    from dflash_trt.runtime.session import Session
+    from dflash_trt.targets.tokenizer import check_chat
+
+    params = SamplingParams(**sampling)
+    if params.logprobs:
+        raise click.UsageError("--logprobs: a conversation shows none; generate --json does")
+    pair = CheckedPair.read(engine, target)
+    length = pair.draft_length(draft_length)
+    check_chat(pair.tokenizer)
+    message = None if sys.stdin.isatty() else _read_message()
+    with progress_line(f"loading {target}"):
+        session = Session.load(pair, num_slots=1, cache_gib=cache_gib, device=device)
+    with closing(EmbeddedBackend(session, length)) as backend:
+        conversation = Conversation(backend, params, system)
+        if message is not None:
+            asyncio.run(conversation.ask(message))
+        else:
+            _talk(conversation)
+
+
+class Conversation:
+    """Messages so far; each answer is streamed, and becomes one of them."""
+
+    def __init__(self, backend: EmbeddedBackend, params: SamplingParams, system: str | None) -> None:
+        from dflash_trt.server.channels import ChannelTokens
+
+        self._backend = backend
+        self._params = params
+        self._begin = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = list(self._begin)
+        self._channels: ChannelTokens | None = ChannelTokens.read(backend.tokenizer)
+
+    def reset(self) -> None:
+        """Forgets all but the system's message."""
+        self._messages = list(self._begin)
+
+    async def ask(self, message: str) -> None:
+        """Shows the answer as it comes, and what it cost; only an answer that came to its end is remembered."""
+        from dflash_trt.server.channels import Channels
+
+        messages = [*self._messages, {"role": "user", "content": message}]
+        tokenizer, stop = self._backend.tokenizer, self._params.stop_texts
+        channels = None if self._channels is None else Channels(self._channels, tokenizer, stop)
+        said = ""
+        prompt = self._backend.encode_chat(messages)
+        async with aclosing(self._backend.stream(prompt, self._params)) as chunks:
+            async for chunk in chunks:
+                thought, text = "", chunk.text
+                if channels is not None:
+                    thought, text = channels.push(chunk.token_ids, is_last=chunk.completion is not None)
+                if thought:
+                    click.secho(thought, nl=False, dim=True, err=True)
+                click.echo(text, nl=False)
+                said += text
+                answer = chunk.completion
+        click.echo()
+        assert answer is not None
+        tau = "-" if answer.tau is None else f"{answer.tau:.2f}"
+        tokens = len(answer.token_ids)
+        click.secho(f"{tokens} tokens, tau {tau}, {tokens / answer.seconds:.1f} tokens/s", err=True, dim=True)
+        self._messages = [*messages, {"role": "assistant", "content": said}]
+
+
+def _read_message() -> str:
+    try:
+        text = sys.stdin.read().strip()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"stdin: expected UTF-8, found {error.reason} at byte {error.start}") from None
+    if not text:
+        raise RequestError("stdin: expected a message, found nothing")
+    return text
+
+
+def _talk(conversation: Conversation) -> None:
+    with suppress(ImportError):
+        import readline  # noqa: F401  # input() then edits and recalls lines
+
+    click.secho(HELP, err=True, dim=True)
+    while True:
+        try:
+            line = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            click.echo()
+            return
+        if line == "/exit":
+            return
+        if line == "/reset":
+            conversation.reset()
+        elif line.startswith("/"):
+            click.echo(f"{line.split()[0]}: expected /reset or /exit", err=True)
+        elif line:
+            _ask(conversation, line)
+
+
+def _ask(conversation: Conversation, line: str) -> None:
+    """One answer; one that cannot be had, or was stopped, does not end the conversation."""
+    try:
+        asyncio.run(conversation.ask(line))
+    except KeyboardInterrupt:
+        click.secho("\nstopped; this answer is forgotten", err=True, dim=True)
+    except RequestError as error:
+        click.echo(f"error: {error.message}", err=True)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt chat`: in a pipe one message, on a terminal a conversation."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+from dflash_trt.llm import LLM
+from dflash_trt.runtime.sampling import SamplingParams
+from tests.paths import FIXTURES
+
+PARAMS = SamplingParams(max_tokens=12)
+
+
+def chat(engine: Path, target: Path, message: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dflash_trt", "chat", str(engine), "--target", str(target), "--max-tokens", "12"]
+    return subprocess.run(command, input=message, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_pipe_is_one_message(engine: Path, chat_target: Path, llm: LLM) -> None:
+    result = chat(engine, chat_target, "def f(\n")
+    answer = llm.chat([{"role": "user", "content": "def f("}], PARAMS)
+    assert (result.returncode, result.stdout) == (0, f"{answer.text}\n")
+    assert f"12 tokens, tau {answer.tau:.2f}, " in result.stderr
+
+
+def test_nothing_to_say(engine: Path, chat_target: Path) -> None:
+    result = chat(engine, chat_target, " \n")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "error: stdin: expected a message, found nothing\n"
+
+
+def test_a_target_without_a_template(engine: Path) -> None:
+    result = chat(engine, FIXTURES / "tiny-gpt-oss", "x")
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: chat: expected a tokenizer with a chat template, found none\n")
+
+
+def test_a_terminal_is_a_conversation(engine: Path, chat_target: Path, llm: LLM) -> None:
+    messages: list[dict[str, str]] = []
+    expected = []
+    for line in ("one", "two"):
+        messages.append({"role": "user", "content": line})
+        expected.append(llm.chat(messages, PARAMS).text or "")
+        messages.append({"role": "assistant", "content": expected[-1]})
+    expected.append(llm.chat([{"role": "user", "content": "one"}], PARAMS).text or "")
+    parent, child = pty.openpty()
+    command = [sys.executable, "-m", "dflash_trt", "chat", str(engine), "--target", str(chat_target)]
+    os.write(parent, b"one\n/nothing\ntwo\n/reset\none\n/exit\n")
+    result = subprocess.run(
+        [*command, "--max-tokens", "12"], stdin=child, capture_output=True, text=True, timeout=120, check=False
+    )
+    os.close(parent)
+    os.close(child)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.replace("> ", "") == "".join(f"{text}\n" for text in expected)
+    assert result.stderr.count(" tokens, tau ") == 3
+    assert "/nothing: expected /reset or /exit" in result.stderr
