@@ -37,8 +37,8 @@ demo: export OMP_NUM_THREADS = 1
 demo: build  ## fixture checkpoint -> engine directory -> text, next to plain decoding
 	$(BIN)/dflash-trt build tests/fixtures/tiny-gpt-oss-dflash --target tests/fixtures/tiny-gpt-oss -o $(DEMO) --force
 	$(BIN)/dflash-trt generate $(DEMO) --target tests/fixtures/tiny-gpt-oss --baseline --max-tokens 124 $(PROMPT)
-	@echo "The same over HTTP, with a page that shows each step at http://127.0.0.1:8000:"
-	@echo "  $(BIN)/dflash-trt serve $(DEMO) --target tests/fixtures/tiny-gpt-oss"
+	@echo The same over HTTP, with a page at http://127.0.0.1:8000 that shows each step:
+	@echo '' $(BIN)/dflash-trt serve $(DEMO) --target tests/fixtures/tiny-gpt-oss
 
 test: $(TOOLS)  ## everything that needs no GPU
 	$(PYTEST)
