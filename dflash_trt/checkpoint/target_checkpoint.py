@@ -9,6 +9,7 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.hub import read_headers
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
@@ -46,6 +47,7 @@ class TargetCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoint:
     """Reads a causal language model's config.json, or takes it as `config`, and its weight headers.
 
+    Of a repository whose weights are not here, the hub is asked for their headers.
     Multimodal configurations keep the language model's facts in `text_config`.
     Raises CheckpointError when a fact is missing or the embedding table does not have the shape it demands.
     """
@@ -58,7 +60,8 @@ def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoin
         vocab_size=text.integer("vocab_size"),
         max_position_embeddings=text.integer("max_position_embeddings"),
     )
-    weights = read_weights(directory)
+    if (weights := read_headers(directory)) is None:
+        weights = read_weights(directory)
     _check_embedding(directory, spec, weights)
     return TargetCheckpoint(directory=directory, spec=spec, config=text, weights=weights)
 

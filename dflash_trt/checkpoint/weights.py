@@ -37,6 +37,23 @@ def weight_files(weights: Mapping[str, Tensor]) -> list[Path]:
     return sorted({tensor.file for tensor in weights.values()})
 
 
+def shard_names(index: Path) -> list[str]:
+    """The files that an index names, sorted; CheckpointError for one that is no file of the same directory."""
+    shards = sorted(set(_weight_map(index).values()))
+    for shard in shards:
+        if not is_file_name(shard) or not shard.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{index}: weight_map: expected the name of a .safetensors file in the same directory,"
+                f" found {shown(shard)}"
+            )
+    return shards
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    facts = Facts.load(index, what="a JSON object with a weight_map", hint=REDOWNLOAD)
+    return facts.texts_by_name("weight_map")
+
+
 def _no_weights(directory: Path) -> CheckpointError:
     pickles = sorted(p.name for p in directory.iterdir() if p.suffix in PICKLE_SUFFIXES)
     if pickles:
@@ -51,15 +68,9 @@ def _no_weights(directory: Path) -> CheckpointError:
 
 
 def _read_sharded(index: Path) -> dict[str, Tensor]:
-    facts = Facts.load(index, what="a JSON object with a weight_map", hint=REDOWNLOAD)
-    weight_map = facts.texts_by_name("weight_map")
+    weight_map = _weight_map(index)
     tensors: dict[str, Tensor] = {}
-    for shard in sorted(set(weight_map.values())):
-        if not is_file_name(shard) or not shard.endswith(".safetensors"):
-            raise CheckpointError(
-                f"{index}: weight_map: expected the name of a .safetensors file in the same directory,"
-                f" found {shown(shard)}"
-            )
+    for shard in shard_names(index):
         if not (index.parent / shard).is_file():
             raise CheckpointError(f"{index}: expected shard {shard}, found no such file", hint=REDOWNLOAD)
         for name, tensor in read_tensors(index.parent / shard).items():

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
-from dflash_trt.checkpoint.source import checkpoint_directory
+from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, check_pair, read_target
 from dflash_trt.cli.dry_run import fitting_deployment, print_dry_run, print_plan_dry_run
 from dflash_trt.cli.plan_options import PlanRequest, plan_options, plan_request
@@ -102,7 +102,7 @@ def build_checkpoint(draft: str, options: Options) -> Path:
         raise click.MissingParameter(param_hint="'-o' / '--output'", param_type="option")
     _check_calibration(options)
     source = read_draft(checkpoint_directory(draft))
-    partner = read_target(checkpoint_directory(options.target))
+    partner = read_target(configuration_directory(options.target))
     check_pair(source.spec, partner.spec, draft_name=draft, target_name=options.target)
     _write_engine(draft, source, partner, options.output, options)
     return options.output
@@ -118,7 +118,7 @@ def build_deployment(config: Path, options: Options) -> Path | None:
         return None
     options = msgspec.structs.replace(options, recipe=None if file.recipe == UNQUANTIZED else file.recipe)
     _check_calibration(options)
-    draft, target = checkpoint_directory(file.draft), checkpoint_directory(options.target or file.target)
+    draft, target = checkpoint_directory(file.draft), configuration_directory(options.target or file.target)
     deployment = fitting_deployment(file, name, draft=str(draft), target=str(target))
     source, sizes = deployment.draft_sizes.checkpoint, deployment.target_sizes
     assert source is not None  # both are directories, and were read

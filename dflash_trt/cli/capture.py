@@ -13,7 +13,7 @@ import click
 
 from dflash_trt import __version__
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
-from dflash_trt.checkpoint.source import checkpoint_directory, checkpoint_label
+from dflash_trt.checkpoint.source import checkpoint_directory, checkpoint_label, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, check_pair, read_target
 from dflash_trt.errors import RequestError
 from dflash_trt.files.write import check_replaceable, new_file
@@ -65,7 +65,7 @@ def capture(
     from dflash_trt.runtime.prompts import read_prompts
 
     draft_checkpoint = read_draft(checkpoint_directory(draft))
-    target_checkpoint = read_target(checkpoint_directory(target))
+    target_checkpoint = read_target(configuration_directory(target))
     check_pair(draft_checkpoint.spec, target_checkpoint.spec, draft_name=draft, target_name=target)
     prompts = read_prompts(prompt_file)[:max_prompts]
 

@@ -128,7 +128,7 @@ def _run_deployment(config: Path, target: str, job: Job, **settings: object) -> 
     if settings:
         name = next(iter(settings)).replace("_", "-")
         raise click.UsageError(f"--{name} is for an engine directory: the deployment file {config} says it")
-    from dflash_trt.checkpoint.source import checkpoint_directory
+    from dflash_trt.checkpoint.source import configuration_directory
     from dflash_trt.deploy.deployment_file import load_deployment
     from dflash_trt.deploy.resolve import resolve
     from dflash_trt.targets.tokenizer import load_tokenizer
@@ -140,7 +140,7 @@ def _run_deployment(config: Path, target: str, job: Job, **settings: object) -> 
             "--baseline: expected greedy decoding, because TensorRT-LLM draws other tokens in every run, found"
             f" --temperature {job.params.temperature}"
         )
-    job.encode(load_tokenizer(checkpoint_directory(target)))
+    job.encode(load_tokenizer(configuration_directory(target)))
     job.run(lambda method: TrtllmBackend.open(deployment, method))
 
 

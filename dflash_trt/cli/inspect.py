@@ -13,8 +13,9 @@ import msgspec
 from dflash_trt.checkpoint.draft_checkpoint import is_draft, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.hub import fetch_weights
 from dflash_trt.checkpoint.safetensors_file import Tensor
-from dflash_trt.checkpoint.source import checkpoint_directory
+from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair, read_target
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.cli.output import human_bytes, print_json, print_table
@@ -44,7 +45,7 @@ def inspect(path: str, target: str | None, as_json: bool) -> None:
 
 
 def _describe(path: str, target: str | None) -> dict[str, object]:
-    directory = checkpoint_directory(path)
+    directory = configuration_directory(path)
     draft: DraftSpec | None = None
     facts: Manifest | DraftSpec | TargetSpec
     if (directory / MANIFEST).is_file():
@@ -52,6 +53,7 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
         kind, facts, weights = "engine", manifest, read_weights(directory)
         draft, quantization = manifest.draft, manifest.quantization
     elif is_draft(config := Facts.load(directory / "config.json")):
+        fetch_weights(directory)
         checkpoint = read_draft(directory, config)
         kind, facts, weights = "draft", checkpoint.spec, checkpoint.weights
         draft, quantization = checkpoint.spec, checkpoint.quantization
@@ -72,7 +74,7 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
         if isinstance(facts, Manifest):
             document["tensorrt_memory"] = _memory(facts, directory)
         if target is not None:
-            partner = read_target(checkpoint_directory(target))
+            partner = read_target(configuration_directory(target))
             check_pair(draft, partner.spec, draft_name=path, target_name=target)
             document["target"] = partner.spec
     elif target is not None:

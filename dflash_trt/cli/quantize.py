@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
-from dflash_trt.checkpoint.source import checkpoint_directory
+from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.output import human_bytes
 
@@ -51,7 +51,7 @@ def quantize(
     """
     checkpoint = read_draft(checkpoint_directory(draft))
     if target is not None:
-        partner = read_target(checkpoint_directory(target))
+        partner = read_target(configuration_directory(target))
         check_pair(checkpoint.spec, partner.spec, draft_name=draft, target_name=target)
     write_quantized(checkpoint, recipe, calibration, output, force=force, threads=threads)
     click.echo(output)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from dflash_trt.checkpoint.source import checkpoint_directory
+from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.serve_config import read_deployment, refuse_errors
 from dflash_trt.deploy.checker import check, deployment_config
@@ -101,7 +101,7 @@ def _embedded(source: str, target: str | None, draft: str | None, max_batch_size
     elif target is None or draft is not None:
         raise click.UsageError("a SOURCE directory needs --target, and is the draft itself")
     manifest = read_manifest(engine)
-    partner = checkpoint_directory(target)
+    partner = configuration_directory(target)
     check_pair(manifest.draft, read_target(partner).spec, draft_name=str(engine), target_name=target)
     arguments = EmbeddedArguments(
         engine=str(engine.resolve()),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dflash_trt.checkpoint.source import checkpoint_directory
+from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.deploy.method import Method
@@ -33,7 +33,7 @@ def verify_deployment(
     from dflash_trt.measure.statistics import first_difference
 
     deployment = resolve(load_deployment(config), config.stem, target=target)
-    tokenizer = load_tokenizer(checkpoint_directory(deployment.target))
+    tokenizer = load_tokenizer(configuration_directory(deployment.target))
     ids = [prompt.encode(tokenizer, chat=chat) for prompt in prompts]
     params = SamplingParams(max_tokens=max_tokens)
     answers, plain = (_answers(deployment, method, ids, params) for method in ("dflash", "none"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_trt.checkpoint.source import checkpoint_directory
+from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, check_pair, read_target
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.errors import EngineError
@@ -35,7 +35,7 @@ class CheckedPair:
         target is.
         """
         manifest = read_manifest(engine)
-        target = read_target(checkpoint_directory(target_name))
+        target = read_target(configuration_directory(target_name))
         _check_target(manifest, target.spec, engine, target_name)
         return cls(engine=engine, manifest=manifest, target=target, tokenizer=load_tokenizer(target.directory))
 

@@ -109,7 +109,7 @@ class Session:
         drafter = open_drafter(pair.engine, manifest, num_slots=num_slots, device=device, expose=expose)
 
         taps = manifest.draft.target_layer_ids
-        model = load_model(checkpoint.directory, checkpoint.spec, taps, **sharded)
+        model = load_model(checkpoint.directory, checkpoint.spec, taps, num_ranks=ranks.size if ranks else 1, **sharded)
         if not sharded:  # transformers puts shards where they belong
             model = model.to(device)
         return cls(

@@ -16,8 +16,11 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, __version__
 
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.hub import fetch_weights, read_headers
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
+from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
+from dflash_trt.targets.free_memory import check_memory
 from dflash_trt.targets.quiet import quiet_transformers
 from dflash_trt.targets.refusal import check_architecture, refusing
 from dflash_trt.targets.slot_attention import IMPLEMENTATION, Pass, SlotCache
@@ -35,7 +38,7 @@ LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
 def load_model(
-    directory: Path, spec: TargetSpec, target_layer_ids: Sequence[int], **load_options: Any
+    directory: Path, spec: TargetSpec, target_layer_ids: Sequence[int], *, num_ranks: int = 1, **load_options: Any
 ) -> PreTrainedModel:
     """Loads safetensors weights in FLOAT; code that a checkpoint brings along is never run.
 
@@ -43,7 +46,8 @@ def load_model(
     and in BF16 the rounding of that is large enough to flip a greedy choice.
 
     Raises CheckpointError for a tap on the last layer, which transformers returns after the final norm, and for what
-    transformers would put something of its own in the place of: missing weights, a damaged generation_config.json.
+    transformers would put something of its own in the place of: missing weights, a damaged generation_config.json; and
+    where there is no room for the share of one of `num_ranks` ranks. Only then are weights of a repository fetched.
     """
     if spec.num_hidden_layers - 1 in target_layer_ids:
         raise CheckpointError(
@@ -52,6 +56,9 @@ def load_model(
         )
     if (directory / GENERATION_CONFIG).is_file():
         Facts.load(directory / GENERATION_CONFIG)
+    headers = read_headers(directory)
+    check_memory(directory, read_weights(directory) if headers is None else headers, num_ranks)
+    fetch_weights(directory)
     options = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # to refuse them in our words
     check_architecture(directory)

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator
 from importlib import import_module
 from typing import Any
 
-from dflash_trt.checkpoint.source import checkpoint_directory
+from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.finding import ERROR
 from dflash_trt.deploy.method import Method
@@ -93,7 +93,7 @@ class TrtllmBackend:
 
     def encode_chat(self, messages: Messages) -> list[int]:
         """A conversation in the target's chat template."""
-        return encode_chat(load_tokenizer(checkpoint_directory(self._target)), messages)
+        return encode_chat(load_tokenizer(configuration_directory(self._target)), messages)
 
     def metrics(self) -> None:
         """None: they would be per iteration, and TensorRT-LLM has its own ways to them."""

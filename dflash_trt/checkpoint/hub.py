@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Repositories of the Hugging Face hub: small files first, headers of weights by range requests, weights when due.
+
+A snapshot in huggingface_hub's cache says by its path what it is of: models--OWNER--NAME/snapshots/COMMIT.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, Tensor
+from dflash_trt.checkpoint.weights import INDEX, SINGLE, shard_names
+from dflash_trt.errors import CheckpointError, shown
+
+CONFIGURATION = ["*.json", "*.jinja", "*.txt", "*.model"]
+"""Facts, tokenizer, chat template: no weights, above all no pickles."""
+IN_FOLDERS = ["*/*"]  # original/ and others hold the same weights again
+
+
+def fetch_configuration(repository: str) -> Path:
+    """The snapshot with a repository's small files, from the cache or the hub; CheckpointError where neither has it."""
+    from huggingface_hub import snapshot_download
+
+    with _said(repository, "it"):
+        return Path(snapshot_download(repository, allow_patterns=CONFIGURATION, ignore_patterns=IN_FOLDERS))
+
+
+def fetch_weights(directory: Path) -> None:
+    """Completes a snapshot by the weights that it lacks, and says on stderr how much that is; else does nothing."""
+    if (place := _lacking(directory)) is None:
+        return
+    from huggingface_hub import HfApi, snapshot_download
+
+    repository, commit = place
+    with _said(repository, "its weights"):
+        missing = [name for name in _weight_names(directory) if not (directory / name).is_file()]
+        sizes = [entry.size for entry in HfApi().get_paths_info(repository, missing, revision=commit)]
+        print(f"{repository}: fetching {len(sizes)} files of weights, {sum(sizes) / 1e9:.1f} GB", file=sys.stderr)
+        snapshot_download(repository, revision=commit, allow_patterns=missing, ignore_patterns=IN_FOLDERS)
+
+
+def read_headers(directory: Path) -> dict[str, Tensor] | None:
+    """The tensors of a snapshot whose weights are still on the hub, by name; None for every other directory.
+
+    Their `file` is where it will be, `offset` counts from the first byte of data: only shapes and sizes are of use.
+    """
+    if (place := _lacking(directory)) is None:
+        return None
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
+
+    repository, commit = place
+    try:
+        with _said(repository, "its weights"):
+            found = HfApi().get_safetensors_metadata(repository, revision=commit).files_metadata
+        return {
+            name: _tensor(directory / file, name, info.dtype, tuple(info.shape), info.data_offsets)
+            for file, metadata in found.items()
+            for name, info in metadata.tensors.items()
+        }
+    except NotASafetensorsRepoError:
+        return None
+    except (SafetensorsParsingError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{repository}: expected safetensors headers, found others ({error})") from None
+
+
+def _tensor(file: Path, name: str, dtype: str, shape: tuple[int, ...], offsets: tuple[int, int]) -> Tensor:
+    sizes = (*shape, offsets[1] - offsets[0])
+    if dtype not in BITS_PER_ELEMENT or not all(type(size) is int and size >= 0 for size in sizes):
+        raise CheckpointError(
+            f"{file}: tensor {shown(name)}: expected a dtype and a shape, found {shown(dtype)} {shown(shape)}"
+        )
+    return Tensor(name=name, dtype=dtype, shape=shape, file=file, offset=offsets[0], num_bytes=sizes[-1])
+
+
+def _lacking(directory: Path) -> tuple[str, str] | None:
+    """Repository and commit of a snapshot that lacks weights; None for every other directory."""
+    path = directory.absolute()
+    kind, _, repository = path.parents[1].name.partition("--") if len(path.parents) > 1 else ("", "", "")
+    if path.parent.name != "snapshots" or kind != "models" or not repository:
+        return None
+    if all((path / name).is_file() for name in _weight_names(path)):
+        return None
+    return repository.replace("--", "/"), path.name
+
+
+def _weight_names(directory: Path) -> list[str]:
+    if (directory / SINGLE).is_file() or not (directory / INDEX).is_file():
+        return [SINGLE]
+    return shard_names(directory / INDEX)
+
+
+@contextmanager
+def _said(repository: str, what: str) -> Iterator[None]:
+    """What the hub's client raises, in our words."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        HTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        yield
+    except HFValidationError as error:
+        raise CheckpointError(
+            f"{repository}: expected a local directory or a Hugging Face repository id, found neither ({error})"
+        ) from None
+    except GatedRepoError:
+        raise CheckpointError(
+            f"{repository}: expected access to the repository, found that it is gated",
+            hint=f"accept its licence at https://huggingface.co/{repository}, then: hf auth login",
+        ) from None
+    except RepositoryNotFoundError:
+        raise CheckpointError(
+            f"{repository}: expected a local directory or a Hugging Face repository, found neither",
+            hint="check the spelling; for a private repository: hf auth login",
+        ) from None
+    except (LocalEntryNotFoundError, HTTPError, OSError) as error:
+        raise CheckpointError(
+            f"{repository}: expected {what} in the Hugging Face cache or a reachable hub, found neither"
+            f" ({type(error).__name__})",
+            hint=f"on a machine with network: hf download {repository}",
+        ) from None

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a target's weights have room on this machine: asked before minutes of fetching and loading, not after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.errors import CheckpointError, EngineError
+from dflash_trt.files.read import read_text
+
+FLOAT_BYTES = 4
+PACKED_SUFFIX, SCALES_SUFFIX = "_blocks", "_scales"
+"""Of gpt-oss's MXFP4 experts: two 4-bit codes a byte, which transformers unpacks, and the scales, which it uses up."""
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def check_memory(directory: Path, weights: Mapping[str, Tensor], num_ranks: int = 1) -> None:
+    """Raises CheckpointError where a rank's share of the weights, as FLOAT, is more than the memory that is free."""
+    needed = float_bytes(weights) // num_ranks
+    if (free := free_bytes()) is not None and needed > free:
+        raise CheckpointError(
+            f"{directory}: expected {needed / 1e9:.1f} GB of free memory for its weights, which are computed with as"
+            f" 32-bit numbers, found {free / 1e9:.1f} GB",
+            hint="take a machine with more memory or share it with --tp; on GPUs, TensorRT-LLM, vLLM and SGLang serve"
+            " it from a deployment: dflash-trt serve-config --list",
+        )
+
+
+def float_bytes(weights: Mapping[str, Tensor]) -> int:
+    """What transformers holds once every weight is FLOAT."""
+    sizes = {name: math.prod(tensor.shape) for name, tensor in weights.items()}
+    packed = {name for name, tensor in weights.items() if name.endswith(PACKED_SUFFIX) and tensor.dtype == "U8"}
+    scales = {name.removesuffix(PACKED_SUFFIX) + SCALES_SUFFIX for name in packed}
+    counts = (0 if name in scales else size * (2 if name in packed else 1) for name, size in sizes.items())
+    return FLOAT_BYTES * sum(counts)
+
+
+def free_bytes() -> int | None:
+    """Of this machine, or of the container's limit where that is less; None where the system does not say."""
+    machine = _meminfo("MemAvailable")
+    limits = [room for room in (machine, _cgroup_room()) if room is not None]
+    return min(limits, default=None)
+
+
+def _meminfo(key: str) -> int | None:
+    for line in _lines(Path("/proc/meminfo")):
+        name, _, value = line.partition(":")
+        if name == key:
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _cgroup_room() -> int | None:
+    """What the limit of this process's cgroup (v2) leaves; files in the page cache give way, and do not count."""
+    folder = _own_cgroup()
+    limit = next(iter(_lines(folder / "memory.max")), "max")
+    if not limit.isdigit():
+        return None
+    used = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
+    return max(0, int(limit) - int(used.get("anon", "0")))
+
+
+def _own_cgroup() -> Path:
+    own = next((line.split("::", 1)[1] for line in _lines(Path("/proc/self/cgroup")) if line.startswith("0::")), "/")
+    return CGROUP / own.lstrip("/")
+
+
+def _lines(file: Path) -> list[str]:
+    """Of a file of the kernel's; none where it is missing."""
+    try:
+        return read_text(file, EngineError, limit=2**20).splitlines()
+    except EngineError:
+        return []
