@@ -41,6 +41,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     is_fp8_cache: bool
     """Whether cached K and V are FP8; BF16 otherwise."""
     pool_fraction: float
+    captures_by_graph: bool = False
+    """Whether taps are captured in a buffer for each CUDA graph, as by TensorRT-LLM up to its worker of 414ba69f."""
     workspace_bytes: int = 0
     """Scratch of the drafter's TensorRT plans; none natively."""
 
@@ -51,6 +53,8 @@ class Item(msgspec.Struct, frozen=True):
     name: str
     bytes: int
     how: str
+    is_late: bool = False
+    """Whether it is allocated after the pool, so that it must fit beside it."""
 
 
 class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,12 +65,14 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
     unknown: tuple[str, ...]
     """What is not counted because its size is not known."""
     free_bytes: int
-    """Left after the items; negative where they do not fit."""
+    """Left after the items that are there before the pool; negative where they do not fit."""
     pool_bytes: int
     request_bytes: int | None
-    """Pool bytes of one request at full length, its context rows included where they are paged."""
+    """Pool bytes of one request at full length, its context rows included."""
     full_requests: int | None
     """Requests at full length that the pool holds."""
+    largest_fraction: float
+    """Of what is free, as the pool, that leaves room for what is allocated after it; 0 where none does."""
     fits: bool
     """Whether everything known fits and the pool holds at least one request at full length."""
     largest_batch: int
@@ -90,8 +96,9 @@ def paged_arena_bytes(load: Load) -> int:
 def gpu_memory(load: Load) -> GpuMemory:
     """What `load` leaves, and the largest batch and context that would fit."""
     items, unknown = _items(load)
-    free = load.gpus.gpu.memory_bytes - sum(item.bytes for item in items)
+    free = _free(load, items)
     pool = max(0, int(free * load.pool_fraction))
+    late = sum(item.bytes for item in items if item.is_late)
     request = _request_bytes(load)
     return GpuMemory(
         capacity_bytes=load.gpus.gpu.memory_bytes,
@@ -101,6 +108,7 @@ def gpu_memory(load: Load) -> GpuMemory:
         pool_bytes=pool,
         request_bytes=request,
         full_requests=None if request is None else pool // request,
+        largest_fraction=max(0.0, 1 - late / free) if free > 0 else 0.0,
         fits=_fits(load),
         largest_batch=_largest(lambda n: _fits(msgspec.structs.replace(load, max_batch_size=n)), MAX_BATCH),
         largest_context=_largest(lambda n: _fits(msgspec.structs.replace(load, max_seq_len=n)), MAX_TOKENS),
@@ -122,9 +130,9 @@ def _items(load: Load) -> tuple[tuple[Item, ...], tuple[str, ...]]:
     if load.is_dense:
         slots = f"{load.max_batch_size} + 1 slots of {load.max_seq_len} + {load.draft_tokens + 1} tokens"
         items.append(Item("context arena", arena_bytes(load), slots))
-    taps = len(draft.spec.target_layer_ids)
-    captured = 2 * load.max_num_tokens * draft.spec.target_hidden_size
-    items.append(Item("captured hidden states", captured, f"{load.max_num_tokens} tokens, {taps} taps, BF16"))
+        replaced = "beside the pool, once: the old V while the arena is allocated anew"
+        items.append(Item("arena replaced", arena_bytes(load) // 2, replaced, is_late=True))
+    items += _captured(load)
     items.append(Item("runtime", RUNTIME_OVERHEAD_BYTES, "CUDA context, libraries, communication"))
     items.append(Item("activations", ACTIVATION_RESERVE_BYTES, "reserve, the target's workspaces included"))
     if load.workspace_bytes:
@@ -132,20 +140,48 @@ def _items(load: Load) -> tuple[tuple[Item, ...], tuple[str, ...]]:
     return tuple(items), tuple(unknown)
 
 
+def _captured(load: Load) -> list[Item]:
+    spec = load.draft.spec
+    size = 2 * load.max_num_tokens * spec.target_hidden_size
+    how = f"{load.max_num_tokens} tokens, {len(spec.target_layer_ids)} taps, BF16"
+    items = [Item("captured hidden states", size, how)]
+    if load.captures_by_graph:
+        graphs = num_cuda_graphs(load.max_batch_size)
+        items.append(
+            Item("captured by graphs", graphs * size, f"beside the pool: {graphs} times the same", is_late=True)
+        )
+    return items
+
+
+def num_cuda_graphs(max_batch_size: int) -> int:
+    """Batch sizes that TensorRT-LLM captures with padding: 1, 2, 4, steps of 8 to 128, of 64 beyond, and the largest.
+
+    tensorrt_llm/llmapi/llm_args.py, CudaGraphConfig.
+    """
+    sizes = [1, 2, 4, *range(8, 129, 8), *range(192, max_batch_size + 1, 64)]
+    return len({size for size in sizes if size <= max_batch_size} | {max_batch_size})
+
+
 def _request_bytes(load: Load) -> int | None:
     if load.target is None or load.target.cache is None:
         return None
     cache = load.target.cache.bytes(load.max_seq_len, fp8=load.is_fp8_cache, ranks=load.ranks)
-    return cache if load.is_dense else cache + load.max_seq_len * _context_row_bytes(load)
+    # With a dense arena, too: the pool is shared with a manager of the drafter's rows, which then nobody uses.
+    rows = load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_cache, ranks=load.ranks)
+    return cache + load.max_seq_len * rows
 
 
 def _context_row_bytes(load: Load) -> int:
     return load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_cache, ranks=load.drafter_ranks)
 
 
+def _free(load: Load, items: tuple[Item, ...]) -> int:
+    return load.gpus.gpu.memory_bytes - sum(item.bytes for item in items if not item.is_late)
+
+
 def _fits(load: Load) -> bool:
     items, _ = _items(load)
-    free = load.gpus.gpu.memory_bytes - sum(item.bytes for item in items)
+    free = _free(load, items)
     return free >= 0 and int(free * load.pool_fraction) >= (_request_bytes(load) or 0)
 
 

@@ -242,6 +242,11 @@ CASES = {
         rule="memory", key="max_batch_size",
         change={"kv_cache_config.free_gpu_memory_fraction": 0.001}, words="a cache pool for one request of 32768",
     ),
+    "a pool that leaves no room behind it": Case(
+        rule="pool-fraction", key="kv_cache_config.free_gpu_memory_fraction", severity=WARNING,
+        change={"kv_cache_config.free_gpu_memory_fraction": 0.97},
+        words="beside the pool (arena replaced and captured by graphs), found",
+    ),
     "a GPU too small for anything": Case(
         rule="memory", key="max_batch_size", gpus="h100x1",
         change={"tensor_parallel_size": 1, f"{SPEC}.attention_backend": "TRTLLM", "max_num_tokens": 1000000},

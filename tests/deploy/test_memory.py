@@ -113,11 +113,14 @@ def test_plan() -> None:
     assert items["target weights"] == target().weight_bytes(8)
     assert items["context arena"] == 65 * (32768 + 10) * 2048
     assert items["captured hidden states"] == 16384 * 5 * 2880 * 2
-    assert memory.free_bytes == 141_000_000_000 - sum(items.values())
+    assert items["arena replaced"] == items["context arena"] // 2
+    early = sum(size for name, size in items.items() if name != "arena replaced")
+    assert memory.free_bytes == 141_000_000_000 - early
+    assert memory.largest_fraction == 1 - items["arena replaced"] / memory.free_bytes
     assert memory.pool_bytes == int(memory.free_bytes * 0.8)
     cache = target().cache
     assert cache is not None
-    assert memory.request_bytes == cache.bytes(32768, fp8=False, ranks=8)
+    assert memory.request_bytes == cache.bytes(32768, fp8=False, ranks=8) + 32768 * 2048
     assert memory.fits
     assert memory.unknown == ()
 
@@ -130,11 +133,20 @@ def test_every_rank_of_engine_mode_keeps_the_whole_drafter() -> None:
     assert engine_items["target weights"] == native_items["target weights"]
 
 
-def test_paged_contexts_are_part_of_a_request() -> None:
+@pytest.mark.parametrize(("batch", "graphs"), [(1, 1), (3, 3), (64, 11), (100, 16), (128, 19), (256, 21), (300, 22)])
+def test_taps_are_captured_once_more_for_every_cuda_graph(batch: int, graphs: int) -> None:
+    """1, 2, 4, 8, 16, ... 128, 192, ... and the largest: 12 buffers for a batch of 64, 22 for one of 256."""
+    items = {item.name: item for item in gpu_memory(load(max_batch_size=batch, captures_by_graph=True)).items}
+    assert items["captured by graphs"].bytes == graphs * items["captured hidden states"].bytes
+    assert items["captured by graphs"].is_late
+    assert not items["captured hidden states"].is_late
+
+
+def test_an_unused_manager_of_the_drafters_rows_takes_its_share() -> None:
+    """TensorRT-LLM gives it one, whoever keeps the rows."""
     dense, paged = gpu_memory(load()), gpu_memory(load(is_dense=False))
     assert "context arena" not in {item.name for item in paged.items}
-    assert dense.request_bytes is not None
-    assert paged.request_bytes == dense.request_bytes + 32768 * 2048
+    assert paged.request_bytes == dense.request_bytes
 
 
 @pytest.mark.parametrize("is_dense", [True, False])

@@ -76,6 +76,7 @@ def document_load(config: CheckedConfig) -> Load | None:
         algorithms=config.algorithms,
         drafter_ranks=numbers["ranks"] if config.mode == "native" else 1,
         is_dense=is_trtllm and config.setting("speculative_config.attention_backend") != "TRTLLM",
+        captures_by_graph=is_trtllm,
         is_fp8_cache="fp8" in str(config.setting(keys.cache_dtype)),
         workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if config.mode == "engine" else 0,
         pool_fraction=fraction if isinstance(fraction, (int, float)) and 0 <= fraction <= 1 else POOL_FRACTION,
@@ -97,6 +98,7 @@ def check_memory(config: CheckedConfig) -> Iterator[Finding]:
         yield unchecked("memory", what.partition(": ")[0], what.partition(": ")[2], "give --target DIR")
     if memory.fits:
         yield from _private_arena(config, load, memory)
+        yield from _beside_the_pool(load, memory)
         return
     rule = "context-arena" if memory.free_bytes < 0 and _arena(memory) else "memory"
     yield error(rule, keys.max_batch_size, *_refusal(load, memory, keys))
@@ -115,6 +117,21 @@ def _private_arena(config: CheckedConfig, load: Load, memory: GpuMemory) -> Iter
         )
 
 
+def _beside_the_pool(load: Load, memory: GpuMemory) -> Iterator[Finding]:
+    """TensorRT-LLM sizes its pool before the arena is allocated anew and before CUDA graphs are captured."""
+    if load.pool_fraction > memory.largest_fraction:
+        late = [item for item in memory.items if item.is_late]
+        room = memory.free_bytes - memory.pool_bytes
+        share = int(100 * memory.largest_fraction) / 100
+        yield warning(
+            "pool-fraction",
+            "kv_cache_config.free_gpu_memory_fraction",
+            f"{_gib(sum(item.bytes for item in late))} beside the pool ({' and '.join(item.name for item in late)})",
+            _gib(room),
+            f"lower it to {share:g}" if share else "lower max_batch_size or max_seq_len",
+        )
+
+
 def _arena(memory: GpuMemory) -> int:
     return next((item.bytes for item in memory.items if item.name == "context arena"), 0)
 
@@ -130,7 +147,7 @@ def _refusal(load: Load, memory: GpuMemory, keys: Keys) -> tuple[str, str, str]:
         expected = f"a context arena of at most {_gib(max(0, memory.free_bytes + arena))}, what is left of each {gpu}"
         found = _gib(arena)
     else:
-        expected, found = f"what fits each {gpu}", _gib(sum(item.bytes for item in memory.items))
+        expected, found = f"what fits each {gpu}", _gib(sum(item.bytes for item in memory.items if not item.is_late))
     options = []
     if memory.largest_batch:
         options.append(f"{keys.max_batch_size} {memory.largest_batch}")
