@@ -64,7 +64,13 @@ def readers(source: Path) -> Iterator[str]:
                 yield name
             elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
                 is_class = CLASS.match(ast.unparse(node.func.value))  # Session.open makes an object
-                yield from () if is_class else (node.func.attr,)
+                if not is_class and not is_writing(node):
+                    yield node.func.attr
+
+
+def is_writing(call: ast.Call) -> bool:
+    modes = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
+    return any(isinstance(mode, str) and mode[:1] in ("w", "x") for mode in modes)
 
 
 def found() -> set[tuple[str, str]]:
