@@ -25,55 +25,78 @@ class Trace:
     accepted: int = 0
 
 
-@torch.inference_mode()
+class Decoding:
+    """Requests on slots of the mimicked worker, which come, are prefilled in chunks, step together and go."""
+
+    def __init__(self, worker: Worker, target: Target, drafter: Drafter) -> None:
+        self.worker = worker
+        self._target = target
+        self._drafter = drafter
+        self.traces: dict[int, Trace] = {}
+        self._drafts: dict[int, list[int]] = {}
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, part: list[int]) -> None:
+        """A chunk of the prompt of the request on `slot`; after the last one, it may step."""
+        verified = self._target.verify([Segment(slot=slot, token_ids=part, num_logits=1)], with_taps=True)
+        self._target.rollback(slot, 0)
+        self.worker.prefill(slot, verified.taps)
+        self._drafter.inject([slot], [len(part)], verified.taps)
+        self.traces[slot] = Trace([int(verified.logits[-1].argmax())])
+        self._drafts[slot] = [0] * self.worker.K  # TensorRT-LLM's placeholders
+
+    @torch.inference_mode()
+    def step(self, slots: Sequence[int]) -> None:
+        """One step of the requests on `slots`, and of one that only pads the batch: graphs have fixed batch sizes."""
+        width = self.worker.K + 1
+        traces = [self.traces[slot] for slot in slots]
+        drafts = torch.tensor([self._drafts[slot] for slot in slots])
+        tokens = [[trace.token_ids[-1], *row] for trace, row in zip(traces, drafts.tolist(), strict=True)]
+        segments = [
+            Segment(slot=slot, token_ids=ids, num_logits=width) for slot, ids in zip(slots, tokens, strict=True)
+        ]
+        verified = self._target.verify(segments, with_taps=True)
+        answers = verified.logits.argmax(dim=-1).view(len(slots), width)
+        matches = (answers[:, :-1] == drafts).cumprod(dim=1).sum(dim=1)
+        rows = zip(slots, traces, answers.tolist(), matches.tolist(), strict=True)
+        for index, (slot, trace, row, matched) in enumerate(rows):
+            trace.token_ids += row[: matched + 1]
+            trace.accepted += matched
+            self._target.rollback(slot, width - 1 - matched)
+            begin = index * width
+            self._drafter.inject([slot], [matched + 1], verified.taps[begin : begin + matched + 1])
+        bonus = torch.tensor([trace.token_ids[-1] for trace in traces])
+        one = torch.ones(1, dtype=torch.long)
+        padded = torch.tensor([*slots, self.worker.dummy_slot])
+        taps = torch.cat([verified.taps, verified.taps[:width]])
+        found = self.worker.step(padded, taps, torch.cat([matches + 1, one]), torch.cat([bonus, one]))[:-1]
+        expected = _own_drafts(self._drafter, self._target, list(slots), bonus)[:, : self.worker.K]
+        for slot, trace, ours, theirs in zip(slots, traces, found.tolist(), expected.tolist(), strict=True):
+            trace.drafts.append(ours)
+            trace.expected_drafts.append(theirs)
+            self._drafts[slot] = ours
+
+    def release(self, slot: int) -> None:
+        """The request on `slot` ends."""
+        self.worker.release(slot)
+        self._target.release(slot)
+        self._drafter.release(slot)
+
+
 def decode(
     worker: Worker, target: Target, drafter: Drafter, prompts: Sequence[list[int]], num_steps: int, *, chunk: int = 40
 ) -> list[Trace]:
     """`num_steps` steps of all prompts at once, one slot each, after prefills of `chunk` tokens."""
-    slots = list(range(len(prompts)))
-    traces = []
+    decoding = Decoding(worker, target, drafter)
+    slots = range(len(prompts))
     for slot, prompt in zip(slots, prompts, strict=True):
         for begin in range(0, len(prompt), chunk):
-            part = prompt[begin : begin + chunk]
-            verified = target.verify([Segment(slot=slot, token_ids=part, num_logits=1)], with_taps=True)
-            target.rollback(slot, 0)
-            worker.prefill(slot, verified.taps)
-            drafter.inject([slot], [len(part)], verified.taps)
-        traces.append(Trace([int(verified.logits[-1].argmax())]))
-    drafts = torch.zeros(len(slots), worker.K, dtype=torch.long)
+            decoding.prefill(slot, prompt[begin : begin + chunk])
     for _ in range(num_steps):
-        drafts = _step(worker, target, drafter, slots, traces, drafts)
+        decoding.step(slots)
     for slot in slots:
-        target.release(slot)
-        drafter.release(slot)
-    return traces
-
-
-def _step(
-    worker: Worker, target: Target, drafter: Drafter, slots: list[int], traces: list[Trace], drafts: Tensor
-) -> Tensor:
-    width = worker.K + 1
-    tokens = [[trace.token_ids[-1], *row] for trace, row in zip(traces, drafts.tolist(), strict=True)]
-    segments = [Segment(slot=slot, token_ids=ids, num_logits=width) for slot, ids in zip(slots, tokens, strict=True)]
-    verified = target.verify(segments, with_taps=True)
-    answers = verified.logits.argmax(dim=-1).view(len(slots), width)
-    matches = (answers[:, :-1] == drafts).cumprod(dim=1).sum(dim=1)
-    for slot, trace, row, matched in zip(slots, traces, answers.tolist(), matches.tolist(), strict=True):
-        trace.token_ids += row[: matched + 1]
-        trace.accepted += matched
-        target.rollback(slot, width - 1 - matched)
-        drafter.inject([slot], [matched + 1], verified.taps[slot * width : slot * width + matched + 1])
-    bonus = torch.tensor([trace.token_ids[-1] for trace in traces])
-    # CUDA graphs have fixed batch sizes: the worker pads with requests on the dummy slot.
-    padded = torch.tensor([*slots, worker.dummy_slot])
-    taps = torch.cat([verified.taps, verified.taps[:width]])
-    one = torch.ones(1, dtype=torch.long)
-    found = worker.step(padded, taps, torch.cat([matches + 1, one]), torch.cat([bonus, one]))[:-1]
-    expected = _own_drafts(drafter, target, slots, bonus)[:, : worker.K]
-    for trace, ours, theirs in zip(traces, found.tolist(), expected.tolist(), strict=True):
-        trace.drafts.append(ours)
-        trace.expected_drafts.append(theirs)
-    return found
+        decoding.release(slot)
+    return list(decoding.traces.values())
 
 
 def _own_drafts(drafter: Drafter, target: Target, slots: list[int], anchors: Tensor) -> Tensor:

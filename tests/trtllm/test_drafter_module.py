@@ -31,7 +31,7 @@ from tests.decoding import greedy
 from tests.engines import build
 from tests.fixtures_data import PAIRS, prompts
 from tests.paths import FIXTURES
-from tests.trtllm.decoding import Trace, decode
+from tests.trtllm.decoding import Decoding, Trace, decode
 from tests.trtllm.worker import Worker, draft_config, share
 
 STEPS = 8
@@ -86,6 +86,33 @@ def test_a_cache_that_the_worker_replaces(session: Session, engine: Path) -> Non
     decode(worker, session.target, drafter, texts(session), 2)
     worker.allocate(BATCH)
     check(session, decode(worker, session.target, drafter, texts(session), STEPS))
+
+
+@pytest.mark.parametrize("num_drafts", [None, 2])
+def test_requests_that_come_and_go(session: Session, engine: Path, num_drafts: int | None) -> None:
+    """Chunks of one prompt between the steps of others, a warm-up that is rolled back, a slot that is used again."""
+    worker = make_worker(session, OnnxExecutor(engine, session.manifest), num_drafts)
+    drafter = open_drafter(engine, session.manifest, num_slots=BATCH)
+    first, second, third = texts(session)
+    decoding = Decoding(worker, session.target, drafter)
+    decoding.prefill(0, first)
+    for begin in range(0, len(second), 8):  # while the first steps alone
+        decoding.prefill(1, second[begin : begin + 8])
+        decoding.step([0])
+    taps = torch.randn(2 * (worker.K + 1), session.manifest.draft.target_hidden_size)
+    with torch.inference_mode():
+        worker.warm_up(torch.tensor([0, 1]), taps)
+    decoding.step([1, 0])
+    ended = decoding.traces.pop(0)
+    decoding.release(0)
+    decoding.prefill(0, third[:5])
+    decoding.prefill(0, third[5:])
+    for _ in range(STEPS):
+        decoding.step([0, 1])
+    traces = [ended, decoding.traces[1], decoding.traces[0]]
+    for slot in (0, 1):
+        decoding.release(slot)
+    check(session, traces)
 
 
 def test_one_cache_is_held_where_the_worker_replaces_it(

@@ -68,6 +68,17 @@ class Worker:
         self.v_cache[slot, :, begin:end] = v.permute(1, 0, 2, 3)
         self.ctx_len[slot] = end
 
+    def release(self, slot: int) -> None:
+        """A request ended; the rows it left are there when the next one gets its slot."""
+        self.ctx_len[slot] = 0
+
+    def warm_up(self, slots: Tensor, taps: Tensor) -> None:
+        """A step before a CUDA graph is captured: what it wrote stays, the lengths are rolled back."""
+        saved = self.ctx_len.clone()
+        ones = torch.ones(len(slots), dtype=torch.long)
+        self.step(slots, taps, ones, ones)
+        self.ctx_len.copy_(saved)
+
     def step(self, slots: Tensor, taps: Tensor, num_accepted: Tensor, bonus: Tensor) -> Tensor:
         """Drafts [B, K] after taps [B * (K + 1), A*H], of which `num_accepted` [B] rows count, and `bonus` [B]."""
         drafter, steps = self.drafter, torch.arange(self.K + 1)
