@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import overload
 
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.backend import Chunk, Messages, Prompt
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.completion import Completion
@@ -21,6 +21,8 @@ from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams, is_integer
 from dflash_trt.runtime.session import DEFAULT_CACHE_GIB, Session
 
+MAX_SIZE = 2**31 - 1
+"""Slots and positions are INT32 in both graphs."""
 Params = SamplingParams | Sequence[SamplingParams] | None
 """For all prompts, or for each its own."""
 
@@ -55,8 +57,12 @@ class LLM:
         """
         given = {"max_batch_size": max_batch_size, "prefill_chunk": prefill_chunk}
         for name, value in given.items():
-            if value is not None and not (is_integer(value) and value >= 1):
-                raise RequestError(f"{name}: expected at least 1, found {value!r}")
+            if value is not None and not (is_integer(value) and 1 <= value <= MAX_SIZE):
+                expected = f"at most {MAX_SIZE}" if is_integer(value) and value > 0 else "at least 1"
+                raise RequestError(f"{name}: expected {expected}, found {shown(value)}")
+        for name, path in (("engine", engine), ("target", target)):
+            if not isinstance(path, str | Path):
+                raise RequestError(f"{name}: expected a path or a name, found {shown(path)}")
         pair = CheckedPair.read(Path(engine), str(target))
         length = pair.draft_length(draft_length)
         self._session = Session.load(

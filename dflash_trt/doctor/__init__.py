@@ -75,7 +75,9 @@ def _tool(name: str) -> str | None:
         return None
     command = [path, "--version"]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30, check=False)
+        result = subprocess.run(  # noqa: S603 - a program of PATH, asked its version
+            command, capture_output=True, text=True, errors="replace", timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):  # not a program of this machine, or one that hangs
         return path
     lines = [line for line in result.stdout.splitlines() if any(character.isdigit() for character in line)]

@@ -29,7 +29,7 @@ Write = Callable[[NDArray[np.float32]], None]
 BITS = {TensorProto.BFLOAT16: "<u2", TensorProto.FLOAT16: "<f2", TensorProto.FLOAT: "<f4"}
 PAGE = 4096
 FILE = "weights"
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - TemporaryDirectory makes the names in it
 
 
 class Matrix(NamedTuple):

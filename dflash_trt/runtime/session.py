@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.errors import MissingDependencyError, RequestError
+from dflash_trt.errors import MissingDependencyError, RequestError, cut, shown
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.completion import Completion, completion
 from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK, Decoder
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 WARM_UP_TOKENS = 8
 DEFAULT_CACHE_GIB = 4.0
+MAX_CACHE_GIB = 2**20  # a PiB, which no machine has
+NEW_LINE = "\n"
 
 
 class Session:
@@ -106,7 +109,8 @@ class Session:
             ranks.agree(rank_facts(pair.engine, checkpoint))
             sharded["distributed_config"] = sharding(checkpoint.directory, ranks.size)
             device = this_rank(device)
-        drafter = open_drafter(pair.engine, manifest, num_slots=num_slots, device=device, expose=expose)
+        with room_for(num_slots):
+            drafter = open_drafter(pair.engine, manifest, num_slots=num_slots, device=device, expose=expose)
 
         taps = manifest.draft.target_layer_ids
         model = load_model(checkpoint.directory, checkpoint.spec, taps, num_ranks=ranks.size if ranks else 1, **sharded)
@@ -259,9 +263,27 @@ def check_draft_length(params: SamplingParams, num_draft_tokens: int) -> None:
 
 def check_cache_gib(cache_gib: float) -> None:
     """Raises RequestError for what is no size."""
-    if not isinstance(cache_gib, int | float) or not 0 < cache_gib < math.inf:
-        found = f"{cache_gib:g}" if isinstance(cache_gib, int | float) else repr(cache_gib)
-        raise RequestError(f"cache_gib: expected more than 0 GiB, found {found}")
+    is_number = isinstance(cache_gib, int | float) and not isinstance(cache_gib, bool)
+    if not is_number or not 0 < cache_gib <= MAX_CACHE_GIB:
+        found = f"{cache_gib:g}" if isinstance(cache_gib, float) else shown(cache_gib)
+        is_large = is_number and MAX_CACHE_GIB < cache_gib < math.inf
+        expected = f"at most {MAX_CACHE_GIB} GiB" if is_large else "more than 0 GiB"
+        raise RequestError(f"cache_gib: expected {expected}, found {found}")
+
+
+@contextmanager
+def room_for(num_slots: int) -> Iterator[None]:
+    """RequestError where torch finds no memory for caches of so many requests."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        raise RequestError(
+            f"max_batch_size: expected memory for the caches of {num_slots} requests, found too little"
+            f" ({cut(str(error).partition(NEW_LINE)[0])})",
+            hint="lower max_batch_size",
+        ) from None
 
 
 def this_rank(device: str) -> str:

@@ -22,7 +22,9 @@ GRACE_SECONDS = 5.0
 def start_guard() -> subprocess.Popen[bytes]:
     """Guards this process, whose parent is the server, until the guard is terminated."""
     watched = [str(os.getpid()), str(os.getppid())]
-    return subprocess.Popen([sys.executable, "-m", __name__, *watched], stdin=subprocess.DEVNULL)
+    return subprocess.Popen(  # noqa: S603 - our own module and two numbers
+        [sys.executable, "-m", __name__, *watched], stdin=subprocess.DEVNULL
+    )
 
 
 def guard(model: int, server: int) -> None:

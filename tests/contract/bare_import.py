@@ -90,7 +90,7 @@ class BareImport(MetaPathFinder, Loader):
         code = compile(file.read_text(), file, "exec")
         for _ in range(100):
             try:
-                exec(code, module.__dict__)  # noqa: S102 - what an import does
+                exec(code, module.__dict__)
                 return
             except ModuleNotFoundError as problem:
                 root = (problem.name or "").partition(".")[0]
