@@ -71,7 +71,8 @@ def test_changed_engine(draft_dir: Path, target_dir: Path, tmp_path: Path) -> No
     run_here("build", draft_dir, "--target", target_dir, "-o", tmp_path / "engine")
     (tmp_path / "engine" / "draft.onnx").write_bytes(b"")
     result = run("inspect", tmp_path / "engine", "--json")
-    assert (result.returncode, result.stdout) == (1, "")
+    assert result.returncode == 1
+    assert json.loads(result.stdout)["schema"] == "dflash-trt/error/1"
     assert f"error: {tmp_path / 'engine' / 'draft.onnx'}: expected sha256" in result.stderr
     assert "\n\nhint: dflash-trt build DRAFT --target TARGET -o DIR\n" in result.stderr
 
