@@ -49,7 +49,8 @@ class LLM:
 
         `max_batch_size` requests run at once, in `cache_gib` GiB of caches, the others wait; by default what the
         engine's TensorRT plans hold, and 16 where it has none. `draft_length` is how many drafted tokens a step
-        verifies: a number, 0 being plain decoding, "1:7,8:3" (by batch size) or "adaptive"; by default all of them.
+        verifies: "auto", the default, takes what measured steps and acceptance say is fastest; a number, 0 being plain
+        decoding, "1:7,8:3" (by batch size) or "adaptive".
         At most `prefill_chunk` prompt tokens join a step. `device` is "cpu", "cuda" or "auto": CUDA where torch sees
         it.
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 @click.option(
     "--draft-length",
     metavar="LENGTH",
-    help="Drafted tokens that a step verifies: a number, 1:7,8:3 (by batch size) or adaptive. Default: all.",
+    show_default="auto",
+    help="Drafted tokens that a step verifies: auto (the fastest), a number, 1:7,8:3 (by batch size) or adaptive.",
 )
 @click.option("--batch-size", type=click.IntRange(min=1), show_default="1", help="Prompts decoded at once (--json).")
 @click.option("--cache-gib", type=float, show_default="4.0", help="Room for the caches, in GiB.")

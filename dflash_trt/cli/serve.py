@@ -25,7 +25,8 @@ from dflash_trt.cli.output import progress_line
 @click.option(
     "--draft-length",
     metavar="LENGTH",
-    help="Drafted tokens that a step verifies: a number, 1:7,8:3 (by batch size) or adaptive. Default: all.",
+    show_default="auto",
+    help="Drafted tokens that a step verifies: auto (the fastest), a number, 1:7,8:3 (by batch size) or adaptive.",
 )
 @click.option("--cache-gib", type=float, default=4.0, show_default=True, help="Room for the caches, in GiB.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)

@@ -45,9 +45,8 @@ class CheckedPair:
         return default_batch_size(self.manifest)
 
     def draft_length(self, given: int | str | None) -> DraftLength:
-        """How much of a block is verified, by default all of it; RequestError for what is no draft length."""
-        num_draft_tokens = self.manifest.draft.num_draft_tokens
-        return parse_draft_length(num_draft_tokens if given is None else given, num_draft_tokens)
+        """How much of a block is verified, by default what is fastest; RequestError for no length."""
+        return parse_draft_length("auto" if given is None else given, self.manifest.draft.num_draft_tokens)
 
 
 def default_batch_size(manifest: Manifest) -> int:

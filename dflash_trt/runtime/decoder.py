@@ -13,6 +13,7 @@ Requests join and leave between steps, each at its own length (continuous batchi
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ class Decoder:
         self._counts = Counts()
         self._pair = pair
         self._draft_length = draft_length
+        self._has_drafted: frozenset[int] = frozenset()
+        """The slots that drafted in the last step."""
         self._prefill_chunk = prefill_chunk
 
     def metrics(self) -> DecoderMetrics:
@@ -75,6 +78,7 @@ class Decoder:
             waiting=len(self.waiting),
             free_slots=self.slots.free_slots,
             free_cache_tokens=self.slots.free_tokens,
+            draft_length=self._draft_length.explain(),
             **self._counts.read(),
         )
 
@@ -103,6 +107,7 @@ class Decoder:
     def step(self) -> None:
         """Brings running requests forward by one pass of the target."""
         self._admit()
+        begin = time.perf_counter()
         parts = [*self._draft(), *self._prompt_chunks()]
         if not parts:
             return
@@ -115,6 +120,16 @@ class Decoder:
                 self._fail(part)
             else:
                 self._emit(part, tokens)
+        self._price(parts, time.perf_counter() - begin)
+
+    def _price(self, parts: Sequence[_Part], seconds: float) -> None:
+        """Tells what a step cost, unless it did other things, too: read prompts, or caught up on contexts."""
+        drafting = frozenset(part.slot for part in parts if part.proposals)
+        if all(len(part.token_ids) == part.num_logits for part in parts) and drafting <= self._has_drafted:
+            length = round(sum(len(part.proposals) for part in parts) / len(parts))
+            if length > 0 or not drafting:
+                self._draft_length.measure(len(parts), length, seconds)
+        self._has_drafted = drafting
 
     def _admit(self) -> None:
         while self.waiting and self.slots.fits(self.waiting[0].max_length):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many drafted tokens a step verifies: a number, a schedule by batch size, or what acceptance suggests.
+"""How many drafted tokens a step verifies: what is fastest here, a number, a schedule by batch size, or by acceptance.
 
 The drafter always fills its whole block, as it was trained to; this decides how much of it the target sees. Longer
 is not better: each verified token costs, above all on mixture-of-experts targets at high batch, where more tokens
@@ -12,20 +12,18 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from dflash_trt.errors import RequestError
+from dflash_trt.runtime.auto_length import AutoLength
+from dflash_trt.runtime.position_acceptance import Acceptance
 from dflash_trt.runtime.sampling import is_integer
 
 DEFAULT_TOKEN_COST = 0.05
 """Of one more verified token, as a share of a pass that verifies none."""
-DECAY = 0.98
-"""Weight of older passes against the next one: a memory of about 50 passes."""
 MIN_GAIN = 0.05
 """The change a switch must promise: hysteresis against noise."""
 MIN_PASSES = 16
 """Passes between switches."""
 PROBE_EVERY = 64
 """Each so many passes the whole block is verified once, to see what longer drafts would bring."""
-PRIOR = 2.0
-"""Passes' weight of the guess that a position holds as often as the one before it."""
 
 
 class DraftLength(Protocol):
@@ -36,6 +34,12 @@ class DraftLength(Protocol):
 
     def observe(self, proposed: int, accepted: int) -> None:
         """Learns from one request's pass that verified `proposed` tokens and accepted the first `accepted`."""
+
+    def measure(self, batch_size: int, length: int, seconds: float) -> None:
+        """Learns what a step took over `batch_size` requests that verified `length` drafts of each, on average."""
+
+    def explain(self) -> str:
+        """What is chosen, and why."""
 
 
 class FixedLength:
@@ -50,6 +54,13 @@ class FixedLength:
 
     def observe(self, proposed: int, accepted: int) -> None:
         """Nothing to learn."""
+
+    def measure(self, batch_size: int, length: int, seconds: float) -> None:
+        """Nothing to learn."""
+
+    def explain(self) -> str:
+        """The length."""
+        return f"{self.length}: fixed"
 
 
 class LengthByBatch:
@@ -66,6 +77,13 @@ class LengthByBatch:
     def observe(self, proposed: int, accepted: int) -> None:
         """Nothing to learn."""
 
+    def measure(self, batch_size: int, length: int, seconds: float) -> None:
+        """Nothing to learn."""
+
+    def explain(self) -> str:
+        """The schedule."""
+        return ", ".join(f"{length} from batch size {begin}" for begin, length in reversed(self._schedule.items()))
+
 
 class AdaptiveLength:
     """The length with the most expected tokens for its cost, by measured acceptance.
@@ -78,8 +96,7 @@ class AdaptiveLength:
     def __init__(self, num_draft_tokens: int, token_cost: float = DEFAULT_TOKEN_COST) -> None:
         self._token_cost = token_cost
         self._length = num_draft_tokens
-        self._judged = [0.0] * num_draft_tokens  # decayed counts by position, given that all before were accepted
-        self._accepted = [0.0] * num_draft_tokens
+        self._acceptance = Acceptance(num_draft_tokens)
         self._passes = 0
         self._last_switch = 0
 
@@ -87,16 +104,21 @@ class AdaptiveLength:
         """The present choice; now and then the whole block, as a probe."""
         self._passes += 1
         if self._passes % PROBE_EVERY == 0:
-            return len(self._judged)
+            return self._acceptance.num_positions
         if self._passes - self._last_switch >= MIN_PASSES:
             self._reconsider(batch_size)
         return self._length
 
     def observe(self, proposed: int, accepted: int) -> None:
         """Counts which positions were reached and which of them held."""
-        for position in range(proposed):  # all fade: what is seldom reached would else be believed for ever
-            self._judged[position] = DECAY * self._judged[position] + (position <= accepted)
-            self._accepted[position] = DECAY * self._accepted[position] + (position < accepted)
+        self._acceptance.observe(proposed, accepted)
+
+    def measure(self, batch_size: int, length: int, seconds: float) -> None:
+        """Nothing to learn: costs are given."""
+
+    def explain(self) -> str:
+        """The present choice."""
+        return f"{self._length}: by acceptance, at a token cost of {self._token_cost:g}"
 
     def _reconsider(self, batch_size: int) -> None:
         gains = self._tokens_per_cost(batch_size)
@@ -106,25 +128,21 @@ class AdaptiveLength:
             self._last_switch = self._passes
 
     def _tokens_per_cost(self, batch_size: int) -> list[float]:
-        """By length 0 .. K. A position seldom judged is taken to hold as often as the one before it."""
-        tokens, reached, share = 1.0, 1.0, 1.0
-        gains = [tokens]
-        for position, judged in enumerate(self._judged):
-            share = (self._accepted[position] + PRIOR * share) / (judged + PRIOR)
-            reached *= share
-            tokens += reached
-            gains.append(tokens / (1 + (position + 1) * batch_size * self._token_cost))
-        return gains
+        """By length 0 .. K."""
+        tokens = self._acceptance.expected_tokens()
+        return [count / (1 + length * batch_size * self._token_cost) for length, count in enumerate(tokens)]
 
 
 def parse_draft_length(given: int | str, num_draft_tokens: int) -> DraftLength:
-    """Reads 7 (a number), 1:7,8:3,32:0 (from batch size 1, 8, 32 on), adaptive or adaptive:0.1 (its token cost).
+    """Reads auto, 7 (a number), 1:7,8:3,32:0 (from batch size 1, 8, 32 on), adaptive or adaptive:0.1 (its token cost).
 
     Raises RequestError for anything else, and for lengths above `num_draft_tokens`.
     """
     text = str(given) if is_integer(given) else given
     if not isinstance(text, str):
         raise _no_length(given, num_draft_tokens)
+    if text == "auto":
+        return AutoLength(num_draft_tokens)
     kind, _, cost = text.partition(":")
     try:
         if kind == "adaptive":
@@ -145,7 +163,7 @@ def parse_draft_length(given: int | str, num_draft_tokens: int) -> DraftLength:
 
 def _no_length(found: object, num_draft_tokens: int) -> RequestError:
     return RequestError(
-        f"draft length: expected 0 to {num_draft_tokens}, a schedule by batch size that begins at 1 (1:7,8:3)"
+        f"draft length: expected auto, 0 to {num_draft_tokens}, a schedule by batch size that begins at 1 (1:7,8:3)"
         f" or adaptive, found {found!r}"
     )
 

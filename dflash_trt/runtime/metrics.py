@@ -40,6 +40,8 @@ class DecoderMetrics(_Totals, kw_only=True):
     free_slots: int
     free_cache_tokens: int
     """Room that no request has reserved."""
+    draft_length: str
+    """How many drafted tokens a step verifies now, and why."""
     tau: float | None
     """Tokens that verify passes emitted / steps; None without a step."""
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,6 +11,9 @@ import torch
 
 from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.targets.target import Segment, Target
+
+MAX_PENDING_ROWS = 256
+"""Of context that is not injected yet: as many as a chunk of a prompt, whose pass costs them a few percent."""
 
 
 class Pair(Protocol):
@@ -36,11 +40,15 @@ class LocalPair:
         self._drafter = drafter
         self._segments: Sequence[Segment] = ()
         self._taps: torch.Tensor
+        self._pending: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+        """By slot: taps of committed tokens, which become context before the slot drafts; who never drafts skips it."""
+        self._num_pending = 0
 
     @torch.inference_mode()
     def draft(self, slots: Sequence[int], anchors: Sequence[int]) -> torch.Tensor:
         """Proposals [B, K] int64 from one pass over the blocks [anchor, mask, mask, ...]."""
         assert self._drafter is not None, "there is no drafter"
+        self._inject()
         spec = self._drafter.spec
         masks = [spec.mask_token_id] * (spec.block_size - 1)
         blocks = torch.tensor([[anchor, *masks] for anchor in anchors])
@@ -57,20 +65,29 @@ class LocalPair:
 
     @torch.inference_mode()
     def commit(self, num_tokens: Sequence[int]) -> None:
-        """Rolls the target back behind what was accepted, and injects its taps into the drafter's context."""
-        rows: list[int] = []
+        """Rolls the target back behind what was accepted, and keeps its taps for the drafter's context."""
         begin = 0
         for segment, committed in zip(self._segments, num_tokens, strict=True):
             self._target.rollback(segment.slot, len(segment.token_ids) - committed)
-            rows += range(begin, begin + committed)
+            if self._drafter is not None and committed:
+                self._pending[segment.slot].append(self._taps[begin : begin + committed])
+                self._num_pending += committed
             begin += len(segment.token_ids)
-        if self._drafter is not None and rows:
-            is_prefix = rows[-1] == len(rows) - 1
-            taps = self._taps[: len(rows)] if is_prefix else self._taps[rows]
-            self._drafter.inject([segment.slot for segment in self._segments], num_tokens, taps)
+        if self._num_pending > MAX_PENDING_ROWS:
+            self._inject()
+
+    def _inject(self) -> None:
+        """Makes what is pending context, in one pass."""
+        if self._drafter is not None and self._pending:
+            taps = [rows for pending in self._pending.values() for rows in pending]
+            counts = [sum(map(len, pending)) for pending in self._pending.values()]
+            self._drafter.inject(list(self._pending), counts, taps[0] if len(taps) == 1 else torch.cat(taps))
+        self._pending.clear()
+        self._num_pending = 0
 
     def release(self, slot: int) -> None:
         """Empties a slot of both."""
         self._target.release(slot)
+        self._num_pending -= sum(map(len, self._pending.pop(slot, ())))
         if self._drafter is not None:
             self._drafter.release(slot)

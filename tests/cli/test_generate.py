@@ -179,7 +179,11 @@ def test_stop_texts_and_draft_lengths(engine: Path, capsys: pytest.CaptureFixtur
         ("--repetition-penalty", "nan", "repetition_penalty: expected 1e-6 to 1e6, found nan"),
         ("--presence-penalty", "-1e308", "presence_penalty: expected -1e6 to 1e6, found -1e+308"),
         ("--frequency-penalty", "nan", "frequency_penalty: expected -1e6 to 1e6, found nan"),
-        ("--draft-length", "99", "draft length: expected 0 to 7, a schedule by batch size that begins at 1 (1:7,8:3)"),
+        (
+            "--draft-length",
+            "99",
+            "draft length: expected auto, 0 to 7, a schedule by batch size that begins at 1 (1:7,8:3)",
+        ),
         ("--cache-gib", "0.00001", "which is what 1e-05 GiB of cache hold"),
         ("--cache-gib", "0", "cache_gib: expected more than 0 GiB, found 0"),
         ("--cache-gib", "nan", "cache_gib: expected more than 0 GiB, found nan"),

@@ -66,16 +66,16 @@ def watched(decoder: Decoder, workload: Workload) -> WatchedPair:
 def cases() -> list[object]:
     """Every length on a small pair, a few on the others, and the rest of the product under `full`."""
     quick = {
-        "random-qwen3": {*map(str, range(6)), "adaptive", "1:5,3:2,6:0"},
-        "random-gpt-oss": {"5", "adaptive"},
+        "random-qwen3": {*map(str, range(6)), "auto", "adaptive", "1:5,3:2,6:0"},
+        "random-gpt-oss": {"5", "auto", "adaptive"},
         "sequential-gpt-oss": {"5"},
-        "tiny-qwen3": {"7", "adaptive"},
+        "tiny-qwen3": {"7", "auto", "adaptive"},
         "tiny-gpt-oss": {"7", "1:7,3:3,6:0"},
     }
     found = []
     for name in WORKLOADS:
         longest = 7 if name.startswith("tiny") else 5
-        for length in (*map(str, range(longest + 1)), "adaptive", f"1:{longest},3:{longest // 2},6:0"):
+        for length in (*map(str, range(longest + 1)), "auto", "adaptive", f"1:{longest},3:{longest // 2},6:0"):
             for chunk in (7, 1000):
                 is_quick = length in quick[name] and (chunk == 7) == (not name.startswith("tiny"))
                 marks = () if is_quick else pytest.mark.full

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The draft length that gives the most tokens a second here, zero included, by what steps have cost and brought."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections import deque
+
+import numpy as np
+
+from dflash_trt.runtime.position_acceptance import Acceptance
+
+WINDOW = 15
+"""Steps whose lower median is a price: seven outliers among them move nothing, and eight steps show a change."""
+MIN_SAMPLES = 2
+"""Steps that make a price; also what a first look, or a look at another length, takes."""
+MIN_GAIN = 0.03
+"""What a switch must promise beyond the present length: hysteresis against noise."""
+HOPEFUL_LOOK, FIRST_LOOK, LAST_LOOK = 8, 64, 512
+"""Steps between looks at other lengths: while one that was never tried may be best; then, doubling each time."""
+DRIFT = 1.5
+"""A full window whose price moves by this factor says that the machine has changed: other prices are forgotten."""
+LOOK_COST = 0.02
+"""Share of the time that looks may take, those of `HOPEFUL_LOOK` left out: no more than K of them."""
+RECONSIDER_EVERY = 4
+"""Steps."""
+BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Numbers of running requests that have prices of their own, each up to the next."""
+
+log = logging.getLogger("dflash_trt.runtime")
+
+
+class AutoLength:
+    """Takes the k with the largest (1 + P(1) + .. + P(k)) / price(requests, k); P(i) as `Acceptance` has it.
+
+    Prices are medians of measured steps. It begins with the whole block and no drafts, for two steps each, and from
+    then on verifies what promises most. A length that was never tried is taken to cost what lies on the line between
+    its neighbours; it is looked at where it would be best at the price of the shorter one.
+    """
+
+    def __init__(self, num_draft_tokens: int) -> None:
+        self._acceptance = Acceptance(num_draft_tokens)
+        self._seconds: dict[tuple[int, int], deque[float]] = {}
+        self._length = num_draft_tokens
+        self._bucket = 1
+        self._trial = num_draft_tokens
+        self._trial_steps = 0
+        self._since_look = 0
+        self._pause = HOPEFUL_LOOK
+        self._num_looks = 0
+
+    def choose(self, batch_size: int) -> int:
+        """The present best, or a length that is looked at."""
+        self._bucket = _bucket(batch_size)
+        K = self._acceptance.num_positions
+        for length in (K, 0):
+            if not self._price(length):
+                return length
+        if self._trial_steps > 0:
+            self._trial_steps -= 1
+            return self._trial
+        self._since_look += 1
+        if self._since_look % RECONSIDER_EVERY == 0:
+            self._reconsider()
+        if self._since_look >= self._pause:
+            self._look()
+        return self._trial if self._trial_steps > 0 else self._length
+
+    def observe(self, proposed: int, accepted: int) -> None:
+        """Counts which positions were reached and which of them held."""
+        self._acceptance.observe(proposed, accepted)
+
+    def measure(self, batch_size: int, length: int, seconds: float) -> None:
+        """Notes what a step over `batch_size` requests took that verified `length` drafts of each, on average."""
+        bucket = _bucket(batch_size)
+        before = self._median(bucket, length)
+        window = self._seconds.setdefault((bucket, length), deque(maxlen=WINDOW))
+        is_full = len(window) == WINDOW
+        window.append(seconds)
+        if is_full and not 1 / DRIFT < self._median(bucket, length) / before < DRIFT:
+            self._seconds = {(bucket, length): window}
+
+    def explain(self) -> str:
+        """What is chosen, and why: "7 of 7: 412 tokens/s at 1 request, 230 without drafts"."""
+        K = self._acceptance.num_positions
+        speeds = self._speeds()
+        if speeds is None:
+            return f"{self._length} of {K}: not measured yet"
+        requests = f"{self._bucket} request" + "s" * (self._bucket > 1)
+        return (
+            f"{self._length} of {K}: {speeds[self._length]:.0f} tokens/s at {requests}, {speeds[0]:.0f} without drafts,"
+            f" {speeds[K]:.0f} with the whole block"
+        )
+
+    def _reconsider(self) -> None:
+        speeds = self._speeds()
+        assert speeds is not None
+        best = max(range(len(speeds)), key=speeds.__getitem__)
+        if speeds[best] > (1 + MIN_GAIN) * speeds[self._length]:
+            self._try(best)
+            self._length, self._pause = best, HOPEFUL_LOOK
+            log.info("draft length %s", self.explain())
+
+    def _look(self) -> None:
+        """Tries another length: one without a price that may be best, else none, all and the neighbours in turn."""
+        K = self._acceptance.num_positions
+        if hopeful := self._hopeful():
+            self._try(hopeful)
+            self._pause = HOPEFUL_LOOK
+            return
+        turns = (0, K, self._length + 1, self._length - 1)
+        others = [length for length in turns if 0 <= length <= K and length != self._length]
+        self._try(others[self._num_looks % len(others)])
+        self._num_looks += 1
+        price, now = self._price(self._trial), self._price(self._length)
+        affordable = int(self._trial_steps * price / now / LOOK_COST) if now else 0
+        self._pause = max(min(2 * max(self._pause, FIRST_LOOK // 2), LAST_LOOK), min(affordable, 2 * LAST_LOOK))
+
+    def _hopeful(self) -> int | None:
+        """The length without a price that would be best, and better than the present one, if it cost no more than the
+        next shorter one that has a price."""
+        speeds = self._speeds()
+        assert speeds is not None
+        tokens = self._acceptance.expected_tokens()
+        best, price, hopeful = (1 + MIN_GAIN) * speeds[self._length], self._price(0), None
+        for length in range(1, len(tokens)):
+            if own := self._price(length):
+                price = own
+            elif (speed := self._bucket * tokens[length] / price) > best:
+                best, hopeful = speed, length
+        return hopeful
+
+    def _try(self, length: int) -> None:
+        """The next steps take `length`; the first one is not measured where contexts must catch up."""
+        self._trial, self._trial_steps = length, MIN_SAMPLES + (self._length == 0)
+        self._since_look = 0
+
+    def _speeds(self) -> list[float] | None:
+        """Expected tokens a second of all requests, by length 0 .. K; None before both ends have a price."""
+        tokens = self._acceptance.expected_tokens()
+        known = {length: price for length in range(len(tokens)) if (price := self._price(length))}
+        if not {0, len(tokens) - 1} <= known.keys():
+            return None
+        prices = np.interp(range(len(tokens)), list(known), list(known.values()))
+        return [self._bucket * count / float(price) for count, price in zip(tokens, prices, strict=True)]
+
+    def _price(self, length: int) -> float:
+        """Seconds of a step: measured, else by the ratio to another length that a bucket nearby has; 0 for none."""
+        if own := self._median(self._bucket, length):
+            return own
+        measured = [k for b, k in self._seconds if b == self._bucket and self._median(b, k)]
+        near = [b for b in BUCKETS if 0.5 <= b / self._bucket <= 2 and self._median(b, length)]
+        pairs = [(b, k) for b in near for k in measured if self._median(b, k)]
+        if not pairs:
+            return 0.0
+        b, k = min(pairs, key=lambda pair: (abs(pair[0] - self._bucket), abs(pair[1] - length)))
+        return self._median(self._bucket, k) * self._median(b, length) / self._median(b, k)
+
+    def _median(self, bucket: int, length: int) -> float:
+        """0 for what has no price."""
+        seconds = self._seconds.get((bucket, length), ())
+        return statistics.median_low(seconds) if len(seconds) >= MIN_SAMPLES else 0.0
+
+
+def _bucket(batch_size: int) -> int:
+    return max(bucket for bucket in BUCKETS if bucket <= batch_size)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The draft length by measured prices: what it settles on over synthetic costs, and how it bears surprises."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from dflash_trt.runtime.auto_length import AutoLength
+
+K = 7
+Cost = Callable[[int, int], float]
+"""Seconds of a step, by requests and length."""
+HIGH, MIDDLING, NOTHING = (0.9,) * K, (0.6,) * K, (0.0,) * K
+
+
+def linear(draft: float, token: float) -> Cost:
+    """A pass of 1 ms + `token` ms for each token of each request, and `draft` ms for drafting."""
+    return lambda batch, length: 1e-3 * (1 + token * batch * (1 + length) + draft * (length > 0))
+
+
+COSTS = {
+    "idle arithmetic": linear(0.2, 0.001),
+    "a dear drafter": linear(2.0, 0.01),
+    "dear tokens": linear(0.3, 0.2),
+    "a step at 4": lambda batch, length: 1e-3 * (1 + (length > 0) * 0.2 + 2 * (length > 4)),
+}
+
+
+def simulate(
+    policy: AutoLength,
+    acceptance: Sequence[float],
+    cost: Cost,
+    *,
+    batch: int,
+    steps: int,
+    rng: random.Random,
+    outliers: float = 0.0,
+) -> list[int]:
+    """The lengths it chooses where steps take `cost`, 10 % more or less, and some `outliers` ten times that."""
+    lengths = []
+    for _ in range(steps):
+        length = policy.choose(batch)
+        for _ in range(batch):
+            accepted = 0
+            while accepted < length and rng.random() < acceptance[accepted]:
+                accepted += 1
+            policy.observe(length, accepted)
+        factor = 10.0 if rng.random() < outliers else rng.uniform(0.9, 1.1)
+        policy.measure(batch, length, factor * cost(batch, length))
+        lengths.append(length)
+    return lengths
+
+
+def speed(acceptance: Sequence[float], cost: Cost, batch: int, length: int) -> float:
+    tokens, reached = 1.0, 1.0
+    for share in acceptance[:length]:
+        reached *= share
+        tokens += reached
+    return batch * tokens / cost(batch, length)
+
+
+def share_of_best(lengths: Sequence[int], acceptance: Sequence[float], cost: Cost, batch: int) -> float:
+    """Tokens a second over these steps, next to the best fixed length's."""
+    seconds = sum(cost(batch, length) for length in lengths)
+    tokens = sum(speed(acceptance, cost, batch, length) * cost(batch, length) for length in lengths)
+    return tokens / seconds / max(speed(acceptance, cost, batch, length) for length in range(K + 1))
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16, 32])
+@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
+@pytest.mark.parametrize("acceptance", [HIGH, MIDDLING, NOTHING], ids=["high", "middling", "nothing"])
+def test_it_settles_near_the_best(acceptance: Sequence[float], cost: Cost, batch: int) -> None:
+    """Looks at other lengths included; steps cost what they cost, so that this is what a user gets."""
+    for seed in range(3):
+        lengths = simulate(AutoLength(K), acceptance, cost, batch=batch, steps=1200, rng=random.Random(seed))
+        assert all(0 <= length <= K for length in lengths)
+        assert share_of_best(lengths[64:], acceptance, cost, batch) > 0.93
+
+
+@pytest.mark.parametrize("outliers", [0.05, 0.15])
+def test_outliers_do_not_move_it(outliers: float) -> None:
+    for seed in range(5):
+        policy, rng = AutoLength(K), random.Random(seed)
+        lengths = simulate(policy, HIGH, COSTS["idle arithmetic"], batch=1, steps=1500, rng=rng, outliers=outliers)
+        assert sum(length >= 5 for length in lengths[500:]) > 850
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.01, 3.0), (3.0, 0.01)], ids=["tokens dearer", "tokens cheaper"])
+def test_it_follows_prices(before: float, after: float) -> None:
+    for seed in range(3):
+        policy, rng = AutoLength(K), random.Random(seed)
+        simulate(policy, MIDDLING, linear(0.1, before), batch=4, steps=600, rng=rng)
+        lengths = simulate(policy, MIDDLING, linear(0.1, after), batch=4, steps=4000, rng=rng)
+        assert share_of_best(lengths[2000:], MIDDLING, linear(0.1, after), 4) > 0.93
+
+
+@pytest.mark.parametrize("factor", [1 / 3, 3.0])
+def test_a_machine_that_is_faster_or_slower_as_a_whole_changes_little(factor: float) -> None:
+    cost = COSTS["idle arithmetic"]
+    for seed in range(3):
+        policy, rng = AutoLength(K), random.Random(seed)
+        simulate(policy, HIGH, cost, batch=1, steps=600, rng=rng)
+        lengths = simulate(policy, HIGH, lambda b, k: factor * cost(b, k), batch=1, steps=600, rng=rng)
+        assert share_of_best(lengths[100:], HIGH, cost, 1) > 0.93
+
+
+def test_it_follows_acceptance() -> None:
+    policy, rng, cost = AutoLength(K), random.Random(0), COSTS["dear tokens"]
+    low = simulate(policy, NOTHING, cost, batch=8, steps=400, rng=rng)
+    assert set(low[300:]) <= {0, 1, K}
+    assert low[300:].count(0) > 90
+    high = simulate(policy, HIGH, linear(0.1, 0.01), batch=8, steps=3000, rng=rng)
+    assert sum(length >= 5 for length in high[2000:]) > 900
+
+
+def test_it_begins_with_both_ends_and_says_what_it_found() -> None:
+    policy = AutoLength(K)
+    assert policy.explain() == "7 of 7: not measured yet"
+    lengths = simulate(policy, HIGH, COSTS["idle arithmetic"], batch=1, steps=4, rng=random.Random(0))
+    assert lengths == [K, K, 0, 0]
+    assert policy.explain().startswith("7 of 7: ")
+    assert "tokens/s at 1 request, " in policy.explain()
+
+
+def test_a_batch_size_nearby_is_not_looked_at_again() -> None:
+    policy, rng, cost = AutoLength(K), random.Random(0), COSTS["idle arithmetic"]
+    simulate(policy, HIGH, cost, batch=16, steps=40, rng=rng)
+    assert 0 not in simulate(policy, HIGH, cost, batch=12, steps=20, rng=rng)
+    assert 0 in simulate(policy, HIGH, cost, batch=1, steps=20, rng=rng), "far from what is known"
