@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -25,8 +26,15 @@ def print_json(command: str, document: dict[str, object]) -> None:
     """Prints one JSON document whose `schema` names the command and the document's version."""
     encoded = msgspec.json.encode({"schema": f"dflash-trt/{command}/1", **document})
     global has_document
-    click.echo(msgspec.json.format(encoded, indent=2))
+    click.echo(_escaped(msgspec.json.format(encoded, indent=2).decode()))
     has_document = True
+
+
+def _escaped(document: str) -> str:
+    """The same JSON, with what a terminal would obey (C1 codes, text direction) written as JSON's escapes."""
+    if document.replace("\n", "").isprintable():
+        return document
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in document)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -38,6 +38,14 @@ def is_directory(name: str) -> bool:
         return False
 
 
+def is_file(name: str) -> bool:
+    """The same of a regular file."""
+    try:
+        return bool(name) and Path(name).is_file()
+    except OSError:
+        return False
+
+
 @contextmanager
 def open_file(
     file: Path, error: type[DFlashError], *, may_be_pipe: bool = False, hint: str | None = None

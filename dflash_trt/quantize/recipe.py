@@ -9,7 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from dflash_trt.errors import RecipeError
+from dflash_trt.errors import RecipeError, shown
+from dflash_trt.files.read import is_file
 from dflash_trt.files.strict_yaml import closest, load_yaml
 
 FP8_KV = "+fp8-kv"
@@ -97,9 +98,9 @@ def load_recipe(name_or_path: str) -> Recipe:
     path = recipe_directory() / f"{base}.yaml"
     if base not in recipe_names():
         path = Path(base)
-        if not path.is_file():
+        if not is_file(base):
             raise RecipeError(
-                f"{base!r}: expected a recipe ({', '.join(recipe_names())}), each with or without {FP8_KV},"
+                f"{shown(base)}: expected a recipe ({', '.join(recipe_names())}), each with or without {FP8_KV},"
                 f" or a YAML file, found neither{closest(base, recipe_names(), 'recipe')}"
             )
     loaded = load_yaml(path, RecipeFile, RecipeError)

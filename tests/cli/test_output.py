@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from dflash_trt.cli.output import human_bytes, print_table
+from dflash_trt.cli.output import human_bytes, print_json, print_table
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,14 @@ def test_control_characters_are_shown_and_not_obeyed(capsys: pytest.CaptureFixtu
     output = capsys.readouterr().out
     assert "\\x1b[2J\\rgone" in output
     assert not set("\x1b\r\x07") & set(output)
+
+
+def test_json_is_printable_and_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["\x1b[2J", "\x9b31m", "\u202egnp", "\x7f", "ü\u2028", "\U000e0001", "模型"]
+    print_json("x", {"texts": texts})
+    output = capsys.readouterr().out
+    assert output.replace("\n", "").isprintable()
+    assert json.loads(output)["texts"] == texts
 
 
 def test_columns_of_numbers_are_aligned_right(capsys: pytest.CaptureFixture[str]) -> None:
