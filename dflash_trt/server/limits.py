@@ -19,7 +19,7 @@ from dflash_trt.server.http_refusal import Refusal
 
 DEFAULT_MAX_WAITING = 256
 DEFAULT_MAX_BODY_MIB = 16.0
-BODY_SECONDS = 60.0
+BODY_SECONDS = 30.0
 """For a body to arrive, whole."""
 MAX_KEYS_BYTES = 2**20
 
