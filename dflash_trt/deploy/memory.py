@@ -158,8 +158,10 @@ def num_cuda_graphs(max_batch_size: int) -> int:
 
     tensorrt_llm/llmapi/llm_args.py, CudaGraphConfig.
     """
-    sizes = [1, 2, 4, *range(8, 129, 8), *range(192, max_batch_size + 1, 64)]
-    return len({size for size in sizes if size <= max_batch_size} | {max_batch_size})
+    small = [1, 2, 4, *range(8, 129, 8)]
+    large = range(192, max_batch_size + 1, 64)  # counted, never listed
+    is_one_more = max_batch_size not in small and max_batch_size not in large
+    return len([size for size in small if size <= max_batch_size]) + len(large) + int(is_one_more)
 
 
 def _request_bytes(load: Load) -> int | None:
