@@ -115,15 +115,22 @@ def verify(
         verify_deployment(config, target, read_prompts(prompt_file), max_tokens, chat=chat, as_json=as_json)
         return
 
-    from dflash_trt.measure.verification import Verification
+    from dflash_trt.measure.verification import Verification, tokenize
     from dflash_trt.measure.verification_report import find_failure
+    from dflash_trt.runtime.checked_pair import CheckedPair
+    from dflash_trt.runtime.prompts import check_prompt
 
     if plot is not None:
         import matplotlib  # noqa: F401 - what is missing is said before the work, not after it
 
-    prompts = read_prompts(prompt_file)
+    prompts, pair = read_prompts(prompt_file), CheckedPair.read(engine, target)
+
+    def check(token_ids: list[int]) -> None:
+        check_prompt(token_ids, max_tokens, pair.manifest.draft, pair.target.spec)
+
+    tokenize(prompts, pair.tokenizer, check, chat=chat)  # what is wrong is said before minutes of loading
     with progress_line(f"loading {target}"):
-        verification = Verification.open(engine, reference, target)
+        verification = Verification.open(pair, reference)
     report = verification.run(_progress(verification.tokenize(prompts, max_tokens, chat=chat)), max_tokens)
     failure = find_failure(report, max_tau_loss)
     if as_json:

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,10 +18,14 @@ from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.measure.drafter_error import ComparingDrafter, exposed_values
 from dflash_trt.measure.statistics import acceptance_by_position, first_difference, tau_loss
 from dflash_trt.measure.verification_report import Comparison, EngineReport, PromptResult, Report, TauDifference
+from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.prompts import Prompt
 from dflash_trt.runtime.request import Step
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.session import Session, run
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,17 +76,17 @@ class Verification:
             self._session = session.with_drafter(session.manifest, self._comparing)
 
     @classmethod
-    def open(cls, engine: Path, reference: Path | None, target_name: str) -> Verification:
+    def open(cls, pair: CheckedPair, reference: Path | None) -> Verification:
         """Loads the target once, and both engines; what does not fit is refused before anything is loaded.
 
-        Raises EngineError and CheckpointError as `check_reference` and `Session.open` do.
+        Raises EngineError and CheckpointError as `check_reference` and `Session.load` do.
         """
         if reference is None:
-            return cls(Session.open(engine, target_name))
-        manifest, reference_manifest = read_manifest(engine), read_manifest(reference)
+            return cls(Session.load(pair))
+        manifest, reference_manifest = pair.manifest, read_manifest(reference)
         check_reference(manifest, reference_manifest, str(reference))
         exposed = exposed_values(manifest.draft)
-        session = Session.open(engine, target_name, expose=exposed)
+        session = Session.load(pair, expose=exposed)
         drafter = open_drafter(reference, reference_manifest, expose=exposed)
         return cls(session, session.with_drafter(reference_manifest, drafter))
 
@@ -90,15 +95,9 @@ class Verification:
 
         Raises RequestError that names the first prompt that cannot be served.
         """
-        tokenized = []
-        for prompt in prompts:
-            token_ids = prompt.encode(self._session.tokenizer, chat=chat)
-            try:
-                self._session.check(token_ids, max_tokens)
-            except RequestError as error:
-                raise RequestError(f"{prompt.id}: {error.message}", hint=error.hint) from None
-            tokenized.append(TokenPrompt(name=prompt.id, token_ids=token_ids))
-        return tokenized
+        return tokenize(
+            prompts, self._session.tokenizer, lambda token_ids: self._session.check(token_ids, max_tokens), chat=chat
+        )
 
     def run(self, prompts: Iterable[TokenPrompt], max_tokens: int) -> Report:
         """Decodes every prompt plainly, with the engine and with the reference."""
@@ -130,6 +129,25 @@ class Verification:
             tau_differences=[TauDifference(name=name, difference=tau - other) for name, tau, other in pairs],
             error=self._comparing.error(),
         )
+
+
+def tokenize(
+    prompts: Sequence[Prompt],
+    tokenizer: PreTrainedTokenizerBase | None,
+    check: Callable[[list[int]], None],
+    *,
+    chat: bool,
+) -> list[TokenPrompt]:
+    """Token ids of all prompts; RequestError names the first that `check` refuses."""
+    tokenized = []
+    for prompt in prompts:
+        token_ids = prompt.encode(tokenizer, chat=chat)
+        try:
+            check(token_ids)
+        except RequestError as error:
+            raise RequestError(f"{prompt.id}: {error.message}", hint=error.hint) from None
+        tokenized.append(TokenPrompt(name=prompt.id, token_ids=token_ids))
+    return tokenized
 
 
 class _Recording:

@@ -44,6 +44,21 @@ def verify(place: Path, engine: str, *options: object) -> None:
     run_here("verify", place / engine, *arguments, *options)
 
 
+def too_late(*_: object, **__: object) -> None:
+    raise AssertionError("the target was loaded")
+
+
+@pytest.mark.parametrize(("prompt", "options"), [('""', ()), ('"text"', ("--chat",))])
+def test_prompts_are_checked_before_the_target_is_loaded(
+    prompt: str, options: tuple[str, ...], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash_trt.runtime.session.load_model", too_late)
+    (tmp_path / "prompts.jsonl").write_text(f'{{"prompt": {prompt}}}')
+    arguments = ("--target", TARGET, "--prompts", tmp_path / "prompts.jsonl", *options)
+    with pytest.raises(RequestError, match="expected"):
+        run_here("verify", place / "engine", *arguments)
+
+
 def test_a_damaged_drafter_trips_the_gate(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The whole report is printed and drawn before the verdict."""
     plot = place / "damaged.png"
@@ -121,14 +136,17 @@ def test_different_tokens_exit_with_1_after_the_report(
     assert capsys.readouterr().out.startswith("TOKENS DIFFER from plain greedy decoding")
 
 
-def test_a_differing_reference_is_refused_before_anything_is_loaded(place: Path, tmp_path: Path) -> None:
+def test_a_differing_reference_is_refused_before_anything_is_loaded(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash_trt.runtime.session.load_model", too_late)
     draft = tmp_path / "draft"
     shutil.copytree(FIXTURES / f"{NAME}-dflash", draft)
     config = json.loads((draft / "config.json").read_text())
     config["rms_norm_eps"] = 0.001
     (draft / "config.json").write_text(json.dumps(config))
     build(draft, tmp_path / "other", TARGET)
-    arguments = ("--target", tmp_path / "no-target", "--prompts", place / "prompts.jsonl")
+    arguments = ("--target", TARGET, "--prompts", place / "prompts.jsonl")
     with pytest.raises(
         EngineError, match=r"other is an engine of another draft: rms_norm_eps: expected 1e-0\d, found 0.001"
     ):
