@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding on this machine's CPU: plain and DFlash at several batch sizes, and transformers' own DFlash.
+"""Decoding on this machine's CPU: plain, DFlash and DFlash with auto at several batch sizes, and transformers' DFlash.
 
 All ways run in turn over the same held-out prompts, several rounds, in one process; a row's time is the median round.
 Ratios compare each DFlash with the plain decoding of its own runtime at the same batch size. "host" is what a step
@@ -32,7 +32,7 @@ sys.path.insert(0, str(REPOSITORY))
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
-from dflash_trt.runtime.draft_length import parse_draft_length  # noqa: E402
+from dflash_trt.runtime.draft_length import DraftLength, parse_draft_length  # noqa: E402
 from dflash_trt.runtime.session import Session, run  # noqa: E402
 from tests.decoding import greedy  # noqa: E402
 from tests.engines import build  # noqa: E402
@@ -97,7 +97,7 @@ class Forwards:
 @click.option("--prompts", "num_prompts", default=16, show_default=True)
 @click.option("--tokens", default=128, show_default=True, help="New tokens a prompt.")
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--batch", "batches", multiple=True, type=int, default=(1, 4, 16), show_default=True)
+@click.option("--batch", "batches", multiple=True, type=int, default=(1, 4, 16, 32), show_default=True)
 @click.option("--draft-length", default=None, help="As for `dflash-trt generate`; the whole block by default.")
 @click.option("--threads", default=1, show_default=True, help="Threads of torch; these models are tiny.")
 def main(
@@ -138,8 +138,14 @@ def _ours(
         plain = Way("dflash-trt plain", batch, lambda decode=decode, session=session: decode(session.plain_decoder))
         ours = Way("dflash-trt DFlash", batch, lambda decode=decode, s=speculative: decode(s), plain=plain)
         ours.host_milliseconds = _host(session, speculative, token_prompts[:batch], tokens)
+        chooser = parse_draft_length("auto", block)  # as in a server, it keeps what it has measured
+
+        def automatic(session: Session = session, chooser: DraftLength = chooser) -> Decoder:
+            return session.decoder(chooser)
+
         yield plain
         yield ours
+        yield Way("dflash-trt auto", batch, lambda decode=decode, s=automatic: decode(s), plain=plain)
 
 
 def _host(session: Session, speculative: Callable[[], Decoder], token_prompts: list[list[int]], tokens: int) -> float:

@@ -163,8 +163,8 @@ def parse_draft_length(given: int | str, num_draft_tokens: int) -> DraftLength:
 
 def _no_length(found: object, num_draft_tokens: int) -> RequestError:
     return RequestError(
-        f"draft length: expected auto, 0 to {num_draft_tokens}, a schedule by batch size that begins at 1 (1:7,8:3)"
-        f" or adaptive, found {found!r}"
+        f"draft length: expected 0 to {num_draft_tokens}, a schedule by batch size that begins at 1 (1:7,8:3),"
+        f" adaptive or auto, found {found!r}"
     )
 
 

@@ -109,7 +109,7 @@ def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(RequestError) as refusal:
         parse_draft_length(text, K)
     assert str(refusal.value) == (
-        "draft length: expected auto, 0 to 7, a schedule by batch size that begins at 1 (1:7,8:3) or adaptive,"
+        "draft length: expected 0 to 7, a schedule by batch size that begins at 1 (1:7,8:3), adaptive or auto,"
         f" found {text!r}"
     )
 

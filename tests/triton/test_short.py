@@ -31,7 +31,9 @@ BODY = {
 def expected(engine: Path) -> dict[str, Any]:
     """What the command line says."""
     with redirect_stdout(io.TextIOWrapper(io.BytesIO())) as printed:
-        run_here("generate", engine, PROMPT, "--target", TARGET, "--max-tokens", TOKENS, "--json")
+        run_here(
+            "generate", engine, PROMPT, "--target", TARGET, "--max-tokens", TOKENS, "--draft-length", "7", "--json"
+        )
         printed.seek(0)
     answer: dict[str, Any] = json.load(printed)["requests"][0]
     assert answer["accepted"] > 0
