@@ -68,6 +68,7 @@ class ContextCache:
         for cache, rows in ((self.k, k), (self.v, v)):
             _bytes(cache)[slots, :, positions] = _bytes(rows)
 
+    @torch.inference_mode()  # as whoever lets it grow
     def clear(self, slot: int) -> None:
         """Empties a slot: zeros, because a masked row still takes part as 0 * value, and 0 * NaN is NaN."""
         for rows in self.rows(slot):

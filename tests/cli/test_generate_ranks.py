@@ -46,7 +46,7 @@ def write_prompts(file: Path) -> str:
     [("torchrun", 2), pytest.param("mpiexec", 8, marks=pytest.mark.full)],
 )
 def test_ranks_give_the_tokens_of_one(engine: Path, tmp_path: Path, launcher: str, num_ranks: int) -> None:
-    options = ("--token-ids", write_prompts(tmp_path / "prompts.json"), "--batch-size", "2")
+    options = ("--token-ids", write_prompts(tmp_path / "prompts.json"), "--batch-size", "2", "--draft-length", "7")
     command = {
         "torchrun": [f"{SCRIPTS}/torchrun", "--nproc-per-node", str(num_ranks), "-m", "dflash_trt"],
         "mpiexec": [f"{SCRIPTS}/mpiexec", "-n", str(num_ranks), sys.executable, "-m", "dflash_trt"],

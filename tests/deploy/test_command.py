@@ -225,7 +225,8 @@ def test_a_shipped_deployment_is_planned_by_its_name(capsys: pytest.CaptureFixtu
     assert by_name == capsys.readouterr().out
 
 
-def test_the_list_of_shipped_deployments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_of_shipped_deployments(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     run_here("serve-config", "--list")
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if f" {NVFP4.stem} " in line]

@@ -91,11 +91,14 @@ def test_ranks_of_which_some_have_no_engine(first: dict[str, str]) -> None:
     assert problems(ranks) == found
 
 
-def test_the_table_of_ranks_of_which_some_have_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_ranks_of_which_some_have_no_engine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     _print_ranks([rank(0, gpu=None), rank(1, gpu=None, **{"engine sha256": "f" * 64})])
     lines = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in line.split("│")] for line in lines if line.startswith("│")]
-    assert [(row[1], row[4]) for row in rows] == [("0", "missing"), ("1", "f" * 12)]
+    assert [(row[1], row[4]) for row in rows if row[1] in ("0", "1")] == [("0", "missing"), ("1", "f" * 12)]
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,15 @@ def test_the_cache_grows_with_what_it_holds(engine: Path, drafter: Drafter) -> N
     assert drafter.cache.num_rows == 4 * INITIAL_ROWS + 9
 
 
+def test_a_cache_that_grew_while_decoding_is_cleared_by_anybody(engine: Path, drafter: Drafter) -> None:
+    """The loop injects in torch's inference mode, and whoever ends a request releases its slot outside."""
+    with torch.inference_mode():
+        drafter.inject([0], [INITIAL_ROWS + 1], torch.randn(INITIAL_ROWS + 1, drafter.spec.target_hidden_size))
+    drafter.release(0)
+    assert drafter.cache.lengths[0] == 0
+    assert not drafter.cache.k[0].any()
+
+
 def test_what_a_row_takes(drafter: Drafter) -> None:
     cache = drafter.cache
     assert cache.k.nbytes + cache.v.nbytes == NUM_SLOTS * INITIAL_ROWS * drafter.cache_bytes_per_token

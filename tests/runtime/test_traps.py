@@ -26,7 +26,7 @@ from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
 from dflash_trt.targets.target import Segment, Verified
-from tests.decoding import generate, greedy
+from tests.decoding import decode, generate, greedy
 from tests.engines import Graphs, build
 from tests.fixtures_data import PAIRS, prompts
 from tests.oracle.transformers_dflash import load_target
@@ -105,7 +105,7 @@ def test_trap_3_proposals_begin_at_row_1(session: Session) -> None:
 
 
 def test_trap_4_only_verified_features_become_context(session: Session) -> None:
-    """After every step but the last the context is as long as the verified sequence without its last token."""
+    """Before every draft the context is as long as the verified sequence without its last token."""
     prompt = prompts(session)[0]
     injected: list[int] = []
     inject = session.drafter.inject
@@ -116,8 +116,10 @@ def test_trap_4_only_verified_features_become_context(session: Session) -> None:
         inject(slots, num_rows, taps)
 
     with patch.object(session.drafter, "inject", watched):
-        answer = generate(session, prompt, TOKENS)
-    assert sum(injected) == len(prompt) + len(answer.token_ids) - 1
+        request = decode(session, prompt, greedy(TOKENS))
+    last_draft = max(i for i, step in enumerate(request.steps) if step.proposed)
+    unused = sum(len(step.token_ids) for step in request.steps[last_draft:])  # nothing is drafted behind them
+    assert sum(injected) == len(prompt) + len(request.token_ids) - 1 - unused
     assert injected[0] == len(prompt)
     assert max(injected[1:]) <= session.manifest.draft.block_size
 

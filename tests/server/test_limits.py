@@ -136,7 +136,7 @@ def test_keys(llm: LLM, tmp_path: Path) -> None:
 
 def test_a_file_without_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
-    for content, found in ((b"# none\n", "none"), (b"\xff", "bytes that are not UTF-8")):
+    for content, found in ((b"# none\n", "none"), (b"\xff", "not UTF-8")):
         file.write_bytes(content)
         with pytest.raises(ConfigError, match=found):
             Keys.read(file)
@@ -159,7 +159,12 @@ def test_the_log_has_no_prompts(live: Live, caplog: pytest.LogCaptureFixture) ->
     caplog.set_level("INFO", logger="dflash_trt.server")
     live.complete(prompt="secret words", max_tokens=4, temperature=0)
     live.http.get("/%0aforged?secret=words")
-    (first, second) = [record.getMessage() for record in caplog.records if record.name == "dflash_trt.server"]
+    deadline = time.monotonic() + PATIENCE  # a line is written when its answer has gone out
+    lines: list[str] = []
+    while len(lines) < 2 and time.monotonic() < deadline:
+        lines = [record.getMessage() for record in caplog.records if record.name == "dflash_trt.server"]
+        time.sleep(0.01)
+    (first, second) = lines
     assert "POST /v1/completions 200" in first
     assert "output_tokens 4" in first
     assert "GET /%0aforged 404" in second
