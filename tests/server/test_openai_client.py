@@ -77,6 +77,7 @@ def test_chat(live: Live) -> None:
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
+@pytest.mark.full
 def test_chat_without_max_tokens_ends_where_it_must(live: Live) -> None:
     """Room for it is reserved, and no more than there is."""
     body = {"messages": [{"role": "user", "content": "x"}], "temperature": 0, "stop": ["("]}

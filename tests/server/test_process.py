@@ -35,6 +35,7 @@ def test_sigterm_lets_answers_end(engine: Path, chat_target: Path, tmp_path: Pat
             httpx.get(f"{url}/health")
 
 
+@pytest.mark.full
 def test_draining_has_an_end(engine: Path, chat_target: Path, tmp_path: Path) -> None:
     with started(engine, chat_target, tmp_path / "log", "--drain-seconds", 0) as process:
         url = process.await_url()
