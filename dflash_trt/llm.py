@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import overload
@@ -170,9 +171,16 @@ def _params(given: object) -> SamplingParams:
     return given or SamplingParams()
 
 
+def _next(chunks: queue.SimpleQueue[Chunk | Exception]) -> Chunk | Exception:
+    """Waits in short turns: a Ctrl-C that arrives just before a wait begins is not heard until it ends."""
+    while True:
+        with suppress(queue.Empty):
+            return chunks.get(timeout=0.1)
+
+
 def _until_the_end(chunks: queue.SimpleQueue[Chunk | Exception]) -> Iterator[Chunk]:
     while True:
-        chunk = chunks.get()
+        chunk = _next(chunks)
         if isinstance(chunk, Exception):
             raise chunk
         yield chunk

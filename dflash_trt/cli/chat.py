@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dflash_trt.cli.output import progress_line
-from dflash_trt.cli.sampling_options import sampling_options
+from dflash_trt.cli.sampling_options import draft_length_option, sampling_options
 from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:
@@ -28,11 +28,7 @@ HELP = "/reset begins anew, /exit ends (so does Ctrl-D), Ctrl-C stops an answer"
 @click.option("--target", required=True, help="Target checkpoint: directory or Hugging Face repository id.")
 @click.option("--system", metavar="TEXT", help="What the conversation begins with, in the system's role.")
 @sampling_options
-@click.option(
-    "--draft-length",
-    metavar="LENGTH",
-    help="Drafted tokens that a step verifies: a number, 1:7,8:3 (by batch size) or adaptive. Default: all.",
-)
+@draft_length_option
 @click.option("--cache-gib", type=float, default=4.0, show_default=True, help="Room for the caches, in GiB.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def chat(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dflash_trt.cli.output import progress_line
-from dflash_trt.cli.sampling_options import sampling_options
+from dflash_trt.cli.sampling_options import draft_length_option, sampling_options
 from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import RequestError
 from dflash_trt.files.json_file import MAX_BYTES, json_value
@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 )
 @click.option("--chat", is_flag=True, help="Wrap PROMPT in the target's chat template.")
 @sampling_options
-@click.option(
-    "--draft-length",
-    metavar="LENGTH",
-    show_default="auto",
-    help="Drafted tokens that a step verifies: auto (the fastest), a number, 1:7,8:3 (by batch size) or adaptive.",
-)
+@draft_length_option
 @click.option("--batch-size", type=click.IntRange(min=1), show_default="1", help="Prompts decoded at once (--json).")
 @click.option("--cache-gib", type=float, show_default="4.0", help="Room for the caches, in GiB.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), show_default="auto")

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from dflash_trt.cli.output import progress_line
+from dflash_trt.cli.sampling_options import draft_length_option
 
 
 @click.command(short_help="Serve an engine over HTTP, as OpenAI does.")
@@ -22,12 +23,7 @@ from dflash_trt.cli.output import progress_line
 @click.option("--max-batch-size", type=click.IntRange(min=1), help="Requests at once. Default: the engine's, or 16.")
 @click.option("--max-waiting", type=click.IntRange(min=0), default=256, show_default=True, help="Beyond: 429.")
 @click.option("--max-body-mib", type=click.FloatRange(min=0, min_open=True), default=16.0, show_default=True)
-@click.option(
-    "--draft-length",
-    metavar="LENGTH",
-    show_default="auto",
-    help="Drafted tokens that a step verifies: auto (the fastest), a number, 1:7,8:3 (by batch size) or adaptive.",
-)
+@draft_length_option
 @click.option("--cache-gib", type=float, default=4.0, show_default=True, help="Room for the caches, in GiB.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option(

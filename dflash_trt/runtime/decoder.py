@@ -97,11 +97,11 @@ class Decoder:
         if request.finished is not None:
             return
         request.finish(FinishReason.CANCELLED)
+        self._counts.finished[FinishReason.CANCELLED] += 1
         if request in self.waiting:
             self.waiting.remove(request)
         for slot in [slot for slot, running in self.running.items() if running is request]:
             self._release(slot)
-        self._counts.finished[FinishReason.CANCELLED] += 1
         request.report()
 
     def step(self) -> None:

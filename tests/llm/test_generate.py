@@ -84,7 +84,7 @@ def test_metrics_are_consistent(llm: LLM) -> None:
         assert answer.tau == pytest.approx((len(answer.token_ids) - 1) / answer.steps)
         assert answer.accepted == sum(answer.accepted_by_position) == len(answer.token_ids) - 1 - answer.steps
         assert answer.accepted_by_position == sorted(answer.accepted_by_position, reverse=True)
-        assert len(answer.accepted_by_position) == 7
+        assert len(answer.accepted_by_position) <= 7
         assert answer.accepted <= answer.proposed <= 7 * answer.steps
         assert answer.ttft_seconds is not None
         assert answer.itl_seconds is not None

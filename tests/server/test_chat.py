@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ def test_a_pipe_is_one_message(engine: Path, chat_target: Path, llm: LLM) -> Non
     result = chat(engine, chat_target, "def f(\n")
     answer = llm.chat([{"role": "user", "content": "def f("}], PARAMS)
     assert (result.returncode, result.stdout) == (0, f"{answer.text}\n")
-    assert f"12 tokens, tau {answer.tau:.2f}, " in result.stderr
+    assert re.search(r"12 tokens, tau \d\.\d\d, ", result.stderr)  # the length of a draft follows measured times
 
 
 def test_nothing_to_say(engine: Path, chat_target: Path) -> None:
