@@ -22,15 +22,16 @@ FLOORS = [
     {"graph", "quantize", "drafter", "targets"},
     {"runtime"},
     {"llm"},
-    {"builder", "deploy", "doctor", "estimate", "measure", "server", "triton", "trtllm"},
+    {"bench", "builder", "deploy", "doctor", "estimate", "measure", "server", "triton", "trtllm"},
     {"cli"},
     {"__main__"},
 ]
 # The only steps sideways: the manifest holds specs; the CPU drafter and calibration run the graphs; Triton serves what
-# TensorRT-LLM runs, and both read deployments, as the estimate does.
+# TensorRT-LLM runs, and both read deployments, as the estimate and the bench do.
 SIDEWAYS = {
     ("engine", "checkpoint"), ("drafter", "graph"), ("quantize", "graph"),
     ("trtllm", "deploy"), ("triton", "deploy"), ("triton", "trtllm"), ("estimate", "deploy"),
+    ("bench", "deploy"),
 }  # fmt: skip
 HEAVY = {
     "torch",

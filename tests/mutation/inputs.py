@@ -7,10 +7,12 @@ import json
 import shutil
 from pathlib import Path
 
+from dflash_trt.bench.run_directory import write_point, write_run
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.sampling import SamplingParams
+from tests.bench import samples
 from tests.checkpoint.samples import shard, write_target
 from tests.engines import build
 from tests.paths import REPOSITORY
@@ -51,3 +53,6 @@ def write_inputs(directory: Path) -> None:
     request = {name: getattr(SamplingParams(), name) for name in SamplingParams.__struct_fields__}
     request |= {"prompt": [1, 2, 3], "seed": 3, "stop": ["a"], "stop_token_ids": [5], "max_tokens": 7}
     (directory / "request.json").write_text(json.dumps(request, default=list))
+    write_run(directory / "bench", samples.run("none", "dflash", concurrencies=(1, 2)))
+    point = samples.point("dflash", 2, 50.0, 90.0, acceptance=samples.counters(10, (8, 5, 5)), failed=1)
+    write_point(directory / "bench", point)

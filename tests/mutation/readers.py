@@ -70,6 +70,12 @@ def read_report(directory: Path, rng: Random) -> None:
     read_acceptance(directory / "verify.json").tau(7)
 
 
+def read_bench(directory: Path, rng: Random) -> None:
+    from dflash_trt.bench.run_directory import read_points, read_run
+
+    read_points(directory / "bench", read_run(directory / "bench"))
+
+
 def ask(directory: Path, rng: Random) -> None:
     """A request: its settings, and its prompt as a text or as token ids of any kind."""
     from dflash_trt.checkpoint.draft_checkpoint import read_draft
@@ -104,5 +110,7 @@ READERS = {
     "configuration": Reader("serve.yaml", mutate_lines, check_configuration),
     "prompts": Reader("prompts.jsonl", mutate_lines, read_prompts),
     "request": Reader("request.json", mutate_document, ask),
+    "bench run": Reader("bench/run.json", mutate_document, read_bench),
+    "bench point": Reader("bench/points/dflash/c2.json", mutate_document, read_bench),
     "report": Reader("verify.json", mutate_document, read_report),
 }

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `bench run` writes and `bench report` reads: one run, and one point per method, category and concurrency.
+
+tau = (accepted drafts + verify passes) / verify passes: each pass of the target yields its accepted drafts and one
+token of its own, the bonus. What other tools count is converted to this before it is written.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import msgspec
+
+from dflash_trt.errors import ConfigError, shown
+from dflash_trt.files.read import is_file_name
+
+SCHEMA = "dflash-trt/bench/1"
+TOLERANCE = 0.01  # between a rate as the load generator states it, and tokens / seconds
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of all: what a file says beyond its fields is an error."""
+
+
+class Client(Record, frozen=True, kw_only=True):
+    """The machine that sent the load."""
+
+    cpu: str
+    cores: Positive
+    memory_gib: Amount
+    gpus: tuple[str, ...] = ()
+
+
+class PromptSet(Record, frozen=True, kw_only=True):
+    """Which prompts; `sha256` is of what was sent."""
+
+    name: str
+    source: str
+    sha256: str
+    num_prompts: Positive
+    categories: tuple[str, ...] = ()
+
+
+class RequestSettings(Record, frozen=True, kw_only=True):
+    """What every request asked for."""
+
+    template: Literal["chat", "completions"]
+    thinking: Literal["on", "off"] | None = None
+    temperature: Amount
+    max_tokens: Positive
+    ignore_eos: bool = False
+
+
+class Method(Record, frozen=True, kw_only=True):
+    """One endpoint under test."""
+
+    name: str
+    url: str
+    runtime: str
+    runtime_version: str | None = None
+    model: str
+    overrides: dict[str, str | int | float | bool | None] = {}
+    """Where its requests differ from the run's, by field of RequestSettings."""
+
+
+class Run(Record, frozen=True, kw_only=True):
+    """run.json."""
+
+    schema: str = SCHEMA
+    created: str
+    """UTC, ISO 8601."""
+    command: tuple[str, ...]
+    seed: int
+    versions: dict[str, str]
+    client: Client
+    server: str | None = None
+    """The server's hardware, as the user told it: '8x B300'."""
+    num_gpus: Positive | None = None
+    """Of each server, as the user told it; without it throughput is per server."""
+    prompt_set: PromptSet
+    request: RequestSettings
+    concurrencies: tuple[Positive, ...]
+    methods: tuple[Method, ...]
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_schema(self.schema)
+        names = [method.name for method in self.methods]
+        for kind, values in (("methods", names), ("categories", self.prompt_set.categories)):
+            for name in values:
+                check_name(kind, name)
+        for kind, given in (("methods", names), ("concurrencies", self.concurrencies),
+                            ("prompt_set.categories", self.prompt_set.categories)):  # fmt: skip
+            if len(set(given)) != len(given):
+                raise ConfigError(f"{kind}: expected each once, found {shown(list(given))}")
+        if not self.methods or not self.concurrencies:
+            raise ConfigError("methods and concurrencies: expected at least one of each, found none")
+
+
+class Requests(Record, frozen=True, kw_only=True):
+    """How the requests of a point ended."""
+
+    sent: Count
+    completed: Count
+    failed: Count = 0
+    timed_out: Count = 0
+    cut: Count = 0
+    """Of the completed, those that max_tokens ended."""
+    errors: dict[str, Positive] = {}
+    """What the failed and timed-out said, and how often."""
+
+    def __post_init__(self) -> None:
+        lost = self.failed + self.timed_out
+        if self.sent != self.completed + lost or self.cut > self.completed or sum(self.errors.values()) != lost:
+            raise ConfigError(
+                "requests: expected sent = completed + failed + timed_out, cut of the completed, and an error for each"
+                f" that was lost, found {shown(msgspec.to_builtins(self))}"
+            )
+
+
+class Distribution(Record, frozen=True, kw_only=True):
+    """Over the completed requests of a point."""
+
+    mean: Amount
+    p50: Amount
+    p90: Amount
+    p99: Amount
+
+    def __post_init__(self) -> None:
+        if not self.p50 <= self.p90 <= self.p99:
+            raise ConfigError(f"expected p50 <= p90 <= p99, found {shown(msgspec.to_builtins(self))}")
+
+
+class Row(Record, frozen=True, kw_only=True):
+    """One completed request."""
+
+    input_tokens: Count
+    output_tokens: Count
+    ttft_seconds: Amount | None = None
+    seconds: Amount
+    """From sending it to its last token."""
+    finish: str | None = None
+    category: str | None = None
+    accepted: Count | None = None
+    steps: Count | None = None
+    """Verify passes."""
+
+    def __post_init__(self) -> None:
+        if (self.accepted is None) != (self.steps is None):
+            raise ConfigError("row: expected accepted and steps, or neither, found one of them")
+        if (self.ttft_seconds or 0) > self.seconds:
+            raise ConfigError(f"row: expected ttft_seconds <= seconds, found {self.ttft_seconds} and {self.seconds}")
+
+
+class Acceptance(Record, frozen=True, kw_only=True):
+    """What the server published about a point."""
+
+    source: Literal["counters", "gauges", "per request", "not published"]
+    steps: Count | None = None
+    """Verify passes."""
+    proposed: Count | None = None
+    accepted: Count | None = None
+    by_position: tuple[Count, ...] | None = None
+    """Accepted drafts at position 1, 2, ...: where the server tells."""
+    tau: Annotated[float, msgspec.Meta(ge=1, le=1e6)] | None = None
+    """None where no pass was made."""
+    why: str | None = None
+    """Where it is not published."""
+
+    def __post_init__(self) -> None:
+        counts = (self.steps, self.proposed, self.accepted)
+        if self.source == "not published":
+            if any(value is not None for value in (*counts, self.by_position, self.tau)) or not self.why:
+                raise ConfigError("acceptance: expected why it is not published, and nothing else")
+        elif self.source == "gauges" and counts == (None, None, None):
+            if self.tau is None or self.by_position is not None:
+                raise ConfigError("acceptance: expected tau, and by_position only beside counts")
+        elif None in counts:
+            raise ConfigError(f"acceptance: expected steps, proposed and accepted, found {shown(counts)}")
+        else:
+            self._check_counts()
+
+    def _check_counts(self) -> None:
+        assert self.steps is not None
+        assert self.proposed is not None
+        assert self.accepted is not None
+        if self.accepted > self.proposed or (self.accepted and not self.steps):
+            raise ConfigError(
+                f"acceptance: expected accepted <= proposed, found {self.accepted} of {self.proposed} in {self.steps}"
+                " verify passes"
+            )
+        expected = tau_of(self.accepted, self.steps)
+        if (self.tau is None) != (expected is None) or abs((self.tau or 0) - (expected or 0)) > 1e-6 * (expected or 1):
+            raise ConfigError(f"acceptance: expected tau = (accepted + steps) / steps = {expected}, found {self.tau}")
+        if self.by_position is not None:
+            positions = [self.steps, *self.by_position]
+            if any(later > earlier for earlier, later in pairwise(positions)):
+                raise ConfigError(
+                    f"acceptance: expected counts by position that fall from {self.steps} verify passes, found"
+                    f" {shown(self.by_position)}"
+                )
+            if sum(self.by_position) != self.accepted:
+                raise ConfigError(
+                    f"acceptance: expected counts by position that add up to {self.accepted}, found"
+                    f" {sum(self.by_position)}"
+                )
+
+
+class Point(Record, frozen=True, kw_only=True):
+    """One method at one concurrency, on one category or on all prompts."""
+
+    schema: str = SCHEMA
+    method: str
+    category: str | None = None
+    concurrency: Positive
+    seed: int
+    requests: Requests
+    seconds: Amount
+    """The measured interval."""
+    input_tokens: Count
+    output_tokens: Count
+    """Of the completed requests, as the server counts them."""
+    output_tokens_per_second: Amount
+    ttft_seconds: Distribution | None = None
+    itl_seconds: Distribution | None = None
+    """Between two tokens."""
+    request_seconds: Distribution | None = None
+    user_tokens_per_second: Distribution | None = None
+    """(output tokens - 1) / (end - first token), per request; None where no request has two tokens."""
+    rows: tuple[Row, ...]
+    acceptance: Acceptance
+
+    def __post_init__(self) -> None:
+        check_schema(self.schema)
+        check_name("method", self.method)
+        if self.category is not None:
+            check_name("category", self.category)
+        self._check_rows()
+        rate = self.output_tokens / self.seconds if self.seconds else 0.0
+        if abs(self.output_tokens_per_second - rate) > TOLERANCE * rate:
+            raise ConfigError(
+                f"output_tokens_per_second: expected output_tokens / seconds = {rate:.4g}, found"
+                f" {self.output_tokens_per_second:.4g}"
+            )
+
+    def _check_rows(self) -> None:
+        cut = sum(row.finish == "length" for row in self.rows)
+        if all(row.finish is not None for row in self.rows) and cut != self.requests.cut:
+            raise ConfigError(f"rows: expected {self.requests.cut} with finish 'length', found {cut}")
+        expected = (self.requests.completed, self.input_tokens, self.output_tokens)
+        found = (
+            len(self.rows), sum(row.input_tokens for row in self.rows), sum(row.output_tokens for row in self.rows)
+        )  # fmt: skip
+        if found != expected:
+            raise ConfigError(
+                f"rows: expected one per completed request that add up to its tokens, (requests, input, output) ="
+                f" {expected}, found {found}"
+            )
+
+
+def tau_of(accepted: int, steps: int) -> float | None:
+    """Tokens per verify pass: accepted drafts and the bonus; None where there was no pass."""
+    return (accepted + steps) / steps if steps else None
+
+
+def check_schema(schema: str) -> None:
+    """Raises ConfigError for a file of another kind or time."""
+    if schema != SCHEMA:
+        raise ConfigError(f"schema: expected {SCHEMA}, found {shown(schema)}")
+
+
+def check_name(kind: str, name: str) -> None:
+    """Raises ConfigError for a method or category that cannot be the name of its folder."""
+    if not is_file_name(name) or name.startswith(".") or name.endswith(".json") or name == "aiperf":
+        raise ConfigError(f"{kind}: expected a name that can be a folder's, found {shown(name)}")
