@@ -7,17 +7,25 @@ import msgspec
 
 from dflash_trt.checkpoint.rope import Rope
 
+GATE_WIDTHS = ("per_head", "per_element")
+BIASED = ("fc", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+EMBEDDING, MASK_EMBEDDING, HEAD, D2T = "embed_tokens.weight", "mask_embedding", "lm_head", "d2t"
+"""Tensors, and one module, that only drafts with an embedding or a head of their own have."""
 
-class DraftLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+
+class DraftLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What one layer's attention may see besides the context."""
 
     sliding_window: int | None
     """Visible distance in tokens: |q - k| < sliding_window; None sees everything."""
     causal: bool
     """Whether a block slot is blind to the slots after it."""
+    sinks: bool = False
+    """Whether each head has a learned logit that takes its part of the softmax and brings no value (gpt-oss, MiMo)."""
 
 
-class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is known of a DFlash draft model: all of it (`DraftSpec`), or what was published; None is not known."""
 
     model_type: str | None = None
@@ -44,6 +52,31 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Decoder layers of the target it was trained for, where the checkpoint says so."""
     input_embedding_scale: float | None = None
     """Multiplies the block's embeddings (Gemma: sqrt(hidden_size)), 1 where the checkpoint has none."""
+    biases: tuple[str, ...] = ()
+    """Which projections of BIASED carry biases besides those of `attention_bias`."""
+    value_scale: float = 1
+    """Multiplies V of context and block (MiMo's attention_value_scale)."""
+    tap_hidden_size: int | None = None
+    """Width of one tap, where the target's hidden_size is not the draft's."""
+    tap_norms: bool = False
+    """Whether each tap passes an RMSNorm of its own before fc (Laguna's aux_hidden_norms)."""
+    context_input_layernorm: bool = False
+    """Whether context rows pass each layer's input_layernorm before K and V, as Laguna's do and others' do not."""
+    attention_gate: str | None = None
+    """softplus(g_proj(h)) on what attention returns, one of GATE_WIDTHS (Laguna), h as q_proj reads it."""
+    own_embedding: bool = False
+    """Whether the draft has an embed_tokens [V, H]; else it borrows the target's."""
+    mask_embedding: bool = False
+    """Whether a vector `mask_embedding` [H] stands for the embedding's row `mask_token_id` (MiMo)."""
+    draft_vocab_size: int | None = None
+    """V', the rows of the draft's own lm_head; None where it borrows the target's.
+
+    Where V' is not V, `d2t` [V'] says which tokens they are: row i proposes token i + d2t[i].
+    """
+    output_multiplier: float = 1
+    """Multiplies logits. Like the cap it keeps their order, and proposals are the argmax."""
+    final_logit_softcapping: float | None = None
+    """c of c tanh(logits / c)."""
 
     @property
     def num_layers(self) -> int:
@@ -58,7 +91,11 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     @property
     def target_hidden_size(self) -> int:
         """Width of one row of taps, A * H."""
-        return len(self.target_layer_ids) * self.hidden_size
+        return len(self.target_layer_ids) * (self.tap_hidden_size or self.hidden_size)
+
+    def has_bias(self, projection: str) -> bool:
+        """Whether a projection of BIASED carries a bias."""
+        return projection in self.biases or (self.attention_bias and projection in ATTENTION)
 
     def context_bytes_per_token(self, *, fp8: bool, ranks: int = 1) -> int:
         """Bytes of injected K and V per context token, all layers, in an FP8 or a BF16 cache, on one of `ranks`."""
@@ -80,36 +117,67 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return [stack for pair in zip(qkv, gate_up, strict=True) for stack in pair]
 
     def linear_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Rows and columns of every linear layer, by module, in the order of tensor_shapes."""
-        return {name.removesuffix(".weight"): s for name, s in self.tensor_shapes().items() if len(s) == 2}
+        """Rows and columns of every linear layer, by module, in the order of tensor_shapes; the embedding is none."""
+        shapes = {name: shape for name, shape in self.tensor_shapes().items() if len(shape) == 2}
+        shapes.pop(EMBEDDING, None)
+        return {name.removesuffix(".weight"): shape for name, shape in shapes.items()}
 
     def linear_modules(self) -> list[str]:
         """The linear layers, in the order of tensor_shapes."""
         return list(self.linear_shapes())
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every unquantised tensor: 11 L + 3, and with biases 15 L + 3."""
-        H, F, D = self.hidden_size, self.intermediate_size, self.head_dim
-        q, kv = self.num_attention_heads * D, self.num_key_value_heads * D
-        projections = {"q_proj": (q, H), "k_proj": (kv, H), "v_proj": (kv, H), "o_proj": (H, q)}
+        """Name and shape of every unquantised tensor: 11 L + 3, with attention_bias 15 L + 3, more by feature."""
+        H, V = self.hidden_size, self.vocab_size or 0
+        taps = range(len(self.target_layer_ids) if self.tap_norms else 0)
         shapes: dict[str, tuple[int, ...]] = {
+            **{f"aux_hidden_norms.{tap}.weight": (self.tap_hidden_size or H,) for tap in taps},
             "fc.weight": (H, self.target_hidden_size),
+            **({"fc.bias": (H,)} if self.has_bias("fc") else {}),
             "hidden_norm.weight": (H,),
             "norm.weight": (H,),
         }
+        if self.own_embedding:
+            shapes[EMBEDDING] = (V, H)
+        if self.mask_embedding:
+            shapes[MASK_EMBEDDING] = (H,)
+        if self.draft_vocab_size is not None:
+            shapes[f"{HEAD}.weight"] = (self.draft_vocab_size, H)
+        if self.has_d2t:
+            shapes[D2T] = (self.draft_vocab_size or 0,)
         for layer in range(self.num_layers):
-            prefix = f"layers.{layer}"
+            shapes |= self._layer_shapes(layer)
+        return shapes
+
+    @property
+    def has_d2t(self) -> bool:
+        """Whether the own head has other rows than the vocabulary, and `d2t` to say which."""
+        return self.draft_vocab_size not in (None, self.vocab_size)
+
+    def _layer_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+        H, F, D, N = self.hidden_size, self.intermediate_size, self.head_dim, self.num_attention_heads
+        q, kv = N * D, self.num_key_value_heads * D
+        attention = {"q_proj": (q, H), "k_proj": (kv, H), "v_proj": (kv, H), "o_proj": (H, q)}
+        mlp = {"gate_proj": (F, H), "up_proj": (F, H), "down_proj": (H, F)}
+        prefix = f"layers.{layer}"
+        shapes: dict[str, tuple[int, ...]] = {}
+
+        def project(module: str, projections: dict[str, tuple[int, int]]) -> None:
             for name, (rows, columns) in projections.items():
-                shapes[f"{prefix}.self_attn.{name}.weight"] = (rows, columns)
-                if self.attention_bias:
-                    shapes[f"{prefix}.self_attn.{name}.bias"] = (rows,)
-            shapes[f"{prefix}.self_attn.q_norm.weight"] = (D,)
-            shapes[f"{prefix}.self_attn.k_norm.weight"] = (D,)
-            shapes[f"{prefix}.input_layernorm.weight"] = (H,)
-            shapes[f"{prefix}.post_attention_layernorm.weight"] = (H,)
-            shapes[f"{prefix}.mlp.gate_proj.weight"] = (F, H)
-            shapes[f"{prefix}.mlp.up_proj.weight"] = (F, H)
-            shapes[f"{prefix}.mlp.down_proj.weight"] = (H, F)
+                shapes[f"{prefix}.{module}.{name}.weight"] = (rows, columns)
+                if self.has_bias(name):
+                    shapes[f"{prefix}.{module}.{name}.bias"] = (rows,)
+
+        project("self_attn", attention)
+        if self.attention_gate is not None:
+            shapes[f"{prefix}.self_attn.g_proj.weight"] = (N if self.attention_gate == "per_head" else q, H)
+        shapes[f"{prefix}.self_attn.q_norm.weight"] = (D,)
+        shapes[f"{prefix}.self_attn.k_norm.weight"] = (D,)
+        if not isinstance(self.layers, int) and self.layers[layer].sinks:
+            shapes[f"{prefix}.self_attn.sinks"] = (N,)
+        shapes[f"{prefix}.input_layernorm.weight"] = (H,)
+        shapes[f"{prefix}.post_attention_layernorm.weight"] = (H,)
+        project("mlp", mlp)
         return shapes
 
 

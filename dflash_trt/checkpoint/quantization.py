@@ -13,6 +13,7 @@ import struct
 
 import msgspec
 
+from dflash_trt.checkpoint.draft_spec import D2T
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.errors import CheckpointError
@@ -21,6 +22,7 @@ NVFP4, W4A16_NVFP4, FP8 = "NVFP4", "W4A16_NVFP4", "FP8"  # modelopt's names of t
 MIXED = "MIXED_PRECISION"
 BLOCK = 16
 DENSE_DTYPES = ("BF16", "F16", "F32")
+INDEX_DTYPES = ("I64",)
 HF_QUANT_CONFIG = "hf_quant_config.json"
 
 Shape = tuple[int, ...]
@@ -76,7 +78,7 @@ def expected_tensors(
         module = name.removesuffix(".weight")
         algorithm = quantization.modules.get(module) if name.endswith(".weight") else None
         if algorithm is None:
-            expected[name] = (DENSE_DTYPES, shape)
+            expected[name] = (INDEX_DTYPES if name == D2T else DENSE_DTYPES, shape)
         elif algorithm == FP8:
             expected[name] = (("F8_E4M3",), shape)
             expected[f"{module}.weight_scale"] = (("F32",), ())

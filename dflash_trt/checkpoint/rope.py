@@ -37,21 +37,28 @@ class Llama3(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     original_max_position_embeddings: int
 
 
-class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rotary embedding of a draft: rotate-half over the whole head."""
+class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Rotary embedding of a draft: rotate-half over the head, or over its first dimensions."""
 
     theta: float
     scaling: Yarn | Llama3 | None
+    partial_rotary_factor: float = 1
+    """Which part of the head turns: its first int(head_dim * factor) dimensions, as in transformers."""
 
     @property
     def attention_factor(self) -> float:
         """The factor on cos and sin."""
         return self.scaling.attention_factor if isinstance(self.scaling, Yarn) else 1.0
 
+    def rotary_dim(self, head_dim: int) -> int:
+        """How many of a head's dimensions turn."""
+        return int(head_dim * self.partial_rotary_factor)
+
     def inverse_frequencies(self, head_dim: int) -> NDArray[np.float64]:
-        """Radians per position of each rotated pair, [head_dim / 2] float64."""
+        """Radians per position of each rotated pair, [rotary_dim / 2] float64."""
         import numpy as np
 
+        head_dim = self.rotary_dim(head_dim)
         inverse = self.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
         match self.scaling:
             case Yarn() as yarn:

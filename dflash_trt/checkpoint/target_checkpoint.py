@@ -90,8 +90,11 @@ def check_pair(draft: DraftSpec, target: TargetSpec, *, draft_name: str, target_
 
     if draft.model_type == "gpt_oss" != target.model_type:
         raise refuse("model_type", target.model_type, draft.model_type)
-    if draft.hidden_size != target.hidden_size:
-        raise refuse("hidden_size", target.hidden_size, draft.hidden_size)
+    if (draft.tap_hidden_size or draft.hidden_size) != target.hidden_size:
+        raise refuse("hidden_size", target.hidden_size, draft.tap_hidden_size or draft.hidden_size)
+    borrows = not draft.own_embedding or draft.draft_vocab_size is None
+    if draft.hidden_size != target.hidden_size and borrows:
+        raise refuse("hidden_size, as embedding and lm_head are the target's", target.hidden_size, draft.hidden_size)
     if draft.vocab_size != target.vocab_size:
         raise refuse("vocab_size", target.vocab_size, draft.vocab_size)
     if draft.num_target_layers not in (None, target.num_hidden_layers):
