@@ -73,3 +73,12 @@ class MissingDependencyError(DFlashError):
 
 class RankError(DFlashError):
     """The processes that share one target do not fit together, or one of them has ended."""
+
+
+class EndpointError(DFlashError):
+    """A running server does not answer, or not as an OpenAI-compatible one does."""
+
+    def __init__(self, message: str, *, hint: str | None = None, status: int | None = None) -> None:
+        """`status` is that of the HTTP answer, where there was one."""
+        super().__init__(message, hint=hint)
+        self.status = status

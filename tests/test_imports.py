@@ -18,7 +18,7 @@ PACKAGE = REPOSITORY / "dflash_trt"
 FLOORS = [
     {"errors", "_C", ""},  # "": the package itself, for its version
     {"files", "launch_environment"},
-    {"checkpoint", "engine"},
+    {"checkpoint", "endpoints", "engine"},
     {"graph", "quantize", "drafter", "targets"},
     {"runtime"},
     {"llm"},
@@ -42,6 +42,7 @@ HEAVY = {
     "numpy",
     "huggingface_hub",
     "pynvml",
+    "httpx",
     "rich",
     "jsonschema",
 }

@@ -27,6 +27,7 @@ EXTRAS = {
     "starlette": "serve",
     "uvicorn": "serve",
     "prometheus_client": "serve",
+    "httpx": "bench",
 }
 PACKAGES = {"google": "protobuf"}
 """Where a package is not called as its module."""

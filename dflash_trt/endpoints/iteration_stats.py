@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorRT-LLM's statistics of iterations, summed."""
+
+from __future__ import annotations
+
+from dflash_trt.endpoints.observed_acceptance import Acceptance
+from dflash_trt.errors import EndpointError, shown
+from dflash_trt.files.json_file import json_document
+
+HOW = "specDecodingStats of iterations: steps = numRequestsWithDraftTokens, numDraftTokens, numAcceptedTokens"
+
+
+class IterationStats:
+    """Sums over iterations; copies that ranks of attention data parallelism report are left out."""
+
+    def __init__(self) -> None:
+        self._num_iterations = 0
+        self._steps = self._proposed = self._accepted = 0
+
+    def add(self, content: bytes, where: str) -> None:
+        """A page of GET /metrics: a list of objects, or of their texts. Raises EndpointError for what is none."""
+        rows = json_document(content, where, EndpointError, what="a list of iterations", finite=False)
+        if not isinstance(rows, list):
+            raise EndpointError(f"{where}: expected a list of iterations, found {shown(rows)}")
+        for row in rows:
+            stats = json_document(row.encode(), where, EndpointError, finite=False) if isinstance(row, str) else row
+            if not isinstance(stats, dict):
+                raise EndpointError(f"{where}: expected an iteration as an object, found {shown(stats)}")
+            if stats.get("attentionDpRank", 0) == 0:
+                self._num_iterations += 1
+                self._add(stats.get("specDecodingStats") or {}, where)
+
+    def acceptance(self) -> Acceptance:
+        """The sums; not published where no iteration had any."""
+        if not self._num_iterations:
+            why = "GET /metrics lists no iterations: set enable_iter_perf_stats (or return_perf_metrics)"
+            return Acceptance(source="not published", how=why)
+        if not self._steps:
+            return Acceptance(source="not published", how="no iteration had specDecodingStats: no drafts")
+        return Acceptance(
+            source="counters", how=HOW, steps=self._steps, proposed=self._proposed, accepted=self._accepted
+        )
+
+    def _add(self, stats: object, where: str) -> None:
+        def count(name: str) -> int:
+            value = stats.get(name, 0) if isinstance(stats, dict) else None
+            if not isinstance(value, int) or value < 0:
+                raise EndpointError(f"{where}: expected specDecodingStats.{name} as a count, found {shown(stats)}")
+            return value
+
+        if count("numDraftTokens"):
+            self._proposed += count("numDraftTokens")
+            self._accepted += count("numAcceptedTokens")
+            self._steps += count("numRequestsWithDraftTokens")
