@@ -22,7 +22,7 @@ FLOORS = [
     {"graph", "quantize", "drafter", "targets"},
     {"runtime"},
     {"llm"},
-    {"bench", "builder", "deploy", "doctor", "estimate", "measure", "server", "triton", "trtllm"},
+    {"bench", "builder", "dashboards", "deploy", "doctor", "estimate", "measure", "server", "triton", "trtllm"},
     {"cli"},
     {"__main__"},
 ]
