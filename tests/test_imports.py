@@ -18,6 +18,7 @@ PACKAGE = REPOSITORY / "dflash_trt"
 FLOORS = [
     {"errors", "_C", ""},  # "": the package itself, for its version
     {"files", "launch_environment"},
+    {"plots"},
     {"checkpoint", "endpoints", "engine"},
     {"graph", "quantize", "drafter", "targets"},
     {"runtime"},

@@ -13,6 +13,7 @@ from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.picture import PICTURE
 from dflash_trt.files.write import Kind, check_replaceable
+from dflash_trt.plots.methods import TITLES
 
 if TYPE_CHECKING:
     from dflash_trt.deploy.deployment_file import DeploymentFile
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from dflash_trt.estimate.report import Curve, Estimate
     from dflash_trt.estimate.shapes import Method, System
 
-TITLES = {"none": "plain", "eagle3": "EAGLE-3", "dflash": "DFlash"}
 ROUTINGS = ("power-law", "uniform")
 
 
@@ -82,8 +82,9 @@ def estimate(
       dflash-trt estimate gpt-oss-120b.b300x8.latency --tau 4.7 --simulate poisson:15 --slo 300
     """
     from dflash_trt.estimate.curve import Traffic
-    from dflash_trt.estimate.page import PAGE, write_page
+    from dflash_trt.estimate.page import write_page
     from dflash_trt.estimate.report import estimate as predict
+    from dflash_trt.plots.page_parts import PAGE
 
     _check_file("--plot", plot, ".png", PICTURE)
     _check_file("--html", html, ".html", PAGE)

@@ -20,11 +20,12 @@ from dflash_trt.estimate.acceptance import Acceptance, from_tau
 from dflash_trt.estimate.bands import Band, vary
 from dflash_trt.estimate.constants import DATA, Rates, constants
 from dflash_trt.estimate.constants import rates as rates_of
-from dflash_trt.estimate.curve import Traffic, frontier, point, points, rate_at
+from dflash_trt.estimate.curve import Traffic, point, points, rate_at
 from dflash_trt.estimate.inputs import draft_shape, eagle3_shape, target_shape
 from dflash_trt.estimate.shapes import Method, System
 from dflash_trt.estimate.step import StepModel
 from dflash_trt.files.json_file import read_json
+from dflash_trt.plots.pareto import frontier
 
 Quantity = Literal["ratio", "user", "total", "gpu", "gpu-best", "pareto", "pareto-eagle3"]
 UNITS: dict[Quantity, str] = {

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 import msgspec
 
 from dflash_trt.estimate.acceptance import Acceptance
 from dflash_trt.estimate.shapes import Method
 from dflash_trt.estimate.step import Load, StepModel
+from dflash_trt.plots.pareto import rate_between
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 
@@ -83,24 +83,12 @@ def points(
     ]
 
 
-def frontier(candidates: Iterable[Point]) -> list[Point]:
-    """Those that no other beats on both axes, fastest user first."""
-    best: list[Point] = []
-    for candidate in sorted(candidates, key=lambda p: (-p.user_rate, -p.gpu_rate)):
-        if not best or candidate.gpu_rate > best[-1].gpu_rate:
-            best.append(candidate)
-    return best
-
-
 def rate_at(front: Sequence[Point], user_rate: float) -> float:
     """Throughput per GPU of a frontier where users get `user_rate`, between points linearly; 0 beyond its end."""
     if not front or user_rate > front[0].user_rate:
         return 0.0
-    for fast, slow in pairwise(front):
-        if slow.user_rate <= user_rate:
-            share = (fast.user_rate - user_rate) / (fast.user_rate - slow.user_rate)
-            return fast.gpu_rate + share * (slow.gpu_rate - fast.gpu_rate)
-    return front[-1].gpu_rate
+    rate = rate_between(front, user_rate)
+    return front[-1].gpu_rate if rate is None else rate
 
 
 def fastest(candidates: Iterable[Point], batch: int) -> Point:

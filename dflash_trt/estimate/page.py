@@ -3,27 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
 from dflash_trt import __version__
-from dflash_trt.errors import BuildError
 from dflash_trt.estimate.report import Estimate
-from dflash_trt.estimate.svg import TITLES, curve_svg
-from dflash_trt.files.read import open_file
-from dflash_trt.files.write import Kind, new_file
-
-CSS = Path(__file__).parent / "page.css"
-GENERATOR = '<meta name="generator" content="dflash-trt">'
-
-
-def _is_ours(file: Path) -> bool:
-    with open_file(file, BuildError) as stream:
-        return GENERATOR.encode() in stream.read(4096)
-
-
-PAGE = Kind(name="a page that dflash-trt wrote", recognizes=_is_ours, form="file", option="--html FILE")
+from dflash_trt.estimate.svg import curve_svg
+from dflash_trt.files.write import new_file
+from dflash_trt.plots.methods import TITLES
+from dflash_trt.plots.page_parts import PAGE, document, table
 
 
 def write_page(result: Estimate, file: Path) -> None:
@@ -50,13 +39,9 @@ def page(result: Estimate) -> str:
         "<h2>Memory of one GPU</h2>", _memory(result),
         "<h2>What moves the speed of one user most, DFlash</h2>", _influences(result),
     ]  # fmt: skip
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport"'
-        f' content="width=device-width">{GENERATOR}<title>{escape(title)}</title>'
-        f"<style>{CSS.read_text()}</style></head>\n"
-        f'<body><h1>{escape(title)}</h1><p class="soft">{escape(lead)}</p>\n' + "\n".join(sections)
-        + f'\n<p class="soft">dflash-trt {escape(__version__)}, deployment {escape(result.name)}</p></body></html>\n'
-    )  # fmt: skip
+    body = f'<h1>{escape(title)}</h1><p class="soft">{escape(lead)}</p>\n' + "\n".join(sections)
+    end = f'\n<p class="soft">dflash-trt {escape(__version__)}, deployment {escape(result.name)}</p>'
+    return document(title, body + end)
 
 
 def _rates(result: Estimate) -> str:
@@ -65,7 +50,7 @@ def _rates(result: Estimate) -> str:
         plain, dflash = ratio.gpu_rates["none"], ratio.gpu_rates["dflash"]
         times = f"{dflash / plain:.1f}x" if plain else "plain ends before" if dflash else ""
         rows.append((f"{ratio.user_rate:,.0f}", *(f"{r:,.0f}" if r else "-" for r in ratio.gpu_rates.values()), times))
-    return _table(("tokens/s/user", *(TITLES[m] for m in result.at_rates[0].gpu_rates), "DFlash / plain"), rows)
+    return table(("tokens/s/user", *(TITLES[m] for m in result.at_rates[0].gpu_rates), "DFlash / plain"), rows)
 
 
 def _accounts(result: Estimate) -> Iterable[str]:
@@ -75,7 +60,7 @@ def _accounts(result: Estimate) -> Iterable[str]:
         yield (
             f"<h2>One step, {TITLES[at.method]}: batch {at.batch}, {at.draft_tokens} drafts, {total * 1e3:.2f} ms</h2>"
         )
-        yield _table(
+        yield table(
             ("term", "part", "us", "share", "MB read"),
             [
                 (t.name, t.part, f"{t.seconds * 1e6:,.0f}", f"{t.seconds / total:.0%}", f"{t.bytes / 1e6:,.1f}")
@@ -96,18 +81,9 @@ def _memory(result: Estimate) -> str:
     used = sum(item.bytes for item in result.curve("dflash").memory)
     rows.append((f"free of {system.gpu_memory_bytes / 1e9:,.0f}", f"{(system.gpu_memory_bytes - used) / 1e9:,.2f}"))
     listed = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<ul>{listed}</ul>" + _table((f"DFlash, {system.max_batch_size} requests", "GB"), rows)
+    return f"<ul>{listed}</ul>" + table((f"DFlash, {system.max_batch_size} requests", "GB"), rows)
 
 
 def _influences(result: Estimate) -> str:
     rows = [(i.constant, f"{i.at_low - 1:+.1%}", f"{i.at_high - 1:+.1%}") for i in result.influences[:8]]
-    return _table(("constant", "at its low end", "at its high end"), rows)
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
-    def cells(tag: str, values: Sequence[str]) -> str:
-        kinds = ["" if index < texts else ' class="number"' for index in range(len(values))]
-        return "".join(f"<{tag}{kind}>{escape(v)}</{tag}>" for v, kind in zip(values, kinds, strict=True))
-
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{cells("th", columns)}</tr>{body}</table></div>'
+    return table(("constant", "at its low end", "at its high end"), rows)

@@ -12,9 +12,10 @@ from dflash_trt.estimate.acceptance import Acceptance
 from dflash_trt.estimate.bands import Band, Influence, vary
 from dflash_trt.estimate.batch_limit import BatchLimit, MemoryItem, batch_limit, memory_items
 from dflash_trt.estimate.constants import Rates, rates
-from dflash_trt.estimate.curve import Point, Traffic, fastest, frontier, point, points, rate_at
+from dflash_trt.estimate.curve import Point, Traffic, fastest, point, points, rate_at
 from dflash_trt.estimate.shapes import METHODS, Method, System
 from dflash_trt.estimate.step import Load, StepModel, Term
+from dflash_trt.plots.pareto import frontier
 
 HEADLINE_RATES = (100.0, 200.0, 300.0, 400.0, 500.0, 550.0, 600.0)
 

@@ -13,9 +13,10 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.estimate.acceptance import Acceptance, from_tau, read_acceptance, read_routing
 from dflash_trt.estimate.bands import vary
 from dflash_trt.estimate.batch_limit import batch_limit, memory_items
-from dflash_trt.estimate.curve import Point, Traffic, frontier, point, points, rate_at
+from dflash_trt.estimate.curve import Point, Traffic, point, points, rate_at
 from dflash_trt.estimate.shapes import METHODS, Method
 from dflash_trt.estimate.step import Load
+from dflash_trt.plots.pareto import frontier
 from tests.estimate.systems import DENSE, ENGINE, MOE, NAMES, model_of, system_of
 
 EXAMPLES = settings(max_examples=60, deadline=None)
