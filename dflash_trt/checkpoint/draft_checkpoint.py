@@ -3,29 +3,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
+from dflash_trt.checkpoint.dialects import zlab
+from dflash_trt.checkpoint.dialects.dialect import Dialect
+from dflash_trt.checkpoint.dialects.recognise import recognise
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.quantization import FP8, Quantization, Shape, expected_tensors, read_quantization, read_scale
-from dflash_trt.checkpoint.rope import read_rope
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
 
-MODEL_TYPES = ("qwen3", "gpt_oss")
-ARCHITECTURE = "DFlashDraftModel"
-# Both keep the order of logits, and proposals are the argmax: read as numbers > 0, and without effect.
-ORDER_KEEPING_KEYS = ("final_logit_softcapping", "output_multiplier")
-DFLASH_CONFIG_KEYS = {
-    "block_size", "causal", "input_embedding_scale", "is_causal", "mask_token_id", "swa_window_size",
-    "target_layer_ids", "use_swa", *ORDER_KEEPING_KEYS,
-}  # fmt: skip
-# Far beyond any draft: a slip in config.json is refused before it fills the memory (layers, rotary tables).
-MAX_LAYERS, MAX_BLOCK_SIZE, MAX_POSITIONS = 1024, 1024, 2**24
+TORCH_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +31,9 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """config.json, as it was read."""
     quantization: Quantization
     weights: dict[str, Tensor]
+    """By canonical name, whatever the dialect calls them."""
+    dialect: Dialect
+    """How the checkpoint is spelled."""
 
     def scaled_alike(self, modules: Sequence[str]) -> bool:
         """Whether linear layers are all dense, or quantised by one algorithm with one common global scale."""
@@ -56,16 +53,22 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         names = [f"{layer}.{kv}_proj.{kv}_scale" for layer in self.spec.attention_modules()]
         return tuple(read_scale(self.weights[name]) for name in names)
 
+    def canonical_config(self) -> dict[str, object]:
+        """config.json in z-lab's layout, to which the canonical names of `weights` belong; as it is where it is that.
+
+        Raises CheckpointError for a fact for which that layout has no words.
+        """
+        return self.config.values() if self.dialect.is_canonical else zlab.spell(self.spec, self._dtype())
+
+    def _dtype(self) -> str:
+        """torch's name of the type that most dense tensors are of."""
+        counts = Counter(tensor.dtype for tensor in self.weights.values() if tensor.dtype in TORCH_TYPES)
+        return TORCH_TYPES[counts.most_common(1)[0][0]] if counts else "bfloat16"
+
     @property
     def config_file(self) -> Path:
         """config.json."""
         return self.config.file
-
-
-def is_draft(config: Facts) -> bool:
-    """Whether config.json is that of a DFlash draft, of a supported dialect or not."""
-    is_ours = "architectures" in config and ARCHITECTURE in config.texts("architectures")
-    return is_ours or "dflash_config" in config or "speculators_model_type" in config
 
 
 def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
@@ -75,108 +78,23 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
     is missing, unused, or of another shape or dtype than the facts demand.
     """
     config = config or Facts.load(directory / "config.json")
-    spec = _read_spec(config)
+    dialect = recognise(config)
+    spec = dialect.read(config)
     if strays := sorted(path.name for path in directory.glob("*.pt")):
         raise CheckpointError(
             f"{directory}: expected all tensors in safetensors files, found {', '.join(strays)} (pickle)"
         )
-    weights = read_weights(directory)
+    weights = dialect.canonical(read_weights(directory), spec)
     quantization = read_quantization(config, spec.linear_modules(), spec.attention_modules(), weights)
     expected = expected_tensors(spec.tensor_shapes(), quantization, spec.attention_modules())
     _check_tensors(directory, expected, weights)
-    return DraftCheckpoint(directory=directory, spec=spec, config=config, quantization=quantization, weights=weights)
-
-
-def _read_spec(config: Facts) -> DraftSpec:
-    _check_dialect(config)
-    dflash = config.section("dflash_config")
-    if unknown := sorted(dflash.keys() - DFLASH_CONFIG_KEYS):
-        raise dflash.error(unknown[0], f"only the keys {', '.join(sorted(DFLASH_CONFIG_KEYS))}")
-    for key in ORDER_KEEPING_KEYS:
-        _either(config, dflash, key).number(key, default=1)
-    spec = DraftSpec(
-        model_type=config.text("model_type", choices=MODEL_TYPES),
-        hidden_size=config.integer("hidden_size"),
-        intermediate_size=config.integer("intermediate_size"),
-        num_attention_heads=config.integer("num_attention_heads"),
-        num_key_value_heads=config.integer("num_key_value_heads"),
-        head_dim=config.integer("head_dim", minimum=2),
-        layers=_read_layers(config, dflash),
-        attention_bias=config.flag("attention_bias"),
-        rms_norm_eps=config.number("rms_norm_eps"),
-        rope=read_rope(config),
-        max_position_embeddings=config.integer("max_position_embeddings", maximum=MAX_POSITIONS),
-        vocab_size=config.integer("vocab_size"),
-        block_size=_either(config, dflash, "block_size").integer("block_size", minimum=2, maximum=MAX_BLOCK_SIZE),
-        mask_token_id=_either(config, dflash, "mask_token_id").integer("mask_token_id", minimum=0),
-        target_layer_ids=_either(config, dflash, "target_layer_ids").integers("target_layer_ids"),
-        num_target_layers=config.optional("num_target_layers", config.integer),
-        input_embedding_scale=_either(config, dflash, "input_embedding_scale").number(
-            "input_embedding_scale", default=1
-        ),
-    )
-    _check_spec(config, dflash, spec)
-    return spec
-
-
-def _check_dialect(config: Facts) -> None:
-    if "speculators_model_type" in config:
-        raise config.error(
-            "speculators_model_type",
-            "a z-lab or modelopt DFlash checkpoint (speculators count taps and vocabulary differently)",
-        )
-    if ARCHITECTURE not in config.texts("architectures"):
-        raise config.error("architectures", f"[{ARCHITECTURE!r}]")
-    config.text("hidden_act", choices=("silu",))
-
-
-def _check_spec(config: Facts, dflash: Facts, spec: DraftSpec) -> None:
-    if spec.num_attention_heads % spec.num_key_value_heads:
-        raise config.error("num_key_value_heads", f"a divisor of num_attention_heads {spec.num_attention_heads}")
-    if spec.head_dim % 2:
-        raise config.error("head_dim", "an even number (rotary pairs)")
-    if spec.mask_token_id >= spec.vocab_size:
-        raise _either(config, dflash, "mask_token_id").error(
-            "mask_token_id", f"a token id below vocab_size {spec.vocab_size}"
-        )
-    if len(set(spec.target_layer_ids)) < len(spec.target_layer_ids):
-        raise _either(config, dflash, "target_layer_ids").error("target_layer_ids", "each layer once")
-    if list(spec.target_layer_ids) != sorted(spec.target_layer_ids):  # runtimes feed fc in the order of the layers
-        raise _either(config, dflash, "target_layer_ids").error(
-            "target_layer_ids", "layers in rising order, and fc.weight's columns in the same"
-        )
-
-
-def _either(config: Facts, dflash: Facts, key: str) -> Facts:
-    """Where `key` stands: dflash_config (newer files) or the top level (older files); never two values."""
-    if not dflash.agrees(config, key):
-        raise config.error(key, f"the same value as in dflash_config.{key}")
-    return dflash if key in dflash else config
-
-
-def _read_layers(config: Facts, dflash: Facts) -> tuple[DraftLayer, ...]:
-    """Window and causality by layer.
-
-    z-lab's rule: is_causal, else dflash_config.causal (modelopt, JetSpec), else sliding layers are causal and
-    full ones are not (dflash/model.py, August 2026). modelopt spells windows use_swa + swa_window_size.
-    """
-    num_layers = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    if "layer_types" not in config and config.flag("use_sliding_window", default=False):
-        raise config.error("use_sliding_window", "layer_types, which say where the window applies")
-    types = config.texts("layer_types") if "layer_types" in config else ("full_attention",) * num_layers
-    if len(types) != num_layers or not set(types) <= {"full_attention", "sliding_attention"}:
-        raise config.error("layer_types", f"{num_layers} times full_attention or sliding_attention")
-    windows = [config.integer("sliding_window") if t == "sliding_attention" else None for t in types]
-    if dflash.flag("use_swa", default=False):
-        windows = [dflash.integer("swa_window_size")] * num_layers
-
-    causal: bool | None = None
-    if "is_causal" in (place := _either(config, dflash, "is_causal")):
-        causal = place.flag("is_causal")
-    elif "causal" in dflash:
-        causal = dflash.flag("causal")
-    return tuple(
-        DraftLayer(sliding_window=window, causal=window is not None if causal is None else causal) for window in windows
+    return DraftCheckpoint(
+        directory=directory,
+        spec=spec,
+        config=config,
+        quantization=quantization,
+        weights=weights,
+        dialect=dialect,
     )
 
 

@@ -110,6 +110,15 @@ def read_rope(config: Facts) -> Rope:
     return Rope(theta=_read_theta(config), scaling=scaling)
 
 
+def spell_rope(rope: Rope) -> dict[str, object]:
+    """The same facts as rope_theta and rope_scaling, which every runtime reads; nothing is left to defaults."""
+    scaling: dict[str, object] | None = None
+    if rope.scaling is not None:
+        kind = "yarn" if isinstance(rope.scaling, Yarn) else "llama3"
+        scaling = {"rope_type": kind, **msgspec.structs.asdict(rope.scaling)}
+    return {"rope_theta": rope.theta, "rope_scaling": scaling}
+
+
 def _read_theta(section: Facts) -> float:
     theta = section.number("rope_theta")
     if theta <= 1:

@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from dflash_trt.checkpoint.draft_checkpoint import is_draft, read_draft
+from dflash_trt.checkpoint.dialects.recognise import is_draft
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.hub import fetch_weights

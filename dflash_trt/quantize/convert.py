@@ -175,10 +175,11 @@ def _pack(writer: SafetensorsWriter, tensor: Tensor, algorithm: str, scale: np.f
 def _write_config(draft: DraftCheckpoint, quantization: Quantization, directory: Path) -> None:
     """config.json with all its keys as they were, and what readers of modelopt checkpoints look for.
 
-    All but one: TensorRT-LLM builds the layers of the class that model_type names. A gpt-oss draft has Qwen3's dense
-    layers, with the biases that attention_bias says, and none of gpt-oss's experts.
+    A dialect with other names is written in z-lab's layout, as its tensors are. One key is not as it was: TensorRT-LLM
+    builds the layers of the class that model_type names. A gpt-oss draft has Qwen3's dense layers, with the biases
+    that attention_bias says, and none of gpt-oss's experts.
     """
-    config = draft.config.values()
+    config = draft.canonical_config()
     config["model_type"] = DENSE_MODEL_TYPE
     algorithms, modules = quantization.modules, draft.spec.linear_modules()
     if algorithms or quantization.fp8_kv_cache:

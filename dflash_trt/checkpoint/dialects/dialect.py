@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a dialect of draft checkpoints is, and what all dialects spell alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypedDict
+
+import msgspec
+
+from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
+from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.rope import Rope, read_rope
+from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.errors import CheckpointError
+
+# Far beyond any draft: a slip in config.json is refused before it fills the memory (layers, rotary tables).
+MAX_LAYERS, MAX_BLOCK_SIZE, MAX_POSITIONS = 1024, 1024, 2**24
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+Weights = dict[str, Tensor]
+
+
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+    """How one family of exporters writes DFlash drafts."""
+
+    name: str
+    recognises: Callable[[Facts], bool]
+    """Whether a config.json is of this dialect; it reads nothing but keys, and raises nothing."""
+    read: Callable[[Facts], DraftSpec]
+    """config.json's facts; raises CheckpointError for one that is missing, contradictory or not understood."""
+    is_canonical: bool
+    """Whether keys and tensors are those of z-lab's layout, which whatever is written keeps as they are."""
+    canonical: Callable[[Weights, DraftSpec], Weights] = lambda weights, _: weights
+    """The same tensors by canonical name; what is not known keeps its name, and is refused as unused later."""
+
+
+class Places:
+    """config.json and its dflash_config: a fact stands in one of them, or in both with the same value."""
+
+    def __init__(self, config: Facts, section: str = "dflash_config") -> None:
+        self.config = config
+        self.section = section
+        self.dflash = config.section(section)
+
+    def of(self, key: str) -> Facts:
+        """Where `key` stands: dflash_config (newer files) or the top level (older files); never two values."""
+        if not self.dflash.agrees(self.config, key):
+            raise self.config.error(key, f"the same value as in {self.section}.{key}")
+        return self.dflash if key in self.dflash else self.config
+
+
+def says(config: Facts, key: str, value: str) -> bool:
+    """Whether `value` is `key`'s text, or among its texts; False for anything else that stands there."""
+    found = config.values().get(key)
+    return found == value or (isinstance(found, list) and value in found)
+
+
+def section_keys(config: Facts, key: str) -> set[str]:
+    """The keys of the object at `key`; none where there is no object."""
+    found = config.values().get(key)
+    return config.section(key).keys() if isinstance(found, dict) else set()
+
+
+class Backbone(TypedDict):
+    """The fields of DraftSpec that every dialect spells as Qwen3's configuration does."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: Rope
+    max_position_embeddings: int
+
+
+def read_backbone(config: Facts) -> Backbone:
+    """Widths, heads, norm and rotation; raises CheckpointError where heads or rotary pairs do not come out even."""
+    config.text("hidden_act", choices=("silu",))
+    backbone = Backbone(
+        hidden_size=config.integer("hidden_size"),
+        intermediate_size=config.integer("intermediate_size"),
+        num_attention_heads=config.integer("num_attention_heads"),
+        num_key_value_heads=config.integer("num_key_value_heads"),
+        head_dim=config.integer("head_dim", minimum=2),
+        rms_norm_eps=config.number("rms_norm_eps"),
+        rope=read_rope(config),
+        max_position_embeddings=config.integer("max_position_embeddings", maximum=MAX_POSITIONS),
+    )
+    if backbone["num_attention_heads"] % backbone["num_key_value_heads"]:
+        raise config.error("num_key_value_heads", f"a divisor of num_attention_heads {backbone['num_attention_heads']}")
+    if backbone["head_dim"] % 2:
+        raise config.error("head_dim", "an even number (rotary pairs)")
+    return backbone
+
+
+def mask_token(place: Facts, vocab_size: int) -> int:
+    """`mask_token_id`, a row of the embedding."""
+    mask_token_id = place.integer("mask_token_id", minimum=0)
+    if mask_token_id >= vocab_size:
+        raise place.error("mask_token_id", f"a token id below vocab_size {vocab_size}")
+    return mask_token_id
+
+
+def taps(place: Facts, key: str = "target_layer_ids", *, first: int = 0) -> tuple[int, ...]:
+    """The taps, by rising layer; `first` is the number under which the dialect knows layer 0's output."""
+    ids = place.integers(key)
+    if len(set(ids)) < len(ids):
+        raise place.error(key, "each layer once")
+    if list(ids) != sorted(ids):  # runtimes feed fc in the order of the layers
+        raise place.error(key, "layers in rising order, and fc.weight's columns in the same")
+    if ids[0] < first:
+        raise place.error(key, f"ids from {first} on (the residual stream that enters a decoder layer)")
+    return tuple(i - first for i in ids)
+
+
+def windows(config: Facts) -> list[int | None]:
+    """Each layer's window, from layer_types and sliding_window; without layer_types every layer is full."""
+    num_layers = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    if "layer_types" not in config and config.flag("use_sliding_window", default=False):
+        raise config.error("use_sliding_window", "layer_types, which say where the window applies")
+    types = config.texts("layer_types") if "layer_types" in config else (FULL,) * num_layers
+    if len(types) != num_layers or not set(types) <= {FULL, SLIDING}:
+        raise config.error("layer_types", f"{num_layers} times {FULL} or {SLIDING}")
+    return [config.integer("sliding_window") if kind == SLIDING else None for kind in types]
+
+
+def layers(windows: Sequence[int | None], causal: bool | None) -> tuple[DraftLayer, ...]:
+    """Window and causality by layer; `causal` None: layers with a window are causal, full ones are not."""
+    return tuple(
+        DraftLayer(sliding_window=window, causal=window is not None if causal is None else causal) for window in windows
+    )
+
+
+def unsayable(layout: str, fact: str, expected: str, found: object) -> CheckpointError:
+    """The error for a fact that a layout has no words for."""
+    return CheckpointError(f"{fact}: expected {expected}, which is what the layout {layout} can say, found {found}")

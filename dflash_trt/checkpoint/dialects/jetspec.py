@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JetSpec (arXiv 2606.18394): z-lab's tensors and keys, trained with a causal block that causal_head announces.
+
+Its tree verification is the runtime's; as a chain, its drafts are those of a causal DFlash draft. A plain-causal
+variant without causal_head says dflash_config.causal or is_causal, and is z-lab's.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dflash_trt.checkpoint.dialects import zlab
+from dflash_trt.checkpoint.dialects.dialect import Dialect, layers, section_keys, windows
+from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.facts import Facts
+
+KEY = "causal_head"
+
+
+def recognises(config: Facts) -> bool:
+    """Whether dflash_config has causal_head."""
+    return KEY in section_keys(config, "dflash_config")
+
+
+def read(config: Facts) -> DraftSpec:
+    """z-lab's facts; causal_head is the causality of every layer, and nothing may say otherwise."""
+    dflash, found = config.section("dflash_config"), windows(config)
+    causal = dflash.flag(KEY)
+    for place in (dflash, config):
+        for key in ("causal", "is_causal"):
+            if key in place and place.flag(key) != causal:
+                raise place.error(key, f"{str(causal).lower()}, as dflash_config.{KEY} says")
+    spec = zlab.read_layout(config, zlab.KEYS | {KEY}, found)
+    return msgspec.structs.replace(spec, layers=layers(found, causal))
+
+
+JETSPEC = Dialect(name="jetspec", recognises=recognises, read=read, is_canonical=True)

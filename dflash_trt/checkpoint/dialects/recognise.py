@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of dialects: the first that recognises a config.json reads it."""
+
+from __future__ import annotations
+
+from dflash_trt.checkpoint.dialects.dialect import Dialect
+from dflash_trt.checkpoint.dialects.jetspec import JETSPEC
+from dflash_trt.checkpoint.dialects.modelopt import MODELOPT
+from dflash_trt.checkpoint.dialects.refused import REFUSED
+from dflash_trt.checkpoint.dialects.speculators import SPECULATORS
+from dflash_trt.checkpoint.dialects.zlab import ZLAB
+from dflash_trt.checkpoint.facts import Facts
+
+DIALECTS: tuple[Dialect, ...] = (*REFUSED, SPECULATORS, JETSPEC, MODELOPT, ZLAB)
+
+
+def is_draft(config: Facts) -> bool:
+    """Whether config.json is that of a DFlash draft, or of a descendant that is refused by name."""
+    return any(dialect.recognises(config) for dialect in DIALECTS)
+
+
+def recognise(config: Facts) -> Dialect:
+    """The dialect of a config.json; where none fits, z-lab's, whose reader says what is missing."""
+    return next((dialect for dialect in DIALECTS if dialect.recognises(config)), ZLAB)

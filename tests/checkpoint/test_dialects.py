@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every dialect gives the same facts and tensors under the same names, and those that cannot are refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from dflash_trt.checkpoint.dialects import zlab
+from dflash_trt.checkpoint.dialects.recognise import DIALECTS, is_draft, recognise
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.draft_spec import DraftLayer
+from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.recipe import load_recipe
+from tests.checkpoint.dialect_samples import MIXED, write_jetspec, write_modelopt, write_speculators
+from tests.checkpoint.samples import edit_config, edit_tensors, refusal
+from tests.paths import FIXTURES
+from tests.reference.synthetic import write_random_draft
+
+WRITERS: dict[str, Callable[[Path], Path]] = {
+    "zlab": lambda path: write_random_draft(path, dialect="qwen3"),
+    "modelopt": write_modelopt,
+    "jetspec": write_jetspec,
+    "speculators": write_speculators,
+}
+
+
+def causal(directory: Path) -> list[bool]:
+    return [layer.causal for layer in read_draft(directory).spec.layers]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_each_is_recognised_as_itself(name: str, tmp_path: Path) -> None:
+    config = Facts.load(WRITERS[name](tmp_path / name) / "config.json")
+    assert is_draft(config)
+    assert recognise(config).name == name
+
+
+def test_dialects_are_recognised_by_one_name_each() -> None:
+    assert len({dialect.name for dialect in DIALECTS}) == len(DIALECTS)
+
+
+def test_speculators_facts_are_those_of_the_same_draft_in_zlabs_layout(tmp_path: Path) -> None:
+    """Ids that are one more, nested facts, rope_parameters: nothing of it is left in the spec."""
+    original = read_draft(write_random_draft(tmp_path / "a", dialect="qwen3", layer_types=MIXED, sliding_window=7))
+    draft = read_draft(write_speculators(tmp_path / "b"))
+    assert draft.spec == msgspec.structs.replace(original.spec, num_target_layers=None)
+    assert draft.spec.target_layer_ids == (1, 2, 3)
+    assert draft.weights.keys() == original.weights.keys()
+
+
+def test_speculators_sliding_layers_are_causal_unless_it_says_otherwise(tmp_path: Path) -> None:
+    directory = write_speculators(tmp_path / "draft")
+    assert causal(directory) == [True, False, True]
+    edit_config(directory, "sliding_window_non_causal")
+    assert causal(directory) == [True, False, True]
+    assert causal(edit_config(directory, sliding_window_non_causal=True)) == [False] * 3
+
+
+WRONG: list[tuple[str, object, str]] = [
+    ("speculators_model_type", "eagle3", "speculators_model_type: expected one of dflash"),
+    ("aux_hidden_state_layer_ids", [0, 2, 3], "expected ids from 1 on"),
+    ("aux_hidden_state_layer_ids", None, "expected a list of integers >= 0, found null"),
+    ("mask_token_id", None, "mask_token_id: expected an integer from 0"),
+    ("mask_token_id", 96, "mask_token_id: expected a token id below vocab_size 96, found 96"),
+    ("sample_from_anchor", True, "sample_from_anchor: expected false"),
+    ("target_hidden_size", 64, "target_hidden_size: expected transformer_layer_config.hidden_size 48, found 64"),
+    ("transformer_layer_config__model_type", "llama", "transformer_layer_config.model_type: expected one of qwen3"),
+    ("transformer_layer_config__sliding_window", None, "transformer_layer_config.sliding_window: expected an integer"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "words"), WRONG)
+def test_speculators_refuses_what_it_does_not_understand(key: str, value: object, words: str, tmp_path: Path) -> None:
+    directory = edit_config(write_speculators(tmp_path / "draft"), **{key: value})
+    assert words in refusal(lambda: read_draft(directory))
+
+
+def test_speculators_training_copies_of_the_target_are_not_the_drafts(tmp_path: Path) -> None:
+    directory = write_speculators(tmp_path / "draft")
+    names = read_draft(directory).weights.keys()
+    extra = {"verifier_norm.weight": torch.ones(48), "verifier_lm_head.weight": torch.ones(96, 48)}
+    assert read_draft(edit_tensors(directory, lambda tensors: tensors.update(extra))).weights.keys() == names
+
+
+def test_a_speculators_draft_is_quantised_into_zlabs_layout(tmp_path: Path) -> None:
+    source = read_draft(write_speculators(tmp_path / "draft"))
+    quantize_checkpoint(source, load_recipe("fp8"), tmp_path / "fp8")
+    quantised = read_draft(tmp_path / "fp8")
+    assert (quantised.dialect.name, quantised.spec) == ("zlab", source.spec)
+    assert json.loads((tmp_path / "fp8" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_jetspec_is_causal(tmp_path: Path) -> None:
+    directory = write_jetspec(tmp_path / "draft")
+    assert causal(directory) == [True] * 3
+    assert causal(edit_config(directory, dflash_config__causal_head=False)) == [False] * 3
+    edit_config(directory, dflash_config__causal_head=True, is_causal=False)
+    assert "is_causal: expected true, as dflash_config.causal_head says" in refusal(lambda: read_draft(directory))
+
+
+DESCENDANTS: list[tuple[str, dict[str, object]]] = [
+    ("DFlash2", {"architectures": ["DFlash2DraftModel"]}),
+    ("DFlash2", {"dflash_config__conv_kernel_size": 2}),
+    ("DFlash2", {"dflash_config__selector_rank": 256}),
+    ("DFlash2", {"speculators_model_type": "dflash2"}),
+    ("DSpark", {"architectures": ["Qwen3DSparkModel"]}),
+    ("DSpark", {"dspark_config": {"block_size": 7}}),
+    ("DSpark", {"speculators_model_type": "dspark"}),
+    ("Domino", {"dflash_config__projector_type": "domino"}),
+]
+
+
+@pytest.mark.parametrize(("name", "changed"), DESCENDANTS)
+def test_descendants_are_refused_by_name(name: str, changed: dict[str, object], draft_dir: Path) -> None:
+    edit_config(draft_dir, **changed)
+    assert is_draft(Facts.load(draft_dir / "config.json"))
+    assert f"config.json: expected a DFlash draft, found a {name} draft (" in refusal(lambda: read_draft(draft_dir))
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt-oss-dflash", "tiny-qwen3-dflash"])
+def test_what_is_spelled_is_read(name: str, tmp_path: Path) -> None:
+    spec = read_draft(FIXTURES / name).spec
+    assert zlab.read(Facts(zlab.spell(spec, "bfloat16"), tmp_path / "config.json")) == spec
+
+
+@pytest.mark.parametrize("rope", ["llama3", "yarn"])
+@pytest.mark.parametrize("causal", [True, False, None])
+def test_windows_causality_and_rotation_survive_spelling(rope: str, causal: bool | None, tmp_path: Path) -> None:
+    directory = write_random_draft(tmp_path / "draft", dialect="gpt_oss", layer_types=MIXED, sliding_window=7)
+    if rope == "llama3":
+        scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        edit_config(directory, rope_scaling=scaling | {"original_max_position_embeddings": 256})
+    edit_config(directory, is_causal=causal, input_embedding_scale=3.5)
+    spec = read_draft(directory).spec
+    assert zlab.read(Facts(zlab.spell(spec, "bfloat16"), tmp_path / "config.json")) == spec
+
+
+def test_what_zlabs_layout_cannot_say_is_refused_by_name() -> None:
+    spec = read_draft(FIXTURES / "tiny-qwen3-dflash").spec
+    assert "value_scale: expected 1, which is what the layout zlab can say, found 0.5" in refusal(
+        lambda: zlab.spell(msgspec.structs.replace(spec, value_scale=0.5), "bfloat16")
+    )
+    sinks = tuple(DraftLayer(sliding_window=None, causal=False, sinks=sinks) for sinks in (True, False, False))
+    assert "layers.sinks: expected no sinks" in refusal(
+        lambda: zlab.spell(msgspec.structs.replace(spec, layers=sinks), "bfloat16")
+    )
+    two = tuple(DraftLayer(sliding_window=window, causal=True) for window in (3, 4, 4))
+    assert "sliding_window: expected one window for all sliding layers" in refusal(
+        lambda: zlab.spell(msgspec.structs.replace(spec, layers=two), "bfloat16")
+    )
+    mixed = tuple(DraftLayer(sliding_window=None, causal=causal) for causal in (True, False, False))
+    assert "is_causal: expected one causality for all layers" in refusal(
+        lambda: zlab.spell(msgspec.structs.replace(spec, layers=mixed), "bfloat16")
+    )
