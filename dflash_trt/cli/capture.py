@@ -33,7 +33,7 @@ BATCH_SIZE = 8
     "prompt_file",
     required=True,
     type=click.Path(path_type=Path),
-    help='JSON Lines: {"prompt": text} or {"token_ids": [...]}, with an optional "id".',
+    help='JSON Lines: {"prompt": text} or {"token_ids": [...]}, optionally with "id", "category", "language".',
 )
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="safetensors file to write.")
 @click.option(
@@ -41,6 +41,13 @@ BATCH_SIZE = 8
 )
 @click.option("--max-prompts", type=click.IntRange(min=1), help="Take only the first so many prompts.")
 @click.option("--chat", is_flag=True, help="Wrap text prompts in the target's chat template.")
+@click.option(
+    "--taps-dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="bfloat16 halves the file, as enough for --calibration; a replay is then near, not equal.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def capture(
     draft: str,
@@ -50,12 +57,13 @@ def capture(
     max_tokens: int,
     max_prompts: int | None,
     chat: bool,
+    taps_dtype: str,
     force: bool,
 ) -> None:
-    """Let the target answer prompts and record the features that DRAFT is calibrated on.
+    """Let the target answer prompts and record the features that DRAFT is calibrated and judged on.
 
     Of DRAFT, a checkpoint directory or Hugging Face repository id, only the facts are used: which layers it
-    taps, and its mask token. `quantize --calibration FILE` needs the target no more.
+    taps, and its mask token. `quantize --calibration FILE` and `verify --features FILE` need the target no more.
 
     \b
     Example:
@@ -69,8 +77,10 @@ def capture(
     check_pair(draft_checkpoint.spec, target_checkpoint.spec, draft_name=draft, target_name=target)
     prompts = read_prompts(prompt_file)[:max_prompts]
 
+    import torch
+
     from dflash_trt.measure.feature_capture import FEATURES, answer_prompts, write_features
-    from dflash_trt.quantize.features import SCHEMA_VERSION, FeatureFacts
+    from dflash_trt.quantize.features import SCHEMA_VERSION, FeatureFacts, PromptFacts
     from dflash_trt.targets.huggingface import load_model, make_target, stop_token_ids
 
     check_replaceable(output, FEATURES, force=force)
@@ -78,6 +88,7 @@ def capture(
     taps = draft_checkpoint.spec.target_layer_ids
     model = load_model(target_checkpoint.directory, target_checkpoint.spec, taps)
     running = make_target(model, taps, BATCH_SIZE)
+    stop_ids = stop_token_ids(model)
     facts = FeatureFacts(
         schema_version=SCHEMA_VERSION,
         tool_version=__version__,
@@ -85,14 +96,14 @@ def capture(
         target=target_checkpoint.spec,
         target_layer_ids=taps,
         mask_token_id=draft_checkpoint.spec.mask_token_id,
-        num_sequences=len(encoded),
+        max_tokens=max_tokens,
+        stop_token_ids=tuple(sorted(stop_ids)),
+        prompts=tuple(PromptFacts(name=p.id, category=p.category, language=p.language) for p in prompts),
     )
     with new_file(output, FEATURES, force=force) as temporary:
         with _progress(len(encoded)) as advance:
-            answered = answer_prompts(
-                running, encoded, max_tokens, stop_token_ids(model), num_slots=BATCH_SIZE, on_answer=advance
-            )
-        write_features(running, answered, facts, temporary)
+            answered = answer_prompts(running, encoded, max_tokens, stop_ids, num_slots=BATCH_SIZE, on_answer=advance)
+        write_features(running, answered, facts, temporary, taps_dtype=getattr(torch, taps_dtype))
     tokens = sum(len(sequence.token_ids) - sequence.prompt_length for sequence in answered)
     click.echo(f"{len(answered)} sequences, {tokens} answer tokens", err=True)
     click.echo(output)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dflash-trt capture`: runs the target over prompts and writes what calibration needs of it.
+"""`dflash-trt capture`: runs the target over prompts and writes what calibration and replay need of it.
 
 First the answers are decoded greedily, several prompts at once; then each prompt with its answer runs once more, in one
 pass, and its taps go to disk. The second pass costs little next to the first, and because all lengths are known
@@ -8,9 +8,10 @@ by then, the file is written in one go with one sequence in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,13 +22,22 @@ from dflash_trt.checkpoint.producer import metadata
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.write import Kind
-from dflash_trt.quantize.features import MASK_EMBEDDING, METADATA_KEY, FeatureFacts, sequence_layout
+from dflash_trt.quantize.features import (
+    LM_HEAD_BIAS,
+    MASK_EMBEDDING,
+    METADATA_KEY,
+    FeatureFacts,
+    Shapes,
+    head_shapes,
+    sequence_shapes,
+)
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.slots import SlotPool
+from dflash_trt.targets.huggingface import HuggingFaceTarget
 from dflash_trt.targets.target import Segment, Target
 
 FEATURES = Kind(
@@ -36,6 +46,8 @@ FEATURES = Kind(
     form="file",
     option="-o FILE",
 )
+
+SPELLINGS = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,34 +85,79 @@ def answer_prompts(
     ]
 
 
-def write_features(target: Target, answered: Sequence[Answered], facts: FeatureFacts, output: Path) -> None:
+def write_features(
+    target: HuggingFaceTarget,
+    answered: Sequence[Answered],
+    facts: FeatureFacts,
+    output: Path,
+    *,
+    taps_dtype: torch.dtype = torch.float32,
+) -> None:
     """Runs the target once over each sequence and writes the feature file (layout: features.py).
 
-    Raises CheckpointError for taps that are not finite, OSError when the file cannot be written.
+    Embeddings and lm_head take BF16 where that keeps every value, else FLOAT; the taps are FLOAT, as they are
+    injected here, or rounded to `taps_dtype`. Raises CheckpointError for taps that are not finite, OSError when the
+    file cannot be written.
     """
-    width, hidden_size = len(facts.target_layer_ids) * facts.target.hidden_size, facts.target.hidden_size
-    layout: Layout = {MASK_EMBEDDING: ("BF16", (hidden_size,))}
-    for i, sequence in enumerate(answered):
-        layout |= sequence_layout(i, len(sequence.token_ids), sequence.prompt_length, width, hidden_size)
+    head = target.head()
+    table = target.embed(torch.tensor(sorted({facts.mask_token_id, *_answer_tokens(answered)})))
+    dtypes = {name: narrowest(tensor) for name, tensor in head.items()} | {"embeddings": narrowest(table)}
+    dtypes |= {MASK_EMBEDDING: dtypes["embeddings"], "taps": taps_dtype}
     header = {METADATA_KEY: msgspec.json.encode(facts, order="deterministic").decode()}
-    with SafetensorsWriter(output, aligned(layout), metadata=header) as writer:
-        writer.write(MASK_EMBEDDING, _bfloat16(target.embed(torch.tensor(facts.mask_token_id))))
+    with SafetensorsWriter(output, _layout(answered, facts, dtypes), metadata=header) as writer:
+
+        def write(name: str, values: torch.Tensor) -> None:
+            writer.write(name, bits(values, dtypes[name.partition(".")[0]]))
+
+        for name, tensor in head.items():
+            write(name, tensor)
+        write(MASK_EMBEDDING, target.embed(torch.tensor(facts.mask_token_id)))
         for i, sequence in enumerate(answered):
             tokens, begin = sequence.token_ids, sequence.prompt_length
-            taps = target.verify([Segment(slot=0, token_ids=tokens[:-1], num_logits=0)], with_taps=True).taps
-            target.release(0)
-            if not torch.isfinite(taps).all():
-                raise CheckpointError(
-                    f"{facts.target_name}: sequence {i}: expected finite taps, found NaN or infinity in layers"
-                    f" {list(facts.target_layer_ids)}"
-                )
             writer.write(f"tokens.{i}", np.array(tokens, dtype=np.int64))
             writer.write(f"prompt_length.{i}", np.array(begin, dtype=np.int64))
-            writer.write(f"taps.{i}", _bfloat16(taps))
-            writer.write(f"embeddings.{i}", _bfloat16(target.embed(torch.tensor(tokens[begin:]))))
+            write(f"taps.{i}", _taps(target, tokens[:-1], facts, i))
+            write(f"embeddings.{i}", target.embed(torch.tensor(tokens[begin:])))
 
 
-def _bfloat16(values: torch.Tensor) -> NDArray[np.int16]:
-    """Rounded to BF16, as bits: numpy has no such type."""
-    bits: NDArray[np.int16] = values.to(torch.bfloat16).contiguous().view(torch.int16).numpy()
-    return bits
+def _answer_tokens(answered: Sequence[Answered]) -> set[int]:
+    return {token for sequence in answered for token in sequence.token_ids[sequence.prompt_length :]}
+
+
+def _layout(answered: Sequence[Answered], facts: FeatureFacts, dtypes: Mapping[str, torch.dtype]) -> Layout:
+    """dtype and shape of every tensor; `dtypes` are those of the floats, by the name before the number."""
+    width, hidden_size = len(facts.target_layer_ids) * facts.target.hidden_size, facts.target.hidden_size
+    shapes: Shapes = head_shapes(facts.target, has_bias=LM_HEAD_BIAS in dtypes)
+    for i, sequence in enumerate(answered):
+        shapes |= sequence_shapes(i, len(sequence.token_ids), sequence.prompt_length, width, hidden_size)
+    chosen = {name: dtypes.get(name.partition(".")[0]) for name in shapes}
+    return aligned(
+        {
+            name: (allowed[0] if (dtype := chosen[name]) is None else SPELLINGS[dtype], shape)
+            for name, (allowed, shape) in shapes.items()
+        }
+    )
+
+
+def _taps(target: Target, token_ids: Sequence[int], facts: FeatureFacts, i: int) -> torch.Tensor:
+    taps = target.verify([Segment(slot=0, token_ids=token_ids, num_logits=0)], with_taps=True).taps
+    target.release(0)
+    if not torch.isfinite(taps).all():
+        raise CheckpointError(
+            f"{facts.target_name}: sequence {i}: expected finite taps, found NaN or infinity in layers"
+            f" {list(facts.target_layer_ids)}"
+        )
+    return taps
+
+
+def narrowest(values: torch.Tensor) -> torch.dtype:
+    """BF16 where it holds each of `values`, else FLOAT."""
+    is_exact = torch.equal(values.to(torch.bfloat16).to(values.dtype), values)
+    return torch.bfloat16 if is_exact else torch.float32
+
+
+def bits(values: torch.Tensor, dtype: torch.dtype) -> NDArray[Any]:
+    """`values` in `dtype`, BF16 as its bits: numpy has no such type."""
+    converted = values.to(dtype).contiguous()
+    array: NDArray[Any] = (converted.view(torch.int16) if dtype == torch.bfloat16 else converted).numpy()
+    return array

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feature files: what a target said on its own answers, so that a drafter is calibrated without the target.
+"""Feature files: what a target said on its own answers, so that a drafter is calibrated and judged without the target.
 
 A safetensors file; docs/calibration.md has the layout. Of sequence i, n tokens of which p are the prompt:
 
-    tokens.i         I64  [n]           prompt and answer
-    prompt_length.i  I64  []            p
-    taps.i           BF16 [n - 1, A*H]  row j belongs to tokens.i[j]; the last token was never run
-    embeddings.i     BF16 [n - p, H]    the target's input embeddings of tokens.i[p:]
+    tokens.i         I64   [n]           prompt and answer
+    prompt_length.i  I64   []            p
+    taps.i           float [n - 1, A*H]  row j belongs to tokens.i[j]; the last token was never run
+    embeddings.i     float [n - p, H]    the target's input embeddings of tokens.i[p:]
 
-and once `mask_embedding` BF16 [H]. The header's metadata holds `FeatureFacts` as JSON.
+and once `mask_embedding` float [H], `lm_head` float [V, H] and, where the head has one, `lm_head_bias` float [V].
+A float is F32 or BF16, the latter where it keeps every value or where the taps were asked for in it. The header's
+metadata holds `FeatureFacts` as JSON.
 """
 
 from __future__ import annotations
@@ -24,15 +26,25 @@ from safetensors import safe_open
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
-from dflash_trt.checkpoint.safetensors_writer import Layout
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import json_value
 from dflash_trt.quantize.ranges import CAPTURE
 
 METADATA_KEY = "dflash_trt_features"
-SCHEMA_VERSION = 1
-MASK_EMBEDDING = "mask_embedding"
+SCHEMA_VERSION = 2
+MASK_EMBEDDING, LM_HEAD, LM_HEAD_BIAS = "mask_embedding", "lm_head", "lm_head_bias"
+FLOATS = ("F32", "BF16")
+Shapes = dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
+"""The dtypes that a tensor may have, and its shape, by name."""
+
+
+class PromptFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the prompts' file says of a prompt besides its text."""
+
+    name: str
+    category: str | None = None
+    language: str | None = None
 
 
 class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +57,16 @@ class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     target: TargetSpec
     target_layer_ids: tuple[int, ...]
     mask_token_id: int
-    num_sequences: int
+    max_tokens: int
+    """Every answer has so many tokens, or ends with the first of `stop_token_ids`."""
+    stop_token_ids: tuple[int, ...]
+    prompts: tuple[PromptFacts, ...]
+    """Of the sequences, in their order."""
+
+    @property
+    def num_sequences(self) -> int:
+        """Prompts with their answers."""
+        return len(self.prompts)
 
 
 class _SchemaVersion(msgspec.Struct):
@@ -61,18 +82,27 @@ class FeatureSequence:
     prompt_length: int
     """p: tokens before the answer, 1 <= p < n."""
     taps: torch.Tensor
-    """[n - 1, A*H] BF16."""
+    """[n - 1, A*H] FLOAT or BF16."""
     embeddings: torch.Tensor
-    """[n - p, H] BF16: of the answer's tokens."""
+    """[n - p, H] FLOAT or BF16: of the answer's tokens."""
 
 
-def sequence_layout(i: int, num_tokens: int, prompt_length: int, target_hidden_size: int, hidden_size: int) -> Layout:
-    """dtype and shape of the four tensors of sequence `i`, by name."""
+def head_shapes(spec: TargetSpec, *, has_bias: bool) -> Shapes:
+    """The tensors that a file has once, for a target with the facts `spec`."""
+    head: Shapes = {
+        MASK_EMBEDDING: (FLOATS, (spec.hidden_size,)),
+        LM_HEAD: (FLOATS, (spec.vocab_size, spec.hidden_size)),
+    }
+    return head | ({LM_HEAD_BIAS: (FLOATS, (spec.vocab_size,))} if has_bias else {})
+
+
+def sequence_shapes(i: int, num_tokens: int, prompt_length: int, target_hidden_size: int, hidden_size: int) -> Shapes:
+    """The four tensors of sequence `i`."""
     return {
-        f"tokens.{i}": ("I64", (num_tokens,)),
-        f"prompt_length.{i}": ("I64", ()),
-        f"taps.{i}": ("BF16", (num_tokens - 1, target_hidden_size)),
-        f"embeddings.{i}": ("BF16", (num_tokens - prompt_length, hidden_size)),
+        f"tokens.{i}": (("I64",), (num_tokens,)),
+        f"prompt_length.{i}": (("I64",), ()),
+        f"taps.{i}": (FLOATS, (num_tokens - 1, target_hidden_size)),
+        f"embeddings.{i}": (FLOATS, (num_tokens - prompt_length, hidden_size)),
     }
 
 
@@ -86,20 +116,29 @@ class FeatureFile:
         self._handle = handle
 
     def mask_embedding(self) -> torch.Tensor:
-        """[H] BF16: the target's input embedding of the mask token."""
+        """[H]: the target's input embedding of the mask token."""
         return self._tensor(MASK_EMBEDDING)
+
+    def lm_head(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The target's lm_head: weight [V, H], and its bias [V] where it has one."""
+        has_bias = LM_HEAD_BIAS in self._handle.keys()  # noqa: SIM118 - a handle is no dict
+        return self._tensor(LM_HEAD), self._tensor(LM_HEAD_BIAS) if has_bias else None
 
     def sequences(self) -> Iterator[FeatureSequence]:
         """The sequences in order, one in memory at a time; raises CheckpointError for impossible values."""
         for i in range(self.facts.num_sequences):
-            sequence = FeatureSequence(
-                tokens=self._tensor(f"tokens.{i}"),
-                prompt_length=int(self._tensor(f"prompt_length.{i}")),
-                taps=self._tensor(f"taps.{i}"),
-                embeddings=self._tensor(f"embeddings.{i}"),
-            )
-            self._check(i, sequence)
-            yield sequence
+            yield self.sequence(i)
+
+    def sequence(self, i: int) -> FeatureSequence:
+        """One sequence; raises CheckpointError for impossible values."""
+        sequence = FeatureSequence(
+            tokens=self._tensor(f"tokens.{i}"),
+            prompt_length=int(self._tensor(f"prompt_length.{i}")),
+            taps=self._tensor(f"taps.{i}"),
+            embeddings=self._tensor(f"embeddings.{i}"),
+        )
+        self._check(i, sequence)
+        return sequence
 
     def _tensor(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._handle.get_tensor(name)  # type: ignore[no-untyped-call]
@@ -119,6 +158,18 @@ class FeatureFile:
             raise CheckpointError(
                 f"{self.file}: tokens.{i}: expected token ids from 0 to {self._spec.vocab_size - 1}, found"
                 f" {low if low < 0 else high}"
+            )
+        self._check_end(i, sequence.tokens[length:].tolist())
+
+    def _check_end(self, i: int, answer: list[int]) -> None:
+        """An answer that was cut would be replayed with another last block than was decoded."""
+        stops = [index for index, token in enumerate(answer, start=1) if token in self.facts.stop_token_ids]
+        expected = min([self.facts.max_tokens, *stops])
+        if len(answer) != expected:
+            raise CheckpointError(
+                f"{self.file}: tokens.{i}: expected an answer that ends after {expected} tokens (max_tokens, or its"
+                f" first stop token), found {len(answer)}",
+                hint=f"capture again: {CAPTURE}",
             )
 
 
@@ -167,7 +218,7 @@ def _check_fits(file: Path, facts: FeatureFacts, spec: DraftSpec) -> None:
 
 
 def _check_layout(file: Path, facts: FeatureFacts, spec: DraftSpec, tensors: dict[str, Tensor]) -> None:
-    expected: Layout = {MASK_EMBEDDING: ("BF16", (spec.hidden_size,))}
+    expected = head_shapes(facts.target, has_bias=LM_HEAD_BIAS in tensors)
     for i in range(facts.num_sequences):
         num_tokens, rows = (_rows(file, tensors, f"{name}.{i}") for name in ("tokens", "embeddings"))
         if not 1 <= rows < num_tokens <= spec.max_position_embeddings:
@@ -175,12 +226,13 @@ def _check_layout(file: Path, facts: FeatureFacts, spec: DraftSpec, tensors: dic
                 f"{file}: tokens.{i}: expected a prompt, an answer and at most {spec.max_position_embeddings} tokens"
                 f" (max_position_embeddings), found {num_tokens} tokens, {rows} of them the answer"
             )
-        expected |= sequence_layout(i, num_tokens, num_tokens - rows, spec.target_hidden_size, spec.hidden_size)
-    for name, (dtype, shape) in expected.items():
+        expected |= sequence_shapes(i, num_tokens, num_tokens - rows, spec.target_hidden_size, spec.hidden_size)
+    for name, (dtypes, shape) in expected.items():
         found = _find(file, tensors, name)
-        if (found.dtype, found.shape) != (dtype, shape):
+        if found.dtype not in dtypes or found.shape != shape:
             raise CheckpointError(
-                f"{file}: tensor {name!r}: expected {dtype} {list(shape)}, found {found.dtype} {list(found.shape)}"
+                f"{file}: tensor {name!r}: expected {' or '.join(dtypes)} {list(shape)}, found {found.dtype}"
+                f" {list(found.shape)}"
             )
     if surplus := sorted(tensors.keys() - expected.keys()):
         raise CheckpointError(

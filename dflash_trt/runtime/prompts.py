@@ -28,6 +28,10 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """What reports and errors call it: "line N" where the file has no id."""
     text: str | None
     token_ids: list[int] | None
+    category: str | None = None
+    """What kind of prompt it is, where the file says so; reports then have figures by category, ..."""
+    language: str | None = None
+    """... and by language."""
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, *, chat: bool = False) -> list[int]:
         """Its token ids; `chat` wraps text in the tokenizer's chat template."""
@@ -41,6 +45,8 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     id: str | None = None
     prompt: str | None = None
     token_ids: list[int] | None = None
+    category: str | None = None
+    language: str | None = None
 
 
 def is_prompt(given: object) -> bool:
@@ -93,9 +99,10 @@ def max_positions(draft: DraftSpec, target: TargetSpec) -> int:
 
 
 def read_prompts(file: Path) -> list[Prompt]:
-    """The prompts of a JSON Lines file: {"prompt": text} or {"token_ids": [...]}, each with an optional "id".
+    """The prompts of a JSON Lines file: {"prompt": text} or {"token_ids": [...]}.
 
-    Raises RequestError when the file cannot be read, holds no prompt, or a line is not one.
+    Each may have an "id", a "category" and a "language". Raises RequestError when the file cannot be read, holds no
+    prompt, or a line is not one.
     """
     lines = read_bytes(file, RequestError, limit=MAX_BYTES, may_be_pipe=True).split(b"\n")
     prompts = [_read_line(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -110,4 +117,10 @@ def _read_line(file: Path, number: int, raw: bytes) -> Prompt:
     if (line.prompt is None) == (line.token_ids is None):
         found = "neither" if line.prompt is None else "both"
         raise RequestError(f"{file}, line {number}: expected either prompt or token_ids, found {found}")
-    return Prompt(id=line.id or f"line {number}", text=line.prompt, token_ids=line.token_ids)
+    return Prompt(
+        id=line.id or f"line {number}",
+        text=line.prompt,
+        token_ids=line.token_ids,
+        category=line.category,
+        language=line.language,
+    )

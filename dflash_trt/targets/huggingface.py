@@ -143,6 +143,19 @@ class HuggingFaceTarget:
         logits: torch.Tensor = self._lm_head(hidden)
         return logits
 
+    def head(self) -> dict[str, torch.Tensor]:
+        """The lm_head's tensors: `lm_head` [V, H], and `lm_head_bias` [V] where it has one.
+
+        Raises CheckpointError for a head that is more than a matrix.
+        """
+        if type(self._lm_head) is not torch.nn.Linear:
+            raise CheckpointError(
+                f"{self.model.name_or_path}: expected an lm_head that is a linear layer, found"
+                f" {type(self._lm_head).__name__}"
+            )
+        bias = {} if self._lm_head.bias is None else {"lm_head_bias": self._lm_head.bias.detach()}
+        return {"lm_head": self._lm_head.weight.detach(), **bias}
+
     def _forward(
         self, token_ids: Sequence[int], logits_rows: Sequence[int], *, with_taps: bool, **inputs: Any
     ) -> Verified:

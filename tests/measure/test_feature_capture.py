@@ -16,7 +16,7 @@ from dflash_trt import __version__
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import BuildError, RequestError
 from dflash_trt.files.write import new_file
-from dflash_trt.measure.feature_capture import FEATURES, Answered, answer_prompts, write_features
+from dflash_trt.measure.feature_capture import FEATURES, Answered, answer_prompts, bits, narrowest, write_features
 from dflash_trt.quantize.features import FeatureFacts, open_features
 from dflash_trt.targets.huggingface import make_target
 from dflash_trt.targets.target import Segment, Verified
@@ -28,7 +28,7 @@ from tests.paths import FIXTURES
 from tests.quantize.feature_samples import Facts, Tensors, capture, edit, read
 from tests.reference.decode_loop import target_forward
 
-BF16_ROUNDING = 2.0**-8
+FLOAT_ROUNDING = 1e-5  # of sums in another order, over all layers
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -37,7 +37,7 @@ def test_layout(name: str, features: dict[str, Path]) -> None:
     spec = read_draft(FIXTURES / f"{name}-dflash").spec
     config = json.loads((FIXTURES / name / "config.json").read_text())
     assert facts == {
-        "schema_version": 1,
+        "schema_version": 2,
         "tool_version": __version__,
         "target_name": name,
         "target": {
@@ -46,17 +46,23 @@ def test_layout(name: str, features: dict[str, Path]) -> None:
         },
         "target_layer_ids": list(spec.target_layer_ids),
         "mask_token_id": spec.mask_token_id,
-        "num_sequences": 3,
+        "max_tokens": 40,
+        "stop_token_ids": [0],
+        "prompts": [
+            {"name": json.loads(line)["id"], "category": None, "language": None}
+            for line in (FIXTURES / "prompts.jsonl").read_text().splitlines()[:3]
+        ],
     }
     H = spec.hidden_size
-    assert tensors.keys() == {"mask_embedding"} | {
+    assert tensors.keys() == {"mask_embedding", "lm_head"} | {
         f"{kind}.{i}" for kind in ("tokens", "prompt_length", "taps", "embeddings") for i in range(3)
     }
     for i in range(3):
         n, p = len(tensors[f"tokens.{i}"]), int(tensors[f"prompt_length.{i}"])
         assert n == p + 40
         assert tensors[f"tokens.{i}"].dtype == tensors[f"prompt_length.{i}"].dtype == torch.int64
-        assert tensors[f"taps.{i}"].dtype == tensors[f"embeddings.{i}"].dtype == torch.bfloat16
+        assert tensors[f"taps.{i}"].dtype == torch.float32
+        assert tensors[f"embeddings.{i}"].dtype == torch.bfloat16
         assert tensors[f"taps.{i}"].shape == (n - 1, spec.target_hidden_size)
         assert tensors[f"embeddings.{i}"].shape == (40, H)
 
@@ -66,16 +72,44 @@ def test_content(name: str, features: dict[str, Path]) -> None:
     """Greedy continuations by transformers, taps by hooks on the layers, embeddings from the checkpoint's bytes."""
     tensors, facts = read(features[name])
     model = load_target(FIXTURES / name)
-    table = load_file(FIXTURES / name / "model.safetensors")["model.embed_tokens.weight"]
+    weights = load_file(FIXTURES / name / "model.safetensors")
+    table = weights["model.embed_tokens.weight"]
+    assert torch.equal(tensors["lm_head"], weights.get("lm_head.weight", table))
     assert torch.equal(tensors["mask_embedding"], table[facts["mask_token_id"]])
     for i in range(3):
         tokens, p = tensors[f"tokens.{i}"].tolist(), int(tensors[f"prompt_length.{i}"])
         assert tokens[p:] == plain_greedy(model, tokens[:p], 40)
         _, expected = target_forward(model, tokens[:-1], facts["target_layer_ids"])
         taps = tensors[f"taps.{i}"].double().numpy()
-        assert np.abs(taps - expected).max() <= BF16_ROUNDING * np.abs(expected).max()
-        assert (np.abs(taps - expected) <= BF16_ROUNDING * np.abs(expected) + 1e-4).all()
+        assert np.abs(taps - expected).max() <= FLOAT_ROUNDING * np.abs(expected).max()
         assert torch.equal(tensors[f"embeddings.{i}"], table[tokens[p:]])
+
+
+def test_taps_in_bfloat16(features: dict[str, Path], tmp_path: Path) -> None:
+    options = ("--max-prompts", 3, "--max-tokens", 40, "--taps-dtype", "bfloat16")
+    rounded, _ = read(capture("tiny-qwen3", tmp_path / "f.safetensors", *options))
+    exact, _ = read(features["tiny-qwen3"])
+    for name, values in exact.items():
+        assert torch.equal(rounded[name], values.bfloat16() if name.startswith("taps") else values)
+
+
+def test_floats_take_bfloat16_only_where_it_keeps_every_value() -> None:
+    values = torch.tensor([1.0, -0.0, 2.0**-130, 3.375])
+    assert narrowest(values) == torch.bfloat16
+    assert torch.equal(torch.from_numpy(bits(values, torch.bfloat16)).view(torch.bfloat16).float(), values)
+    values[1] = 1 + 2.0**-8
+    assert narrowest(values) == torch.float32
+    assert torch.equal(torch.from_numpy(bits(values, torch.float32)), values)
+
+
+def test_what_the_prompts_file_says_is_kept(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"token_ids": [7], "category": "coding", "language": "de", "id": "x"}\n{"token_ids": [8]}\n')
+    _, facts = read(capture("tiny-qwen3", tmp_path / "f", "--prompts", prompts, "--max-tokens", 2))
+    assert facts["prompts"] == [
+        {"name": "x", "category": "coding", "language": "de"},
+        {"name": "line 2", "category": None, "language": None},
+    ]
 
 
 def test_same_inputs_same_bytes(features: dict[str, Path], tmp_path: Path) -> None:
@@ -141,7 +175,9 @@ def test_an_existing_file_is_kept(tmp_path: Path) -> None:
     message = refusal(lambda: capture("tiny-qwen3", file), BuildError)
     assert message.endswith("hint: choose another -o FILE, or replace it with --force")
     capture("tiny-qwen3", file, "--max-prompts", 2, "--max-tokens", 2, "--force")
-    assert read(file)[1]["num_sequences"] == 2
+    prompts = read(file)[1]["prompts"]
+    assert isinstance(prompts, list)
+    assert len(prompts) == 2
     assert "found a directory" in refusal(lambda: capture("tiny-qwen3", tmp_path, "--force"), BuildError)
 
 
@@ -156,6 +192,9 @@ class BrokenTarget:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(*token_ids.shape, 128)
+
+    def head(self) -> Tensors:
+        return {"lm_head": torch.zeros(1024, 128)}
 
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         assert with_taps
@@ -220,16 +259,21 @@ def put(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
         (lambda t, f: f.update(mask_token_id=2), "mask_token_id: expected 1 (draft), found 2"),
         (lambda t, f: f["target"].update(hidden_size=64), "hidden_size: expected 64 (target), found 128 (draft)"),
         (lambda t, f: f["target"].update(vocab_size=9), "vocab_size: expected 9 (target), found 1024 (draft)"),
-        (lambda t, f: f.update(schema_version=2), "schema_version: expected 1, found 2"),
+        (lambda t, f: f.update(schema_version=1), "schema_version: expected 2, found 1"),
         (lambda t, f: f.pop("target"), "expected facts, found Object missing required field `target`"),
         (lambda t, f: f.update(extra=1), "expected facts, found Object contains unknown field `extra`"),
         (lambda t, f: t.pop("taps.1"), "expected tensor 'taps.1', found no such tensor"),
         (lambda t, f: t.pop("tokens.1"), "expected tensor 'tokens.1', found no such tensor"),
         (lambda t, f: t.pop("mask_embedding"), "expected tensor 'mask_embedding', found no such tensor"),
-        (lambda t, f: f.update(num_sequences=2), "expected 2 sequences and no other tensors, found 'embeddings.2'"),
-        (put("taps.0", lambda x: x[1:]), "tensor 'taps.0': expected BF16"),
-        (put("taps.0", lambda x: x[:, 1:]), "tensor 'taps.0': expected BF16"),
-        (put("taps.0", torch.Tensor.float), "tensor 'taps.0': expected BF16"),
+        (lambda t, f: t.pop("lm_head"), "expected tensor 'lm_head', found no such tensor"),
+        (lambda t, f: f["prompts"].pop(), "expected 2 sequences and no other tensors, found 'embeddings.2'"),
+        (put("taps.0", lambda x: x[1:]), "tensor 'taps.0': expected F32 or BF16"),
+        (put("taps.0", lambda x: x[:, 1:]), "tensor 'taps.0': expected F32 or BF16"),
+        (put("taps.0", torch.Tensor.half), "tensor 'taps.0': expected F32 or BF16"),
+        (put("lm_head", lambda x: x[1:]), "tensor 'lm_head': expected F32 or BF16 [1024, 128], found BF16 [1023, 128]"),
+        (lambda t, f: t.update(lm_head_bias=torch.zeros(9)), "lm_head_bias': expected F32 or BF16 [1024], found"),
+        (lambda t, f: f.update(max_tokens=41), "expected an answer that ends after 41 tokens (max_tokens, or"),
+        (lambda t, f: f["stop_token_ids"].append(int(t["tokens.1"][-3])), "expected an answer that ends after"),
         (put("tokens.0", torch.Tensor.int), "tensor 'tokens.0': expected I64"),
         (put("tokens.0", lambda x: x[:40]), "tokens.0: expected a prompt, an answer and at most"),
         (put("embeddings.0", lambda x: x[:0]), "tokens.0: expected a prompt, an answer and at most"),

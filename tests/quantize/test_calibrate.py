@@ -32,6 +32,7 @@ from tests.quantize.feature_samples import Facts, Tensors, edit
 from tests.reference.dflash_float64 import Array, ReferenceDrafter
 
 RELATIVE = 1e-5
+OTHER_ORDER = 1e-4  # of the sums behind the taps, too
 CALIBRATORS = "modelopt.torch.quantization.calib"
 
 
@@ -73,8 +74,7 @@ def test_anchors_stand_in_the_answer() -> None:
 def test_replayed_blocks_are_those_of_decoding(name: str, features: dict[str, Path], tmp_path: Path) -> None:
     """hidden of each block that speculative decoding drafted, from the file alone.
 
-    On taps rounded to BF16, as the file has them, the two agree to FLOAT's accuracy; on decoding's own taps to
-    BF16's, here 2% of the largest value.
+    On the file's taps as on decoding's own the two agree to FLOAT's accuracy.
     """
     build(FIXTURES / f"{name}-dflash", tmp_path / "engine", FIXTURES / name)
     session = Session.open(tmp_path / "engine", str(FIXTURES / name))
@@ -96,7 +96,7 @@ def test_replayed_blocks_are_those_of_decoding(name: str, features: dict[str, Pa
         block = session.target.embed(torch.tensor([[tokens[anchor], *masks]]))
         same_taps = session.drafter.draft([0], block)[0].numpy()
         assert np.abs(hidden[row] - same_taps).max() <= RELATIVE * np.abs(same_taps).max()
-        assert np.abs(hidden[row] - decoded[anchor]).max() <= 0.02 * np.abs(same_taps).max()
+        assert np.abs(hidden[row] - decoded[anchor]).max() <= OTHER_ORDER * np.abs(same_taps).max()
 
 
 def drafted_blocks(session: Session, prompt: list[int], max_tokens: int) -> dict[int, Array]:
@@ -236,6 +236,7 @@ def test_without_modelopt(features: dict[str, Path], tmp_path: Path) -> None:
 
 def no_answers(tensors: Tensors, facts: Facts) -> None:
     """Cuts every answer to one token."""
+    facts["max_tokens"] = 1
     for i in range(3):
         end = int(tensors[f"prompt_length.{i}"]) + 1
         tensors[f"tokens.{i}"] = tensors[f"tokens.{i}"][:end].clone()
