@@ -109,8 +109,9 @@ def sequence_shapes(i: int, num_tokens: int, prompt_length: int, target_hidden_s
 class FeatureFile:
     """An open feature file that fits a draft; tensors are read when they are asked for."""
 
-    def __init__(self, file: Path, spec: DraftSpec, handle: safe_open, facts: FeatureFacts) -> None:
+    def __init__(self, file: Path, spec: DraftSpec, handle: safe_open, facts: FeatureFacts, *, has_bias: bool) -> None:
         self.file = file
+        self._has_bias = has_bias
         self.facts = facts
         self._spec = spec
         self._handle = handle
@@ -121,8 +122,7 @@ class FeatureFile:
 
     def lm_head(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The target's lm_head: weight [V, H], and its bias [V] where it has one."""
-        has_bias = LM_HEAD_BIAS in self._handle.keys()  # noqa: SIM118 - a handle is no dict
-        return self._tensor(LM_HEAD), self._tensor(LM_HEAD_BIAS) if has_bias else None
+        return self._tensor(LM_HEAD), self._tensor(LM_HEAD_BIAS) if self._has_bias else None
 
     def sequences(self) -> Iterator[FeatureSequence]:
         """The sequences in order, one in memory at a time; raises CheckpointError for impossible values."""
@@ -139,6 +139,16 @@ class FeatureFile:
         )
         self._check(i, sequence)
         return sequence
+
+    def prompt(self, i: int) -> torch.Tensor:
+        """The tokens [p] of sequence `i`'s prompt, without its taps being read."""
+        tokens = self._tensor(f"tokens.{i}")
+        return tokens[: int(self._tensor(f"prompt_length.{i}"))]
+
+    def answer(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens [n - p] of sequence `i`'s answer and their embeddings [n - p, H], without its taps being read."""
+        embeddings = self._tensor(f"embeddings.{i}")
+        return self._tensor(f"tokens.{i}")[-len(embeddings) :], embeddings
 
     def _tensor(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._handle.get_tensor(name)  # type: ignore[no-untyped-call]
@@ -185,7 +195,7 @@ def open_features(file: Path, spec: DraftSpec) -> Iterator[FeatureFile]:
         facts = _read_facts(file, handle.metadata() or {})
         _check_fits(file, facts, spec)
         _check_layout(file, facts, spec, tensors)
-        yield FeatureFile(file, spec, handle, facts)
+        yield FeatureFile(file, spec, handle, facts, has_bias=LM_HEAD_BIAS in tensors)
 
 
 def _read_facts(file: Path, metadata: dict[str, str]) -> FeatureFacts:

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Acceptance without the target: the greedy decode loop, walked along answers that `capture` recorded.
+
+    from dflash_trt.drafter.open import open_drafter
+    from dflash_trt.measure.replay import replay
+    from dflash_trt.quantize.features import open_features
+
+    manifest = read_manifest(engine)
+    with open_features(file, manifest.draft) as features:
+        replayed = replay(features, open_drafter(engine, manifest, num_slots=BATCH_SIZE))
+    replayed[0].tau, replayed[0].steps      # of the file's first prompt
+
+It is the loop that serves (`Decoder`, `LocalPair`), with a target that says what was recorded. So drafts, cuts and
+ends are those of decoding by construction, and the steps are the same wherever the captured taps are: in FLOAT as
+they were injected, up to the order of sums in the target's passes. No model is loaded; a file has its lm_head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from dflash_trt.drafter.drafter import Drafter
+from dflash_trt.measure.recorded_target import RecordedTarget
+from dflash_trt.quantize.features import FeatureFile, PromptFacts
+from dflash_trt.runtime.decoder import Decoder
+from dflash_trt.runtime.draft_length import FixedLength
+from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.request import Request, Step
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.slots import SlotPool
+
+BATCH_SIZE = 8
+"""Sequences at once. More fill the CPU no better, and each holds its taps."""
+PREFILL_CHUNK = 4096
+"""Prompt tokens a step: nobody waits for the others' prompts here."""
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """What decoding one prompt with the drafter comes to."""
+
+    prompt: PromptFacts
+    num_prompt_tokens: int
+    num_output_tokens: int
+    steps: list[Step]
+    """The verify passes; the prefill, which emits the first token, is none."""
+
+    @property
+    def tau(self) -> float | None:
+        """Tokens after the first / steps, as in `Completion`; None without a step."""
+        return (self.num_output_tokens - 1) / len(self.steps) if self.steps else None
+
+
+def replay(
+    features: FeatureFile,
+    drafter: Drafter,
+    *,
+    numbers: Sequence[int] | None = None,
+    draft_length: int | None = None,
+    on_prompt: Callable[[], None] = lambda: None,
+) -> list[Replayed]:
+    """What greedy decoding of the captured prompts with `drafter` does, step by step, in the order of `numbers`.
+
+    `numbers`: of the sequences to walk, all by default. `draft_length`: how many proposals a pass verifies, K by
+    default. As many run at once as the drafter has slots, which must be empty and are left empty. Raises
+    CheckpointError for values in the file that are none.
+    """
+    chosen = range(features.facts.num_sequences) if numbers is None else numbers
+    requests = [_request(features, i, on_prompt) for i in chosen]
+    num_slots = len(drafter.cache.lengths)
+    longest = max((request.max_length for request in requests), default=0)
+    length = FixedLength(drafter.spec.num_draft_tokens if draft_length is None else draft_length)
+    pair = LocalPair(RecordedTarget(features, chosen), drafter)
+    decoder = Decoder(pair, SlotPool(num_slots, num_slots * longest), length, prefill_chunk=PREFILL_CHUNK)
+    for request in requests:
+        decoder.add(request)
+    while not decoder.is_idle:
+        decoder.step()
+    return [
+        Replayed(
+            prompt=features.facts.prompts[i],
+            num_prompt_tokens=len(request.prompt_ids),
+            num_output_tokens=len(request.token_ids),
+            steps=request.steps,
+        )
+        for i, request in zip(chosen, requests, strict=True)
+    ]
+
+
+def _request(features: FeatureFile, i: int, on_prompt: Callable[[], None]) -> Request:
+    params = SamplingParams(max_tokens=features.facts.max_tokens)
+    request = Request(
+        prompt_ids=features.prompt(i).tolist(),
+        params=params,
+        sampler=params.sampler(),
+        stop_ids=frozenset(features.facts.stop_token_ids),
+    )
+    request.on_progress = lambda request: on_prompt() if request.finished else None
+    return request
