@@ -56,13 +56,15 @@ def point(
     if rows is None:
         row = Row(input_tokens=5, output_tokens=11, ttft_seconds=1.0, seconds=1 + 10 / user_rate, finish="stop")
         rows = (row,) * concurrency
-    output = sum(row.output_tokens for row in rows)
+    inputs, output = sum(row.input_tokens for row in rows), sum(row.output_tokens for row in rows)
+    rate = rate if output else 0.0
     return Point(
         method=method, category=category, concurrency=concurrency, seed=7,
         requests=Requests(
             sent=len(rows) + failed, completed=len(rows), failed=failed, errors={"HTTP 500": failed} if failed else {},
             cut=sum(row.finish == "length" for row in rows),
         ),
-        seconds=output / rate, input_tokens=sum(row.input_tokens for row in rows), output_tokens=output,
-        output_tokens_per_second=rate, user_tokens_per_second=flat(user_rate), rows=rows, acceptance=acceptance,
+        seconds=output / rate if output else 1.0, input_tokens=inputs, output_tokens=output,
+        output_tokens_per_second=rate, user_tokens_per_second=flat(user_rate) if output else None,
+        rows=rows, acceptance=acceptance,
     )  # fmt: skip
