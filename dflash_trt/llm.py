@@ -20,7 +20,7 @@ from dflash_trt.runtime.metrics import DecoderMetrics
 from dflash_trt.runtime.prompts import is_prompt
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams, is_integer
-from dflash_trt.runtime.session import DEFAULT_CACHE_GIB, Session
+from dflash_trt.runtime.slots import DEFAULT_CACHE_GIB
 
 MAX_SIZE = 2**31 - 1
 """Slots and positions are INT32 in both graphs."""
@@ -67,6 +67,8 @@ class LLM:
                 raise RequestError(f"{name}: expected a path or a name, found {shown(path)}")
         pair = CheckedPair.read(Path(engine), str(target))
         length = pair.draft_length(draft_length)
+        from dflash_trt.runtime.session import Session  # it loads torch: seconds
+
         self._session = Session.load(
             pair, num_slots=max_batch_size or pair.default_batch_size, cache_gib=cache_gib, device=device
         )

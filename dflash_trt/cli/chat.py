@@ -52,7 +52,6 @@ def chat(
     from dflash_trt.runtime.checked_pair import CheckedPair
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
     from dflash_trt.runtime.sampling import SamplingParams
-    from dflash_trt.runtime.session import Session
     from dflash_trt.targets.tokenizer import check_chat
 
     params = SamplingParams(**sampling)
@@ -63,6 +62,8 @@ def chat(
     check_chat(pair.tokenizer)
     message = None if sys.stdin.isatty() else _read_message()
     with progress_line(f"loading {target}"):
+        from dflash_trt.runtime.session import Session  # it loads torch: seconds
+
         session = Session.load(pair, num_slots=1, cache_gib=cache_gib, device=device)
     with closing(EmbeddedBackend(session, length)) as backend:
         conversation = Conversation(backend, params, system)

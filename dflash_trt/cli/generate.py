@@ -99,7 +99,6 @@ def _run_engine(
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
     from dflash_trt.runtime.prompts import check_prompt
     from dflash_trt.runtime.ranks.join import join
-    from dflash_trt.runtime.session import Session
 
     with join(tp, device) as ranks:
         pair = CheckedPair.read(engine, target)
@@ -109,6 +108,8 @@ def _run_engine(
             check_prompt(ids, job.params.max_tokens, pair.manifest.draft, pair.target.spec)
         num_slots = min(batch_size, len(job.prompts))  # an idle slot would take memory
         with progress_line(f"loading {target}"):
+            from dflash_trt.runtime.session import Session  # it loads torch: seconds
+
             session = Session.load(pair, num_slots=num_slots, cache_gib=cache_gib, device=device, ranks=ranks)
         if ranks.rank > 0:
             session.follow()

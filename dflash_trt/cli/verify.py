@@ -103,6 +103,7 @@ def verify(
 
     if plot is not None:
         check_replaceable(plot, PICTURE, force=True)
+        import matplotlib  # noqa: F401 - what is missing is said before the work, not after it
 
     from dflash_trt.runtime.prompts import read_prompts
 
@@ -119,9 +120,6 @@ def verify(
     from dflash_trt.measure.verification_report import find_failure
     from dflash_trt.runtime.checked_pair import CheckedPair
     from dflash_trt.runtime.prompts import check_prompt
-
-    if plot is not None:
-        import matplotlib  # noqa: F401 - what is missing is said before the work, not after it
 
     prompts, pair = read_prompts(prompt_file), CheckedPair.read(engine, target)
 

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from dflash_trt import _C
 from dflash_trt.runtime.request import Request
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def accept(request: Request, proposals: Sequence[int], logits: Tensor, greedy: Sequence[int]) -> list[int]:

@@ -18,17 +18,20 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.accept import accept
 from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.metrics import Counts, DecoderMetrics
-from dflash_trt.runtime.pair import Pair
 from dflash_trt.runtime.request import FinishReason, Request
 from dflash_trt.runtime.slots import SlotPool
 from dflash_trt.targets.target import Segment
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dflash_trt.runtime.pair import Pair
 
 DEFAULT_PREFILL_CHUNK = 256
 

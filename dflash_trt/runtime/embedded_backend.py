@@ -19,10 +19,11 @@ from dflash_trt.runtime.metrics import DecoderMetrics
 from dflash_trt.runtime.prompts import prompt_token_ids
 from dflash_trt.runtime.request import FinishReason, Request
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.runtime.session import Session
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from dflash_trt.runtime.session import Session
 
 Put = Callable[[Chunk | Exception], None]
 

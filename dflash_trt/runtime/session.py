@@ -23,7 +23,7 @@ from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow, r
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.runtime.slots import SlotPool
+from dflash_trt.runtime.slots import DEFAULT_CACHE_GIB, SlotPool
 from dflash_trt.runtime.text import TextStream
 from dflash_trt.targets.huggingface import HuggingFaceTarget, load_model, make_target, stop_token_ids
 from dflash_trt.targets.sharding import sharding
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 WARM_UP_TOKENS = 8
-DEFAULT_CACHE_GIB = 4.0
 MAX_CACHE_GIB = 2**20  # a PiB, which no machine has
 NEW_LINE = "\n"
 

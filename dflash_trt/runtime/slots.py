@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import heapq
 
+DEFAULT_CACHE_GIB = 4.0
+"""Room for both caches."""
+
 
 class SlotPool:
     """Slots 0 .. num_slots - 1, and a number of cached tokens that all requests share.
