@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from dflash_trt.cli.output import print_json, progress_line
 from dflash_trt.cli.verify_tables import print_report
@@ -40,13 +41,17 @@ def _share(context: click.Context, parameter: click.Parameter, text: str | None)
 
 @click.command(short_help="Check that an engine is lossless, and what quantisation cost.")
 @click.argument("engine", type=click.Path(path_type=Path))
-@click.option("--target", required=True, help="Target checkpoint: directory or Hugging Face repository id.")
+@click.option("--target", help="Target checkpoint: directory or Hugging Face repository id.")
 @click.option(
     "--prompts",
     "prompt_file",
     type=click.Path(path_type=Path),
-    required=True,
     help='JSONL file: {"prompt": text} or {"token_ids": [...]} a line, optionally with "id".',
+)
+@click.option(
+    "--features",
+    type=click.Path(path_type=Path),
+    help="File that `capture` wrote: its answers are walked in the place of --target and --prompts.",
 )
 @click.option(
     "--reference",
@@ -76,8 +81,9 @@ def _share(context: click.Context, parameter: click.Parameter, text: str | None)
 )
 def verify(
     engine: Path,
-    target: str,
-    prompt_file: Path,
+    target: str | None,
+    prompt_file: Path | None,
+    features: Path | None,
     reference: Path | None,
     chat: bool,
     max_tokens: int,
@@ -89,15 +95,27 @@ def verify(
 
     ENGINE is an engine directory, which runs here, or a deployment, by file or name, which TensorRT-LLM runs.
 
+    With --features nothing but the drafter runs: on captured answers the steps are those of decoding, and the tokens
+    are the target's own.
+
     Exits with 1 when a token differs from plain greedy decoding, or when --max-tau-loss is exceeded.
 
     \b
     Example:
       dflash-trt verify engine --target openai/gpt-oss-120b --prompts prompts.jsonl \\
         --reference engine-bf16 --max-tau-loss 3%
+      dflash-trt verify engine --features features.safetensors --reference engine-bf16
     """
     if max_tau_loss is not None and reference is None:
         raise click.UsageError("--max-tau-loss needs --reference, the engine that tau is compared with")
+    if features is not None:
+        _refuse_beside_features(click.get_current_context())
+        from dflash_trt.cli.verify_features import verify_features
+
+        verify_features(engine, features, reference, max_tau_loss, as_json=as_json)
+        return
+    if target is None or prompt_file is None:
+        raise click.UsageError("expected --target and --prompts, or --features")
     if plot is not None and (plot.suffix != ".png" or not plot.parent.is_dir()):
         raise click.UsageError(f"--plot: expected a .png file in an existing directory, found {plot}")
 
@@ -143,6 +161,15 @@ def verify(
     _warn(report)
     if failure is not None:
         raise failure
+
+
+def _refuse_beside_features(context: click.Context) -> None:
+    """What was said when the features were captured, and what needs a decoding target, is no option here."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        given = context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
+        if given and name in ("target", "prompt_file", "chat", "max_tokens", "plot"):
+            raise click.UsageError(f"{parameter.opts[0]} is for decoding with the target, found --features")
 
 
 def _progress(prompts: list[TokenPrompt]) -> Iterable[TokenPrompt]:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dflash_trt.cli.output import print_table
 
 if TYPE_CHECKING:
     from dflash_trt.measure.drafter_error import DrafterError
+    from dflash_trt.measure.replay_report import ReplayedEngine
     from dflash_trt.measure.verification_report import Comparison, EngineReport, Report
 
 
@@ -23,7 +25,7 @@ def print_report(report: Report) -> None:
     if report.comparison is not None:
         rows += _loss_rows(report.comparison)
     print_table(title, ("", *engines), rows)
-    print_table("acceptance by draft position", ("position", *engines), _acceptance_rows(list(engines.values())))
+    print_table("acceptance by draft position", ("position", *engines), acceptance_rows(list(engines.values())))
     if report.comparison is not None and report.comparison.error is not None:
         error = report.comparison.error
         title = f"relative error against the reference, mean of {error.num_blocks} blocks"
@@ -36,14 +38,15 @@ def _engine_rows(engines: list[EngineReport]) -> list[tuple[str, ...]]:
 
     return [
         ("draft", *(engine.source for engine in engines)),
-        ("quantised", *map(_quantization, engines)),
+        ("quantised", *map(quantization, engines)),
         ("prompts identical", *map(identical, engines)),
         ("verify passes", *(str(engine.steps) for engine in engines)),
         ("tau", *("-" if engine.tau is None else f"{engine.tau:.3f}" for engine in engines)),
     ]
 
 
-def _quantization(engine: EngineReport) -> str:
+def quantization(engine: EngineReport | ReplayedEngine) -> str:
+    """'12 modules NVFP4, FP8 context cache'."""
     parts = [f"{count} modules {algorithm}" for algorithm, count in engine.quantized_modules.items()]
     return ", ".join([*parts, *(["FP8 context cache"] if engine.fp8_kv_cache else [])]) or "no"
 
@@ -60,7 +63,9 @@ def _loss_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     return rows
 
 
-def _acceptance_rows(engines: list[EngineReport]) -> list[tuple[str, ...]]:
+def acceptance_rows(engines: Sequence[EngineReport | ReplayedEngine]) -> list[tuple[str, ...]]:
+    """One row a draft position, one column an engine."""
+
     def cell(share: float | None) -> str:
         return "-" if share is None else f"{share:.1%}"
 

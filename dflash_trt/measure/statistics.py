@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -58,6 +58,16 @@ class TauLoss(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = SEED
 
 
+class Mean(msgspec.Struct, frozen=True, kw_only=True):
+    """A mean over prompts."""
+
+    mean: float
+    low: float | None
+    """Lower end of the interval; None with a single prompt."""
+    high: float | None
+    num_prompts: int
+
+
 def first_difference(expected: Sequence[int], found: Sequence[int]) -> Difference | None:
     """The first place where `found` is not `expected`, a missing or surplus token included."""
     for position in range(max(len(expected), len(found))):
@@ -96,16 +106,37 @@ def tau_loss(taus: Sequence[float], reference_taus: Sequence[float]) -> TauLoss 
     Prompts are drawn with replacement, both taus of a prompt together, RESAMPLES times from a fixed seed.
     """
     pairs = np.array([taus, reference_taus], dtype=np.float64)  # [2, n]
-    count = pairs.shape[1]
-    if count == 0:
+    if pairs.shape[1] == 0:
         return None
-    low = high = None
-    if count > 1:
-        generator = np.random.default_rng(SEED)
-        losses = [_loss(pairs[:, generator.integers(count, size=count)]) for _ in range(RESAMPLES)]
-        tail = (1 - CONFIDENCE) / 2
-        low, high = (float(bound) for bound in np.quantile(losses, [tail, 1 - tail]))
-    return TauLoss(loss=_loss(pairs), low=low, high=high, num_prompts=count)
+    low, high = _interval(_loss, pairs)
+    return TauLoss(loss=_loss(pairs), low=low, high=high, num_prompts=pairs.shape[1])
+
+
+def mean_tau(taus: Sequence[float]) -> Mean | None:
+    """The mean over prompts [n] with its percentile bootstrap interval, as `tau_loss`; None without a prompt."""
+    values = np.array([taus], dtype=np.float64)  # [1, n]
+    if values.size == 0:
+        return None
+    low, high = _interval(_mean, values)
+    return Mean(mean=_mean(values), low=low, high=high, num_prompts=values.size)
+
+
+def _interval(
+    statistic: Callable[[npt.NDArray[np.float64]], float], values: npt.NDArray[np.float64]
+) -> tuple[float | None, float | None]:
+    """Ends of the interval of a statistic of values [m, n] over n prompts; None, None for a single one."""
+    count = values.shape[1]
+    if count == 1:
+        return None, None
+    generator = np.random.default_rng(SEED)
+    resampled = [statistic(values[:, generator.integers(count, size=count)]) for _ in range(RESAMPLES)]
+    tail = (1 - CONFIDENCE) / 2
+    low, high = (float(bound) for bound in np.quantile(resampled, [tail, 1 - tail]))
+    return low, high
+
+
+def _mean(values: npt.NDArray[np.float64]) -> float:
+    return float(values.mean())
 
 
 def _loss(pairs: npt.NDArray[np.float64]) -> float:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.drafter.open import open_drafter
-from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.errors import EngineError, RequestError
+from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.errors import RequestError
+from dflash_trt.measure.comparable import check_reference
 from dflash_trt.measure.drafter_error import ComparingDrafter, exposed_values
 from dflash_trt.measure.statistics import acceptance_by_position, first_difference, tau_loss
 from dflash_trt.measure.verification_report import Comparison, EngineReport, PromptResult, Report, TauDifference
@@ -33,33 +32,6 @@ class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     token_ids: list[int]
-
-
-def check_reference(manifest: Manifest, reference: Manifest, name: str) -> None:
-    """Raises EngineError when `reference`, called `name`, is no measure for `manifest`'s engine.
-
-    model_type may differ: `quantize` writes the one that the layers have, published gpt-oss drafts the target's.
-    """
-    hint = "give --reference an engine built from the unquantised checkpoint of the same draft"
-    for part, kind in (("draft", DraftSpec), ("target", TargetSpec)):
-        for fact in kind.__struct_fields__:
-            if (part, fact) == ("draft", "model_type"):
-                continue
-            expected, found = (getattr(getattr(m, part), fact) for m in (manifest, reference))
-            if expected != found:
-                raise EngineError(
-                    f"reference {name} is an engine of another {part}: {fact}: expected {expected}, found {found}",
-                    hint=hint,
-                )
-    if modules := reference.quantization.modules:
-        module, algorithm = next(iter(modules.items()))
-        raise EngineError(
-            f"reference {name}: expected an unquantised engine, found {algorithm} in {module}"
-            f" ({len(modules)} quantised modules)",
-            hint=hint,
-        )
-    if reference.quantization.fp8_kv_cache:
-        raise EngineError(f"reference {name}: expected an unquantised engine, found an FP8 context cache", hint=hint)
 
 
 class Verification:

@@ -77,7 +77,11 @@ def find_failure(report: Report, max_tau_loss: float | None) -> VerificationErro
             return VerificationError(f"{name}: {_describe_differences(differing, len(report.engine.prompts))}")
     if max_tau_loss is None:
         return None
-    measured = None if report.comparison is None else report.comparison.tau_loss
+    return find_loss(None if report.comparison is None else report.comparison.tau_loss, max_tau_loss)
+
+
+def find_loss(measured: TauLoss | None, max_tau_loss: float) -> VerificationError | None:
+    """What a loss of mean tau exceeds, or that none was measured."""
     if measured is None:
         return VerificationError(
             "tau loss: expected prompts with a verify pass, found none",
