@@ -21,16 +21,17 @@ FloatArray = npt.NDArray[np.float32]
 def build(draft: Path, output: Path, target: Path | None = None) -> Manifest:
     """Builds `draft` for `target`; without one, for a target that has just the facts the draft demands."""
     checkpoint = read_draft(draft)
-    partner = read_target(target) if target else _fitting_target(checkpoint)
+    partner = read_target(target) if target else fitting_target(checkpoint)
     build_engine(checkpoint, partner, output, source=describe_source(checkpoint, str(draft)))
     return read_manifest(output)
 
 
-def _fitting_target(draft: DraftCheckpoint) -> TargetCheckpoint:
+def fitting_target(draft: DraftCheckpoint) -> TargetCheckpoint:
+    """A target that has just the facts that `draft` demands, and no weights."""
     spec = draft.spec
     facts = TargetSpec(
         model_type=spec.model_type,
-        hidden_size=spec.hidden_size,
+        hidden_size=spec.tap_hidden_size or spec.hidden_size,
         num_hidden_layers=spec.num_target_layers or max(spec.target_layer_ids) + 1,
         vocab_size=spec.vocab_size,
         max_position_embeddings=spec.max_position_embeddings,

@@ -12,6 +12,7 @@ import onnx
 from dflash_trt import __version__
 from dflash_trt.builder.tensorrt.reuse import carry_plans
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.checkpoint.draft_spec import D2T
 from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
@@ -122,7 +123,7 @@ def _configuration(draft: DraftCheckpoint) -> list[Path]:
 def _in_stacks(draft: DraftCheckpoint) -> list[Tensor]:
     """The tensors in file order: what one GEMM multiplies lies side by side, the rest follows by name."""
     stacked = [f"{module}.{suffix}" for stack in draft.spec.stacks() for suffix in WEIGHT_SUFFIXES for module in stack]
-    first = [name for name in stacked if name in draft.weights]
+    first = [name for name in (D2T, *stacked) if name in draft.weights]  # d2t is aligned to its 8 bytes only there
     return [draft.weights[name] for name in [*first, *sorted(draft.weights.keys() - set(first))]]
 
 

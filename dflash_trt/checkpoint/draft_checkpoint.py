@@ -12,7 +12,8 @@ import msgspec
 from dflash_trt.checkpoint.dialects import zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.recognise import recognise
-from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
+from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.quantization import FP8, Quantization, Shape, expected_tensors, read_quantization, read_scale
 from dflash_trt.checkpoint.safetensors_file import Tensor
@@ -85,9 +86,11 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
             f"{directory}: expected all tensors in safetensors files, found {', '.join(strays)} (pickle)"
         )
     weights = dialect.canonical(read_weights(directory), spec)
-    quantization = read_quantization(config, spec.linear_modules(), spec.attention_modules(), weights)
+    modules = [*spec.linear_modules(), *([HEAD] if spec.has_own_head else [])]
+    quantization = read_quantization(config, modules, spec.attention_modules(), weights)
     expected = expected_tensors(spec.tensor_shapes(), quantization, spec.attention_modules())
     _check_tensors(directory, expected, weights)
+    head_token_ids(spec, weights)
     return DraftCheckpoint(
         directory=directory,
         spec=spec,

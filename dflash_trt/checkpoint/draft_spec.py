@@ -42,7 +42,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     rope: Rope | None = None
     max_position_embeddings: int | None = None
     vocab_size: int | None = None
-    """The target's vocabulary: the draft borrows its embedding and lm_head."""
+    """V, the target's: what the draft borrows of embedding and lm_head, and what `token_ids` are of."""
     block_size: int
     """S: the last verified token and S - 1 mask tokens."""
     mask_token_id: int | None = None
@@ -117,9 +117,12 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return [stack for pair in zip(qkv, gate_up, strict=True) for stack in pair]
 
     def linear_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Rows and columns of every linear layer, by module, in the order of tensor_shapes; the embedding is none."""
-        shapes = {name: shape for name, shape in self.tensor_shapes().items() if len(shape) == 2}
-        shapes.pop(EMBEDDING, None)
+        """Rows and columns of every linear layer, by module, in the order of tensor_shapes.
+
+        Embedding and lm_head are none: what is said of layers, by recipes for instance, is not meant of them.
+        """
+        vocabulary = (EMBEDDING, f"{HEAD}.weight")
+        shapes = {name: s for name, s in self.tensor_shapes().items() if len(s) == 2 and name not in vocabulary}
         return {name.removesuffix(".weight"): shape for name, shape in shapes.items()}
 
     def linear_modules(self) -> list[str]:
@@ -148,6 +151,11 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         for layer in range(self.num_layers):
             shapes |= self._layer_shapes(layer)
         return shapes
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether proposals come from an lm_head of the draft's own."""
+        return self.draft_vocab_size is not None
 
     @property
     def has_d2t(self) -> bool:

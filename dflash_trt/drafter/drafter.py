@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.drafter.context_cache import ContextCache
+from dflash_trt.drafter.embedding import DraftEmbedding
 from dflash_trt.drafter.executor import DraftInputs, Executor
 
 INITIAL_ROWS = 512
@@ -19,23 +20,28 @@ INITIAL_ROWS = 512
 class Drafter:
     """A context for each slot, and one pass for the blocks of all of them. No call waits for a GPU on its own."""
 
-    def __init__(self, executor: Executor, spec: DraftSpec, cache: ContextCache) -> None:
-        """`cache` is the one that `executor` is bound to."""
+    def __init__(
+        self, executor: Executor, spec: DraftSpec, cache: ContextCache, embedding: DraftEmbedding | None = None
+    ) -> None:
+        """`cache` is the one that `executor` is bound to; `embedding` what the draft has of its own."""
         self.executor = executor
         self.spec = spec
         self.cache = cache
+        self.embedding = embedding or DraftEmbedding(spec.mask_token_id)
         self.cache_bytes_per_token = cache.bytes_per_token
         """What one context row of one slot takes."""
         self._offsets = torch.arange(spec.block_size, dtype=torch.int32, device=executor.device)
 
     @classmethod
-    def open(cls, executor: Executor, spec: DraftSpec, *, num_slots: int = 1) -> Drafter:
+    def open(
+        cls, executor: Executor, spec: DraftSpec, *, num_slots: int = 1, embedding: DraftEmbedding | None = None
+    ) -> Drafter:
         """Loads the executor and gives it a context cache. Raises what `Executor.cache_rows` and `load` raise."""
         num_rows = executor.cache_rows(num_slots)
         executor.load()
         cache = ContextCache(spec, num_slots, num_rows or INITIAL_ROWS, executor.cache_dtype, executor.device)
         executor.bind(cache.k, cache.v)
-        return cls(executor, spec, cache)
+        return cls(executor, spec, cache, embedding)
 
     def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: Tensor) -> None:
         """Appends context rows made from the taps [T, A*H] of T verified tokens.
@@ -56,6 +62,10 @@ class Drafter:
         In their dtype. Changes no context.
         """
         return self.executor.draft(self.inputs(slots, noise_embeds))
+
+    def propose(self, slots: Sequence[int], noise_embeds: Tensor) -> Tensor:
+        """Proposals [B, S-1] int64 of the same blocks, by the draft's own head. Changes no context."""
+        return self.executor.propose(self.inputs(slots, noise_embeds))
 
     def inputs(self, slots: Sequence[int], noise_embeds: Tensor) -> DraftInputs:
         """What `draft` gives the executor."""

@@ -62,3 +62,6 @@ class Executor(Protocol):
 
     def draft(self, inputs: DraftInputs) -> Tensor:
         """hidden [B, S, H] in the dtype of `noise_embeds`, B >= 1; the bound caches are only read."""
+
+    def propose(self, inputs: DraftInputs) -> Tensor:
+        """The proposals [B, S-1] int64 of a draft with a head of its own, from the same pass."""

@@ -16,6 +16,7 @@ from dflash_trt.engine.manifest import Manifest
 from dflash_trt.graph.ort_session import graph_session
 
 NUMPY_TYPES = {torch.float32: np.float32, torch.int32: np.int32}
+PROPOSALS = "token_ids"
 
 
 class OnnxExecutor:
@@ -70,19 +71,26 @@ class OnnxExecutor:
 
     def draft_values(self, inputs: DraftInputs, names: Sequence[str]) -> list[Tensor]:
         """The named values of one pass as `draft` makes it, each [B, S, H] FLOAT."""
-        feed = {
+        B, S, H = inputs.noise_embeds.shape
+        shapes = {name: (B, S, H) if name == "hidden" else (B * S, H) for name in names}
+        return [value.view(B, S, H) for value in self._run("draft", self._feed(inputs), shapes)]
+
+    def propose(self, inputs: DraftInputs) -> Tensor:
+        """Proposals [B, S-1]."""
+        B, S, _ = inputs.noise_embeds.shape
+        return self._run("draft", self._feed(inputs), {PROPOSALS: (B, S - 1)})[0].long()
+
+    def _feed(self, inputs: DraftInputs) -> dict[str, Tensor]:
+        return {
             "noise_embeds": inputs.noise_embeds.float(),
             "positions": inputs.positions.int(),
             "slot_ids": inputs.slot_ids.int(),
             "context_lengths": inputs.context_lengths.int(),
             **self._caches,
         }
-        B, S, H = inputs.noise_embeds.shape
-        shapes = {name: (B, S, H) if name == "hidden" else (B * S, H) for name in names}
-        return [value.view(B, S, H) for value in self._run("draft", feed, shapes)]
 
     def _run(self, graph: str, inputs: Mapping[str, Tensor], outputs: Mapping[str, Sequence[int]]) -> list[Tensor]:
-        """Runs a graph; `outputs` are the names and shapes of FLOAT values to return."""
+        """Runs a graph; `outputs` are the names and shapes of values to return: FLOAT ones, and token ids."""
         session = self._sessions[graph]
         binding = session.io_binding()
         device, index = self.device.type, self.device.index or 0
@@ -91,8 +99,9 @@ class OnnxExecutor:
             binding.bind_input(name, device, index, NUMPY_TYPES[tensor.dtype], tensor.shape, tensor.data_ptr())
         results = []
         for name, shape in outputs.items():
-            result = torch.empty(shape, device=self.device)
-            binding.bind_output(name, device, index, np.float32, result.shape, result.data_ptr())
+            dtype = torch.int32 if name == PROPOSALS else torch.float32
+            result = torch.empty(shape, dtype=dtype, device=self.device)
+            binding.bind_output(name, device, index, NUMPY_TYPES[dtype], result.shape, result.data_ptr())
             results.append(result)
         if device == "cuda":
             torch.cuda.current_stream(self.device).synchronize()  # ONNX Runtime computes on a stream of its own

@@ -87,11 +87,18 @@ class TensorRTExecutor:
 
     def draft(self, inputs: DraftInputs) -> Tensor:
         """hidden [B, S, H]."""
+        return self._run_draft(inputs, "hidden", inputs.noise_embeds.dtype)
+
+    def propose(self, inputs: DraftInputs) -> Tensor:
+        """Proposals [B, S-1]."""
+        return self._run_draft(inputs, "token_ids", torch.int64)
+
+    def _run_draft(self, inputs: DraftInputs, output: str, dtype: torch.dtype) -> Tensor:
         draft = self._bound_draft()
         most = draft.sizes[-1]
         with self._launcher.queued():
             parts = [
-                _draft_part(draft, DraftInputs(*(tensor[begin : begin + most] for tensor in inputs)))
+                _draft_part(draft, DraftInputs(*(tensor[begin : begin + most] for tensor in inputs)), output, dtype)
                 for begin in range(0, len(inputs.slot_ids), most)
             ]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -119,7 +126,7 @@ class TensorRTExecutor:
             )
 
 
-def _draft_part(draft: PlanRunner, inputs: DraftInputs) -> Tensor:
+def _draft_part(draft: PlanRunner, inputs: DraftInputs, output: str, dtype: torch.dtype) -> Tensor:
     B, tensors = len(inputs.slot_ids), draft.tensors
     for name, value in inputs._asdict().items():
         tensors[name][:B].copy_(value)
@@ -127,4 +134,4 @@ def _draft_part(draft: PlanRunner, inputs: DraftInputs) -> Tensor:
         for name in ("slot_ids", "context_lengths"):  # rows without context cost no reading of the cache
             tensors[name][B : B + padding].zero_()
     draft.run(B)
-    return tensors["hidden"][:B].to(inputs.noise_embeds.dtype, copy=True)
+    return tensors[output][:B].to(dtype, copy=True)

@@ -42,7 +42,8 @@ def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool) -> dict[str, Gr
 
     context: target_hidden [T, A*H], positions [T] -> k, v [T, L, G, D].
     draft: noise_embeds [B, S, H], positions [B, S], k_cache, v_cache [slots, L, C_max, G, D], slot_ids [B],
-    context_lengths [B] -> hidden [B, S, H].
+    context_lengths [B] -> hidden [B, S, H], and with a head of the draft's own token_ids [B, S-1]: its proposals, in
+    the target's count.
     """
     L, G, D, H = spec.num_layers, spec.num_key_value_heads, spec.head_dim, spec.hidden_size
     S = spec.block_size
@@ -66,6 +67,9 @@ def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool) -> dict[str, Gr
             port("slot_ids", INT32, "B"),
             port("context_lengths", INT32, "B"),
         ),
-        outputs=(port("hidden", COMPUTE, "B", S, H),),
+        outputs=(
+            port("hidden", COMPUTE, "B", S, H),
+            *([port("token_ids", INT32, "B", spec.num_draft_tokens)] if spec.has_own_head else []),
+        ),
     )
     return {"context": context, "draft": draft}

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import onnx
+from onnx import TensorProto
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.checkpoint.draft_spec import HEAD
+from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
 from dflash_trt.graph.layers import rms_norm, rotary_rows, swiglu
 from dflash_trt.graph.linear import linear
 from dflash_trt.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, rounded
@@ -16,10 +19,11 @@ PLUGIN_VERSION = "1"
 
 def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
     """noise_embeds [B, S, H], positions [B, S], caches [slots, L, C_max, G, D], slot_ids [B],
-    context_lengths [B] -> hidden [B, S, H], as `graph_signatures` has them.
+    context_lengths [B] -> hidden [B, S, H], and token_ids [B, S-1] where the draft has a head of its own, as
+    `graph_signatures` has them.
 
-    The caches are read only: the block's own K and V live for this pass and are never stored. Embedding and
-    lm_head stay the target's; row 0 of a block predicts the token already known, proposals are rows 1 to S-1.
+    The caches are read only: the block's own K and V live for this pass and are never stored. Row 0 of a block
+    predicts the token already known, proposals are rows 1 to S-1.
     Between the attention nodes the residual stream has one row a token, [B*S, H].
     """
     spec = draft.spec
@@ -42,8 +46,29 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
         h = swiglu(g, h, f"{layer}.mlp", spec.intermediate_size)
         hidden = g.named("Add", hidden, h, name=output_name(i))
 
-    g.output(g.reshape(rms_norm(g, hidden, "norm", spec.rms_norm_eps), [-1, S, H]), "hidden")
+    hidden = g.reshape(rms_norm(g, hidden, "norm", spec.rms_norm_eps), [-1, S, H])
+    g.output(hidden, "hidden")
+    if spec.has_own_head:
+        g.output(_proposals(g, hidden, draft), "token_ids")
     return g.model()
+
+
+def _proposals(g: GraphBuilder, hidden: str, draft: DraftCheckpoint) -> str:
+    """The tokens [B, S-1] INT32 whose logits are the largest in rows 1 to S-1 of hidden [B, S, H].
+
+    output_multiplier and final_logit_softcapping keep the order of logits, and so are left out.
+    """
+    spec = draft.spec
+    K, H = spec.num_draft_tokens, spec.hidden_size
+    with g.scope(HEAD):
+        _, rows = g.split(g.reshape(hidden, [-1, spec.block_size * H]), [H, K * H])
+        logits = g.op("Cast", linear(g, g.reshape(rows, [-1, H]), HEAD), to=TensorProto.FLOAT)  # [B*K, V']
+        best = g.op("ArgMax", logits, axis=-1, keepdims=0)
+        if (token_ids := head_token_ids(spec, draft.weights)) is not None:
+            best = g.op("Gather", g.constant(token_ids), best, axis=0)
+        else:
+            best = g.op("Cast", best, to=TensorProto.INT32)
+        return g.reshape(best, [-1, K])
 
 
 def output_name(layer: int) -> str:

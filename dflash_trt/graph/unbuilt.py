@@ -17,9 +17,6 @@ def refuse_unbuilt(spec: DraftSpec) -> None:
         "tap_norms": spec.tap_norms,
         "context_input_layernorm": spec.context_input_layernorm,
         "attention_gate": spec.attention_gate is not None,
-        "own_embedding": spec.own_embedding,
-        "mask_embedding": spec.mask_embedding,
-        "draft_vocab_size": spec.draft_vocab_size is not None,
         "rope.partial_rotary_factor": spec.rope.partial_rotary_factor != 1,
     }
     for feature, needed in unbuilt.items():

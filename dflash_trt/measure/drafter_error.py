@@ -55,7 +55,7 @@ class ComparingDrafter(Drafter):
     """
 
     def __init__(self, drafter: Drafter, reference: Drafter) -> None:
-        super().__init__(drafter.executor, drafter.spec, drafter.cache)
+        super().__init__(drafter.executor, drafter.spec, drafter.cache, drafter.embedding)
         self.cache_bytes_per_token += reference.cache_bytes_per_token
         self._reference = reference
         self._values = [*exposed_values(self.spec), "hidden"]
@@ -69,10 +69,13 @@ class ComparingDrafter(Drafter):
 
     def draft(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
         """The drafter's hidden [B, S, H] for noise_embeds [B, S, H]; compares every BLOCKS_APART-th block."""
-        if self._blocks % BLOCKS_APART == 0:
-            self._compare(slots, noise_embeds)
-        self._blocks += 1
+        self._count(slots, noise_embeds)
         return super().draft(slots, noise_embeds)
+
+    def propose(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
+        """The proposals [B, S-1] of the drafter's own head; compares as `draft` does."""
+        self._count(slots, noise_embeds)
+        return super().propose(slots, noise_embeds)
 
     def release(self, slot: int) -> None:
         """Empties a slot's context and counts blocks from 0 again."""
@@ -90,6 +93,11 @@ class ComparingDrafter(Drafter):
         rows = zip(outputs, context[:num_layers], context[num_layers:], strict=True)
         layers = [LayerError(layer=i, output=output, k=k, v=v) for i, (output, k, v) in enumerate(rows)]
         return DrafterError(num_blocks=len(self._errors), layers=layers, hidden=hidden)
+
+    def _count(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> None:
+        if self._blocks % BLOCKS_APART == 0:
+            self._compare(slots, noise_embeds)
+        self._blocks += 1
 
     def _compare(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> None:
         found, expected = (self._values_of(drafter, slots, noise_embeds) for drafter in (self, self._reference))

@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
-from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.draft_spec import EMBEDDING, MASK_EMBEDDING, DraftSpec
+from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graph.context_graph import context_graph
 from dflash_trt.graph.draft_graph import draft_graph
@@ -111,14 +112,17 @@ class Replayer:
     """The draft's own graphs on the CPU, unquantised, with the linear layers' inputs as further outputs."""
 
     def __init__(self, draft: DraftCheckpoint, mask_embedding: torch.Tensor) -> None:
-        """`mask_embedding` [H]."""
+        """`mask_embedding` [H] is the target's; what the draft has of its own takes its place."""
         if draft.quantization.modules or draft.quantization.fp8_kv_cache:
             raise CheckpointError(
                 f"{draft.directory}: expected an unquantised draft to calibrate, found a quantised one",
                 hint="give the checkpoint that it was made from",
             )
         self._spec = draft.spec
-        self._mask = mask_embedding.float().numpy()
+        self._table = map_tensor(draft.weights[EMBEDDING]) if draft.spec.own_embedding else None
+        self._mask = mask_embedding.float().numpy() if self._table is None else self._own(draft.spec.mask_token_id)
+        if draft.spec.mask_embedding:
+            self._mask = as_float32(map_tensor(draft.weights[MASK_EMBEDDING]))
         self.context_readers = _context_readers(draft.spec)
         self.block_readers = _block_readers(draft.spec)
         placed = _at_real_files(draft)
@@ -140,7 +144,10 @@ class Replayer:
         """
         S = self._spec.block_size
         noise = np.tile(self._mask, (len(anchors), S, 1))  # [B, S, H]
-        noise[:, 0] = sequence.embeddings[anchors - sequence.prompt_length].float().numpy()
+        if self._table is None:
+            noise[:, 0] = sequence.embeddings[anchors - sequence.prompt_length].float().numpy()
+        else:
+            noise[:, 0] = self._own(sequence.tokens.numpy()[anchors])
         lengths = anchors.astype(np.int32)
         feed = {
             "noise_embeds": noise,
@@ -151,6 +158,11 @@ class Replayer:
             "context_lengths": lengths,
         }
         return _run(self._draft, feed)
+
+    def _own(self, token_ids: NDArray[np.int64] | int) -> FloatArray:
+        """Rows of the draft's own embedding."""
+        assert self._table is not None
+        return as_float32(self._table[token_ids])
 
 
 def _context_readers(spec: DraftSpec) -> dict[str, list[str]]:

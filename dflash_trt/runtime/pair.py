@@ -52,7 +52,10 @@ class LocalPair:
         spec = self._drafter.spec
         masks = [spec.mask_token_id] * (spec.block_size - 1)
         blocks = torch.tensor([[anchor, *masks] for anchor in anchors])
-        hidden = self._drafter.draft(slots, self._target.embed(blocks))
+        embeds = self._drafter.embedding.rows(blocks, self._target.embed)
+        if spec.has_own_head:
+            return self._drafter.propose(slots, embeds)
+        hidden = self._drafter.draft(slots, embeds)
         # Row 0 predicts the token already known; proposals begin at row 1.
         return self._target.logits(hidden[:, 1:]).argmax(dim=-1)
 

@@ -48,5 +48,13 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
             f"{directory}: expected plans with a BF16 context cache for engine mode, found FP8",
             hint="build with the recipe without +fp8-kv",
         )
+    draft = manifest.draft
+    own = {"embed_tokens": draft.own_embedding, "mask_embedding": draft.mask_embedding, "lm_head": draft.has_own_head}
+    if found := [name for name, has_it in own.items() if has_it]:
+        raise EngineError(
+            f"{directory}: expected a draft without embedding and lm_head of its own for engine mode, whose worker"
+            f" computes with the target's, found {' and '.join(found)}",
+            hint="decode with the engine here (dflash-trt generate), or let TensorRT-LLM load the checkpoint itself",
+        )
     executor = TensorRTExecutor(directory, manifest, CurrentStreamLauncher())
     return EngineDrafter(draft_config, manifest.draft, executor)

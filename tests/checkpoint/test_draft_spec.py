@@ -49,9 +49,10 @@ def test_sinks_are_by_layer(spec: DraftSpec) -> None:
     assert dict(changed.tensor_shapes().items() - spec.tensor_shapes().items()) == {"layers.0.self_attn.sinks": (N,)}
 
 
-def test_the_embedding_is_no_linear_layer(spec: DraftSpec) -> None:
+def test_embedding_and_head_are_no_linear_layers(spec: DraftSpec) -> None:
+    """Recipes say of all linear layers how they are quantised."""
     changed = msgspec.structs.replace(spec, own_embedding=True, draft_vocab_size=20)
-    assert set(changed.linear_modules()) - set(spec.linear_modules()) == {"lm_head"}
+    assert changed.linear_modules() == spec.linear_modules()
 
 
 def test_json_says_only_what_is_unusual(spec: DraftSpec) -> None:

@@ -75,6 +75,9 @@ def output_shapes(node: onnx.NodeProto, inputs: Sequence[Shape], constants: Sequ
             return [_concat(inputs, attributes["axis"])]
         case "Transpose":
             return [tuple(x[axis] for axis in attributes["perm"])]
+        case "ArgMax":
+            _expect(attributes["axis"] == -1 and attributes["keepdims"] == 0, "ArgMax of another axis")
+            return [x[:-1]]
         case "Gather":
             return [(*inputs[1], *x[1:])]
         case "ReduceMean":

@@ -80,6 +80,8 @@ class Checker:
                 yield from self._dynamic_quantize(node, attributes, types)
                 self.types[node.output[1]] = "FP8"
                 result = "FP4"
+            case "ArgMax":
+                result = "INT64"
             case op_type if op_type not in KEEPS_TYPE | {ATTENTION}:
                 yield f"{op_type}: this check does not know its rules"
         if node.op_type in SAME_TYPE and len(set(types)) > 1:

@@ -27,6 +27,7 @@ from tests.contract.recorder import VERSIONS, Recorder
 from tests.decoding import greedy
 from tests.drafter.planned import executor_of, planned_drafter
 from tests.engines import build
+from tests.featured import build_featured, featured_draft
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
 
@@ -95,6 +96,24 @@ def test_ragged_steps_as_onnx_runtime(built: Path, manifest: Manifest, random: C
     blocks = random(1, spec.block_size, spec.hidden_size)
     assert close(ours.draft([1], blocks), theirs.draft([1], blocks))
     assert not close(ours.draft([0], blocks), theirs.draft([1], blocks))
+
+
+def test_proposals_of_a_draft_with_its_own_head(
+    tmp_path: Path, recorder: Recorder, random: Callable[..., torch.Tensor]
+) -> None:
+    """The same pass returns them, in parts where the batch is larger than a plan."""
+    draft = featured_draft(DRAFT, tmp_path / "draft", {"draft_vocab_size": 1024})
+    build_featured(draft, tmp_path / "engine", TARGET)
+    add_plans(tmp_path / "engine", OPTIONS)
+    ours, theirs = drafters(tmp_path / "engine", read_manifest(tmp_path / "engine"))
+    slots, blocks = [0, 1, 2, 0, 1, 2, 0], random(7, draft.spec.block_size, draft.spec.hidden_size)
+    taps = random(6, draft.spec.target_hidden_size)
+    for drafter in (ours, theirs):
+        drafter.inject([0, 2], [4, 2], taps)
+    proposals = ours.propose(slots, blocks)
+    assert (proposals.dtype, proposals.shape) == (torch.int64, (7, draft.spec.num_draft_tokens))
+    assert (proposals == theirs.propose(slots, blocks)).float().mean() > 0.95  # BF16 may decide between two equals
+    assert close(ours.draft(slots, blocks), theirs.draft(slots, blocks))
 
 
 def test_larger_batches_than_a_plan_has(built: Path, manifest: Manifest, random: Callable[..., torch.Tensor]) -> None:

@@ -21,8 +21,7 @@ SPEC = read_draft(Path(FIXTURES / "tiny-qwen3-dflash")).spec
     "facts",
     [
         {"biases": ("fc",)}, {"value_scale": 0.5}, {"tap_hidden_size": 8}, {"tap_norms": True},
-        {"context_input_layernorm": True}, {"attention_gate": "per_head"}, {"own_embedding": True},
-        {"mask_embedding": True}, {"draft_vocab_size": 9},
+        {"context_input_layernorm": True}, {"attention_gate": "per_head"},
     ],
     ids=lambda facts: next(iter(facts)),
 )  # fmt: skip

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.quantization import Quantization
@@ -26,6 +27,7 @@ from tests.cli.commands import run
 from tests.cli.test_exit_codes import WITHOUT
 from tests.decoding import generate
 from tests.engines import build
+from tests.featured import featured_draft
 from tests.fixtures_data import PAIRS
 from tests.paths import FIXTURES
 from tests.quantize.feature_samples import Facts, Tensors, edit
@@ -198,6 +200,29 @@ def test_ranges(name: str, features: dict[str, Path], calibrators: ModuleType) -
     attention = draft.spec.attention_modules()
     assert ranges.k == tuple(largest[f"{layer}.k"] for layer in attention)
     assert ranges.v == tuple(largest[f"{layer}.v"] for layer in attention)
+
+
+def test_a_drafts_own_embedding_is_what_blocks_begin_with(features: dict[str, Path], tmp_path: Path) -> None:
+    """The rows in the file are the target's: the same where the draft's are those, and else not looked at."""
+    target = load_file(FIXTURES / "tiny-qwen3" / "model.safetensors")["model.embed_tokens.weight"].bfloat16()
+    row = torch.randn(128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    mine = target.clone()
+    mine[1] = row
+
+    def values(name: str, table: torch.Tensor, **facts: object) -> np.ndarray:
+        tensors = {"embed_tokens.weight": table} if facts.get("own_embedding") else {}
+        tensors |= {"mask_embedding": row} if facts.get("mask_embedding") else {}
+        draft = featured_draft(FIXTURES / "tiny-qwen3-dflash", tmp_path / name, facts, tensors)
+        with open_features(features["tiny-qwen3"], draft.spec) as file:
+            replayer, first = Replayer(draft, file.mask_embedding()), next(iter(file.sequences()))
+            kv = replayer.context(first)
+            return replayer.blocks(first, choose_anchors(first, 0), kv["k"], kv["v"])["hidden"]
+
+    borrowed = values("borrowed", target)
+    assert np.array_equal(values("same", target, own_embedding=True), borrowed)
+    own = values("own", mine, own_embedding=True)
+    assert np.abs(own - borrowed).max() > 0.1
+    assert np.array_equal(values("row", target, mask_embedding=True), own)
 
 
 def test_a_layer_of_zeros_has_the_range_0(features: dict[str, Path], tmp_path: Path, calibrators: ModuleType) -> None:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,9 +62,10 @@ def reference_greedy(
     prompt_ids: Sequence[int],
     max_new_tokens: int,
     eos_ids: Sequence[int] = (),
+    features: dict[str, Any] | None = None,
 ) -> ReferenceRun:
-    """Greedy DFlash generation; the target is any transformers causal LM."""
-    drafter = ReferenceDrafter.load(draft_dir)
+    """Greedy DFlash generation with any causal LM of transformers; `features` as ReferenceDrafter.load has them."""
+    drafter = ReferenceDrafter.load(draft_dir, features)
     config = json.loads((Path(draft_dir) / "config.json").read_text())
     taps, mask = (config["dflash_config"][key] for key in ("target_layer_ids", "mask_token_id"))
     block_size = config["dflash_config"].get("block_size", config.get("block_size"))
@@ -77,8 +79,10 @@ def reference_greedy(
         num_context = len(tokens) - 1  # the last token has no features yet: it is the anchor
         block = [tokens[-1]] + [mask] * (block_size - 1)
         k, v = drafter.context_kv(features[:num_context], np.arange(num_context))
-        hidden = drafter.draft(embed[block], k, v, np.arange(num_context, num_context + block_size))
-        proposed: list[int] = (hidden[1:] @ head.T).argmax(axis=-1).tolist()
+        rows = drafter.embeddings(block, mask, embed)
+        hidden = drafter.draft(rows, k, v, np.arange(num_context, num_context + block_size))
+        borrowed: list[int] = (hidden[1:] @ head.T).argmax(axis=-1).tolist()
+        proposed = drafter.proposals(hidden) if "lm_head.weight" in drafter.tensors else borrowed
 
         choices, features = target_forward(target, tokens + proposed, taps)
         verified = choices[num_context:]  # the target's token behind the anchor, behind slot 1, ..

@@ -155,10 +155,16 @@ class ReferenceDrafter:
     num_kv_heads: int
     head_dim: int
     eps: float
+    embedding_scale: float = 1.0
+    output_multiplier: float = 1.0
+    softcap: float | None = None
 
     @staticmethod
-    def load(checkpoint_dir: Path | str) -> "ReferenceDrafter":
-        """Reads config.json and model.safetensors of a z-lab v1 checkpoint (qwen3 or gpt_oss)."""
+    def load(checkpoint_dir: Path | str, features: dict[str, Any] | None = None) -> "ReferenceDrafter":
+        """Reads config.json and model.safetensors of a z-lab v1 checkpoint (qwen3 or gpt_oss).
+
+        `features` are fields of this class, for drafts of other dialects.
+        """
         path = Path(checkpoint_dir)
         config = json.loads((path / "config.json").read_text())
         stored = load_file(path / "model.safetensors")
@@ -172,6 +178,7 @@ class ReferenceDrafter:
             num_kv_heads=config["num_key_value_heads"],
             head_dim=head_dim,
             eps=config["rms_norm_eps"],
+            **(features or {}),
         )
 
     def norm(self, name: str, x: Array) -> Array:
@@ -228,7 +235,7 @@ class ReferenceDrafter:
         self, noise_embeds: Array, context_k: Array, context_v: Array, positions: npt.NDArray[np.int64]
     ) -> list[Array]:
         """The residual stream [S, H] after each of the L layers, before the final norm."""
-        x = np.asarray(noise_embeds, dtype=np.float64)  # [S, H]
+        x = np.asarray(noise_embeds, dtype=np.float64) * self.embedding_scale  # [S, H]
         outputs = []
         for layer in range(len(self.rules)):
             context = context_k[:, layer], context_v[:, layer]  # [C, G, D] each
@@ -237,6 +244,24 @@ class ReferenceDrafter:
             x = x + self.mlp(layer, self.norm(f"layers.{layer}.post_attention_layernorm", x))
             outputs.append(x)
         return outputs
+
+    def proposals(self, hidden: Array) -> list[int]:
+        """The S-1 tokens that the draft's own head proposes after rows 1.. of hidden [S, H], in the target's count.
+
+        logits_processor.py of vLLM 0.32: multiplier, then cap; qwen3_dflash.py compute_logits: row i is i + d2t[i].
+        """
+        logits = hidden[1:] @ self.tensors["lm_head.weight"].T * self.output_multiplier
+        if self.softcap is not None:
+            logits = self.softcap * np.tanh(logits / self.softcap)
+        best = logits.argmax(axis=-1)
+        return (best + self.tensors["d2t"][best].astype(int) if "d2t" in self.tensors else best).tolist()
+
+    def embeddings(self, block: list[int], mask: int, borrowed: Array) -> Array:
+        """[S, H] of a block's tokens: the draft's own table, else the target's `borrowed`; then its own mask row."""
+        rows = self.tensors.get("embed_tokens.weight", borrowed)[block]
+        if "mask_embedding" in self.tensors:
+            rows = np.where(np.array(block)[:, None] == mask, self.tensors["mask_embedding"], rows)
+        return rows
 
     def draft(self, noise_embeds: Array, context_k: Array, context_v: Array, positions: npt.NDArray[np.int64]) -> Array:
         """Block embeddings [S, H] at positions [S] over context k, v [C, L, G, D] -> final-normed [S, H]."""

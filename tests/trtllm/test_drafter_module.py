@@ -29,6 +29,7 @@ from tests.contract.machine import pretend
 from tests.contract.recorder import VERSIONS
 from tests.decoding import greedy
 from tests.engines import build
+from tests.featured import build_featured, featured_draft
 from tests.fixtures_data import PAIRS, prompts
 from tests.paths import FIXTURES
 from tests.trtllm.decoding import Decoding, Trace, decode
@@ -208,6 +209,16 @@ def test_refusals(session: Session, engine: Path, tmp_path: Path, monkeypatch: p
         small.drafter._bind(small.k_cache, small.v_cache)
     assert refused.value.hint is not None
     assert f"--max-batch-size {BATCH + 1}" in refused.value.hint
+
+
+def test_a_draft_with_its_own_head_is_refused(tmp_path: Path) -> None:
+    """The worker would take the target's, and say nothing."""
+    facts = {"draft_vocab_size": 1024, "own_embedding": True}
+    draft = featured_draft(FIXTURES / "tiny-qwen3-dflash", tmp_path / "draft", facts)
+    build_featured(draft, tmp_path / "engine", FIXTURES / "tiny-qwen3")
+    spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(tmp_path / "engine"))
+    with pytest.raises(EngineError, match="found embed_tokens and lm_head"):
+        build_draft_model(SimpleNamespace(spec_config=spec_config), None, None, None)
 
 
 def test_an_fp8_context_cache_is_refused(tmp_path: Path) -> None:

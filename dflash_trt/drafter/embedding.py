@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Embeddings of blocks: the draft's own rows where it has them, and the target's for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from dflash_trt.checkpoint.draft_spec import EMBEDDING, MASK_EMBEDDING, DraftSpec
+from dflash_trt.checkpoint.weights import SINGLE
+
+Embed = Callable[[Tensor], Tensor]
+
+
+class DraftEmbedding:
+    """What an engine holds of an embedding: a whole table, the row of the mask token, both, or neither."""
+
+    def __init__(self, mask_token_id: int, table: Tensor | None = None, mask_row: Tensor | None = None) -> None:
+        """`table` is [V, H], `mask_row` [H], any floats."""
+        self._mask_token_id = mask_token_id
+        self._table = table
+        self._mask_row = mask_row
+
+    @classmethod
+    def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> DraftEmbedding:
+        """That of the directory `engine`, in the dtype it has there; on a CPU it stays in the file."""
+        wanted = {EMBEDDING: spec.own_embedding, MASK_EMBEDDING: spec.mask_embedding}
+        tensors = _read(engine / SINGLE, [name for name, has_it in wanted.items() if has_it], device)
+        return cls(spec.mask_token_id, tensors.get(EMBEDDING), tensors.get(MASK_EMBEDDING))
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes of the device's memory."""
+        return sum(tensor.nbytes for tensor in (self._table, self._mask_row) if tensor is not None)
+
+    def rows(self, token_ids: Tensor, borrowed: Embed) -> Tensor:
+        """Embeddings [..., H] of token ids [...] int64; `borrowed` is the target's embedding, own rows are FLOAT."""
+        if self._table is None:
+            rows = borrowed(token_ids)
+        else:
+            rows = torch.nn.functional.embedding(token_ids.to(self._table.device), self._table).float()
+        if self._mask_row is None:
+            return rows
+        is_mask = (token_ids == self._mask_token_id).to(rows.device)
+        return torch.where(is_mask[..., None], self._mask_row.to(rows), rows)
+
+
+def _read(file: Path, names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
+    if not (names := list(names)):
+        return {}
+    with safe_open(file, framework="pt", device=str(device)) as tensors:
+        return {name: tensors.get_tensor(name) for name in names}
