@@ -37,7 +37,7 @@ from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.slots import SlotPool
-from dflash_trt.targets.huggingface import HuggingFaceTarget
+from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.target import Segment, Target
 
 FEATURES = Kind(

@@ -31,6 +31,7 @@ class RecordedTarget:
     """
 
     cache_bytes_per_token = 0
+    cache_bytes_per_slot = 0
 
     def __init__(self, file: FeatureFile, numbers: Sequence[int]) -> None:
         """`numbers`: of the sequences, in the order in which slots take them."""

@@ -25,7 +25,8 @@ from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.slots import DEFAULT_CACHE_GIB, SlotPool
 from dflash_trt.runtime.text import TextStream
-from dflash_trt.targets.huggingface import HuggingFaceTarget, load_model, make_target, stop_token_ids
+from dflash_trt.targets.huggingface import load_model, make_target, stop_token_ids
+from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.sharding import sharding
 from dflash_trt.targets.tokenizer import encode, encode_chat
 
@@ -237,9 +238,10 @@ class Session:
 
     @property
     def _num_tokens(self) -> int:
-        """Tokens that the caches of target and drafter may hold in all."""
+        """Tokens that the caches of target and drafter may hold in all, beside the target's recurrent state."""
         bytes_per_token = self.target.cache_bytes_per_token + self.drafter.cache_bytes_per_token
-        return int(self.cache_gib * 2**30 / bytes_per_token)
+        room = self.cache_gib * 2**30 - self.num_slots * self.target.cache_bytes_per_slot
+        return max(0, int(room / bytes_per_token))
 
     def _slots(self) -> SlotPool:
         return SlotPool(self.num_slots, self._num_tokens)

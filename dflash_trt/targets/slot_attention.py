@@ -28,8 +28,9 @@ class Group:
 
     rows: slice
     """Of the pass."""
+    slot_ids: list[int]
     slots: slice | Tensor
-    """A slice where the slots stand in order: then the cache is read in place."""
+    """The same; a slice where they stand in order: then the cache is read in place."""
     num_segments: int
     num_tokens: int
     """n, of each segment."""
@@ -156,6 +157,7 @@ def _group(begins: Sequence[tuple[int, int]], num_tokens: int, first_row: int, p
     in_order = slots == list(range(slots[0], slots[0] + len(slots)))
     return Group(
         rows=rows,
+        slot_ids=slots,
         slots=slice(slots[0], slots[-1] + 1) if in_order else torch.tensor(slots, device=positions.device),
         num_segments=len(begins),
         num_tokens=num_tokens,

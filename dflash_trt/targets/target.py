@@ -36,6 +36,8 @@ class Target(Protocol):
 
     cache_bytes_per_token: int
     """What one token of one sequence takes in the cache."""
+    cache_bytes_per_slot: int
+    """What a slot takes however long its sequence is: recurrent state, and its copy from before the last segment."""
 
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         """Appends each segment to its slot's sequence; a slot occurs at most once."""
@@ -47,7 +49,7 @@ class Target(Protocol):
         """Empties a slot."""
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Input embeddings [..., H] of token ids [...] int64."""
+        """Rows [..., H] of the embedding table for token ids [...] int64, without the factor that Gemma gives them."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The lm_head's logits [..., V] for hidden states [..., H]."""

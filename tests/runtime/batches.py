@@ -18,7 +18,9 @@ from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.slots import SlotPool
-from dflash_trt.targets.huggingface import PackedTarget, SequentialTarget, load_model
+from dflash_trt.targets.huggingface import load_model
+from dflash_trt.targets.packed_target import PackedTarget
+from dflash_trt.targets.sequential_target import SequentialTarget
 from tests.decoding import greedy, open_without_tokenizer
 from tests.engines import build
 from tests.fixtures_data import prompts

@@ -40,6 +40,17 @@ MLA = {
     **{"head_dim": 8, "num_key_value_heads": 4, "moe_intermediate_size": 16, "n_shared_experts": 1},
 }
 
+GEMMA_4: dict[str, Any] = {
+    **{"sliding_window": WINDOW, "layer_types": ALTERNATING, "global_head_dim": 24, "final_logit_softcapping": 2.0},
+    "hidden_size_per_layer_input": 0,
+}
+PER_LAYER_EMBEDDINGS = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE}
+KIMI_LINEAR = {
+    **{"layer_types": ["linear_attention", "full_attention"] * 2, "moe_intermediate_size": 16},
+    **{"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12, "num_key_value_heads": 4},
+    **{"linear_head_dim": 8, "linear_num_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
 
 def random_model(model_type: str, **settings: Any) -> PreTrainedModel:
     """With weights so large that attention is far from uniform, and no two norms or sinks alike."""

@@ -12,22 +12,20 @@ from transformers import DynamicCache
 
 from dflash_trt.errors import CheckpointError
 from dflash_trt.targets import slot_attention
-from dflash_trt.targets.huggingface import (
-    PACKED_MODEL_TYPES,
-    HuggingFaceTarget,
-    PackedTarget,
-    SequentialTarget,
-    can_pack,
-    make_target,
-)
+from dflash_trt.targets.huggingface import PACKED_MODEL_TYPES, can_pack, make_target
+from dflash_trt.targets.packed_target import PackedTarget
+from dflash_trt.targets.running_model import HuggingFaceTarget
+from dflash_trt.targets.sequential_target import SequentialTarget
 from dflash_trt.targets.target import Segment
 from tests.targets.families import (
     ALTERNATING,
     EXPERTS,
+    GEMMA_4,
     LINEAR,
     LLAMA_3_ROPE,
     MLA,
     NUM_SLOTS,
+    PER_LAYER_EMBEDDINGS,
     ROUTED,
     TAPS,
     VOCAB_SIZE,
@@ -44,11 +42,16 @@ PACKED: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", MLA | ROUTED),
     "gemma2": ("gemma2", {"sliding_window": WINDOW, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 9}),
     "gemma3_text": ("gemma3_text", {"sliding_window": WINDOW, "layer_types": ALTERNATING}),
+    "gemma4": ("gemma4_text", GEMMA_4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4-moe": ("gemma4_text", GEMMA_4 | {"enable_moe_block": True, "top_k_experts": 2, **EXPERTS}),
+    "gemma4-small": ("gemma4_text", GEMMA_4 | {"num_kv_shared_layers": 2, **PER_LAYER_EMBEDDINGS}),
     "glm4_moe": ("glm4_moe", ROUTED | {"moe_intermediate_size": 16, "n_shared_experts": 1, "use_qk_norm": True}),
     "gpt_oss": ("gpt_oss", {"sliding_window": WINDOW, **EXPERTS}),
+    "laguna": ("laguna", EXPERTS | {"sliding_window": WINDOW, "layer_types": ALTERNATING}),
     "llama": ("llama", {"tie_word_embeddings": True}),
     "llama-3": ("llama", {"rope_parameters": LLAMA_3_ROPE}),
     "llama-biased": ("llama", {"attention_bias": True, "num_key_value_heads": 4}),
+    "minimax_m2": ("minimax_m2", EXPERTS),
     "mistral": ("mistral", {"sliding_window": WINDOW}),
     "mistral-full": ("mistral", {"sliding_window": None}),
     "mixtral": ("mixtral", {"sliding_window": WINDOW, **EXPERTS}),
@@ -57,10 +60,13 @@ PACKED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window": ("qwen2", {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 2}),
     "qwen3": ("qwen3", {"rope_parameters": YARN}),
     "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
-}
-SEQUENTIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("qwen3_next", {**EXPERTS, **LINEAR, "shared_expert_intermediate_size": 16}),
     "qwen3_5": ("qwen3_5_text", LINEAR),
+    "qwen3_5_moe": ("qwen3_5_moe_text", {**EXPERTS, **LINEAR, "shared_expert_intermediate_size": 16}),
+}
+SEQUENTIAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": PACKED["qwen3_next"],
+    "qwen3_5": PACKED["qwen3_5"],
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
     "diffllama": ("diffllama", {}),
     "doge": ("doge", {}),
@@ -107,7 +113,7 @@ def test_a_sequential_pass_is_the_models_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("name", ["gpt_oss", "gemma2"])
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "qwen3_5"])
 @pytest.mark.usefixtures("small_cache")
 def test_any_history(name: str, seed: int) -> None:
     model_type, settings = PACKED[name]
@@ -146,9 +152,29 @@ def test_bytes_per_token_are_those_of_k_and_v(target_type: type[HuggingFaceTarge
         assert latent.cache_bytes_per_token == 4 * (4 * 4 * (16 + 12))
 
 
-def test_state_of_fixed_size_is_not_counted() -> None:
-    target = make_target(random_model(*SEQUENTIAL["qwen3_5"][:1], **SEQUENTIAL["qwen3_5"][1]), TAPS, NUM_SLOTS)
+@pytest.mark.parametrize("target_type", [PackedTarget, SequentialTarget])
+def test_state_of_fixed_size_is_counted_for_each_slot(target_type: type[HuggingFaceTarget]) -> None:
+    """Twice, because a rollback needs the state before the last segment."""
+    model_type, settings = PACKED["qwen3_5"]
+    target = target_type(random_model(model_type, **settings), TAPS, NUM_SLOTS)
     assert target.cache_bytes_per_token == 4 * (2 * 2 * (16 + 16))
+    channels, kernel = 2 * 2 * 8 + 4 * 8, 4
+    columns = kernel - 1 if target_type is PackedTarget else kernel  # transformers keeps one that it never reads
+    assert target.cache_bytes_per_slot == 2 * 2 * 4 * (channels * columns + 4 * 8 * 8)
+    assert target_type(random_model("qwen3"), TAPS, NUM_SLOTS).cache_bytes_per_slot == 0
+
+
+def test_a_gemma_that_looks_ahead_is_refused() -> None:
+    model = random_model("gemma4_text", **GEMMA_4, use_bidirectional_attention="all")
+    with pytest.raises(CheckpointError, match="gemma4_text: its output would change with rejected drafts"):
+        make_target(model, TAPS, NUM_SLOTS)
+
+
+def test_embeddings_are_the_rows_of_the_table() -> None:
+    """Gemma multiplies them on the way into its first layer; a draft says its own factor."""
+    model = random_model("gemma4_text", **GEMMA_4)
+    ids = torch.tensor([[3, 5], [0, 63]])
+    torch.testing.assert_close(PackedTarget(model, TAPS, NUM_SLOTS).embed(ids), model.model.embed_tokens.weight[ids])
 
 
 def test_a_model_whose_tokens_cannot_be_taken_back_is_refused() -> None:
@@ -156,12 +182,12 @@ def test_a_model_whose_tokens_cannot_be_taken_back_is_refused() -> None:
     refusal = "model_type: expected a model from whose cache transformers can take tokens back, found"
     with pytest.raises(CheckpointError, match=f"{refusal} bert: its output would change with rejected drafts"):
         make_target(random_model("bert"), TAPS, NUM_SLOTS)
-    model_type, settings = SEQUENTIAL["qwen3_5"]
+    model_type, settings = SEQUENTIAL["qwen3_next"]
     with (
         patch.object(DynamicCache, "is_croppable", PropertyMock(return_value=True)),
         pytest.raises(CheckpointError, match=f"{refusal} {model_type}"),
     ):
-        make_target(random_model(model_type, **settings), TAPS, NUM_SLOTS)
+        SequentialTarget(random_model(model_type, **settings), TAPS, NUM_SLOTS)
 
 
 def test_a_model_with_a_cache_of_its_own_is_refused() -> None:

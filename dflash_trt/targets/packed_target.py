@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A target that runs all requests in one pass, their rows end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from dflash_trt.targets.delta_net import DeltaNets
+from dflash_trt.targets.refusal import refusing
+from dflash_trt.targets.running_model import HuggingFaceTarget
+from dflash_trt.targets.slot_attention import IMPLEMENTATION, Pass, SlotCache
+from dflash_trt.targets.target import Segment, Verified
+
+
+class PackedTarget(HuggingFaceTarget):
+    """All segments in one forward call, their rows end to end."""
+
+    def __init__(self, model: PreTrainedModel, target_layer_ids: Sequence[int], num_slots: int) -> None:
+        """Replaces the model's attention: the model serves nobody else from here on.
+
+        Raises CheckpointError for a model that its configuration keeps from computing a token.
+        """
+        super().__init__(model, target_layer_ids)
+        model.set_attn_implementation(IMPLEMENTATION)
+        self._cache = SlotCache(num_slots, model.device)
+        self._delta_nets = DeltaNets(model, num_slots)
+        self._lengths = [0] * num_slots
+        with refusing(model.name_or_path, "a model that computes a token"):
+            self.verify([Segment(slot=0, token_ids=[0], num_logits=0)], with_taps=False)
+        self.release(0)
+        self.cache_bytes_per_token = self._cache.bytes_per_token
+        self.cache_bytes_per_slot = self._delta_nets.bytes_per_slot
+
+    @torch.inference_mode()
+    def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
+        """Appends all segments in one forward call."""
+        self._delta_nets.settle()
+        current = Pass(segments, [self._lengths[segment.slot] for segment in segments], self.model.device)
+        token_ids: list[int] = []
+        logits_rows: list[int] = []
+        for segment in segments:
+            token_ids += segment.token_ids
+            logits_rows += range(len(token_ids) - segment.num_logits, len(token_ids))
+        verified = self._forward(
+            token_ids,
+            logits_rows,
+            with_taps=with_taps,
+            position_ids=current.positions[None],
+            use_cache=False,
+            slot_cache=self._cache,
+            slot_pass=current,
+        )
+        for segment in segments:
+            self._lengths[segment.slot] += len(segment.token_ids)
+            self._delta_nets.appended(segment.slot, len(segment.token_ids))
+        return verified
+
+    def rollback(self, slot: int, num_tokens: int) -> None:
+        """Shortens the sequence: rows behind it are overwritten by the next segment, recurrent state is replayed."""
+        self._lengths[slot] -= num_tokens
+        self._delta_nets.rollback(slot, num_tokens)
+
+    def release(self, slot: int) -> None:
+        """Empties a slot."""
+        self._lengths[slot] = 0
+        self._cache.clear(slot)
+        self._delta_nets.clear(slot)

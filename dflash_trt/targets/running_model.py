@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What both ways to run a target share: embeddings, lm_head and taps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from dflash_trt.errors import CheckpointError
+from dflash_trt.targets.target import Segment, Verified
+
+
+class HuggingFaceTarget:
+    """What both ways to run a model share: embeddings, lm_head and taps."""
+
+    cache_bytes_per_token: int
+    cache_bytes_per_slot: int
+
+    def __init__(self, model: PreTrainedModel, target_layer_ids: Sequence[int]) -> None:
+        self.model = model
+        self._embedding = model.get_input_embeddings()
+        self._embed_scale = float(getattr(self._embedding, "embed_scale", 1.0))  # Gemma's table multiplies by sqrt(H)
+        self._lm_head = model.get_output_embeddings()
+        # hidden_states[0] are the embeddings: decoder layer i's output stands at i + 1 (trap 1).
+        self._taps = [layer + 1 for layer in target_layer_ids]
+
+    def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
+        """One pass over the segments."""
+        raise NotImplementedError
+
+    def rollback(self, slot: int, num_tokens: int) -> None:
+        """Takes tokens of the slot's last segment back."""
+        raise NotImplementedError
+
+    def release(self, slot: int) -> None:
+        """Empties a slot."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Rows [..., H] of the embedding table as they are stored: a draft says its own factor."""
+        embeddings: torch.Tensor = self._embedding(token_ids.to(self.model.device))
+        return embeddings if self._embed_scale == 1 else embeddings / self._embed_scale
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The lm_head's logits [..., V]."""
+        logits: torch.Tensor = self._lm_head(hidden)
+        return logits
+
+    def head(self) -> dict[str, torch.Tensor]:
+        """The lm_head's tensors: `lm_head` [V, H], and `lm_head_bias` [V] where it has one.
+
+        Raises CheckpointError for a head that is more than a matrix.
+        """
+        if type(self._lm_head) is not torch.nn.Linear:
+            raise CheckpointError(
+                f"{self.model.name_or_path}: expected an lm_head that is a linear layer, found"
+                f" {type(self._lm_head).__name__}"
+            )
+        bias = {} if self._lm_head.bias is None else {"lm_head_bias": self._lm_head.bias.detach()}
+        return {"lm_head": self._lm_head.weight.detach(), **bias}
+
+    def _forward(
+        self, token_ids: Sequence[int], logits_rows: Sequence[int], *, with_taps: bool, **inputs: Any
+    ) -> Verified:
+        """One forward call over `token_ids`, logits behind the rows `logits_rows`."""
+        output = self.model(
+            torch.tensor([token_ids], device=self.model.device),
+            output_hidden_states=with_taps,
+            logits_to_keep=torch.tensor(logits_rows, dtype=torch.int64, device=self.model.device),
+            **inputs,
+        )
+        if not with_taps:
+            return Verified(logits=output.logits[0], taps=torch.empty(len(token_ids), 0))
+        taps = [output.hidden_states[tap][0] for tap in self._taps]
+        return Verified(logits=output.logits[0], taps=torch.cat(taps, dim=-1))
