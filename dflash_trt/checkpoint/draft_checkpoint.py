@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.checkpoint.dialects import zlab
+from dflash_trt.checkpoint.dialects import mimo, own
 from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.recognise import recognise
 from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
@@ -17,7 +17,6 @@ from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.quantization import FP8, Quantization, Shape, expected_tensors, read_quantization, read_scale
 from dflash_trt.checkpoint.safetensors_file import Tensor
-from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
 
 TORCH_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -55,11 +54,8 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(read_scale(self.weights[name]) for name in names)
 
     def canonical_config(self) -> dict[str, object]:
-        """config.json in z-lab's layout, to which the canonical names of `weights` belong; as it is where it is that.
-
-        Raises CheckpointError for a fact for which that layout has no words.
-        """
-        return self.config.values() if self.dialect.is_canonical else zlab.spell(self.spec, self._dtype())
+        """config.json in the layout to which the canonical names of `weights` belong; as it is where it is that."""
+        return self.config.values() if self.dialect.is_canonical else own.spell(self.spec, self._dtype())
 
     def _dtype(self) -> str:
         """torch's name of the type that most dense tensors are of."""
@@ -80,12 +76,10 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
     """
     config = config or Facts.load(directory / "config.json")
     dialect = recognise(config)
-    spec = dialect.read(config)
-    if strays := sorted(path.name for path in directory.glob("*.pt")):
-        raise CheckpointError(
-            f"{directory}: expected all tensors in safetensors files, found {', '.join(strays)} (pickle)"
-        )
-    weights = dialect.canonical(read_weights(directory), spec)
+    _refuse_pickles(directory)
+    stored = dialect.load(directory)
+    spec = dialect.read(config, stored)
+    weights = dialect.canonical(stored, spec)
     modules = [*spec.linear_modules(), *([HEAD] if spec.has_own_head else [])]
     quantization = read_quantization(config, modules, spec.attention_modules(), weights)
     expected = expected_tensors(spec.tensor_shapes(), quantization, spec.attention_modules())
@@ -99,6 +93,17 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
         weights=weights,
         dialect=dialect,
     )
+
+
+def _refuse_pickles(directory: Path) -> None:
+    """Raises CheckpointError for a tensor outside of safetensors files; one of the same name takes its place."""
+    strays = sorted(path for path in directory.glob("*.pt") if not path.with_suffix(".safetensors").is_file())
+    if strays:
+        raise CheckpointError(
+            f"{directory}: expected all tensors in safetensors files, found"
+            f" {', '.join(path.name for path in strays)} (pickle)",
+            hint=mimo.CONVERSION if strays[0].name == mimo.PICKLED_MASK else None,
+        )
 
 
 def _check_tensors(

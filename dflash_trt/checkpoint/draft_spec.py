@@ -197,7 +197,8 @@ class DraftSpec(PartialDraftSpec, frozen=True, kw_only=True, forbid_unknown_fiel
     rms_norm_eps: float
     rope: Rope
     max_position_embeddings: int
-    vocab_size: int
+    vocab_size: int | None
+    """None where the checkpoint does not say it: the target's, whatever that is."""
     mask_token_id: int
     num_target_layers: int | None
     """None where the checkpoint does not say it."""

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+PARTIAL = "partial_rotary_factor"
+
+
 class Yarn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="yarn"):
     """YaRN (arXiv 2309.00071): interpolates low frequencies, keeps high ones, scales attention."""
 
@@ -99,15 +102,21 @@ def read_rope(config: Facts) -> Rope:
 
     Raises CheckpointError for a rope type that is not known, or a key that its type needs and is not there.
     """
-    if "partial_rotary_factor" in config and config.number("partial_rotary_factor") != 1:
-        raise config.error("partial_rotary_factor", "1 (rotary over the whole head)")
     if "rope_parameters" in config:
         section = config.section("rope_parameters")
         if not section.agrees(config, "rope_theta"):
             raise config.error("rope_theta", "the same value as in rope_parameters.rope_theta")
-        return Rope(theta=_read_theta(section), scaling=_read_scaling(section))
-    scaling = _read_scaling(config.section("rope_scaling")) if "rope_scaling" in config else None
-    return Rope(theta=_read_theta(config), scaling=scaling)
+        if not section.agrees(config, PARTIAL):
+            raise config.error(PARTIAL, f"the same value as in rope_parameters.{PARTIAL}")
+        part = _read_part(section if PARTIAL in section else config)
+        return Rope(theta=_read_theta(section), scaling=_read_scaling(section), partial_rotary_factor=part)
+    scaling = None
+    if "rope_scaling" in config:
+        section = config.section("rope_scaling")
+        if PARTIAL in section and section.number(PARTIAL) != _read_part(config):
+            raise section.error(PARTIAL, f"the same value as {PARTIAL} at the top level")
+        scaling = _read_scaling(section)
+    return Rope(theta=_read_theta(config), scaling=scaling, partial_rotary_factor=_read_part(config))
 
 
 def spell_rope(rope: Rope) -> dict[str, object]:
@@ -116,7 +125,15 @@ def spell_rope(rope: Rope) -> dict[str, object]:
     if rope.scaling is not None:
         kind = "yarn" if isinstance(rope.scaling, Yarn) else "llama3"
         scaling = {"rope_type": kind, **msgspec.structs.asdict(rope.scaling)}
-    return {"rope_theta": rope.theta, "rope_scaling": scaling}
+    part = {PARTIAL: rope.partial_rotary_factor} if rope.partial_rotary_factor != 1 else {}
+    return {"rope_theta": rope.theta, "rope_scaling": scaling, **part}
+
+
+def _read_part(section: Facts) -> float:
+    part = section.number(PARTIAL, default=1)
+    if part > 1:
+        raise section.error(PARTIAL, "a number > 0 and at most 1")
+    return part
 
 
 def _read_theta(section: Facts) -> float:
@@ -128,8 +145,6 @@ def _read_theta(section: Facts) -> float:
 
 def _read_scaling(section: Facts) -> Yarn | Llama3 | None:
     type_key = "rope_type" if "rope_type" in section else "type"  # "type" is the older spelling
-    if "partial_rotary_factor" in section and section.number("partial_rotary_factor") != 1:
-        raise section.error("partial_rotary_factor", "1 (rotary over the whole head)")
     match section.text(type_key, choices=("default", "yarn", "llama3")):
         case "yarn":
             return _read_yarn(section)

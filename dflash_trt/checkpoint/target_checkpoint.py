@@ -95,8 +95,10 @@ def check_pair(draft: DraftSpec, target: TargetSpec, *, draft_name: str, target_
     borrows = not draft.own_embedding or draft.draft_vocab_size is None
     if draft.hidden_size != target.hidden_size and borrows:
         raise refuse("hidden_size, as embedding and lm_head are the target's", target.hidden_size, draft.hidden_size)
-    if draft.vocab_size != target.vocab_size:
+    if draft.vocab_size not in (None, target.vocab_size):
         raise refuse("vocab_size", target.vocab_size, draft.vocab_size)
+    if draft.mask_token_id >= target.vocab_size:
+        raise refuse("mask_token_id", f"a token id below {target.vocab_size}", draft.mask_token_id)
     if draft.num_target_layers not in (None, target.num_hidden_layers):
         raise refuse("num_target_layers", target.num_hidden_layers, draft.num_target_layers)
     if max(draft.target_layer_ids) >= target.num_hidden_layers:

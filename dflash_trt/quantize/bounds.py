@@ -7,6 +7,7 @@ Cauchy-Schwarz,
     |x_i|              <= sqrt(H) max |g|                             inputs of q, k, v, gate and up
     |(W x + b)_j|      <= sqrt(H) |g * W_j| + |b_j|                   V, and so o_proj's input, a mean of V
     |silu(a_i) u_i|    <= H/2 (|g * A_i| |g * U_i| + |(g * A_i).(g * U_i)|)      down_proj's input; a = A x, u = U x
+    softplus(G x)_j    <= sqrt(H) |g * G_j| + ln 2                    Laguna's gate, on o_proj's input
     |K_i|              <= sqrt(D) max |k_norm| * attention_factor     K after norm and rotation
 
 where the third holds for a_i > 0, and for the rest |silu(a_i)| < 0.2785. Nothing can exceed these, so nothing is
@@ -46,13 +47,18 @@ def ranges_from_weights(draft: DraftCheckpoint) -> Ranges:
     context = np.abs(_vector(draft, "hidden_norm.weight"))
     for layer, attention in enumerate(spec.attention_modules()):
         block = np.abs(_vector(draft, f"layers.{layer}.input_layernorm.weight"))
-        both = np.maximum(block, context)  # k and v read normed features and the normed block
+        # k and v read normed features, which this layer's norm may go over once more, and the normed block
+        both = block if spec.context_input_layernorm else np.maximum(block, context)
         inputs[f"{attention}.q_proj"] = root * float(block.max())
         inputs[f"{attention}.k_proj"] = inputs[f"{attention}.v_proj"] = root * float(both.max())
-        v.append(_projection_bound(draft, f"{attention}.v_proj", both))
+        v.append(_projection_bound(draft, f"{attention}.v_proj", both) * spec.value_scale)
         inputs[f"{attention}.o_proj"] = v[-1]
+        if spec.attention_gate is not None:
+            inputs[f"{attention}.g_proj"] = inputs[f"{attention}.q_proj"]
+            inputs[f"{attention}.o_proj"] *= _projection_bound(draft, f"{attention}.g_proj", block) + math.log(2)
         k_norm = np.abs(_vector(draft, f"{attention}.k_norm.weight"))
-        k.append(math.sqrt(spec.head_dim) * float(k_norm.max()) * spec.rope.attention_factor)
+        turned = max(1, spec.rope.attention_factor) if spec.rope.partial_rotary_factor < 1 else spec.rope.attention_factor
+        k.append(math.sqrt(spec.head_dim) * float(k_norm.max()) * turned)
 
         mlp = f"layers.{layer}.mlp"
         norm = np.abs(_vector(draft, f"layers.{layer}.post_attention_layernorm.weight"))
@@ -81,14 +87,18 @@ def _projection_bound(draft: DraftCheckpoint, module: str, norm: NDArray[np.floa
 
 
 def _swiglu_bound(draft: DraftCheckpoint, mlp: str, norm: NDArray[np.float32]) -> float:
-    """max_i of the bound on |silu(gate_i) up_i|."""
+    """max_i of the bound on |silu(gate_i) up_i|; with biases, of the looser one of two magnitudes."""
     gate, up = (map_tensor(draft.weights[f"{mlp}.{x}_proj.weight"]) for x in ("gate", "up"))
+    root = math.sqrt(norm.size)
+    if any(f"{mlp}.{x}_proj.bias" in draft.weights for x in ("gate", "up")):
+        largest_gate, largest_up = (_projection_bound(draft, f"{mlp}.{x}_proj", norm) for x in ("gate", "up"))
+        return max(largest_gate, SILU_MINIMUM) * largest_up
     largest = 0.0
     for a, u in zip(_rows(gate), _rows(up), strict=True):
         a, u = a * norm, u * norm
         a_length, u_length = np.linalg.norm(a, axis=1), np.linalg.norm(u, axis=1)
         # a u has either sign: u may turn with -u, so the dot product counts by its magnitude.
         product = norm.size / 2 * (a_length * u_length + np.abs(np.einsum("ij,ij->i", a, u)))
-        negative = SILU_MINIMUM * math.sqrt(norm.size) * u_length
+        negative = SILU_MINIMUM * root * u_length
         largest = max(largest, float(np.maximum(product, negative).max()))
     return largest

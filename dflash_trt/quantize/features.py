@@ -164,9 +164,9 @@ class FeatureFile:
                 f" {sequence.prompt_length}"
             )
         low, high = int(sequence.tokens.min()), int(sequence.tokens.max())
-        if low < 0 or high >= self._spec.vocab_size:
+        if low < 0 or high >= self.facts.target.vocab_size:
             raise CheckpointError(
-                f"{self.file}: tokens.{i}: expected token ids from 0 to {self._spec.vocab_size - 1}, found"
+                f"{self.file}: tokens.{i}: expected token ids from 0 to {self.facts.target.vocab_size - 1}, found"
                 f" {low if low < 0 else high}"
             )
         self._check_end(i, sequence.tokens[length:].tolist())

@@ -11,6 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.checkpoint.samples import edit_tensors
 from tests.reference.synthetic import write_random_draft
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -82,3 +86,114 @@ def write_jetspec(path: Path) -> Path:
     """A draft with a causal block, as JetSpec's training writes it."""
     write_random_draft(path, dialect="qwen3")
     return respell(path, lambda config: config | {"dflash_config": config["dflash_config"] | {"causal_head": True}})
+
+
+def write_nemotron(path: Path) -> Path:
+    """A draft with its own embedding, with the keys of NVIDIA's Nemotron-3.5 drafts, and the block_size they lack."""
+    write_random_draft(path, dialect="qwen3")
+    yarn = {"factor": 128.0, "original_max_position_embeddings": 64, "rope_theta": 10000, "rope_type": "yarn"}
+
+    def change(config: Config) -> Config:
+        section = {"attention_sink_bias": False, "causal": False, "use_swa": False, "sample_from_anchor": False}
+        for key in ("rope_scaling", "num_target_layers", "use_sliding_window"):
+            del config[key]
+        return config | {
+            "attention_sink_bias": False, "dflash_query_causal": False, "draft_vocab_size": None,
+            "dspark_fixup_head_type": None, "dspark_markov_rank": None, "has_embed_tokens": True, "has_lm_head": False,
+            "eagle_aux_hidden_state_layer_ids": [2, 3, 4], "mask_token_id": 95, "num_aux_layers": 3, "pard_token": 95,
+            "rope_parameters": yarn, "rope_theta": 10000, "target_layer_ids": [1, 2, 3], "train_embed_tokens": False,
+            "sample_from_anchor": False, "use_cache": False, "dflash_config": config["dflash_config"] | section,
+        }  # fmt: skip
+
+    add_random(path, {"embed_tokens.weight": (96, 48)})
+    return respell(path, change)
+
+
+def write_speculators_vocabulary(path: Path, *, rows: int = 40) -> Path:
+    """A Speculators draft with embedding and lm_head of its own, for `rows` tokens of the vocabulary."""
+    write_speculators(path, draft_vocab_size=rows)
+    add_random(path, {"embed_tokens.weight": (96, 48), "lm_head.weight": (rows, 48)})
+    tokens = torch.randperm(96, generator=torch.Generator().manual_seed(5))[:rows].sort().values
+    t2d = torch.zeros(96, dtype=torch.bool)
+    t2d[tokens] = True
+    return edit_tensors(path, lambda tensors: tensors.update(d2t=tokens - torch.arange(rows), t2d=t2d))
+
+
+def write_laguna(path: Path) -> Path:
+    """A draft as poolside publishes those of Laguna-XS-2.1 and Laguna-S-2.1."""
+    write_random_draft(path, dialect="qwen3", layer_types=[SLIDING] * 3, sliding_window=7)
+    add_random(path, {f"layers.{i}.self_attn.g_proj.weight": (4, 48) for i in range(3)})
+    add_random(path, {f"aux_hidden_norms.{i}.weight": (48,) for i in range(3)}, seed=1)
+    edit_tensors(path, _fuse)
+
+    def change(config: Config) -> Config:
+        section = config["dflash_config"] | {"causal": True, "block_size": config.pop("block_size")}
+        section["num_target_layers"] = config.pop("num_target_layers")
+        for key in ("rope_scaling", "use_sliding_window", "eos_token_id"):
+            del config[key]
+        config["torch_dtype"] = config.pop("dtype")
+        return config | {
+            "architectures": ["DFlashLagunaForCausalLM"], "model_type": "laguna", "gating": "per-head",
+            "draft_vocab_size": 96, "eagle_aux_hidden_state_layer_ids": [2, 3, 4], "num_experts": 0,
+            "dflash_config": section,
+        }  # fmt: skip
+
+    return respell(path, change)
+
+
+def _fuse(tensors: dict[str, torch.Tensor]) -> None:
+    for i in range(3):
+        parts = [tensors.pop(f"layers.{i}.self_attn.{x}_proj.weight") for x in "qkv"]
+        tensors[f"layers.{i}.self_attn.qkv_proj.weight"] = torch.cat(parts)
+
+
+def write_mimo(path: Path) -> Path:
+    """A draft as Xiaomi publishes MiMo-V2.6-Flash-RL's in `dflash/`, its mask embedding as safetensors."""
+    write_random_draft(path, dialect="qwen3", layer_types=[SLIDING] * 3, sliding_window=7, is_causal=False)
+    add_random(path, {f"layers.{i}.self_attn.attention_sink_bias": (4,) for i in range(3)})
+    weights = path / "model.safetensors"
+    index = dict.fromkeys(load_file(weights), "dflash_draft_model.safetensors")
+    weights.rename(path / "dflash_draft_model.safetensors")
+    text = json.dumps({"metadata": {"total_size": 0}, "weight_map": index})
+    (path / "model.safetensors.index.json").write_text(text)
+    mask = torch.randn(48, generator=torch.Generator().manual_seed(2)).bfloat16()
+    save_file({"mask_embedding": mask}, path / "mask_embedding.safetensors")
+
+    def change(config: Config) -> Config:
+        section = config["dflash_config"] | {
+            "num_anchors": 4096, "block_size": 6, "attention_value_scale": 0.612, "attention_sink_bias": True,
+        }  # fmt: skip
+        for key in ("model_type", "rope_scaling"):
+            del config[key]
+        return config | {
+            "add_swa_attention_sink_bias": True, "v_head_dim": 16, "partial_rotary_factor": 0.5,
+            "target_hidden_size": 48, "dflash_config": section,
+        }  # fmt: skip
+
+    return respell(path, change)
+
+
+def write_muse_glimmer(path: Path) -> Path:
+    """A draft as transformers 5.23 saves a MuseGlimmerAssistantModel."""
+    write_random_draft(path, dialect="qwen3", layer_types=MIXED, sliding_window=7)
+    names = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+    edit_tensors(path, lambda tensors: tensors.update({new: tensors.pop(old) for old, new in names.items()}))
+
+    def change(config: Config) -> Config:
+        dflash = config.pop("dflash_config")
+        for key in ("attention_bias", "num_target_layers", "rope_scaling", "use_sliding_window", "vocab_size"):
+            del config[key]
+        return config | dflash | {
+            "architectures": ["MuseGlimmerAssistantModel"], "model_type": "muse_glimmer_assistant",
+            "attention_dropout": 0, "bos_token_id": 0, "pad_token_id": 1,
+            "rope_parameters": {"rope_theta": config.pop("rope_theta"), "rope_type": "default"},
+        }  # fmt: skip
+
+    return respell(path, change)
+
+
+def add_random(directory: Path, shapes: dict[str, tuple[int, ...]], *, seed: int = 0) -> None:
+    """Adds BF16 tensors, far from 0 and 1, to model.safetensors."""
+    generator = torch.Generator().manual_seed(100 + seed)
+    new = {name: (0.5 + 0.5 * torch.randn(shape, generator=generator)).bfloat16() for name, shape in shapes.items()}
+    edit_tensors(directory, lambda tensors: tensors.update(new))

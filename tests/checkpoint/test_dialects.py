@@ -4,23 +4,37 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from dflash_trt.checkpoint.dialects import zlab
+from dflash_trt.checkpoint.dialects import mimo, own, zlab
 from dflash_trt.checkpoint.dialects.recognise import DIALECTS, is_draft, recognise
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftLayer
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
-from tests.checkpoint.dialect_samples import MIXED, write_jetspec, write_modelopt, write_speculators
+from tests.checkpoint.dialect_samples import (
+    MIXED,
+    write_jetspec,
+    write_laguna,
+    write_mimo,
+    write_modelopt,
+    write_muse_glimmer,
+    write_nemotron,
+    write_speculators,
+    write_speculators_vocabulary,
+)
 from tests.checkpoint.samples import edit_config, edit_tensors, refusal
 from tests.paths import FIXTURES
+from tests.quantize.samples import raw
 from tests.reference.synthetic import write_random_draft
 
 WRITERS: dict[str, Callable[[Path], Path]] = {
@@ -28,6 +42,13 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "modelopt": write_modelopt,
     "jetspec": write_jetspec,
     "speculators": write_speculators,
+    "laguna": write_laguna,
+    "mimo": write_mimo,
+    "muse_glimmer": write_muse_glimmer,
+}
+MORE: dict[str, Callable[[Path], Path]] = {
+    "nemotron": write_nemotron,
+    "speculators_vocabulary": write_speculators_vocabulary,
 }
 
 
@@ -40,6 +61,22 @@ def test_each_is_recognised_as_itself(name: str, tmp_path: Path) -> None:
     config = Facts.load(WRITERS[name](tmp_path / name) / "config.json")
     assert is_draft(config)
     assert recognise(config).name == name
+
+
+@pytest.mark.parametrize("name", [*WRITERS, *MORE])
+def test_each_is_read_and_its_facts_survive_our_own_layout(name: str, tmp_path: Path) -> None:
+    draft = read_draft((WRITERS | MORE)[name](tmp_path / name))
+    config = Facts(own.spell(draft.spec, "bfloat16"), tmp_path / "config.json")
+    assert recognise(config).read(config, {}) == draft.spec
+
+
+@pytest.mark.parametrize("name", [*WRITERS, *MORE])
+def test_each_is_quantised_without_a_fact_or_a_tensor_lost(name: str, tmp_path: Path) -> None:
+    source = read_draft((WRITERS | MORE)[name](tmp_path / name))
+    quantize_checkpoint(source, load_recipe("fp8"), tmp_path / "fp8")
+    quantised = read_draft(tmp_path / "fp8")
+    assert msgspec.structs.replace(quantised.spec, model_type=source.spec.model_type) == source.spec
+    assert source.weights.keys() <= quantised.weights.keys()
 
 
 def test_dialects_are_recognised_by_one_name_each() -> None:
@@ -70,7 +107,8 @@ WRONG: list[tuple[str, object, str]] = [
     ("mask_token_id", None, "mask_token_id: expected an integer from 0"),
     ("mask_token_id", 96, "mask_token_id: expected a token id below vocab_size 96, found 96"),
     ("sample_from_anchor", True, "sample_from_anchor: expected false"),
-    ("target_hidden_size", 64, "target_hidden_size: expected transformer_layer_config.hidden_size 48, found 64"),
+    ("draft_vocab_size", 97, "draft_vocab_size: expected at most transformer_layer_config.vocab_size 96, found 97"),
+    ("target_hidden_size", 64, "tensor 'fc.weight': expected shape [48, 192], found [48, 144]"),
     ("transformer_layer_config__model_type", "llama", "transformer_layer_config.model_type: expected one of qwen3"),
     ("transformer_layer_config__sliding_window", None, "transformer_layer_config.sliding_window: expected an integer"),
 ]
@@ -92,9 +130,100 @@ def test_speculators_training_copies_of_the_target_are_not_the_drafts(tmp_path: 
 def test_a_speculators_draft_is_quantised_into_zlabs_layout(tmp_path: Path) -> None:
     source = read_draft(write_speculators(tmp_path / "draft"))
     quantize_checkpoint(source, load_recipe("fp8"), tmp_path / "fp8")
-    quantised = read_draft(tmp_path / "fp8")
-    assert (quantised.dialect.name, quantised.spec) == ("zlab", source.spec)
+    assert read_draft(tmp_path / "fp8").dialect.name == "zlab"
     assert json.loads((tmp_path / "fp8" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_a_layout_of_our_own_is_one_that_other_runtimes_refuse(tmp_path: Path) -> None:
+    quantize_checkpoint(read_draft(write_laguna(tmp_path / "draft")), load_recipe("fp8"), tmp_path / "fp8")
+    assert json.loads((tmp_path / "fp8" / "config.json").read_text())["architectures"] == ["DFlashTrtDraftModel"]
+
+
+def test_own_embedding_and_head_are_facts(tmp_path: Path) -> None:
+    draft = read_draft(write_speculators_vocabulary(tmp_path / "a"))
+    assert (draft.spec.own_embedding, draft.spec.draft_vocab_size, draft.spec.has_d2t) == (True, 40, True)
+    assert draft.weights["lm_head.weight"].shape == (40, 48)
+    assert "t2d" not in draft.weights
+    draft = read_draft(write_nemotron(tmp_path / "b"))
+    assert (draft.spec.own_embedding, draft.spec.draft_vocab_size) == (True, None)
+
+
+def test_d2t_and_t2d_say_the_same(tmp_path: Path) -> None:
+    directory = write_speculators_vocabulary(tmp_path / "draft")
+    edit_tensors(directory, lambda tensors: tensors["t2d"].logical_not_())
+    assert "tensor 't2d': expected the 40 tokens that d2t names, found 56" in refusal(lambda: read_draft(directory))
+    edit_tensors(directory, lambda tensors: tensors.pop("d2t"))
+    assert "expected tensor 'd2t' [40], found no such tensor" in refusal(lambda: read_draft(directory))
+
+
+def test_a_reduced_vocabulary_needs_its_head(tmp_path: Path) -> None:
+    directory = write_speculators_vocabulary(tmp_path / "draft")
+    edit_tensors(directory, lambda tensors: tensors.pop("lm_head.weight"))
+    assert "expected tensor 'lm_head.weight' [40, 48], found no such tensor" in refusal(lambda: read_draft(directory))
+
+
+def test_a_promised_embedding_is_there(tmp_path: Path) -> None:
+    directory = write_nemotron(tmp_path / "draft")
+    edit_config(directory, has_embed_tokens=False)
+    assert "found tensor 'embed_tokens.weight' besides" in refusal(lambda: read_draft(directory))
+    edit_config(directory, has_embed_tokens=True)
+    edit_tensors(directory, lambda tensors: tensors.pop("embed_tokens.weight"))
+    assert "expected tensor 'embed_tokens.weight' [96, 48]" in refusal(lambda: read_draft(directory))
+
+
+def test_lagunas_fused_projection_is_three_tensors_of_the_same_bytes(tmp_path: Path) -> None:
+    directory = write_laguna(tmp_path / "draft")
+    original = load_file(write_random_draft(tmp_path / "plain", dialect="qwen3") / "model.safetensors")
+    draft = read_draft(directory)
+    for name in (f"layers.{i}.self_attn.{x}_proj.weight" for i in range(3) for x in "qkv"):
+        tensor = draft.weights[name]
+        assert tensor.shape == tuple(original[name].shape)
+        assert raw(tensor) == original[name].view(torch.uint8).numpy().tobytes()
+    spec = draft.spec
+    assert (spec.tap_norms, spec.context_input_layernorm, spec.attention_gate) == (True, True, "per_head")
+    assert causal(directory) == [True] * 3
+    edit_config(directory, eagle_aux_hidden_state_layer_ids=[1, 2, 3])
+    assert "expected one more than each of target_layer_ids" in refusal(lambda: read_draft(directory))
+
+
+def test_mimos_facts(tmp_path: Path) -> None:
+    directory = write_mimo(tmp_path / "draft")
+    draft = read_draft(directory)
+    assert draft.spec.layers == (DraftLayer(sliding_window=7, causal=False, sinks=True),) * 3
+    assert (draft.spec.value_scale, draft.spec.rope.partial_rotary_factor) == (0.612, 0.5)
+    assert (draft.weights["mask_embedding"].shape, draft.weights["layers.2.self_attn.sinks"].shape) == ((48,), (4,))
+    edit_config(directory, add_swa_attention_sink_bias=False)
+    assert "attention_sink_bias: expected what add_swa_attention_sink_bias" in refusal(lambda: read_draft(directory))
+
+
+def test_mimos_mask_row_is_not_lost(tmp_path: Path) -> None:
+    """A pickle is not read, but not passed over either."""
+    directory = write_mimo(tmp_path / "draft")
+    (directory / "mask_embedding.safetensors").unlink()
+    assert "expected mask_embedding.safetensors, the trained embedding" in refusal(lambda: read_draft(directory))
+    (directory / "mask_embedding.pt").write_bytes(b"a pickle")
+    message = refusal(lambda: read_draft(directory))
+    assert "found mask_embedding.pt (pickle)" in message
+    assert "torch.load('mask_embedding.pt', weights_only=True)" in message
+
+
+def test_the_hint_for_mimos_mask_row_works(tmp_path: Path) -> None:
+    directory = write_mimo(tmp_path / "draft")
+    row = load_file(directory / "mask_embedding.safetensors")["mask_embedding"]
+    (directory / "mask_embedding.safetensors").unlink()
+    torch.save({"mask_token_id": 95, "embedding": row}, directory / "mask_embedding.pt")
+    program = mimo.CONVERSION.split(" -c ")[1].strip('"')
+    subprocess.run([sys.executable, "-c", program], cwd=directory, check=True)
+    assert read_draft(directory).weights["mask_embedding"].shape == (48,)
+    assert torch.equal(load_file(directory / "mask_embedding.safetensors")["mask_embedding"], row)
+
+
+def test_muse_glimmers_window_is_inclusive_and_no_layer_is_causal(tmp_path: Path) -> None:
+    directory = write_muse_glimmer(tmp_path / "draft")
+    spec = read_draft(directory).spec
+    assert [(layer.sliding_window, layer.causal) for layer in spec.layers] == [(8, False), (None, False), (8, False)]
+    assert spec.vocab_size is None
+    assert spec.target_layer_ids == (1, 2, 3)
 
 
 def test_jetspec_is_causal(tmp_path: Path) -> None:
@@ -127,7 +256,7 @@ def test_descendants_are_refused_by_name(name: str, changed: dict[str, object], 
 @pytest.mark.parametrize("name", ["tiny-gpt-oss-dflash", "tiny-qwen3-dflash"])
 def test_what_is_spelled_is_read(name: str, tmp_path: Path) -> None:
     spec = read_draft(FIXTURES / name).spec
-    assert zlab.read(Facts(zlab.spell(spec, "bfloat16"), tmp_path / "config.json")) == spec
+    assert zlab.read(Facts(zlab.spell(spec, "bfloat16"), tmp_path / "config.json"), {}) == spec
 
 
 @pytest.mark.parametrize("rope", ["llama3", "yarn"])
@@ -139,7 +268,7 @@ def test_windows_causality_and_rotation_survive_spelling(rope: str, causal: bool
         edit_config(directory, rope_scaling=scaling | {"original_max_position_embeddings": 256})
     edit_config(directory, is_causal=causal, input_embedding_scale=3.5)
     spec = read_draft(directory).spec
-    assert zlab.read(Facts(zlab.spell(spec, "bfloat16"), tmp_path / "config.json")) == spec
+    assert zlab.read(Facts(zlab.spell(spec, "bfloat16"), tmp_path / "config.json"), {}) == spec
 
 
 def test_what_zlabs_layout_cannot_say_is_refused_by_name() -> None:

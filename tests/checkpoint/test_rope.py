@@ -141,10 +141,13 @@ def test_default_is_no_scaling() -> None:
             {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
             "rope_theta: expected the same value as in rope_parameters.rope_theta, found 10000.0",
         ),
-        ({"rope_theta": 1e4, "partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1 (rotary over"),
         (
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}},
-            "rope_parameters.partial_rotary_factor: expected 1 (rotary over",
+            {"rope_theta": 1e4, "partial_rotary_factor": 1.5},
+            "partial_rotary_factor: expected a number > 0 and at most 1",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 2}},
+            "rope_parameters.partial_rotary_factor: expected a number > 0 and at most 1",
         ),
         (
             {"rope_theta": 1e4, "rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
@@ -167,3 +170,14 @@ def test_missing_key(scaling: dict[str, object], key: str) -> None:
     message = refusal(lambda: rope_of(rope_theta=1e4, rope_scaling=short))
     assert f"config.json: rope_scaling.{key}: expected" in message
     assert "found no such key" in message
+
+
+def test_a_part_of_the_head_turns() -> None:
+    """Where a file says it in both places, both say the same."""
+    default = {"rope_type": "default", "rope_theta": 1e4}
+    assert rope_of(rope_theta=1e4, partial_rotary_factor=0.5).partial_rotary_factor == 0.5
+    assert rope_of(rope_parameters=default | {"partial_rotary_factor": 0.25}).partial_rotary_factor == 0.25
+    assert rope_of(rope_parameters=default, partial_rotary_factor=0.25).partial_rotary_factor == 0.25
+    both = default | {"partial_rotary_factor": 0.5}
+    words = "partial_rotary_factor: expected the same value as in rope_parameters.partial_rotary_factor, found 0.25"
+    assert words in refusal(lambda: rope_of(rope_parameters=both, partial_rotary_factor=0.25))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypedDict
 
 import msgspec
@@ -12,6 +13,7 @@ from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.rope import Rope, read_rope
 from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
 
 # Far beyond any draft: a slip in config.json is refused before it fills the memory (layers, rotary tables).
@@ -27,10 +29,15 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     recognises: Callable[[Facts], bool]
     """Whether a config.json is of this dialect; it reads nothing but keys, and raises nothing."""
-    read: Callable[[Facts], DraftSpec]
-    """config.json's facts; raises CheckpointError for one that is missing, contradictory or not understood."""
+    read: Callable[[Facts, Weights], DraftSpec]
+    """The facts of config.json, and of which tensors there are where only that says something.
+
+    Raises CheckpointError for a fact that is missing, contradictory or not understood.
+    """
     is_canonical: bool
     """Whether keys and tensors are those of z-lab's layout, which whatever is written keeps as they are."""
+    load: Callable[[Path], Weights] = read_weights
+    """All tensors of the directory, as they are called there; raises CheckpointError."""
     canonical: Callable[[Weights, DraftSpec], Weights] = lambda weights, _: weights
     """The same tensors by canonical name; what is not known keeps its name, and is refused as unused later."""
 
@@ -92,6 +99,10 @@ def read_backbone(config: Facts) -> Backbone:
         raise config.error("num_key_value_heads", f"a divisor of num_attention_heads {backbone['num_attention_heads']}")
     if backbone["head_dim"] % 2:
         raise config.error("head_dim", "an even number (rotary pairs)")
+    if (rotary := backbone["rope"].rotary_dim(backbone["head_dim"])) < 2 or rotary % 2:
+        raise config.error(
+            "partial_rotary_factor", f"one that turns an even number of {backbone['head_dim']} dimensions"
+        )
     return backbone
 
 
@@ -126,11 +137,25 @@ def windows(config: Facts) -> list[int | None]:
     return [config.integer("sliding_window") if kind == SLIDING else None for kind in types]
 
 
-def layers(windows: Sequence[int | None], causal: bool | None) -> tuple[DraftLayer, ...]:
-    """Window and causality by layer; `causal` None: layers with a window are causal, full ones are not."""
+def layers(
+    windows: Sequence[int | None], causal: bool | None, sinks: Sequence[bool] | bool = False
+) -> tuple[DraftLayer, ...]:
+    """Window, causality and sinks by layer; `causal` None: layers with a window are causal, full ones are not."""
+    have = [sinks] * len(windows) if isinstance(sinks, bool) else sinks
     return tuple(
-        DraftLayer(sliding_window=window, causal=window is not None if causal is None else causal) for window in windows
+        DraftLayer(sliding_window=window, causal=window is not None if causal is None else causal, sinks=has_sinks)
+        for window, has_sinks in zip(windows, have, strict=True)
     )
+
+
+def renamed(weights: Weights, new_name: Callable[[str], str]) -> Weights:
+    """The tensors under other names; raises CheckpointError where two would have the same."""
+    result: Weights = {}
+    for name, tensor in weights.items():
+        if (new := new_name(name)) in result:
+            raise CheckpointError(f"{tensor.file}: tensor {name!r}: expected no other {new!r}, found one besides")
+        result[new] = msgspec.structs.replace(tensor, name=new)
+    return result
 
 
 def unsayable(layout: str, fact: str, expected: str, found: object) -> CheckpointError:

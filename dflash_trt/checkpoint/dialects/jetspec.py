@@ -7,10 +7,8 @@ variant without causal_head says dflash_config.causal or is_causal, and is z-lab
 
 from __future__ import annotations
 
-import msgspec
-
 from dflash_trt.checkpoint.dialects import zlab
-from dflash_trt.checkpoint.dialects.dialect import Dialect, layers, section_keys, windows
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, section_keys, windows
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 
@@ -22,7 +20,7 @@ def recognises(config: Facts) -> bool:
     return KEY in section_keys(config, "dflash_config")
 
 
-def read(config: Facts) -> DraftSpec:
+def read(config: Facts, weights: Weights) -> DraftSpec:
     """z-lab's facts; causal_head is the causality of every layer, and nothing may say otherwise."""
     dflash, found = config.section("dflash_config"), windows(config)
     causal = dflash.flag(KEY)
@@ -30,8 +28,7 @@ def read(config: Facts) -> DraftSpec:
         for key in ("causal", "is_causal"):
             if key in place and place.flag(key) != causal:
                 raise place.error(key, f"{str(causal).lower()}, as dflash_config.{KEY} says")
-    spec = zlab.read_layout(config, zlab.KEYS | {KEY}, found)
-    return msgspec.structs.replace(spec, layers=layers(found, causal))
+    return zlab.read_layout(config, zlab.KEYS | {KEY}, found, causal=causal)
 
 
 JETSPEC = Dialect(name="jetspec", recognises=recognises, read=read, is_canonical=True)

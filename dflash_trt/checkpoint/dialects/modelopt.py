@@ -3,29 +3,46 @@
 
 z-lab's layout with model_type qwen3 whatever the target is. Without a window it is z-lab's to the letter, and read
 as that; a window is spelled use_swa and swa_window_size in dflash_config, while layer_types stay full_attention.
+NVIDIA's own drafts (Nemotron-3.5) say has_embed_tokens: they bring the whole embedding, for the sake of one trained
+row, the mask token's.
 """
 
 from __future__ import annotations
 
+import msgspec
+
 from dflash_trt.checkpoint.dialects import zlab
-from dflash_trt.checkpoint.dialects.dialect import Dialect, section_keys, windows
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, section_keys, windows
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 
 WINDOW_KEYS = frozenset({"use_swa", "swa_window_size"})
+OWN_KEYS = frozenset({"has_embed_tokens", "has_lm_head"})
 
 
 def recognises(config: Facts) -> bool:
-    """Whether dflash_config speaks of windows in modelopt's words."""
-    return bool(section_keys(config, "dflash_config") & WINDOW_KEYS)
+    """Whether it speaks of windows, or of an embedding of its own, in modelopt's words."""
+    return bool(section_keys(config, "dflash_config") & WINDOW_KEYS) or bool(config.keys() & OWN_KEYS)
 
 
-def read(config: Facts) -> DraftSpec:
-    """z-lab's facts, with one window for all layers where use_swa says so."""
+def read(config: Facts, weights: Weights) -> DraftSpec:
+    """z-lab's facts, one window for all layers where use_swa says so, and whose embedding and head these are."""
     dflash, found = config.section("dflash_config"), windows(config)
     if dflash.flag("use_swa", default=False):
         found = [dflash.integer("swa_window_size")] * len(found)
-    return zlab.read_layout(config, zlab.KEYS | WINDOW_KEYS, found)
+    spec = zlab.read_layout(config, zlab.KEYS | WINDOW_KEYS, found)
+    if "dflash_query_causal" in config and config.flag("dflash_query_causal") != spec.layers[0].causal:
+        raise config.error("dflash_query_causal", f"{str(spec.layers[0].causal).lower()}, the causality of the layers")
+    has_head = config.flag("has_lm_head", default=False)
+    vocab_size = config.integer("vocab_size")
+    rows = config.optional("draft_vocab_size", config.integer) or vocab_size
+    if rows > vocab_size or (rows < vocab_size and not has_head):
+        raise config.error("draft_vocab_size", f"vocab_size {vocab_size}, or less with has_lm_head")
+    return msgspec.structs.replace(
+        spec,
+        own_embedding=config.flag("has_embed_tokens", default=False),
+        draft_vocab_size=rows if has_head else None,
+    )
 
 
-MODELOPT = Dialect(name="modelopt", recognises=recognises, read=read, is_canonical=True)
+MODELOPT = Dialect(name="modelopt", recognises=recognises, read=read, is_canonical=True, canonical=zlab.canonical)

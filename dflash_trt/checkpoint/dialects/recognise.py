@@ -5,13 +5,27 @@ from __future__ import annotations
 
 from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.jetspec import JETSPEC
+from dflash_trt.checkpoint.dialects.laguna import LAGUNA
+from dflash_trt.checkpoint.dialects.mimo import MIMO
 from dflash_trt.checkpoint.dialects.modelopt import MODELOPT
+from dflash_trt.checkpoint.dialects.muse_glimmer import MUSE_GLIMMER
+from dflash_trt.checkpoint.dialects.own import OWN
 from dflash_trt.checkpoint.dialects.refused import REFUSED
 from dflash_trt.checkpoint.dialects.speculators import SPECULATORS
 from dflash_trt.checkpoint.dialects.zlab import ZLAB
 from dflash_trt.checkpoint.facts import Facts
 
-DIALECTS: tuple[Dialect, ...] = (*REFUSED, SPECULATORS, JETSPEC, MODELOPT, ZLAB)
+DIALECTS: tuple[Dialect, ...] = (
+    OWN,
+    *REFUSED,
+    SPECULATORS,
+    LAGUNA,
+    MUSE_GLIMMER,
+    MIMO,
+    JETSPEC,
+    MODELOPT,
+    ZLAB,
+)
 
 
 def is_draft(config: Facts) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from dflash_trt.checkpoint.dialects.dialect import Dialect, says, section_keys
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, says, section_keys
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.errors import CheckpointError
 
@@ -14,7 +14,7 @@ from dflash_trt.errors import CheckpointError
 def refusal(name: str, recognises: Callable[[Facts], bool], what: str, hint: str) -> Dialect:
     """A dialect whose reader only says that it is none of ours: `what` it adds, and who serves it."""
 
-    def read(config: Facts) -> NoReturn:
+    def read(config: Facts, weights: Weights) -> NoReturn:
         raise CheckpointError(f"{config.file}: expected a DFlash draft, found a {name} draft ({what})", hint=hint)
 
     return Dialect(name=name, recognises=recognises, read=read, is_canonical=False)

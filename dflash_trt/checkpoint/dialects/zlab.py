@@ -14,27 +14,28 @@ from dflash_trt.checkpoint.dialects.dialect import (
     SLIDING,
     Dialect,
     Places,
+    Weights,
     layers,
     mask_token,
     read_backbone,
+    renamed,
     says,
     section_keys,
     taps,
     unsayable,
     windows,
 )
-from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.rope import spell_rope
+from dflash_trt.errors import CheckpointError
 
 ARCHITECTURE = "DFlashDraftModel"
 MODEL_TYPES = ("qwen3", "gpt_oss")
-# Both keep the order of logits, and proposals are the argmax: read as numbers > 0, and without effect.
-ORDER_KEEPING_KEYS = ("final_logit_softcapping", "output_multiplier")
 KEYS = frozenset(
     {
-        "block_size", "causal", "input_embedding_scale", "is_causal", "mask_token_id", "target_layer_ids",
-        *ORDER_KEEPING_KEYS,
+        "attention_sink_bias", "block_size", "causal", "final_logit_softcapping", "input_embedding_scale", "is_causal",
+        "mask_token_id", "num_target_layers", "output_multiplier", "sample_from_anchor", "target_layer_ids",
     }
 )  # fmt: skip
 
@@ -48,6 +49,10 @@ PLAIN: dict[str, object] = {
     "attention_gate": None, "own_embedding": False, "mask_embedding": False, "draft_vocab_size": None,
 }  # fmt: skip
 """Facts for which z-lab's layout has no words, and what they are for every draft of it."""
+OPTIONAL: dict[str, object] = {
+    "num_target_layers": None, "input_embedding_scale": 1, "output_multiplier": 1, "final_logit_softcapping": None,
+}  # fmt: skip
+"""Facts that are spelled only where they are not these."""
 
 
 def recognises(config: Facts) -> bool:
@@ -55,44 +60,74 @@ def recognises(config: Facts) -> bool:
     return says(config, "architectures", ARCHITECTURE) or bool(section_keys(config, "dflash_config"))
 
 
-def read(config: Facts) -> DraftSpec:
+def read(config: Facts, weights: Weights) -> DraftSpec:
     """The facts of a checkpoint in z-lab's layout."""
     return read_layout(config, KEYS, windows(config))
 
 
-def read_layout(config: Facts, known: frozenset[str], windows: Sequence[int | None]) -> DraftSpec:
+def read_layout(
+    config: Facts, known: frozenset[str], windows: Sequence[int | None], *, causal: bool | None = None
+) -> DraftSpec:
     """The facts of z-lab's layout: dflash_config has none but `known` keys, and `windows` says what layers see.
 
-    Causality is by z-lab's rule: is_causal, else dflash_config.causal (modelopt, JetSpec), else sliding layers are
-    causal and full ones are not (dflash/model.py, August 2026).
+    Causality is `causal` where the dialect knows it, else by z-lab's rule: is_causal, else dflash_config.causal
+    (modelopt, JetSpec), else sliding layers are causal and full ones are not (dflash/model.py, August 2026).
     """
     if ARCHITECTURE not in config.texts("architectures"):
         raise config.error("architectures", f"[{ARCHITECTURE!r}]")
     places = Places(config)
-    dflash = places.dflash
-    if unknown := sorted(dflash.keys() - known):
-        raise dflash.error(unknown[0], f"only the keys {', '.join(sorted(known))}")
-    for key in ORDER_KEEPING_KEYS:
-        places.of(key).number(key, default=1)
-    causal: bool | None = None
-    if "is_causal" in (place := places.of("is_causal")):
-        causal = place.flag("is_causal")
-    elif "causal" in dflash:
-        causal = dflash.flag("causal")
+    if unknown := sorted(places.dflash.keys() - known):
+        raise places.dflash.error(unknown[0], f"only the keys {', '.join(sorted(known))}")
+    if (place := places.of("sample_from_anchor")).flag("sample_from_anchor", default=False):
+        raise place.error("sample_from_anchor", "false (a draft that predicts from the block's first slot is DSpark's)")
+    causal = read_causality(places) if causal is None else causal
     vocab_size = config.integer("vocab_size")
-    scale = places.of("input_embedding_scale")
+    has_sinks = places.of("attention_sink_bias").flag("attention_sink_bias", default=False)
+    cap, count = places.of("final_logit_softcapping"), places.of("num_target_layers")
     return DraftSpec(
         **read_backbone(config),
         model_type=config.text("model_type", choices=MODEL_TYPES),
         attention_bias=config.flag("attention_bias"),
-        layers=layers(windows, causal),
+        layers=layers(windows, causal, has_sinks),
         vocab_size=vocab_size,
         block_size=places.of("block_size").integer("block_size", minimum=2, maximum=MAX_BLOCK_SIZE),
         mask_token_id=mask_token(places.of("mask_token_id"), vocab_size),
         target_layer_ids=taps(places.of("target_layer_ids")),
-        num_target_layers=config.optional("num_target_layers", config.integer),
-        input_embedding_scale=scale.number("input_embedding_scale", default=1),
+        num_target_layers=count.optional("num_target_layers", count.integer),
+        input_embedding_scale=places.of("input_embedding_scale").number("input_embedding_scale", default=1),
+        output_multiplier=places.of("output_multiplier").number("output_multiplier", default=1),
+        final_logit_softcapping=cap.optional("final_logit_softcapping", cap.number),
     )
+
+
+def read_causality(places: Places) -> bool | None:
+    """What is_causal, or else dflash_config.causal, says of every layer; None where both are silent."""
+    if "is_causal" in (place := places.of("is_causal")):
+        return place.flag("is_causal")
+    return places.dflash.optional("causal", places.dflash.flag)
+
+
+def canonical(weights: Weights, spec: DraftSpec) -> Weights:
+    """With sinks by the name that gpt-oss gave them."""
+    return renamed(weights, lambda name: name.replace(".self_attn.attention_sink_bias", ".self_attn.sinks"))
+
+
+def follow_rule(layers: Sequence[DraftLayer]) -> bool:
+    """Whether layers are causal just where they slide, which is what silence means."""
+    return all(layer.causal == (layer.sliding_window is not None) for layer in layers)
+
+
+def layers_problem(layers: Sequence[DraftLayer]) -> CheckpointError | None:
+    """What of windows, causality and sinks this layout cannot say, if anything."""
+    windows = {layer.sliding_window for layer in layers} - {None}
+    if any(layer.sinks for layer in layers):
+        return unsayable("zlab", "layers.sinks", "no sinks", [layer.sinks for layer in layers])
+    if len(windows) > 1:
+        return unsayable("zlab", "sliding_window", "one window for all sliding layers", sorted(windows, key=str))
+    if len({layer.causal for layer in layers}) > 1 and not follow_rule(layers):
+        found = [layer.causal for layer in layers]
+        return unsayable("zlab", "is_causal", "one causality for all layers, or causal where sliding", found)
+    return None
 
 
 def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
@@ -103,16 +138,14 @@ def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
     for fact, plain in PLAIN.items():
         if getattr(spec, fact) != plain:
             raise unsayable("zlab", fact, repr(plain), getattr(spec, fact))
-    if any(layer.sinks for layer in spec.layers):
-        raise unsayable("zlab", "layers.sinks", "no sinks", [layer.sinks for layer in spec.layers])
+    if spec.model_type not in MODEL_TYPES:
+        raise unsayable("zlab", "model_type", f"one of {', '.join(MODEL_TYPES)}", spec.model_type)
+    if spec.vocab_size is None:
+        raise unsayable("zlab", "vocab_size", "the size of the target's vocabulary", None)
+    if problem := layers_problem(spec.layers):
+        raise problem
+    by_rule = follow_rule(spec.layers)
     windows = {layer.sliding_window for layer in spec.layers} - {None}
-    causalities = {layer.causal for layer in spec.layers}
-    by_rule = all(layer.causal == (layer.sliding_window is not None) for layer in spec.layers)
-    if len(windows) > 1:
-        raise unsayable("zlab", "sliding_window", "one window for all sliding layers", sorted(windows, key=str))
-    if len(causalities) > 1 and not by_rule:
-        found = [layer.causal for layer in spec.layers]
-        raise unsayable("zlab", "is_causal", "one causality for all layers, or causal where sliding", found)
     config: dict[str, object] = {
         "architectures": [ARCHITECTURE],
         "model_type": spec.model_type,
@@ -127,14 +160,11 @@ def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
         "tie_word_embeddings": False,
         "block_size": spec.block_size,
         "dflash_config": {"mask_token_id": spec.mask_token_id, "target_layer_ids": list(spec.target_layer_ids)},
+        **{key: getattr(spec, key) for key in OPTIONAL if getattr(spec, key) != OPTIONAL[key]},
     }
     if not by_rule:
         config["is_causal"] = spec.layers[0].causal
-    if spec.num_target_layers is not None:
-        config["num_target_layers"] = spec.num_target_layers
-    if spec.input_embedding_scale != 1:
-        config["input_embedding_scale"] = spec.input_embedding_scale
     return config
 
 
-ZLAB = Dialect(name="zlab", recognises=recognises, read=read, is_canonical=True)
+ZLAB = Dialect(name="zlab", recognises=recognises, read=read, is_canonical=True, canonical=canonical)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""poolside's drafts of Laguna (architecture DFlashLagunaForCausalLM; SGLang's models/dflash.py, vLLM's laguna_dflash).
+
+q, k and v lie in one tensor, every tap passes a norm of its own before fc, every layer's input_layernorm also goes
+over the context rows, and a softplus gate over what attention returns. Causal, with a window in every layer.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from dflash_trt.checkpoint.dialects import zlab
+from dflash_trt.checkpoint.dialects.dialect import (
+    MAX_BLOCK_SIZE,
+    Dialect,
+    Places,
+    Weights,
+    layers,
+    mask_token,
+    read_backbone,
+    says,
+    taps,
+    windows,
+)
+from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.facts import Facts
+
+ARCHITECTURE = "DFlashLagunaForCausalLM"
+KEYS = frozenset({"block_size", "causal", "is_causal", "mask_token_id", "num_target_layers", "target_layer_ids"})
+GATES = {"per-head": "per_head", "per-element": "per_element"}
+FUSED = re.compile(r"(layers\.\d+\.self_attn\.)qkv_proj\.(weight|bias)")
+
+
+def recognises(config: Facts) -> bool:
+    """Whether the architecture is Laguna's."""
+    return says(config, "architectures", ARCHITECTURE)
+
+
+def read(config: Facts, weights: Weights) -> DraftSpec:
+    """The facts of a Laguna draft."""
+    places = Places(config)
+    if unknown := sorted(places.dflash.keys() - KEYS):
+        raise places.dflash.error(unknown[0], f"only the keys {', '.join(sorted(KEYS))}")
+    if config.optional("num_experts", lambda key: config.integer(key, minimum=0)):
+        raise config.error("num_experts", "0 (a dense MLP)")
+    vocab_size = config.integer("vocab_size")
+    if config.optional("draft_vocab_size", config.integer) not in (None, vocab_size):
+        raise config.error("draft_vocab_size", f"vocab_size {vocab_size}")
+    target_layer_ids = taps(places.of("target_layer_ids"))
+    entered = config.optional("eagle_aux_hidden_state_layer_ids", config.integers)
+    if entered not in (None, tuple(tap + 1 for tap in target_layer_ids)):
+        raise config.error("eagle_aux_hidden_state_layer_ids", "one more than each of target_layer_ids")
+    count = places.of("num_target_layers")
+    return DraftSpec(
+        **read_backbone(config),
+        model_type=config.text("model_type", choices=("laguna",)),
+        attention_bias=config.flag("attention_bias"),
+        layers=layers(windows(config), zlab.read_causality(places)),
+        vocab_size=vocab_size,
+        block_size=places.of("block_size").integer("block_size", minimum=2, maximum=MAX_BLOCK_SIZE),
+        mask_token_id=mask_token(places.of("mask_token_id"), vocab_size),
+        target_layer_ids=target_layer_ids,
+        num_target_layers=count.optional("num_target_layers", count.integer),
+        input_embedding_scale=1,
+        tap_norms=True,
+        context_input_layernorm=True,
+        attention_gate=GATES[config.text("gating", choices=tuple(GATES))],
+    )
+
+
+def canonical(weights: Weights, spec: DraftSpec) -> Weights:
+    """qkv_proj as three tensors: rows of it, which lie one behind the other, so that not a byte is moved."""
+    q, kv = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
+    result: Weights = {}
+    for name, tensor in weights.items():
+        match = FUSED.fullmatch(name)
+        if match is None or tensor.shape[:1] != (q + 2 * kv,):
+            result[name] = tensor
+            continue
+        row, offset = tensor.num_bytes // tensor.shape[0], tensor.offset
+        for part, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+            own = f"{match[1]}{part}.{match[2]}"
+            result[own] = msgspec.structs.replace(
+                tensor, name=own, shape=(rows, *tensor.shape[1:]), offset=offset, num_bytes=rows * row
+            )
+            offset += rows * row
+    return result
+
+
+LAGUNA = Dialect(name="laguna", recognises=recognises, read=read, is_canonical=False, canonical=canonical)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Xiaomi's drafts of MiMo-V2.5 and V2.6: the folder `dflash/` of the target's repository.
+
+z-lab's layout with attention sinks, a factor on V, rotation of a part of the head, and a trained embedding of the
+mask token beside the weights. That one is a pickle, mask_embedding.pt; read is mask_embedding.safetensors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.checkpoint.dialects import zlab
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, layers, section_keys, windows
+from dflash_trt.checkpoint.draft_spec import MASK_EMBEDDING, DraftSpec
+from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.safetensors_file import read_tensors
+from dflash_trt.checkpoint.weights import read_weights
+from dflash_trt.errors import CheckpointError
+
+SCALE = "attention_value_scale"
+KEYS = frozenset({SCALE, "num_anchors"})  # how many anchors a training sample had
+SLIDING_SINKS, FULL_SINKS = "add_swa_attention_sink_bias", "add_full_attention_sink_bias"
+PICKLED_MASK, MASK_FILE = "mask_embedding.pt", "mask_embedding.safetensors"
+CONVERSION = (
+    'once, in that directory: python -c "import torch; from safetensors.torch import save_file;'
+    " v = torch.load('mask_embedding.pt', weights_only=True); v = v['embedding'] if isinstance(v, dict) else v;"
+    " save_file({'mask_embedding': v.flatten().contiguous()}, 'mask_embedding.safetensors')\""
+)
+
+
+def recognises(config: Facts) -> bool:
+    """Whether it has a factor on V, or MiMo's words for sinks."""
+    return bool(section_keys(config, "dflash_config") & KEYS) or bool(config.keys() & {SLIDING_SINKS, FULL_SINKS})
+
+
+def read(config: Facts, weights: Weights) -> DraftSpec:
+    """z-lab's facts and MiMo's; the configuration has no model_type, its modelling code builds Qwen3's layers."""
+    dflash, found = config.section("dflash_config"), windows(config)
+    if "model_type" not in config:
+        config = Facts(config.values() | {"model_type": "qwen3"}, config.file)
+    spec = zlab.read_layout(config, zlab.KEYS | KEYS, found)
+    if config.optional("v_head_dim", config.integer) not in (None, spec.head_dim):
+        raise config.error("v_head_dim", f"head_dim {spec.head_dim}")
+    tap_width = config.optional("target_hidden_size", config.integer)
+    on_sliding, on_full = (config.flag(key, default=False) for key in (SLIDING_SINKS, FULL_SINKS))
+    said = "attention_sink_bias" in dflash and dflash.flag("attention_sink_bias")
+    if said != (on_sliding or on_full):
+        raise dflash.error("attention_sink_bias", f"what {SLIDING_SINKS} and {FULL_SINKS} say of sinks")
+    sinks = [on_full if window is None else on_sliding for window in found]
+    return msgspec.structs.replace(
+        spec,
+        layers=layers(found, spec.layers[0].causal if "is_causal" in config else None, sinks),
+        value_scale=dflash.number(SCALE, default=1),
+        tap_hidden_size=None if tap_width == spec.hidden_size else tap_width,
+        mask_embedding=True,
+    )
+
+
+def load(directory: Path) -> Weights:
+    """The weights, and the embedding of the mask token beside them, without which a draft would be silently worse."""
+    weights = read_weights(directory)
+    if MASK_EMBEDDING in weights:
+        return weights
+    if not (directory / MASK_FILE).is_file():
+        raise CheckpointError(
+            f"{directory}: expected {MASK_FILE}, the trained embedding of the mask token, found no such file",
+            hint=CONVERSION,
+        )
+    found = read_tensors(directory / MASK_FILE)
+    if found.keys() != {MASK_EMBEDDING}:
+        raise CheckpointError(
+            f"{directory / MASK_FILE}: expected the one tensor {MASK_EMBEDDING!r}, found {', '.join(found) or 'none'}"
+        )
+    return weights | found
+
+
+MIMO = Dialect(name="mimo", recognises=recognises, read=read, is_canonical=False, load=load, canonical=zlab.canonical)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Meta's draft of Muse-Glimmer, as transformers names it (5.23, models/muse_glimmer_assistant).
+
+fc and hidden_norm stand in an encoder, the rest has z-lab's names. No layer is causal, and a window there is inclusive:
+create_bidirectional_sliding_window_mask keeps |q - k| <= sliding_window.
+"""
+
+from __future__ import annotations
+
+from dflash_trt.checkpoint.dialects.dialect import (
+    MAX_BLOCK_SIZE,
+    Dialect,
+    Weights,
+    layers,
+    read_backbone,
+    renamed,
+    says,
+    taps,
+    windows,
+)
+from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.facts import Facts
+
+MODEL_TYPE = "muse_glimmer_assistant"
+NAMES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
+
+
+def recognises(config: Facts) -> bool:
+    """Whether transformers would build a MuseGlimmerAssistantModel."""
+    return says(config, "model_type", MODEL_TYPE) or says(config, "architectures", "MuseGlimmerAssistantModel")
+
+
+def read(config: Facts, weights: Weights) -> DraftSpec:
+    """The facts of a Muse-Glimmer draft. Its file does not say the size of the target's vocabulary."""
+    config.text("model_type", choices=(MODEL_TYPE,))
+    inclusive = [None if window is None else window + 1 for window in windows(config)]
+    return DraftSpec(
+        **read_backbone(config),
+        model_type=MODEL_TYPE,
+        attention_bias=False,
+        layers=layers(inclusive, causal=False),
+        vocab_size=config.optional("vocab_size", config.integer),
+        block_size=config.integer("block_size", minimum=2, maximum=MAX_BLOCK_SIZE),
+        mask_token_id=config.integer("mask_token_id", minimum=0),
+        target_layer_ids=taps(config),
+        num_target_layers=None,
+        input_embedding_scale=1,
+    )
+
+
+def canonical(weights: Weights, spec: DraftSpec) -> Weights:
+    """With fc and hidden_norm where others have them."""
+    return renamed(weights, lambda name: NAMES.get(name, name))
+
+
+MUSE_GLIMMER = Dialect(name="muse_glimmer", recognises=recognises, read=read, is_canonical=False, canonical=canonical)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our own: z-lab's layout with canonical names, and a section `dflash_trt` for facts that it has no words for.
+
+`quantize` writes it for dialects that no common layout can hold (Laguna, MiMo, an embedding or head of the draft's
+own). The architecture is another, so that runtimes that do not know the section refuse the file instead of losing it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dflash_trt.checkpoint.dialects import zlab
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, says, windows
+from dflash_trt.checkpoint.draft_spec import BIASED, GATE_WIDTHS, DraftLayer, DraftSpec
+from dflash_trt.checkpoint.facts import MAX_INTEGER, Facts
+from dflash_trt.errors import CheckpointError
+
+ARCHITECTURE, SECTION = "DFlashTrtDraftModel", "dflash_trt"
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The facts of `DraftSpec` for which z-lab's layout has no words, by the same names."""
+
+    model_type: str
+    layers: tuple[DraftLayer, ...] | None = None
+    """Where z-lab's keys cannot say them."""
+    biases: tuple[str, ...] = ()
+    value_scale: float = 1
+    tap_hidden_size: int | None = None
+    tap_norms: bool = False
+    context_input_layernorm: bool = False
+    attention_gate: str | None = None
+    own_embedding: bool = False
+    mask_embedding: bool = False
+    draft_vocab_size: int | None = None
+    vocabulary_is_unknown: bool = False
+    """Whether the size of the target's vocabulary is, so that `vocab_size` says nothing."""
+
+
+SAME_NAMES = tuple(name for name in Section.__struct_fields__ if name not in ("layers", "vocabulary_is_unknown"))
+
+
+def recognises(config: Facts) -> bool:
+    """Whether the architecture is ours."""
+    return says(config, "architectures", ARCHITECTURE)
+
+
+def read(config: Facts, weights: Weights) -> DraftSpec:
+    """z-lab's facts, and those of the section."""
+    try:
+        section = msgspec.convert(config.section(SECTION).values(), Section)
+    except msgspec.ValidationError as error:
+        raise config.error(SECTION, f"facts of a draft ({error})") from None
+    plain = config.values() | {"architectures": [zlab.ARCHITECTURE], "model_type": "qwen3"}
+    if section.vocabulary_is_unknown:
+        plain["vocab_size"] = MAX_INTEGER
+    spec = zlab.read_layout(Facts(plain, config.file), zlab.KEYS, windows(config))
+    _check(config, section, spec)
+    return msgspec.structs.replace(
+        spec,
+        **{name: getattr(section, name) for name in SAME_NAMES},
+        layers=section.layers or spec.layers,
+        vocab_size=None if section.vocabulary_is_unknown else spec.vocab_size,
+    )
+
+
+def _check(config: Facts, section: Section, spec: DraftSpec) -> None:
+    place = config.section(SECTION)
+    rows = section.draft_vocab_size
+    if rows is not None and not 1 <= rows <= (spec.vocab_size or 0):
+        raise place.error("draft_vocab_size", f"an integer from 1 to vocab_size {spec.vocab_size}")
+    if section.tap_hidden_size is not None:
+        place.integer("tap_hidden_size")
+    place.number("value_scale", default=1)
+    if section.attention_gate not in (None, *GATE_WIDTHS):
+        raise place.error("attention_gate", f"one of {', '.join(GATE_WIDTHS)}")
+    if not set(section.biases) <= set(BIASED):
+        raise place.error("biases", f"some of {', '.join(BIASED)}")
+    if section.layers is not None and len(section.layers) != spec.num_layers:
+        raise place.error("layers", f"num_hidden_layers {spec.num_layers} of them")
+    if any(layer.sliding_window is not None and layer.sliding_window < 1 for layer in section.layers or ()):
+        raise place.error("layers", "sliding windows of at least 1")
+
+
+def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
+    """config.json for `spec`, whose tensors are of torch's type `dtype`; z-lab's to the letter where that suffices."""
+    try:
+        return zlab.spell(spec, dtype)
+    except CheckpointError:
+        pass
+    layers = spec.layers if zlab.layers_problem(spec.layers) else None
+    plain_layers = tuple(DraftLayer(sliding_window=None, causal=False) for _ in spec.layers) if layers else spec.layers
+    unknown = spec.vocab_size is None
+    plain = msgspec.structs.replace(
+        spec, model_type="qwen3", layers=plain_layers, vocab_size=spec.vocab_size or MAX_INTEGER, **zlab.PLAIN
+    )
+    facts = {name: getattr(spec, name) for name in SAME_NAMES}
+    section = msgspec.to_builtins(Section(layers=layers, vocabulary_is_unknown=unknown, **facts))
+    return zlab.spell(plain, dtype) | {"architectures": [ARCHITECTURE], SECTION: section}
+
+
+OWN = Dialect(name="dflash-trt", recognises=recognises, read=read, is_canonical=True)
