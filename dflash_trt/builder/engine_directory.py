@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -60,6 +61,9 @@ def build_engine(
         write_safetensors(directory / SINGLE, _in_stacks(draft))
         for file in _configuration(draft):
             shutil.copyfile(file, directory / file.name)
+        if not draft.dialect.is_canonical:  # the tensors have canonical names now
+            text = json.dumps(draft.canonical_config(), indent=2, ensure_ascii=False)
+            (directory / draft.config_file.name).write_text(text + "\n", encoding="utf-8")
         # The graphs point into the file just written, so the tensors are those of its header.
         written = msgspec.structs.replace(draft, directory=directory, weights=read_weights(directory))
         graphs = graph_signatures(draft.spec, fp8_cache=draft.quantization.fp8_kv_cache)

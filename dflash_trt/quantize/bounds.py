@@ -57,7 +57,9 @@ def ranges_from_weights(draft: DraftCheckpoint) -> Ranges:
             inputs[f"{attention}.g_proj"] = inputs[f"{attention}.q_proj"]
             inputs[f"{attention}.o_proj"] *= _projection_bound(draft, f"{attention}.g_proj", block) + math.log(2)
         k_norm = np.abs(_vector(draft, f"{attention}.k_norm.weight"))
-        turned = max(1, spec.rope.attention_factor) if spec.rope.partial_rotary_factor < 1 else spec.rope.attention_factor
+        turned = (
+            max(1, spec.rope.attention_factor) if spec.rope.partial_rotary_factor < 1 else spec.rope.attention_factor
+        )
         k.append(math.sqrt(spec.head_dim) * float(k_norm.max()) * turned)
 
         mlp = f"layers.{layer}.mlp"

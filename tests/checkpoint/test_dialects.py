@@ -207,6 +207,7 @@ def test_mimos_mask_row_is_not_lost(tmp_path: Path) -> None:
     assert "torch.load('mask_embedding.pt', weights_only=True)" in message
 
 
+@pytest.mark.full
 def test_the_hint_for_mimos_mask_row_works(tmp_path: Path) -> None:
     directory = write_mimo(tmp_path / "draft")
     row = load_file(directory / "mask_embedding.safetensors")["mask_embedding"]
