@@ -44,6 +44,7 @@ HEAVY = {
     "huggingface_hub",
     "pynvml",
     "httpx",
+    "pyarrow",
     "rich",
     "jsonschema",
 }

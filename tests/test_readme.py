@@ -69,7 +69,11 @@ def check(words: list[str]) -> None:
     assert words[0] in cli.commands, words
     if "--help" in words:
         return
-    with cli.commands[words[0]].make_context(words[0], [word for word in words[1:] if word != "..."]):
+    command = cli.commands[words[0]]
+    while isinstance(command, click.Group):
+        words = words[1:]
+        command = command.commands[words[0]]
+    with command.make_context(words[0], [word for word in words[1:] if word != "..."]):
         pass
 
 

@@ -170,6 +170,8 @@ class Acceptance(Record, frozen=True, kw_only=True):
     """None where no pass was made."""
     why: str | None = None
     """Where it is not published."""
+    how: str | None = None
+    """From which figures of the server, and how they were converted."""
 
     def __post_init__(self) -> None:
         counts = (self.steps, self.proposed, self.accepted)

@@ -14,6 +14,7 @@ from typing import NoReturn
 import click
 
 from dflash_trt import __version__
+from dflash_trt.cli.bench import bench
 from dflash_trt.cli.build import build
 from dflash_trt.cli.capture import capture
 from dflash_trt.cli.chat import chat
@@ -49,6 +50,7 @@ for command in (
     serve_config,
     estimate,
     tune,
+    bench,
     triton_repo,
     doctor,
 ):

@@ -28,6 +28,7 @@ EXTRAS = {
     "uvicorn": "serve",
     "prometheus_client": "serve",
     "httpx": "bench",
+    "pyarrow": "bench",
 }
 PACKAGES = {"google": "protobuf"}
 """Where a package is not called as its module."""

@@ -13,6 +13,7 @@ from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.sampling import SamplingParams
 from tests.bench import samples
+from tests.bench.aiperf_samples import record, write_export
 from tests.checkpoint.samples import shard, write_target
 from tests.engines import build
 from tests.paths import REPOSITORY
@@ -47,6 +48,8 @@ def write_inputs(directory: Path) -> None:
     (directory / "deployment.yaml").write_text(text + "draft_tokens: 3\nkv_cache_fraction: 0.5\nrecipe: bf16\n")
     (directory / "serve.yaml").write_text(SERVE.format(draft=draft))
     (directory / "prompts.jsonl").write_text('{"prompt": "a", "id": "1"}\n{"token_ids": [1, 2, 3]}\n')
+    (directory / "turns.jsonl").write_text('{"prompt": "a", "category": "x"}\n{"turns": ["b", "c"], "category": "y"}\n')
+    write_export(directory / "aiperf", [record("a", 0), record("b", 0, error="Bad Request")])
     acceptance = [{"position": i, "share": 0.5} for i in range(1, 8)]
     report = {"schema": "dflash-trt/verify/1", "engine": {"acceptance": acceptance}}
     (directory / "verify.json").write_text(json.dumps(report))

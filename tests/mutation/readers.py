@@ -76,6 +76,18 @@ def read_bench(directory: Path, rng: Random) -> None:
     read_points(directory / "bench", read_run(directory / "bench"))
 
 
+def read_bench_prompts(directory: Path, rng: Random) -> None:
+    from dflash_trt.bench.prompt_list import read_prompt_list
+
+    read_prompt_list(str(directory / "turns.jsonl")).exactly(3)
+
+
+def read_export(directory: Path, rng: Random) -> None:
+    from dflash_trt.bench import aiperf_export
+
+    aiperf_export.read_export(directory / "aiperf")
+
+
 def ask(directory: Path, rng: Random) -> None:
     """A request: its settings, and its prompt as a text or as token ids of any kind."""
     from dflash_trt.checkpoint.draft_checkpoint import read_draft
@@ -112,5 +124,8 @@ READERS = {
     "request": Reader("request.json", mutate_document, ask),
     "bench run": Reader("bench/run.json", mutate_document, read_bench),
     "bench point": Reader("bench/points/dflash/c2.json", mutate_document, read_bench),
+    "bench prompts": Reader("turns.jsonl", mutate_lines, read_bench_prompts),
+    "AIPerf's records": Reader("aiperf/profile_export.jsonl", mutate_lines, read_export),
+    "AIPerf's summary": Reader("aiperf/profile_export_aiperf.json", mutate_document, read_export),
     "report": Reader("verify.json", mutate_document, read_report),
 }

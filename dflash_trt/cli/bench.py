@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt bench`."""
+
+from __future__ import annotations
+
+import click
+
+from dflash_trt.cli.bench_run import run
+
+
+@click.group(short_help="Measure running servers, and report it.")
+def bench() -> None:
+    """What running servers do under load, with and without drafts.
+
+    \b
+    Example:
+      dflash-trt bench run --endpoint none=http://a:8000 --endpoint dflash=http://b:8000 --prompts gsm8k -o run
+    """
+
+
+bench.add_command(run)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt bench run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash_trt.cli.bench_methods import BenchRequest
+from dflash_trt.cli.bench_tables import print_plan, print_points
+from dflash_trt.errors import DFlashError
+
+Command = Callable[..., None]
+
+
+class Concurrencies(click.ParamType[tuple[int, ...]]):
+    """1,2,4."""
+
+    name = "N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Each once, in the order given."""
+        if isinstance(value, tuple):
+            return value
+        words = str(value).split(",")
+        if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 65536 for word in words):
+            self.fail(f"expected numbers of requests as in 1,2,4, found {value!r}", param, ctx)
+        return tuple(dict.fromkeys(map(int, words)))
+
+
+_OPTIONS = (
+    click.option("--endpoint", "endpoints", multiple=True, metavar="NAME=URL", help="A server to measure; repeatable."),
+    click.option(
+        "--engine", type=click.Path(path_type=Path), help="Instead: serve this engine here, plain and DFlash."
+    ),
+    click.option("--target", help="Target of --engine: directory or Hugging Face repository id."),
+    click.option("--draft-length", metavar="LENGTH", help="Of --engine's DFlash, as of `serve`. Default: its own."),
+    click.option(
+        "--prompts", required=True, metavar="SET", help="gsm8k, math500, ..., a file, or SPEED-Bench's folder."
+    ),
+    click.option("--split", help="Of a SPEED-Bench folder: qualitative (default), throughput_1k, ..., throughput_32k."),
+    click.option("--category", "categories", multiple=True, help="Only prompts of this category; repeatable."),
+    click.option("--pooled", is_flag=True, help="One point for all categories, not one for each."),
+    click.option("--num-prompts", type=click.IntRange(min=1), help="Of each category; more than there are: repeated."),
+    click.option("--concurrency", type=Concurrencies(), default="1", show_default=True, help="Requests at once."),
+    click.option("--template", type=click.Choice(["chat", "completions"]), default="chat", show_default=True),
+    click.option("--thinking", type=click.Choice(["on", "off"]), help="enable_thinking of the chat template."),
+    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True),
+    click.option("--max-tokens", type=click.IntRange(min=1), default=4096, show_default=True),
+    click.option("--ignore-eos", is_flag=True, help="Answers of exactly --max-tokens tokens."),
+    click.option(
+        "--set", "overrides", multiple=True, metavar="NAME.FIELD=VALUE", help="Another setting for one method."
+    ),
+    click.option("--model", help="The model, where a server has several."),
+    click.option("--api-key-file", type=click.Path(path_type=Path), help="The servers' key, on its first line."),
+    click.option("--request-timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True),
+    click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True),
+    click.option("--hardware", metavar="TEXT", help="The servers' hardware, for reports: '8x B300'."),
+    click.option("--num-gpus", type=click.IntRange(min=1), help="GPUs of each server, for throughput per GPU."),
+    click.option("--aiperf", type=click.Path(path_type=Path), help="AIPerf's program. Default: on PATH, or installed."),
+    click.option(
+        "-o", "--output", required=True, type=click.Path(path_type=Path), help="The run, new or to go on with."
+    ),
+    click.option("--dry-run", is_flag=True, help="Say what would be measured; send no prompt and write nothing."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
+)
+
+
+def _options(command: Command) -> Command:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command(short_help="Sweep concurrency over a prompt set.")
+@_options
+def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **settings: Any) -> None:
+    """Measure each method at each concurrency, with AIPerf for the load and the servers' own counts of drafts.
+
+    What is done is kept: the same command goes on with a run that was stopped.
+
+    \b
+    Example:
+      dflash-trt bench run --endpoint none=http://a:8000 --endpoint dflash=http://b:8000 \\
+        --prompts gsm8k --concurrency 1,2,4,8 --hardware "8x B300" --num-gpus 8 -o run
+    """
+    request = BenchRequest(**settings)
+    if dry_run:
+        print_plan(request.plan(), as_json=as_json)
+        return
+    from dflash_trt.bench.aiperf_environment import find_aiperf
+    from dflash_trt.cli.bench_progress import watching
+
+    plan = request.plan()
+    program = find_aiperf(aiperf, lambda text: click.echo(text, err=True))
+    sweep, targets = request.begin(plan, output, program, _command())
+    for warning in sweep.run.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    with watching(sweep) as watcher:
+        for target in targets:
+            for _ in sweep.measure(target, watcher):
+                pass
+    if print_points(output, as_json=as_json) == 0:
+        raise DFlashError(
+            f"{output}: expected answers, found none in the whole run", hint="the points' `errors` say what came"
+        )
+
+
+def _command() -> tuple[str, ...]:
+    return ("dflash-trt", *sys.argv[1:]) if sys.argv[1:2] == ["bench"] else ("dflash-trt", "bench", "run", os.curdir)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`bench run` before anything is sent: what it would measure, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from dflash_trt.errors import DFlashError
+from tests.cli.commands import run_here
+from tests.endpoints.canned import canned, models
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with canned({"/v1/models": models("vllm", "big"), "/version": '{"version": "0.33.0"}'}) as found:
+        yield found
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "a"}\n{"turns": ["b", "c"]}\n')
+    return file
+
+
+def test_a_plan_writes_nothing(url: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = (
+        "bench", "run", "--endpoint", f"none={url}", "--endpoint", f"dflash={url}/v1", "--prompts", prompts,
+        "--concurrency", "1,8", "--set", "dflash.temperature=0.6", "--hardware", "8x B300", "--num-gpus", "8",
+        "-o", tmp_path / "run", "--dry-run",
+    )  # fmt: skip
+    run_here(*arguments, "--json")
+    found = json.loads(capsys.readouterr().out)["run"]
+    assert [method["url"] for method in found["methods"]] == [url, url]
+    assert {method["runtime"] for method in found["methods"]} == {"vllm"}
+    assert found["methods"][1]["overrides"] == {"temperature": 0.6}
+    assert (found["server"], found["num_gpus"], found["concurrencies"]) == ("8x B300", 8, [1, 8])
+    assert found["request"] == {
+        "template": "chat", "thinking": None, "temperature": 0.0, "max_tokens": 4096, "ignore_eos": False,
+    }  # fmt: skip
+    assert len(found["warnings"]) == 2
+    run_here(*arguments)
+    out = capsys.readouterr().out
+    assert "the methods differ in temperature: 0.0 for none, 0.6 for dflash" in out
+    assert "2 of mine" in out
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--concurrency", "1,x"], "expected numbers of requests as in 1,2,4"),
+        (["--concurrency", "0"], "expected numbers of requests"),
+        (["--endpoint", "nothing"], "expected NAME=URL, found 'nothing'"),
+        (["--target", "t"], "belong to --engine"),
+        (["--engine", "e", "--target", "t"], "and no --endpoint"),
+        (["--set", "a.speed=1"], "expected NAME.FIELD=VALUE"),
+        (["--set", "b.temperature=1"], "--set: expected one of a, found b"),
+        (["--set", "a.temperature=hot"], "expected a value of temperature, found 'hot'"),
+        (["--set", "a.ignore_eos=yes"], "expected a value of ignore_eos"),
+        (["--set", "a.max_tokens=0"], "expected a value of max_tokens"),
+        (["--endpoint", "../x=http://h"], "expected a name that can be a folder's"),
+        (["--template", "completions"], "expected prompts of one turn"),
+        (["--model", "small"], "expected the model 'small', found big"),
+        (["--category", "coding"], "expected one of none, found coding"),
+    ],
+)
+def test_refusals(options: list[str], message: str, url: str, prompts: Path, tmp_path: Path) -> None:
+    with pytest.raises((DFlashError, click.UsageError)) as error:
+        run_here("bench", "run", "--endpoint", f"a={url}", "--prompts", prompts, "-o", tmp_path / "run", *options)
+    found = error.value.message
+    assert message in found
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_method_is_named_once(url: str, prompts: Path, tmp_path: Path) -> None:
+    twice = ("--endpoint", f"a={url}", "--endpoint", f"a={url}")
+    with pytest.raises(DFlashError, match="methods: expected each once"):
+        run_here("bench", "run", *twice, "--prompts", prompts, "-o", tmp_path / "run", "--dry-run")
+
+
+def test_without_a_method(prompts: Path, tmp_path: Path) -> None:
+    with pytest.raises(click.UsageError, match="expected --endpoint NAME=URL, or --engine"):
+        run_here("bench", "run", "--prompts", prompts, "-o", tmp_path / "run")
+
+
+def test_the_key_is_sent(prompts: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("\n")
+    with (
+        canned({"/v1/models": (401, "no")}) as locked,
+        pytest.raises(DFlashError, match="expected a key on its first line"),
+    ):
+        run_here(
+            "bench", "run", "--endpoint", f"a={locked}", "--prompts", prompts, "-o", tmp_path / "run",
+            "--api-key-file", tmp_path / "key",
+        )  # fmt: skip
