@@ -74,7 +74,7 @@ def curve(series: Series, gpus: int) -> Curve:
     points = tuple(
         CurvePoint(point.user_tokens_per_second.mean, point.output_tokens_per_second / gpus, point.concurrency)
         for point in series.points
-        if point.user_tokens_per_second is not None and point.requests.completed
+        if point.user_tokens_per_second is not None and point.user_tokens_per_second.mean and point.output_tokens
     )
     return Curve(series.name, series.title, points, tuple(frontier(points)))
 
@@ -116,18 +116,20 @@ def _at_speed(
     return AtSpeed(user_rate, rates, factors)
 
 
-def ends(one: Curve) -> str:
+def ends(one: Curve, per: str) -> str:
     """Where a curve ends, in words."""
     if not one.front:
         return f"{one.title}: no point"
     fast, slow = one.front[0], one.front[-1]
     if fast == slow:
-        return f"{one.title}: one point, {_place(fast)}"
-    return f"{one.title}: from {_place(fast)} to {_place(slow)}"
+        return f"{one.title}: one point, {_place(fast, per)}"
+    return f"{one.title}: from {_place(fast, per)} to {_place(slow, per)}"
 
 
-def _place(point: CurvePoint) -> str:
-    return f"{point.user_rate:,.0f} tokens/s/user, {point.gpu_rate:,.1f} tokens/s (concurrency {point.concurrency})"
+def _place(point: CurvePoint, per: str) -> str:
+    return (
+        f"{point.user_rate:,.0f} tokens/s/user, {point.gpu_rate:,.1f} tokens/s/{per} (concurrency {point.concurrency})"
+    )
 
 
 def _does_not_reach(one: Curve, user_rate: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import click
 
+from dflash_trt.cli.bench_report import report
 from dflash_trt.cli.bench_run import run
 
 
@@ -15,7 +16,9 @@ def bench() -> None:
     \b
     Example:
       dflash-trt bench run --endpoint none=http://a:8000 --endpoint dflash=http://b:8000 --prompts gsm8k -o run
+      dflash-trt bench report run -o report --at 550
     """
 
 
 bench.add_command(run)
+bench.add_command(report)

@@ -64,7 +64,7 @@ def test_single_points_meet_only_where_they_are() -> None:
     at, beside = at_speeds(workload(one, two), [100, 90], seed=7)
     assert at.factors["dflash"].value == pytest.approx(2)
     assert beside.factors["dflash"].value is None
-    assert ends(curve(one, 1)) == "plain: one point, 100 tokens/s/user, 80.0 tokens/s (concurrency 1)"
+    assert ends(curve(one, 1), "GPU") == "plain: one point, 100 tokens/s/user, 80.0 tokens/s/GPU (concurrency 1)"
 
 
 def test_without_plain_decoding_there_are_rates_and_no_factors() -> None:

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt bench report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from dflash_trt.cli.output import print_json, print_table
+from dflash_trt.files.command import quoted
+from dflash_trt.files.write import check_replaceable
+
+
+@click.command(short_help="Curve, tables and pages of one run or several.")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Directory of the report.")
+@click.option("--force", is_flag=True, help="Replace an older report there.")
+@click.option(
+    "--at", "user_rates", type=click.FloatRange(min=0, min_open=True), multiple=True,
+    help="Tokens/s of a user at which throughput is compared; may be repeated. Default: round speeds.",
+)  # fmt: skip
+@click.option(
+    "--concurrency", type=click.IntRange(1),
+    help="Of the table by category. Default: the lowest that every method was measured at.",
+)  # fmt: skip
+@click.option("--seed", type=click.IntRange(0), help="Of the intervals. Default: the first run's.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def report(
+    runs: tuple[Path, ...],
+    output: Path,
+    force: bool,
+    user_rates: tuple[float, ...],
+    concurrency: int | None,
+    seed: int | None,
+    as_json: bool,
+) -> None:
+    """Write report.md, report.html, the curve as SVG and PNG, and NVIDIA's specdec_bench files of what
+    `dflash-trt bench run` measured.
+
+    Runs on the same prompts share a curve; runs on others are further rows of the table of data sets. The method
+    named `none` is plain decoding: speed-ups are over it.
+
+    \b
+    Example:
+      dflash-trt bench report results/ -o report --at 550
+      dflash-trt bench report gsm8k/ math500/ humaneval/ -o report
+    """
+    import matplotlib  # noqa: F401 - what is missing is said before the work, not after it
+
+    from dflash_trt.bench.comparison_report import report as report_on
+    from dflash_trt.bench.report_blocks import category_table, reasons_of, speed_table, sweep_table
+    from dflash_trt.bench.report_directory import HTML, REPORT, write_report
+    from dflash_trt.bench.workloads import load_runs
+
+    check_replaceable(output, REPORT, force=force)
+    loaded = load_runs(runs)
+    result = report_on(loaded, loaded[0].run.seed if seed is None else seed, user_rates, concurrency)
+    write_report(output, result, loaded, force=force)
+    if as_json:
+        print_json("bench-report", msgspec.structs.asdict(result))
+        return
+    for note in result.notes:
+        click.echo(f"note: {note}", err=True)
+    for work in result.workloads:
+        for title, table in ((f"{work.title}: tokens/s per {work.per} at equal speed of a user", speed_table(work)),
+                             (f"{work.title}: at equal concurrency", sweep_table(work))):  # fmt: skip
+            print_table(title, table.columns, table.rows)
+        for reason in reasons_of(work.at_speeds):
+            click.echo(reason)
+    for found in result.categories:
+        table = category_table(found)
+        title = f"{found.title}: speed-up by category, concurrency {found.concurrency}"
+        print_table(title, table.columns, table.rows)
+    click.echo(f"{quoted(output / HTML)} written")
