@@ -12,9 +12,12 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.output import human_bytes
+from dflash_trt.cli.recovery import check_recovery, recover_draft, recovery_options
 
 if TYPE_CHECKING:
     from dflash_trt.quantize.convert import Summary
+    from dflash_trt.quantize.ranges import Ranges
+    from dflash_trt.quantize.recipe import Recipe
 
 
 @click.command(short_help="Write a quantised copy of a draft checkpoint.")
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 )
 @click.option("--force", is_flag=True, help="Replace an existing output directory.")
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, show_default=True, help="Packing threads, 0: all.")
+@recovery_options
 def quantize(
     draft: str,
     output: Path,
@@ -39,21 +43,43 @@ def quantize(
     calibration: str,
     force: bool,
     threads: int,
+    recover: Path | None,
+    steps: int | None,
+    seed: int | None,
+    learning_rate: float | None,
+    plot: Path | None,
 ) -> None:
     """Write a quantised copy of DRAFT, a checkpoint directory or Hugging Face repository id.
 
     Recipes: bf16, fp8, nvfp4, nvfp4-native (q, k and v dense, as TensorRT-LLM needs them), nvfp4-w4a16
     (weights only), mixed-nvfp4-fp8; RECIPE+fp8-kv adds the scales of an FP8 context cache.
 
+    With --recover the linear layers are trained before they are packed, on the target's own answers. An
+    interrupted training goes on when the same command is given again; the same seed gives the same bytes on
+    the same machine with the same number of threads.
+
     \b
-    Example:
+    Examples:
       dflash-trt quantize z-lab/gpt-oss-120b-DFlash -o draft-nvfp4 --recipe nvfp4
+      dflash-trt quantize z-lab/gpt-oss-120b-DFlash -o draft-nvfp4 --recipe nvfp4 \\
+          --recover features.safetensors --steps 2000 --plot loss.png
     """
+    options = {"steps": steps, "seed": seed, "learning_rate": learning_rate}
+    check_recovery(recover, plot, {f"--{name.replace('_', '-')}": value for name, value in options.items()})
     checkpoint = read_draft(checkpoint_directory(draft))
     if target is not None:
         partner = read_target(configuration_directory(target))
         check_pair(checkpoint.spec, partner.spec, draft_name=draft, target_name=target)
-    write_quantized(checkpoint, recipe, calibration, output, force=force, threads=threads)
+    chosen, ranges = recipe_and_ranges(checkpoint, recipe, calibration)
+    if recover is None:
+        summary = _quantized(checkpoint, chosen, ranges, output, force=force, threads=threads)
+    else:
+        given = {name: value for name, value in options.items() if value is not None}
+        summary = recover_draft(
+            checkpoint, chosen, recover, output,
+            options=given, plot=plot, ranges=ranges, force=force, threads=threads,
+        )  # fmt: skip
+    click.echo(_describe(summary), err=True)
     click.echo(output)
 
 
@@ -61,19 +87,30 @@ def write_quantized(
     draft: DraftCheckpoint, recipe: str, calibration: str, output: Path, *, force: bool = False, threads: int = 0
 ) -> None:
     """Quantises `draft` as the options of that name say, and tells on stderr what became of its tensors."""
-    from dflash_trt.quantize.convert import quantize_checkpoint
+    chosen, ranges = recipe_and_ranges(draft, recipe, calibration)
+    click.echo(_describe(_quantized(draft, chosen, ranges, output, force=force, threads=threads)), err=True)
+
+
+def recipe_and_ranges(draft: DraftCheckpoint, recipe: str, calibration: str) -> tuple[Recipe, Ranges | None]:
+    """What --recipe and --calibration name; None for bounds from the weights."""
     from dflash_trt.quantize.recipe import load_recipe
 
     chosen = load_recipe(recipe)
-    ranges = None
-    if calibration != "none":
-        if not chosen.needs_ranges(draft.spec.linear_modules()):
-            raise click.UsageError(f"--recipe {recipe} quantises weights only: it has no use for --calibration")
-        from dflash_trt.quantize.calibrate import activation_ranges
+    if calibration == "none":
+        return chosen, None
+    if not chosen.needs_ranges(draft.spec.linear_modules()):
+        raise click.UsageError(f"--recipe {recipe} quantises weights only: it has no use for --calibration")
+    from dflash_trt.quantize.calibrate import activation_ranges
 
-        ranges = activation_ranges(draft, Path(calibration))
-    summary = quantize_checkpoint(draft, chosen, output, ranges=ranges, force=force, threads=threads)
-    click.echo(_describe(summary), err=True)
+    return chosen, activation_ranges(draft, Path(calibration))
+
+
+def _quantized(
+    draft: DraftCheckpoint, recipe: Recipe, ranges: Ranges | None, output: Path, *, force: bool, threads: int
+) -> Summary:
+    from dflash_trt.quantize.convert import quantize_checkpoint
+
+    return quantize_checkpoint(draft, recipe, output, ranges=ranges, force=force, threads=threads)
 
 
 def _describe(summary: Summary) -> str:

@@ -76,7 +76,7 @@ def quantize_checkpoint(
     """
     modules = draft.spec.linear_modules()
     algorithms = recipe.algorithms(modules)
-    _check_source(draft, algorithms)
+    check_quantisable(draft, algorithms)
     if draft.directory.resolve().is_relative_to(output.resolve()):
         raise BuildError(
             f"{output}: expected a directory that does not hold the draft itself, found {draft.directory}",
@@ -102,7 +102,7 @@ def quantize_checkpoint(
             for name, value in scalars.items():
                 writer.write(name, value)
         _write_config(draft, quantization, directory)
-        _copy_other_files(draft, directory)
+        copy_other_files(draft, directory)
     counts = dict(sorted(Counter(algorithms.values()).items()))
     return Summary(
         layers=counts,
@@ -113,7 +113,8 @@ def quantize_checkpoint(
     )
 
 
-def _check_source(draft: DraftCheckpoint, algorithms: Mapping[str, str]) -> None:
+def check_quantisable(draft: DraftCheckpoint, algorithms: Mapping[str, str]) -> None:
+    """Raises CheckpointError for a draft that is quantised already, or a layer that does not suit its algorithm."""
     if draft.quantization.modules or draft.quantization.fp8_kv_cache:
         found = ", ".join(sorted(set(draft.quantization.modules.values()))) or "an FP8 context cache"
         raise CheckpointError(
@@ -186,15 +187,16 @@ def _write_config(draft: DraftCheckpoint, quantization: Quantization, directory:
         kv = quantization.fp8_kv_cache
         config["quantization_config"] = quantization_config(algorithms, modules, fp8_kv_cache=kv)
         details = hf_quant_config(algorithms, modules, fp8_kv_cache=kv)
-        _write_json(directory / HF_QUANT_CONFIG, details)
-    _write_json(directory / "config.json", config)
+        write_json(directory / HF_QUANT_CONFIG, details)
+    write_json(directory / "config.json", config)
 
 
-def _write_json(file: Path, document: object) -> None:
+def write_json(file: Path, document: object) -> None:
+    """Writes one of a checkpoint's JSON files."""
     file.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _copy_other_files(draft: DraftCheckpoint, directory: Path) -> None:
+def copy_other_files(draft: DraftCheckpoint, directory: Path) -> None:
     """Licence, model card, modelling code: every file of the checkpoint that is neither weights nor config."""
     weights = {".safetensors", *PICKLE_SUFFIXES}
     for file in sorted(draft.directory.iterdir()):

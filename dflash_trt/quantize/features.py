@@ -150,6 +150,11 @@ class FeatureFile:
         embeddings = self._tensor(f"embeddings.{i}")
         return self._tensor(f"tokens.{i}")[-len(embeddings) :], embeddings
 
+    def answer_length(self, i: int) -> int:
+        """Tokens that the target wrote in sequence `i`."""
+        rows: int = self._handle.get_slice(f"embeddings.{i}").get_shape()[0]  # type: ignore[no-untyped-call]
+        return rows
+
     def _tensor(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._handle.get_tensor(name)  # type: ignore[no-untyped-call]
         if not torch.isfinite(tensor).all():

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -40,14 +40,21 @@ def weight_scales(draft: DraftCheckpoint, algorithms: Mapping[str, str], *, thre
     Equal within a group of `scale_groups` and one algorithm, from the group's largest magnitude. Raises
     CheckpointError for a weight that is NaN or infinite.
     """
+    return group_scales(draft.spec, algorithms, lambda module: _weight_amax(draft, module, threads))
+
+
+def group_scales(
+    spec: DraftSpec, algorithms: Mapping[str, str], weight_amax: Callable[[str], float]
+) -> dict[str, np.float32]:
+    """The same where `weight_amax` gives the largest magnitude of a module's weights."""
     scales: dict[str, np.float32] = {}
-    for group in scale_groups(draft.spec):
+    for group in scale_groups(spec):
         by_algorithm: dict[str, list[str]] = defaultdict(list)
         for module in group:
             if module in algorithms:
                 by_algorithm[algorithms[module]].append(module)
         for algorithm, modules in by_algorithm.items():
-            largest = max(_weight_amax(draft, module, threads) for module in modules)
+            largest = max(map(weight_amax, modules))
             scales.update(dict.fromkeys(modules, scale_of(algorithm, largest)))
     return scales
 

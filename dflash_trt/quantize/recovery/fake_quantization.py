@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What quantised values become once they are dequantised, in PyTorch: bit-equal to the packers and to the graphs.
+
+Weights follow `cpp/packing/pack.h`, activations and cache rows `dflash_trt/graph/cpu_quantization.py`. All values are
+FLOAT; scales are Python floats that float32 holds exactly.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dflash_trt.checkpoint.quantization import BLOCK, FP8
+
+E2M1_MAX, E4M3_MAX = 6.0, 448.0
+SMALLEST_BLOCK_SCALE = 2.0**-9  # the least that E4M3 holds
+
+
+def quantised_weight(weight: torch.Tensor, algorithm: str, scale: float) -> torch.Tensor:
+    """weight [R, K] of the checkpoint's dtype, packed by `algorithm` and read back: [R, K] FLOAT.
+
+    `scale` is FP8's weight_scale or NVFP4's weight_scale_2.
+    """
+    if algorithm == FP8:
+        quotients = (weight.float() / _scalar(scale, weight)).to(weight.dtype).float()
+        return _e4m3(quotients) * _bfloat16(scale)
+    blocks = weight.float().view(len(weight), -1, BLOCK)
+    scale_2 = _scalar(scale, weight)
+    ratios = blocks.abs().amax(-1, keepdim=True) / (E2M1_MAX * scale_2)
+    block_scales = _e4m3(torch.where(ratios == 0, 1.0, ratios).clamp(SMALLEST_BLOCK_SCALE, E4M3_MAX))
+    units = block_scales * scale_2
+    return (_e2m1(blocks / units) * units).flatten(-2)
+
+
+def quantised_input(x: torch.Tensor, algorithm: str, scale: float) -> torch.Tensor:
+    """x [.., K] FLOAT as a layer of that algorithm and static input_scale reads it; gradients pass as through x."""
+    return _StraightThrough.apply(x, _fp8(x, scale) if algorithm == FP8 else _nvfp4(x, scale))  # type: ignore[no-untyped-call, no-any-return]
+
+
+def quantised_rows(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """K or V as an FP8 context cache of that scale returns them; gradients pass as through x."""
+    return _StraightThrough.apply(x, _fp8(x, scale))  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The second operand, with the gradient of the first (arXiv 1308.3432, section 4)."""
+
+    @staticmethod
+    def forward(_context: object, x: torch.Tensor, quantised: torch.Tensor) -> torch.Tensor:
+        return quantised
+
+    @staticmethod
+    def backward(_context: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+def _fp8(x: torch.Tensor, scale: float) -> torch.Tensor:
+    rounded = _bfloat16(scale)  # as the graphs hold it
+    return _e4m3(x.detach() / _scalar(rounded, x)) * rounded
+
+
+def _nvfp4(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """Dynamic block scales; a block whose scale underflows is 0."""
+    blocks = x.detach().reshape(*x.shape[:-1], -1, BLOCK)
+    global_scale = _scalar(scale, x)
+    units = _e4m3(blocks.abs().amax(-1, keepdim=True) / (E2M1_MAX * global_scale)) * global_scale
+    codes = _e2m1(blocks / torch.where(units == 0, 1.0, units))
+    return (torch.where(units == 0, 0.0, codes) * units).flatten(-2)
+
+
+def _e4m3(x: torch.Tensor) -> torch.Tensor:
+    """To nearest even, saturating: torch's own cast makes NaN of what is larger."""
+    return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()
+
+
+def _e2m1(x: torch.Tensor) -> torch.Tensor:
+    """To nearest even code point, saturating. Code points are 0.5 apart below 2, then 1, then 2."""
+    size = x.abs().clamp(max=E2M1_MAX)
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return torch.round(size / step) * step * x.sign()
+
+
+def _scalar(scale: float, x: torch.Tensor) -> torch.Tensor:
+    """`scale` beside x: by a Python number, CUDA would multiply with the reciprocal instead of dividing."""
+    return torch.tensor(scale, dtype=torch.float32, device=x.device)
+
+
+def _bfloat16(scale: float) -> float:
+    return torch.tensor(scale).bfloat16().item()

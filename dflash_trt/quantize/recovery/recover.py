@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recovers what quantising costs a draft: trains it as it will be quantised, then packs it as any other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from dflash_trt import __version__
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.finite import check_finite
+from dflash_trt.checkpoint.mapped import map_tensor
+from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
+from dflash_trt.checkpoint.weights import SINGLE
+from dflash_trt.engine.manifest import sha256
+from dflash_trt.errors import CheckpointError
+from dflash_trt.files.write import check_replaceable, scratch_directory
+from dflash_trt.quantize.bounds import ranges_from_weights
+from dflash_trt.quantize.convert import (
+    QUANTIZED,
+    Summary,
+    check_quantisable,
+    copy_other_files,
+    quantize_checkpoint,
+    write_json,
+)
+from dflash_trt.quantize.features import open_features
+from dflash_trt.quantize.ranges import Ranges
+from dflash_trt.quantize.recipe import Recipe
+from dflash_trt.quantize.recovery.numerics import recipe_numerics
+from dflash_trt.quantize.recovery.objective import Objective
+from dflash_trt.quantize.recovery.torch_draft import refuse_untrainable
+from dflash_trt.quantize.recovery.training import Settings, Trainer
+from dflash_trt.quantize.recovery.training_state import STATE, Progress, Tensors, load_state, save_state, state_file
+
+SAVE_EVERY = 100
+"""Steps between two states on disk."""
+TORCH_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What a draft learns from, and how."""
+
+    features: Path
+    """A file that `capture` wrote."""
+    settings: Settings
+
+
+def recover_checkpoint(
+    draft: DraftCheckpoint,
+    recipe: Recipe,
+    recovery: Recovery,
+    output: Path,
+    *,
+    ranges: Ranges | None = None,
+    force: bool = False,
+    threads: int = 0,
+    save_every: int = SAVE_EVERY,
+    on_step: Callable[[Progress], None] = lambda progress: None,
+) -> tuple[Summary, Progress]:
+    """Writes the checkpoint that `recipe` makes of the draft after training, into the new directory `output`.
+
+    Trained are the linear layers' weights; biases, norms and config.json stay as they are. The scales of activations
+    come from `ranges`, or from the bounds of the weights as they were given, and stay those of the training.
+    A state that an interrupted run left beside `output` is gone on with. Raises as `quantize_checkpoint` and
+    `open_features` do, and CheckpointError for a draft that is not trainable here or a state of something else.
+    """
+    algorithms = recipe.algorithms(draft.spec.linear_modules())
+    check_quantisable(draft, algorithms)
+    refuse_untrainable(draft.spec)
+    check_replaceable(output, QUANTIZED, force=force)
+    check_finite(draft.weights.values())
+    if ranges is None and recipe.needs_ranges(draft.spec.linear_modules()):
+        ranges = ranges_from_weights(draft)
+    tensors = {name: _load(tensor) for name, tensor in draft.weights.items()}
+    state = state_file(output)
+    with open_features(recovery.features, draft.spec) as features:
+        trainer = Trainer(
+            draft.spec,
+            recipe_numerics(draft.spec, recipe, ranges),
+            tensors,
+            features,
+            Objective(draft.spec, features),
+            recovery.settings,
+            _identity(draft, recipe, recovery, ranges),
+        )
+        _train(trainer, state, recovery.settings.steps, save_every, on_step, draft)
+    with scratch_directory(output) as scratch:
+        trained = _write_dense(draft, trainer.weights(), scratch)
+        summary = quantize_checkpoint(trained, recipe, output, ranges=ranges, force=force, threads=threads)
+    state.unlink(missing_ok=True)
+    return summary, trainer.progress
+
+
+def _train(
+    trainer: Trainer,
+    state: Path,
+    steps: int,
+    save_every: int,
+    on_step: Callable[[Progress], None],
+    draft: DraftCheckpoint,
+) -> None:
+    if saved := load_state(state, trainer.progress.identity, draft.spec.linear_shapes()):
+        trainer.restore(*saved)
+    check_replaceable(state, STATE, force=True)
+    on_step(trainer.progress)
+    while trainer.progress.step < steps:
+        trainer.step()
+        if not torch.isfinite(torch.tensor(trainer.progress.losses[-1])):
+            raise CheckpointError(
+                f"--recover: step {trainer.progress.step}: expected a finite loss, found {trainer.progress.losses[-1]}",
+                hint="lower --learning-rate",
+            )
+        if trainer.progress.step % save_every == 0 or trainer.progress.step == steps:
+            save_state(state, trainer.progress, trainer.state())
+        on_step(trainer.progress)
+
+
+def _load(tensor: Tensor) -> torch.Tensor:
+    """The tensor in its dtype, read into memory; as map_tensor reads it, BF16 is its bits."""
+    values = torch.from_numpy(map_tensor(tensor).copy())
+    return values.view(TORCH_TYPES[tensor.dtype]).reshape(tensor.shape)
+
+
+def _identity(draft: DraftCheckpoint, recipe: Recipe, recovery: Recovery, ranges: Ranges | None) -> str:
+    """sha256 of all that decides the trained weights."""
+    digest = hashlib.sha256(__version__.encode())
+    for document in (draft.spec, recipe.rules, recovery.settings, ranges):
+        digest.update(msgspec.json.encode(document, order="deterministic"))
+    for tensor in draft.weights.values():
+        digest.update(map_tensor(tensor).data)
+    digest.update(sha256(recovery.features).encode())
+    return digest.hexdigest()
+
+
+def _write_dense(draft: DraftCheckpoint, weights: Tensors, directory: Path) -> DraftCheckpoint:
+    """The draft with other weights, in z-lab's layout at `directory`; all other tensors byte for byte."""
+    directory.mkdir()
+    layout = {name: (tensor.dtype, tensor.shape) for name, tensor in draft.weights.items()}
+    with SafetensorsWriter(directory / SINGLE, layout) as writer:
+        for name, tensor in draft.weights.items():
+            weight = weights.get(name.removesuffix(".weight"))
+            if weight is None or tensor.shape != tuple(weight.shape):
+                writer.copy(tensor)
+            else:
+                bits = weight.view(torch.int16) if weight.dtype == torch.bfloat16 else weight
+                writer.write(name, bits.numpy())
+    write_json(directory / "config.json", draft.canonical_config())
+    copy_other_files(draft, directory)
+    return read_draft(directory)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training as it stands between two steps, in one safetensors file: complete or absent, so that a kill costs minutes.
+
+Tensors `master/MODULE`, `exp_avg/MODULE` and `exp_avg_sq/MODULE` (AdamW's moments), all FLOAT; the header's metadata
+holds `Progress` as JSON. Nothing random is stored: what a step draws follows from seed and step number.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from dflash_trt.checkpoint.producer import metadata
+from dflash_trt.checkpoint.safetensors_file import read_tensors
+from dflash_trt.errors import CheckpointError
+from dflash_trt.files.json_file import json_value
+from dflash_trt.files.write import Kind, new_file
+
+METADATA_KEY = "dflash_trt_recovery"
+PARTS = ("master", "exp_avg", "exp_avg_sq")
+STATE = Kind(
+    name="the state of an unfinished recovery", recognizes=lambda file: METADATA_KEY in metadata(file), form="file"
+)
+Tensors = dict[str, torch.Tensor]
+
+
+class Progress(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How far training is, and how it went."""
+
+    identity: str
+    """sha256 of all that decides the result."""
+    step: int = 0
+    """Steps done."""
+    losses: list[float] = msgspec.field(default_factory=list)
+    """Training loss by step."""
+    held_out: list[tuple[int, float]] = msgspec.field(default_factory=list)
+    """(steps done, loss on the sequences kept apart), quantised."""
+    dense_held_out: float = 0
+    """The same of the draft as it was given, not quantised."""
+
+
+def state_file(output: Path) -> Path:
+    """Where the state of an unfinished recovery to `output` lies."""
+    return output.with_name(f"{output.name}.recovery.safetensors")
+
+
+def save_state(file: Path, progress: Progress, tensors: Tensors) -> None:
+    """Replaces the state; raises BuildError when it cannot be written."""
+    note = {METADATA_KEY: msgspec.json.encode(progress).decode()}
+    with new_file(file, STATE, force=True) as new:
+        save_file(tensors, new, note)
+
+
+def load_state(file: Path, identity: str, shapes: dict[str, tuple[int, ...]]) -> tuple[Progress, Tensors] | None:
+    """The state in `file`, None where there is none.
+
+    Raises CheckpointError for one that another draft, recipe, feature file or option left, or that is damaged.
+    """
+    if not file.exists():
+        return None
+    headers = read_tensors(file)
+    hint = f"to start anew, delete {file.name}"
+    content = metadata(file).get(METADATA_KEY, "").encode()
+    progress = json_value(
+        content, f"{file}: metadata {METADATA_KEY}", Progress, CheckpointError, what="state", hint=hint
+    )
+    if progress.identity != identity:
+        raise CheckpointError(
+            f"{file}: expected the state of this recovery, found one of another draft, recipe, features or options",
+            hint=f"give the same arguments again, or {hint}",
+        )
+    expected = {f"{part}/{module}": ("F32", shape) for part in PARTS for module, shape in shapes.items()}
+    if {name: (tensor.dtype, tensor.shape) for name, tensor in headers.items()} != expected:
+        raise CheckpointError(f"{file}: expected {len(expected)} tensors of this draft, found others", hint=hint)
+    with safe_open(file, framework="pt") as handle:
+        return progress, {name: handle.get_tensor(name) for name in expected}

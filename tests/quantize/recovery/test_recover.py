@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recovery from the outside: what it keeps, that it repeats itself, and that a kill costs nothing but time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.errors import CheckpointError
+from dflash_trt.quantize.recipe import load_recipe
+from dflash_trt.quantize.recovery.recover import Recovery, recover_checkpoint
+from dflash_trt.quantize.recovery.training import Settings
+from dflash_trt.quantize.recovery.training_state import Progress, state_file
+from tests.cli.commands import run, run_here
+from tests.paths import FIXTURES
+from tests.quantize.samples import arrays, convert
+
+DRAFT = FIXTURES / "tiny-gpt-oss-dflash"
+STEPS = 4
+
+
+def recover(features: Path, output: Path, *, steps: int = STEPS, rate: float = 1e-3, **options: object) -> Progress:
+    settings = Settings(steps=steps, learning_rate=rate, sequences_per_step=2, anchors=4)
+    recovery = Recovery(features=features, settings=settings)
+    return recover_checkpoint(read_draft(DRAFT), load_recipe("nvfp4"), recovery, output, **options)[1]  # type: ignore[arg-type]
+
+
+def digests(directory: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in directory.iterdir()}
+
+
+def interrupt_at(step: int) -> object:
+    def on_step(progress: Progress) -> None:
+        if progress.step == step:
+            raise KeyboardInterrupt
+
+    return on_step
+
+
+@pytest.fixture(scope="module")
+def recovered(tmp_path_factory: pytest.TempPathFactory, features: dict[str, Path]) -> Path:
+    output = tmp_path_factory.mktemp("recovered") / "q"
+    progress = recover(features["tiny-gpt-oss"], output)
+    assert (progress.step, len(progress.losses)) == (STEPS, STEPS)
+    assert [step for step, _ in progress.held_out] == [0, 1, 2, 3, 4]
+    assert not state_file(output).exists()
+    return output
+
+
+def test_an_ordinary_checkpoint_that_keeps_what_is_not_trained(recovered: Path, tmp_path: Path) -> None:
+    convert(DRAFT, tmp_path / "plain", "nvfp4")
+    found, plain = arrays(recovered), arrays(tmp_path / "plain")
+    assert found.keys() == plain.keys()
+    for name, values in plain.items():
+        assert (found[name].dtype, found[name].shape) == (values.dtype, values.shape)
+        if values.ndim == 1 or name.endswith(".input_scale"):  # biases, norms, scales of activations
+            assert found[name].tobytes() == values.tobytes(), name
+        elif name.endswith("proj.weight"):
+            assert 0 < np.mean(found[name] != values) < 0.9, name
+    for name in ("config.json", "hf_quant_config.json"):
+        assert json.loads((recovered / name).read_text()) == json.loads((tmp_path / "plain" / name).read_text())
+    assert read_draft(recovered).quantization == read_draft(tmp_path / "plain").quantization
+
+
+def test_a_second_run_writes_the_same_bytes(recovered: Path, tmp_path: Path, features: dict[str, Path]) -> None:
+    recover(features["tiny-gpt-oss"], tmp_path / "again")
+    assert digests(tmp_path / "again") == digests(recovered)
+
+
+@pytest.mark.parametrize("step", [1, 3])  # before the first state is saved, and between two
+def test_an_interrupted_run_goes_on_to_the_same_bytes(
+    step: int, recovered: Path, tmp_path: Path, features: dict[str, Path]
+) -> None:
+    output = tmp_path / "q"
+    with pytest.raises(KeyboardInterrupt):
+        recover(features["tiny-gpt-oss"], output, save_every=2, on_step=interrupt_at(step))
+    assert not output.exists()
+    assert state_file(output).exists() == (step > 2)
+    seen: list[int] = []
+    recover(features["tiny-gpt-oss"], output, on_step=lambda progress: seen.append(progress.step))
+    assert seen[0] == (2 if step > 2 else 0)
+    assert digests(output) == digests(recovered)
+    assert not state_file(output).exists()
+
+
+def test_the_state_of_something_else_is_refused(tmp_path: Path, features: dict[str, Path]) -> None:
+    output = tmp_path / "q"
+    with pytest.raises(KeyboardInterrupt):
+        recover(features["tiny-gpt-oss"], output, save_every=1, on_step=interrupt_at(1))
+    with pytest.raises(CheckpointError, match="expected the state of this recovery, found one of another draft"):
+        recover(features["tiny-gpt-oss"], output, rate=2e-3)
+    content = bytearray(state_file(output).read_bytes())
+    state_file(output).write_bytes(content[: len(content) // 2])
+    with pytest.raises(CheckpointError, match=r"q\.recovery\.safetensors"):
+        recover(features["tiny-gpt-oss"], output)
+    assert not output.exists()
+
+
+def test_a_loss_that_is_no_number_is_refused(tmp_path: Path, features: dict[str, Path]) -> None:
+    with pytest.raises(CheckpointError, match="expected a finite loss, found nan"):
+        recover(features["tiny-gpt-oss"], tmp_path / "q", rate=1e30)
+    assert not (tmp_path / "q").exists()
+
+
+def test_command(tmp_path: Path, features: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    run_here(
+        "quantize", DRAFT, "-o", tmp_path / "q", "--recipe", "nvfp4", "--recover", features["tiny-gpt-oss"],
+        "--steps", 1, "--plot", tmp_path / "loss.png",
+    )  # fmt: skip
+    printed = capsys.readouterr()
+    assert printed.out == f"{tmp_path / 'q'}\n"
+    assert "1 steps: loss on held-out sequences" in printed.err
+    assert "15 linear layers: 14 NVFP4, 1 dense" in printed.err
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_options_that_do_not_go_together(tmp_path: Path) -> None:
+    for options, expected in (
+        (("--steps", 3), "--steps needs --recover FILE"),
+        (("--learning-rate", 0.1), "--learning-rate needs --recover FILE"),
+        (("--recover", "f.safetensors", "--plot", "loss.pdf"), "--plot: expected a .png file"),
+    ):
+        result = run("quantize", DRAFT, "-o", tmp_path / "q", "--recipe", "nvfp4", *options)
+        assert result.returncode == 2
+        assert expected in result.stderr
