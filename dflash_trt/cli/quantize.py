@@ -7,23 +7,75 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.output import human_bytes
 from dflash_trt.cli.recovery import check_recovery, recover_draft, recovery_options
+from dflash_trt.cli.share_option import num_bytes, share
+from dflash_trt.quantize.loadable import FORMATS, LOADABLE, Runtime
 
 if TYPE_CHECKING:
     from dflash_trt.quantize.convert import Summary
     from dflash_trt.quantize.ranges import Ranges
     from dflash_trt.quantize.recipe import Recipe
 
+SEARCH_OPTIONS = ("max_bytes", "held_out", "loadable_by", "formats", "context_tokens")
+RECIPE_OPTIONS = ("threads", "recover", "steps", "learning_rate", "plot")
+
 
 @click.command(short_help="Write a quantised copy of a draft checkpoint.")
 @click.argument("draft")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Checkpoint directory to write.")
-@click.option("--recipe", required=True, help="Name of a recipe, or a YAML file; +fp8-kv behind it adds that.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Checkpoint directory to write; with --search the recipe's YAML file.",
+)
+@click.option("--recipe", help="Name of a recipe, or a YAML file; +fp8-kv behind it adds that.")
+@click.option(
+    "--search",
+    "features",
+    metavar="FEATURES",
+    type=click.Path(path_type=Path),
+    help="Look for the smallest recipe on answers that `dflash-trt capture` wrote, in the place of --recipe.",
+)
+@click.option(
+    "--max-tau-loss", metavar="SHARE", callback=share, help="What a searched recipe may lose of tau, e.g. 1%."
+)
+@click.option("--max-bytes", metavar="BYTES", callback=num_bytes, help="Fail where no found recipe is as small.")
+@click.option(
+    "--held-out",
+    metavar="FEATURES",
+    type=click.Path(path_type=Path),
+    help="Other answers to hold out from the search; by default half of those that are searched on.",
+)
+@click.option(
+    "--loadable-by",
+    type=click.Choice(list(LOADABLE)),
+    default="engine",
+    show_default=True,
+    help="Search among recipes that this runtime loads.",
+)
+@click.option(
+    "--format",
+    "formats",
+    type=click.Choice(FORMATS),
+    multiple=True,
+    default=FORMATS,
+    show_default=True,
+    help="Search among these algorithms; W4A16_NVFP4 quantises weights only.",
+)
+@click.option(
+    "--context-tokens",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Let the search choose an FP8 context cache, so many tokens of which count as bytes.",
+)
 @click.option("--target", help="Target checkpoint that the draft is checked against.")
 @click.option(
     "--calibration",
@@ -38,7 +90,14 @@ if TYPE_CHECKING:
 def quantize(
     draft: str,
     output: Path,
-    recipe: str,
+    recipe: str | None,
+    features: Path | None,
+    max_tau_loss: float | None,
+    max_bytes: int | None,
+    held_out: Path | None,
+    loadable_by: Runtime,
+    formats: tuple[str, ...],
+    context_tokens: int,
     target: str | None,
     calibration: str,
     force: bool,
@@ -58,18 +117,42 @@ def quantize(
     interrupted training goes on when the same command is given again; the same seed gives the same bytes on
     the same machine with the same number of threads.
 
+    --search writes such a recipe instead: the smallest whose replayed loss of tau stays within --max-tau-loss, on
+    the answers that are searched on and on others that are held out. The same command goes on after a kill.
+
     \b
     Examples:
       dflash-trt quantize z-lab/gpt-oss-120b-DFlash -o draft-nvfp4 --recipe nvfp4
       dflash-trt quantize z-lab/gpt-oss-120b-DFlash -o draft-nvfp4 --recipe nvfp4 \\
           --recover features.safetensors --steps 2000 --plot loss.png
+      dflash-trt quantize z-lab/gpt-oss-120b-DFlash --search features.safetensors --max-tau-loss 1% -o own.yaml
     """
+    _check_together(click.get_current_context(), recipe, features, max_tau_loss)
     options = {"steps": steps, "seed": seed, "learning_rate": learning_rate}
-    check_recovery(recover, plot, {f"--{name.replace('_', '-')}": value for name, value in options.items()})
+    if features is None:
+        check_recovery(recover, plot, {f"--{name.replace('_', '-')}": value for name, value in options.items()})
     checkpoint = read_draft(checkpoint_directory(draft))
     if target is not None:
         partner = read_target(configuration_directory(target))
         check_pair(checkpoint.spec, partner.spec, draft_name=draft, target_name=target)
+    if features is not None and max_tau_loss is not None:
+        from dflash_trt.cli.quantize_search import SearchOptions, write_searched
+
+        asked = SearchOptions(
+            features=features,
+            held_out=held_out,
+            max_tau_loss=max_tau_loss,
+            max_bytes=max_bytes,
+            loadable_by=loadable_by,
+            formats=tuple(sorted(set(formats))),
+            context_tokens=context_tokens,
+            calibration=calibration,
+            seed=seed or 0,
+        )
+        write_searched(checkpoint, draft, asked, output, force=force)
+        click.echo(output)
+        return
+    assert recipe is not None
     chosen, ranges = recipe_and_ranges(checkpoint, recipe, calibration)
     if recover is None:
         summary = _quantized(checkpoint, chosen, ranges, output, force=force, threads=threads)
@@ -81,6 +164,23 @@ def quantize(
         )  # fmt: skip
     click.echo(_describe(summary), err=True)
     click.echo(output)
+
+
+def _check_together(
+    context: click.Context, recipe: str | None, features: Path | None, max_tau_loss: float | None
+) -> None:
+    """Raises UsageError for options that do not go together."""
+    if (recipe is None) == (features is None):
+        raise click.UsageError("expected either --recipe or --search")
+    if (features is None) != (max_tau_loss is None):
+        raise click.UsageError("expected --search and --max-tau-loss together")
+    others, wanted, found = (
+        (SEARCH_OPTIONS, "--search", "--recipe") if features is None else (RECIPE_OPTIONS, "--recipe", "--search")
+    )
+    for parameter in context.command.params:
+        is_given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if is_given and parameter.name in others:
+            raise click.UsageError(f"{parameter.opts[0]} is for {wanted}, found {found}")
 
 
 def write_quantized(

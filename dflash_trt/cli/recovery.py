@@ -30,7 +30,7 @@ OPTIONS = (
         help="Train the draft, quantised as it will be, on features that `dflash-trt capture` wrote.",
     ),
     click.option("--steps", type=click.IntRange(min=1), help="Steps of --recover.  [default: 1000]"),
-    click.option("--seed", type=click.IntRange(min=0), help="Of what --recover draws.  [default: 0]"),
+    click.option("--seed", type=click.IntRange(min=0), help="Of what --recover or --search draws.  [default: 0]"),
     click.option(
         "--learning-rate", type=click.FloatRange(min=0, min_open=True), help="Of --recover.  [default: 0.0003]"
     ),

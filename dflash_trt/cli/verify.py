@@ -13,6 +13,7 @@ import msgspec
 from click.core import ParameterSource
 
 from dflash_trt.cli.output import print_json, progress_line
+from dflash_trt.cli.share_option import share
 from dflash_trt.cli.verify_tables import print_report
 from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.files.picture import PICTURE
@@ -24,19 +25,6 @@ if TYPE_CHECKING:
 
 MIN_TOKENS = 3
 """The first token is the prefill's and the last one a bonus: fewer leave nothing to draft."""
-
-
-def _share(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
-    """`3%` and `0.03` as 0.03; usage error for anything that is no share from 0 up to, but without, 1."""
-    if text is None:
-        return None
-    try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = -1
-    if not 0 <= share < 1:
-        raise click.BadParameter(f"expected a share such as 3% or 0.03, found {text!r}", context, parameter)
-    return share
 
 
 @click.command(short_help="Check that an engine is lossless, and what quantisation cost.")
@@ -70,7 +58,7 @@ def _share(context: click.Context, parameter: click.Parameter, text: str | None)
 @click.option(
     "--max-tau-loss",
     metavar="SHARE",
-    callback=_share,
+    callback=share,
     help="Fail when the mean loss of tau exceeds this, e.g. 3%; needs --reference.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -7,6 +7,7 @@ The layout stands in `dflash_trt.checkpoint.quantization`; the packers' formulas
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections import Counter
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from dflash_trt.checkpoint.quantization import (
     Quantization,
     expected_tensors,
 )
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, Tensor
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
 from dflash_trt.checkpoint.weights import INDEX, PICKLE_SUFFIXES, SINGLE
 from dflash_trt.errors import BuildError, CheckpointError
@@ -151,6 +152,15 @@ def _layout(draft: DraftCheckpoint, quantization: Quantization) -> Layout:
             for name, (dtypes, shape) in expected.items()
         }
     )
+
+
+def checkpoint_bytes(draft: DraftCheckpoint, quantization: Quantization) -> int:
+    """Of all tensors that `quantize_checkpoint` writes, without writing them.
+
+    Every module whose input is quantised has a scale for it.
+    """
+    layout = _layout(draft, quantization)
+    return sum(math.prod(shape) * BITS_PER_ELEMENT[dtype] // 8 for dtype, shape in layout.values())
 
 
 def _pack(writer: SafetensorsWriter, tensor: Tensor, algorithm: str, scale: np.float32, threads: int) -> None:

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -13,6 +17,7 @@ from dflash_trt.errors import RecipeError, shown
 from dflash_trt.files.read import is_file
 from dflash_trt.files.strict_yaml import closest, load_yaml
 
+LAYER = re.compile(r"^layers\.\d+\.")
 FP8_KV = "+fp8-kv"
 """Suffix of a recipe's name that adds an FP8 context cache."""
 ACTIVATION_ALGORITHMS = ("FP8", "NVFP4")
@@ -75,6 +80,22 @@ class Recipe(RecipeFile, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if any(fnmatchcase(module, rule.modules) for module in modules):
             return "that earlier rules take all it matches"
         return f"that it matches none{closest(rule.modules, modules, 'module')}"
+
+
+def recipe_text(description: str, algorithms: Mapping[str, str], modules: list[str], *, fp8_kv_cache: bool) -> str:
+    """The YAML file that gives each of `modules` its algorithm, or none: a rule for each kind, exceptions before it."""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for module in modules:
+        kinds[LAYER.sub("layers.*.", module)].append(module)
+    lines = [f"description: {json.dumps(description)}", "rules:"]
+    for kind, members in kinds.items():
+        chosen = {module: algorithms.get(module, "none") for module in members}
+        most = Counter(chosen.values()).most_common(1)[0][0]
+        exceptions = [(module, algorithm) for module, algorithm in chosen.items() if algorithm != most]
+        for pattern, algorithm in [*exceptions, (kind, most)]:
+            lines += [f'  - modules: "{pattern}"', f"    algorithm: {algorithm}"]
+    lines += ["fp8_kv_cache: true"] if fp8_kv_cache else []
+    return "".join(f"{line}\n" for line in lines)
 
 
 def recipe_directory() -> Path:

@@ -70,7 +70,7 @@ def readers(source: Path) -> Iterator[str]:
 
 def is_writing(call: ast.Call) -> bool:
     modes = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
-    return any(isinstance(mode, str) and mode[:1] in ("w", "x") for mode in modes)
+    return any(isinstance(mode, str) and mode[:1] in ("w", "x", "a") for mode in modes)
 
 
 def found() -> set[tuple[str, str]]:

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures recipes on captured answers, and remembers what it measured: a search that was stopped goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from dflash_trt.drafter.drafter import Drafter
+from dflash_trt.drafter.executor import DraftInputs
+from dflash_trt.errors import BuildError
+from dflash_trt.files.json_file import MAX_BYTES, json_value
+from dflash_trt.files.read import read_bytes
+from dflash_trt.measure.recipe_choice import Choice
+from dflash_trt.measure.replay import Replayed, replay
+from dflash_trt.measure.replay_report import replay_loss
+from dflash_trt.measure.statistics import TauLoss
+from dflash_trt.quantize.calibrate import choose_anchors
+from dflash_trt.quantize.features import FeatureFile
+
+OpenChoice = Callable[[Choice], AbstractContextManager[Drafter]]
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """Sequences of a feature file."""
+
+    features: FeatureFile
+    numbers: tuple[int, ...]
+
+
+def halves(features: FeatureFile, seed: int) -> tuple[Split, Split]:
+    """The file's sequences in two halves, drawn with `seed`: to search on, and to hold out."""
+    order = np.random.default_rng(seed).permutation(features.facts.num_sequences).tolist()
+    middle = (len(order) + 1) // 2
+    first, second = (tuple(sorted(part)) for part in (order[:middle], order[middle:]))
+    return Split(features=features, numbers=first), Split(features=features, numbers=second)
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of a journal: what was measured of which choice."""
+
+    key: str
+    error: float | None = None
+    loss: TauLoss | None = None
+
+
+class Journal:
+    """Measurements in a JSON Lines file; a last line that a kill cut off is measured again."""
+
+    def __init__(self, file: Path, fingerprint: str) -> None:
+        """`fingerprint` says what is measured; BuildError where the file has measurements of something else."""
+        self._file = file
+        self._entries: dict[str, Entry] = {}
+        lines = read_bytes(file, BuildError, limit=MAX_BYTES).split(b"\n")[:-1] if file.exists() else []
+        if lines and lines[0].decode(errors="replace") != fingerprint:
+            raise BuildError(
+                f"{file}: expected measurements of this draft, these features and options, found others",
+                hint=f"remove {file}, or give the options that it was begun with",
+            )
+        for number, line in enumerate(lines[1:], start=2):
+            entry = json_value(line, f"{file}, line {number}", Entry, BuildError, what="a measurement")
+            self._entries[entry.key] = entry
+        content = b"".join(line + b"\n" for line in lines or [fingerprint.encode()])
+        file.write_bytes(content)  # without what a kill cut off
+
+    def measure(self, key: str, measure: Callable[[], Entry]) -> Entry:
+        """What the journal has of `key`, or what `measure` says now."""
+        if key not in self._entries:
+            self._entries[key] = measure()
+            with self._file.open("ab") as stream:
+                stream.write(msgspec.json.encode(self._entries[key]) + b"\n")
+        return self._entries[key]
+
+    def remove(self) -> None:
+        """Deletes the file: its search is complete."""
+        self._file.unlink()
+
+
+class RecipeJudge:
+    """A `Judge` that replays: each measurement quantises the draft, builds its graphs and runs them."""
+
+    def __init__(
+        self,
+        open_choice: OpenChoice,
+        dense: Choice,
+        splits: tuple[Split, Split],
+        journal: Journal,
+        on_measured: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`dense` is what losses and errors are against; `splits` to search on and to hold out."""
+        self._open = open_choice
+        self._dense = dense
+        self._splits = splits
+        self._journal = journal
+        self._on_measured = on_measured
+        self._references: dict[bool, list[Replayed]] = {}
+        self._reference_hidden: list[torch.Tensor] = []
+
+    def error(self, choice: Choice) -> float:
+        """Mean over the search split's sequences of |a - b|^2 / |b|^2, b the dense draft's hidden states.
+
+        Of the proposing rows of the blocks at `choose_anchors`, each behind its own context.
+        """
+
+        def measure() -> Entry:
+            if not self._reference_hidden:
+                with self._open(self._dense) as drafter:
+                    self._reference_hidden = list(_hidden(drafter, self._splits[0]))
+            with self._open(choice) as drafter:
+                pairs = zip(_hidden(drafter, self._splits[0]), self._reference_hidden, strict=True)
+                errors = [float((a - b).norm() ** 2 / b.norm() ** 2) for a, b in pairs]
+            return Entry(key=f"error {choice.name}", error=float(np.mean(errors)))
+
+        error = self._measure(f"error {choice.name}", measure).error
+        assert error is not None
+        return error
+
+    def loss(self, choice: Choice, *, held_out: bool) -> TauLoss | None:
+        """Loss of tau on one of the splits."""
+        key = f"{'held out' if held_out else 'search'} {choice.name}"
+
+        def measure() -> Entry:
+            if held_out not in self._references:
+                self._references[held_out] = self._replay(self._dense, held_out)
+            replays = self._references[held_out] if choice == self._dense else self._replay(choice, held_out)
+            return Entry(key=key, loss=replay_loss(replays, self._references[held_out]))
+
+        return self._measure(key, measure).loss
+
+    def _measure(self, key: str, measure: Callable[[], Entry]) -> Entry:
+        entry = self._journal.measure(key, measure)
+        self._on_measured()
+        return entry
+
+    def _replay(self, choice: Choice, held_out: bool) -> list[Replayed]:
+        split = self._splits[held_out]
+        with self._open(choice) as drafter:
+            return replay(split.features, drafter, numbers=split.numbers)
+
+
+@torch.inference_mode()
+def _hidden(drafter: Drafter, split: Split) -> Iterator[torch.Tensor]:
+    """By sequence that has anchors: hidden [anchors, K, H] of the proposing rows."""
+    mask = split.features.mask_embedding().float()
+    S = drafter.spec.block_size
+    for number in split.numbers:
+        sequence = split.features.sequence(number)
+        anchors = torch.from_numpy(choose_anchors(sequence, number))
+        if not len(anchors):
+            continue
+        drafter.inject([0], [len(sequence.taps)], sequence.taps.float())
+        borrowed = mask.repeat(len(anchors), S, 1)
+        borrowed[:, 0] = sequence.embeddings[anchors - sequence.prompt_length].float()
+        blocks = torch.full((len(anchors), S), drafter.spec.mask_token_id)
+        blocks[:, 0] = sequence.tokens[anchors]
+        noise = drafter.embedding.rows(blocks, lambda _, rows=borrowed: rows)  # type: ignore[misc]
+        positions = anchors[:, None] + torch.arange(S)
+        hidden = drafter.executor.draft(DraftInputs(noise, positions, torch.zeros_like(anchors), anchors))
+        drafter.release(0)
+        yield hidden[:, 1:].clone()

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A searched recipe as a YAML file, with what was measured as comments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dflash_trt.measure.recipe_choice import DENSE, Choice, Space
+from dflash_trt.measure.search import Found
+from dflash_trt.measure.statistics import TauLoss
+from dflash_trt.quantize.recipe import LAYER, recipe_text
+
+
+def recipe_file(space: Space, found: Found, settings: Sequence[str]) -> str:
+    """The file's text: `settings` and both tables as comments, then the recipe of the best choice."""
+    best = found.best
+    loss = _loss(best.held_out)
+    comments = [*settings, "", *_trials(space, found), "", *_errors(space, found)]
+    recipe = recipe_text(
+        f"found by search: loses {loss} of tau on prompts that were held out",
+        space.modules(best.choice),
+        space.draft.spec.linear_modules(),
+        fp8_kv_cache=best.choice.fp8_context,
+    )
+    return "".join(f"# {line}".rstrip() + "\n" for line in comments) + recipe
+
+
+def _trials(space: Space, found: Found) -> Iterator[str]:
+    yield "Every recipe that was replayed: bytes of its checkpoint, loss of tau with its 95 % interval."
+    yield "*: the one below; held out: measured for it and for the smaller ones that failed there."
+    yield ""
+    rows = [("", "bytes", "loss", "held out", "quantised")]
+    for trial in found.trials:
+        mark = "*" if trial.choice == found.best.choice else ""
+        size = str(space.checkpoint_bytes(trial.choice))
+        rows.append((mark, size, _loss(trial.loss), _loss(trial.held_out), describe(space, trial.choice)))
+    yield from _table(rows)
+
+
+def _errors(space: Space, found: Found) -> Iterator[str]:
+    yield "What each change alone does to the drafter's hidden states, squared relative error, and the bytes it saves."
+    yield ""
+    dense = space.checkpoint_bytes(space.dense)
+    rows = [("error", "saves", "quantised")]
+    for change in sorted(found.errors, key=lambda choice: (found.errors[choice], choice.name)):
+        saved = str(dense - space.checkpoint_bytes(change))
+        rows.append((f"{found.errors[change]:.2e}", saved, describe(space, change)))
+    yield from _table(rows)
+
+
+def describe(space: Space, choice: Choice) -> str:
+    """'FP8: o 0, 1; NVFP4: q k v, gate up 0' : projections by algorithm, with their layers where a group has one."""
+    parts = []
+    for algorithm in sorted(set(choice.algorithms) - {DENSE}):
+        groups = [g for g, a in zip(space.groups, choice.algorithms, strict=True) if a == algorithm]
+        parts.append(f"{algorithm}: {', '.join(map(group_name, groups))}")
+    return "; ".join([*parts, *(["FP8 context"] if choice.fp8_context else [])]) or "nothing"
+
+
+def group_name(group: Sequence[str]) -> str:
+    """'gate up 3' for that layer's, 'q k v' for those of all layers."""
+    layers = {module.split(".")[1] for module in group if LAYER.match(module)}
+    names = list(dict.fromkeys(module.rpartition(".")[2].removesuffix("_proj") for module in group))
+    return " ".join([*names, *(layers if len(layers) == 1 else [])])
+
+
+def _loss(loss: TauLoss | None) -> str:
+    if loss is None:
+        return "-"
+    interval = "" if loss.low is None or loss.high is None else f" ({loss.low:.2%} to {loss.high:.2%})"
+    return f"{loss.loss:.2%}{interval}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

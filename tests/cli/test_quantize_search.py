@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt quantize --search` on a trained pair: a recipe that loads, the same bytes again, on after a kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.errors import BuildError, VerificationError
+from dflash_trt.measure import recipe_judge
+from dflash_trt.measure.recipe_choice import Choice
+from dflash_trt.measure.statistics import TauLoss
+from tests.cli.commands import run_here
+from tests.paths import FIXTURES
+
+NAME = "tiny-gpt-oss"
+DRAFT = FIXTURES / f"{NAME}-dflash"
+
+
+def search(features: Path, output: Path, *options: object) -> None:
+    arguments = ("--search", features, "--format", "FP8", "-o", output, *options)
+    run_here("quantize", DRAFT, *arguments, *(() if "--max-tau-loss" in options else ("--max-tau-loss", "20%")))
+
+
+@pytest.fixture(scope="module")
+def searched(features: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe."""
+    file = tmp_path_factory.mktemp("searched") / "own.yaml"
+    search(features[NAME], file)
+    return file
+
+
+def test_a_searched_recipe_is_an_ordinary_one(searched: Path, tmp_path: Path) -> None:
+    text = searched.read_text()
+    assert text.startswith("# dflash-trt quantize --search of tiny-gpt-oss-dflash\n# searched on: tiny-gpt-oss.safete")
+    assert str(searched.parent) not in text
+    run_here("quantize", DRAFT, "--recipe", searched, "-o", tmp_path / "draft")
+    found = read_draft(tmp_path / "draft").quantization.modules
+    assert set(found.values()) == {"FP8"}
+    starred = [line.split() for line in text.splitlines() if line.startswith("# *  ")]
+    written = sum(tensor.num_bytes for tensor in read_draft(tmp_path / "draft").weights.values())
+    assert [line[2] for line in starred] == [str(written)]
+    assert [path.name for path in searched.parent.iterdir()] == ["own.yaml"], "the journal is gone"
+
+
+@pytest.mark.full
+def test_a_search_that_was_stopped_goes_on(
+    searched: Path, features: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same bytes as one that was not; nothing is measured twice."""
+    measured: list[str] = []
+    measure = recipe_judge.Journal.measure
+
+    def stop_after(limit: int) -> None:
+        def counted(journal: recipe_judge.Journal, key: str, now: object) -> recipe_judge.Entry:
+            def counting() -> recipe_judge.Entry:
+                if len(measured) == limit:
+                    raise KeyboardInterrupt
+                measured.append(key)
+                return now()  # type: ignore[no-any-return, operator]
+
+            return measure(journal, key, counting)
+
+        monkeypatch.setattr(recipe_judge.Journal, "measure", counted)
+
+    stop_after(9)
+    with pytest.raises((KeyboardInterrupt, click.exceptions.Abort)):
+        search(features[NAME], tmp_path / "own.yaml")
+    assert [path.name for path in tmp_path.iterdir()] == ["own.yaml.journal"]
+    with pytest.raises(BuildError, match=r"own\.yaml\.journal: expected measurements of this draft"):
+        search(features[NAME], tmp_path / "own.yaml", "--seed", 1)
+    stop_after(100)
+    search(features[NAME], tmp_path / "own.yaml")
+    assert len(measured) == len(set(measured)) > 9
+    assert (tmp_path / "own.yaml").read_bytes() == searched.read_bytes()
+
+
+def test_bytes_that_cannot_be_met(features: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loses_half(_: object, choice: Choice, *, held_out: bool) -> TauLoss:
+        return TauLoss(loss=0.5 * (set(choice.algorithms) != {"none"}), low=0, high=1, num_prompts=9)
+
+    monkeypatch.setattr(recipe_judge.RecipeJudge, "loss", loses_half)
+    monkeypatch.setattr(recipe_judge.RecipeJudge, "error", lambda *_: 1.0)
+    with pytest.raises(VerificationError, match=r"--max-bytes: expected a checkpoint of at most 1024 bytes, found \d+"):
+        search(features[NAME], tmp_path / "own.yaml", "--max-bytes", "1KiB")
+    with pytest.raises(VerificationError, match="found 889344 as the smallest within --max-tau-loss") as error:
+        search(features[NAME], tmp_path / "own.yaml", "--max-bytes", "0.6MB")
+    assert error.value.hint is not None
+    assert not (tmp_path / "own.yaml").exists()
+
+
+def test_another_file_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("description: by hand")
+    with pytest.raises(BuildError, match="expected a recipe that this command searched or none, found another file"):
+        search(tmp_path / "none", tmp_path / "own.yaml", "--force")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "expected either --recipe or --search"),
+        (("--recipe", "fp8", "--search", "x"), "expected either --recipe or --search"),
+        (("--search", "x"), "expected --search and --max-tau-loss together"),
+        (("--recipe", "fp8", "--max-tau-loss", "1%"), "expected --search and --max-tau-loss together"),
+        (("--recipe", "fp8", "--max-bytes", "few"), "expected bytes such as 400MiB or 4096, found 'few'"),
+        (("--recipe", "fp8", "--loadable-by", "engine"), "--loadable-by is for --search, found --recipe"),
+        (("--search", "x", "--max-tau-loss", "1%", "--steps", "9"), "--steps is for --recipe, found --search"),
+    ],
+)
+def test_options_that_do_not_go_together(options: tuple[str, ...], words: str) -> None:
+    with pytest.raises(click.UsageError) as error:
+        run_here("quantize", DRAFT, "-o", "x", *options)
+    assert words in error.value.format_message()
