@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, __version__
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    __version__,
+)
 
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.hub import fetch_weights, read_headers
@@ -65,9 +73,17 @@ def load_model(
     check_architecture(directory)
     model: PreTrainedModel
     with refusing(directory, f"a causal language model that transformers {__version__} loads"), quiet_transformers():
-        model, loaded = AutoModelForCausalLM.from_pretrained(directory, **(options | load_options))
+        model, loaded = _auto_class(directory).from_pretrained(directory, **(options | load_options))
     _check_weights(directory, loaded)
     return text_model(model, directory).eval()
+
+
+def _auto_class(directory: Path) -> Any:
+    """The one that knows the model: Kimi K2.5's text is only there below its images."""
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    is_multimodal = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    is_text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForImageTextToText if is_multimodal and not is_text else AutoModelForCausalLM
 
 
 def _check_weights(directory: Path, loaded: dict[str, Any]) -> None:

@@ -166,7 +166,7 @@ def _generate(
     options: dict[str, Any],
 ) -> list[int]:
     if eos_ids is not None:
-        never_emitted = target.config.vocab_size  # generate() cannot be told `no eos` for one call
+        never_emitted = target.config.get_text_config().vocab_size  # generate() cannot be told `no eos` for one call
         options = options | {"eos_token_id": list(eos_ids) or [never_emitted]}
     prompt = torch.tensor([list(prompt_ids)])
     with torch.inference_mode():
