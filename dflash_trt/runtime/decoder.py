@@ -145,8 +145,8 @@ class Decoder:
         decoding = {slot: request for slot, request in sorted(self.running.items()) if request.is_prefilled}
         if not decoding:
             return []
-        length = self._draft_length.choose(len(decoding))
-        lengths = {slot: request.draft_length(length) for slot, request in decoding.items()}
+        chosen = zip(decoding.items(), self._draft_length.choose(list(decoding)), strict=True)
+        lengths = {slot: request.draft_length(length) for (slot, request), length in chosen}
         drafting = [slot for slot, k in lengths.items() if k > 0]
         blocks = {}
         if drafting:
@@ -174,7 +174,7 @@ class Decoder:
         """Reports what came of a part; a request that has ended leaves its slot."""
         request = part.request
         if request.is_prefilled:
-            self._draft_length.observe(len(part.proposals), len(tokens) - 1)
+            self._draft_length.observe(part.slot, len(part.proposals), len(tokens) - 1)
         else:
             request.num_prefilled += len(part.token_ids)
         if not tokens:
@@ -204,6 +204,7 @@ class Decoder:
 
     def _release(self, slot: int) -> None:
         self._pair.release(slot)
+        self._draft_length.release(slot)
         self.slots.free(slot)
         del self.running[slot]
 

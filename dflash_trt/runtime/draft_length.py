@@ -8,7 +8,7 @@ read more experts. Output does not depend on it (docs/sampling.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from dflash_trt.errors import RequestError
@@ -27,65 +27,77 @@ PROBE_EVERY = 64
 
 
 class DraftLength(Protocol):
-    """Chooses, before each step, how many of the K drafted tokens are verified."""
+    """Chooses, before each step, how many of the K drafted tokens of each request are verified."""
 
-    def choose(self, batch_size: int) -> int:
-        """0 .. K for a step over `batch_size` requests; 0 is plain decoding."""
+    def choose(self, slots: Sequence[int]) -> list[int]:
+        """0 .. K for each of the requests in these slots; 0 is plain decoding."""
 
-    def observe(self, proposed: int, accepted: int) -> None:
+    def observe(self, slot: int, proposed: int, accepted: int) -> None:
         """Learns from one request's pass that verified `proposed` tokens and accepted the first `accepted`."""
 
     def measure(self, batch_size: int, length: int, seconds: float) -> None:
         """Learns what a step took over `batch_size` requests that verified `length` drafts of each, on average."""
 
+    def release(self, slot: int) -> None:
+        """The request in this slot has ended."""
+
     def explain(self) -> str:
         """What is chosen, and why."""
 
 
-class FixedLength:
+class _UniformLength:
+    """One length for all requests, which no measured time changes."""
+
+    def choose(self, slots: Sequence[int]) -> list[int]:
+        """The same for all."""
+        return [self.length_of(len(slots))] * len(slots)
+
+    def length_of(self, batch_size: int) -> int:
+        """The length of a step over so many requests."""
+        raise NotImplementedError
+
+    def observe(self, slot: int, proposed: int, accepted: int) -> None:
+        """Nothing to learn."""
+
+    def measure(self, batch_size: int, length: int, seconds: float) -> None:
+        """Nothing to learn."""
+
+    def release(self, slot: int) -> None:
+        """Nothing to forget."""
+
+
+class FixedLength(_UniformLength):
     """Always the same."""
 
     def __init__(self, length: int) -> None:
         self.length = length
 
-    def choose(self, batch_size: int) -> int:
+    def length_of(self, batch_size: int) -> int:
         """The length, whatever the batch."""
         return self.length
-
-    def observe(self, proposed: int, accepted: int) -> None:
-        """Nothing to learn."""
-
-    def measure(self, batch_size: int, length: int, seconds: float) -> None:
-        """Nothing to learn."""
 
     def explain(self) -> str:
         """The length."""
         return f"{self.length}: fixed"
 
 
-class LengthByBatch:
+class LengthByBatch(_UniformLength):
     """The length of the largest scheduled batch size that the step reaches."""
 
     def __init__(self, schedule: Mapping[int, int]) -> None:
         """`schedule` maps a smallest batch size to a length, and has one for batch size 1."""
         self._schedule = dict(sorted(schedule.items(), reverse=True))
 
-    def choose(self, batch_size: int) -> int:
+    def length_of(self, batch_size: int) -> int:
         """The scheduled length."""
         return next(length for begin, length in self._schedule.items() if batch_size >= begin)
-
-    def observe(self, proposed: int, accepted: int) -> None:
-        """Nothing to learn."""
-
-    def measure(self, batch_size: int, length: int, seconds: float) -> None:
-        """Nothing to learn."""
 
     def explain(self) -> str:
         """The schedule."""
         return ", ".join(f"{length} from batch size {begin}" for begin, length in reversed(self._schedule.items()))
 
 
-class AdaptiveLength:
+class AdaptiveLength(_UniformLength):
     """The length with the most expected tokens for its cost, by measured acceptance.
 
     A pass that verifies k drafts emits 1 + P(1) + .. + P(k) tokens, P(i) being the share of passes that accept
@@ -100,7 +112,7 @@ class AdaptiveLength:
         self._passes = 0
         self._last_switch = 0
 
-    def choose(self, batch_size: int) -> int:
+    def length_of(self, batch_size: int) -> int:
         """The present choice; now and then the whole block, as a probe."""
         self._passes += 1
         if self._passes % PROBE_EVERY == 0:
@@ -109,12 +121,9 @@ class AdaptiveLength:
             self._reconsider(batch_size)
         return self._length
 
-    def observe(self, proposed: int, accepted: int) -> None:
+    def observe(self, slot: int, proposed: int, accepted: int) -> None:
         """Counts which positions were reached and which of them held."""
         self._acceptance.observe(proposed, accepted)
-
-    def measure(self, batch_size: int, length: int, seconds: float) -> None:
-        """Nothing to learn: costs are given."""
 
     def explain(self) -> str:
         """The present choice."""

@@ -3,10 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
 DECAY = 0.98
 """Weight of older passes against the next one: a memory of about 50 passes."""
 PRIOR = 2.0
 """Passes' weight of the guess that a position holds as often as the one before it."""
+FIRST = 0.5
+"""That guess for the first position."""
+POOLED = 6.0
+"""Passes' weight of the guess that one request's drafts hold as often as all requests'."""
 
 
 class Acceptance:
@@ -23,16 +31,34 @@ class Acceptance:
             self._judged[position] = DECAY * self._judged[position] + (position <= accepted)
             self._accepted[position] = DECAY * self._accepted[position] + (position < accepted)
 
-    def expected_tokens(self) -> list[float]:
-        """1 + P(1) + .. + P(k) by k = 0 .. K, P(i) being the share of passes that accept position i and all before it.
+    def fade(self, begin: int) -> None:
+        """A pass that did not look at the positions from `begin` on: what is known of them becomes less certain."""
+        for position in range(begin, self.num_positions):
+            self._judged[position] *= DECAY
+            self._accepted[position] *= DECAY
+
+    def shares(self) -> list[float]:
+        """How often each position holds where all before it did.
 
         A position seldom judged is taken to hold as often as the one before it.
         """
-        tokens, reached, share = 1.0, 1.0, 1.0
-        expected = [tokens]
+        shares, share = [], FIRST
         for accepted, judged in zip(self._accepted, self._judged, strict=True):
             share = (accepted + PRIOR * share) / (judged + PRIOR)
-            reached *= share
-            tokens += reached
-            expected.append(tokens)
-        return expected
+            shares.append(share)
+        return shares
+
+    def reached(self, prior: Sequence[float] | None = None) -> list[float]:
+        """P(1) .. P(K), the share of passes that accept position i and all before it.
+
+        `prior` are the shares of all requests together, which what is seldom judged here is taken to have.
+        """
+        if prior is None:
+            return list(accumulate(self.shares(), mul))
+        counts = zip(self._accepted, self._judged, prior, strict=True)
+        own = ((accepted + POOLED * share) / (judged + POOLED) for accepted, judged, share in counts)
+        return list(accumulate(own, mul))
+
+    def expected_tokens(self) -> list[float]:
+        """1 + P(1) + .. + P(k) by k = 0 .. K."""
+        return list(accumulate(self.reached(), initial=1.0))

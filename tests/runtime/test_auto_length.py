@@ -42,15 +42,17 @@ def simulate(
     """The lengths it chooses where steps take `cost`, 10 % more or less, and some `outliers` ten times that."""
     lengths = []
     for _ in range(steps):
-        length = policy.choose(batch)
-        for _ in range(batch):
+        chosen = policy.choose(range(batch))
+        for slot, length in enumerate(chosen):
             accepted = 0
             while accepted < length and rng.random() < acceptance[accepted]:
                 accepted += 1
-            policy.observe(length, accepted)
+            policy.observe(slot, length, accepted)
+        mean = round(sum(chosen) / batch)
+        assert mean * batch == sum(chosen)
         factor = 10.0 if rng.random() < outliers else rng.uniform(0.9, 1.1)
-        policy.measure(batch, length, factor * cost(batch, length))
-        lengths.append(length)
+        policy.measure(batch, mean, factor * cost(batch, mean))
+        lengths.append(mean)
     return lengths
 
 
@@ -78,6 +80,31 @@ def test_it_settles_near_the_best(acceptance: Sequence[float], cost: Cost, batch
         lengths = simulate(AutoLength(K), acceptance, cost, batch=batch, steps=1200, rng=random.Random(seed))
         assert all(0 <= length <= K for length in lengths)
         assert share_of_best(lengths[64:], acceptance, cost, batch) > 0.93
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8, 32])
+@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
+@pytest.mark.parametrize("acceptance", [HIGH, MIDDLING, NOTHING], ids=["high", "middling", "nothing"])
+def test_it_is_never_far_below_plain_and_full(acceptance: Sequence[float], cost: Cost, batch: int) -> None:
+    """From step 64 on, looks included: at most 3 %."""
+    better = max(speed(acceptance, cost, batch, length) for length in (0, K))
+    best = max(speed(acceptance, cost, batch, length) for length in range(K + 1))
+    for seed in range(3):
+        lengths = simulate(AutoLength(K), acceptance, cost, batch=batch, steps=1200, rng=random.Random(seed))
+        assert share_of_best(lengths[64:], acceptance, cost, batch) * best / better > 0.97
+
+
+def test_requests_whose_drafts_hold_get_more() -> None:
+    """Half of them hold always, half never; one length for all would take 7 drafts, or none, of each."""
+    policy, rng, batch = AutoLength(K), random.Random(0), 8
+    cost = linear(0.1, 0.1)
+    for _ in range(400):
+        chosen = policy.choose(range(batch))
+        for slot, length in enumerate(chosen):
+            policy.observe(slot, length, length if slot % 2 else 0)
+        mean = round(sum(chosen) / batch)
+        policy.measure(batch, mean, rng.uniform(0.95, 1.05) * cost(batch, mean))
+    assert chosen == [1, K] * 4
 
 
 @pytest.mark.parametrize("outliers", [0.05, 0.15])

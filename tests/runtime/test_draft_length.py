@@ -42,12 +42,12 @@ def simulate(
     """The lengths that the policy chooses while drafts hold with the given probabilities."""
     lengths = []
     for _ in range(num_passes):
-        length = policy.choose(batch_size)
+        length = policy.choose(range(batch_size))[0]
         for _ in range(batch_size):
             accepted = 0
             while accepted < length and rng.random() < acceptance[accepted]:
                 accepted += 1
-            policy.observe(length, accepted)
+            policy.observe(0, length, accepted)
         lengths.append(length)
     return lengths
 
@@ -69,20 +69,20 @@ def settled(lengths: Sequence[int]) -> list[int]:
 def test_a_number_is_the_length_at_every_batch_size(length: int) -> None:
     policy = parse_draft_length(str(length), K)
     assert isinstance(policy, FixedLength)
-    policy.observe(length, 0)
-    assert [policy.choose(batch_size) for batch_size in BATCH_SIZES] == [length] * len(BATCH_SIZES)
+    policy.observe(0, length, 0)
+    assert [policy.choose(range(batch_size))[0] for batch_size in BATCH_SIZES] == [length] * len(BATCH_SIZES)
 
 
 @pytest.mark.parametrize("text", ["1:7,8:3,32:0", "32:0,1:7,8:3"])
 def test_a_schedule_holds_from_its_batch_sizes_on(text: str) -> None:
     policy = parse_draft_length(text, K)
     assert isinstance(policy, LengthByBatch)
-    policy.observe(7, 0)
-    assert [policy.choose(batch_size) for batch_size in BATCH_SIZES] == [7, 7, 7, 3, 3, 0, 0]
+    policy.observe(0, 7, 0)
+    assert [policy.choose(range(batch_size))[0] for batch_size in BATCH_SIZES] == [7, 7, 7, 3, 3, 0, 0]
 
 
 def test_a_schedule_may_have_one_entry() -> None:
-    assert parse_draft_length("1:4", K).choose(100) == 4
+    assert parse_draft_length("1:4", K).choose(range(100)) == [4] * 100
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_adaptive_is_not_longer_at_a_higher_batch_size(acceptance: Sequence[floa
     simulate(policy, acceptance, batch_size=4, num_passes=300, rng=rng)
     chosen = []
     for batch_size in (1, 2, 4, 8, 16, 32, 64):  # the same measurements for all: nothing is observed
-        chosen.append(settled([policy.choose(batch_size) for _ in range(4 * PROBE_EVERY)])[-1])
+        chosen.append(settled([policy.choose(range(batch_size))[0] for _ in range(4 * PROBE_EVERY)])[-1])
     assert chosen == sorted(chosen, reverse=True)
     assert chosen[-1] == 1
 
@@ -188,8 +188,8 @@ def test_drafts_that_no_request_had_room_for_are_not_judged() -> None:
     policy, other = AdaptiveLength(K), AdaptiveLength(K)
     for _ in range(300):
         for each in (policy, other):
-            each.choose(1)
-            each.observe(K, K)
-        policy.observe(2, 2)
-        policy.observe(0, 0)
-    assert policy.choose(1) == other.choose(1) == K
+            each.choose([0])
+            each.observe(0, K, K)
+        policy.observe(0, 2, 2)
+        policy.observe(0, 0, 0)
+    assert policy.choose([0]) == other.choose([0]) == [K]
