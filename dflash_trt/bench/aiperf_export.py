@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -41,9 +42,9 @@ class _Error(msgspec.Struct, frozen=True):
 
 
 class _Speculation(msgspec.Struct, frozen=True):
-    num_accepted_draft_tokens: int
-    num_draft_tokens: int
-    num_spec_steps: int
+    num_accepted_draft_tokens: Annotated[int, msgspec.Meta(ge=0)]
+    num_draft_tokens: Annotated[int, msgspec.Meta(ge=0)]
+    num_spec_steps: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -74,6 +75,8 @@ class RequestRecord:
     ttft_seconds: float | None = None
     seconds: float = 0.0
     accepted: int | None = None
+    """Where the server tells it with each answer, as the two below."""
+    proposed: int | None = None
     steps: int | None = None
 
 
@@ -124,6 +127,7 @@ def _read(where: str, record: _Record) -> RequestRecord:
         ttft_seconds=None if ttft is None else _value(where, record, "time_to_first_token", "ms") / 1e3,
         seconds=_value(where, record, "request_latency", "ms") / 1e3,
         accepted=None if speculation is None else speculation.num_accepted_draft_tokens,
+        proposed=None if speculation is None else speculation.num_draft_tokens,
         steps=None if speculation is None else speculation.num_spec_steps,
     )
 

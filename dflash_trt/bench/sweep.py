@@ -46,6 +46,9 @@ class PointPlan:
 class Watcher(Protocol):
     """Who shows how far it is."""
 
+    def start(self, method: str) -> None:
+        """Its server is reached, or started, and warmed up."""
+
     def begin(self, plan: PointPlan) -> None:
         """A point begins."""
 
@@ -94,6 +97,7 @@ class Sweep:
         """
         if not (plans := self.missing(target.method.name)):
             return
+        watcher.start(target.method.name)
         with ExitStack() as stack:
             url = stack.enter_context(target.opened())
             client = stack.enter_context(Client(url, api_key=self.api_key, timeout=self.timeout_seconds))

@@ -28,6 +28,10 @@ class Bar:
         total = sum(plan.num_requests for plan in plans)
         self._task = progress.add_task("", total=total, visible=bool(plans))
 
+    def start(self, method: str) -> None:
+        """Names the method."""
+        self._progress.update(self._task, description=f"{method}: starting")
+
     def begin(self, plan: PointPlan) -> None:
         """Names the point."""
         self._plan = plan

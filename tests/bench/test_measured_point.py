@@ -59,6 +59,15 @@ def test_nothing_came(tmp_path: Path) -> None:
     assert (found.requests.completed, found.output_tokens, found.ttft_seconds) == (0, 0, None)
 
 
+def test_answers_tell_what_the_server_does_not(tmp_path: Path) -> None:
+    hidden = Acceptance(source="not published", how="no /metrics")
+    told = point(tmp_path, record("a", 0), record("b", 1), record("c", 2, error="x"), observed=hidden).acceptance
+    assert (told.source, told.steps, told.proposed, told.accepted) == ("per request", 8, 52, 30)
+    silent = record("b", 1)
+    del silent["spec_decode_acceptance"]
+    assert point(tmp_path, record("a", 0), silent, observed=hidden).acceptance.why == "no /metrics"
+
+
 def test_what_is_kept_of_acceptance() -> None:
     hidden = recorded(Acceptance(source="not published", how="because"))
     assert (hidden.source, hidden.why) == ("not published", "because")
