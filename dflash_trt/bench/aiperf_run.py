@@ -59,7 +59,7 @@ def body_fields(request: RequestSettings, seed: int) -> dict[str, object]:
         fields["ignore_eos"] = True
     if request.thinking is not None:
         fields["chat_template_kwargs"] = {"enable_thinking": request.thinking == "on"}
-    return fields
+    return fields | request.extra
 
 
 def command(program: Path, load: Load, prompts: Path, tokenizer: Path, output: Path) -> list[str]:

@@ -53,6 +53,8 @@ class RequestSettings(Record, frozen=True, kw_only=True):
     temperature: Amount
     max_tokens: Positive
     ignore_eos: bool = False
+    extra: dict[str, str | int | float | bool] = {}
+    """Further fields of each body: reasoning_effort, top_p."""
 
 
 class Method(Record, frozen=True, kw_only=True):

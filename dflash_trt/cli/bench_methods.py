@@ -20,6 +20,7 @@ from dflash_trt import __version__
 from dflash_trt.bench.records import Client as ClientMachine
 from dflash_trt.bench.records import Method, RequestSettings, Run, check_name
 from dflash_trt.errors import ConfigError, shown
+from dflash_trt.files.json_file import json_document
 
 if TYPE_CHECKING:
     from dflash_trt.bench.prompt_list import PromptList
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 PLAIN, DFLASH = "none", "dflash"
 KINDS = {"temperature": float, "max_tokens": int, "template": str, "thinking": str, "ignore_eos": str}
+OURS = {*KINDS, "model", "messages", "prompt", "stream", "stream_options", "seed", "n", "max_completion_tokens"}
 MAX_KEY_BYTES = 64 * 2**10
 
 
@@ -58,6 +60,7 @@ class BenchRequest:
     temperature: float
     max_tokens: int
     ignore_eos: bool
+    extra: tuple[str, ...]
     overrides: tuple[str, ...]
     model: str | None
     api_key_file: Path | None
@@ -90,7 +93,7 @@ class BenchRequest:
             prompt_set=prompts.record(is_pooled=self.pooled),
             request=msgspec.convert(
                 {"template": self.template, "thinking": self.thinking, "temperature": self.temperature,
-                 "max_tokens": self.max_tokens, "ignore_eos": self.ignore_eos}, RequestSettings,
+                 "max_tokens": self.max_tokens, "ignore_eos": self.ignore_eos, "extra": self._extra()}, RequestSettings,
             ),
             concurrencies=self.concurrency,
             methods=tuple(target.method for target in targets),
@@ -179,6 +182,22 @@ class BenchRequest:
             except (KeyError, ValueError, msgspec.ValidationError):
                 raise ConfigError(f"--set: expected a value of {field}, found {shown(value)}") from None
             found.setdefault(name, {})[field] = read
+        return found
+
+    def _extra(self) -> dict[str, str | int | float | bool]:
+        """Values are JSON where they can be: top_p=0.95 is a number, reasoning_effort=low a text."""
+        found: dict[str, str | int | float | bool] = {}
+        for given in self.extra:
+            field, separator, value = given.partition("=")
+            if not (separator and field.isidentifier()) or field in OURS:
+                raise click.UsageError(
+                    f"--extra: expected FIELD=VALUE with a field not said otherwise, found {given!r}"
+                )
+            try:
+                read = json_document(value.encode(), "--extra", ConfigError)
+            except ConfigError:
+                read = value
+            found[field] = read if isinstance(read, int | float) else value
         return found
 
     def _api_key(self) -> str | None:

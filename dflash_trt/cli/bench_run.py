@@ -54,6 +54,9 @@ _OPTIONS = (
     click.option("--max-tokens", type=click.IntRange(min=1), default=4096, show_default=True),
     click.option("--ignore-eos", is_flag=True, help="Answers of exactly --max-tokens tokens."),
     click.option(
+        "--extra", multiple=True, metavar="FIELD=VALUE", help="Of each request: reasoning_effort=low, top_p=0.95."
+    ),
+    click.option(
         "--set", "overrides", multiple=True, metavar="NAME.FIELD=VALUE", help="Another setting for one method."
     ),
     click.option("--model", help="The model, where a server has several."),

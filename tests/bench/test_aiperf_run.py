@@ -32,10 +32,12 @@ def program(folder: Path, script: str) -> Path:
 
 def test_bodies() -> None:
     assert body_fields(SETTINGS, 7) == {"max_tokens": 64, "temperature": 0.0}
-    thinking = RequestSettings(template="chat", temperature=0.6, max_tokens=9, thinking="off", ignore_eos=True)
+    thinking = RequestSettings(
+        template="chat", temperature=0.6, max_tokens=9, thinking="off", ignore_eos=True, extra={"top_p": 0.9}
+    )
     assert body_fields(thinking, 7) == {
         "max_tokens": 9, "temperature": 0.6, "seed": 7, "ignore_eos": True,
-        "chat_template_kwargs": {"enable_thinking": False},
+        "chat_template_kwargs": {"enable_thinking": False}, "top_p": 0.9,
     }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ def test_a_plan_writes_nothing(url: str, prompts: Path, tmp_path: Path, capsys: 
     arguments = (
         "bench", "run", "--endpoint", f"none={url}", "--endpoint", f"dflash={url}/v1", "--prompts", prompts,
         "--concurrency", "1,8", "--set", "dflash.temperature=0.6", "--hardware", "8x B300", "--num-gpus", "8",
+        "--extra", "top_p=0.9", "--extra", "reasoning_effort=low", "--extra", "greedy=true",
         "-o", tmp_path / "run", "--dry-run",
     )  # fmt: skip
     run_here(*arguments, "--json")
@@ -42,6 +43,7 @@ def test_a_plan_writes_nothing(url: str, prompts: Path, tmp_path: Path, capsys: 
     assert (found["server"], found["num_gpus"], found["concurrencies"]) == ("8x B300", 8, [1, 8])
     assert found["request"] == {
         "template": "chat", "thinking": None, "temperature": 0.0, "max_tokens": 4096, "ignore_eos": False,
+        "extra": {"top_p": 0.9, "reasoning_effort": "low", "greedy": True},
     }  # fmt: skip
     assert len(found["warnings"]) == 2
     run_here(*arguments)
@@ -66,6 +68,8 @@ def test_a_plan_writes_nothing(url: str, prompts: Path, tmp_path: Path, capsys: 
         (["--set", "a.max_tokens=0"], "expected a value of max_tokens"),
         (["--endpoint", "../x=http://h"], "expected a name that can be a folder's"),
         (["--template", "completions"], "expected prompts of one turn"),
+        (["--extra", "stream=false"], "--extra: expected FIELD=VALUE with a field not said otherwise"),
+        (["--extra", "top_p"], "--extra: expected FIELD=VALUE"),
         (["--model", "small"], "expected the model 'small', found big"),
         (["--category", "coding"], "expected one of none, found coding"),
     ],
