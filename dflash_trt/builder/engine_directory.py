@@ -30,7 +30,6 @@ from dflash_trt.files.write import Kind, check_replaceable, new_directory
 from dflash_trt.graph.context_graph import context_graph
 from dflash_trt.graph.draft_graph import ATTENTION, PLUGIN_VERSION, draft_graph
 from dflash_trt.graph.onnx_builder import PLUGIN_DOMAIN
-from dflash_trt.graph.unbuilt import refuse_unbuilt
 
 CONTEXT_WEIGHTS = "context_kv.safetensors"
 MAX_MANIFEST_BYTES = 2**26
@@ -51,11 +50,10 @@ def build_engine(
 
     `draft` fits `target` (`check_pair`); `source` says what it was made from, `plan_options` what later plans are to
     serve. The same inputs give the same bytes; with `keep_plans`, plans of the engine that is replaced stay where
-    they were made from those. Raises BuildError when `output` cannot be written or the draft needs what no graph
-    computes, CheckpointError for a weight that is NaN or infinite; then nothing is left behind.
+    they were made from those. Raises BuildError when `output` cannot be written, CheckpointError for a weight that is
+    NaN or infinite; then nothing is left behind.
     """
     check_output(output, force=force)
-    refuse_unbuilt(draft.spec)
     check_finite(draft.weights.values())
     with new_directory(output, ENGINE, force=force) as directory:
         write_safetensors(directory / SINGLE, _in_stacks(draft))
@@ -136,10 +134,11 @@ def _with_context_stack(draft: DraftCheckpoint) -> DraftCheckpoint:
 
     Dense projections are joined in the graph instead. Packed codes cannot be, and a tensor cannot lie beside
     its layer's q and beside the other layers' k at once, so these few are stored twice. Where their scales
-    differ there is no common GEMM, and no such file.
+    differ, or each layer norms its rows, there is no common GEMM, and no such file.
     """
     modules = draft.spec.context_modules()
-    if modules[0] not in draft.quantization.modules or not draft.scaled_alike(modules):
+    is_common = not draft.spec.context_input_layernorm and draft.scaled_alike(modules)
+    if modules[0] not in draft.quantization.modules or not is_common:
         return draft
     names = [f"{module}.{suffix}" for suffix in ("weight", "weight_scale") for module in modules]
     file = draft.directory / CONTEXT_WEIGHTS

@@ -8,13 +8,17 @@ import onnx
 from dflash_trt.graph.draft_graph import ATTENTION
 from dflash_trt.graph.onnx_builder import OPSET, PLUGIN_DOMAIN
 
+WITH_SINKS = f"{ATTENTION}WithSinks"
+NUM_INPUTS = 10
+"""Of the node without sinks."""
+
 # The node written in ONNX's own text syntax. Every line is one operation; shapes stand behind it.
 # C is the longest context of the batch: cache rows beyond it are never touched.
 ATTENTION_BODY = """
 <opset_import: ["" : %(opset)d], domain: "%(domain)s">
 %(name)s <layer, num_heads, num_kv_heads, head_dim, rms_norm_eps, softmax_scale, sliding_window, causal,
           k_scale, v_scale, plugin_namespace, plugin_version>
-    (q, k, v, q_norm, k_norm, rope, k_cache, v_cache, slot_ids, context_lengths) => (mixed)
+    (q, k, v, q_norm, k_norm, rope, k_cache, v_cache, slot_ids, context_lengths%(sinks)s) => (mixed)
 {
     zero = Constant <value_int: int = 0> ()
     one = Constant <value_int: int = 1> ()
@@ -99,9 +103,32 @@ ATTENTION_BODY = """
     in_sight = And (in_window, in_order)
     visible_3 = And (in_sight, exists)
     visible = Unsqueeze (visible_3, axis_1)
+%(softmax)s
+}
+"""
+
+SOFTMAX = """
     mixed = Attention <q_num_heads: int = @num_heads, kv_num_heads: int = @num_kv_heads,
                        scale: float = @softmax_scale> (q_rows, all_k, all_v, visible)
-}
+"""
+# A sink is one more key, of zeros, whose logit comes with the mask, and whose value is nothing.
+SOFTMAX_WITH_SINKS = """
+    one_1 = Constant <value_ints: ints = [1]> ()
+    zero_float = Constant <value_float: float = 0.0> ()
+    hidden = Constant <value_float: float = -3.0e38> ()
+    no_key_shape = Concat <axis: int = 0> (B_1, one_1, GD_1)
+    no_key = ConstantOfShape (no_key_shape)
+    keys = Concat <axis: int = 1> (all_k, no_key)
+    values = Concat <axis: int = 1> (all_v, no_key)
+    mask = Where (visible, zero_float, hidden)
+    heads_shape = Concat <axis: int = 0> (one_1, N_1, one_1, one_1)
+    mask_of_heads = Expand (mask, heads_shape)
+    sinks_4 = Reshape (sinks, heads_shape)
+    sinks_shape = Concat <axis: int = 0> (B_1, N_1, S_1, one_1)
+    sinks_of_rows = Expand (sinks_4, sinks_shape)
+    logits = Concat <axis: int = -1> (mask_of_heads, sinks_of_rows)
+    mixed = Attention <q_num_heads: int = @num_heads, kv_num_heads: int = @num_kv_heads,
+                       scale: float = @softmax_scale> (q_rows, keys, values, logits)
 """
 
 NORM_AND_ROTATE = """
@@ -124,12 +151,17 @@ NORM_AND_ROTATE = """
 """
 
 
-def attention_function() -> onnx.FunctionProto:
-    """DFlashKVInjectionAttention in standard ops: FLOAT q, k, v and caches, context lengths from 0."""
+def attention_function(*, with_sinks: bool) -> onnx.FunctionProto:
+    """DFlashKVInjectionAttention in standard ops: FLOAT q, k, v and caches, context lengths from 0.
+
+    With the eleventh input it has a name of its own, because a function has all its inputs or none.
+    """
     body = ATTENTION_BODY % {
         "opset": OPSET,
         "domain": PLUGIN_DOMAIN,
-        "name": ATTENTION,
+        "name": WITH_SINKS if with_sinks else ATTENTION,
+        "sinks": ", sinks" if with_sinks else "",
+        "softmax": SOFTMAX_WITH_SINKS if with_sinks else SOFTMAX,
         "norm_and_rotate_q": NORM_AND_ROTATE.format(x="q", heads="N_1"),
         "norm_and_rotate_k": NORM_AND_ROTATE.format(x="k", heads="G_1"),
     }

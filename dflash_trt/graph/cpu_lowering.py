@@ -16,7 +16,7 @@ import onnx
 import onnx.inliner
 from onnx import TensorProto, helper
 
-from dflash_trt.graph.cpu_attention import attention_function
+from dflash_trt.graph.cpu_attention import NUM_INPUTS, WITH_SINKS, attention_function
 from dflash_trt.graph.cpu_quantization import lower_quantization
 from dflash_trt.graph.draft_graph import ATTENTION
 from dflash_trt.graph.onnx_builder import COMPUTE
@@ -31,8 +31,13 @@ def lower_to_cpu(model: onnx.ModelProto, expose: Sequence[str] = ()) -> onnx.Mod
     lowered.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in expose)
     lower_quantization(lowered)
     _widen(lowered.graph)
-    if any(node.op_type == ATTENTION for node in lowered.graph.node):
-        lowered.functions.append(attention_function())
+    for node in lowered.graph.node:
+        if node.op_type == ATTENTION and len(node.input) > NUM_INPUTS:
+            node.op_type = WITH_SINKS
+    used = {node.op_type for node in lowered.graph.node}
+    for name, with_sinks in ((ATTENTION, False), (WITH_SINKS, True)):
+        if name in used:
+            lowered.functions.append(attention_function(with_sinks=with_sinks))
     # onnxruntime 1.31 would infer shapes inside a function before its attributes are bound, and read them as 0.
     return onnx.inliner.inline_local_functions(lowered)
 

@@ -7,9 +7,9 @@ import onnx
 from onnx import TensorProto
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
-from dflash_trt.checkpoint.draft_spec import HEAD
+from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
 from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
-from dflash_trt.graph.layers import rms_norm, rotary_rows, swiglu
+from dflash_trt.graph.layers import rms_norm, rotary_order, rotary_rows, swiglu, times
 from dflash_trt.graph.linear import linear
 from dflash_trt.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, rounded
 
@@ -32,9 +32,7 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
     hidden, positions = g.reshape(g.input("noise_embeds"), [-1, H]), g.input("positions")
     context = [g.input(name) for name in ("k_cache", "v_cache", "slot_ids", "context_lengths")]
 
-    if spec.input_embedding_scale != 1:
-        factor = g.op("Cast", g.constant(spec.input_embedding_scale), to=COMPUTE)
-        hidden = g.op("Mul", hidden, factor)
+    hidden = times(g, hidden, spec.input_embedding_scale)
     rope = g.op("Concat", *rotary_rows(g, positions, spec), axis=-1)  # [B, S, D]: cos | sin
 
     for i in range(len(spec.layers)):
@@ -80,21 +78,23 @@ def _attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dr
     """Block attention of layer `i` over [context rows < context_length | block], h [B*S, H] -> [B*S, H].
 
     The node's inputs: q [B, S, N*D], k and v [B, S, G*D] (before norm and rotation), q_norm and k_norm [D],
-    rope [B, S, D], k_cache, v_cache, slot_ids, context_lengths. Context row j stands at position j, block
-    slot s at position context_length + s.
+    rope [B, S, D], k_cache, v_cache, slot_ids, context_lengths, and sinks [N] where the layer has them. Context row j
+    stands at position j, block slot s at position context_length + s.
     """
     spec = draft.spec
     S, N, G, D = spec.block_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
     attention = f"layers.{i}.self_attn"
     with g.scope(attention):
         projections = [f"{attention}.{x}_proj" for x in "qkv"]
-        qkv = linear(g, h, *projections, bias=spec.attention_bias)
+        qkv = linear(g, h, *projections)
         q, k, v = g.split(g.reshape(qkv, [-1, S, (N + 2 * G) * D]), [N * D, G * D, G * D])
-        norms = [g.weight(f"{attention}.{x}_norm.weight") for x in "qk"]
+        q, k, v = _in_order(g, q, N, spec), _in_order(g, k, G, spec), times(g, v, spec.value_scale)
+        norms = [rotary_order(g, g.weight(f"{attention}.{x}_norm.weight"), spec) for x in "qk"]
         layer = spec.layers[i]
+        sinks = [g.op("Cast", g.stored([f"{attention}.sinks"]), to=TensorProto.FLOAT)] if layer.sinks else []
         mixed = g.op(
             ATTENTION,
-            *(q, k, v, *norms, rope, *context),
+            *(q, k, v, *norms, rope, *context, *sinks),
             domain=PLUGIN_DOMAIN,
             plugin_namespace=PLUGIN_DOMAIN,
             plugin_version=PLUGIN_VERSION,
@@ -109,4 +109,28 @@ def _attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dr
             k_scale=rounded(draft.cache_scales("k")[i]),  # of an FP8 cache, as context.onnx has it; 1 otherwise
             v_scale=rounded(draft.cache_scales("v")[i]),
         )
-        return linear(g, g.reshape(mixed, [-1, N * D]), f"{attention}.o_proj", bias=spec.attention_bias)
+        mixed = g.reshape(mixed, [-1, N * D])
+        if spec.attention_gate is not None:
+            mixed = _gate(g, mixed, linear(g, h, f"{attention}.g_proj"), spec)
+        return linear(g, mixed, f"{attention}.o_proj")
+
+
+def _in_order(g: GraphBuilder, x: str, heads: int, spec: DraftSpec) -> str:
+    """q or k [B, S, heads*D], each head in `rotary_order`."""
+    S, D = spec.block_size, spec.head_dim
+    if spec.rope.rotary_dim(D) == D:
+        return x
+    return g.reshape(rotary_order(g, g.reshape(x, [-1, S, heads, D]), spec), [-1, S, heads * D])
+
+
+def _gate(g: GraphBuilder, mixed: str, gate: str, spec: DraftSpec) -> str:
+    """softplus(gate) times what attention returns [B*S, N*D], a factor a head or an element, in FLOAT.
+
+    As laguna.py of vLLM 0.32 and SGLang 0.5.23's DFlashLagunaAttention: between attention and o_proj.
+    """
+    N, D = spec.num_attention_heads, spec.head_dim
+    factors = N if spec.attention_gate == "per_head" else N * D
+    gate = g.op("Softplus", g.op("Cast", gate, to=TensorProto.FLOAT))
+    parts = g.reshape(g.op("Cast", mixed, to=TensorProto.FLOAT), [-1, factors, N * D // factors])
+    gated = g.op("Mul", parts, g.reshape(gate, [-1, factors, 1]))
+    return g.reshape(g.op("Cast", gated, to=COMPUTE), [-1, N * D])

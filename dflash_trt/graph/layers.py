@@ -30,10 +30,30 @@ def scale(g: GraphBuilder, x: str, weight: str) -> str:
     return g.op("Cast", g.op("Mul", x, g.op("Cast", weight, to=TensorProto.FLOAT)), to=COMPUTE)
 
 
+def times(g: GraphBuilder, x: str, factor: float) -> str:
+    """x multiplied by a constant in the compute dtype."""
+    return x if factor == 1 else g.op("Mul", x, g.op("Cast", g.constant(factor), to=COMPUTE))
+
+
 def rms_norm(g: GraphBuilder, x: str, name: str, eps: float) -> str:
     """RMSNorm of x [..., H] with `NAME.weight` [H], computed in FLOAT."""
     with g.scope(name):
         return scale(g, normalize(g, x, eps), g.weight(f"{name}.weight"))
+
+
+def rotary_order(g: GraphBuilder, x: str, spec: DraftSpec) -> str:
+    """x [..., D] with the dimensions of a head in the order in which rotate-half over all of it turns the right pairs.
+
+    Where only the first R dimensions turn, i turns with i + R/2 and the rest stays: [0, R/2), half of the rest,
+    [R/2, R), the other half, where the rest's angles are 0 (`rotary_rows`). Scores do not see the order, as long as q
+    and k have the same one.
+    """
+    D, R = spec.head_dim, spec.rope.rotary_dim(spec.head_dim)
+    if R == D:
+        return x
+    turned, rest = R // 2, (D - R) // 2
+    first, second, third, last = g.split(x, [turned, turned, rest, rest])
+    return g.op("Concat", first, third, second, last, axis=-1)
 
 
 def swiglu(g: GraphBuilder, x: str, mlp: str, width: int) -> str:
@@ -47,12 +67,16 @@ def swiglu(g: GraphBuilder, x: str, mlp: str, width: int) -> str:
 
 
 def rotary_rows(g: GraphBuilder, positions: str, spec: DraftSpec) -> tuple[str, str]:
-    """cos and sin [..., D/2] FLOAT of positions [...] INT32, with YaRN's attention factor in them.
+    """cos and sin [..., D/2] FLOAT of positions [...] INT32, with YaRN's attention factor in them; 1 and 0 of what
+    does not turn.
 
     Exact at any position without a large table or trigonometry in the engine: with p = 256 a + b,
     cos(p w) = cos(256 a w) cos(b w) - sin(256 a w) sin(b w), and both small tables come from float64.
     """
     frequencies = spec.rope.inverse_frequencies(spec.head_dim)
+    still = spec.head_dim // 2 - len(frequencies)
+    factor = np.repeat([spec.rope.attention_factor, 1.0], [len(frequencies), still])
+    frequencies = np.pad(frequencies, (0, still))
     coarse_rows = math.ceil((spec.max_position_embeddings + spec.block_size) / ROPE_STRIDE)
     coarse_angles = np.outer(np.arange(coarse_rows) * ROPE_STRIDE, frequencies)
     fine_angles = np.outer(np.arange(ROPE_STRIDE), frequencies)
@@ -65,7 +89,6 @@ def rotary_rows(g: GraphBuilder, positions: str, spec: DraftSpec) -> tuple[str, 
         a = g.op("Div", positions, stride)
         b = g.op("Sub", positions, g.op("Mul", a, stride))
         cos_a, sin_a = rows(np.cos(coarse_angles), a), rows(np.sin(coarse_angles), a)
-        factor = spec.rope.attention_factor
         cos_b, sin_b = rows(np.cos(fine_angles) * factor, b), rows(np.sin(fine_angles) * factor, b)
         cos = g.op("Sub", g.op("Mul", cos_a, cos_b), g.op("Mul", sin_a, sin_b))
         sin = g.op("Add", g.op("Mul", sin_a, cos_b), g.op("Mul", cos_a, sin_b))

@@ -18,8 +18,8 @@ from dflash_trt.checkpoint.quantization import BLOCK, W4A16_NVFP4, read_scale
 from dflash_trt.graph.onnx_builder import COMPUTE, TRT_DOMAIN, GraphBuilder
 
 
-def linear(g: GraphBuilder, x: str, *modules: str, bias: bool = False) -> str:
-    """x [rows, in] -> [rows, sum of outs] for the modules' weights [out, in], biases added after.
+def linear(g: GraphBuilder, x: str, *modules: str) -> str:
+    """x [rows, in] -> [rows, sum of outs] for the modules' weights [out, in], biases added after where they have some.
 
     Modules that are quantised alike share one GEMM; others have one each, and their outputs are joined.
     """
@@ -27,7 +27,16 @@ def linear(g: GraphBuilder, x: str, *modules: str, bias: bool = False) -> str:
         y = _gemm(g, x, modules)
     else:
         y = g.op("Concat", *(_gemm(g, x, (module,)) for module in modules), axis=-1)
-    return g.op("Add", y, g.stacked([f"{module}.bias" for module in modules])) if bias else y
+    return g.op("Add", y, _biases(g, modules)) if any(f"{module}.bias" in g.weights for module in modules) else y
+
+
+def _biases(g: GraphBuilder, modules: tuple[str, ...]) -> str:
+    """Those of stacked modules, end to end; 0 for a module without."""
+    names = [f"{module}.bias" for module in modules]
+    if all(name in g.weights for name in names):
+        return g.stacked(names)
+    rows = {name: g.weights[f"{module}.weight"].shape[0] for name, module in zip(names, modules, strict=True)}
+    return g.op("Concat", *(g.weight(n) if n in g.weights else g.zero(COMPUTE, rows[n]) for n in names), axis=0)
 
 
 def can_stack(g: GraphBuilder, modules: tuple[str, ...]) -> bool:

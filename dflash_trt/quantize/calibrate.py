@@ -167,13 +167,18 @@ class Replayer:
 
 def _context_readers(spec: DraftSpec) -> dict[str, list[str]]:
     """The modules that read each value of context.onnx."""
-    return {input_name("fc"): ["fc"], input_name(spec.context_modules()[0]): spec.context_modules()}
+    if not spec.context_input_layernorm:
+        return {input_name("fc"): ["fc"], input_name(spec.context_modules()[0]): spec.context_modules()}
+    pairs = [[f"{attention}.{kv}_proj" for kv in "kv"] for attention in spec.attention_modules()]
+    return {input_name("fc"): ["fc"], **{input_name(pair[0]): pair for pair in pairs}}
 
 
 def _block_readers(spec: DraftSpec) -> dict[str, list[str]]:
     """The modules that read each value of draft.onnx."""
     alone = [[f"{attention}.o_proj"] for attention in spec.attention_modules()]
     alone += [[f"layers.{i}.mlp.down_proj"] for i in range(len(spec.layers))]
+    if spec.attention_gate is not None:
+        alone += [[f"{attention}.g_proj"] for attention in spec.attention_modules()]
     return {input_name(modules[0]): modules for modules in [*spec.stacks(), *alone]}
 
 

@@ -23,10 +23,10 @@ NAMES = {
 }  # fmt: skip
 SAME_TYPE = {"Add", "Sub", "Mul", "Div", "MatMul", "Gemm", "Concat"}
 KEEPS_TYPE = SAME_TYPE | {
-    "Gather", "Identity", "Reshape", "ReduceMean", "Sigmoid", "Split", "Sqrt", "Transpose", "Unsqueeze",
+    "Gather", "Identity", "Reshape", "ReduceMean", "Sigmoid", "Softplus", "Split", "Sqrt", "Transpose", "Unsqueeze",
 }  # fmt: skip
 SHAPE_INPUTS = {"Reshape": 1, "ReduceMean": 1, "Split": 1, "Unsqueeze": 1}  # must be build-time constants
-PLUGIN_TYPES = {5: "FP32", 8: "INT32", 9: "INT32"}  # rope, slot_ids, context_lengths
+PLUGIN_TYPES = {5: "FP32", 8: "INT32", 9: "INT32", 10: "FP32"}  # rope, slot_ids, context_lengths, sinks
 PLUGIN_ATTRIBUTES = (onnx.AttributeProto.INT, onnx.AttributeProto.FLOAT, onnx.AttributeProto.STRING)
 
 

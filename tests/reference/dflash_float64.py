@@ -94,11 +94,34 @@ def yarn(rope: dict[str, Any], theta: float, head_dim: int) -> RotaryEmbedding:
     return RotaryEmbedding(inverse_frequencies=frequencies, attention_factor=float(attention_factor))
 
 
+def llama3(rope: dict[str, Any], theta: float, head_dim: int) -> RotaryEmbedding:
+    """Llama 3.1: wavelengths above original/low_freq_factor are stretched by `factor`, below original/high kept.
+
+    Between them the two are mixed linearly in original/wavelength (transformers 5.23, modeling_rope_utils).
+    """
+    original, factor = float(rope["original_max_position_embeddings"]), float(rope["factor"])
+    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    frequencies = []
+    for pair in range(head_dim // 2):
+        frequency = theta ** (-2.0 * pair / head_dim)
+        turns = original * frequency / (2 * math.pi)
+        if turns < low:
+            frequencies.append(frequency / factor)
+        elif turns > high:
+            frequencies.append(frequency)
+        else:
+            smooth = (turns - low) / (high - low)
+            frequencies.append((1 - smooth) * frequency / factor + smooth * frequency)
+    return RotaryEmbedding(inverse_frequencies=np.array(frequencies), attention_factor=1.0)
+
+
 def read_rotary(config: dict[str, Any], head_dim: int) -> RotaryEmbedding:
     """The rotary embedding of a config.json, spelled rope_parameters (new) or rope_scaling + rope_theta."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     theta = float(rope["rope_theta"] if "rope_theta" in rope else config["rope_theta"])
     kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "llama3":
+        return llama3(rope, theta, head_dim)
     if kind == "yarn":
         if "mscale" in rope or "mscale_all_dim" in rope:
             raise NotImplementedError("the reference has no mscale variant of YaRN")
@@ -156,6 +179,15 @@ class ReferenceDrafter:
     head_dim: int
     eps: float
     embedding_scale: float = 1.0
+    value_scale: float = 1.0
+    """On V of context and block: MiMo's attention_value_scale (vLLM 0.32, qwen3_dflash.py)."""
+    tap_norms: bool = False
+    context_input_layernorm: bool = False
+    """Both Laguna's: laguna_dflash.py, combine_hidden_states and _project_context_kv (vLLM 0.32)."""
+    gate: int = 0
+    """Laguna's g_proj: factors of softplus(g_proj(h)) by layer and row, num_heads or num_heads * head_dim of them."""
+    rotary_dim: int | None = None
+    """The first dimensions of a head, which turn among themselves; None: all."""
     output_multiplier: float = 1.0
     softcap: float | None = None
 
@@ -170,16 +202,16 @@ class ReferenceDrafter:
         stored = load_file(path / "model.safetensors")
         num_heads = config["num_attention_heads"]
         head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
-        return ReferenceDrafter(
-            tensors={name: tensor.double().numpy() for name, tensor in stored.items()},
-            rules=read_attention_rules(config),
-            rotary=read_rotary(config, head_dim),
-            num_heads=num_heads,
-            num_kv_heads=config["num_key_value_heads"],
-            head_dim=head_dim,
-            eps=config["rms_norm_eps"],
-            **(features or {}),
-        )
+        fields: dict[str, Any] = {
+            "tensors": {name: tensor.double().numpy() for name, tensor in stored.items()},
+            "rules": read_attention_rules(config),
+            "rotary": read_rotary(config, head_dim),
+            "num_heads": num_heads,
+            "num_kv_heads": config["num_key_value_heads"],
+            "head_dim": head_dim,
+            "eps": config["rms_norm_eps"],
+        }
+        return ReferenceDrafter(**(fields | (features or {})))
 
     def norm(self, name: str, x: Array) -> Array:
         """RMSNorm over the last axis with the weight `name`."""
@@ -199,20 +231,33 @@ class ReferenceDrafter:
         """x [rows, H] -> k, v [rows, G, D]: k normed per head, then rotated; v neither."""
         attention = f"layers.{layer}.self_attn"
         k = self.norm(f"{attention}.k_norm", self.heads(f"{attention}.k_proj", x, self.num_kv_heads))
-        v = self.heads(f"{attention}.v_proj", x, self.num_kv_heads)
-        return self.rotary.rotate(k, positions), v
+        v = self.heads(f"{attention}.v_proj", x, self.num_kv_heads) * self.value_scale
+        return self.rotate(k, positions), v
+
+    def rotate(self, x: Array, positions: npt.NDArray[np.int64]) -> Array:
+        """RoPE of x [rows, heads, D] on the dimensions that turn (transformers: partial_rotary_factor)."""
+        dims = self.rotary_dim or self.head_dim
+        return np.concatenate([self.rotary.rotate(x[..., :dims], positions), x[..., dims:]], axis=-1)
 
     def context_kv(self, target_hidden: Array, positions: npt.NDArray[np.int64]) -> tuple[Array, Array]:
         """Target features [T, A*H] at positions [T] -> k, v, each [T, L, G, D]."""
+        if self.tap_norms:
+            norms = [name for name in self.tensors if name.startswith("aux_hidden_norms.")]
+            taps = np.split(target_hidden, len(norms), axis=-1)
+            normed = [self.norm(f"aux_hidden_norms.{i}", tap) for i, tap in enumerate(taps)]
+            target_hidden = np.concatenate(normed, axis=-1)
         context = self.norm("hidden_norm", self.linear("fc", target_hidden))  # [T, H]
-        pairs = [self.keys_values(layer, context, positions) for layer in range(len(self.rules))]
+        rows = [context] * len(self.rules)
+        if self.context_input_layernorm:
+            rows = [self.norm(f"layers.{layer}.input_layernorm", context) for layer in range(len(self.rules))]
+        pairs = [self.keys_values(layer, rows[layer], positions) for layer in range(len(self.rules))]
         return np.stack([k for k, _ in pairs], axis=1), np.stack([v for _, v in pairs], axis=1)
 
     def attention(self, layer: int, h: Array, context: tuple[Array, Array], positions: npt.NDArray[np.int64]) -> Array:
         """Normed block rows h [S, H] over context k, v [C, G, D] and themselves -> [S, H]."""
         name = f"layers.{layer}.self_attn"
         q = self.norm(f"{name}.q_norm", self.heads(f"{name}.q_proj", h, self.num_heads))  # [S, N, D]
-        q = self.rotary.rotate(q, positions)
+        q = self.rotate(q, positions)
         block_k, block_v = self.keys_values(layer, h, positions)  # [S, G, D]
         queries_per_kv = self.num_heads // self.num_kv_heads
         k = np.repeat(np.concatenate([context[0], block_k]), queries_per_kv, axis=1)  # [C+S, N, D]
@@ -221,7 +266,15 @@ class ReferenceDrafter:
         key_positions = np.concatenate([np.arange(len(context[0])), positions])  # [C+S]
         scores = np.einsum("snd,knd->nsk", q, k) / math.sqrt(self.head_dim)  # [N, S, C+S]
         scores = np.where(self.rules[layer].visible(positions, key_positions), scores, -np.inf)
-        mixed = np.einsum("nsk,knd->snd", softmax(scores), v)  # [S, N, D]
+        if f"{name}.sinks" in self.tensors:  # one more column of the softmax, which brings no value
+            sinks = np.broadcast_to(self.tensors[f"{name}.sinks"][:, None, None], (*scores.shape[:2], 1))
+            weights = softmax(np.concatenate([scores, sinks], axis=-1))[..., :-1]
+        else:
+            weights = softmax(scores)
+        mixed = np.einsum("nsk,knd->snd", weights, v)  # [S, N, D]
+        if self.gate:
+            gate = np.logaddexp(0.0, self.linear(f"{name}.g_proj", h))  # [S, gate]
+            mixed = (mixed.reshape(len(h), self.gate, -1) * gate[..., None]).reshape(mixed.shape)
         return self.linear(f"{name}.o_proj", mixed.reshape(len(h), -1))
 
     def mlp(self, layer: int, h: Array) -> Array:

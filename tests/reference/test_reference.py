@@ -139,8 +139,8 @@ def test_rope_spellings_agree() -> None:
     for other in others:
         np.testing.assert_array_equal(first.inverse_frequencies, other.inverse_frequencies)
         assert first.attention_factor == other.attention_factor
-    with pytest.raises(NotImplementedError, match="'llama3'"):
-        read_rotary({"rope_theta": 1.0, "rope_scaling": {"rope_type": "llama3"}}, 64)
+    with pytest.raises(NotImplementedError, match="'longrope'"):
+        read_rotary({"rope_theta": 1.0, "rope_scaling": {"rope_type": "longrope"}}, 64)
 
 
 @pytest.mark.parametrize(("dialect", "per_layer"), [("qwen3", 11), ("gpt_oss", 15)])
