@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a target keeps of each token: rows of K and V, of all tokens or of a window, by layer."""
+"""What a target keeps of each request: rows of K and V, of all tokens or of a window, or a recurrent state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,29 @@ import msgspec
 
 from dflash_trt.checkpoint.facts import Facts
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+STATE_BYTES = 4
+"""Of a number of recurrent state: FLOAT, as transformers keeps it whatever the weights are."""
+CONVOLUTION_BYTES = 2
+
+
+class RecurrentState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every gated delta net of a target keeps, however long the sequence is."""
+
+    num_layers: int
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    kernel: int
+    """Width of the convolution, which keeps one input less."""
+
+    def bytes(self, ranks: int = 1) -> int:
+        """Of one request on one of `ranks` ranks, once: a runtime may keep a state for each draft token beside it."""
+        keys, values = -(-self.num_key_heads // ranks), -(-self.num_value_heads // ranks)
+        channels = 2 * keys * self.key_head_dim + values * self.value_head_dim
+        state = values * self.key_head_dim * self.value_head_dim
+        return self.num_layers * (state * STATE_BYTES + channels * (self.kernel - 1) * CONVOLUTION_BYTES)
 
 
 class TargetCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,27 +42,117 @@ class TargetCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Tokens that the sliding layers keep; 0 where there are none."""
     num_key_value_heads: int
     head_dim: int
+    full_key_value_heads: int | None = None
+    """Of the layers whose cache grows, where they have others than the sliding ones (Gemma 4)."""
+    full_head_dim: int | None = None
+    is_latent: bool = False
+    """Whether a token is one row of `head_dim` numbers for K and V of all heads (MLA), on every rank whole."""
+    recurrent: RecurrentState | None = None
+    """Of the layers that keep no rows."""
 
     def bytes(self, tokens: int, *, fp8: bool, ranks: int = 1) -> int:
         """Of one request of `tokens` tokens on one of `ranks` tensor-parallel ranks, in FP8 or BF16."""
-        heads = -(-self.num_key_value_heads // ranks)  # a head is never split
-        row = 2 * heads * self.head_dim * (1 if fp8 else 2)
-        return row * (self.num_full_layers * tokens + self.num_sliding_layers * min(tokens, self.sliding_window))
+        full = self._row(
+            self.full_key_value_heads or self.num_key_value_heads, self.full_head_dim or self.head_dim, ranks
+        )
+        sliding = self._row(self.num_key_value_heads, self.head_dim, ranks)
+        numbers = self.num_full_layers * full * tokens
+        numbers += self.num_sliding_layers * sliding * min(tokens, self.sliding_window)
+        return numbers * (1 if fp8 else 2) + (self.recurrent.bytes(ranks) if self.recurrent else 0)
+
+    def _row(self, heads: int, head_dim: int, ranks: int) -> int:
+        """Numbers of one token in one layer; a head is never split."""
+        return head_dim if self.is_latent else 2 * -(-heads // ranks) * head_dim
 
 
 def read_target_cache(config: Facts, num_layers: int) -> TargetCache | None:
-    """From the language model's section of config.json; None where layers keep another state than K and V.
+    """From the language model's section of config.json; None where the size of what layers keep is not known here.
 
-    Latent and linear attention do: the size of theirs is not known here. Raises CheckpointError for a missing fact.
+    That are layers of other kinds than FULL, SLIDING and LINEAR, and those that choose their tokens with an index of
+    their own (DeepSeek V3.2). Raises CheckpointError for a missing fact.
     """
-    types = config.texts("layer_types") if "layer_types" in config else (FULL,) * num_layers
-    if not set(types) <= {FULL, SLIDING} or "kv_lora_rank" in config:
+    types = _layer_types(config, num_layers)
+    if not set(types) <= {FULL, SLIDING, LINEAR} or "index_head_dim" in config:
+        return None
+    if "kv_lora_rank" in config:
+        return _latent(config, num_layers) if set(types) == {FULL} else None
+    kept = types[: num_layers - _num_sharing(config)]
+    full = _full_layers(config, types)
+    if full is None:
         return None
     head_dim = config.optional("head_dim", config.integer)
     return TargetCache(
-        num_full_layers=types.count(FULL),
-        num_sliding_layers=num_layers - types.count(FULL),
-        sliding_window=config.integer("sliding_window") if SLIDING in types else 0,
+        num_full_layers=kept.count(FULL),
+        num_sliding_layers=kept.count(SLIDING),
+        sliding_window=config.integer("sliding_window") if SLIDING in kept else 0,
         num_key_value_heads=config.integer("num_key_value_heads"),
         head_dim=head_dim or config.integer("hidden_size") // config.integer("num_attention_heads"),
+        full_key_value_heads=full[0],
+        full_head_dim=full[1],
+        recurrent=_recurrent(config, types.count(LINEAR)) if LINEAR in types else None,
+    )
+
+
+def _layer_types(config: Facts, num_layers: int) -> tuple[str, ...]:
+    """`layer_types`, or the pattern that configurations from before that key give."""
+    if "layer_types" in config:
+        types = config.texts("layer_types")
+        if len(types) != num_layers:
+            raise config.error("layer_types", f"{num_layers} of them (num_hidden_layers)")
+        return types
+    for key, other in (("full_attention_interval", LINEAR), ("sliding_window_pattern", SLIDING)):
+        if key in config:
+            every = config.integer(key)
+            return tuple(other if i % every else FULL for i in range(1, num_layers + 1))
+    if "linear_num_value_heads" in config:
+        raise config.error("layer_types", "the kind of each layer, or full_attention_interval")
+    return (FULL,) * num_layers
+
+
+def _num_sharing(config: Facts) -> int:
+    """Layers at the end that read the rows of others (Gemma 4's small models)."""
+    return config.integer("num_kv_shared_layers", minimum=0) if "num_kv_shared_layers" in config else 0
+
+
+def _full_layers(config: Facts, types: tuple[str, ...]) -> tuple[int | None, int | None] | None:
+    """Heads and head_dim of the FULL layers where they have their own; None where they differ among themselves.
+
+    Gemma 4 as published: `global_head_dim` and, where `attention_k_eq_v`, `num_global_key_value_heads`. transformers
+    writes the same as `per_layer_config`.
+    """
+    if "per_layer_config" in config:
+        layers = config.section("per_layer_config")
+        if layers.keys() != {str(i) for i, kind in enumerate(types) if kind == FULL}:
+            return None
+        own = [layers.section(key) for key in sorted(layers.keys())]
+        found = {tuple(each.optional(key, each.integer) for key in ("num_key_value_heads", "head_dim")) for each in own}
+        return found.pop() if len(found) == 1 else None  # type: ignore[return-value]
+    if "attention_k_eq_v" not in config:
+        return None, None
+    has_own_heads = config.flag("attention_k_eq_v")
+    heads = config.optional("num_global_key_value_heads", config.integer) if has_own_heads else None
+    return heads, config.integer("global_head_dim")
+
+
+def _latent(config: Facts, num_layers: int) -> TargetCache:
+    """MLA keeps the compressed K and V of a token and the rotated part of its key, which all heads share."""
+    width = config.integer("kv_lora_rank") + config.integer("qk_rope_head_dim")
+    return TargetCache(
+        num_full_layers=num_layers,
+        num_sliding_layers=0,
+        sliding_window=0,
+        num_key_value_heads=1,
+        head_dim=width,
+        is_latent=True,
+    )
+
+
+def _recurrent(config: Facts, num_layers: int) -> RecurrentState:
+    return RecurrentState(
+        num_layers=num_layers,
+        num_key_heads=config.integer("linear_num_key_heads"),
+        num_value_heads=config.integer("linear_num_value_heads"),
+        key_head_dim=config.integer("linear_key_head_dim"),
+        value_head_dim=config.integer("linear_value_head_dim"),
+        kernel=config.integer("linear_conv_kernel_dim"),
     )

@@ -124,7 +124,7 @@ def _items(load: Load) -> tuple[tuple[Item, ...], tuple[str, ...]]:
     else:
         items.append(Item("target weights", target.weight_bytes(ranks), f"1/{ranks} of all, {target.origin}"))
         if target.cache is None:
-            unknown.append("target cache: its layers keep another state than rows of K and V")
+            unknown.append("target cache: what its layers keep is of no known size")
     shared = f"layers 1/{load.drafter_ranks}, fc whole" if load.drafter_ranks > 1 else "whole on every GPU"
     items.append(Item("drafter weights", draft.weight_bytes(load.algorithms, load.drafter_ranks), shared))
     if load.is_dense:

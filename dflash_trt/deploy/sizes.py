@@ -61,7 +61,7 @@ class TargetSizes(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     spec: PartialTargetSpec
     cache: TargetCache | None
-    """None where the layers keep another state than K and V."""
+    """None where the size of what its layers keep is not known."""
     expert_bytes: int
     """Weights of the experts, all ranks together."""
     dense_bytes: int
