@@ -50,12 +50,11 @@ def point_rates(point: Point, seed: int, name: str) -> tuple[Samples, Samples]:
     whole = _divide(tokens[drawn].sum(axis=1), seconds[drawn].sum(axis=1)) / _divide(tokens.sum(), seconds.sum())
     waits = np.array([np.nan if row.ttft_seconds is None else row.ttft_seconds for row in point.rows])
     user = np.where(tokens > 1, _divide(tokens - 1, seconds - waits), np.nan)
-    with np.errstate(invalid="ignore"):
-        counted = (~np.isnan(user))[drawn]
-        means = _divide(np.where(counted, user[drawn], 0).sum(axis=1), counted.sum(axis=1))
-    mean = point.user_tokens_per_second.mean if point.user_tokens_per_second else np.nan
-    middle = float(np.nanmean(user)) if np.isfinite(user).any() else np.nan
-    return mean * means / middle, point.output_tokens_per_second * whole
+    known = user[np.isfinite(user)]
+    if point.user_tokens_per_second is None or not len(known):
+        return np.full(NUM_SAMPLES, np.nan), point.output_tokens_per_second * whole
+    medians = np.median(known[_draw(len(known), seed, name)], axis=1)
+    return point.user_tokens_per_second.p50 * medians / np.median(known), point.output_tokens_per_second * whole
 
 
 def _draw(count: int, seed: int, name: str) -> NDArray[np.int64]:

@@ -55,7 +55,7 @@ def sweep(workload: Workload, seed: int) -> tuple[Line, ...]:
                 by_method[series.name] = Measured(
                     point.output_tokens_per_second / gpus_of(series, workload),
                     _sweep_speedup(workload, series, concurrency, seed), point.acceptance.tau,
-                    user.mean if user else None, point.requests.failed + point.requests.timed_out,
+                    user.p50 if user else None, point.requests.failed + point.requests.timed_out,
                 )  # fmt: skip
         if by_method:
             lines.append(Line(str(concurrency), concurrency, by_method))

@@ -15,14 +15,13 @@ from dflash_trt.plots.axes import round_up
 from dflash_trt.plots.pareto import frontier, rate_between
 
 ANNOUNCED_SPEED = 550.0  # tokens/s/user: the middle of the announcement's range
-MAX_SPEEDS = 6
 
 
 class CurvePoint(msgspec.Struct, frozen=True):
     """A measured point."""
 
     user_rate: float
-    """Tokens a second of one user, mean over requests."""
+    """Tokens a second of one user, the median over requests."""
     gpu_rate: float
     """Tokens a second of all users, per GPU or per server."""
     concurrency: int
@@ -72,23 +71,31 @@ def gpus_of(series: Series, workload: Workload) -> int:
 def curve(series: Series, gpus: int) -> Curve:
     """Of all points where a user's speed is known."""
     points = tuple(
-        CurvePoint(point.user_tokens_per_second.mean, point.output_tokens_per_second / gpus, point.concurrency)
+        CurvePoint(point.user_tokens_per_second.p50, point.output_tokens_per_second / gpus, point.concurrency)
         for point in series.points
-        if point.user_tokens_per_second is not None and point.user_tokens_per_second.mean and point.output_tokens
+        if point.user_tokens_per_second is not None and point.user_tokens_per_second.p50 and point.output_tokens
     )
     return Curve(series.name, series.title, points, tuple(frontier(points)))
 
 
 def speeds(curves: Sequence[Curve]) -> tuple[float, ...]:
-    """Round speeds over the range that some curve covers, and the announcement's where one reaches it."""
-    rates = [point.user_rate for one in curves for point in one.front]
-    if not rates:
+    """Round speeds over what some curve covers and over what all cover; the announcement's where one reaches it."""
+    ranges = [(one.front[-1].user_rate, one.front[0].user_rate) for one in curves if one.front]
+    if not ranges:
         return ()
-    step = round_up(max(rates) / MAX_SPEEDS)
-    found = {step * index for index in range(1, MAX_SPEEDS + 1) if min(rates) <= step * index <= max(rates)}
-    if min(rates) <= ANNOUNCED_SPEED <= max(rates):
+    lowest, highest = min(slow for slow, _ in ranges), max(fast for _, fast in ranges)
+    found = _round_speeds(lowest, highest, 4) | _round_speeds(max(s for s, _ in ranges), min(f for _, f in ranges), 2)
+    if lowest <= ANNOUNCED_SPEED <= highest:
         found.add(ANNOUNCED_SPEED)
     return tuple(sorted(found))
+
+
+def _round_speeds(low: float, high: float, parts: int) -> set[float]:
+    """At the ends of about `parts` equal parts; none where `low` is not below `high`."""
+    if low >= high:
+        return set()
+    step = round_up((high - low) / parts)
+    return {step * index for index in range(math.ceil(low / step), math.floor(high / step) + 1)}
 
 
 def at_speeds(workload: Workload, user_rates: Sequence[float], seed: int) -> tuple[AtSpeed, ...]:

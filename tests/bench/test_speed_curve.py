@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
-from dflash_trt.bench.records import Point, Row
+from dflash_trt.bench.records import Distribution, Point, Row
 from dflash_trt.bench.speed_curve import at_speeds, curve, ends, speeds
 from dflash_trt.bench.workloads import Series, Workload
 from tests.bench import samples
@@ -94,10 +95,18 @@ def test_what_did_not_complete_is_no_point() -> None:
 
 
 def test_speeds_are_round_and_hold_the_announcements_where_it_is_reached() -> None:
-    assert speeds([curve(PLAIN, 1), curve(DFLASH, 1)]) == (100, 150, 200, 250, 300)
-    fast = series("dflash", [samples.point("dflash", 1, 600, 240), samples.point("dflash", 4, 80, 400)])
-    assert speeds([curve(fast, 1)]) == (100, 200, 300, 400, 500, 550, 600)
+    """60 to 300 in parts of 60, and 80 to 100, where both are, in parts of 10."""
+    assert speeds([curve(PLAIN, 1), curve(DFLASH, 1)]) == (60, 80, 90, 100, 120, 180, 240, 300)
+    fast = series("dflash", [samples.point("dflash", 1, 600, 240), samples.point("dflash", 4, 100, 400)])
+    assert speeds([curve(fast, 1)]) == (150, 250, 300, 450, 500, 550, 600)
     assert speeds([curve(series("none", []), 1)]) == ()
+
+
+def test_one_answer_that_was_read_all_at_once_moves_no_point() -> None:
+    """A mean would say 1090 tokens/s/user."""
+    rates = Distribution(mean=1090, p50=100, p90=9000, p99=10000)
+    odd = msgspec.structs.replace(PLAIN.points[0], user_tokens_per_second=rates)
+    assert curve(series("none", [odd]), 1).points[0].user_rate == 100
 
 
 def spread(name: str, *rates: float, most: int) -> Series:
