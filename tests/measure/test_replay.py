@@ -23,10 +23,12 @@ from dflash_trt.runtime.request import Request, Step
 from dflash_trt.runtime.session import Session
 from tests.decoding import decode, greedy, open_without_tokenizer
 from tests.engines import build
+from tests.featured import build_featured, featured_draft
 from tests.fixtures_data import PAIRS
 from tests.oracle.random_pairs import write_random_pair
 from tests.paths import FIXTURES
 from tests.reference.synthetic import Dialect
+from tests.runtime.test_own_vocabulary import embedding, reduced_head
 
 RECIPES = [f"{name}{suffix}" for name in recipe_names() for suffix in ("", FP8_KV)]
 Steps = list[list[Step]]
@@ -87,6 +89,22 @@ def test_batches_and_shorter_drafts(sessions: dict[str, Session], features: dict
         (short,) = replay(file, drafter, numbers=[1], draft_length=3)
         assert max(step.proposed for step in short.steps) == 3
     assert alone[0].tau == 39 / len(alone[0].steps)
+
+
+def test_replay_of_a_draft_with_a_vocabulary_of_its_own(
+    sessions: dict[str, Session], features: dict[str, Path], tmp_path: Path
+) -> None:
+    """Embedding, mask row and a reduced head are the draft's; the file's are not asked."""
+    facts = {"own_embedding": True, "mask_embedding": True, "draft_vocab_size": 300}
+    draft = featured_draft(
+        FIXTURES / "tiny-qwen3-dflash",
+        tmp_path / "draft",
+        facts,
+        reduced_head()[0] | {"embed_tokens.weight": embedding()},
+    )
+    manifest = build_featured(draft, tmp_path / "engine", FIXTURES / "tiny-qwen3")
+    session = sessions["tiny-qwen3"].with_drafter(manifest, open_drafter(tmp_path / "engine", manifest))
+    check(session, features["tiny-qwen3"])
 
 
 class RandomPair:
