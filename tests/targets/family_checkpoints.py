@@ -41,6 +41,8 @@ QWEN_VISION = {
     "num_position_embeddings": 16,
 }
 
+SEQUENTIAL = ("muse-glimmer",)
+"""Families that run one request after the other."""
 Family = tuple[str, dict[str, Any]]
 """A class of transformers, and its configuration; `text_config` holds the language model's where it is nested."""
 FAMILIES: dict[str, Family] = {
@@ -96,6 +98,14 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "gpt-oss": ("GptOssForCausalLM", {"model_type": "gpt_oss", **EXPERTS, "sliding_window": WINDOW}),
+    "muse-glimmer": (
+        "MuseGlimmerForConditionalGeneration",
+        {
+            "model_type": "muse_glimmer",
+            "text_config": {"model_type": "muse_glimmer_text", **SLIDING},
+            "vision_config": SMALL | {"model_type": "muse_glimmer_vision", "pos_emb_height": 4, "pos_emb_width": 4},
+        },
+    ),
     "minimax-m2": ("MiniMaxM2ForCausalLM", {"model_type": "minimax_m2", **EXPERTS}),
 }
 

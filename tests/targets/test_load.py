@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.errors import CheckpointError
 from dflash_trt.targets.huggingface import load_model, make_target, stop_token_ids
+from dflash_trt.targets.refusal import NOT_RUN, NotRun
 from dflash_trt.targets.tokenizer import load_tokenizer
 from tests.checkpoint.samples import refusal
 from tests.paths import FIXTURES
@@ -97,6 +98,27 @@ def test_code_of_the_checkpoint_is_never_run_nor_advised(own_code: bool, target:
     assert ("its own code along, which is never run" in message) == own_code
     assert "trust_remote_code" not in message
     assert "hint: serve this target with TensorRT-LLM, vLLM or SGLang" in message
+
+
+@pytest.mark.parametrize("rule", NOT_RUN, ids=lambda rule: rule.value)
+def test_what_transformers_does_not_run_is_named_with_who_does(rule: NotRun, target: Path) -> None:
+    value: object = rule.value
+    for key in reversed(rule.path[1:]):
+        value = {key: value}
+    edit(target, **{rule.path[0]: value})
+    message = refusal(lambda: load(target), CheckpointError)
+    key = ".".join(rule.path)
+    assert message.startswith(f'{target / "config.json"}: {key}: expected {rule.expected}, found "{rule.value}"')
+    assert f"hint: serve this target with {rule.runtimes}: dflash-trt serve-config --list" in message
+
+
+def test_a_quantised_language_model_inside_a_multimodal_one(target: Path) -> None:
+    """As Kimi K2.5 is published: INT4 experts, its facts and its quantisation both in text_config."""
+    facts = json.loads((target / "config.json").read_text())
+    text = facts | {"model_type": "kimi_k2", "quantization_config": {"quant_method": "compressed-tensors"}}
+    edit(target, model_type="kimi_k25", text_config=text)
+    message = refusal(lambda: load(target), CheckpointError)
+    assert "text_config.quantization_config.quant_method: expected weights that transformers reads" in message
 
 
 @pytest.mark.parametrize(("eos", "expected"), [(5, {5}), ([0, 5], {0, 5}), (None, set())])
