@@ -55,9 +55,9 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     def canonical_config(self) -> dict[str, object]:
         """config.json in the layout to which the canonical names of `weights` belong; as it is where it is that."""
-        return self.config.values() if self.dialect.is_canonical else own.spell(self.spec, self._dtype())
+        return self.config.values() if self.dialect.is_canonical else own.spell(self.spec, self.torch_dtype())
 
-    def _dtype(self) -> str:
+    def torch_dtype(self) -> str:
         """torch's name of the type that most dense tensors are of."""
         counts = Counter(tensor.dtype for tensor in self.weights.values() if tensor.dtype in TORCH_TYPES)
         return TORCH_TYPES[counts.most_common(1)[0][0]] if counts else "bfloat16"

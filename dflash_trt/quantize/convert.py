@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,10 +27,11 @@ from dflash_trt.checkpoint.quantization import (
     Quantization,
     expected_tensors,
 )
+from dflash_trt.checkpoint.respell import copy_other_files, refuse_own_source
 from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, Tensor
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
-from dflash_trt.checkpoint.weights import INDEX, PICKLE_SUFFIXES, SINGLE
-from dflash_trt.errors import BuildError, CheckpointError
+from dflash_trt.checkpoint.weights import SINGLE
+from dflash_trt.errors import CheckpointError
 from dflash_trt.files.write import Kind, check_replaceable, new_directory
 from dflash_trt.quantize.bounds import ranges_from_weights
 from dflash_trt.quantize.modelopt_config import hf_quant_config, quantization_config
@@ -78,11 +78,7 @@ def quantize_checkpoint(
     modules = draft.spec.linear_modules()
     algorithms = recipe.algorithms(modules)
     check_quantisable(draft, algorithms)
-    if draft.directory.resolve().is_relative_to(output.resolve()):
-        raise BuildError(
-            f"{output}: expected a directory that does not hold the draft itself, found {draft.directory}",
-            hint="choose another -o DIR",
-        )
+    refuse_own_source(draft, output)
     check_replaceable(output, QUANTIZED, force=force)
     check_finite(draft.weights.values())
     if ranges is None and recipe.needs_ranges(modules):
@@ -204,12 +200,3 @@ def _write_config(draft: DraftCheckpoint, quantization: Quantization, directory:
 def write_json(file: Path, document: object) -> None:
     """Writes one of a checkpoint's JSON files."""
     file.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def copy_other_files(draft: DraftCheckpoint, directory: Path) -> None:
-    """Licence, model card, modelling code: every file of the checkpoint that is neither weights nor config."""
-    weights = {".safetensors", *PICKLE_SUFFIXES}
-    for file in sorted(draft.directory.iterdir()):
-        is_ours = file.name in (INDEX, "config.json", HF_QUANT_CONFIG)
-        if file.is_file() and not file.name.startswith(".") and not is_ours and file.suffix not in weights:
-            shutil.copyfile(file, directory / file.name)

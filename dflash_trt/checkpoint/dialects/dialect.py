@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -40,6 +40,18 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """All tensors of the directory, as they are called there; raises CheckpointError."""
     canonical: Callable[[Weights, DraftSpec], Weights] = lambda weights, _: weights
     """The same tensors by canonical name; what is not known keeps its name, and is refused as unused later."""
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """How a draft is written in a dialect that other tools read."""
+
+    name: str
+    spell: Callable[[DraftSpec, str], dict[str, object]]
+    """config.json for facts, of tensors of torch's type; raises CheckpointError, by name, for what it cannot say."""
+    stored: Callable[[Weights], Weights] = lambda weights: weights
+    """Canonical tensors by the names they have there."""
+    holds_quantised: bool = True
+    """Whether its readers know modelopt's quantised tensors."""
 
 
 class Places:
@@ -156,6 +168,18 @@ def renamed(weights: Weights, new_name: Callable[[str], str]) -> Weights:
             raise CheckpointError(f"{tensor.file}: tensor {name!r}: expected no other {new!r}, found one besides")
         result[new] = msgspec.structs.replace(tensor, name=new)
     return result
+
+
+def windows_of(spec: DraftSpec) -> set[int]:
+    """The windows that layers of `spec` have."""
+    return {layer.sliding_window for layer in spec.layers if layer.sliding_window is not None}
+
+
+def refuse_unless(layout: str, spec: DraftSpec, plain: Mapping[str, object]) -> None:
+    """Raises CheckpointError for the first fact of `spec` that is not as in `plain`."""
+    for fact, expected in plain.items():
+        if getattr(spec, fact) != expected:
+            raise unsayable(layout, fact, repr(expected), getattr(spec, fact))
 
 
 def unsayable(layout: str, fact: str, expected: str, found: object) -> CheckpointError:

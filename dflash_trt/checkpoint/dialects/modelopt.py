@@ -12,8 +12,17 @@ from __future__ import annotations
 import msgspec
 
 from dflash_trt.checkpoint.dialects import zlab
-from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, section_keys, windows
-from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.dialects.dialect import (
+    Dialect,
+    Layout,
+    Weights,
+    refuse_unless,
+    renamed,
+    section_keys,
+    unsayable,
+    windows,
+)
+from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 
 WINDOW_KEYS = frozenset({"use_swa", "swa_window_size"})
@@ -46,3 +55,33 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
 
 
 MODELOPT = Dialect(name="modelopt", recognises=recognises, read=read, is_canonical=True, canonical=zlab.canonical)
+
+
+def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
+    """config.json as modelopt's exporter, or NVIDIA's own drafts where they have more, would write it."""
+    refuse_unless("modelopt", spec, {fact: plain for fact, plain in zlab.PLAIN.items() if fact != "own_embedding"})
+    sinks, windows = {layer.sinks for layer in spec.layers}, {layer.sliding_window for layer in spec.layers}
+    causal = {layer.causal for layer in spec.layers}
+    for fact, found in (("layers.sinks", sinks), ("sliding_window", windows), ("causal", causal)):
+        if len(found) > 1:
+            raise unsayable("modelopt", fact, "one value for all layers", sorted(found, key=str))
+    layers = tuple(DraftLayer(sliding_window=None, causal=False) for _ in spec.layers)
+    plain = msgspec.structs.replace(spec, layers=layers, own_embedding=False, model_type="qwen3")
+    config = zlab.spell(plain, dtype)
+    dflash: dict[str, object] = {"causal": causal.pop(), "use_swa": windows != {None}}
+    if (window := windows.pop()) is not None:
+        dflash["swa_window_size"] = window
+    if sinks.pop():
+        dflash["attention_sink_bias"] = True
+    if spec.own_embedding:
+        config |= {"has_embed_tokens": True, "has_lm_head": False}
+    section = config["dflash_config"]
+    return config | {"dflash_config": {**(section if isinstance(section, dict) else {}), **dflash}}
+
+
+def stored(weights: Weights) -> Weights:
+    """With sinks by NVIDIA's name."""
+    return renamed(weights, lambda name: name.replace(".self_attn.sinks", ".self_attn.attention_sink_bias"))
+
+
+LAYOUT = Layout(name="modelopt", spell=spell, stored=stored)

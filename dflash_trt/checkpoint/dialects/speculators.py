@@ -8,15 +8,24 @@ sliding_window_non_causal says otherwise (create_anchor_block_mask_mod).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
+
+from dflash_trt.checkpoint.dialects import zlab
 from dflash_trt.checkpoint.dialects.dialect import (
     MAX_BLOCK_SIZE,
     Dialect,
+    Layout,
     Weights,
     layers,
     mask_token,
     read_backbone,
+    refuse_unless,
     taps,
+    unsayable,
     windows,
+    windows_of,
 )
 from dflash_trt.checkpoint.draft_spec import D2T, EMBEDDING, HEAD, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
@@ -25,6 +34,13 @@ from dflash_trt.errors import CheckpointError
 
 KEY = "speculators_model_type"
 T2D = "t2d"
+VERSION = "0.9.0"
+PLAIN: dict[str, object] = {
+    "biases": (), "value_scale": 1, "tap_hidden_size": None, "tap_norms": False, "context_input_layernorm": False,
+    "attention_gate": None, "mask_embedding": False, "input_embedding_scale": 1, "output_multiplier": 1,
+    "final_logit_softcapping": None,
+}  # fmt: skip
+"""Facts for which the library has no words, and what they are for every draft of it."""
 TRAINING_ONLY = ("verifier_lm_head.weight", "verifier_norm.weight")
 """Copies of the target's tensors that only the training loss reads; the library itself leaves them out on save."""
 
@@ -56,7 +72,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
         block_size=config.integer("block_size", minimum=2, maximum=MAX_BLOCK_SIZE),
         mask_token_id=mask_token(config, vocab_size),
         target_layer_ids=taps(config, "aux_hidden_state_layer_ids", first=1),
-        num_target_layers=None,
+        num_target_layers=config.optional("num_target_layers", config.integer),
         input_embedding_scale=1,
         tap_hidden_size=None if tap_width == backbone.integer("hidden_size") else tap_width,
         own_embedding=EMBEDDING in weights,
@@ -93,3 +109,66 @@ def _check_t2d(t2d: Tensor, d2t: Tensor, spec: DraftSpec) -> None:
 
 
 SPECULATORS = Dialect(name="speculators", recognises=recognises, read=read, is_canonical=False, canonical=canonical)
+
+
+def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
+    """config.json as speculators 0.9 writes it, but for the verifier's name; num_target_layers stands beside its keys.
+
+    The library keeps keys that it does not know. A gpt-oss draft is a Qwen3 backbone with biases there.
+    """
+    refuse_unless("speculators", spec, PLAIN)
+    if len(windows_of(spec)) > 1:
+        raise unsayable("speculators", "sliding_window", "one window for all sliding layers", sorted(windows_of(spec)))
+    sliding = {layer.causal for layer in spec.layers if layer.sliding_window is not None}
+    if len(sliding) > 1 or any(layer.causal for layer in spec.layers if layer.sliding_window is None):
+        found = [layer.causal for layer in spec.layers]
+        raise unsayable("speculators", "causal", "full layers that are not, and sliding ones that agree", found)
+    if any(layer.sinks for layer in spec.layers):
+        raise unsayable("speculators", "layers.sinks", "no sinks", [layer.sinks for layer in spec.layers])
+    if spec.rope.partial_rotary_factor != 1:
+        raise unsayable("speculators", "partial_rotary_factor", "1", spec.rope.partial_rotary_factor)
+    plain = msgspec.structs.replace(
+        spec,
+        model_type="qwen3",
+        layers=layers([layer.sliding_window for layer in spec.layers], None),
+        own_embedding=False,
+        draft_vocab_size=None,
+        num_target_layers=None,
+    )
+    backbone = zlab.spell(plain, dtype)
+    for key in ("architectures", "block_size", "dflash_config"):
+        del backbone[key]
+    count = {} if spec.num_target_layers is None else {"num_target_layers": spec.num_target_layers}
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "aux_hidden_state_layer_ids": [tap + 1 for tap in spec.target_layer_ids],
+        "block_size": spec.block_size,
+        "draft_vocab_size": spec.draft_vocab_size or spec.vocab_size,
+        "dtype": dtype,
+        "mask_token_id": spec.mask_token_id,
+        **count,
+        "sample_from_anchor": False,
+        "sliding_window_non_causal": sliding == {False},
+        "speculators_model_type": "dflash",
+        "speculators_version": VERSION,
+        "target_hidden_size": None,
+        "transformer_layer_config": backbone,
+    }
+
+
+def name_verifier(config: dict[str, object], name: str, architectures: Sequence[str]) -> dict[str, object]:
+    """`config` with the target, which Speculators' readers load as the verifier of this draft."""
+    block_size = config["block_size"]
+    assert isinstance(block_size, int)
+    proposal = {"proposal_type": "greedy", "speculative_tokens": block_size - 1}
+    return config | {
+        "speculators_config": {
+            "algorithm": "dflash",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": name, "architectures": list(architectures)},
+        }
+    }
+
+
+LAYOUT = Layout(name="speculators", spell=spell, holds_quantised=False)

@@ -13,17 +13,20 @@ from dflash_trt.checkpoint.dialects.dialect import (
     MAX_BLOCK_SIZE,
     SLIDING,
     Dialect,
+    Layout,
     Places,
     Weights,
     layers,
     mask_token,
     read_backbone,
+    refuse_unless,
     renamed,
     says,
     section_keys,
     taps,
     unsayable,
     windows,
+    windows_of,
 )
 from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
@@ -135,9 +138,7 @@ def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
 
     Raises CheckpointError, by name, for what the layout cannot say.
     """
-    for fact, plain in PLAIN.items():
-        if getattr(spec, fact) != plain:
-            raise unsayable("zlab", fact, repr(plain), getattr(spec, fact))
+    refuse_unless("zlab", spec, PLAIN)
     if spec.model_type not in MODEL_TYPES:
         raise unsayable("zlab", "model_type", f"one of {', '.join(MODEL_TYPES)}", spec.model_type)
     if spec.vocab_size is None:
@@ -145,7 +146,6 @@ def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
     if problem := layers_problem(spec.layers):
         raise problem
     by_rule = follow_rule(spec.layers)
-    windows = {layer.sliding_window for layer in spec.layers} - {None}
     config: dict[str, object] = {
         "architectures": [ARCHITECTURE],
         "model_type": spec.model_type,
@@ -155,8 +155,8 @@ def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
         **spell_rope(spec.rope),
         "num_hidden_layers": spec.num_layers,
         "layer_types": [SLIDING if layer.sliding_window else FULL for layer in spec.layers],
-        "sliding_window": next(iter(windows), None),
-        "use_sliding_window": bool(windows),
+        "sliding_window": next(iter(windows_of(spec)), None),
+        "use_sliding_window": bool(windows_of(spec)),
         "tie_word_embeddings": False,
         "block_size": spec.block_size,
         "dflash_config": {"mask_token_id": spec.mask_token_id, "target_layer_ids": list(spec.target_layer_ids)},
@@ -168,3 +168,4 @@ def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
 
 
 ZLAB = Dialect(name="zlab", recognises=recognises, read=read, is_canonical=True, canonical=canonical)
+LAYOUT = Layout(name="zlab", spell=spell)

@@ -15,6 +15,7 @@ from dflash_trt import __version__
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.mapped import map_tensor
+from dflash_trt.checkpoint.respell import copy_other_files
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
 from dflash_trt.checkpoint.weights import SINGLE
@@ -26,7 +27,6 @@ from dflash_trt.quantize.convert import (
     QUANTIZED,
     Summary,
     check_quantisable,
-    copy_other_files,
     quantize_checkpoint,
     write_json,
 )

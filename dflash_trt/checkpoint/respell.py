@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a draft checkpoint in another dialect: the same facts and bytes under other keys and names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from dflash_trt.checkpoint.dialects import modelopt, speculators, zlab
+from dflash_trt.checkpoint.dialects.dialect import Layout
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
+from dflash_trt.checkpoint.producer import PRODUCER, PRODUCER_KEY, is_ours
+from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
+from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter, aligned
+from dflash_trt.checkpoint.weights import INDEX, PICKLE_SUFFIXES, SINGLE
+from dflash_trt.errors import BuildError, CheckpointError
+from dflash_trt.files.write import Kind, check_replaceable, new_directory
+
+LAYOUTS = {layout.name: layout for layout in (zlab.LAYOUT, speculators.LAYOUT, modelopt.LAYOUT)}
+WRITTEN = Kind(name="a checkpoint that dflash-trt wrote", recognizes=lambda directory: is_ours(directory / SINGLE))
+
+
+class Verifier(msgspec.Struct, frozen=True, kw_only=True):
+    """The target, as Speculators' files name it."""
+
+    name: str
+    architectures: Sequence[str]
+
+
+def respell(
+    draft: DraftCheckpoint, layout: Layout, output: Path, *, verifier: Verifier | None = None, force: bool = False
+) -> None:
+    """Writes `draft` into the new directory `output`, tensors byte for byte; `verifier` is for Speculators alone.
+
+    Raises CheckpointError, by name, for what the layout cannot say; BuildError when `output` exists and `force` is
+    false, holds the draft, or cannot be written.
+    """
+    refuse_own_source(draft, output)
+    check_replaceable(output, WRITTEN, force=force)
+    config = _config(draft, layout, verifier)
+    tensors = layout.stored(draft.weights)
+    derived = _t2d(draft) if layout is speculators.LAYOUT else {}
+    sizes = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    sizes |= {name: ("BOOL", values.shape) for name, values in derived.items()}
+    with new_directory(output, WRITTEN, force=force) as directory:
+        with SafetensorsWriter(directory / SINGLE, aligned(sizes), metadata={PRODUCER_KEY: PRODUCER}) as writer:
+            for tensor in tensors.values():
+                writer.copy(tensor)
+            for name, values in derived.items():
+                writer.write(name, values)
+        text = json.dumps(config, indent=2, ensure_ascii=False)
+        (directory / "config.json").write_text(text + "\n", encoding="utf-8")
+        copy_other_files(draft, directory)
+        quantisation = draft.directory / HF_QUANT_CONFIG
+        if quantisation.is_file():
+            shutil.copyfile(quantisation, directory / HF_QUANT_CONFIG)
+        _check(draft, read_draft(directory))
+
+
+def refuse_own_source(draft: DraftCheckpoint, output: Path) -> None:
+    """Raises BuildError where `output` would replace what it is made from."""
+    if draft.directory.resolve().is_relative_to(output.resolve()):
+        raise BuildError(
+            f"{output}: expected a directory that does not hold the draft itself, found {draft.directory}",
+            hint="choose another -o DIR",
+        )
+
+
+def copy_other_files(draft: DraftCheckpoint, directory: Path) -> None:
+    """Licence, model card, modelling code: every file of the checkpoint that is neither weights nor config."""
+    weights = {".safetensors", *PICKLE_SUFFIXES}
+    for file in sorted(draft.directory.iterdir()):
+        is_written = file.name in (INDEX, "config.json", HF_QUANT_CONFIG)
+        if file.is_file() and not file.name.startswith(".") and not is_written and file.suffix not in weights:
+            shutil.copyfile(file, directory / file.name)
+
+
+def _config(draft: DraftCheckpoint, layout: Layout, verifier: Verifier | None) -> dict[str, object]:
+    config = layout.spell(draft.spec, draft.torch_dtype())
+    if verifier is not None:
+        config = speculators.name_verifier(config, verifier.name, verifier.architectures)
+    if algorithms := draft.quantization.algorithms():
+        if not layout.holds_quantised:
+            raise CheckpointError(
+                f"{draft.directory}: expected an unquantised draft, which is what the layout {layout.name} holds, found"
+                f" {', '.join(sorted(algorithms))}",
+                hint="convert the checkpoint that it was quantised from",
+            )
+        config["quantization_config"] = draft.config.values().get("quantization_config")
+    return config
+
+
+def _t2d(draft: DraftCheckpoint) -> dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+    """Speculators' second way to say d2t: which tokens [V] of the target the draft's head has."""
+    if (token_ids := head_token_ids(draft.spec, draft.weights)) is None:
+        return {}
+    marked = np.zeros(draft.spec.vocab_size or 0, np.bool_)
+    marked[token_ids] = True
+    return {speculators.T2D: marked}
+
+
+def _check(draft: DraftCheckpoint, written: DraftCheckpoint) -> None:
+    """What was written is read again: a fact that got lost on the way would be our bug, not the user's."""
+
+    def facts(spec: DraftSpec) -> DraftSpec:
+        return msgspec.structs.replace(spec, model_type="qwen3")  # modelopt's and Speculators' name of any backbone
+
+    assert facts(written.spec) == facts(draft.spec), (written.spec, draft.spec)
+    assert written.weights.keys() == draft.weights.keys()
+    assert written.quantization == draft.quantization

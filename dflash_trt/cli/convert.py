@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt convert`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
+
+LAYOUTS = ("zlab", "speculators", "modelopt")
+
+
+@click.command(short_help="Write a draft checkpoint in another dialect.")
+@click.argument("draft")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Checkpoint directory to write.")
+@click.option("--to", "layout", required=True, type=click.Choice(LAYOUTS), help="Dialect to write.")
+@click.option("--target", help="With --to speculators: the target, which its files name as the verifier.")
+@click.option("--force", is_flag=True, help="Replace an existing output directory.")
+def convert(draft: str, output: Path, layout: str, target: str | None, force: bool) -> None:
+    """Write DRAFT, a checkpoint directory or Hugging Face repository id of any dialect, in another one.
+
+    Tensors keep their bytes. What the other dialect cannot say is refused by name.
+
+    \b
+    Example:
+      dflash-trt convert z-lab/Qwen3-8B-DFlash-b16 -o speculators-draft --to speculators --target Qwen/Qwen3-8B
+    """
+    from dflash_trt.checkpoint.respell import LAYOUTS as WRITERS
+    from dflash_trt.checkpoint.respell import Verifier, respell
+
+    if (layout == "speculators") != (target is not None):
+        raise click.UsageError("--to speculators needs --target, the target that its files name; no other layout does")
+    verifier = None
+    if target is not None:
+        config = Facts.load(configuration_directory(target) / "config.json")
+        verifier = Verifier(name=target, architectures=config.texts("architectures"))
+    checkpoint = read_draft(checkpoint_directory(draft))
+    respell(checkpoint, WRITERS[layout], output, verifier=verifier, force=force)
+    click.echo(f"{len(checkpoint.weights)} tensors, {checkpoint.dialect.name} -> {layout}", err=True)
+    click.echo(output)

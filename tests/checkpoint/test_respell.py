@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From one dialect to another and back: the same facts, the same bytes, or a refusal by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.respell import LAYOUTS, Verifier, respell
+from dflash_trt.errors import BuildError
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.recipe import load_recipe
+from tests.checkpoint.dialect_samples import (
+    write_jetspec,
+    write_laguna,
+    write_mimo,
+    write_modelopt,
+    write_muse_glimmer,
+    write_nemotron,
+    write_speculators,
+    write_speculators_vocabulary,
+)
+from tests.checkpoint.samples import edit_config, refusal
+from tests.paths import FIXTURES
+from tests.reference.synthetic import write_random_draft
+
+VERIFIER = Verifier(name="owner/target", architectures=["Qwen3ForCausalLM"])
+
+
+def to(draft: DraftCheckpoint | Path, layout: str, output: Path) -> DraftCheckpoint:
+    source = draft if isinstance(draft, DraftCheckpoint) else read_draft(draft)
+    respell(source, LAYOUTS[layout], output, verifier=VERIFIER if layout == "speculators" else None)
+    return read_draft(output)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["tiny-qwen3-dflash", "tiny-gpt-oss-dflash"])
+def test_there_and_back_are_the_same_bytes(name: str, layout: str, tmp_path: Path) -> None:
+    first = to(FIXTURES / name, "zlab", tmp_path / "first")
+    there = to(first, layout, tmp_path / "there")
+    back = to(there, "zlab", tmp_path / "back")
+    assert back.spec.target_layer_ids == there.spec.target_layer_ids == first.spec.target_layer_ids
+    weights = [directory / "model.safetensors" for directory in (tmp_path / "first", tmp_path / "back")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    configs = [json.loads((tmp_path / step / "config.json").read_text()) for step in ("first", "back")]
+    for config in configs:
+        config["model_type"] = "qwen3"  # what modelopt and Speculators call any backbone
+    assert configs[0] == configs[1]
+    original = load_file(FIXTURES / name / "model.safetensors")
+    assert {n: t.tolist() for n, t in load_file(weights[1]).items()} == {n: t.tolist() for n, t in original.items()}
+
+
+def test_ids_are_one_more_in_speculators(tmp_path: Path) -> None:
+    draft = read_draft(FIXTURES / "tiny-qwen3-dflash")
+    to(draft, "speculators", tmp_path / "draft")
+    config = json.loads((tmp_path / "draft" / "config.json").read_text())
+    assert config["aux_hidden_state_layer_ids"] == [tap + 1 for tap in draft.spec.target_layer_ids]
+    assert config["speculators_config"]["verifier"] == {
+        "name_or_path": "owner/target",
+        "architectures": ["Qwen3ForCausalLM"],
+    }
+
+
+@pytest.mark.parametrize("non_causal", [True, False])
+def test_windows_in_speculators(non_causal: bool, tmp_path: Path) -> None:
+    source = read_draft(write_speculators(tmp_path / "a", sliding_window_non_causal=non_causal))
+    zlab = to(source, "zlab", tmp_path / "zlab")
+    assert zlab.spec == source.spec
+    assert to(zlab, "speculators", tmp_path / "back").spec == source.spec
+
+
+def test_a_vocabulary_of_its_own_comes_back_with_t2d(tmp_path: Path) -> None:
+    directory = write_speculators_vocabulary(tmp_path / "draft")
+    to(directory, "speculators", tmp_path / "again")
+    before, after = (load_file(path / "model.safetensors") for path in (directory, tmp_path / "again"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("write", [write_modelopt, write_nemotron, write_jetspec])
+def test_modelopt_round_trips(write: object, tmp_path: Path) -> None:
+    assert callable(write)
+    source = read_draft(write(tmp_path / "draft"))
+    again = to(source, "modelopt", tmp_path / "again")
+    assert again.spec == source.spec
+    assert load_file(tmp_path / "again" / "model.safetensors").keys() == source.weights.keys()
+
+
+def test_a_quantised_draft_stays_so_where_that_can_be_said(tmp_path: Path) -> None:
+    quantize_checkpoint(read_draft(FIXTURES / "tiny-qwen3-dflash"), load_recipe("nvfp4"), tmp_path / "nvfp4")
+    source = read_draft(tmp_path / "nvfp4")
+    assert to(source, "modelopt", tmp_path / "modelopt").quantization == source.quantization
+    message = refusal(lambda: to(source, "speculators", tmp_path / "speculators"))
+    assert "expected an unquantised draft, which is what the layout speculators holds, found NVFP4" in message
+
+
+UNSAYABLE = [
+    (write_laguna, "zlab", "tap_norms: expected False, which is what the layout zlab can say, found True"),
+    (write_laguna, "speculators", "tap_norms: expected False, which is what the layout speculators can say"),
+    (write_laguna, "modelopt", "tap_norms: expected False"),
+    (write_mimo, "zlab", "value_scale: expected 1, which is what the layout zlab can say, found 0.612"),
+    (write_mimo, "speculators", "value_scale: expected 1"),
+    (write_muse_glimmer, "zlab", "model_type: expected one of qwen3, gpt_oss"),
+    (write_muse_glimmer, "speculators", "vocab_size: expected the size of the target's vocabulary"),
+    (write_nemotron, "zlab", "own_embedding: expected False, which is what the layout zlab can say, found True"),
+    (write_speculators_vocabulary, "zlab", "own_embedding: expected False"),
+    (write_speculators_vocabulary, "modelopt", "draft_vocab_size: expected None"),
+    (write_speculators, "modelopt", "sliding_window: expected one value for all layers"),
+    (write_jetspec, "speculators", "causal: expected full layers that are not"),
+]
+
+
+@pytest.mark.parametrize(("write", "layout", "words"), UNSAYABLE)
+def test_what_a_layout_cannot_say_is_refused_by_name(write: object, layout: str, words: str, tmp_path: Path) -> None:
+    assert callable(write)
+    source = read_draft(write(tmp_path / "draft"))
+    assert words in refusal(lambda: to(source, layout, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("key", "value"), [("input_embedding_scale", 7.0), ("partial_rotary_factor", 0.5)])
+def test_what_speculators_would_ignore_is_refused(key: str, value: float, tmp_path: Path) -> None:
+    directory = edit_config(write_random_draft(tmp_path / "draft", dialect="qwen3"), **{key: value})
+    assert f"{key}: expected 1" in refusal(lambda: to(directory, "speculators", tmp_path / "out"))
+
+
+def test_force_replaces_only_what_is_ours(tmp_path: Path) -> None:
+    draft = read_draft(FIXTURES / "tiny-qwen3-dflash")
+    to(draft, "zlab", tmp_path / "out")
+    message = refusal(lambda: respell(draft, LAYOUTS["zlab"], tmp_path / "out"), BuildError)
+    assert "replace it with --force" in message
+    respell(draft, LAYOUTS["modelopt"], tmp_path / "out", force=True)
+    foreign = write_random_draft(tmp_path / "foreign", dialect="qwen3")
+    assert "found another directory" in refusal(
+        lambda: respell(draft, LAYOUTS["zlab"], foreign, force=True), BuildError
+    )
+    own = read_draft(tmp_path / "out")
+    message = refusal(lambda: respell(own, LAYOUTS["zlab"], tmp_path / "out", force=True), BuildError)
+    assert "expected a directory that does not hold the draft itself" in message
+
+
+LOAD = """
+import json, sys, torch
+from safetensors.torch import load_file, save_file
+from speculators.models.dflash import DFlashDraftModel
+model = DFlashDraftModel.from_pretrained(sys.argv[1])
+stored = load_file(sys.argv[1] + "/model.safetensors")
+state = model.state_dict()
+stored.pop("embed_tokens.weight", None)  # speculators 0.9 puts the target's in its place, always
+wrong = [n for n, t in stored.items() if not torch.equal(state[n].to(t.dtype), t)]
+layers = model.config.transformer_layer_config
+print(json.dumps({
+    "wrong": wrong, "ids": model.target_layer_ids, "block_size": model.block_size, "mask": model.config.mask_token_id,
+    "windows": model.sliding_window_indices, "non_causal": model.sliding_window_non_causal,
+    "biases": layers.attention_bias, "rope": model.rotary_emb.attention_scaling,
+}))
+"""
+
+
+def write_verifier(path: Path, draft: DraftCheckpoint) -> Path:
+    """As much of a target as the package loads with every draft: embedding, norm and lm_head."""
+    path.mkdir()
+    size = (draft.spec.vocab_size or 0, draft.spec.hidden_size)
+    config = {
+        "model_type": "qwen3",
+        "hidden_size": size[1],
+        "vocab_size": size[0],
+        "architectures": ["Qwen3ForCausalLM"],
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    shapes = {"model.embed_tokens.weight": size, "lm_head.weight": size, "model.norm.weight": size[1:]}
+    save_file({name: torch.ones(shape) for name, shape in shapes.items()}, path / "model.safetensors")
+    index = {"weight_map": dict.fromkeys(shapes, "model.safetensors")}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return path
+
+
+def speculators_python() -> Path | None:
+    """An interpreter that has the package: this one, or one that SPECULATORS_PYTHON names."""
+    import importlib.util
+    import os
+
+    named = os.environ.get("SPECULATORS_PYTHON")
+    return Path(named) if named else Path(sys.executable) if importlib.util.find_spec("speculators") else None
+
+
+@pytest.mark.full
+@pytest.mark.skipif(speculators_python() is None, reason="needs speculators, here or in SPECULATORS_PYTHON")
+@pytest.mark.parametrize("case", ["tiny-qwen3-dflash", "tiny-gpt-oss-dflash", "windows", "vocabulary"])
+def test_the_speculators_package_reads_what_we_write(case: str, tmp_path: Path) -> None:
+    """Every tensor of ours is in its model, and its facts are the draft's."""
+    writers = {"windows": write_speculators, "vocabulary": write_speculators_vocabulary}
+    source = writers[case](tmp_path / "source") if case in writers else FIXTURES / case
+    draft = read_draft(source)
+    verifier = Verifier(name=str(write_verifier(tmp_path / "target", draft)), architectures=["Qwen3ForCausalLM"])
+    respell(draft, LAYOUTS["speculators"], tmp_path / "draft", verifier=verifier)
+    process = [str(speculators_python()), "-c", LOAD, str(tmp_path / "draft")]
+    result = subprocess.run(process, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    found = json.loads(result.stdout.splitlines()[-1])
+    spec = draft.spec
+    assert found == {
+        "wrong": [], "ids": [tap + 1 for tap in spec.target_layer_ids], "block_size": spec.block_size,
+        "mask": spec.mask_token_id, "windows": [i for i, layer in enumerate(spec.layers) if layer.sliding_window],
+        "non_causal": False, "biases": spec.attention_bias, "rope": pytest.approx(spec.rope.attention_factor),
+    }  # fmt: skip
