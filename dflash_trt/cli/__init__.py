@@ -18,7 +18,7 @@ from dflash_trt.cli.bench import bench
 from dflash_trt.cli.build import build
 from dflash_trt.cli.capture import capture
 from dflash_trt.cli.chat import chat
-from dflash_trt.cli.convert import convert
+from dflash_trt.cli.convert_draft import convert
 from dflash_trt.cli.doctor import doctor
 from dflash_trt.cli.estimate import estimate
 from dflash_trt.cli.failure import fail, fail_import, fail_interrupted, fail_usage, report_bug
