@@ -3,6 +3,7 @@
 
 * sensitivity: each group of layers in each algorithm alone, the squared error of the drafter's hidden states. Errors
   of different layers are nearly independent, so their squares add up. Tau of a few prompts is too coarse for this.
+* dominated: what takes as many bytes as another algorithm in the same group and errs more is out.
 * ladder: from the dense draft, always the change that saves most bytes for the error that it adds.
 * truth: the ladder's last rung whose replay loses no more than the budget, by bisection; from there every single
   change that saves bytes and still stays within.
@@ -57,6 +58,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 def search(space: Space, judge: Judge, max_tau_loss: float) -> Found:
     """The smallest choice within the budget on both splits."""
     errors = {change: judge.error(change) for change in sorted(set(_single(space)), key=lambda c: c.name)}
+    space = _without_dominated(space, errors)
     trials: dict[Choice, Trial] = {}
 
     def passes(choice: Choice) -> bool:
@@ -98,6 +100,30 @@ def num_measurements(space: Space) -> int:
 
 def _within(loss: TauLoss | None, max_tau_loss: float) -> bool:
     return loss is not None and loss.loss <= max_tau_loss
+
+
+def _without_dominated(space: Space, errors: dict[Choice, float]) -> Space:
+    """The space without algorithms that, in a group, take no fewer bytes than another one that errs less.
+
+    Tau's noise would else choose such a one now and then.
+    """
+    if not space.is_mixed:
+        return space  # the better one may not stand beside what the other groups have
+
+    def cost(group: int, algorithm: str) -> tuple[int, float]:
+        change = space.dense.with_group(group, algorithm)
+        return space.bytes(change), errors.get(change, 0.0)
+
+    def is_dominated(group: int, algorithm: str) -> bool:
+        size, error = cost(group, algorithm)
+        others = [cost(group, other) for other in space.options[group] if other != algorithm]
+        return any(s <= size and e < error for s, e in others)
+
+    options = tuple(
+        tuple(algorithm for algorithm in algorithms if not is_dominated(group, algorithm))
+        for group, algorithms in enumerate(space.options)
+    )
+    return msgspec.structs.replace(space, options=options)
 
 
 def _single(space: Space) -> Iterator[Choice]:

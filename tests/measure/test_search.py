@@ -122,6 +122,22 @@ def test_what_runtimes_load(draft: DraftCheckpoint) -> None:
     assert not best("vllm-0.33", 1000)[1]
 
 
+def test_what_another_algorithm_dominates_is_never_chosen(draft: DraftCheckpoint) -> None:
+    """Even where noise says that it loses nothing."""
+
+    class Noise(KnownLosses):
+        def loss(self, choice: Choice, *, held_out: bool) -> TauLoss:
+            is_lucky = "NVFP4" in choice.algorithms
+            return (
+                TauLoss(loss=0, low=0, high=0, num_prompts=9) if is_lucky else super().loss(choice, held_out=held_out)
+            )
+
+    space = space_for(draft, "engine")
+    assert not [trial for trial in search(space, Noise(), 0.01).trials if "NVFP4" in trial.choice.algorithms]
+    alone = make_space(draft, LOADABLE["engine"], formats=["NVFP4"])
+    assert "NVFP4" in search(alone, Noise(), 0.01).best.choice.algorithms
+
+
 def test_layers_that_share_a_gemm_share_an_algorithm(draft: DraftCheckpoint) -> None:
     space = space_for(draft, "engine")
     modules = space.modules(search(space, KnownLosses(), 0.02).best.choice)
