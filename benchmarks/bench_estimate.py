@@ -4,18 +4,21 @@
 Every batch size decodes with every draft length. A quarter of the combinations fits eight constants of the model for
 this CPU (a kernel's floor, arithmetic, experts, host work), the same model then predicts the others. Steps are counted
 in CPU seconds of one thread, so that other work on the machine disturbs less; only steps with a full batch that
-decodes and no prompt count. Then a load of independent arrivals, on a clock of CPU seconds, through the same decoder
-and through the simulation with those constants. Prints tables, asserts nothing.
+decodes count, and those in which one request's prompt joins. Then loads of independent arrivals: on a clock of CPU
+seconds through the decoder itself, and over HTTP through `dflash-trt serve`, both beside the simulation with those
+constants. The served times are wall time: run it on a quiet machine. Prints tables, asserts nothing.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -27,8 +30,10 @@ from transformers.utils import logging
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from dflash_trt.bench.own_server import MODEL, OwnServer  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
+from dflash_trt.endpoints.client import Client  # noqa: E402
 from dflash_trt.estimate.acceptance import from_tau  # noqa: E402
 from dflash_trt.estimate.arrivals import Arrival, poisson  # noqa: E402
 from dflash_trt.estimate.constants import Rates  # noqa: E402
@@ -49,6 +54,8 @@ Way = tuple[int, int]
 BATCHES, MAX_PROMPT = (1, 2, 4, 8, 16, 32), 64
 LOAD_SLOTS, LOAD_SHARES, LOAD_REQUESTS = 16, (0.2, 0.4, 0.6), 200
 CALIBRATION_BATCHES, CALIBRATION_LENGTHS = (1, 8, 32), (0, 1, 4, 7)
+PROMPT_BATCHES = (0, 3, 12)
+"""Requests that decode in the steps in which one more request's prompt is read; all of them calibrate."""
 # Rates that the CPU's caches and single thread make irrelevant are out of the way; the others start here.
 START = {
     "gemm_seconds": 2e-5, "compute_efficiency": 0.1, "moe_kernel_seconds": 1e-4, "moe_bandwidth_efficiency": 0.01,
@@ -71,7 +78,7 @@ def main(tokens: int, rounds: int, points: Path | None) -> None:
             engine = Path(directory) / "engine"
             build(FIXTURES / f"{name}-dflash", engine, FIXTURES / name)
             measured, taus, context = _measure(engine, name, tokens, rounds)
-            fitted = _report(name, measured, context)
+            fitted = _report(name, measured, _prompt_steps(engine, name, tokens, rounds), context)
             _under_load(engine, name, fitted, measured, taus, tokens)
         if points is not None and name == PAIRS[0]:
             rows = [
@@ -117,11 +124,37 @@ def _steps(session: Session, chosen: list[list[int]], length: int, tokens: int) 
     return seconds, decoder.metrics().tau or 1.0
 
 
-def _report(name: str, measured: dict[Way, float], context: float) -> Rates:
+def _prompt_steps(engine: Path, name: str, tokens: int, rounds: int) -> dict[Load, float]:
+    """CPU seconds of the step that reads a whole prompt, beside so many requests that verify whole blocks."""
+    session = Session.open(engine, str(FIXTURES / name), num_slots=LOAD_SLOTS)
+    length = session.manifest.draft.num_draft_tokens
+    known = [prompt[:MAX_PROMPT] for prompt in prompts(session)]
+    steps: dict[tuple[int, int], list[float]] = {}
+    for turn in range(4 * rounds):
+        for batch in PROMPT_BATCHES:
+            decoder = session.decoder(FixedLength(length))
+            for index in range(batch):
+                decoder.add(session.request(known[(turn + index) % len(known)], greedy(tokens)))
+            while any(not r.is_prefilled for r in decoder.running.values()) or len(decoder.running) < batch:
+                decoder.step()
+            late = known[(turn + batch) % len(known)]
+            decoder.add(session.request(late, greedy(tokens)))
+            begin = time.process_time()
+            decoder.step()
+            steps.setdefault((batch, len(late)), []).append(time.process_time() - begin)
+            while not decoder.is_idle:
+                decoder.step()
+    return {
+        Load(batch=batch, draft_tokens=length, context=MAX_PROMPT, prompt_tokens=size): min(seconds)
+        for (batch, size), seconds in steps.items()
+    }
+
+
+def _report(name: str, measured: dict[Way, float], prompt_steps: dict[Load, float], context: float) -> Rates:
     system = _system(name)
     calibration = [way for way in measured if way[0] in CALIBRATION_BATCHES and way[1] in CALIBRATION_LENGTHS]
-    fitted = _fit(system, {way: measured[way] for way in calibration}, context)
-    predicted = {way: _predict(system, fitted, way, context) for way in measured}
+    fitted = _fit(system, {_load(way, context): measured[way] for way in calibration} | prompt_steps)
+    predicted = {way: _predict(system, fitted, _load(way, context)) for way in measured}
     lengths = sorted({length for _, length in measured})
     rows = []
     for batch in sorted({batch for batch, _ in measured}):
@@ -141,6 +174,8 @@ def _report(name: str, measured: dict[Way, float], context: float) -> Rates:
         f"predicted, not fitted: {len(errors)} steps, median error {statistics.median(errors):.1%}, largest"
         f" {max(errors):.1%}, within 15 %: {within}"
     )
+    misses = [_predict(system, fitted, load) / seconds - 1 for load, seconds in prompt_steps.items()]
+    click.echo(f"fitted: {len(misses)} steps with a prompt, errors {min(misses):+.0%} to {max(misses):+.0%}")
     rates = ", ".join(f"{key} {getattr(fitted, key):.3g}" for key in START)
     click.echo(f"constants: {rates}\n")
     return fitted
@@ -162,16 +197,47 @@ def _under_load(
     for share in LOAD_SHARES:
         times = [arrival.seconds for arrival in poisson(share * capacity, LOAD_REQUESTS / (share * capacity), 1, 1)]
         arrivals = [Arrival(at, len(known[i % len(known)]), tokens) for i, at in enumerate(times)]
-        first, interval = _serve(session, arrivals, [known[i % len(known)] for i in range(len(arrivals))])
+        token_prompts = [known[i % len(known)] for i in range(len(arrivals))]
         acceptance = from_tau(taus[way], length)
         simulated = Server(model, "dflash", acceptance, lambda batch: length, LOAD_SLOTS).run(arrivals)
-        cells = []
-        for ours, theirs in ((simulated.ttft.p50, first), (simulated.token_interval.p50, interval)):
-            cells += [f"{theirs * 1e3:.1f}", f"{ours * 1e3:.1f}", f"{ours / theirs - 1:+.0%}"]
-        rows.append((f"{share:.0%} ({share * capacity:.1f}/s)", str(len(arrivals)), *cells))
-    columns = ("load", "requests", "TTFT p50, ms", "simulated", "error", "per token p50, ms", "simulated", "error")
-    print_table(f"{name}: Poisson arrivals, {LOAD_SLOTS} slots, {length} drafts, {tokens} tokens", columns, rows)
+        load = f"{share:.0%} ({share * capacity:.1f}/s)"
+        for where, (first, interval) in {
+            "decoder": _serve(session, arrivals, token_prompts),
+            "HTTP": _serve_http(engine, name, length, arrivals, token_prompts),
+        }.items():
+            cells = []
+            for ours, theirs in ((simulated.ttft.p50, first), (simulated.token_interval.p50, interval)):
+                cells += [f"{theirs * 1e3:.1f}", f"{ours * 1e3:.1f}", f"{ours / theirs - 1:+.0%}"]
+            rows.append((load, where, *cells))
+    columns = ("load", "through", "TTFT p50, ms", "simulated", "error", "per token p50, ms", "simulated", "error")
+    print_table(
+        f"{name}: {LOAD_REQUESTS} Poisson arrivals, {LOAD_SLOTS} slots, {length} drafts, {tokens} tokens", columns, rows
+    )
     click.echo()
+
+
+def _serve_http(
+    engine: Path, name: str, length: int, arrivals: list[Arrival], token_prompts: list[list[int]]
+) -> tuple[float, float]:
+    """The same medians as a client of `dflash-trt serve` sees them, in wall time."""
+    server = OwnServer(engine=engine, target=str(FIXTURES / name), draft_length=str(length), max_batch_size=LOAD_SLOTS)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with server.running() as url, Client(url) as client, ThreadPoolExecutor(64) as pool:
+
+        def ask(index: int) -> tuple[float, float]:
+            body = {"model": MODEL, "prompt": token_prompts[index], "temperature": 0, "ignore_eos": True}
+            answer = client.answer(body | {"max_tokens": arrivals[index].output_tokens}, is_chat=False)
+            assert answer.ttft_seconds is not None
+            assert answer.tokens_per_second is not None
+            return answer.ttft_seconds, 1 / answer.tokens_per_second
+
+        ask(0)
+        begin, waits = time.perf_counter(), []
+        for index, arrival in enumerate(arrivals):
+            time.sleep(max(0.0, begin + arrival.seconds - time.perf_counter()))
+            waits.append(pool.submit(ask, index))
+        answers = [each.result() for each in waits]
+    return statistics.median(first for first, _ in answers), statistics.median(per for _, per in answers)
 
 
 def _serve(session: Session, arrivals: list[Arrival], token_prompts: list[list[int]]) -> tuple[float, float]:
@@ -218,19 +284,22 @@ def _rates(values: dict[str, float]) -> Rates:
     return Rates(**(fixed | values))
 
 
-def _predict(system: System, rates: Rates, way: Way, context: float) -> float:
-    batch, length = way
-    return StepModel(system, rates).price("dflash", Load(batch=batch, draft_tokens=length, context=context)).seconds
+def _load(way: Way, context: float) -> Load:
+    return Load(batch=way[0], draft_tokens=way[1], context=context)
 
 
-def _fit(system: System, measured: dict[Way, float], context: float) -> Rates:
+def _predict(system: System, rates: Rates, load: Load) -> float:
+    return StepModel(system, rates).price("dflash", load).seconds
+
+
+def _fit(system: System, measured: dict[Load, float]) -> Rates:
     """The constants with the least squared relative error: Gauss-Newton on logarithms, damped."""
     names = list(START)
     seconds = np.array(list(measured.values()))
 
     def errors(logs: Sequence[float]) -> np.ndarray:
         rates = _rates(dict(zip(names, np.exp(logs).tolist(), strict=True)))
-        return np.array([_predict(system, rates, way, context) for way in measured]) / seconds - 1
+        return np.array([_predict(system, rates, load) for load in measured]) / seconds - 1
 
     logs, damping = np.log(list(START.values())), 1e-2
     for _ in range(200):
