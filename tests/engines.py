@@ -44,6 +44,7 @@ class Graphs:
 
     def __init__(self, directory: Path) -> None:
         manifest = read_manifest(directory)
+        self.directory = directory
         self.spec = manifest.draft
         self._context: onnxruntime.InferenceSession = graph_session(directory, manifest.graphs["context"].file)
         self._draft: onnxruntime.InferenceSession = graph_session(directory, manifest.graphs["draft"].file)

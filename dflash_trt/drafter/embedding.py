@@ -32,11 +32,6 @@ class DraftEmbedding:
         tensors = _read(engine / SINGLE, [name for name, has_it in wanted.items() if has_it], device)
         return cls(spec.mask_token_id, tensors.get(EMBEDDING), tensors.get(MASK_EMBEDDING))
 
-    @property
-    def num_bytes(self) -> int:
-        """What it takes of the device's memory."""
-        return sum(tensor.nbytes for tensor in (self._table, self._mask_row) if tensor is not None)
-
     def rows(self, token_ids: Tensor, borrowed: Embed) -> Tensor:
         """Embeddings [..., H] of token ids [...] int64; `borrowed` is the target's embedding, own rows are FLOAT."""
         if self._table is None:

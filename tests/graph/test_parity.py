@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
+from dflash_trt.graph.onnx_builder import COMPUTE
 from tests.engines import Graphs, build
 from tests.paths import FIXTURES
 from tests.reference.dflash_float64 import ReferenceDrafter
@@ -149,3 +151,22 @@ def test_rope_is_exact_at_the_last_position(engine: EngineMaker) -> None:
     taps, positions = features(graphs, 3), np.array([last - 2, last - 1, last])
     k, _ = graphs.context(taps, positions)
     assert_close(k, reference.context_kv(taps.astype(np.float64), positions)[0])
+
+
+def test_fc_beyond_fp16(engine: EngineMaker) -> None:
+    """Taps of 2e4 (Qwen3-8B's) in an FP16 checkpoint: fc's sums exceed FP16's largest number, and nothing is lost."""
+    case = next(case for case in CASES if case.name == "float16")
+    graphs, reference = engine(case)
+    weight = reference.tensors["fc.weight"]
+    taps = (2e4 * np.sign(weight[:3])).astype(np.float32)  # each row as large as one output channel can make it
+    assert np.abs(reference.linear("fc", taps.astype(np.float64))).max() > np.finfo(np.float16).max
+    k, v = graphs.context(taps, np.arange(3))
+    expected_k, expected_v = reference.context_kv(taps.astype(np.float64), np.arange(3))
+    assert_close(k, expected_k)
+    assert_close(v, expected_v)
+    assert COMPUTE == onnx.TensorProto.BFLOAT16  # what TensorRT computes it in: FP16 weights are cast
+    model = onnx.load(graphs.directory / "context.onnx", load_external_data=False)
+    half = {i.name for i in model.graph.initializer if i.data_type == onnx.TensorProto.FLOAT16}
+    assert "fc.weight" in half
+    readers = {node.op_type for node in model.graph.node if half & set(node.input)}
+    assert readers == {"Cast"}

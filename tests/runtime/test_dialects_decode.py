@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A draft of each dialect, read, quantised, built and decoded with: every proposal against float64 equations.
+
+The equations get the same draft respelled here by hand, not by the package: what a reader makes of names and keys is
+part of what is compared. Prompts are longer than the windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.recipe import load_recipe
+from tests.checkpoint.dialect_samples import (
+    FULL,
+    MIXED,
+    SLIDING,
+    write_jetspec,
+    write_laguna,
+    write_mimo,
+    write_modelopt,
+    write_muse_glimmer,
+    write_nemotron,
+    write_speculators,
+    write_speculators_vocabulary,
+)
+from tests.decoding import decode, greedy, open_without_tokenizer
+from tests.engines import build
+from tests.oracle.transformers_dflash import load_target
+from tests.reference.decode_loop import reference_greedy
+from tests.reference.dflash_float64 import read_rotary
+from tests.reference.synthetic import write_random_draft
+
+PROMPT, TOKENS = [7, 11, 3, 90, 42, 5, 17, 88, 23, 64, 2, 31], 8
+Tensors = dict[str, torch.Tensor]
+
+
+def weights(directory: Path) -> Tensors:
+    return {name: tensor for file in directory.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def unfused(tensors: Tensors) -> Tensors:
+    """Laguna's qkv_proj in its parts: 4 query and 2 key-value heads of 16."""
+    for i in range(3):
+        attention = f"layers.{i}.self_attn"
+        parts = tensors.pop(f"{attention}.qkv_proj.weight").split([64, 32, 32])
+        tensors |= {f"{attention}.{x}_proj.weight": part.contiguous() for x, part in zip("qkv", parts, strict=True)}
+    return tensors
+
+
+def renamed(*names: tuple[str, str]) -> Callable[[Tensors], Tensors]:
+    def rename(tensors: Tensors) -> Tensors:
+        for old, new in names:
+            tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+        return tensors
+
+    return rename
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a dialect is written, and the same draft in z-lab's words and those of the equations."""
+
+    write: Callable[[Path], Path]
+    layer_types: list[str] = field(default_factory=lambda: [FULL] * 3)
+    window: int | None = None
+    is_causal: bool | None = None
+    features: dict[str, Any] = field(default_factory=dict)
+    respell: Callable[[Tensors], Tensors] = dict
+
+
+NEMOTRON_ROPE = {"factor": 128.0, "original_max_position_embeddings": 64, "rope_theta": 10000, "rope_type": "yarn"}
+CASES = {
+    "speculators": Case(write_speculators, MIXED, 7),
+    "speculators_vocabulary": Case(write_speculators_vocabulary, MIXED, 7),
+    "modelopt": Case(write_modelopt, [SLIDING] * 3, 7, False),
+    "nemotron": Case(
+        write_nemotron, is_causal=False, features={"rotary": read_rotary({"rope_parameters": NEMOTRON_ROPE}, 16)}
+    ),
+    "jetspec": Case(write_jetspec, is_causal=True),
+    "laguna": Case(
+        write_laguna, [SLIDING] * 3, 7, True, {"tap_norms": True, "context_input_layernorm": True, "gate": 4}, unfused
+    ),
+    "mimo": Case(
+        write_mimo, [SLIDING] * 3, 7, False,
+        {"value_scale": 0.612, "rotary_dim": 8, "rotary": read_rotary({"rope_theta": 1e6}, 8)},
+        renamed(("attention_sink_bias", "sinks")),
+    ),
+    "muse_glimmer": Case(
+        write_muse_glimmer, MIXED, 8, False,
+        respell=renamed(("encoder.fc.", "fc."), ("encoder.output_norm_enc.", "hidden_norm.")),
+    ),
+}  # fmt: skip
+QUICK = ("speculators_vocabulary", "laguna", "mimo")
+NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in CASES]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 of the sizes that the random drafts expect."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=96, hidden_size=48, intermediate_size=80, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=4096, initializer_range=0.2, bos_token_id=None,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    directory = tmp_path_factory.mktemp("target")
+    Qwen3ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_dialects_proposals_are_those_of_its_equations(name: str, target: Path, tmp_path: Path) -> None:
+    case = CASES[name]
+    draft, plain = case.write(tmp_path / "draft"), tmp_path / "plain"
+    options = {"layer_types": case.layer_types, "sliding_window": case.window, "is_causal": case.is_causal}
+    write_random_draft(plain, dialect="qwen3", **options)
+    save_file(case.respell(weights(draft)), plain / "model.safetensors")
+    expected = reference_greedy(load_target(target), plain, PROMPT, TOKENS, features=case.features)
+
+    build(draft, tmp_path / "engine", target)
+    ours = decode(open_without_tokenizer(tmp_path / "engine", target), PROMPT, greedy(TOKENS))
+    assert ours.token_ids == expected.output_ids
+    assert [len(step.token_ids) for step in ours.steps] == expected.committed
+    for step, proposed in zip(ours.steps, expected.proposals, strict=True):
+        assert list(step.proposals) == proposed[: step.proposed]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("recipe", ["fp8", "nvfp4-w4a16"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_quantised_dialect_writes_the_targets_text(name: str, recipe: str, target: Path, tmp_path: Path) -> None:
+    """Through the layout that `quantize` writes, and back through its reader."""
+    quantize_checkpoint(read_draft(CASES[name].write(tmp_path / "draft")), load_recipe(recipe), tmp_path / "q")
+    build(tmp_path / "q", tmp_path / "engine", target)
+    session = open_without_tokenizer(tmp_path / "engine", target)
+    ours = decode(session, PROMPT, greedy(TOKENS))
+    assert session.manifest.quantization.modules
+    assert ours.token_ids == reference_plain(target)
+
+
+def reference_plain(target: Path) -> list[int]:
+    """The target's own greedy text."""
+    model, tokens = load_target(target), list(PROMPT)
+    for _ in range(TOKENS):
+        with torch.inference_mode():
+            tokens.append(int(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+    return tokens[len(PROMPT) :]
