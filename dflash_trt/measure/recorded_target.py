@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +36,6 @@ class RecordedTarget:
 
     def __init__(self, file: FeatureFile, numbers: Sequence[int]) -> None:
         """`numbers`: of the sequences, in the order in which slots take them."""
-        weight, bias = file.lm_head()
-        self._weight, self._bias = weight.float(), None if bias is None else bias.float()
         self._file = file
         self._numbers = iter(numbers)
         self._places: dict[int, _Place] = {}
@@ -72,11 +71,17 @@ class RecordedTarget:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The recorded lm_head's logits [..., V]."""
-        return F.linear(hidden, self._weight, self._bias)
+        return F.linear(hidden, *self._head)
+
+    @cached_property
+    def _head(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """FLOAT; a draft with a head of its own never asks."""
+        weight, bias = self._file.lm_head()
+        return weight.float(), None if bias is None else bias.float()
 
     def _logits(self, sequence: FeatureSequence, begin: int, end: int) -> torch.Tensor:
         """[end - begin, V]: 1 for the token after each of the positions."""
-        logits = torch.zeros(end - begin, len(self._weight))
+        logits = torch.zeros(end - begin, self._file.facts.target.vocab_size)
         following = sequence.tokens[begin + 1 : end + 1]
         logits[torch.arange(len(following)), following] = 1
         return logits
