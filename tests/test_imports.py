@@ -28,11 +28,12 @@ FLOORS = [
     {"__main__"},
 ]
 # The only steps sideways: the manifest holds specs; the CPU drafter and calibration run the graphs; Triton serves what
-# TensorRT-LLM runs, and both read deployments, as the estimate and the bench do.
+# TensorRT-LLM runs, and both read deployments, as the estimate and the bench do;
+# the estimate reads what the bench measured.
 SIDEWAYS = {
     ("engine", "checkpoint"), ("drafter", "graph"), ("quantize", "graph"),
     ("trtllm", "deploy"), ("triton", "deploy"), ("triton", "trtllm"), ("estimate", "deploy"),
-    ("bench", "deploy"),
+    ("bench", "deploy"), ("estimate", "bench"),
 }  # fmt: skip
 HEAVY = {
     "torch",

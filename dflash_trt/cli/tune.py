@@ -34,7 +34,12 @@ RECIPES = {"native": ("bf16", "nvfp4-native"), "engine": ("bf16", "fp8", "nvfp4"
 @click.option("--prompt-tokens", type=click.IntRange(1), default=1024, show_default=True)
 @click.option("--output-tokens", type=click.IntRange(1), default=1024, show_default=True)
 @click.option("--runtime", type=click.Choice(["trtllm", "vllm", "sglang"]), default="trtllm", show_default=True)
-@click.option("--from", "measured", type=click.Path(path_type=Path), help="Measured points in place of the model.")
+@click.option(
+    "--from",
+    "measured",
+    type=click.Path(path_type=Path),
+    help="In place of the model: a run of `bench run`, or a file of points.",
+)
 @click.option("--target", help="Target directory, in place of the deployment's; only its config.json is read.")
 @click.option("--draft", help="Draft checkpoint that is here, in place of the deployment's.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the deployment file here.")
@@ -64,7 +69,7 @@ def tune(
     """
     from dflash_trt.estimate.constants import rates
     from dflash_trt.estimate.curve import Traffic
-    from dflash_trt.estimate.measured_points import read_points
+    from dflash_trt.estimate.run_points import open_points
     from dflash_trt.estimate.tuning import tune as choose
 
     if output is not None and (output.suffix != ".yaml" or not output.parent.is_dir()):
@@ -73,7 +78,7 @@ def tune(
         raise ConfigError(f"{output}: expected a new file, found one", hint="remove it, or choose another name")
     deployment, system = open_system(config, runtime, target, draft)
     acceptances, source = open_acceptances(system, acceptance, tau, None)
-    points = None if measured is None else read_points(measured)
+    points = None if measured is None else open_points(measured, system)
     has_fp4 = rates(system.gpu, runtime).fp4_flops > 0
     fitting = [recipe for recipe in RECIPES[deployment.mode] if has_fp4 or not recipe.startswith("nvfp4")]
     recipes = [deployment.recipe] if points or deployment.draft_sizes.quantized else fitting
@@ -143,8 +148,16 @@ def _print(tuning: Tuning, runtime: str, source: str) -> None:
     margins = [rate / tuning.slo - 1 for rate in (user.value, user.low)]
     click.echo(f"margin: {margins[0]:+.1%} over what was asked for, {margins[1]:+.1%} at the band's low end")
     if tuning.model_error is not None:
+        rows = [
+            (str(one.measured.batch), str(one.measured.draft_tokens), f"{one.measured.user_rate:.0f}",
+             f"{one.predicted_rate:.0f}", f"{one.error:+.0%}")
+            for one in tuning.measured
+        ]  # fmt: skip
+        print_table("the model beside what was measured, tokens/s/user",
+                    ("batch", "drafts", "measured", "predicted", "off"), rows)  # fmt: skip
         click.echo(
-            f"{tuning.num_measured} measured points in place of the model, which was off by {tuning.model_error:.0%}"
+            f"{len(tuning.measured)} measured points in place of the model, which was off by"
+            f" {tuning.model_error:.0%} (median); elsewhere the model times {tuning.model_factor:.2f}"
         )
     first = tuning.schedule[0][1]
     lengths = ", ".join(f"{length} from batch {batch}" for batch, length in tuning.schedule)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,8 @@ import msgspec
 
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.json_file import read_json
+
+SCHEMA = "dflash-trt/points/1"
 
 
 class MeasuredPoint(msgspec.Struct, frozen=True):
@@ -20,6 +21,18 @@ class MeasuredPoint(msgspec.Struct, frozen=True):
     draft_tokens: int
     user_rate: float
     """Tokens a second of one user."""
+
+
+class PredictedPoint(msgspec.Struct, frozen=True):
+    """A measurement, and the model's speed of a user there."""
+
+    measured: MeasuredPoint
+    predicted_rate: float
+
+    @property
+    def error(self) -> float:
+        """predicted / measured - 1."""
+        return self.predicted_rate / self.measured.user_rate - 1
 
 
 class MeasuredPoints(msgspec.Struct, frozen=True):
@@ -41,15 +54,15 @@ class MeasuredPoints(msgspec.Struct, frozen=True):
         # Steps grow with the batch in straight lines, more nearly than speeds fall.
         return 1 / ((1 - share) / speeds[below] + share / speeds[above])
 
-    def model_error(self, model: Callable[[int, int], float]) -> float:
-        """Median of |predicted / measured - 1|."""
-        return statistics.median(abs(model(p.batch, p.draft_tokens) / p.user_rate - 1) for p in self.points)
+    def beside(self, model: Callable[[int, int], float]) -> tuple[PredictedPoint, ...]:
+        """Every point with what the model says of it."""
+        return tuple(PredictedPoint(point, model(point.batch, point.draft_tokens)) for point in self.points)
 
 
 def read_points(file: Path) -> MeasuredPoints:
     """Raises ConfigError for another document, and for one without points."""
     document = read_json(file, MeasuredPoints, ConfigError, what="a document dflash-trt/points/1")
-    if document.schema != "dflash-trt/points/1" or not document.points:
+    if document.schema != SCHEMA or not document.points:
         raise ConfigError(f"{file}: expected points of dflash-trt/points/1, found {len(document.points)} of "
                           f"{shown(document.schema)}")  # fmt: skip
     if any(point.batch < 1 or point.draft_tokens < 0 or point.user_rate <= 0 for point in document.points):

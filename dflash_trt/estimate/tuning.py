@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -13,7 +14,7 @@ from dflash_trt.estimate.bands import Band, Influence, vary
 from dflash_trt.estimate.batch_limit import batch_limit
 from dflash_trt.estimate.constants import Rates, rates
 from dflash_trt.estimate.curve import BATCHES, Traffic, point
-from dflash_trt.estimate.measured_points import MeasuredPoints
+from dflash_trt.estimate.measured_points import MeasuredPoints, PredictedPoint
 from dflash_trt.estimate.shapes import System
 from dflash_trt.estimate.step import StepModel
 
@@ -50,10 +51,12 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     influences: list[Influence]
     others: list[Candidate]
     """The best of every other way to deploy, best first."""
-    num_measured: int
-    """Points of --from that were used in place of the model."""
+    measured: tuple[PredictedPoint, ...]
+    """Points of --from that were used in place of the model, with what it says of them."""
     model_error: float | None
     """Of the model against them: the median of |predicted / measured - 1|."""
+    model_factor: float
+    """What the model is multiplied with where nothing was measured: the median of measured / predicted, or 1."""
 
 
 Price = Callable[[int, int], float]
@@ -100,6 +103,7 @@ def tune(
     bands, influences = vary(variant.gpu, variant.runtime, predict)
     scale = best.batch / best.tensor_parallel
     model = _price(variant, traffic, acceptance, nominal, None)
+    beside = () if measured is None else measured.beside(model)
     return Tuning(
         slo=slo,
         best=best,
@@ -108,8 +112,9 @@ def tune(
         gpu_rate=Band(bands[0].value * scale, bands[0].low * scale, bands[0].high * scale),
         influences=influences,
         others=[candidate for candidate in candidates if candidate is not best],
-        num_measured=0 if measured is None else len(measured.points),
-        model_error=None if measured is None else measured.model_error(model),
+        measured=beside,
+        model_error=statistics.median(abs(one.error) for one in beside) if beside else None,
+        model_factor=_factor(model, measured),
     )
 
 
@@ -144,12 +149,24 @@ def _price(
 ) -> Price:
     model = StepModel(system, moved)
 
+    def predicted(batch: int, draft_tokens: int) -> float:
+        return point(model, "dflash", acceptance, traffic, batch, draft_tokens).user_rate
+
+    factor = _factor(predicted, measured)
+
     def user_rate(batch: int, draft_tokens: int) -> float:
         if measured is not None and (found := measured.user_rate(batch, draft_tokens)) is not None:
             return found
-        return point(model, "dflash", acceptance, traffic, batch, draft_tokens).user_rate
+        return factor * predicted(batch, draft_tokens)
 
     return user_rate
+
+
+def _factor(model: Price, measured: MeasuredPoints | None) -> float:
+    """measured / predicted, so that what was not measured and what was are compared on one scale."""
+    if measured is None:
+        return 1.0
+    return statistics.median(1 / (1 + one.error) for one in measured.beside(model))
 
 
 def _candidates(
@@ -198,8 +215,8 @@ def _schedule(price: Price, best: Candidate, lengths: Sequence[int]) -> tuple[tu
     schedule: list[tuple[int, int]] = []
     for batch in (*(batch for batch in BATCHES if batch < best.batch), best.batch):
         prices = {k: price(batch, k) for k in lengths}
-        top = max(prices, key=lambda k: (prices[k], -k))
+        # Runtimes draft at most what they begin with.
+        top = max((k for k in lengths if not schedule or k <= schedule[0][1]), key=lambda k: (prices[k], -k))
         if not schedule or prices[schedule[-1][1]] * (1 + TIE) < prices[top]:
-            # Runtimes draft at most what they begin with.
-            schedule.append((batch, min(top, schedule[0][1]) if schedule else top))
+            schedule.append((batch, top))
     return tuple(schedule)

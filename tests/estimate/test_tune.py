@@ -81,7 +81,19 @@ def test_measured_points_come_before_the_model() -> None:
         for batch, rate in ((1, 1e3), (64, 100))
     ]
     assert tuning.model_error == pytest.approx(sum(errors) / 2)
-    assert tuning.num_measured == 2
+    assert [one.measured.batch for one in tuning.measured] == [1, 64]
+    assert [abs(one.error) for one in tuning.measured] == pytest.approx(errors)
+
+
+def test_what_was_not_measured_is_the_model_as_far_as_it_was_off() -> None:
+    """Everything is half as fast as the model says: 9 drafts, measured, must not lose against 8, predicted."""
+    model = model_of(MOE)
+    halves = [(b, 9, point(model, "dflash", TAU, Traffic(), b, 9).user_rate / 2) for b in (1, 8, 64)]
+    plain = tune({"bf16": system_of(MOE)}, Traffic(), TAU, 300, lengths=[8, 9], is_scheduled=False, measured=None)
+    tuning = tune({"bf16": system_of(MOE)}, Traffic(), TAU, 150, lengths=[8, 9], measured=points(*halves))
+    assert tuning.model_factor == pytest.approx(0.5)
+    assert tuning.best.draft_tokens == plain.best.draft_tokens
+    assert tuning.best.user_rate == pytest.approx(150, rel=0.02)
 
 
 def test_reading_points(tmp_path: Path) -> None:
