@@ -6,6 +6,8 @@ Names and units as AIPerf 0.13.0 writes them (schema 1.4): times in ms, moments 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -98,11 +100,23 @@ def read_export(folder: Path) -> Export:
     summary = read_json(folder / SUMMARY, _Summary, EndpointError, what=WHAT)
     if summary.was_cancelled or not summary.is_complete:
         raise EndpointError(f"{folder / SUMMARY}: expected a complete run, found one that was cut short")
-    lines = read_json_lines(folder / RECORDS, _Record, EndpointError, what=WHAT)
-    records = tuple(_read(where, record) for where, record in lines if record.metadata.benchmark_phase == "profiling")
+    records = tuple(_records(folder))
     if not records:
         raise EndpointError(f"{folder / RECORDS}: expected a record of each request, found none")
     return Export(summary.aiperf_version, records)
+
+
+def first_error(folder: Path) -> str | None:
+    """Of a run that went wrong: what its first failed request got, where AIPerf has written that."""
+    with suppress(EndpointError):
+        return next((record.error for record in _records(folder) if record.error is not None), None)
+    return None
+
+
+def _records(folder: Path) -> Iterator[RequestRecord]:
+    for where, record in read_json_lines(folder / RECORDS, _Record, EndpointError, what=WHAT):
+        if record.metadata.benchmark_phase == "profiling":
+            yield _read(where, record)
 
 
 def _read(where: str, record: _Record) -> RequestRecord:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.bench.aiperf_export import RECORDS, Export, read_export
+from dflash_trt.bench.aiperf_export import RECORDS, Export, first_error, read_export
 from dflash_trt.bench.records import RequestSettings
 from dflash_trt.bench.turns import PromptTurns
 from dflash_trt.errors import DFlashError, EndpointError, cut
@@ -151,6 +151,8 @@ def _failure(output: Path, found: str) -> EndpointError:
         stream.seek(-min(log.stat().st_size, LOG_TAIL_BYTES), os.SEEK_END)
         lines = stream.read(LOG_TAIL_BYTES).decode(errors="replace").splitlines()
     said = [line.split(" ERROR ", 1)[1].strip() for line in lines if " ERROR " in line]
+    error = first_error(output)
+    why = "" if error is None else f" (the first error: {error})"
     return EndpointError(
-        f"{output}: expected a run of AIPerf, found: {cut(said[-1]) if said else found}", hint=f"{log} says more"
+        f"{output}: expected a run of AIPerf, found: {cut(said[-1]) if said else found}{why}", hint=f"{log} says more"
     )

@@ -13,7 +13,6 @@ import click
 
 from dflash_trt.cli.bench_methods import BenchRequest
 from dflash_trt.cli.bench_tables import print_plan, print_points
-from dflash_trt.errors import DFlashError
 
 Command = Callable[..., None]
 
@@ -108,10 +107,7 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
         for target in targets:
             for _ in sweep.measure(target, watcher):
                 pass
-    if print_points(output, as_json=as_json) == 0:
-        raise DFlashError(
-            f"{output}: expected answers, found none in the whole run", hint="the points' `errors` say what came"
-        )
+    print_points(output, as_json=as_json)
 
 
 def _command() -> tuple[str, ...]:

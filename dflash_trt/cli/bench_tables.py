@@ -39,8 +39,8 @@ def print_plan(plan: Plan, *, as_json: bool) -> None:
     print_table("Plan", ("setting", "value"), rows)
 
 
-def print_points(output: Path, *, as_json: bool) -> int:
-    """All points of a run; returns how many answers they have."""
+def print_points(output: Path, *, as_json: bool) -> None:
+    """All points of a run."""
     run = read_run(output)
     points = read_points(output, run)
     if as_json:
@@ -50,7 +50,6 @@ def print_points(output: Path, *, as_json: bool) -> int:
         print_json("bench-run", {"run": msgspec.to_builtins(run), "points": short})
     else:
         print_table(f"{run.prompt_set.name}, {_settings(run.request)}", COLUMNS, [_row(point) for point in points])
-    return sum(point.requests.completed for point in points)
 
 
 def _row(point: Point) -> tuple[str, ...]:

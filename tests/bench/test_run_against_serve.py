@@ -14,6 +14,7 @@ from dflash_trt.bench.aiperf_environment import find_aiperf
 from dflash_trt.bench.run_directory import read_points, read_run
 from dflash_trt.errors import DFlashError, MissingDependencyError
 from tests.cli.commands import run_here
+from tests.endpoints.canned import canned, models
 from tests.server.conftest import chat_target, engine, llm, shared  # noqa: F401  # the server of tests/server
 from tests.server.live import MODEL, Live
 
@@ -149,3 +150,17 @@ def test_a_server_that_cannot_start(aiperf: Path, prompts: Path, tmp_path: Path)
             "bench", "run", "--engine", tmp_path / "engine", "--target", tmp_path, "--prompts", prompts,
             "--aiperf", aiperf, "-o", tmp_path / "run",
         )  # fmt: skip
+
+
+def test_a_server_that_answers_no_more(aiperf: Path, prompts: Path, tmp_path: Path) -> None:
+    """It answers the warm-up, and then nothing."""
+    event = '{"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}], "usage": %s}'
+    stream = f"data: {event % json.dumps({'prompt_tokens': 1, 'completion_tokens': 1})}\n\ndata: [DONE]\n\n"
+    answers = iter([stream])
+    pages = {"/v1/models": models("somebody"), "/v1/chat/completions": lambda: next(answers, "no more")}
+    with canned(pages) as url, pytest.raises(DFlashError, match=r"All 6 inference request.* \(the first error: "):
+        run_here(
+            "bench", "run", "--endpoint", f"a={url}", "--prompts", prompts, "--pooled", "--max-tokens", "8",
+            "--aiperf", aiperf, "-o", tmp_path / "run",
+        )  # fmt: skip
+    assert read_points(tmp_path / "run", read_run(tmp_path / "run")) == ()
