@@ -13,7 +13,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from dflash_trt.graph.cpu_attention import attention_function
+from dflash_trt.graph.cpu_attention import WITH_SINKS, attention_function
 from dflash_trt.graph.draft_graph import ATTENTION
 from dflash_trt.graph.onnx_builder import OPSET, PLUGIN_DOMAIN
 from tests.plugins.calls import reference
@@ -23,8 +23,8 @@ from tests.plugins.kernel.oracle import expect
 from tests.plugins.tensors import Tensors, draw
 
 CASES = [*REGULAR, *FEATURES, *CORNER]
-# The ONNX function has no sinks, and its tensor of scores would fill the memory.
-ONNX_CASES = [case for case in CASES if not case.sinks and case.B and max(case.context_lengths) < 10_000]
+# The ONNX function's tensor of scores would fill the memory.
+ONNX_CASES = [case for case in CASES if case.B and max(case.context_lengths) < 10_000]
 FLOAT32 = 1e-5  # of the values' size: what ONNX Runtime's FP32 sums may be off
 
 
@@ -85,6 +85,7 @@ def random_case(seed: int) -> Case:
         layer=one(*range(layers)),
         window=window,
         causal=bool(one(0, 1)),
+        sinks=bool(seed % 3 == 0),
         rope_factor=float(draw_from.choice([1.0, 1.3466])),
         seed=seed,
     )
@@ -117,12 +118,12 @@ def run_onnx(case: Case, tensors: Tensors) -> np.ndarray:
 @cache
 def session(case: Case) -> onnxruntime.InferenceSession:
     """The node alone, its function inlined, as dflash_trt.graph.cpu_lowering does it."""
-    names = [field.name for field in fields(Tensors) if field.name != "sinks"]
+    names = [field.name for field in fields(Tensors) if field.name != "sinks"] + ["sinks"] * case.sinks
     types = {
         name: TensorProto.INT32 if name in ("slot_ids", "context_lengths") else TensorProto.FLOAT for name in names
     }
     node = helper.make_node(
-        ATTENTION,
+        WITH_SINKS if case.sinks else ATTENTION,
         names,
         ["out"],
         domain=PLUGIN_DOMAIN,
@@ -137,6 +138,8 @@ def session(case: Case) -> onnxruntime.InferenceSession:
         [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)],
     )
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(PLUGIN_DOMAIN, 1)]
-    model = helper.make_model(graph, opset_imports=opsets, functions=[attention_function()], ir_version=11)
+    model = helper.make_model(
+        graph, opset_imports=opsets, functions=[attention_function(with_sinks=case.sinks)], ir_version=11
+    )
     inlined = onnx.inliner.inline_local_functions(model)
     return onnxruntime.InferenceSession(inlined.SerializeToString(), providers=["CPUExecutionProvider"])
