@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from dflash_trt.cli.doctor_endpoint import EndpointOptions, examine_endpoint
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.errors import RankError
 
@@ -18,22 +19,43 @@ if TYPE_CHECKING:
 HASH_DIGITS = 12  # of 64, which tell files apart and fit a column
 
 
-@click.command(short_help="Show what this machine has and what is missing for which command.")
-@click.argument("engine", required=False, type=click.Path(path_type=Path))
+@click.command(short_help="Show what this machine has, or what is wrong with a running server.")
+@click.argument("subject", required=False, metavar="[URL|ENGINE]")
 @click.option("--ranks", is_flag=True, help="Under mpiexec: compare what all ranks see, and ENGINE where given.")
+@click.option("--model", help="With URL: the model to ask, where it serves several.")
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="With URL: a file with the server's API key.")
+@click.option("--baseline", type=click.Path(path_type=Path), help="With URL: the --json of a healthy server.")
+@click.option("--expect-tau", type=click.FloatRange(min=1), help="With URL: tau that the draft should reach.")
+@click.option("--long-tokens", type=click.IntRange(min=512), help="With URL: length of long prompts.  [default: 6000]")
+@click.option("--no-load", is_flag=True, help="With URL: never ask more than one request at a time.")
+@click.option("--seconds", type=click.FloatRange(min=1), help="With URL: stop asking after so long.  [default: 110]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def doctor(engine: Path | None, ranks: bool, as_json: bool) -> None:
+def doctor(subject: str | None, ranks: bool, as_json: bool, **options: Any) -> None:
     """Show what this machine has, what is missing for which command, and the command that fixes it.
+
+    With URL: ask a running server (this one, vLLM, SGLang, TensorRT-LLM) for at most two minutes, and say what is wrong
+    with its speculative decoding, why, and what to change. Exits with 1 when something is.
 
     \b
     Example:
       dflash-trt doctor
+      dflash-trt doctor http://localhost:8000
+      dflash-trt doctor http://localhost:8000 --json > healthy.json
+      dflash-trt doctor http://localhost:8000 --baseline healthy.json
       mpiexec -n 8 dflash-trt doctor --ranks engine
     """
-    if engine is not None and not ranks:
-        raise click.UsageError("ENGINE is for --ranks; dflash-trt inspect ENGINE looks at one")
+    asked = EndpointOptions(**options)
+    if subject is not None and "://" in subject and not ranks:
+        examine_endpoint(subject, asked, as_json)
+        return
+    if asked.given():
+        raise click.UsageError(f"{asked.given()[0]} is for a URL, as http://localhost:8000")
+    if subject is not None and not ranks:
+        raise click.UsageError(
+            "expected a URL as http://localhost:8000; ENGINE is for --ranks, and dflash-trt inspect ENGINE looks at one"
+        )
     if ranks:
-        _compare_ranks(engine, as_json)
+        _compare_ranks(None if subject is None else Path(subject), as_json)
         return
     from dflash_trt.doctor import examine
 

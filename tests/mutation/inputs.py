@@ -7,14 +7,18 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
+
 from dflash_trt.bench.run_directory import write_point, write_run
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.doctor.endpoint.diagnosis import SCHEMA
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.sampling import SamplingParams
 from tests.bench import samples
 from tests.bench.aiperf_samples import record, write_export
 from tests.checkpoint.samples import shard, write_target
+from tests.doctor.endpoint.samples import SHARES, sample
 from tests.engines import build
 from tests.paths import REPOSITORY
 from tests.reference.synthetic import write_random_draft
@@ -50,6 +54,10 @@ def write_inputs(directory: Path) -> None:
     (directory / "prompts.jsonl").write_text('{"prompt": "a", "id": "1"}\n{"token_ids": [1, 2, 3]}\n')
     (directory / "turns.jsonl").write_text('{"prompt": "a", "category": "x"}\n{"turns": ["b", "c"], "category": "y"}\n')
     write_export(directory / "aiperf", [record("a", 0), record("b", 0, error="Bad Request")])
+    healthy = {"schema": SCHEMA, "url": "http://h", "runtime": "vllm", "version": "0.32.0", "model": "m"}
+    healthy |= {"is_chat": True, "acceptance": "counters", "seconds": 9.5, "speeds": [], "findings": [], "notes": []}
+    healthy |= {"groups": [{"name": "short prompts", "samples": msgspec.to_builtins([sample("prime", SHARES)])}]}
+    (directory / "healthy.json").write_text(json.dumps(healthy))
     acceptance = [{"position": i, "share": 0.5} for i in range(1, 8)]
     report = {"schema": "dflash-trt/verify/1", "engine": {"acceptance": acceptance}}
     (directory / "verify.json").write_text(json.dumps(report))

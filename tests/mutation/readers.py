@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests.doctor.endpoint.samples import group
 from tests.mutation.mutations import NASTY, Mutation, mutate_document, mutate_header, mutate_lines
 
 
@@ -110,6 +111,16 @@ def ask(directory: Path, rng: Random) -> None:
     check_prompt(prompt_token_ids(prompt), params.max_tokens, draft, target)
 
 
+def read_diagnosis(directory: Path, rng: Random) -> None:
+    from dflash_trt.doctor.endpoint import judge
+    from dflash_trt.doctor.endpoint.baseline import read_baseline
+
+    baseline = read_baseline(directory / "healthy.json")
+    if (short := baseline.group("short prompts")) is not None:
+        judge.low_acceptance("vllm", group("short prompts", 0.5), short, None)
+        judge.low_acceptance("vllm", short, group("short prompts", 0.5), 3.0)
+
+
 READERS = {
     "draft config.json": Reader("draft/config.json", mutate_document, inspect("draft")),
     "target config.json": Reader("target/config.json", mutate_document, inspect("target")),
@@ -127,5 +138,6 @@ READERS = {
     "bench prompts": Reader("turns.jsonl", mutate_lines, read_bench_prompts),
     "AIPerf's records": Reader("aiperf/profile_export.jsonl", mutate_lines, read_export),
     "AIPerf's summary": Reader("aiperf/profile_export_aiperf.json", mutate_document, read_export),
+    "diagnosis": Reader("healthy.json", mutate_document, read_diagnosis),
     "report": Reader("verify.json", mutate_document, read_report),
 }

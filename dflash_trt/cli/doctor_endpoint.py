@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt doctor URL`: what is asked, and what is printed of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from dflash_trt.cli.output import print_json, print_table, progress_line
+from dflash_trt.errors import ConfigError, EndpointError, printable
+
+if TYPE_CHECKING:
+    from dflash_trt.doctor.endpoint.diagnosis import Diagnosis
+    from dflash_trt.doctor.endpoint.judge import Finding
+    from dflash_trt.doctor.endpoint.sample import Group
+
+SHOWN_POSITIONS = 16
+MAX_KEY_BYTES = 2**16
+
+
+class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options that need a URL."""
+
+    model: str | None
+    api_key_file: Path | None
+    baseline: Path | None
+    expect_tau: float | None
+    long_tokens: int | None
+    no_load: bool
+    seconds: float | None
+
+    def given(self) -> list[str]:
+        """Their names on the command line."""
+        names = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
+        return [f"--{name.replace('_', '-')}" for name in names]
+
+
+def examine_endpoint(url: str, options: EndpointOptions, as_json: bool) -> None:
+    """Prints the diagnosis; raises EndpointError where something is wrong."""
+    from dflash_trt.doctor.endpoint.baseline import read_baseline
+    from dflash_trt.doctor.endpoint.diagnosis import SECONDS, diagnose
+    from dflash_trt.doctor.endpoint.probes import LONG_TOKENS
+    from dflash_trt.endpoints.client import Client
+
+    baseline = None if options.baseline is None else read_baseline(options.baseline)
+    key = None if options.api_key_file is None else _key(options.api_key_file)
+    with Client(url, api_key=key) as client, progress_line(f"asking {url}, at most two minutes"):
+        diagnosis = diagnose(
+            client,
+            model=options.model,
+            baseline=baseline,
+            expected_tau=options.expect_tau,
+            long_tokens=options.long_tokens or LONG_TOKENS,
+            has_load=not options.no_load,
+            seconds=options.seconds or SECONDS,
+        )
+    if as_json:
+        print_json("doctor-endpoint", msgspec.to_builtins(diagnosis))
+    else:
+        _print(diagnosis)
+    if diagnosis.findings:
+        names = "; ".join(finding.name for finding in diagnosis.findings)
+        raise EndpointError(f"{diagnosis.url}: {names}", hint="change what is named first, then ask again")
+
+
+def _key(file: Path) -> str:
+    from dflash_trt.files.read import read_text
+
+    lines = [line.strip() for line in read_text(file, ConfigError, limit=MAX_KEY_BYTES).splitlines()]
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"{file}: expected an API key, found none")
+    return keys[0]
+
+
+def _print(diagnosis: Diagnosis) -> None:
+    version = f" {diagnosis.version}" if diagnosis.version else ""
+    title = f"{diagnosis.model} at {diagnosis.url} ({diagnosis.runtime}{version}), {diagnosis.seconds:.0f} s"
+    columns = ("probe", "requests", "prompt tokens", "tau", "accepted at position 1, 2, ... in %")
+    print_table(title, columns, [_row(group) for group in diagnosis.groups])
+    if diagnosis.speeds:
+        rows = [
+            (
+                str(speed.concurrency),
+                "the server's choice" if speed.draft_length is None else str(speed.draft_length),
+                ", ".join(f"{rate:.0f}" for rate in speed.tokens_per_second),
+            )
+            for speed in diagnosis.speeds
+        ]
+        print_table("speed, one figure a round", ("requests at a time", "drafts a step", "tokens/s of all"), rows)
+    click.echo(f"acceptance: {printable(diagnosis.acceptance)}")
+    for finding in diagnosis.notes:
+        _print_finding("worth knowing", finding)
+    for finding in diagnosis.findings:
+        _print_finding("WRONG", finding)
+    if not diagnosis.findings:
+        click.echo("\nnothing is wrong")
+
+
+def _row(group: Group) -> tuple[str, ...]:
+    if not group.samples:
+        return group.name, "0", "-", "-", f"not asked: {group.why_not}"
+    lengths = [sample.input_tokens for sample in group.samples if sample.input_tokens is not None]
+    shares = " ".join(f"{share * 100:.0f}" for share in group.by_position[:SHOWN_POSITIONS])
+    remark = f"{shares} ({group.why_not})" if group.why_not else shares
+    return (
+        group.name,
+        str(len(group.samples)),
+        f"{min(lengths)} to {max(lengths)}" if lengths else "-",
+        "-" if group.tau is None else f"{group.tau:.2f}",
+        remark,
+    )
+
+
+def _print_finding(word: str, finding: Finding) -> None:
+    click.echo(f"\n{word}: {finding.name}\n  {printable(finding.figure)}")
+    if len(finding.causes) > 1:
+        click.echo("  likely causes, in this order:")
+    for number, cause in enumerate(finding.causes, 1):
+        click.echo(f"  {number}. {cause.what}\n     see     {cause.source}\n     change  {cause.setting}")

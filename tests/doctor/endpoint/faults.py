@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers with one thing wrong, as peers have had it; the switches are here, and nowhere in the product."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors.torch import load_file, save_file
+
+from dflash_trt.drafter.drafter import Drafter
+from dflash_trt.llm import LLM
+from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.sampling import SamplingParams
+from tests.engines import build
+from tests.paths import FIXTURES
+
+PAIR = "qwen3"
+TARGET = FIXTURES / f"tiny-{PAIR}"
+WINDOW = 128
+PAGE = 64
+"""Tokens that a prompt must share with an earlier one to be known."""
+Weights = dict[str, torch.Tensor]
+Config = dict[str, Any]
+
+
+def engine(directory: Path, *, window: int | None = WINDOW, edit: Callable[[Weights], None] | None = None) -> Path:
+    """The fixture's drafter as an engine, with a window on all layers, and k_norms that differ among layers.
+
+    Without `edit` its proposals are the fixture's own wherever the context is shorter than the window.
+    """
+    draft, output = directory / "draft", directory / "engine"
+    shutil.copytree(FIXTURES / f"tiny-{PAIR}-dflash", draft)
+    config = json.loads((draft / "config.json").read_text())
+    if window is not None:
+        layers = config["num_hidden_layers"]
+        config |= {"layer_types": ["sliding_attention"] * layers, "sliding_window": window, "is_causal": False}
+        config |= {"use_sliding_window": True, "max_window_layers": 0}
+    (draft / "config.json").write_text(json.dumps(config))
+    weights = load_file(draft / "model.safetensors")
+    spread_k_norms(weights)
+    if edit is not None:
+        edit(weights)
+    save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
+    build(draft, output, TARGET)
+    return output
+
+
+def spread_k_norms(weights: Weights) -> None:
+    """Multiplies the k_norm of layers 1, 2, ... by powers of 2 and divides their q_norm: q * k stays to the bit.
+
+    Both channels that RoPE turns into each other have the same factor.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for name in [name for name in weights if name.endswith("k_norm.weight") and not name.startswith("layers.0.")]:
+        half = weights[name].numel() // 2
+        factor = 2.0 ** torch.randint(-1, 2, (half,), generator=generator).repeat(2)
+        query = name.replace("k_norm", "q_norm")
+        weights[name] = (weights[name] * factor).to(weights[name].dtype)
+        weights[query] = (weights[query] / factor).to(weights[query].dtype)
+
+
+def first_k_norm_for_all(weights: Weights) -> None:
+    for name in [name for name in weights if name.endswith("k_norm.weight")]:
+        weights[name] = weights["layers.0.self_attn.k_norm.weight"].clone()
+
+
+def shift_taps(llm: LLM) -> None:
+    """Each tap is what goes into its layer, and not what comes out of it."""
+    target = pair(llm)._target
+    target._taps = [tap - 1 for tap in target._taps]
+
+
+def scale_v(llm: LLM) -> None:
+    """V of the context is four times what it should be: as from an FP8 cache whose scale got lost."""
+    executor = drafter(llm).executor
+    context = executor.context
+
+    def scaled(taps: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        k, v = context(taps, positions)
+        return k, v * 4
+
+    executor.context = scaled  # type: ignore[method-assign]
+
+
+def lose_prefix_features(llm: LLM) -> None:
+    """A prefix cache that spares the target a known prompt, and so the drafter its features: rows are never written."""
+    running, drafting = pair(llm), drafter(llm)
+    commit, release, inject = running.commit, running.release, drafting.inject
+    seen: set[tuple[int, ...]] = set()
+    noise = torch.Generator().manual_seed(0)  # what memory holds that was never written
+    known: dict[int, int] = {}  # slot -> tokens of its prompt that were known, 0 for a new one
+
+    def watching_commit(num_tokens: Sequence[int]) -> None:
+        for segment in running._segments:
+            if segment.num_logits < len(segment.token_ids):  # a chunk of a prompt
+                page = tuple(segment.token_ids[:PAGE])
+                if known.get(segment.slot, page in seen):
+                    known[segment.slot] = known.get(segment.slot, 0) + len(segment.token_ids) - segment.num_logits
+                else:
+                    known[segment.slot] = 0
+                seen.add(page)
+        commit(num_tokens)
+
+    def forgetting_inject(slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
+        inject(slots, num_rows, taps)
+        for slot in slots:
+            for rows in (drafting.cache.k, drafting.cache.v):
+                rows[slot, :, : known.get(slot, 0)].normal_(0, 4, generator=noise)
+
+    def watching_release(slot: int) -> None:
+        known.pop(slot, None)
+        release(slot)
+
+    running.commit = watching_commit  # type: ignore[method-assign]
+    running.release = watching_release  # type: ignore[method-assign]
+    drafting.inject = forgetting_inject  # type: ignore[method-assign]
+
+
+def ignore_temperature(llm: LLM) -> None:
+    """Whatever is asked, decoding is greedy."""
+    backend = llm.backend
+    request = backend.request
+
+    def greedy(prompt: Any, params: SamplingParams, *arguments: Any, **named: Any) -> Any:
+        return request(prompt, msgspec.structs.replace(params, temperature=0.0), *arguments, **named)
+
+    backend.request = greedy  # type: ignore[method-assign]
+
+
+def pair(llm: LLM) -> LocalPair:
+    found = llm.backend._decoder._pair
+    assert isinstance(found, LocalPair)
+    return found
+
+
+def drafter(llm: LLM) -> Drafter:
+    found = pair(llm)._drafter
+    assert found is not None
+    return found

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Probes of `dflash-trt doctor URL` against this server."""
+
+from __future__ import annotations
+
+from dflash_trt.doctor.endpoint.asking import Asker, chats
+from dflash_trt.doctor.endpoint.probe_prompts import Question, prompts
+from dflash_trt.doctor.endpoint.probes import OUT_OF_TIME, group, plain
+from dflash_trt.doctor.endpoint.sample import Group
+from dflash_trt.endpoints.client import Client
+from dflash_trt.endpoints.identify import identify
+from tests.server.live import PATIENCE, Live
+
+FIELDS = ("prompt", "text", "output_tokens", "steps", "proposed", "accepted", "by_position", "tau")
+
+
+def some(asker: Asker) -> Group:
+    questions = list(prompts().short.items())[:3]
+
+    def ask(name: str, question: Question) -> object:
+        return lambda: asker.ask(name, question, max_tokens=24)
+
+    return group("some", [ask(name, question) for name, question in questions])  # type: ignore[misc]
+
+
+def test_a_probe_counts_what_the_server_counts(live: Live) -> None:
+    """From the figures of each request, and from the counters around it: the same, to the last token."""
+    before = live.llm.metrics()
+    with Client(live.url) as client:
+        runtime = identify(client)
+        assert chats(client, runtime)
+        asked = live.llm.metrics()
+        asker = Asker(client, runtime, is_chat=False, seconds=PATIENCE)
+        found = some(asker)
+        after = live.llm.metrics()
+        asker._has_own_figures = False
+        counted = some(asker)
+        undrafted = group("plain", [lambda: asker.ask("p", prompts().short["gcd"], max_tokens=5, draft_length=0)])
+    assert asked.finished != before.finished  # whether it chats was asked
+    for name, mine in (("drafts", "steps"), ("proposed", "proposed"), ("accepted", "accepted")):
+        assert sum(getattr(s, mine) for s in found.samples) == getattr(after, name) - getattr(asked, name) > 0
+    assert sum(s.output_tokens for s in found.samples) == after.output_tokens - asked.output_tokens
+    for one, other in zip(found.samples, counted.samples, strict=True):
+        assert [getattr(one, name) for name in FIELDS] == [getattr(other, name) for name in FIELDS]
+    assert asker.foreign_tokens == 0
+    assert (undrafted.samples[0].steps, undrafted.tau) == (0, None)
+
+
+def test_the_time_is_bounded(live: Live) -> None:
+    with Client(live.url) as client:
+        asker = Asker(client, identify(client), is_chat=False, seconds=0)
+        assert (plain(asker).samples, plain(asker).why_not) == ([], OUT_OF_TIME)
+
+
+def test_what_the_server_refuses_ends_the_probe(live: Live) -> None:
+    with Client(live.url) as client:
+        asker = Asker(client, identify(client), is_chat=True, seconds=PATIENCE)
+        question = prompts().short["tea"]
+        refused = group("thinking", [lambda: asker.ask("tea", question, max_tokens=4, chat_template_kwargs={})])
+    assert refused.samples == []
+    assert refused.why_not.startswith("the server refuses it: ")
+    assert "chat_template_kwargs" in refused.why_not
