@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.draft_spec import D2T, HEAD
 from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, check_pair, read_target
 from dflash_trt.cli.dry_run import fitting_deployment, print_dry_run, print_plan_dry_run
+from dflash_trt.cli.output import human_bytes
 from dflash_trt.cli.plan_options import PlanRequest, plan_options, plan_request
 from dflash_trt.cli.quantize import write_quantized
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
@@ -24,6 +26,23 @@ from dflash_trt.errors import DFlashError
 from dflash_trt.files.command import quoted
 from dflash_trt.files.write import scratch_directory
 
+if TYPE_CHECKING:
+    from dflash_trt.builder.proposal_head import HeadChoice
+
+
+def _head(context: click.Context, parameter: click.Parameter, text: str) -> HeadChoice | None:
+    """--head, read; the builder is loaded for an own head only."""
+    if text == "target":
+        return None
+    from dflash_trt.builder.proposal_head import parse_head
+
+    try:
+        return parse_head(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"expected target, fp8, nvfp4, trim:N, trim:N:fp8 or trim:N:nvfp4, found {text}", context, parameter
+        ) from None
+
 
 @click.command(short_help="Write an engine directory from a draft checkpoint.")
 @click.argument("draft")
@@ -31,6 +50,20 @@ from dflash_trt.files.write import scratch_directory
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Engine directory to write.")
 @click.option("--recipe", help="Quantise first: a recipe as for `dflash-trt quantize`.")
 @click.option("--calibration", metavar="FILE|none", default="none", show_default=True, help="For --recipe.")
+@click.option(
+    "--head",
+    metavar="HEAD",
+    default="target",
+    show_default=True,
+    callback=_head,
+    help="What proposes tokens: target, or an own copy of its lm_head: fp8, nvfp4, trim:N, trim:N:fp8, trim:N:nvfp4.",
+)
+@click.option(
+    "--head-tokens",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="For trim:N: features that `dflash-trt capture` wrote, whose answers say which tokens are frequent.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing output directory.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be built, the memory and trtexec's command lines.")
 @click.option("--json", "as_json", is_flag=True, help="Print --dry-run as one JSON document.")
@@ -41,6 +74,8 @@ def build(
     output: Path | None,
     recipe: str | None,
     calibration: str,
+    head: HeadChoice | None,
+    head_tokens: Path | None,
     force: bool,
     dry_run: bool,
     as_json: bool,
@@ -64,11 +99,14 @@ def build(
         output=output,
         recipe=recipe,
         calibration=calibration,
+        head=head,
+        head_tokens=head_tokens,
         force=force,
         dry_run=dry_run,
         as_json=as_json,
         plans=plan_request(plan_settings),
     )
+    _check_head(options)
     if (config := deployment_path(draft)) is not None:
         written = build_deployment(config, options)
     elif options.plans.is_wanted and target is None and output is None and (Path(draft) / MANIFEST).is_file():
@@ -86,6 +124,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     output: Path | None
     recipe: str | None
     calibration: str
+    head: HeadChoice | None
+    head_tokens: Path | None
     force: bool
     dry_run: bool
     as_json: bool
@@ -102,7 +142,8 @@ def build_checkpoint(draft: str, options: Options) -> Path:
         raise click.MissingParameter(param_hint="'-o' / '--output'", param_type="option")
     _check_calibration(options)
     source = read_draft(checkpoint_directory(draft))
-    partner = read_target(configuration_directory(options.target))
+    find = configuration_directory if options.head is None else checkpoint_directory
+    partner = read_target(find(options.target))
     check_pair(source.spec, partner.spec, draft_name=draft, target_name=options.target)
     _write_engine(draft, source, partner, options.output, options)
     return options.output
@@ -112,6 +153,8 @@ def build_deployment(config: Path, options: Options) -> Path | None:
     """The same for the draft, target and recipe that CONFIG.yaml names, where they fit its GPUs; None for --dry-run."""
     if options.recipe is not None:
         raise click.UsageError("--recipe is for a draft checkpoint; CONFIG.yaml names its own")
+    if options.head is not None:
+        raise click.UsageError("--head is for a draft checkpoint: what CONFIG.yaml serves takes the target's head")
     file, name, output = load_deployment(config), config.stem, options.output or Path(config.stem)
     if options.dry_run:
         print_dry_run(file, name, output, options.plans, target=options.target, as_json=options.as_json)
@@ -132,8 +175,8 @@ def build_deployment(config: Path, options: Options) -> Path | None:
 
 def build_plans(engine: Path, options: Options) -> Path | None:
     """An engine directory gets the TensorRT plans that it lacks; None for --dry-run."""
-    if options.recipe is not None or options.calibration != "none" or options.force:
-        raise click.UsageError("an engine only gets plans: no --recipe, no --calibration, no --force")
+    if options.recipe is not None or options.calibration != "none" or options.head is not None or options.force:
+        raise click.UsageError("an engine only gets plans: no --recipe, no --calibration, no --head, no --force")
     if options.dry_run:
         print_plan_dry_run(engine, options.plans, as_json=options.as_json)
         return None
@@ -144,6 +187,14 @@ def build_plans(engine: Path, options: Options) -> Path | None:
 def _check_calibration(options: Options) -> None:
     if options.calibration != "none" and options.recipe is None:
         raise click.UsageError("--calibration is for a recipe, found none")
+
+
+def _check_head(options: Options) -> None:
+    is_trimmed = options.head is not None and options.head.num_tokens is not None
+    if is_trimmed and options.head_tokens is None:
+        raise click.UsageError("--head trim:N needs --head-tokens FILE, whose answers say which tokens are frequent")
+    if options.head_tokens is not None and not is_trimmed:
+        raise click.UsageError("--head-tokens is for --head trim:N")
 
 
 def _write_engine(
@@ -167,6 +218,9 @@ def _write_engine(
             scratch = stack.enter_context(scratch_directory(output))
             write_quantized(source, options.recipe, options.calibration, scratch)
             checkpoint = read_draft(scratch)
+        if options.head is not None:
+            scratch = stack.enter_context(scratch_directory(output))
+            checkpoint = _with_head(checkpoint, target, options.head, options.head_tokens, scratch)
         build_engine(
             checkpoint,
             target,
@@ -180,6 +234,25 @@ def _write_engine(
         _add_plans(output, options.plans)
     elif plan_options is not None:
         click.echo(f"without plans; on the GPU machine: dflash-trt build {quoted(output)} --backend tensorrt", err=True)
+
+
+def _with_head(
+    draft: DraftCheckpoint, target: TargetCheckpoint, head: HeadChoice, features: Path | None, directory: Path
+) -> DraftCheckpoint:
+    """The draft with a head of its own, in a new `directory`; tells on stderr what it weighs."""
+    from dflash_trt.builder.proposal_head import with_head
+
+    token_ids = None
+    if head.num_tokens is not None and features is not None:
+        from dflash_trt.builder.captured_tokens import captured_tokens
+
+        token_ids = captured_tokens(draft.spec, features, target.directory, head.num_tokens)
+    built = with_head(draft, target, head, token_ids, directory)
+    size = sum(tensor.num_bytes for name, tensor in built.weights.items() if name.startswith((f"{HEAD}.", D2T)))
+    click.echo(
+        f"own head: {built.spec.draft_vocab_size} of {target.spec.vocab_size} tokens, {human_bytes(size)}", err=True
+    )
+    return built
 
 
 def _add_plans(engine: Path, plans: PlanRequest) -> None:

@@ -14,16 +14,19 @@ from dflash_trt.quantize.ranges import CAPTURE
 if TYPE_CHECKING:
     from dflash_trt.quantize.features import FeatureFacts
 
+DIFFERENT = {("draft", "model_type"), ("draft", "draft_vocab_size")}
+
 
 def check_reference(manifest: Manifest, reference: Manifest, name: str) -> None:
     """Raises EngineError when `reference`, called `name`, is no measure for `manifest`'s engine.
 
     model_type may differ: `quantize` writes the one that the layers have, published gpt-oss drafts the target's.
+    So may the head: `build --head` gives an engine one that its reference borrows from the target.
     """
     hint = "give --reference an engine built from the unquantised checkpoint of the same draft"
     for part, kind in (("draft", DraftSpec), ("target", TargetSpec)):
         for fact in kind.__struct_fields__:
-            if (part, fact) == ("draft", "model_type"):
+            if (part, fact) in DIFFERENT:
                 continue
             expected, found = (getattr(getattr(m, part), fact) for m in (manifest, reference))
             if expected != found:

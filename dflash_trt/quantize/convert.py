@@ -93,7 +93,7 @@ def quantize_checkpoint(
             for tensor in draft.weights.values():
                 module = tensor.name.removesuffix(".weight")
                 if module in algorithms and module != tensor.name:
-                    _pack(writer, tensor, algorithms[module], scales[module], threads)
+                    pack_tensor(writer, tensor, algorithms[module], scales[module], threads)
                 else:
                     writer.copy(tensor)
             for name, value in scalars.items():
@@ -159,7 +159,7 @@ def checkpoint_bytes(draft: DraftCheckpoint, quantization: Quantization) -> int:
     return sum(math.prod(shape) * BITS_PER_ELEMENT[dtype] // 8 for dtype, shape in layout.values())
 
 
-def _pack(writer: SafetensorsWriter, tensor: Tensor, algorithm: str, scale: np.float32, threads: int) -> None:
+def pack_tensor(writer: SafetensorsWriter, tensor: Tensor, algorithm: str, scale: np.float32, threads: int) -> None:
     """Writes a linear layer's codes and scales; the weights stay in the page cache."""
     rows, columns = tensor.shape
     module = tensor.name.removesuffix(".weight")

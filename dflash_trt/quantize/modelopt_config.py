@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dflash_trt import __version__
+from dflash_trt.checkpoint.draft_spec import HEAD
 from dflash_trt.checkpoint.quantization import BLOCK, FP8, MIXED, NVFP4
 
 Json = dict[str, object]
@@ -23,7 +24,7 @@ def hf_quant_config(algorithms: Mapping[str, str], modules: list[str], *, fp8_kv
     used = set(algorithms.values())
     if len(used) == 1:
         details |= _layer(used.pop())
-        details["exclude_modules"] = _exclude_modules([m for m in modules if m not in algorithms])
+        details["exclude_modules"] = _exclude_modules([m for m in {*modules, HEAD} if m not in algorithms])
     else:
         details["quant_algo"] = MIXED if used else None
         details["quantized_layers"] = layers
@@ -66,7 +67,7 @@ def _exclude_modules(dense: list[str]) -> list[str]:
     """The dense layers by name, and what engines call them once they nest and fuse them.
 
     The additions are those of modelopt's quantize_drafter.py: vLLM builds `fc` at `model.fc`, and joins q, k
-    and v into a `qkv_proj` that no checkpoint names. lm_head is the target's and never quantised here.
+    and v into a `qkv_proj` that no checkpoint names. lm_head is the target's, unless it is one of the modules.
     """
     names = set(dense)
     for fused, parts in (("qkv_proj", "qkv"), ("gate_up_proj", ("gate", "up"))):
@@ -74,4 +75,4 @@ def _exclude_modules(dense: list[str]) -> list[str]:
             parent = module.rpartition(".")[0]
             if parent and all(f"{parent}.{part}_proj" in dense for part in parts):
                 names.add(f"{parent}.{fused}")
-    return sorted({"lm_head", *dense} | {f"*{name}" for name in names})
+    return sorted(set(dense) | {f"*{name}" for name in names - {HEAD}})

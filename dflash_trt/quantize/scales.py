@@ -13,6 +13,7 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.quantization import FP8
+from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.ranges import CAPTURE, Ranges
 from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS
@@ -40,7 +41,7 @@ def weight_scales(draft: DraftCheckpoint, algorithms: Mapping[str, str], *, thre
     Equal within a group of `scale_groups` and one algorithm, from the group's largest magnitude. Raises
     CheckpointError for a weight that is NaN or infinite.
     """
-    return group_scales(draft.spec, algorithms, lambda module: _weight_amax(draft, module, threads))
+    return group_scales(draft.spec, algorithms, lambda module: tensor_amax(draft.weights[f"{module}.weight"], threads))
 
 
 def group_scales(
@@ -59,8 +60,8 @@ def group_scales(
     return scales
 
 
-def _weight_amax(draft: DraftCheckpoint, module: str, threads: int) -> float:
-    tensor = draft.weights[f"{module}.weight"]
+def tensor_amax(tensor: Tensor, threads: int) -> float:
+    """The largest magnitude; raises CheckpointError for a weight that is NaN or infinite."""
     try:
         return amax(map_tensor(tensor), threads=threads)
     except NonFiniteError as error:

@@ -23,6 +23,7 @@ DTYPES = {
     "F32": np.float32,
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
     "U8": np.uint8,
+    "I64": np.int64,
 }
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
