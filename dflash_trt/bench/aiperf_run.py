@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import msgspec
 
 from dflash_trt.bench.aiperf_export import RECORDS, Export, first_error, read_export
 from dflash_trt.bench.records import RequestSettings
+from dflash_trt.bench.tied_process import tied
 from dflash_trt.bench.turns import PromptTurns
 from dflash_trt.errors import DFlashError, EndpointError, cut
 from dflash_trt.files.read import open_file
@@ -89,7 +89,8 @@ def run_load(program: Path, load: Load, output: Path, progress: Callable[[int], 
     inputs = output / "inputs"
     _write_inputs(inputs, load.prompts)
     words = command(program, load, inputs / "prompts.jsonl", inputs, output)
-    with (output / "aiperf.log").open("wb") as log, _started(words, log.fileno(), load.api_key) as process:
+    environment = _environment(load.api_key)
+    with (output / "aiperf.log").open("wb") as log, tied(words, log.fileno(), environment=environment) as process:
         while True:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_SECONDS)
@@ -117,25 +118,10 @@ def _write_inputs(folder: Path, prompts: Sequence[PromptTurns]) -> None:
             file.write(msgspec.json.encode({"session_id": prompt.id, "turns": turns}) + b"\n")
 
 
-@contextmanager
-def _started(words: list[str], log: int, api_key: str | None) -> Iterator[subprocess.Popen[bytes]]:
-    """AIPerf and all its processes, which end with the block."""
-    environment: Mapping[str, str] = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    if api_key is not None:
-        environment = {**environment, "AIPERF_INJECTED_API_KEY": api_key}
-    process = subprocess.Popen(  # noqa: S603  # our own words
-        words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+def _environment(api_key: str | None) -> dict[str, str]:
+    """HF_HUB_OFFLINE makes AIPerf refuse a tokenizer that is a directory."""
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    return environment if api_key is None else environment | {"AIPERF_INJECTED_API_KEY": api_key}
 
 
 def _num_lines(file: Path) -> int:

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_trt.bench.tied_process import tied
 from dflash_trt.errors import EndpointError
 from dflash_trt.files.read import read_bytes
 
 SERVING = re.compile(r"^serving .* on (http://\S+)$", re.MULTILINE)
 START_SECONDS = 3600  # a large target on a slow disk
-STOP_SECONDS = 20
 MAX_LOG_BYTES = 2**20  # until it serves
 MODEL = "engine"
 
@@ -47,11 +47,8 @@ class OwnServer:
         """Its URL, once it serves; raises EndpointError, with its own words, where it does not."""
         with tempfile.NamedTemporaryFile(prefix="dflash-trt-serve-", suffix=".log") as log:
             command = [sys.executable, "-m", "dflash_trt", *self.words(), "--port", "0", "--drain-seconds", "0"]
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603
-            try:
+            with tied(command, log.fileno()) as process:
                 yield _url(process, Path(log.name))
-            finally:
-                _end(process)
 
 
 def _url(process: subprocess.Popen[bytes], log: Path) -> str:
@@ -65,12 +62,3 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
             raise EndpointError(f"expected dflash-trt serve to start, found: {text.strip() or 'no message'}")
         time.sleep(0.1)
     raise EndpointError(f"expected dflash-trt serve to start, found it loading after {START_SECONDS} s")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from dflash_trt.bench.aiperf_run import Load, body_fields, command, run_load
 from dflash_trt.bench.records import RequestSettings
 from dflash_trt.bench.turns import PromptTurns, Turn
 from dflash_trt.errors import EndpointError, MissingDependencyError
+from tests.bench.test_tied_process import await_end
 
 SETTINGS = RequestSettings(template="chat", temperature=0.0, max_tokens=64)
 LOAD = Load(
@@ -83,19 +82,7 @@ def test_it_ends_with_us(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_load(starts, LOAD, tmp_path / "out", interrupted)
-    child = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 30
-    while is_running(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    await_end(int((tmp_path / "child").read_text()))
 
 
 def test_another_release_is_refused(tmp_path: Path) -> None:

@@ -137,7 +137,6 @@ READERS = {
     "bench point": Reader("bench/points/dflash/c2.json", mutate_document, read_bench),
     "bench prompts": Reader("turns.jsonl", mutate_lines, read_bench_prompts),
     "AIPerf's records": Reader("aiperf/profile_export.jsonl", mutate_lines, read_export),
-    "AIPerf's summary": Reader("aiperf/profile_export_aiperf.json", mutate_document, read_export),
     "diagnosis": Reader("healthy.json", mutate_document, read_diagnosis),
     "report": Reader("verify.json", mutate_document, read_report),
 }
