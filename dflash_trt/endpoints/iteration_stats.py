@@ -11,10 +11,11 @@ HOW = "specDecodingStats of iterations: steps = numRequestsWithDraftTokens, numD
 
 
 class IterationStats:
-    """Sums over iterations; copies that ranks of attention data parallelism report are left out."""
+    """Sums over iterations, and whether all were seen; what ranks of attention data parallelism repeat is left out."""
 
     def __init__(self) -> None:
-        self._num_iterations = 0
+        self._num_iterations = self._num_lost = 0
+        self._last: int | None = None
         self._steps = self._proposed = self._accepted = 0
 
     def add(self, content: bytes, where: str) -> None:
@@ -28,6 +29,7 @@ class IterationStats:
                 raise EndpointError(f"{where}: expected an iteration as an object, found {shown(stats)}")
             if stats.get("attentionDpRank", 0) == 0:
                 self._num_iterations += 1
+                self._follow(stats.get("iter"))
                 self._add(stats.get("specDecodingStats") or {}, where)
 
     def acceptance(self) -> Acceptance:
@@ -37,9 +39,20 @@ class IterationStats:
             return Acceptance(source="not published", how=why)
         if not self._steps:
             return Acceptance(source="not published", how="no iteration had specDecodingStats: no drafts")
-        return Acceptance(
+        whole = Acceptance(
             source="counters", how=HOW, steps=self._steps, proposed=self._proposed, accepted=self._accepted
         )
+        if not self._num_lost:
+            return whole
+        how = f"{HOW}, without {self._num_lost} iterations that were dropped or that somebody else took"
+        return Acceptance(source="gauges", how=how, sampled_tau=whole.tau)
+
+    def _follow(self, number: object) -> None:
+        """Iterations are numbered: a server keeps only so many (iter_stats_max_iterations)."""
+        if isinstance(number, int):
+            if self._last is not None and number > self._last + 1:
+                self._num_lost += number - self._last - 1
+            self._last = number
 
     def _add(self, stats: object, where: str) -> None:
         def count(name: str) -> int:

@@ -54,7 +54,7 @@ def meter(client: Client, runtime: Runtime) -> Meter:
     if runtime.kind == "sglang":
         return SglangInfoMeter(client) if page is None else SglangMeter(client)
     if runtime.kind == "tensorrt-llm":
-        return IterationMeter(client) if _page(client, "/prometheus/metrics") is None else TrtllmMeter(client)
+        return TrtllmMeter(client) if _counts_positions(client) else IterationMeter(client)
     if runtime.kind == "triton":
         return NoMeter("Triton's OpenAI frontend leaves acceptance out; its llmapi model tells it per request")
     return NoMeter("nobody knows this runtime's metrics")
@@ -254,7 +254,7 @@ class TrtllmMeter(CounterMeter):
 class IterationMeter:
     """TensorRT-LLM's iterations, which GET /metrics hands out once and keeps only so many of."""
 
-    sample_seconds: float | None = 2.0
+    sample_seconds: float | None = 0.5
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -297,6 +297,13 @@ def _difference(before: int, after: int, name: str, where: str) -> int:
             hint="the server was restarted meanwhile: measure again",
         )
     return after - before
+
+
+def _counts_positions(client: Client) -> bool:
+    """Whether it has counters by position, or may have: none shows before the first request has finished."""
+    page = _page(client, TrtllmMeter.path)
+    name = f"{TRTLLM}_drafted_tokens_total"
+    return page is not None and (page.has(name) or not page.has("trtllm_request_success_total"))
 
 
 def _page(client: Client, path: str) -> MetricsPage | None:

@@ -138,7 +138,7 @@ def test_tensorrt_llm_counts_by_position() -> None:
 
 def iteration(drafted: int, accepted: int, requests: int, **more: object) -> dict[str, object]:
     stats = {"numDraftTokens": drafted, "numAcceptedTokens": accepted, "numRequestsWithDraftTokens": requests}
-    return {"iter": 1, "specDecodingStats": stats, **more}
+    return {"specDecodingStats": stats, **more}
 
 
 def handed_out(*pages: list[object]) -> Callable[[], str]:
@@ -152,6 +152,19 @@ def test_tensorrt_llm_hands_iterations_out_once() -> None:
     pages = handed_out([iteration(7, 7, 1)], [iteration(7, 7, 1)], [*rows, json.dumps(iteration(7, 1, 1))])
     found = measured("tensorrt_llm", {"/metrics": pages}, {})
     assert (found.steps, found.proposed, found.accepted, found.tau) == (3, 21, 6, 3.0)
+
+
+def test_tensorrt_llm_iterations_that_are_missed_make_it_a_sample() -> None:
+    rows = [iteration(7, 3, 1, iter=number) for number in (4, 5, 9)]
+    found = measured("tensorrt_llm", {"/metrics": handed_out([], [], rows)}, {})
+    assert (found.source, found.tau, found.steps) == ("gauges", 4.0, None)
+    assert "without 3 iterations" in found.how
+
+
+def test_tensorrt_llm_of_a_release_without_counters_by_position() -> None:
+    prometheus = page({"trtllm_request_success_total": 3, "trtllm_generation_tokens_total": 9})
+    pages: dict[str, Page] = {"/prometheus/metrics": prometheus, "/metrics": handed_out([], [], [iteration(7, 3, 1)])}
+    assert measured("tensorrt_llm", pages, {}).how.startswith("specDecodingStats")
 
 
 def test_tensorrt_llm_without_statistics() -> None:
