@@ -33,7 +33,7 @@ def fitting_target(draft: DraftCheckpoint) -> TargetCheckpoint:
         model_type=spec.model_type,
         hidden_size=spec.tap_hidden_size or spec.hidden_size,
         num_hidden_layers=spec.num_target_layers or max(spec.target_layer_ids) + 1,
-        vocab_size=spec.vocab_size,
+        vocab_size=spec.vocab_size or 96,
         max_position_embeddings=spec.max_position_embeddings,
     )
     return TargetCheckpoint(directory=draft.directory, spec=facts, config=draft.config, weights={})

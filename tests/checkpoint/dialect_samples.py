@@ -192,6 +192,19 @@ def write_muse_glimmer(path: Path) -> Path:
     return respell(path, change)
 
 
+WRITERS: dict[str, Callable[[Path], Path]] = {
+    "zlab": lambda path: write_random_draft(path, dialect="qwen3"),
+    "modelopt": write_modelopt,
+    "nemotron": write_nemotron,
+    "jetspec": write_jetspec,
+    "speculators": write_speculators,
+    "speculators_vocabulary": write_speculators_vocabulary,
+    "laguna": write_laguna,
+    "mimo": write_mimo,
+    "muse_glimmer": write_muse_glimmer,
+}
+
+
 def add_random(directory: Path, shapes: dict[str, tuple[int, ...]], *, seed: int = 0) -> None:
     """Adds BF16 tensors, far from 0 and 1, to model.safetensors."""
     generator = torch.Generator().manual_seed(100 + seed)

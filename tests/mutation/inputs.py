@@ -17,6 +17,7 @@ from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.sampling import SamplingParams
 from tests.bench import samples
 from tests.bench.aiperf_samples import record, write_export
+from tests.checkpoint.dialect_samples import WRITERS
 from tests.checkpoint.samples import shard, write_target
 from tests.doctor.endpoint.samples import SHARES, sample
 from tests.engines import build
@@ -64,6 +65,15 @@ def write_inputs(directory: Path) -> None:
     request = {name: getattr(SamplingParams(), name) for name in SamplingParams.__struct_fields__}
     request |= {"prompt": [1, 2, 3], "seed": 3, "stop": ["a"], "stop_token_ids": [5], "max_tokens": 7}
     (directory / "request.json").write_text(json.dumps(request, default=list))
+    write_dialects(directory / "dialects")
+
+
+def write_dialects(directory: Path) -> None:
+    """A draft of each dialect, by its name, and all their configurations in one file."""
+    for name, write in WRITERS.items():
+        write(directory / name)
+    configs = {name: json.loads((directory / name / "config.json").read_text()) for name in WRITERS}
+    (directory / "configs.json").write_text(json.dumps(configs))
     write_run(directory / "bench", samples.run("none", "dflash", concurrencies=(1, 2)))
     point = samples.point("dflash", 2, 50.0, 90.0, acceptance=samples.counters(10, (8, 5, 5)), failed=1)
     write_point(directory / "bench", point)

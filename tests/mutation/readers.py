@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,33 @@ def inspect(kind: str, *options: str) -> Callable[[Path, Random], object]:
         command("inspect", directory / kind, *rng.choice(([], target)), *rng.choice(([], ["--json"])))
 
     return read
+
+
+def mutate_dialect(content: bytes, rng: Random) -> bytes:
+    """The name of a dialect, and its config.json, damaged."""
+    configs = json.loads(content)
+    name = rng.choice(sorted(configs))
+    return name.encode() + b"\n" + mutate_document(json.dumps(configs[name]).encode(), rng)
+
+
+def inspect_dialects(directory: Path, rng: Random) -> None:
+    """A draft of the dialect that `mutate_dialect` has chosen, or of each; what is read is spelled in another, too."""
+    from dflash_trt.checkpoint.draft_checkpoint import read_draft
+    from dflash_trt.checkpoint.respell import LAYOUTS
+    from dflash_trt.errors import CheckpointError
+
+    content = (directory / "dialects" / "configs.json").read_bytes()
+    if content.startswith(b"{"):  # undamaged: some cannot be spelled otherwise, and that is refused
+        chosen = {name: json.dumps(config).encode() for name, config in json.loads(content).items()}
+    else:
+        name, _, config = content.partition(b"\n")
+        chosen = {name.decode(): config}
+    for dialect, config in chosen.items():
+        draft = directory / "dialects" / dialect
+        (draft / "config.json").write_bytes(config)
+        command("inspect", draft, *rng.choice(([], ["--json"])))
+        with contextlib.suppress(CheckpointError):
+            LAYOUTS[rng.choice(sorted(LAYOUTS))].spell(read_draft(draft).spec, "bfloat16")
 
 
 def read_recipe(directory: Path, rng: Random) -> None:
@@ -124,6 +153,7 @@ def read_diagnosis(directory: Path, rng: Random) -> None:
 READERS = {
     "draft config.json": Reader("draft/config.json", mutate_document, inspect("draft")),
     "target config.json": Reader("target/config.json", mutate_document, inspect("target")),
+    "dialects' config.json": Reader("dialects/configs.json", mutate_dialect, inspect_dialects),
     "safetensors header": Reader("draft/model.safetensors", mutate_header, inspect("draft")),
     "index": Reader("sharded/model.safetensors.index.json", mutate_document, inspect("sharded")),
     "hf_quant_config.json": Reader("quantised/hf_quant_config.json", mutate_document, inspect("quantised")),
