@@ -255,6 +255,8 @@ def test_windows_causality_and_rotation_survive_spelling(rope: str, causal: bool
     if rope == "llama3":
         scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         edit_config(directory, rope_scaling=scaling | {"original_max_position_embeddings": 256})
+    else:
+        edit_config(directory, rope_scaling__attention_factor=1.5)  # not what the factor gives
     edit_config(directory, is_causal=causal, input_embedding_scale=3.5)
     spec = read_draft(directory).spec
     assert zlab.read(Facts(zlab.spell(spec, "bfloat16"), tmp_path / "config.json"), {}) == spec
