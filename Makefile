@@ -11,7 +11,7 @@ PROMPT ?= "def main("
 JOBS   ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: help build demo test test-full test-gpu gpu-report contract lint dashboards bench bench-quantize bench-estimate bench-attention count-kernel clean
+.PHONY: help build demo test test-full test-gpu gpu-report contract lint dashboards bench bench-quantize bench-estimate bench-attention bench-report count-kernel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | column -t -s '	'
@@ -70,6 +70,10 @@ bench-quantize: $(TOOLS)  ## measure the packers on the shapes of gpt-oss-120b's
 
 bench-attention: $(TOOLS)  ## measure the attention kernel, torch's and a copy; needs a GPU, and `make test-gpu` before
 	$(BIN)/python benchmarks/bench_kv_injection_attention.py
+
+bench-report: $(TOOLS)  ## the report of a small run that was measured on a CPU, and its pictures in docs
+	$(BIN)/dflash-trt bench report tests/fixtures/bench-run -o build/bench-report --force
+	cp build/bench-report/pareto.svg docs/bench-pareto.svg && cp build/bench-report/pareto.png docs/bench-pareto.png
 
 count-kernel: $(TOOLS)  ## count the attention kernel's machine instructions; needs nvcc, no GPU
 	$(PIP) --editable '.[sass]' && $(BIN)/python benchmarks/count_kernel.py

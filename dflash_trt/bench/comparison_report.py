@@ -21,6 +21,8 @@ from dflash_trt.bench.records import Acceptance, Run
 from dflash_trt.bench.speed_curve import AtSpeed, Curve, at_speeds, curve, ends, gpus_of, num_gpus, speeds
 from dflash_trt.bench.workloads import BASELINE, LoadedRun, Series, Workload, workloads
 
+INVERSION = 1.1
+"""Times faster at a higher concurrency: more is no chance."""
 TAU = (
     "tau = (accepted drafts + verify passes) / verify passes: tokens that one pass of the target brings, its accepted"
     " drafts and one of its own."
@@ -199,6 +201,7 @@ def _notes(runs: Sequence[LoadedRun], found: Sequence[Workload]) -> Iterator[str
         if work.baseline() is None:
             yield f"{work.title}: no method named {BASELINE!r}, so there is nothing to be faster than"
         yield from _differences(work)
+        yield from _inversions(work)
 
 
 def _differences(work: Workload) -> Iterator[str]:
@@ -210,3 +213,19 @@ def _differences(work: Workload) -> Iterator[str]:
             yield f"{work.title}: the runs differ in {field}: {shown}"
     if num_gpus(work) is None and any(one.run.num_gpus for one in work.series):
         yield f"{work.title}: not every run tells its GPUs, so throughput is per server"
+
+
+def _inversions(work: Workload) -> Iterator[str]:
+    """Points where users were slower than at a higher concurrency, which load alone does not explain."""
+    for one in work.series:
+        points = curve(one, 1).points
+        slow = [
+            str(p.concurrency)
+            for p in points
+            if any(q.concurrency > p.concurrency and q.user_rate > INVERSION * p.user_rate for q in points)
+        ]
+        if slow:
+            yield (
+                f"{work.title}: {one.title} at concurrency {', '.join(slow)}: users were slower than at a higher one;"
+                " the machine had other work, or the run is short"
+            )

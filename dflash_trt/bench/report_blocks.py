@@ -13,7 +13,7 @@ from dflash_trt.bench.comparison_report import TAU, CategoryReport, Published, R
 from dflash_trt.bench.comparison_tables import Line
 from dflash_trt.bench.curve_pictures import picture
 from dflash_trt.bench.records import Run
-from dflash_trt.bench.speed_curve import AtSpeed, Factor
+from dflash_trt.bench.speed_curve import AtSpeed, Curve, Factor
 from dflash_trt.bench.workloads import BASELINE
 
 NONE = "-"
@@ -74,7 +74,7 @@ def speed_table(work: WorkloadReport) -> Table:
     columns = ("tokens/s/user", *(work.titles[name] for name in methods))
     columns += tuple(f"{work.titles[name]} / plain" for name in others)
     rows = [
-        (f"{at.user_rate:,g}", *(_reached(at.gpu_rates[name]) for name in methods),
+        (f"{at.user_rate:,g}", *(_reached(one, at) for one in work.curves),
          *(factor_text(at.factors[name]) for name in others))
         for at in work.at_speeds
     ]  # fmt: skip
@@ -257,8 +257,11 @@ def _rate_of(line: Line, name: str) -> float | None:
     return None if found is None else found.rate
 
 
-def _reached(rate: float | None) -> str:
-    return "does not reach" if rate is None else _rate(rate)
+def _reached(one: Curve, at: AtSpeed) -> str:
+    rate = at.gpu_rates[one.name]
+    if rate is None:
+        return "not measured" if one.front and at.user_rate < one.front[-1].user_rate else "does not reach"
+    return _rate(rate)
 
 
 def _rate(rate: float | None) -> str:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from dflash_trt.plots.curve_svg import X_TITLE, Drawn, y_title
+from dflash_trt.plots.curve_svg import X_TITLE, Drawn, line_places, y_title
 from dflash_trt.plots.methods import Style
 
 MARKERS = {"square": "s", "triangle": "^", "circle": "o", "diamond": "D", "cross": "X"}
@@ -56,10 +56,13 @@ def _minor(value: float, _: int) -> str:
 def _draw(axes: Axes, one: Drawn) -> None:
     style = line_style(one.style)
     best = sorted((point for point in one.marks if point.is_best), key=lambda p: p.user_rate)
-    axes.plot([p.user_rate for p in best], [p.gpu_rate for p in best], **style, label=one.title)
+    places, blank = line_places(one), {"linestyle": ""}
+    axes.plot([x for x, _ in places], [y for _, y in places], **style | {"marker": ""})
+    axes.plot([p.user_rate for p in best], [p.gpu_rate for p in best], **style | blank)
+    axes.plot([], [], **style, label=one.title)  # the legend's
     beaten = [point for point in one.marks if not point.is_best]
     axes.plot([p.user_rate for p in beaten], [p.gpu_rate for p in beaten],
-              **style | {"linestyle": ""}, markerfacecolor="white")  # fmt: skip
+              **style | blank, markerfacecolor="white")  # fmt: skip
     for point in (best[0], best[-1]) if len(best) > 1 else best:
         axes.annotate(point.label, (point.user_rate, point.gpu_rate), textcoords="offset points", xytext=(4, 5),
                       color="#5a5a5a", fontsize="x-small", parse_math=False)  # fmt: skip

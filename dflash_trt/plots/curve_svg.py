@@ -73,8 +73,8 @@ def _colours(index: int, color: str, ground: str) -> str:
     return f".line{c},.point{c}{{stroke:{color}}}.best{c}{{fill:{color}}}.beaten{c}{{fill:{ground}}}"
 
 
-def _line(axes: Axes, index: int, one: Drawn) -> str:
-    """Through the best points; between them linear, as it is read, which the logarithmic axis bends."""
+def line_places(one: Drawn) -> list[tuple[float, float]]:
+    """The line through the best points; between them linear, as it is read, which a logarithmic axis bends."""
     front = sorted((point for point in one.marks if point.is_best), key=lambda p: -p.user_rate)
     places = [(front[0].user_rate, front[0].gpu_rate)] if front else []
     for fast, slow in pairwise(front):
@@ -82,7 +82,11 @@ def _line(axes: Axes, index: int, one: Drawn) -> str:
             user = fast.user_rate + (slow.user_rate - fast.user_rate) * share / 8
             rate = rate_between(front, user)
             places.append((user, slow.gpu_rate if share == 8 or rate is None else rate))
-    return f'<polyline class="line c{index}" points="{axes.path(places)}"/>'
+    return places
+
+
+def _line(axes: Axes, index: int, one: Drawn) -> str:
+    return f'<polyline class="line c{index}" points="{axes.path(line_places(one))}"/>'
 
 
 def _marks(axes: Axes, index: int, one: Drawn, labels: list[tuple[float, float]]) -> str:

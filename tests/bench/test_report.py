@@ -13,6 +13,7 @@ import pytest
 from dflash_trt.bench.announced import figures
 from dflash_trt.bench.blocks import Table
 from dflash_trt.bench.comparison_report import report
+from dflash_trt.bench.curve_pictures import picture
 from dflash_trt.bench.renderings import markdown, page
 from dflash_trt.bench.report_blocks import report_blocks
 from dflash_trt.bench.run_directory import write_point, write_run
@@ -21,6 +22,7 @@ from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.estimate.comparison import published_points
 from tests.bench import samples
 from tests.cli.commands import run, run_here
+from tests.paths import FIXTURES, REPOSITORY
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def test_everything_is_written_and_stands_alone(written: Path) -> None:
     assert not re.search(r"<script|<link|<img|src=|url\(|https?://(?!localhost|www.w3.org)", html)
     ElementTree.parse(written / "pareto.svg")
     text = (written / "report.md").read_text()
-    assert "| 80 | 140 | does not reach | 400 | - | 2.86x (2.86-2.86) |" in text
+    assert "| 80 | 140 | not measured | 400 | - | 2.86x (2.86-2.86) |" in text
     assert "| 200 | does not reach | does not reach | 313 | - | - |" in text
     assert "* 200: EAGLE-3 does not reach it: its fastest point is 150 tokens/s/user at concurrency 1; plain" in text
     assert "* DFlash: from 300 tokens/s/user, 240.0 tokens/s/server (concurrency 1) to 80 tokens/s/user, 400.0" in text
@@ -173,3 +175,15 @@ def test_categories_measured_one_by_one_are_table_1_with_its_average_and_no_data
     assert "| SPEED-Bench, math | 1 | 1.33x (1.33-1.33) | - |" in text
     assert "| SPEED-Bench, average | DFlash | the same, its concurrency is not stated | 2.3x | - | 1.17x | - |" in text
     assert "| SPEED-Bench, average | eagle3 | another: no SPEED-Bench of this method here | 1.7x | - |  |  |" in text
+
+
+def test_the_picture_in_the_docs_is_of_the_run_that_is_here() -> None:
+    """After a wanted change: make bench-report"""
+    found = report(load_runs([FIXTURES / "bench-run"]), seed=0)
+    drawn = picture(found, 0)
+    assert drawn is not None
+    assert (REPOSITORY / "docs" / "bench-pareto.svg").read_text() == drawn.svg + "\n"
+    cause = "users were slower than at a higher one; the machine had other work, or the run is short"
+    assert found.notes == (
+        f"prompts: plain at concurrency 1, 2, 4: {cause}", f"prompts: DFlash at concurrency 2: {cause}",
+    )  # fmt: skip
