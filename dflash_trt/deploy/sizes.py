@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
-from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
+from dflash_trt.checkpoint.draft_spec import HEAD, PartialDraftSpec
 from dflash_trt.checkpoint.quantization import FP8
 from dflash_trt.checkpoint.target_cache import TargetCache, read_target_cache
 from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec, TargetCheckpoint, read_target
@@ -47,8 +47,14 @@ class DraftSizes(msgspec.Struct, frozen=True, kw_only=True):
         return () if self.checkpoint is None else self.checkpoint.config.texts("architectures")
 
     def weight_bytes(self, algorithms: dict[str, str], ranks: int) -> int:
-        """Bytes of the linear layers on one of `ranks` tensor-parallel ranks; norms and biases are not counted."""
-        total = 0.0
+        """Bytes of linear layers, and of an embedding and lm_head of its own, on one of `ranks` tensor-parallel ranks.
+
+        Norms and biases are not counted.
+        """
+        spec = self.spec
+        vocabulary = (spec.vocab_size or 0) * spec.own_embedding * BF16_BITS
+        vocabulary += (spec.draft_vocab_size or 0) * WEIGHT_BITS.get(algorithms.get(HEAD, ""), BF16_BITS)
+        total = vocabulary * spec.hidden_size / 8 / ranks
         for module, (rows, columns) in self.spec.linear_shapes().items():
             bits = WEIGHT_BITS.get(algorithms.get(module, ""), BF16_BITS)
             total += rows * columns * bits / 8 / (1 if module in REPLICATED else ranks)

@@ -74,6 +74,15 @@ def test_gpt_oss_drafter() -> None:
     assert spec.context_bytes_per_token(fp8=True, ranks=16) == 1024  # a head is never split
 
 
+def test_embedding_and_head_of_a_drafts_own_are_counted() -> None:
+    sizes = draft()
+    facts = {"own_embedding": True, "draft_vocab_size": 32000, "vocab_size": 201088}
+    own = msgspec.structs.replace(sizes, spec=msgspec.structs.replace(sizes.spec, **facts))
+    assert own.weight_bytes({}, 1) - sizes.weight_bytes({}, 1) == 2 * (201088 + 32000) * 2880
+    quantised = own.weight_bytes({"lm_head": "FP8"}, 8) - sizes.weight_bytes({}, 8)
+    assert quantised == (2 * 201088 + 32000) * 2880 // 8
+
+
 def test_gpt_oss_targets() -> None:
     assert target().weight_bytes(1) / 1e9 == pytest.approx(65.1, abs=0.05)
     assert target("openai/gpt-oss-20b").weight_bytes(1) / 1e9 == pytest.approx(13.7, abs=0.05)
