@@ -92,6 +92,10 @@ def _print(diagnosis: Diagnosis) -> None:
         ]
         print_table("speed, one figure a round", ("requests at a time", "drafts a step", "tokens/s of all"), rows)
     click.echo(f"acceptance: {printable(diagnosis.acceptance)}")
+    if diagnosis.foreign_tokens:
+        click.echo(
+            f"{diagnosis.foreign_tokens} tokens of other clients are in these figures: ask while nobody else does"
+        )
     for finding in diagnosis.notes:
         _print_finding("worth knowing", finding)
     for finding in diagnosis.findings:

@@ -87,6 +87,12 @@ def test_a_healthy_server(result: Callable[[Diagnosis], None], capsys: pytest.Ca
     assert output.endswith("\nnothing is wrong\n")
 
 
+def test_figures_of_others_are_told(result: Callable[[Diagnosis], None], capsys: pytest.CaptureFixture[str]) -> None:
+    result(msgspec.structs.replace(diagnosis(), foreign_tokens=64))
+    run_here("doctor", "http://h")
+    assert "\n64 tokens of other clients are in these figures" in capsys.readouterr().out
+
+
 def test_a_finding_is_exit_1_and_says_what_to_change(
     result: Callable[[Diagnosis], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

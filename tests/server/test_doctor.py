@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from dflash_trt.doctor.endpoint.asking import Asker, chats
 from dflash_trt.doctor.endpoint.probe_prompts import Question, prompts
 from dflash_trt.doctor.endpoint.probes import OUT_OF_TIME, group, plain
 from dflash_trt.doctor.endpoint.sample import Group
+from dflash_trt.endpoints.answer import Answer
 from dflash_trt.endpoints.client import Client
 from dflash_trt.endpoints.identify import identify
 from tests.server.live import PATIENCE, Live
@@ -44,6 +49,21 @@ def test_a_probe_counts_what_the_server_counts(live: Live) -> None:
         assert [getattr(one, name) for name in FIELDS] == [getattr(other, name) for name in FIELDS]
     assert asker.foreign_tokens == 0
     assert (undrafted.samples[0].steps, undrafted.tau) == (0, None)
+
+
+def test_others_tokens_are_told(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Client(live.url) as client:
+        asker = Asker(client, identify(client), is_chat=False, seconds=PATIENCE)
+        asker._has_own_figures = False
+        answer = client.answer
+
+        def beside(*arguments: Any, **named: Any) -> Answer:
+            live.complete(prompt="import os", max_tokens=7, temperature=0, ignore_eos=True)
+            return answer(*arguments, **named)
+
+        monkeypatch.setattr(client, "answer", beside)
+        some(asker)
+    assert asker.foreign_tokens == 3 * 7
 
 
 def test_the_time_is_bounded(live: Live) -> None:

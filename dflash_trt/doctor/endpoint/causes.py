@@ -136,7 +136,7 @@ KNOWN: dict[str, Known] = {
         },
     ),
     "prefix hits": Known(
-        what="the prefix cache is on and finds nothing",
+        what="the prefix cache is on and finds nothing, or its pages are longer than these prompts",
         source=f"{GITHUB}/vllm-project/vllm/issues/54360",
         setting="the runtime's prefix cache with this draft",
         settings={"vllm": "a release after #54360; until then --no-enable-prefix-caching saves its bookkeeping"},

@@ -21,7 +21,10 @@ from dflash_trt.errors import EndpointError
 
 SECONDS = 110.0
 SCHEMA = "dflash-trt/doctor-endpoint/1"
-HITS = (("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),)
+HITS = (  # vLLM's present names, and those of 0.10
+    ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
+    ("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"),
+)
 Report = Callable[[str], None]
 
 
@@ -36,6 +39,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     is_chat: bool
     acceptance: str
     """From which figures of the server it was read."""
+    foreign_tokens: int = 0
+    """Output tokens that the server counted beside ours: then others' acceptance is in these figures."""
     seconds: float
     groups: list[Group]
     speeds: list[Speed]
@@ -104,7 +109,6 @@ def diagnose(
         findings += judge.sampled_acceptance(kind, one, healthy(one))
     findings += judge.temperature(kind, one, other)
     findings += judge.lossless(kind, short, plain)
-    findings += judge.prefix_hits(kind, again, hits)
     findings += judge.load(kind, speeds)
     return Diagnosis(
         url=client.url,
@@ -113,11 +117,12 @@ def diagnose(
         model=runtime.model,
         is_chat=is_chat,
         acceptance=asker.how,
+        foreign_tokens=asker.foreign_tokens,
         seconds=time.monotonic() - began,
         groups=groups,
         speeds=speeds,
         findings=findings,
-        notes=judge.notes(kind, short, one, foreign, thinking),
+        notes=judge.notes(kind, short, one, foreign, thinking) + judge.prefix_hits(kind, again, hits),
     )
 
 

@@ -28,6 +28,7 @@ LONG_TOKENS = 6000
 NUM_THINKING = 6
 BATCH = 16
 ROUNDS = 3
+LOAD_TOKENS = 32
 OUT_OF_TIME = "the diagnosis ran out of time"
 
 
@@ -126,7 +127,7 @@ def speeds(asker: Asker, num_draft_tokens: int) -> list[Speed]:
     """One request and sixteen at a time; where a request may say so, with fewer drafts and with none, in turns."""
     lengths: list[int | None] = [None]
     if asker.runtime.kind == "dflash-trt":
-        lengths += [0, *(length for length in (1, 3) if length < num_draft_tokens)]
+        lengths += [0, max(1, num_draft_tokens // 2)]
     questions = list(prompts().short.values())
     found: dict[tuple[int, int | None], list[float]] = {}
     try:
@@ -134,7 +135,7 @@ def speeds(asker: Asker, num_draft_tokens: int) -> list[Speed]:
             for concurrency in (1, BATCH):
                 for length in lengths:
                     fields: dict[str, object] = {} if length is None else {"draft_length": length}
-                    tokens, seconds = asker.ask_together(questions[:concurrency], max_tokens=TOKENS, **fields)
+                    tokens, seconds = asker.ask_together(questions[:concurrency], max_tokens=LOAD_TOKENS, **fields)
                     found.setdefault((concurrency, length), []).append(tokens / seconds)
     except OutOfTimeError:
         pass
