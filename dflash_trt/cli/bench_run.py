@@ -13,6 +13,7 @@ import click
 
 from dflash_trt.cli.bench_methods import BenchRequest
 from dflash_trt.cli.bench_tables import print_plan, print_points
+from dflash_trt.files.command import quoted
 
 Command = Callable[..., None]
 
@@ -108,6 +109,7 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
             for _ in sweep.measure(target, watcher):
                 pass
     print_points(output, as_json=as_json)
+    click.echo(f"its curve and tables: dflash-trt bench report {quoted(output)} -o DIR", err=True)
 
 
 def _command() -> tuple[str, ...]:
