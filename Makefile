@@ -11,7 +11,7 @@ PROMPT ?= "def main("
 JOBS   ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: help build demo test test-full test-gpu gpu-report contract lint dashboards bench bench-quantize bench-estimate bench-attention bench-report count-kernel clean
+.PHONY: help build demo test test-full test-gpu gpu-report contract lint dashboards catalog bench bench-quantize bench-estimate bench-attention bench-report count-kernel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | column -t -s '	'
@@ -58,6 +58,9 @@ contract: $(TOOLS)  ## ask a TensorRT-LLM's own classes about all that is writte
 
 lint: $(TOOLS)  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+catalog: $(INSTALLED)  ## write docs/checkpoints.md from the catalogue's data
+	$(BIN)/python -m dflash_trt.deploy.catalog docs/checkpoints.md
 
 dashboards: $(INSTALLED)  ## write docs/dashboards/ from its list of panels
 	$(BIN)/python -m dflash_trt.dashboards docs/dashboards

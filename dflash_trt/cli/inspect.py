@@ -26,10 +26,11 @@ from dflash_trt.engine.plan import PlanOptions
 
 
 @click.command(short_help="Show and check what a checkpoint or an engine directory is.")
-@click.argument("path")
+@click.argument("path", required=False)
+@click.option("--catalog", "catalogue", is_flag=True, help="In place of PATH: all drafts that are known.")
 @click.option("--target", help="Target checkpoint that a draft or engine is checked against.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def inspect(path: str, target: str | None, as_json: bool) -> None:
+def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool) -> None:
     """Show and check the facts of PATH: a draft checkpoint, a target checkpoint or an engine directory.
 
     PATH and --target are directories or Hugging Face repository ids.
@@ -38,11 +39,30 @@ def inspect(path: str, target: str | None, as_json: bool) -> None:
     Example:
       dflash-trt inspect z-lab/gpt-oss-120b-DFlash --target openai/gpt-oss-120b
     """
+    if catalogue:
+        if path is not None or target is not None:
+            raise click.UsageError("expected PATH or --catalog, found both")
+        _print_catalog(as_json=as_json)
+        return
+    if path is None:
+        raise click.UsageError("expected PATH, or --catalog for all drafts that are known")
     document = _describe(path, target)
     if as_json:
         print_json("inspect", document)
     else:
         _print(msgspec.to_builtins(document))
+
+
+def _print_catalog(*, as_json: bool) -> None:
+    from dflash_trt.deploy.catalog import COLUMNS, catalog, entry, row
+
+    found = catalog()
+    if as_json:
+        drafts = [entry(known) for known in found.drafts]
+        print_json("inspect", {"kind": "catalog", "catalog": {"source": found.source, "drafts": drafts}})
+        return
+    print_table("Known drafts", COLUMNS, [row(known) for known in found.drafts])
+    click.echo(f"Facts: {found.source}. Runtimes, speed-ups and deployments: docs/checkpoints.md, or --json.", err=True)
 
 
 def _describe(path: str, target: str | None) -> dict[str, object]:

@@ -121,8 +121,11 @@ def test_target_of_a_target(target_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["DFlash2DraftModel"]}, "architectures: expected ['DFlashDraftModel']"),
-        ({"architectures": ["X"], "speculators_model_type": "dflash"}, "speculators_model_type: expected a z-lab"),
+        ({"architectures": ["DFlash2DraftModel"]}, "expected a DFlash draft, found a DFlash2 draft"),
+        (
+            {"architectures": ["X"], "speculators_model_type": "eagle3"},
+            "speculators_model_type: expected one of dflash",
+        ),
     ],
 )
 def test_unsupported_drafts_are_called_drafts(changes: dict[str, object], words: str, draft_dir: Path) -> None:

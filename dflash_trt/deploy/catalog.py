@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue of known drafts: `dflash-trt inspect --catalog`, and docs/checkpoints.md (`make catalog`).
+
+Facts of a draft stand in checkpoints.json, which plans deployments, or beside it in catalog.json; the memory follows
+from them. What is not known is None, and said.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
+from dflash_trt.checkpoint.quantization import FP8, NVFP4
+from dflash_trt.deploy.gpus import DATA
+from dflash_trt.deploy.published import published_drafts
+from dflash_trt.deploy.sizes import DraftSizes
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import read_json
+
+
+class Speedup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What somebody published."""
+
+    ratio: float
+    """Against decoding without a draft; below 1 is a loss."""
+    setting: str
+    source: str
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is common to drafts of one architecture."""
+
+    dialect: str | None
+    """None where it is not read here, or not known."""
+    runtimes: dict[str, str]
+    """Who serves it, and why not otherwise; a runtime that is not named is not known."""
+    verified: str
+    """What was verified here, with a small model of the same architecture."""
+
+
+class KnownDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One draft checkpoint."""
+
+    draft: str
+    """Repository id, or where only that is known, what it is called."""
+    target: str
+    family: str
+    spec: PartialDraftSpec | None = None
+    """Where checkpoints.json has none."""
+    source: str | None = None
+    """Of `spec`, or why there is none; None: checkpoints.json's."""
+    deployments: tuple[str, ...]
+    """Files in build_configs/."""
+    speedups: tuple[Speedup, ...]
+
+    @property
+    def facts(self) -> PartialDraftSpec | None:
+        """What is known of its architecture."""
+        known = published_drafts().get(self.draft)
+        return self.spec if known is None else known.spec
+
+    def weight_bytes(self) -> dict[str, int] | None:
+        """Of the linear layers by precision, fc always in BF16; None where the facts are not known."""
+        if (spec := self.facts) is None:
+            return None
+        sizes = DraftSizes(name=self.draft, spec=spec)
+        layers = [module for module in spec.linear_shapes() if module.startswith("layers.")]
+        algorithms: dict[str, dict[str, str]] = {"BF16": {}} | {a: dict.fromkeys(layers, a) for a in (FP8, NVFP4)}
+        return {name: sizes.weight_bytes(chosen, ranks=1) for name, chosen in algorithms.items()}
+
+
+class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that is known."""
+
+    source: str
+    families: dict[str, Family]
+    drafts: tuple[KnownDraft, ...]
+
+
+@cache
+def catalog() -> Catalog:
+    """The package's catalogue."""
+    return read_json(DATA / "catalog.json", Catalog, ConfigError, what="the package's data")
+
+
+def entry(known: KnownDraft) -> dict[str, object]:
+    """One draft for JSON: facts, memory, and what holds for its family."""
+    family = catalog().families[known.family]
+    return {
+        **msgspec.structs.asdict(known),
+        "spec": known.facts,
+        "weight_bytes": known.weight_bytes(),
+        **msgspec.structs.asdict(family),
+    }
+
+
+COLUMNS = ("draft", "target", "layers", "H", "heads", "S", "taps", "BF16", "FP8", "NVFP4")
+
+
+def row(known: KnownDraft) -> tuple[str, ...]:
+    """The same for a table; "?" is not known."""
+    facts, sizes = known.facts, known.weight_bytes()
+    if facts is None or sizes is None:
+        return (known.draft, known.target, *["?"] * (len(COLUMNS) - 2))
+    heads = f"{facts.num_attention_heads}-{facts.num_key_value_heads} ({facts.head_dim})"
+    taps = ", ".join(map(str, facts.target_layer_ids))
+    numbers = (facts.num_layers, facts.hidden_size, heads, facts.block_size, taps)
+    return (known.draft, known.target, *map(str, numbers), *(f"{size / 1e9:.2f} GB" for size in sizes.values()))
+
+
+def page() -> str:
+    """docs/checkpoints.md."""
+    found = catalog()
+    lines = [
+        "# Known draft checkpoints", "",
+        "<!-- Written by `make catalog` from dflash_trt/deploy/data/catalog.json and checkpoints.json. -->", "",
+        "The same as `dflash-trt inspect --catalog`. Facts were " + found.source + ".", "",
+        "H is hidden_size, heads are query-KV (head_dim), S the block size, taps the target's layers; memory is of the",
+        "linear layers, with fc in BF16 always. ? is not known. Embedding and lm_head are the target's, but for",
+        "Nemotron's embedding.", "",
+        *_markdown(COLUMNS, [row(known) for known in found.drafts]), "",
+        "## Deployment files, and published speed-ups", "",
+        "Ratios against decoding without a draft, as published, each in its own setting; none was measured here.", "",
+    ]  # fmt: skip
+    for known in found.drafts:
+        lines.append(f"- **{known.draft}**" + (f" (facts: {known.source})" if known.source else ""))
+        lines += [f"  - `build_configs/{name}`" for name in known.deployments]
+        lines += [f"  - {speedup.ratio} x: {speedup.setting} ({speedup.source})" for speedup in known.speedups]
+    lines += ["", "## Who serves them, and what was verified here", ""]
+    for name, family in found.families.items():
+        members = ", ".join(known.draft for known in found.drafts if known.family == name)
+        lines += [f"### {name}: {members}", "", f"- dialect: {family.dialect or 'not read'}"]
+        lines += [f"- {runtime}: {answer}" for runtime, answer in family.runtimes.items()]
+        lines += [f"- verified here, on a CPU: {family.verified}", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    return [f"| {' | '.join(line)} |" for line in (columns, ("---",) * len(columns), *rows)]
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

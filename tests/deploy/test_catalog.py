@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue is in step with what it is made of, and docs/checkpoints.md with it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from dflash_trt.checkpoint.dialects.recognise import DIALECTS
+from dflash_trt.deploy.catalog import catalog, page, row
+from dflash_trt.deploy.published import published_drafts
+from tests.cli.commands import run
+from tests.paths import REPOSITORY
+
+
+def test_the_page_is_what_the_data_says() -> None:
+    """After a change of the data: make catalog"""
+    assert (REPOSITORY / "docs" / "checkpoints.md").read_text() == page()
+
+
+def test_every_published_draft_and_every_deployment_is_in_it() -> None:
+    drafts = {known.draft: known for known in catalog().drafts}
+    assert published_drafts().keys() <= drafts.keys()
+    for draft, known in drafts.items():
+        if draft in published_drafts():
+            assert known.target == published_drafts()[draft].target
+    files = {
+        file.name: re.search(r"^draft: *(\S+)", file.read_text(), re.M)[1]  # type: ignore[index]
+        for file in (REPOSITORY / "build_configs").glob("*.yaml")
+    }
+    assert {name: draft for draft, known in drafts.items() for name in known.deployments} == files
+
+
+def test_families_and_dialects_are_known_ones() -> None:
+    names = {dialect.name for dialect in DIALECTS}
+    assert {known.family for known in catalog().drafts} == catalog().families.keys()
+    assert {family.dialect for family in catalog().families.values()} - {None} <= names
+
+
+def test_memory_follows_from_the_facts() -> None:
+    """gpt-oss-120b's draft: 8 x 92.9 M parameters and an fc of 41.5 M (its card: 1.46 GiB in BF16)."""
+    known = next(known for known in catalog().drafts if known.draft == "z-lab/gpt-oss-120b-DFlash")
+    sizes = known.weight_bytes()
+    assert sizes is not None
+    assert sizes["BF16"] == 2 * (8 * (2880 * 4096 * 2 + 2880 * 512 * 2 + 3 * 2880 * 7680) + 5 * 2880 * 2880)
+    assert row(known)[-3:] == ("1.57 GB", "0.83 GB", "0.50 GB")
+
+
+def test_inspect_shows_it() -> None:
+    document = json.loads(run("inspect", "--catalog", "--json").stdout)
+    assert len(document["catalog"]["drafts"]) == len(catalog().drafts)
+    both = run("inspect", "--catalog", "somewhere")
+    assert (both.returncode, "expected PATH or --catalog" in both.stderr) == (2, True)
