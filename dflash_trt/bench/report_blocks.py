@@ -6,7 +6,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from dflash_trt.bench.announced import AVERAGE
+from dflash_trt.bench.announced import AVERAGE, Figure
 from dflash_trt.bench.blocks import Block, Heading, Listing, Paragraph, Picture, Table
 from dflash_trt.bench.bootstrap import NUM_SAMPLES
 from dflash_trt.bench.comparison_report import TAU, CategoryReport, Published, Report, WorkloadReport
@@ -15,6 +15,7 @@ from dflash_trt.bench.curve_pictures import picture
 from dflash_trt.bench.records import Run
 from dflash_trt.bench.speed_curve import AtSpeed, Curve, Factor
 from dflash_trt.bench.workloads import BASELINE
+from dflash_trt.plots.methods import TITLES
 
 NONE = "-"
 
@@ -35,13 +36,16 @@ def report_blocks(report: Report) -> Iterator[Block]:
     )
     if report.notes:
         yield Listing(report.notes)
-    for index, work in enumerate(report.workloads):
-        yield from _workload(work, picture(report, index))
+    curves = [block for index, work in enumerate(report.workloads) for block in _workload(work, picture(report, index))]
+    if len(report.workloads) == 1:
+        yield from curves
     for category in report.categories:
         yield from _categories(category)
     yield from _data_sets(report)
     yield from _tasks(report)
     yield from _published(report)
+    if len(report.workloads) > 1:
+        yield from curves  # long: what they add up to comes first
     yield Heading("What was measured")
     for one in report.runs:
         yield Heading(one.directory, 3)
@@ -179,21 +183,35 @@ def _published(report: Report) -> Iterator[Block]:
         return
     yield Paragraph(
         f"What is known for {models}. A figure stands beside this run's where target, data set, method, GPU, count of"
-        " GPUs, runtime and, where it is stated, concurrency are the same; draft and prompts may still differ."
+        " GPUs, runtime and, where it is named, concurrency are the same; draft and prompts may still differ."
     )
-    rows = [(one.figure.source, *_published_cells(report, one)) for one in report.published]
-    yield Table(("source", "data set", "method", "deployment", "speed-up", "tau", "here", "tau here"), tuple(rows), 4)
+    rows = [_published_row(report, one) for one in report.published if not one.differences]
+    if rows:
+        yield Table(("source", "data set", "method", "speed-up", "tau", "here", "tau here"), tuple(rows), 3)
+    others = tuple(_other(report, one) for one in report.published if one.differences)
+    if others:
+        yield Paragraph("Of other deployments, and therefore not beside it:")
+        yield Listing(others)
 
 
-def _published_cells(report: Report, one: Published) -> tuple[str, ...]:
+def _published_row(report: Report, one: Published) -> tuple[str, ...]:
     figure = one.figure
-    name = figure.data_set if figure.category is None else f"{figure.data_set}, {figure.category}"
-    deployment = f"another: {'; '.join(one.differences)}" if one.differences else "the same"
-    if not one.differences and figure.concurrency is None:
-        deployment += ", its concurrency is not stated"
-    here = ("", "") if one.differences else _here(report, one)
     speedup = NONE if figure.speedup is None else f"{figure.speedup:g}x"
-    return name, report.titles.get(figure.method, figure.method), deployment, speedup, _tau(figure.tau), *here
+    names = (figure.source, _row_name(figure), report.titles.get(figure.method, figure.method))
+    return *names, speedup, _tau(figure.tau), *_here(report, one)
+
+
+def _other(report: Report, one: Published) -> str:
+    figure = one.figure
+    found = [] if figure.speedup is None else [f"{figure.speedup:g}x"]
+    found += [] if figure.tau is None else [f"tau {figure.tau:.2f}"]
+    name = report.titles.get(figure.method, TITLES.get(figure.method, figure.method))
+    return f"{figure.source}: {_row_name(figure)}, {name}: {', '.join(found)}; {'; '.join(one.differences)}"
+
+
+def _row_name(figure: Figure) -> str:
+    category = "" if figure.category is None else f", {figure.category}"
+    return figure.data_set + category + (f", concurrency {figure.concurrency}" if figure.concurrency else "")
 
 
 def _here(report: Report, one: Published) -> tuple[str, str]:

@@ -11,13 +11,8 @@ from matplotlib.ticker import FuncFormatter
 
 from dflash_trt.estimate.report import Curve, Estimate
 from dflash_trt.files.picture import save_picture
-
-# Okabe and Ito's palette; lines differ in marker and dash too.
-STYLES = {
-    "none": ("plain", "#666666", "s--"),
-    "eagle3": ("EAGLE-3", "#D55E00", "^-."),
-    "dflash": ("DFlash", "#0072B2", "o-"),
-}
+from dflash_trt.plots.curve_png import line_style
+from dflash_trt.plots.methods import STYLES, TITLES
 
 
 def draw(result: Estimate, file: Path) -> None:
@@ -46,10 +41,11 @@ def draw(result: Estimate, file: Path) -> None:
 def _draw_curve(axes: Axes, curve: Curve) -> None:
     if not curve.points:
         return
-    title, color, style = STYLES[curve.method]
+    title, style = TITLES[curve.method], STYLES[curve.method]
+    color = style.color
     points = curve.points
-    axes.plot([p.user_rate.value for p in points], [p.gpu_rate.value for p in points], style, color=color,
-              markersize=4, label=title)  # fmt: skip
+    axes.plot([p.user_rate.value for p in points], [p.gpu_rate.value for p in points],
+              **line_style(style) | {"markersize": 4}, label=title)  # fmt: skip
     low = [(p.user_rate.low, p.gpu_rate.low) for p in points]
     high = [(p.user_rate.high, p.gpu_rate.high) for p in points]
     corners = [*low, *reversed(high)]

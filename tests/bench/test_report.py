@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.bench.announced import figures
-from dflash_trt.bench.blocks import Table
 from dflash_trt.bench.comparison_report import report
 from dflash_trt.bench.curve_pictures import picture
 from dflash_trt.bench.renderings import markdown, page
@@ -106,30 +105,31 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     assert "bench run -o RUN" in str(raised.value.hint)
 
 
-def _published(directory: Path, **changes: object) -> list[tuple[str, ...]]:
-    """The rows of the table of published figures, of GSM8K with gpt-oss-120b."""
+def _published(directory: Path, **changes: object) -> str:
+    """What a report on GSM8K with gpt-oss-120b says of published figures."""
     prompts = type(samples.run("none").prompt_set)(name="gsm8k", source="x", sha256="0", num_prompts=1)
     methods = tuple(samples.method(n, model="openai/gpt-oss-120b", runtime="sglang") for n in ("none", "dflash"))
     values: dict[str, object] = {"methods": methods, "prompt_set": prompts, "server": "1x H200", "num_gpus": 1}
     write_run(directory, samples.run(**values | changes))
     write_point(directory, samples.point("none", 1, 100, 80))
     write_point(directory, samples.point("dflash", 1, 180, 150, acceptance=samples.counters(10, (8, 5, 5))))
-    blocks = list(report_blocks(report(load_runs([directory]), seed=7)))
-    (table,) = [block for block in blocks if isinstance(block, Table) and block.columns[0] == "source"]
-    return [row for row in table.rows if row[1] == "GSM8K"]
+    return markdown(report_blocks(report(load_runs([directory]), seed=7))).partition("## Beside")[2]
 
 
 def test_a_published_figure_stands_beside_the_same_deployment_only(tmp_path: Path) -> None:
     """The samples' requests take 1 s to the first of 11 tokens: 11 / 1.0555 to 11 / 1.1 in all."""
-    first, *others = _published(tmp_path / "same")
-    assert first[1:] == ("GSM8K", "DFlash", "the same", "1.8x", "5.30", "1.04x (1.04-1.04)", "2.80")
-    assert [row[3] for row in others] == [f"another: concurrency {c}, here 1" for c in (8, 16, 32)]
-    assert {row[6:] for row in others} == {("", "")}
-    (first, *_) = _published(tmp_path / "other", server="8x B300", num_gpus=8)
-    assert first[3] == "another: GPU h200, here 8x B300; 1 GPUs, here 8"
-    assert first[6:] == ("", "")
-    (first, *_) = _published(tmp_path / "untold", server=None, num_gpus=None)
-    assert first[3] == "another: GPU h200, here not told; 1 GPUs, here not told"
+    card = "card of z-lab/gpt-oss-120b-DFlash, block 10"
+    row = f"| {card} | GSM8K, concurrency 1 | DFlash | 1.8x | 5.30 | 1.04x (1.04-1.04) | 2.80 |"
+    same = _published(tmp_path / "same")
+    assert row in same
+    assert f"* {card}: GSM8K, concurrency 8, DFlash: 1.6x, tau 5.30; concurrency 8, here 1\n" in same
+    assert f"* {card}: MT-Bench, DFlash: tau 3.70; no MT-Bench of this method here\n" in same
+    other = _published(tmp_path / "other", server="8x B300", num_gpus=8)
+    assert "| GSM8K" not in other
+    difference = "GPU h200, here 8x B300; 1 GPUs, here 8"
+    assert f"* {card}: GSM8K, concurrency 1, DFlash: 1.8x, tau 5.30; {difference}\n" in other
+    untold = _published(tmp_path / "untold", server=None, num_gpus=None)
+    assert "tau 5.30; GPU h200, here not told; 1 GPUs, here not told\n" in untold
 
 
 def test_figures_that_estimates_are_compared_with_too_are_the_same_here() -> None:
@@ -173,8 +173,9 @@ def test_categories_measured_one_by_one_are_table_1_with_its_average_and_no_data
     assert "| coding | 1.00x (1.00-1.00) |\n| math | 1.33x (1.33-1.33) |\n| average | 1.17x |" in text
     assert "Data sets" not in text
     assert "| SPEED-Bench, math | 1 | 1.33x (1.33-1.33) | - |" in text
-    assert "| SPEED-Bench, average | DFlash | the same, its concurrency is not stated | 2.3x | - | 1.17x | - |" in text
-    assert "| SPEED-Bench, average | eagle3 | another: no SPEED-Bench of this method here | 1.7x | - |  |  |" in text
+    blog = "NVIDIA blog, 2026-06-23, Table 1"
+    assert f"| {blog} | SPEED-Bench, average | DFlash | 2.3x | - | 1.17x | - |" in text
+    assert f"* {blog}: SPEED-Bench, average, EAGLE-3: 1.7x; no SPEED-Bench of this method here" in text
 
 
 def test_the_picture_in_the_docs_is_of_the_run_that_is_here() -> None:
