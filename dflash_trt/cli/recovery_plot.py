@@ -39,6 +39,6 @@ def draw(progress: Progress, recipe: str, file: Path) -> None:
 def _headline(progress: Progress) -> str:
     """What was won of what quantising had cost."""
     before, after, dense = progress.held_out[0][1], progress.held_out[-1][1], progress.dense_held_out
-    if before > dense:
+    if after < before > dense:
         return f"{(before - after) / (before - dense):.0%} of the quantised draft's extra loss is gone"
     return f"Held-out loss {before:.3f} -> {after:.3f}"

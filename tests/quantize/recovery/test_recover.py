@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -18,7 +21,8 @@ from dflash_trt.quantize.recovery.recover import Recovery, recover_checkpoint
 from dflash_trt.quantize.recovery.training import Settings
 from dflash_trt.quantize.recovery.training_state import Progress, state_file
 from tests.cli.commands import run_here
-from tests.paths import FIXTURES
+from tests.paths import FIXTURES, REPOSITORY
+from tests.quantize.feature_samples import capture
 from tests.quantize.samples import arrays, convert
 
 DRAFT = FIXTURES / "tiny-gpt-oss-dflash"
@@ -87,6 +91,42 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     assert seen[0] == (2 if step > 2 else 0)
     assert digests(output) == digests(recovered)
     assert not state_file(output).exists()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.quantize.recovery.test_recover import recover
+
+def on_step(progress):
+    if progress.step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+recover(Path(sys.argv[1]), Path(sys.argv[2]), save_every=2, on_step=on_step)
+"""
+
+
+@pytest.mark.full
+def test_a_killed_run_goes_on_to_the_same_bytes(recovered: Path, tmp_path: Path, features: dict[str, Path]) -> None:
+    output = tmp_path / "q"
+    arguments = [sys.executable, "-c", KILLED, str(features["tiny-gpt-oss"]), str(output)]
+    assert subprocess.run(arguments, check=False, cwd=REPOSITORY).returncode == -signal.SIGKILL
+    assert not output.exists()
+    recover(features["tiny-gpt-oss"], output)
+    assert digests(output) == digests(recovered)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["q"]
+
+
+@pytest.mark.full
+def test_training_wins_back_what_quantising_cost(tmp_path: Path) -> None:
+    """On answers that were not trained on; the fixtures' figures in docs/quantization.md took 1280 prompts."""
+    features = capture("tiny-gpt-oss", tmp_path / "features.safetensors", "--max-tokens", 96)
+    settings = Settings(steps=40, learning_rate=5e-4)
+    recovery = Recovery(features=features, settings=settings)
+    _, progress = recover_checkpoint(read_draft(DRAFT), load_recipe("nvfp4"), recovery, tmp_path / "q")
+    before, after = progress.held_out[0][1], progress.held_out[-1][1]
+    assert before > progress.dense_held_out
+    assert after < before - 0.25 * (before - progress.dense_held_out)
 
 
 def test_the_state_of_something_else_is_refused(tmp_path: Path, features: dict[str, Path]) -> None:
