@@ -50,10 +50,11 @@ def sharding(directory: Path, num_ranks: int) -> DistributedConfig:
 
 
 def _check_divisible(directory: Path, config: PreTrainedConfig, facts: tuple[str, ...], num_ranks: int) -> None:
-    counts = {fact: getattr(config, fact) for fact in facts if hasattr(config, fact)}
-    for fact, count in counts.items():
+    layers = list(config.per_layer_config)  # Gemma 4's full layers have other heads than its sliding ones
+    counts = {(fact, getattr(layer, fact)) for layer in layers for fact in facts if hasattr(layer, fact)}
+    for fact, count in sorted(counts):
         if count % num_ranks:
-            most = max(n for n in range(1, num_ranks) if all(c % n == 0 for c in counts.values()))
+            most = max(n for n in range(1, num_ranks) if all(c % n == 0 for _, c in counts))
             raise CheckpointError(
                 f"{directory}: {fact}: expected a multiple of the number of ranks, {num_ranks}, found {count}",
                 hint=f"start {most} {'rank' if most == 1 else 'ranks'} with --tp {most}",

@@ -72,7 +72,7 @@ class Turn:
     released: list[int]
 
 
-def random_history(seed: int, num_turns: int = 12, longest: int = 13) -> list[Turn]:
+def random_history(seed: int, num_turns: int = 12, longest: int = 13, *, vocab_size: int = VOCAB_SIZE) -> list[Turn]:
     """Ragged segments in any order of slots, now and then equally long ones of neighbours in order."""
     rng = random.Random(seed)
     turns = []
@@ -82,7 +82,7 @@ def random_history(seed: int, num_turns: int = 12, longest: int = 13) -> list[Tu
         if turn % 3 == 1:
             slots, lengths = sorted(slots), [rng.randint(1, 5)] * len(slots)
         segments = [
-            Segment(slot=slot, token_ids=[rng.randrange(VOCAB_SIZE) for _ in range(n)], num_logits=rng.randint(0, n))
+            Segment(slot=slot, token_ids=[rng.randrange(vocab_size) for _ in range(n)], num_logits=rng.randint(0, n))
             for slot, n in zip(slots, lengths, strict=True)
         ]
         taken_back = [rng.choice((0, rng.randint(0, n - 1))) for n in lengths]

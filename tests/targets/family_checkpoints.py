@@ -31,7 +31,7 @@ INTERLEAVED = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
 QWEN_3_5 = HYBRID | {"rope_parameters": HYBRID["rope_parameters"] | INTERLEAVED}
 DEEPSEEK = {key: value for key, value in (MLA | ROUTED).items() if key != "head_dim"}
 GEMMA_4 = SLIDING | {
-    **{"global_head_dim": 24, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
+    **{"global_head_dim": 24, "num_key_value_heads": 4, "num_global_key_value_heads": 2, "attention_k_eq_v": True},
     **{"final_logit_softcapping": 5.0, "hidden_size_per_layer_input": 0},
 }
 GEMMA_4_MOE = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +22,9 @@ from dflash_trt.targets.packed_target import PackedTarget
 from dflash_trt.targets.target import Segment
 from tests.decoding import open_without_tokenizer
 from tests.engines import build
+from tests.oracle.random_pairs import VOCAB_SIZE
 from tests.oracle.transformers_dflash import plain_greedy
+from tests.paths import REPOSITORY
 from tests.reference.synthetic import write_random_draft
 from tests.runtime.batches import MASK, Job, Workload, drive
 from tests.targets.families import WINDOW
@@ -61,6 +65,18 @@ def test_requests_of_a_family_that_come_at_any_time(name: str, engine: Path, tmp
     lengths = (1, 2, 3, 5, 7, 8, 13, 21, 34, 50, 90, 17)
     workload = Workload(session=session, oracle=oracle, jobs=jobs(oracle, lengths=lengths, max_tokens=20))
     check_drafted(workload, seed=1, at_once=False)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5-moe", "gemma4", "kimi-k2.5"])
+def test_a_family_on_two_ranks(name: str, tmp_path: Path) -> None:
+    """Heads, experts and delta nets of one model on two processes, as transformers' plans divide them."""
+    write_family(tmp_path, name)
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*ranks, "-m", "tests.targets.sharded_family", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout.splitlines()[-1]) < 1e-4
 
 
 def check_taps(session: Session, oracle: PreTrainedModel) -> None:
@@ -104,7 +120,7 @@ def check_plain(workload: Workload) -> None:
 
 
 class PartlyRight(LocalPair):
-    """Proposes what the drafter does, behind a random number of tokens of the answer: every length is accepted."""
+    """Proposes a random number of tokens of the answer, a wrong one, and then what the drafter does."""
 
     def __init__(self, workload: Workload, rng: random.Random) -> None:
         super().__init__(workload.session.target, workload.session.drafter)
@@ -118,8 +134,11 @@ class PartlyRight(LocalPair):
         proposals = super().draft(slots, anchors).clone()
         for row, slot in zip(proposals, slots, strict=True):
             request = self.decoder.running[slot]
-            rest = self._answers[id(request)][len(request.token_ids) :][: self._rng.randint(0, len(row))]
-            row[: len(rest)] = torch.tensor(rest, dtype=torch.int64)
+            rest = self._answers[id(request)][len(request.token_ids) :]
+            count = min(len(rest), self._rng.randint(0, len(row)))
+            row[:count] = torch.tensor(rest[:count], dtype=torch.int64)
+            if count < min(len(row), len(rest)):
+                row[count] = (rest[count] + 1) % VOCAB_SIZE
         return proposals
 
 

@@ -67,6 +67,17 @@ def test_a_multimodal_model_is_judged_by_its_text(tmp_path: Path) -> None:
         sharding(directory, 8)
 
 
+def test_layers_with_heads_of_their_own_are_judged_one_by_one(tmp_path: Path) -> None:
+    """Gemma 4's: transformers refuses to say a number for all layers."""
+    text = {"model_type": "gemma4_text", "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4}
+    text |= {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
+    directory = write_config(tmp_path / "t", model_type="gemma4", text_config=text)
+    assert sharding(directory, 2).tp_size == 2
+    with pytest.raises(CheckpointError, match=r"num_key_value_heads: expected a multiple of .* 4, found 2") as caught:
+        sharding(directory, 4)
+    assert caught.value.hint == "start 2 ranks with --tp 2"
+
+
 def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
     directory = write_config(tmp_path / "target", model_type="gpt2")
     with pytest.raises(
