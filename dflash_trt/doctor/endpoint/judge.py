@@ -13,6 +13,7 @@ from dflash_trt.doctor.endpoint.causes import Cause, causes
 from dflash_trt.doctor.endpoint.noise import (
     MIN_SAMPLES,
     is_first_compared,
+    is_ratio_below,
     is_share_below,
     paired_loss,
     upper_bound,
@@ -32,7 +33,7 @@ SAMPLED = 0.5
 MILD, SEVERE = 0.25, 0.5
 """Losses of accepted drafts that make other causes likelier (docs/doctor.md)."""
 SLOWER = 0.75
-"""Of plain decoding's speed, in each round: less shared noise than that is common."""
+"""Of plain decoding's speed, beyond doubt: small differences change with the load."""
 RARE = 0.1
 """Acceptance at a position below which a draft is seldom worth its verification."""
 
@@ -170,13 +171,12 @@ def lossless(kind: Kind, short: Group, plain: Group) -> list[Finding]:
 
 
 def load(kind: Kind, speeds: list[Speed]) -> list[Finding]:
-    """Slower with drafts than without, in every round."""
+    """Slower with drafts than without."""
     found = []
     for concurrency in (1, BATCH):
         rates = {speed.draft_length: speed.tokens_per_second for speed in speeds if speed.concurrency == concurrency}
         drafted, plain = rates.get(None, []), rates.get(0, [])
-        rounds = list(zip(drafted, plain, strict=False))
-        if len(rounds) >= 3 and all(left < SLOWER * right for left, right in rounds):
+        if is_ratio_below(drafted, plain, SLOWER):
             best = max(rates, key=lambda length: fmean(rates[length]))
             figure = (
                 f"{concurrency} at a time: {fmean(drafted):.0f} tokens/s with drafts, {fmean(plain):.0f} without;"

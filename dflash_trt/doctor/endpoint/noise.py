@@ -39,12 +39,22 @@ def paired_loss(after: dict[str, float], before: dict[str, float], smallest: flo
     names = sorted(after.keys() & before.keys())
     if len(names) < MIN_SAMPLES:
         return None
-    differences = [after[name] - before[name] for name in names]
+    # Relative to the pair's mean, from -2 to 2: one prompt that is easy to draft hides no collapse of all others.
+    differences = [
+        2 * (after[name] - before[name]) / (after[name] + before[name]) if after[name] + before[name] > 0 else 0.0
+        for name in names
+    ]
     reference = fmean(before[name] for name in names)
     if reference <= 0 or _bound(fmean(differences), _error(differences), len(names)) >= 0:
         return None
-    loss = -fmean(differences) / reference
+    loss = 1 - fmean(after[name] for name in names) / reference
     return loss if loss >= smallest else None
+
+
+def is_ratio_below(values: Sequence[float], reference: Sequence[float], ratio: float) -> bool:
+    """Whether values[i] / reference[i], measured side by side, lies below `ratio` beyond doubt; all are positive."""
+    logarithms = [math.log(value / other) for value, other in zip(values, reference, strict=False)]
+    return len(logarithms) >= MIN_SAMPLES and upper_bound(logarithms) < math.log(ratio)
 
 
 def is_first_compared(one: Group, other: Group) -> bool:

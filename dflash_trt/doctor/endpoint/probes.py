@@ -27,7 +27,7 @@ LONG_TOKENS = 6000
 """Of a long prompt: beyond the windows of 2048 and 4096 tokens that drafters are trained with."""
 NUM_THINKING = 6
 BATCH = 16
-ROUNDS = 3
+ROUNDS = 5
 LOAD_TOKENS = 32
 OUT_OF_TIME = "the diagnosis ran out of time"
 
@@ -124,19 +124,21 @@ def thinking(asker: Asker) -> tuple[Group, Group]:
 
 
 def speeds(asker: Asker, num_draft_tokens: int) -> list[Speed]:
-    """One request and sixteen at a time; where a request may say so, with fewer drafts and with none, in turns."""
+    """One request and sixteen at a time; where a request may say so, with fewer drafts and with none, in turns whose
+    order changes."""
     lengths: list[int | None] = [None]
     if asker.runtime.kind == "dflash-trt":
         lengths += [0, max(1, num_draft_tokens // 2)]
     questions = list(prompts().short.values())
     found: dict[tuple[int, int | None], list[float]] = {}
     try:
-        for _ in range(ROUNDS):
-            for concurrency in (1, BATCH):
-                for length in lengths:
+        for concurrency in (1, BATCH):
+            for turn in range(ROUNDS + 1):
+                for length in lengths if turn % 2 else lengths[::-1]:
                     fields: dict[str, object] = {} if length is None else {"draft_length": length}
                     tokens, seconds = asker.ask_together(questions[:concurrency], max_tokens=LOAD_TOKENS, **fields)
-                    found.setdefault((concurrency, length), []).append(tokens / seconds)
+                    if turn > 0:  # the first warms up: graphs are captured, draft lengths found
+                        found.setdefault((concurrency, length), []).append(tokens / seconds)
     except OutOfTimeError:
         pass
     except EndpointError as error:

@@ -112,16 +112,17 @@ def test_a_prefix_cache_without_hits(kind: Kind, hits: int | None, found: int) -
     assert len(judge.prefix_hits(kind, group("again", count=8), hits)) == found
 
 
-def test_slower_than_plain_decoding_in_every_round() -> None:
-    def speeds(drafted: list[float]) -> list[Speed]:
-        rates = {None: drafted, 0: [100.0, 110.0, 105.0], 1: [120.0, 125.0, 118.0]}
+def test_slower_than_plain_decoding() -> None:
+    def speeds(*drafted: float) -> list[Speed]:
+        rates = {None: list(drafted), 0: [100.0, 110.0, 105.0, 100.0, 105.0], 1: [120.0, 125.0, 118.0, 120.0, 120.0]}
         return [Speed(concurrency=16, draft_length=k, tokens_per_second=rate) for k, rate in rates.items()]
 
-    (finding,) = judge.load(OURS, speeds([50.0, 60.0, 70.0]))
-    assert finding.figure == ("16 at a time: 60 tokens/s with drafts, 105 without; best with a draft length of 1")
-    assert judge.load(OURS, speeds([50.0, 60.0, 90.0])) == []  # in one round it was not
-    assert judge.load(OURS, speeds([50.0, 60.0])) == []
-    assert judge.load("vllm", speeds([50.0, 60.0, 70.0])[:1]) == []
+    (finding,) = judge.load(OURS, speeds(50.0, 55.0, 53.0, 49.0, 53.0))
+    assert finding.figure == "16 at a time: 52 tokens/s with drafts, 104 without; best with a draft length of 1"
+    assert judge.load(OURS, speeds(50.0, 25.0, 80.0, 20.0, 60.0)) == []  # a busy machine
+    assert judge.load(OURS, speeds(90.0, 99.0, 95.0, 90.0, 95.0)) == []
+    assert judge.load(OURS, speeds(50.0, 55.0, 53.0)) == []
+    assert judge.load("vllm", speeds(50.0, 55.0, 53.0, 49.0, 53.0)[:1]) == []
 
 
 def test_what_is_worth_knowing() -> None:

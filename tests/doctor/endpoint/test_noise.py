@@ -21,13 +21,21 @@ def test_upper_bound_by_hand() -> None:
 def test_paired_loss_by_hand() -> None:
     before = {"a": 2.0, "b": 1.0, "c": 3.0, "d": 2.0}
     after = {name: value * 0.9 for name, value in before.items()}
-    # differences -.2 -.1 -.3 -.2: mean -.2, error sqrt(.02/3/4) = .0408, t(3) * error = .527: noise
-    assert paired_loss(after, before, 0.05) is None
-    after = {name: value - 0.2 for name, value in before.items()}
+    # 2 * -0.1 / 1.9 for each: no scatter
     assert paired_loss(after, before, 0.05) == pytest.approx(0.1)
     assert paired_loss(after, before, 0.11) is None
     assert paired_loss(before, after, 0.05) is None
     assert paired_loss({"a": 0.0}, before, 0.05) is None
+    # -.105 -.182 -.069 -.105: mean -.1155, error .0477 / 2, t(3) * error = .308: noise
+    assert paired_loss({name: value - 0.2 for name, value in before.items()}, before, 0.05) is None
+
+
+def test_a_collapse_is_seen_beside_an_easy_prompt() -> None:
+    """As measured with a prefix cache that loses features: the mean of plain differences scatters too much."""
+    before = dict(zip("abcdefgh", (0.64, 0.52, 0.24, 0.39, 0.18, 0.21, 2.36, 0.64), strict=True))
+    after = dict.fromkeys(before, 0.0) | {"g": 0.02}
+    assert paired_loss(after, before, 0.05) == pytest.approx(1 - 0.02 / 5.18)
+    assert paired_loss(dict.fromkeys(before, 0.0), dict.fromkeys(before, 0.0), 0.05) is None
 
 
 def test_noise_is_no_finding() -> None:
