@@ -76,7 +76,7 @@ def read_target_cache(config: Facts, num_layers: int) -> TargetCache | None:
         return None
     if "kv_lora_rank" in config:
         return _latent(config, num_layers) if set(types) == {FULL} else None
-    kept = types[: num_layers - _num_sharing(config)]
+    kept = types[: num_layers - _num_sharing(config, num_layers)]
     full = _full_layers(config, types)
     if full is None:
         return None
@@ -109,9 +109,10 @@ def _layer_types(config: Facts, num_layers: int) -> tuple[str, ...]:
     return (FULL,) * num_layers
 
 
-def _num_sharing(config: Facts) -> int:
+def _num_sharing(config: Facts, num_layers: int) -> int:
     """Layers at the end that read the rows of others (Gemma 4's small models)."""
-    return config.integer("num_kv_shared_layers", minimum=0) if "num_kv_shared_layers" in config else 0
+    key = "num_kv_shared_layers"
+    return config.integer(key, minimum=0, maximum=num_layers) if key in config else 0
 
 
 def _full_layers(config: Facts, types: tuple[str, ...]) -> tuple[int | None, int | None] | None:

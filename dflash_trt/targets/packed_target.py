@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dflash_trt.targets.delta_net import DeltaNets
+from dflash_trt.targets.quiet import quiet_transformers
 from dflash_trt.targets.refusal import refusing
 from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.slot_attention import IMPLEMENTATION, Pass, SlotCache
@@ -28,8 +29,10 @@ class PackedTarget(HuggingFaceTarget):
         self._cache = SlotCache(num_slots, model.device)
         self._delta_nets = DeltaNets(model, num_slots)
         self._lengths = [0] * num_slots
-        with refusing(model.name_or_path, "a model that computes a token"):
-            self.verify([Segment(slot=0, token_ids=[0], num_logits=0)], with_taps=False)
+        # Quiet, because transformers advises once for each of its functions to install a kernel for GPUs.
+        with refusing(model.name_or_path, "a model that computes a token"), quiet_transformers():
+            for token_ids in ([0], [0, 0]):
+                self.verify([Segment(slot=0, token_ids=token_ids, num_logits=0)], with_taps=False)
         self.release(0)
         self.cache_bytes_per_token = self._cache.bytes_per_token
         self.cache_bytes_per_slot = self._delta_nets.bytes_per_slot

@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.target_cache import FULL, LINEAR, SLIDING, TargetCache, read_target_cache
+from dflash_trt.errors import CheckpointError
 from tests.checkpoint.samples import refusal
+from tests.checkpoint.test_any_config import VALUES
 
 QWEN_3_NEXT = {
     **{"full_attention_interval": 4, "num_key_value_heads": 2, "head_dim": 256, "linear_conv_kernel_dim": 4},
@@ -93,6 +99,25 @@ def test_what_is_not_known_here(facts: dict[str, object]) -> None:
     assert read(facts, 2) is None
 
 
+OWN_HEADS = {str(i): {"head_dim": 512} for i in range(5, 60, 6)}
+PUBLISHED: list[tuple[dict[str, object], int]] = [
+    (QWEN_3_NEXT, 48),
+    (GEMMA_4_31B | {"per_layer_config": OWN_HEADS}, 60),
+    (GEMMA_4_31B, 60),
+    (KIMI_K2, 61),
+]
+
+
+@settings(max_examples=50, deadline=None)
+@given(published=st.sampled_from(PUBLISHED), value=VALUES, data=st.data())
+def test_any_value_is_counted_or_refused(published: tuple[dict[str, object], int], value: object, data: Any) -> None:
+    facts, num_layers = published
+    key = data.draw(st.sampled_from(sorted(facts)))
+    with suppress(CheckpointError):
+        cache = read({**facts, key: value}, num_layers)
+        assert cache is None or 0 <= cache.bytes(1, fp8=True) <= cache.bytes(1000, fp8=False, ranks=1)
+
+
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
@@ -103,6 +128,7 @@ def test_what_is_not_known_here(facts: dict[str, object]) -> None:
         ),
         ({**QWEN_3_NEXT, "linear_key_head_dim": None}, "linear_key_head_dim: expected an integer"),
         ({**GEMMA_4_31B, "layer_types": [FULL] * 48, "global_head_dim": None}, "global_head_dim: expected an integer"),
+        ({**GEMMA_4_31B, "layer_types": [FULL] * 48, "num_kv_shared_layers": 49}, "num_kv_shared_layers: expected"),
         ({"kv_lora_rank": 512}, "qk_rope_head_dim: expected an integer"),
     ],
 )
