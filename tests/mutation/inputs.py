@@ -65,6 +65,9 @@ def write_inputs(directory: Path) -> None:
     request = {name: getattr(SamplingParams(), name) for name in SamplingParams.__struct_fields__}
     request |= {"prompt": [1, 2, 3], "seed": 3, "stop": ["a"], "stop_token_ids": [5], "max_tokens": 7}
     (directory / "request.json").write_text(json.dumps(request, default=list))
+    write_run(directory / "bench", samples.run("none", "dflash", concurrencies=(1, 2)))
+    point = samples.point("dflash", 2, 50.0, 90.0, acceptance=samples.counters(10, (8, 5, 5)), failed=1)
+    write_point(directory / "bench", point)
     write_dialects(directory / "dialects")
 
 
@@ -74,6 +77,3 @@ def write_dialects(directory: Path) -> None:
         write(directory / name)
     configs = {name: json.loads((directory / name / "config.json").read_text()) for name in WRITERS}
     (directory / "configs.json").write_text(json.dumps(configs))
-    write_run(directory / "bench", samples.run("none", "dflash", concurrencies=(1, 2)))
-    point = samples.point("dflash", 2, 50.0, 90.0, acceptance=samples.counters(10, (8, 5, 5)), failed=1)
-    write_point(directory / "bench", point)
