@@ -121,15 +121,15 @@ KNOWN: dict[str, Known] = {
     "rope": Known(
         what="the draft's RoPE scaling (YaRN, with its attention factor) was lost, or it was never trained on such"
         " lengths",
-        source=f"{GITHUB}/vllm-project/vllm/issues/47930",
+        source="https://arxiv.org/abs/2602.06036",  # tau 3.61 at 16k tokens, 6.05 once trained on such lengths
         setting="rope_scaling in the draft's config.json; serve shorter contexts, or a draft that was trained on them",
     ),
     "prefix": Known(
         what="tokens that a prefix cache spares the target bring the draft no hidden states: it drafts without them",
-        source=f"{GITHUB}/vllm-project/vllm/issues/51250",
+        source=f"{GITHUB}/vllm-project/vllm/issues/47930",
         setting="switch the prefix cache off, as a check",
         settings={
-            "vllm": "--no-enable-prefix-caching (#47930, #51250; DFlash2: #54360)",
+            "vllm": "--no-enable-prefix-caching (also #51250)",
             "sglang": "--disable-radix-cache",
             "tensorrt-llm": "kv_cache_config.enable_block_reuse: false, or context_recompute_tail in"
             " speculative_config",

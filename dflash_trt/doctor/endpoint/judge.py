@@ -109,7 +109,11 @@ def long_contexts(kind: Kind, short: Group, long: Group, baseline: Group | None)
     if is_share_below(values, reference, COLLAPSED):
         figure = f"{_tau(long)} {size}, {_tau(short)} at short ones; {_dead_from(long)}"
         return [
-            Finding(name="acceptance collapses at long contexts", figure=figure, causes=causes(kind, "window", "rope"))
+            Finding(
+                name="acceptance collapses at long contexts",
+                figure=figure,
+                causes=causes(kind, "window", "rope", "prefix"),
+            )
         ]
     if loss is not None:
         figure = f"{_tau(long)} {size}, {_tau(baseline)} in the baseline: {loss:.0%} fewer drafts accepted"
@@ -117,7 +121,7 @@ def long_contexts(kind: Kind, short: Group, long: Group, baseline: Group | None)
             Finding(
                 name="acceptance at long contexts below the baseline",
                 figure=figure,
-                causes=causes(kind, "window", "rope", "scales"),
+                causes=causes(kind, "window", "rope", "prefix", "scales"),
             )
         ]
     return []
