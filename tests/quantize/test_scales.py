@@ -14,6 +14,8 @@ from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.bounds import ranges_from_weights
 from dflash_trt.quantize.ranges import Ranges
 from dflash_trt.quantize.scales import scale_groups
+from tests.checkpoint.dialect_samples import WRITERS
+from tests.graph.test_dialect_graphs import TRUTH
 from tests.paths import FIXTURES
 from tests.quantize.samples import arrays, convert
 from tests.reference.dflash_float64 import ReferenceDrafter
@@ -114,3 +116,34 @@ def test_bounds_hold_for_adversarial_features(dialect: Any, tmp_path: Path) -> N
     assert (np.abs(v).max(axis=(0, 2, 3)) <= np.array(ranges.v) * (1 + 1e-6)).all()
     assert seen["layers.0.self_attn.k_proj"] > 0.9 * ranges.inputs["layers.0.self_attn.k_proj"]
     assert np.abs(v[:, 0]).max() > 0.5 * ranges.v[0]
+
+
+@pytest.mark.parametrize("name", ["laguna", "mimo"])
+def test_bounds_hold_with_a_gate_and_a_factor_on_v(name: str, tmp_path: Path) -> None:
+    """Blocks that point where rows of V and of the gate point."""
+    convert(WRITERS[name](tmp_path / "draft"), tmp_path / "plain", "bf16")
+    draft = read_draft(tmp_path / "plain")
+    ranges, spec = ranges_from_weights(draft), draft.spec
+    reference = ReferenceDrafter.load(tmp_path / "plain", TRUTH[name])
+    seen: dict[str, float] = {}
+
+    class Recording(ReferenceDrafter):
+        def linear(self, name: str, x: Any) -> Any:
+            seen[name] = max(seen.get(name, 0.0), float(np.abs(x).max()))
+            return super().linear(name, x)
+
+    recording = Recording(**{field: getattr(reference, field) for field in reference.__dataclass_fields__})
+    taps = np.random.default_rng(0).normal(size=(9, spec.target_hidden_size))
+    k, v = recording.context_kv(taps, np.arange(9))
+    norm = reference.tensors["layers.0.input_layernorm.weight"]
+    directions = [
+        reference.tensors[f"layers.0.self_attn.{x}_proj.weight"] * norm for x in "vg" if x == "v" or spec.tap_norms
+    ]
+    for row in np.concatenate(directions):
+        recording.draft(np.tile(100 * row, (spec.block_size, 1)), k, v, np.arange(9, 9 + spec.block_size))
+    for module, largest in seen.items():
+        if module != "fc":
+            assert largest <= ranges.inputs[module] * (1 + 1e-6), module
+    assert (np.abs(k).max(axis=(0, 2, 3)) <= np.array(ranges.k) * (1 + 1e-6)).all()
+    assert (np.abs(v).max(axis=(0, 2, 3)) <= np.array(ranges.v) * (1 + 1e-6)).all()
+    assert seen["layers.0.self_attn.o_proj"] > 0.05 * ranges.inputs["layers.0.self_attn.o_proj"]
