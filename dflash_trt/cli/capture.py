@@ -103,7 +103,14 @@ def capture(
     with new_file(output, FEATURES, force=force) as temporary:
         with _progress(len(encoded)) as advance:
             answered = answer_prompts(running, encoded, max_tokens, stop_ids, num_slots=BATCH_SIZE, on_answer=advance)
-        write_features(running, answered, facts, temporary, taps_dtype=getattr(torch, taps_dtype))
+        write_features(
+            running,
+            answered,
+            facts,
+            temporary,
+            block_size=draft_checkpoint.spec.block_size,
+            taps_dtype=getattr(torch, taps_dtype),
+        )
     tokens = sum(len(sequence.token_ids) - sequence.prompt_length for sequence in answered)
     click.echo(f"{len(answered)} sequences, {tokens} answer tokens", err=True)
     click.echo(output)

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dflash-trt capture`: runs the target over prompts and writes what calibration and replay need of it.
 
-First the answers are decoded greedily, several prompts at once; then each prompt with its answer runs once more, in one
-pass, and its taps go to disk. The second pass costs little next to the first, and because all lengths are known
-by then, the file is written in one go with one sequence in memory.
+First the answers are decoded greedily, several prompts at once; then each prompt with its answer runs once more, in
+passes as speculative decoding makes them, and its taps go to disk. All lengths are known by then, so the file is
+written in one go with one sequence in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from dflash_trt.quantize.features import (
     head_shapes,
     sequence_shapes,
 )
-from dflash_trt.runtime.decoder import Decoder
+from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK, Decoder
 from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
@@ -91,9 +92,10 @@ def write_features(
     facts: FeatureFacts,
     output: Path,
     *,
+    block_size: int,
     taps_dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Runs the target once over each sequence and writes the feature file (layout: features.py).
+    """Runs the target over each sequence, in blocks of `block_size`, and writes the feature file (layout: features.py).
 
     Embeddings and lm_head take BF16 where that keeps every value, else FLOAT; the taps are FLOAT, as they are
     injected here, or rounded to `taps_dtype`. Raises CheckpointError for taps that are not finite, OSError when the
@@ -116,7 +118,7 @@ def write_features(
             tokens, begin = sequence.token_ids, sequence.prompt_length
             writer.write(f"tokens.{i}", np.array(tokens, dtype=np.int64))
             writer.write(f"prompt_length.{i}", np.array(begin, dtype=np.int64))
-            write(f"taps.{i}", _taps(target, tokens[:-1], facts, i))
+            write(f"taps.{i}", _taps(target, sequence, block_size, f"{facts.target_name}: sequence {i}"))
             write(f"embeddings.{i}", target.embed(torch.tensor(tokens[begin:])))
 
 
@@ -139,14 +141,22 @@ def _layout(answered: Sequence[Answered], facts: FeatureFacts, dtypes: Mapping[s
     )
 
 
-def _taps(target: Target, token_ids: Sequence[int], facts: FeatureFacts, i: int) -> torch.Tensor:
-    taps = target.verify([Segment(slot=0, token_ids=token_ids, num_logits=0)], with_taps=True).taps
+def _taps(target: Target, sequence: Answered, block_size: int, name: str) -> torch.Tensor:
+    """Taps of all tokens but the last: the prompt's in chunks, the answer's in blocks, as decoding computes them.
+
+    In one pass the sums are added in another order, and where a drafter rounds to FP8, the last digit can decide.
+    """
+    tokens, begin = sequence.token_ids[:-1], sequence.prompt_length
+    ends = [*range(0, begin, DEFAULT_PREFILL_CHUNK), *range(begin, len(tokens), block_size), len(tokens)]
+    passes = []
+    for first, end in pairwise(ends):
+        segment = Segment(slot=0, token_ids=tokens[first:end], num_logits=0)
+        passes.append(target.verify([segment], with_taps=True).taps)
+        target.rollback(0, 0)
     target.release(0)
+    taps = torch.cat(passes)
     if not torch.isfinite(taps).all():
-        raise CheckpointError(
-            f"{facts.target_name}: sequence {i}: expected finite taps, found NaN or infinity in layers"
-            f" {list(facts.target_layer_ids)}"
-        )
+        raise CheckpointError(f"{name}: expected finite taps, found NaN or infinity")
     return taps
 
 

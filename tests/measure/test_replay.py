@@ -132,7 +132,7 @@ class RandomPair:
             stop_token_ids=tuple(self.stop_ids),
             prompts=tuple(PromptFacts(name=str(i)) for i in range(len(prompts))),
         )
-        write_features(self.session.target, answered, facts, self.file)
+        write_features(self.session.target, answered, facts, self.file, block_size=self.manifest.draft.block_size)
         self.lengths = [len(sequence.token_ids) - sequence.prompt_length for sequence in answered]
 
 
