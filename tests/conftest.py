@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 # Before anything imports torch or huggingface_hub; subprocesses inherit both.
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network, and none may reach for it
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # barriers among oversubscribed threads cost more than they gain
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; tests send Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

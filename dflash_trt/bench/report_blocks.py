@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 from dflash_trt.bench.announced import AVERAGE, Figure
@@ -15,6 +14,7 @@ from dflash_trt.bench.curve_pictures import picture
 from dflash_trt.bench.records import Run
 from dflash_trt.bench.speed_curve import AtSpeed, Curve, Factor
 from dflash_trt.bench.workloads import BASELINE
+from dflash_trt.files.command import command_line
 from dflash_trt.plots.methods import TITLES
 
 NONE = "-"
@@ -252,7 +252,7 @@ def run_facts(run: Run) -> dict[str, str]:
         f" tokens, {ended}",
         "endpoints": "; ".join(endpoints),
         "versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
-        "command": shlex.join(run.command),
+        "command": command_line(run.command),
         "seed": str(run.seed),
     }
 

@@ -28,7 +28,10 @@ def prompts(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_plan_writes_nothing(url: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_writes_nothing(
+    url: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     arguments = (
         "bench", "run", "--endpoint", f"none={url}", "--endpoint", f"dflash={url}/v1", "--prompts", prompts,
         "--concurrency", "1,8", "--set", "dflash.temperature=0.6", "--hardware", "8x B300", "--num-gpus", "8",
