@@ -74,6 +74,7 @@ def test_headers_do_for_all_but_loading(hub: FakeHub, command: Command, tmp_path
     assert not {name for name in hub.sent if "/" in name or name.endswith(".bin") or name.startswith("consolidated")}
 
 
+@pytest.mark.full
 def test_weights_come_when_they_are_due(hub: FakeHub, command: Command, tmp_path: Path) -> None:
     assert command("build", DRAFT, "--target", TARGET, "-o", tmp_path / "engine").returncode == 0
     arguments = ("generate", tmp_path / "engine", "ab", "--target", TARGET, "--max-tokens", "4", "--json")

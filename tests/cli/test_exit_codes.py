@@ -195,7 +195,10 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("package", ["transformers", "torch", "onnxruntime", "onnx"])
+@pytest.mark.parametrize(
+    "package",
+    ["transformers", "torch", *(pytest.param(name, marks=pytest.mark.full) for name in ("onnxruntime", "onnx"))],
+)
 def test_missing_extra_of_generate(package: str, engine: Path) -> None:
     arguments = ("generate", engine, "prompt", "--target", FIXTURES / "tiny-qwen3")
     result = run(*arguments, script=WITHOUT.format(package=package))

@@ -30,6 +30,7 @@ COMMANDS = {
     ),
     "triton-repo": (["triton-repo", DEPLOYMENT, "--method", "none"], ["triton-repo", DEPLOYMENT]),
 }
+QUICK = ("build", "quantize")
 
 
 def check(name: str, count: int, folder: Path, *, is_new: bool) -> None:
@@ -50,7 +51,7 @@ def check(name: str, count: int, folder: Path, *, is_new: bool) -> None:
         assert kill["names"] == (["out"] if is_new else ["kept", "out"]), kill
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", QUICK)
 def test_killed_while_it_replaces(name: str, tmp_path: Path) -> None:
     check(name, 5, tmp_path, is_new=False)
 

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,13 +41,14 @@ Program = Callable[[int], Path]
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
     """The emulated kernel of a head_dim, compiled when it is first asked for."""
-    directory = tmp_path_factory.mktemp("emulated")
-    built: dict[int, Path] = {}
+    base = tmp_path_factory.getbasetemp()
+    directory = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # of all workers: who is first compiles
 
     def get(head_dim: int) -> Path:
-        if head_dim not in built:
-            built[head_dim] = build_kernel(directory / f"head_dim_{head_dim}", head_dim)
-        return built[head_dim]
+        built = directory / f"emulated_head_dim_{head_dim}"
+        with (directory / f"{built.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return built if built.exists() else build_kernel(built, head_dim)
 
     return get
 

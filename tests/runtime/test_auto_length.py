@@ -71,7 +71,7 @@ def share_of_best(lengths: Sequence[int], acceptance: Sequence[float], cost: Cos
     return tokens / seconds / max(speed(acceptance, cost, batch, length) for length in range(K + 1))
 
 
-@pytest.mark.parametrize("batch", [1, 4, 16, 32])
+@pytest.mark.parametrize("batch", [1, 4, *(pytest.param(batch, marks=pytest.mark.full) for batch in (16, 32))])
 @pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
 @pytest.mark.parametrize("acceptance", [HIGH, MIDDLING, NOTHING], ids=["high", "middling", "nothing"])
 def test_it_settles_near_the_best(acceptance: Sequence[float], cost: Cost, batch: int) -> None:
@@ -82,7 +82,7 @@ def test_it_settles_near_the_best(acceptance: Sequence[float], cost: Cost, batch
         assert share_of_best(lengths[64:], acceptance, cost, batch) > 0.93
 
 
-@pytest.mark.parametrize("batch", [1, 2, 8, 32])
+@pytest.mark.parametrize("batch", [2, *(pytest.param(batch, marks=pytest.mark.full) for batch in (1, 8, 32))])
 @pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
 @pytest.mark.parametrize("acceptance", [HIGH, MIDDLING, NOTHING], ids=["high", "middling", "nothing"])
 def test_it_is_never_far_below_plain_and_full(acceptance: Sequence[float], cost: Cost, batch: int) -> None:

@@ -64,9 +64,9 @@ def watched(decoder: Decoder, workload: Workload) -> WatchedPair:
 
 
 def cases() -> list[object]:
-    """Every length on a small pair, a few on the others, and the rest of the product under `full`."""
+    """A few lengths on each pair, and the rest of the product under `full`."""
     quick = {
-        "random-qwen3": {*map(str, range(6)), "auto", "adaptive", "1:5,3:2,6:0"},
+        "random-qwen3": {"0", "1", "5", "auto", "adaptive", "1:5,3:2,6:0"},
         "random-gpt-oss": {"5", "auto", "adaptive"},
         "sequential-gpt-oss": {"5"},
         "tiny-qwen3": {"7", "auto", "adaptive"},

@@ -247,7 +247,7 @@ class pair_of_ranks:  # noqa: N801
             end.close()
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec"])
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("mpiexec", marks=pytest.mark.full)])
 def test_launchers(launcher: str) -> None:
     """Two ranks, each started as a user starts it."""
     scripts = f"{sys.prefix}/bin"

@@ -32,7 +32,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
         yield started
 
 
-@pytest.mark.parametrize(("name", "num_ranks"), [("tiny-gpt-oss", 8), ("tiny-qwen3", 4)])
+@pytest.mark.parametrize(
+    ("name", "num_ranks"), [pytest.param("tiny-gpt-oss", 8, marks=pytest.mark.full), ("tiny-qwen3", 4)]
+)
 def test_ranks_decode_like_one(ranks: Forks, name: str, num_ranks: int, tmp_path: Path) -> None:
     engine, output = tmp_path / "engine", tmp_path / "answers.pt"
     build(FIXTURES / f"{name}-dflash", engine, FIXTURES / name)
