@@ -28,7 +28,7 @@ LOOK_COST = 0.02
 HOPE = 0.3
 """The same share, where a length that was never tried may be better: of what it would gain at best."""
 RECONSIDER_EVERY = 4
-"""Steps."""
+"""Steps; looks begin on the same, because both reckon with all lengths."""
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of running requests that have prices of their own, each up to the next."""
 
@@ -90,8 +90,8 @@ class AutoLength:
             if self._since_look % RECONSIDER_EVERY == 0:
                 self._look_up()
                 self._reconsider()
-            if self._since_look >= self._pause:
-                self._look()
+                if self._since_look >= self._pause:
+                    self._look()
         if self._trial_steps == 0:
             return self._length
         self._trial_steps -= 1
@@ -193,10 +193,13 @@ class AutoLength:
         return prices
 
     def _price(self, length: int) -> float:
-        """Seconds of a step: measured, else by the ratio to another length that a bucket nearby has; 0 for none."""
+        """Seconds of a step: measured, else by the ratio to another length that a bucket nearby has; 0 for none.
+
+        `explain` asks from other threads, while prices come in.
+        """
         if own := self._median(self._bucket, length):
             return own
-        measured = [k for b, k in self._seconds if b == self._bucket and self._median(b, k)]
+        measured = [k for b, k in list(self._seconds) if b == self._bucket and self._median(b, k)]
         near = [b for b in BUCKETS if 0.5 <= b / self._bucket <= 2 and self._median(b, length)]
         pairs = [(b, k) for b in near for k in measured if self._median(b, k)]
         if not pairs:

@@ -12,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dflash_trt.checkpoint.dialects import own, zlab
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.respell import LAYOUTS, Verifier, respell
 from dflash_trt.errors import BuildError
 from dflash_trt.quantize.convert import quantize_checkpoint
@@ -211,3 +213,10 @@ def test_the_speculators_package_reads_what_we_write(case: str, tmp_path: Path) 
         "mask": spec.mask_token_id, "windows": [i for i, layer in enumerate(spec.layers) if layer.sliding_window],
         "non_causal": False, "biases": spec.attention_bias, "rope": pytest.approx(spec.rope.attention_factor),
     }  # fmt: skip
+
+
+def test_every_fact_has_its_place() -> None:
+    """A fact that DraftSpec gets and no layout writes would be lost without a word."""
+    spelled = {"layers", "rope", "block_size", "mask_token_id", "target_layer_ids"}
+    assert set(DraftSpec.__struct_fields__) == {*own.SAME_NAMES, *zlab.SAME_KEYS, *zlab.OPTIONAL, *spelled}
+    assert set(own.SAME_NAMES) == {"model_type", *zlab.PLAIN}

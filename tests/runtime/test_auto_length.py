@@ -107,6 +107,19 @@ def test_requests_whose_drafts_hold_get_more() -> None:
     assert chosen == [1, K] * 4
 
 
+def test_the_next_request_of_a_slot_is_a_new_one() -> None:
+    policy, cost = AutoLength(K), linear(0.1, 0.1)
+    for _ in range(401):
+        chosen = policy.choose([0, 1])
+        policy.observe(0, chosen[0], 0)
+        policy.observe(1, chosen[1], chosen[1])
+        policy.measure(2, sum(chosen) // 2, cost(2, sum(chosen) // 2))
+    assert chosen == [1, K]
+    policy.release(0)
+    known_to_none = policy.choose([0, 9])
+    assert known_to_none[0] == known_to_none[1]
+
+
 @pytest.mark.parametrize("outliers", [0.05, 0.15])
 def test_outliers_do_not_move_it(outliers: float) -> None:
     for seed in range(5):
