@@ -71,6 +71,9 @@ bench: $(TOOLS)  ## measure decoding on this machine; prints tables, asserts not
 bench-quantize: $(TOOLS)  ## measure the packers on the shapes of gpt-oss-120b's drafter
 	$(BIN)/python benchmarks/bench_quantize.py
 
+bench-estimate: $(TOOLS)  ## does the cost model predict this machine? Eight minutes, best when nothing else runs
+	$(BIN)/python benchmarks/bench_estimate.py
+
 bench-attention: $(TOOLS)  ## measure the attention kernel, torch's and a copy; needs a GPU, and `make test-gpu` before
 	$(BIN)/python benchmarks/bench_kv_injection_attention.py
 

@@ -20,6 +20,7 @@ FENCE = re.compile(r"^```(?:console|sh|bash|shell)\n(.*?)^```", re.MULTILINE | r
 SHELL = {"|", ">", ">>", "2>", "<", "&&", "||", ";", "&"}
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
+INLINE_MAKE = re.compile(r"`make ([a-z-]+)")
 
 
 def documents() -> list[Path]:
@@ -91,11 +92,15 @@ def test_the_readme_shows_every_command() -> None:
 
 
 def test_make_targets_exist() -> None:
-    targets = set(TARGET.findall((REPOSITORY / "Makefile").read_text()))
+    """Those of the documents, in shell blocks and in `make X`, and the list of .PHONY: each has a recipe."""
+    text = (REPOSITORY / "Makefile").read_text()
+    targets = set(TARGET.findall(text))
     for document in documents():
-        for words in commands(document):
-            if words[0] == "make":
-                assert set(words[1:]) <= targets, f"{document.name}: {words}"
+        blocks = [word for words in commands(document) if words[0] == "make" for word in words[1:]]
+        asked = {word for word in blocks if "=" not in word} | set(INLINE_MAKE.findall(document.read_text()))
+        assert asked <= targets, f"{document.name}: {asked - targets}"
+    phony = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
+    assert phony == {name for name in targets if re.search(rf"^{name}:.*\n\t", text, re.MULTILINE)} | {"build"}
 
 
 def test_makefile_commands_parse() -> None:
