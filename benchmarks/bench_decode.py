@@ -24,6 +24,7 @@ from unittest.mock import patch
 
 import click
 import torch
+from onnxruntime import InferenceSession
 from transformers.utils import logging
 
 REPOSITORY = Path(__file__).parents[1]
@@ -76,7 +77,8 @@ class Forwards:
     @contextmanager
     def watch(self, session: Session) -> Iterator[None]:
         """Times the calls into models and ONNX Runtime."""
-        calls = [(session.target, name) for name in ("_forward", "logits", "embed")] + [(session.drafter, "_run")]
+        calls: list[tuple[object, str]] = [(session.target, name) for name in ("_forward", "logits", "embed")]
+        calls.append((InferenceSession, "run_with_iobinding"))
         with ExitStack() as stack:
             for owner, name in calls:
                 stack.enter_context(patch.object(owner, name, self._timed(getattr(owner, name))))
