@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.gpu.launches import Launch, bits, moved
-from tests.plugins.calls import Guarded, inputs, reference
-from tests.plugins.cases import CORNER, FEATURES, OUT_OF_RANGE, PERFORMANCE, REGULAR, Case
+from tests.plugins.calls import UNTOUCHED, Guarded, inputs, reference
+from tests.plugins.cases import CORNER, FAR, FAR_FP8, FEATURES, OUT_OF_RANGE, PERFORMANCE, REGULAR, Case
 from tests.plugins.compare import assert_close, rounding
 from tests.plugins.kernel.oracle import expect
 from tests.plugins.tensors import BAD, draw, out_of_range
@@ -40,6 +40,28 @@ def test_long_contexts_against_float64(case: Case) -> None:
     """The reference would take minutes."""
     tensors = draw(case, "cuda")
     assert_close(Launch(case, tensors).run(), *expect(case, tensors))
+
+
+@pytest.mark.parametrize("case", [FAR, FAR_FP8], ids=named)
+def test_a_cache_beyond_4_gib(case: Case) -> None:
+    """The plane that is read begins behind the first 4 GiB of a cache of 6 GiB; all the rest of it is NaN."""
+    free, needed = torch.cuda.mem_get_info()[0], 2 * case.cache_nbytes + 2**30
+    if free < needed:
+        pytest.skip(f"needs {needed / 2**30:.0f} GiB of free GPU memory, found {free / 2**30:.0f}")
+    alone = replace(case, L=1, layer=0, slots=1, slot_ids=(0,))
+    tensors = draw(alone, "cuda")
+    expected = expect(alone, tensors)
+    begin = case.cache_nbytes - alone.cache_nbytes
+    assert begin > 2**32
+
+    def far(plane: torch.Tensor) -> torch.Tensor:
+        cache = torch.full((case.cache_nbytes,), UNTOUCHED, dtype=torch.uint8, device="cuda")
+        cache[begin:] = bits(plane).flatten()
+        return cache.view(case.cache_dtype).view(case.cache_shape)
+
+    slots = torch.tensor(case.slot_of, dtype=torch.int32, device="cuda")
+    placed = replace(tensors, k_cache=far(tensors.k_cache), v_cache=far(tensors.v_cache), slot_ids=slots)
+    assert_close(Launch(case, placed).run(), *expected)
 
 
 @pytest.mark.parametrize("case", SOME, ids=named)

@@ -188,6 +188,12 @@ OUT_OF_RANGE = [
          context_lengths=(5, 300, 290)),
 ]  # fmt: skip
 
+# The plane that is read, and the cache it is the last plane of: 6 GiB of K and as many of V, where an offset of 32 bits
+# leads elsewhere.
+PLANE = Case(name="plane", N=16, G=8, S=2, C_max=131072, context_lengths=(40,))
+FAR = replace(PLANE, name="far", L=8, layer=7, slots=6, slot_ids=(5,))
+FAR_FP8 = replace(FAR, name="far-fp8", L=16, layer=15, cache_dtype=FP8, k_scale=0.02, v_scale=0.03)
+
 # Larger than what `make test` computes; for the GPU and for benchmarks/.
 PERFORMANCE = [
     replace(

@@ -24,6 +24,8 @@ from tests.plugins.test_kernel import call_far
 CASE = Case(name="mutated", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_scale=0.03, norm=4.0, sinks=True,
             context_lengths=(1700, 3, 300))  # fmt: skip
 CTAS = 5
+WAIT = "wait_for_previous_grid();  // all that is read may be its: the block, slots and lengths, rows just appended"
+SCHEDULE = "const Schedule schedule(p, plan);"
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ MUTANTS = [
     Mutant("no barrier between segments", "attention.cuh", "cta_sync();  // shared memory is free", "//",
            "races with thread|while a copy"),
     Mutant("no wait for the attention grid", "combine.cuh", "wait_for_previous_grid();", ""),
+    Mutant("no wait for the kernel before", "attention.cuh", "wait_for_previous_grid();", "", "before the grid before"),
+    Mutant("a wait behind a read", "attention.cuh", f"{WAIT}\n  {SCHEDULE}", f"{SCHEDULE}\n  {WAIT}"),
     Mutant("rows beyond the segment", "stream.cuh", "copy_async(at, k, left > 0);", "copy_async(at, k, true);",
            "AddressSanitizer"),
     Mutant("no mask at the end", "attention.cuh", "end < kMatrixKeys ||", ""),

@@ -239,6 +239,7 @@ template <int D, class T, bool kBytes>
 __global__ void __launch_bounds__(32 * max_warps(D), 2)
     attention(const __grid_constant__ Params p, const __grid_constant__ Plan plan) {
   release_next_grid();
+  wait_for_previous_grid();  // all that is read may be its: the block, slots and lengths, rows just appended
   const Schedule schedule(p, plan);
   if (grid_y() >= schedule.ranges()) return;
   const int first = schedule.begin(grid_y());

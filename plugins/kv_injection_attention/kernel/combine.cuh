@@ -32,6 +32,7 @@ DFLASH_DEVICE CutRequest find_cut(const Params& p, const Plan& plan, const Sched
 template <int D, class T>
 __global__ void __launch_bounds__(32 * kCombineWarps)
     combine(const __grid_constant__ Params p, const __grid_constant__ Plan plan) {
+  release_next_grid();
   wait_for_previous_grid();
   const Schedule schedule(p, plan);
   const CutRequest cut = find_cut(p, plan, schedule);

@@ -9,9 +9,9 @@
 
 namespace dflash::kv_injection {
 
-// With `early`, the kernel may start before the one before it on the stream has ended, for whose results it waits.
+// The kernel may start before the one before it on the stream has ended, for whose results it waits on the device.
 template <class... Arguments>
-cudaError_t start(void (*kernel)(Arguments...), const Grid& grid, void* stream, bool early,
+cudaError_t start(void (*kernel)(Arguments...), const Grid& grid, void* stream,
                   const Arguments&... arguments) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -22,7 +22,7 @@ cudaError_t start(void (*kernel)(Arguments...), const Grid& grid, void* stream, 
   config.dynamicSmemBytes = static_cast<size_t>(grid.shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &attribute;
-  config.numAttrs = early ? 1 : 0;
+  config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
@@ -37,7 +37,7 @@ cudaError_t launch_attention(const Params& p, const Plan& plan) {
   if (error != cudaSuccess) return error;
   error = allow(cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   if (error != cudaSuccess) return error;
-  return start(kernel, attention_grid(p, plan), p.stream, false, p, plan);
+  return start(kernel, attention_grid(p, plan), p.stream, p, plan);
 }
 
 template <int D, class T>
@@ -46,7 +46,7 @@ cudaError_t launch_both(const Params& p, const Plan& plan) {
   const cudaError_t error =
       bytes ? launch_attention<D, T, true>(p, plan) : launch_attention<D, T, false>(p, plan);
   if (error != cudaSuccess || plan.ranges == 1) return error;
-  return start(combine<D, T>, combine_grid(p, plan), p.stream, true, p, plan);
+  return start(combine<D, T>, combine_grid(p, plan), p.stream, p, plan);
 }
 
 template <int D>

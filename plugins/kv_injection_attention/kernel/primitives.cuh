@@ -73,9 +73,14 @@ DFLASH_DEVICE float from_lane_xor(float value, int mask) {
 
 // ---- Memory
 
+// Not ld.global.nc, which is for memory that nobody writes while the kernel runs: the grid before may.
 DFLASH_DEVICE Words load_words(const void* from) {
-  const uint4 v = __ldg(static_cast<const uint4*>(from));
-  return {{v.x, v.y, v.z, v.w}};
+  Words words;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
+               : "l"(__cvta_generic_to_global(from))
+               : "memory");
+  return words;
 }
 
 DFLASH_DEVICE void store_word(Shared to, uint32_t value) {

@@ -2,7 +2,8 @@
 // emulated_call DIRECTORY CTAS SEED: one call of both kernels, emulated.
 //
 // DIRECTORY/params has a line "name value" for each number of Params, DIRECTORY/<tensor> the bytes of each tensor.
-// Writes DIRECTORY/out and prints the plan. CTAS is how many CTAs the GPU is said to hold; SEED orders the threads.
+// Writes DIRECTORY/out and prints the plan. CTAS is how many CTAs the GPU is said to hold; SEED orders CTAs and threads.
+// On the stream before the call is a kernel that writes its inputs, but for what no memory would hold.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -10,13 +11,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
-#include <numeric>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -24,6 +22,7 @@
 #include "kv_injection_attention/kernel.h"
 #include "kv_injection_attention/kernel/attention.cuh"
 #include "kv_injection_attention/kernel/combine.cuh"
+#include "stream.h"
 
 namespace kv = dflash::kv_injection;
 
@@ -77,11 +76,16 @@ class Call {
     p.slot_ids = static_cast<const int32_t*>(read("slot_ids"));
     p.context_lengths = static_cast<const int32_t*>(read("context_lengths"));
     p.sinks = static_cast<const float*>(read("sinks"));
-    out_ = filled(size_t{2} * p.batch * p.block * p.num_heads * p.head_dim);
+    out_ = filled(size_t{2} * p.batch * p.block * p.num_heads * p.head_dim).bytes;
     p.out = out_;
     p.workspace_bytes = kv::workspace_size(p);
-    p.workspace = filled(p.workspace_bytes);
+    p.workspace = filled(p.workspace_bytes).bytes;
     return p;
+  }
+
+  // What the kernel before this call does.
+  void produce() {
+    for (const auto& [tensor, copy] : inputs_) std::copy(copy.begin(), copy.end(), tensor.bytes);
   }
 
   void finish(const kv::Params& p) {
@@ -106,8 +110,7 @@ class Call {
     const auto size = std::filesystem::file_size(directory_ + name);
     if (size >= kSparseBytes) return map(directory_ + name, size);
     std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
-    Tensor tensor(bytes.size());
-    std::copy(bytes.begin(), bytes.end(), tensor.bytes);
+    const Tensor tensor = filled(bytes.size());  // until it is produced
     inputs_.emplace_back(tensor, std::move(bytes));
     return tensor.bytes;
   }
@@ -122,10 +125,10 @@ class Call {
   }
 
   // NaN in every format.
-  static unsigned char* filled(size_t size) {
+  static Tensor filled(size_t size) {
     Tensor tensor(size);
     std::memset(tensor.bytes, 0xff, size);
-    return tensor.bytes;
+    return tensor;
   }
 
   std::string directory_;
@@ -134,36 +137,18 @@ class Call {
   unsigned char* out_ = nullptr;
 };
 
-using Chosen = std::function<bool(int, int)>;
-
-void run_grid(const kv::Grid& grid, uint32_t seed, const std::function<void()>& kernel,
-              const Chosen& chosen = [](int, int) { return true; }) {
-  std::vector<int> order(static_cast<size_t>(grid.x) * grid.y);
-  std::iota(order.begin(), order.end(), 0);
-  if (seed == 1) std::reverse(order.begin(), order.end());
-  if (seed > 1) std::shuffle(order.begin(), order.end(), std::mt19937(seed));
-  for (int i : order) {
-    if (!chosen(i % grid.x, i / grid.x)) continue;
-    emulator::Cta cta(grid.threads, grid.shared_bytes, i % grid.x, i / grid.x, seed);
-    cta.run(kernel);
-  }
-}
-
 template <int D, class T, bool kBytes>
-void run(const kv::Params& p, const kv::Plan& plan, uint32_t seed) {
-  const auto attend = [&] { kv::attention<D, T, kBytes>(p, plan); };
-  const kv::Grid attention_grid = kv::attention_grid(p, plan);
-  if (plan.ranges == 1) return run_grid(attention_grid, seed, attend);
-
-  // The second grid may start before the first has ended: two of its CTAs do.
-  const auto combine = [&] { kv::combine<D, T>(p, plan); };
-  const kv::Grid grid = kv::combine_grid(p, plan);
-  std::set<int> rows{0, grid.y - 1};
-  std::deque<emulator::Cta> early;
-  for (const int y : rows) early.emplace_back(grid.threads, grid.shared_bytes, 0, y, seed).start_early(combine);
-  run_grid(attention_grid, seed, attend);
-  for (emulator::Cta& cta : early) cta.finish();
-  run_grid(grid, seed, combine, [&](int x, int y) { return x > 0 || !rows.contains(y); });
+void run(Call& call, const kv::Params& p, const kv::Plan& plan, uint32_t seed) {
+  emulator::Stream stream(seed);
+  const auto launch = [&](const kv::Grid& grid, std::function<void()> kernel) {
+    stream.launch(grid.x, grid.y, grid.threads, grid.shared_bytes, std::move(kernel));
+  };
+  launch({1, 1, 32, 0}, [&] {
+    if (kv::thread_index() == 0) call.produce();
+  });
+  launch(kv::attention_grid(p, plan), [&] { kv::attention<D, T, kBytes>(p, plan); });
+  if (plan.ranges > 1) launch(kv::combine_grid(p, plan), [&] { kv::combine<D, T>(p, plan); });
+  stream.run();
 }
 
 }  // namespace
@@ -171,7 +156,7 @@ void run(const kv::Params& p, const kv::Plan& plan, uint32_t seed) {
 int main(int, char** arguments) {
   Call call(arguments[1]);
   const kv::Params p = call.params();
-  if (p.batch == 0) return call.finish(p), 0;
+  if (p.batch == 0) return call.produce(), call.finish(p), 0;
   const kv::Plan plan = kv::make_plan(p, std::atoi(arguments[2]));
   const auto seed = static_cast<uint32_t>(std::atoi(arguments[3]));
   std::cout << plan.row_tiles << " " << plan.tile_rows << " " << plan.row_groups << " " << plan.teams
@@ -180,11 +165,11 @@ int main(int, char** arguments) {
   const bool f16 = p.block_dtype == kv::DType::kF16;
   if (p.head_dim != DFLASH_HEAD_DIM) return 5;
   if (f16) {
-    bytes ? run<DFLASH_HEAD_DIM, kv::F16, true>(p, plan, seed)
-          : run<DFLASH_HEAD_DIM, kv::F16, false>(p, plan, seed);
+    bytes ? run<DFLASH_HEAD_DIM, kv::F16, true>(call, p, plan, seed)
+          : run<DFLASH_HEAD_DIM, kv::F16, false>(call, p, plan, seed);
   } else {
-    bytes ? run<DFLASH_HEAD_DIM, kv::BF16, true>(p, plan, seed)
-          : run<DFLASH_HEAD_DIM, kv::BF16, false>(p, plan, seed);
+    bytes ? run<DFLASH_HEAD_DIM, kv::BF16, true>(call, p, plan, seed)
+          : run<DFLASH_HEAD_DIM, kv::BF16, false>(call, p, plan, seed);
   }
   call.finish(p);
   return 0;

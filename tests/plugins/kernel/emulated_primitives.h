@@ -88,6 +88,7 @@ inline int lowest_bit(uint32_t bits) { return bits == 0 ? -1 : std::countr_zero(
 // ---- Memory
 
 inline Words load_words(const void* from) {
+  cta().expect_waited("loads");
   if (reinterpret_cast<uintptr_t>(from) % 16 != 0) emulator::fail("misaligned load");
   Words words;
   std::memcpy(&words, from, 16);
@@ -96,6 +97,7 @@ inline Words load_words(const void* from) {
 inline void store_word(Shared to, uint32_t value) { cta().write_word(to, value); }
 inline uint32_t load_word(Shared from) { return cta().read_word(from); }
 inline void copy_async(Shared to, const void* from, bool real) {
+  cta().expect_waited("copies");
   cta().copy(to, real ? from : nullptr);
 }
 inline void commit_copies() { cta().commit(); }

@@ -49,7 +49,7 @@ def build(program: Path, sources: list[Path], *defines: str, plugins: Path = PLU
 
 def build_kernel(program: Path, head_dim: int, plugins: Path = PLUGINS) -> Path:
     """The program that `call` runs."""
-    sources = [HERE / "emulated_call.cpp", *EMULATOR, PLAN]
+    sources = [HERE / "emulated_call.cpp", HERE / "stream.cpp", *EMULATOR, PLAN]
     return build(program, sources, f"-DDFLASH_HEAD_DIM={head_dim}", plugins=plugins)
 
 

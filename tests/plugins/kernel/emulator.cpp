@@ -53,30 +53,11 @@ Cta::~Cta() = default;
 
 void Cta::run(const std::function<void()>& kernel) {
   start(kernel);
-  run_ready();
-  expect_ended();
+  while (ready()) run_some(1 << 30);
 }
 
-void Cta::start_early(const std::function<void()>& kernel) {
-  previous_grid_ended_ = false;
-  start(kernel);
-  run_ready();
-}
-
-void Cta::finish() {
-  previous_grid_ended_ = true;
-  wake(std::exchange(waiting_for_grid_, {}));
-  run_ready();
-  expect_ended();
-}
-
-void Cta::wait_for_previous_grid() {
-  if (previous_grid_ended_) return;
-  waiting_for_grid_.push_back(current_);
-  block();
-}
-
-void Cta::start(const std::function<void()>& kernel) {
+void Cta::start(const std::function<void()>& kernel, bool early) {
+  early_ = early;
   for (int i = 0; i < threads(); ++i) {
     clocks_[i][i] = 1;
     fibers_.push_back(std::make_unique<Fiber>(kernel));
@@ -84,9 +65,9 @@ void Cta::start(const std::function<void()>& kernel) {
   }
 }
 
-void Cta::run_ready() {
+void Cta::run_some(int turns) {
   running = this;
-  while (!ready_.empty()) {
+  for (; turns > 0 && !ready_.empty(); --turns) {
     current_ = pick();
     fibers_[current_]->resume();
     if (!fibers_[current_]->ended) continue;
@@ -94,6 +75,26 @@ void Cta::run_ready() {
       fail("ends with copies under way");
     }
   }
+  if (ready_.empty() && waiting_for_grid_.empty()) expect_ended();
+}
+
+void Cta::previous_grid_ended() {
+  early_ = false;
+  wake(std::exchange(waiting_for_grid_, {}));
+}
+
+bool Cta::ended() const {
+  return std::ranges::all_of(fibers_, [](auto& fiber) { return fiber->ended; });
+}
+
+void Cta::wait_for_previous_grid() {
+  if (!early_) return;
+  waiting_for_grid_.push_back(current_);
+  block();
+}
+
+void Cta::expect_waited(const char* what) {
+  if (early_) fail("%s before the grid before its own has ended", what);
 }
 
 void Cta::expect_ended() {

@@ -41,11 +41,16 @@ class Cta {
   Cta(int threads, int shared_bytes, int x, int y, uint32_t seed);
   ~Cta();
   void run(const std::function<void()>& kernel);
-  // As run(), but before the grid that this one depends on has ended: threads that wait for it are left waiting until
-  // finish(), the others run.
-  void start_early(const std::function<void()>& kernel);
-  void finish();
+  // As run(), in parts: run_some() gives its threads `turns` turns at most, while any of them is ready(). With
+  // `early`, the grid that this one depends on has not ended: threads that wait for it wait until
+  // previous_grid_ended().
+  void start(const std::function<void()>& kernel, bool early = false);
+  void run_some(int turns);
+  void previous_grid_ended();
+  bool ready() const { return !ready_.empty(); }
+  bool ended() const;
   void wait_for_previous_grid();
+  void expect_waited(const char* what);
 
   int thread() const { return current_; }
   int threads() const { return static_cast<int>(clocks_.size()); }
@@ -76,8 +81,6 @@ class Cta {
   void check_ordered(const Word::Access& before, const char* what, uint32_t at);
   void land(const Copy& copy);
   int pick();
-  void start(const std::function<void()>& kernel);
-  void run_ready();
   void expect_ended();
 
   struct Barrier {
@@ -92,7 +95,7 @@ class Cta {
   std::vector<std::deque<std::vector<Copy>>> groups_;  // [thread], committed; oldest first
   std::vector<std::vector<Copy>> open_;                // [thread], not committed yet
   std::deque<int> ready_;
-  bool previous_grid_ended_ = true;
+  bool early_ = false;
   std::vector<int> waiting_for_grid_;
   std::unique_ptr<unsigned char[]> shared_;  // exactly as large as asked for: ASan guards its ends
   int shared_bytes_;
