@@ -85,7 +85,13 @@ RECIPE_OPTIONS = ("threads", "recover", "steps", "learning_rate", "plot")
     help="Features that `dflash-trt capture` wrote; none: exact bounds from the weights.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing output directory.")
-@click.option("--threads", type=click.IntRange(0, 1024), default=0, show_default=True, help="Packing threads, 0: all.")
+@click.option(
+    "--threads",
+    type=click.IntRange(0, 1024),
+    default=0,
+    show_default=True,
+    help="Threads that pack, and train with --recover; 0: as many as pay.",
+)
 @recovery_options
 def quantize(
     draft: str,

@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.quantize.features import FeatureFile, FeatureSequence
+from dflash_trt.quantize.features import FeatureSequence
 from dflash_trt.quantize.recovery.torch_draft import TorchDraft
+from dflash_trt.quantize.recovery.vocabulary import NOT_PROPOSED, Vocabulary
 
 GAMMAS = {0: 0.0, 8: 4.0, 10: 5.0, 16: 7.0}
 """The paper's decay by block size; between them it is interpolated, beyond the last it stays."""
@@ -44,39 +44,46 @@ def random_anchors(
 
 
 class Objective:
-    """The loss of a draft's blocks under the target's head."""
+    """The loss of a draft's blocks."""
 
-    def __init__(self, spec: DraftSpec, features: FeatureFile) -> None:
-        """Head and mask embedding are those of the feature file."""
-        weight, bias = features.lm_head()
-        self._spec = spec
-        self._head = weight.float(), None if bias is None else bias.float()
-        self._mask = features.mask_embedding().float()
-        self._weights = slot_weights(spec.block_size)
+    def __init__(self, vocabulary: Vocabulary, block_size: int) -> None:
+        self._vocabulary = vocabulary
+        self._weights = slot_weights(block_size)
 
     def total_weight(self, examples: Sequence[Example]) -> float:
         """The sum of w_k over all slots of all examples."""
         return sum(float((self._weights * self._slots(example)[1]).sum()) for example in examples)
 
-    def weighted_sum(self, draft: TorchDraft, example: Example) -> torch.Tensor:
-        """The sum of w_k * cross entropy of one example, with gradients to the draft's weights."""
-        sequence, anchors = example
+    def weighted_sum(
+        self, draft: TorchDraft, example: Example, teacher: TorchDraft | None = None, share: float = 0
+    ) -> torch.Tensor:
+        """The sum of w_k * loss_k of one example, with gradients to the draft's weights; `share` is the teacher's."""
         labels, exist = self._slots(example)
-        noise = self._mask.repeat(len(anchors), self._spec.block_size, 1)
-        noise[:, 0] = sequence.embeddings[anchors - sequence.prompt_length].float()
-        context = draft.context(sequence.taps[: int(anchors.max())])
-        hidden = draft.blocks(noise, anchors, context)[:, 1:]
-        losses = F.cross_entropy(self._logits(hidden[exist]), labels[exist], reduction="none")
+        logits = self._logits(draft, example, exist)
+        losses = F.cross_entropy(logits, labels[exist], reduction="none")
+        if teacher is not None:
+            losses = (1 - share) * losses + share * self._divergence(logits, teacher, example, exist)
         return (losses * self._weights.expand(labels.shape)[exist]).sum()
 
-    def _slots(self, example: Example) -> tuple[torch.Tensor, torch.Tensor]:
-        """Labels [B, S - 1], and whether the answer has them."""
-        sequence, anchors = example
-        indices = anchors[:, None] + torch.arange(1, self._spec.block_size)
-        last = len(sequence.tokens) - 1
-        return sequence.tokens[indices.clamp(max=last)], indices <= last
+    def _divergence(
+        self, logits: torch.Tensor, teacher: TorchDraft, example: Example, exist: torch.Tensor
+    ) -> torch.Tensor:
+        """KL(teacher || draft) of the slots that exist."""
+        with torch.no_grad():
+            expected = F.log_softmax(self._logits(teacher, example, exist), dim=-1)
+        return F.kl_div(F.log_softmax(logits, dim=-1), expected, reduction="none", log_target=True).sum(-1)
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = F.linear(hidden, *self._head) * self._spec.output_multiplier
-        cap = self._spec.final_logit_softcapping
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+    def _logits(self, draft: TorchDraft, example: Example, exist: torch.Tensor) -> torch.Tensor:
+        """[slots that exist, V']."""
+        sequence, anchors = example
+        context = draft.context(sequence.taps[: int(anchors.max())])
+        hidden = draft.blocks(self._vocabulary.blocks(sequence, anchors), anchors, context)
+        return self._vocabulary.logits(hidden[:, 1:][exist])
+
+    def _slots(self, example: Example) -> tuple[torch.Tensor, torch.Tensor]:
+        """Labels [B, S - 1], and which of them count."""
+        sequence, anchors = example
+        indices = anchors[:, None] + torch.arange(1, len(self._weights) + 1)
+        last = len(sequence.tokens) - 1
+        labels = self._vocabulary.labels(sequence.tokens[indices.clamp(max=last)])
+        return labels, (indices <= last) & (labels != NOT_PROPOSED)

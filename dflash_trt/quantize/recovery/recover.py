@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +14,10 @@ import torch
 
 from dflash_trt import __version__
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.respell import copy_other_files
-from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.manifest import sha256
@@ -35,13 +36,15 @@ from dflash_trt.quantize.ranges import Ranges
 from dflash_trt.quantize.recipe import Recipe
 from dflash_trt.quantize.recovery.numerics import recipe_numerics
 from dflash_trt.quantize.recovery.objective import Objective
-from dflash_trt.quantize.recovery.torch_draft import refuse_untrainable
+from dflash_trt.quantize.recovery.torch_draft import computed_tensors
 from dflash_trt.quantize.recovery.training import Settings, Trainer
 from dflash_trt.quantize.recovery.training_state import STATE, Progress, Tensors, load_state, save_state, state_file
+from dflash_trt.quantize.recovery.vocabulary import Vocabulary
 
 SAVE_EVERY = 100
 """Steps between two states on disk."""
-TORCH_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+SMALLEST_THREADED = 512
+"""hidden_size from which one GEMM of a training step takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,17 +72,17 @@ def recover_checkpoint(
 
     Trained are the linear layers' weights; biases, norms and config.json stay as they are. The scales of activations
     come from `ranges`, or from the bounds of the weights as they were given, and stay those of the training.
+    `threads` train and pack; 0 lets the draft's size decide for the training and takes all for packing.
     A state that an interrupted run left beside `output` is gone on with. Raises as `quantize_checkpoint` and
     `open_features` do, and CheckpointError for a draft that is not trainable here or a state of something else.
     """
     algorithms = recipe.algorithms(draft.spec.linear_modules())
     check_quantisable(draft, algorithms)
-    refuse_untrainable(draft.spec)
     check_replaceable(output, QUANTIZED, force=force)
     check_finite(draft.weights.values())
     if ranges is None and recipe.needs_ranges(draft.spec.linear_modules()):
         ranges = ranges_from_weights(draft)
-    tensors = {name: _load(tensor) for name, tensor in draft.weights.items()}
+    tensors = computed_tensors(draft)
     state = state_file(output)
     with open_features(recovery.features, draft.spec) as features:
         trainer = Trainer(
@@ -87,16 +90,32 @@ def recover_checkpoint(
             recipe_numerics(draft.spec, recipe, ranges),
             tensors,
             features,
-            Objective(draft.spec, features),
+            Objective(Vocabulary(draft, features), draft.spec.block_size),
             recovery.settings,
             _identity(draft, recipe, recovery, ranges),
         )
-        _train(trainer, state, recovery.settings.steps, save_every, on_step, draft)
+        with _torch_threads(threads or _threads(draft.spec)):
+            _train(trainer, state, recovery.settings.steps, save_every, on_step, draft)
     with scratch_directory(output) as scratch:
         trained = _write_dense(draft, trainer.weights(), scratch)
         summary = quantize_checkpoint(trained, recipe, output, ranges=ranges, force=force, threads=threads)
     state.unlink(missing_ok=True)
     return summary, trainer.progress
+
+
+def _threads(spec: DraftSpec) -> int:
+    """Threads that pay: those of small GEMMs spin for each other longer than they compute, on a busy machine most."""
+    return torch.get_num_threads() if spec.hidden_size >= SMALLEST_THREADED else 1
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _train(
@@ -121,12 +140,6 @@ def _train(
         if trainer.progress.step % save_every == 0 or trainer.progress.step == steps:
             save_state(state, trainer.progress, trainer.state())
         on_step(trainer.progress)
-
-
-def _load(tensor: Tensor) -> torch.Tensor:
-    """The tensor in its dtype, read into memory; as map_tensor reads it, BF16 is its bits."""
-    values = torch.from_numpy(map_tensor(tensor).copy())
-    return values.view(TORCH_TYPES[tensor.dtype]).reshape(tensor.shape)
 
 
 def _identity(draft: DraftCheckpoint, recipe: Recipe, recovery: Recovery, ranges: Ranges | None) -> str:

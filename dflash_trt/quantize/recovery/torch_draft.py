@@ -10,22 +10,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import torch
 from torch.nn import functional as F
 
-from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.errors import CheckpointError
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.checkpoint.draft_spec import D2T, DraftSpec
+from dflash_trt.checkpoint.mapped import map_tensor
+from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.quantize.recovery.fake_quantization import quantised_input, quantised_rows
 from dflash_trt.quantize.recovery.numerics import Numerics
 
-COMPUTED = {
-    "model_type", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "layers", "attention_bias", "rms_norm_eps", "rope", "max_position_embeddings", "vocab_size", "block_size",
-    "mask_token_id", "target_layer_ids", "num_target_layers", "input_embedding_scale", "output_multiplier",
-    "final_logit_softcapping",
-}  # fmt: skip
-"""Fields of DraftSpec that are computed, or that change nothing here."""
+TORCH_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,17 +32,18 @@ class Context:
     v: list[torch.Tensor]
 
 
-def refuse_untrainable(spec: DraftSpec) -> None:
-    """Raises CheckpointError for the first fact of `spec` that this model does not compute."""
-    plain = {field.name: field.default for field in msgspec.structs.fields(spec)}
-    unknown = [name for name in plain if name not in COMPUTED and getattr(spec, name) != plain[name]]
-    unknown += ["layers.sinks"] if any(layer.sinks for layer in spec.layers) else []
-    unknown += ["rope.partial_rotary_factor"] if spec.rope.partial_rotary_factor != 1 else []
-    if unknown:
-        raise CheckpointError(
-            f"{unknown[0]}: expected a draft that does without, found one that needs it: --recover does not compute it",
-            hint="quantise without --recover",
-        )
+def computed_tensors(draft: DraftCheckpoint) -> dict[str, torch.Tensor]:
+    """What the graphs read of a checkpoint but embedding and head, by name, in the dtypes it has there."""
+    shapes = draft.spec.tensor_shapes()
+    linear = [f"{module}.weight" for module in draft.spec.linear_modules()]
+    vectors = [name for name, shape in shapes.items() if len(shape) == 1 and name != D2T]
+    return {name: _load(draft.weights[name]) for name in linear + vectors}
+
+
+def _load(tensor: Tensor) -> torch.Tensor:
+    """As map_tensor reads it, BF16 is its bits."""
+    values = torch.from_numpy(map_tensor(tensor).copy())
+    return values.view(TORCH_TYPES[tensor.dtype]).reshape(tensor.shape)
 
 
 class TorchDraft:
@@ -56,8 +52,7 @@ class TorchDraft:
     def __init__(
         self, spec: DraftSpec, numerics: Numerics, tensors: Mapping[str, torch.Tensor], device: str = "cpu"
     ) -> None:
-        """`tensors`: all tensors by checkpoint name; what has one axis is kept, in FLOAT."""
-        refuse_untrainable(spec)
+        """`tensors`: those of `computed_tensors`; what has one axis is kept, in FLOAT."""
         self._spec = spec
         self._numerics = numerics
         self._vectors = {n: t.float().to(device) for n, t in tensors.items() if t.ndim == 1}
@@ -68,16 +63,32 @@ class TorchDraft:
 
     def context(self, taps: torch.Tensor) -> Context:
         """taps [T, A*H] at positions 0..T-1."""
-        spec, modules = self._spec, self._spec.context_modules()
-        h = self._norm(self._linear(taps.float(), ["fc"])[0], "hidden_norm")
-        projected = dict(zip(modules, self._linear(h, modules), strict=True))
-        cos, sin = self._rotary(torch.arange(len(taps), device=taps.device))
+        h = self._norm(self._linear(self._normed_taps(taps.float()), ["fc"])[0], "hidden_norm")
+        projected = self._keys_values(h)
+        rotary = self._rotary(torch.arange(len(taps), device=taps.device))
         context = Context([], [])
-        for attention in spec.attention_modules():
+        for attention in self._spec.attention_modules():
             k = self._norm(self._heads(projected[f"{attention}.k_proj"]), f"{attention}.k_norm")
-            context.k.append(self._cached(_rotate(k, cos, sin), attention, "k"))
-            context.v.append(self._cached(self._heads(projected[f"{attention}.v_proj"]), attention, "v"))
+            v = self._heads(projected[f"{attention}.v_proj"]) * self._spec.value_scale
+            context.k.append(self._cached(_rotate(k, *rotary), attention, "k"))
+            context.v.append(self._cached(v, attention, "v"))
         return context
+
+    def _normed_taps(self, taps: torch.Tensor) -> torch.Tensor:
+        if not self._spec.tap_norms:
+            return taps
+        parts = taps.chunk(len(self._spec.target_layer_ids), dim=-1)
+        return torch.cat([self._norm(part, f"aux_hidden_norms.{i}") for i, part in enumerate(parts)], dim=-1)
+
+    def _keys_values(self, h: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Every layer's K and V [T, G*D] of h [T, H], by module, before norm and rotation."""
+        stacks = [self._spec.context_modules()]
+        rows = [h]
+        if self._spec.context_input_layernorm:
+            stacks = [[f"{attention}.{kv}_proj" for kv in "kv"] for attention in self._spec.attention_modules()]
+            rows = [self._norm(h, f"layers.{i}.input_layernorm") for i in range(len(stacks))]
+        pairs = zip(stacks, rows, strict=True)
+        return {m: y for stack, x in pairs for m, y in zip(stack, self._linear(x, stack), strict=True)}
 
     def blocks(self, noise: torch.Tensor, anchors: torch.Tensor, context: Context) -> torch.Tensor:
         """noise [B, S, H], the embedded blocks at token indices anchors [B] -> hidden [B, S, H].
@@ -106,10 +117,12 @@ class TorchDraft:
         q, k, v = map(self._heads, self._linear(h, [f"{attention}.{x}_proj" for x in "qkv"]))
         q = _rotate(self._norm(q, f"{attention}.q_norm"), *rotary)
         k = _rotate(self._norm(k, f"{attention}.k_norm"), *rotary)
-        k, v = torch.cat([context[0], k]), torch.cat([context[1], v])
-        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, heads, rows, D]
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
-        return self._linear(mixed[0].transpose(0, 1).flatten(1), [f"{attention}.o_proj"])[0]
+        k, v = torch.cat([context[0], k]), torch.cat([context[1], v * self._spec.value_scale])
+        mixed = _mix(q, k, v, visible, self._vectors.get(f"{attention}.sinks"))
+        if self._spec.attention_gate is not None:
+            gate = F.softplus(self._linear(h, [f"{attention}.g_proj"])[0])  # a factor a head or an element
+            mixed = (mixed.view(*gate.shape, -1) * gate[..., None]).flatten(1)
+        return self._linear(mixed, [f"{attention}.o_proj"])[0]
 
     def _mlp(self, h: torch.Tensor, mlp: str) -> torch.Tensor:
         gate, up = self._linear(h, [f"{mlp}.gate_proj", f"{mlp}.up_proj"])
@@ -137,7 +150,7 @@ class TorchDraft:
         return x.view(len(x), -1, self._spec.head_dim)
 
     def _rotary(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [rows, 1, D/2]."""
+        """cos and sin [rows, 1, rotary_dim/2]."""
         angles = positions.double()[:, None, None] * self._frequencies
         factor = self._spec.rope.attention_factor
         return (angles.cos() * factor).float(), (angles.sin() * factor).float()
@@ -156,7 +169,25 @@ class TorchDraft:
         return visible & (distance >= 0) if rule.causal else visible
 
 
+def _mix(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """Attention of q [rows, N, D] over k, v [keys, G, D] where `visible` [rows, keys]: [rows, N*D].
+
+    A sink [N] is the logit of one more key, which brings no value.
+    """
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, heads, rows, D]
+    mask = visible
+    if sinks is not None:
+        k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        logits = torch.zeros_like(visible, dtype=q.dtype).masked_fill(~visible, -torch.inf).expand(len(sinks), -1, -1)
+        mask = torch.cat([logits, sinks[:, None, None].expand(-1, len(visible), 1)], dim=-1)[None]
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    return mixed[0].transpose(0, 1).flatten(1)
+
+
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate-half of x [rows, heads, D] by cos, sin [rows, 1, D/2]."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    """Rotate-half of the first dimensions of x [rows, heads, D] by cos, sin [rows, 1, rotary_dim/2]."""
+    turning, still = x.tensor_split([2 * cos.shape[-1]], dim=-1)
+    first, second = turning.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, still], dim=-1)

@@ -23,7 +23,7 @@ from dflash_trt.quantize.recovery.training_state import PARTS, Progress, Tensors
 WARMUP_SHARE = 0.05
 CLIP_NORM = 1.0
 HELD_OUT_SHARE, MAX_HELD_OUT = 16, 64  # one in 16, at most 64
-EVALUATIONS = 20
+EVALUATIONS = 10
 DENSE = Numerics(algorithms={}, inputs={}, cache={})
 
 
@@ -37,6 +37,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sequences_per_step: int = 16
     anchors: int = 24
     """Blocks per sequence."""
+    distillation: float = 0.5
+    """The share of the loss that is the divergence from the draft as it was given, 0 to 1; the rest is the tokens'."""
 
 
 class Split(NamedTuple):
@@ -69,7 +71,7 @@ class Trainer:
         self._split = _split(features)
         self.progress = Progress(identity=identity)
         self._dense = TorchDraft(spec, DENSE, tensors)
-        self._dense.weights = self._masters  # measured before the first step only
+        self._dense.weights = {module: tensors[f"{module}.weight"].float() for module in self._dtypes}  # the teacher
 
     def step(self) -> None:
         """One optimiser step; before the first, and now and then, the loss on the held-out sequences."""
@@ -113,7 +115,7 @@ class Trainer:
         self._quantise(requires_grad=True)
         total, loss = self._objective.total_weight(examples), 0.0
         for example in examples:
-            part = self._objective.weighted_sum(self._draft, example) / total
+            part = self._objective.weighted_sum(self._draft, example, self._dense, self._settings.distillation) / total
             part.backward()  # type: ignore[no-untyped-call]
             loss += part.item()
         for module, master in self._masters.items():

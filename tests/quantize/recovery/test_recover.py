@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import CheckpointError
@@ -50,7 +51,9 @@ def interrupt_at(step: int) -> object:
 @pytest.fixture(scope="module")
 def recovered(tmp_path_factory: pytest.TempPathFactory, features: dict[str, Path]) -> Path:
     output = tmp_path_factory.mktemp("recovered") / "q"
-    progress = recover(features["tiny-gpt-oss"], output)
+    before, counts = torch.get_num_threads(), set[int]()
+    progress = recover(features["tiny-gpt-oss"], output, on_step=lambda _: counts.add(torch.get_num_threads()))
+    assert (counts, torch.get_num_threads()) == ({1}, before)  # so small a draft gains nothing by more
     assert (progress.step, len(progress.losses)) == (STEPS, STEPS)
     assert [step for step, _ in progress.held_out] == [0, 1, 2, 3, 4]
     assert not state_file(output).exists()

@@ -6,21 +6,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.errors import CheckpointError
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.quantize.bounds import ranges_from_weights
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.features import open_features
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.quantize.recovery.numerics import quantised_weights, recipe_numerics
-from dflash_trt.quantize.recovery.torch_draft import TorchDraft, refuse_untrainable
+from dflash_trt.quantize.recovery.torch_draft import TorchDraft, computed_tensors
+from tests.checkpoint.dialect_samples import WRITERS
 from tests.engines import Graphs, build
+from tests.featured import featured_draft
+from tests.graph.test_features import CASES as FEATURES
+from tests.graph.test_features import Case
 from tests.paths import FIXTURES
 from tests.reference.dflash_float64 import ReferenceDrafter
 from tests.reference.synthetic import write_random_draft
@@ -37,8 +38,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def torch_draft(checkpoint: Path, recipe: str = "bf16") -> TorchDraft:
-    draft, chosen = read_draft(checkpoint), load_recipe(recipe)
-    tensors = load_file(checkpoint / "model.safetensors")
+    return torch_draft_of(read_draft(checkpoint), recipe)
+
+
+def torch_draft_of(draft: DraftCheckpoint, recipe: str = "bf16") -> TorchDraft:
+    chosen, tensors = load_recipe(recipe), computed_tensors(draft)
     ranges = ranges_from_weights(draft) if chosen.needs_ranges(draft.spec.linear_modules()) else None
     numerics = recipe_numerics(draft.spec, chosen, ranges)
     model = TorchDraft(draft.spec, numerics, tensors)
@@ -49,9 +53,21 @@ def torch_draft(checkpoint: Path, recipe: str = "bf16") -> TorchDraft:
 
 @pytest.mark.parametrize("case", CASES)
 def test_dense_equals_the_equations(case: str, tmp_path: Path) -> None:
-    """Several blocks of one sequence in one pass, each as the equations have it alone."""
     checkpoint = write_random_draft(tmp_path, **CASES[case])
-    model, reference, spec = torch_draft(checkpoint), ReferenceDrafter.load(checkpoint), read_draft(checkpoint).spec
+    assert_equals_the_equations(read_draft(checkpoint), ReferenceDrafter.load(checkpoint))
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in FEATURES])
+def test_every_feature_equals_the_equations(case: Case, tmp_path: Path) -> None:
+    """Gates, sinks, partial rotary and all else that some dialect's drafts have."""
+    base = write_random_draft(tmp_path / "base", dialect=case.dialect)
+    draft = featured_draft(base, tmp_path / "draft", case.facts)
+    assert_equals_the_equations(draft, ReferenceDrafter.load(tmp_path / "draft", case.reference))
+
+
+def assert_equals_the_equations(draft: DraftCheckpoint, reference: ReferenceDrafter) -> None:
+    """Several blocks of one sequence in one pass, each as the equations have it alone."""
+    model, spec = torch_draft_of(draft), draft.spec
     random = np.random.default_rng(1)
     taps = random.standard_normal((40, spec.target_hidden_size)) * ([300] + [1] * (spec.target_hidden_size - 1))
     anchors = [0, 1, 7, 12, 40]
@@ -95,14 +111,27 @@ def test_quantised_equals_the_graphs_of_what_is_packed(
     assert relative_error(dense.blocks(noise, torch.tensor(anchors), dense.context(taps)).numpy(), expected) > 0.02
 
 
+@pytest.mark.parametrize(
+    ("dialect", "recipe"),
+    [("laguna", "nvfp4"), pytest.param("mimo", "nvfp4+fp8-kv", marks=pytest.mark.full), ("mimo", "fp8+fp8-kv")],
+)
+def test_dialects_equal_the_graphs_of_what_is_packed(dialect: str, recipe: str, tmp_path: Path) -> None:
+    """Gates with an input scale of their own, k and v a layer, sinks, values scaled before they are cached."""
+    draft = read_draft(WRITERS[dialect](tmp_path / "draft"))
+    quantize_checkpoint(draft, load_recipe(recipe), tmp_path / "q")
+    build(tmp_path / "q", tmp_path / "engine")
+    graphs, model, spec = Graphs(tmp_path / "engine"), torch_draft_of(draft, recipe), draft.spec
+    random = np.random.default_rng(2)
+    taps = random.standard_normal((12, spec.target_hidden_size)).astype(np.float32)
+    noise = random.standard_normal((2, spec.block_size, spec.hidden_size)).astype(np.float32)
+    context = model.context(torch.from_numpy(taps))
+    found = model.blocks(torch.from_numpy(noise), torch.tensor([5, 12]), context).numpy()
+    k, v = graphs.context(taps, np.arange(12))
+    caches = k.swapaxes(0, 1)[None], v.swapaxes(0, 1)[None]
+    assert relative_error(found, graphs.draft(noise, caches, [0, 0], [5, 12])) < 0.02
+    dense = torch_draft_of(draft).blocks(torch.from_numpy(noise), torch.tensor([5, 12]), context).numpy()
+    assert relative_error(found, dense) > 0.05
+
+
 def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
-
-
-def test_what_is_not_computed_is_refused() -> None:
-    spec = read_draft(FIXTURES / "tiny-gpt-oss-dflash").spec
-    refuse_untrainable(spec)
-    sinks = tuple(msgspec.structs.replace(layer, sinks=True) for layer in spec.layers)
-    for changed, fact in (({"layers": sinks}, "layers.sinks"), ({"value_scale": 0.5}, "value_scale")):
-        with pytest.raises(CheckpointError, match=f"{fact}: expected a draft that does without, found one"):
-            refuse_untrainable(msgspec.structs.replace(spec, **changed))
