@@ -74,7 +74,7 @@ bench-quantize: $(TOOLS)  ## measure the packers on the shapes of gpt-oss-120b's
 bench-estimate: $(TOOLS)  ## does the cost model predict this machine? Eight minutes, best when nothing else runs
 	$(BIN)/python benchmarks/bench_estimate.py
 
-bench-attention: $(TOOLS)  ## measure the attention kernel, torch's and a copy; needs a GPU, and `make test-gpu` before
+bench-attention: $(TOOLS)  ## measure the attention kernel, its peers and a copy; needs a GPU, and `make test-gpu` before
 	$(BIN)/python benchmarks/bench_kv_injection_attention.py
 
 bench-report: $(TOOLS)  ## the report of a small run that was measured on a CPU, and its pictures in docs

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin's kernel on this machine's GPU, beside torch's attentions and a device-to-device copy.
+"""The plugin's kernel on this machine's GPU beside the best attentions there are, all reading the same cache.
 
-The kernel does what the node does: it norms and rotates the block, takes slots from the cache and reads FP8 as it is.
-Its peers get a head start that is not timed: q and k normed and rotated, context and block in one dense BF16 tensor.
-Each way runs from a CUDA graph, and before each run the L2 cache is filled with other data. A row's time is the
-median. GB/s counts what has to be read and written once, of the copy both reads and writes; the speed-up is over the
-best peer.
-Prints tables, asserts nothing.
+A way's time is that of a layer: one CUDA graph holds a call for each of a drafter's eight layers, whose caches lie in
+one tensor, and before each run the L2 cache is filled with other data; the median of the runs is taken. The kernel does
+what the node does: it norms and rotates the block and takes slots from the cache. Its peers get a head start that is
+not timed (benchmarks/attention_peers.py, which also says which versions the calls were written for). None reads another
+format than the case's: who has no FP8 cache is left out there, not given one of twice the bytes.
+
+GB/s counts what has to be read and written once; "of copy" is the share of what a device-to-device copy reads and
+writes, "of peak" of the data sheet. "off by" is the largest difference from the kernel's output over the largest
+output: a peer that computes something else shows there.
+Prints tables, asserts nothing. With --dry-run it prints what it would measure, for which it needs no GPU.
 """
 
 from __future__ import annotations
@@ -14,31 +18,30 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import flex_attention
-from torch.nn.functional import scaled_dot_product_attention
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.attention_cases import Inputs, cases, context_bytes, make_inputs, memory_bytes, moved_bytes
+from benchmarks.attention_peers import PEERS, Call, Peer
+from benchmarks.count_kernel import GPUS
 from dflash_trt.cli.output import print_table
 from tests.gpu.launches import Launch, why_no_launch
 from tests.paths import REPOSITORY
-from tests.plugins.calls import inputs
-from tests.plugins.cases import PERFORMANCE, SHORT, Case
-from tests.plugins.kernel.oracle import norm_and_rotate
-from tests.plugins.tensors import Tensors, draw
+from tests.plugins.cases import Case
 
-BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 COPY_BYTES = 2**30
-Attention = Callable[[], object]
+OURS = "dflash-trt"
+PEAKS = {"H100 80GB HBM3": 3.35e12, "H100 PCIe": 2.0e12} | {gpu.name: gpu.terabytes * 1e12 for gpu in GPUS}
+COLUMNS = ["B x context", "MB", "way", "us a layer", "GB/s", "of copy", "of peak", "ours is faster by", "off by"]
 
 
-def seconds(run: Attention, runs: int) -> float:
+def seconds(run: Callable[[], object], runs: int) -> float:
     """The median time of `run` as a CUDA graph, with nothing of its inputs in L2."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -62,99 +65,104 @@ def seconds(run: Attention, runs: int) -> float:
     return statistics.median(times)
 
 
-def fastest(ways: dict[str, Attention], runs: int) -> tuple[float, str] | None:
-    """Time and name of the fastest of those that take these inputs."""
-    times = []
-    for name, run in ways.items():
+def each_layer(calls: Sequence[Call], runs: int) -> float:
+    """Seconds of a layer where a graph holds all of them."""
+    return seconds(lambda: [call() for call in calls], runs) / len(calls)
+
+
+def our_calls(inputs: Inputs) -> list[Call]:
+    """One for each layer, on one workspace, as TensorRT gives it."""
+    calls: list[Call] = []
+    workspace = None
+    for layer in range(inputs.case.L):
+        launch = Launch(replace(inputs.case, layer=layer), inputs.tensors, workspace)
+        workspace = launch.workspace
+
+        def call(launch: Launch = launch) -> torch.Tensor:
+            launch.start()
+            return launch.out
+
+        calls.append(call)
+    return calls
+
+
+def difference(output: torch.Tensor, ours: torch.Tensor) -> float:
+    return ((output.reshape(-1).float() - ours.reshape(-1).float()).abs().max() / ours.float().abs().max()).item()
+
+
+def measure(case: Case, peers: Sequence[Peer], copy: float, peak: float | None, runs: int) -> Iterator[list[str]]:
+    """A row for each way, ours first."""
+    size = moved_bytes(case)
+    begin = [case.name, f"{size / 1e6:.1f}"]
+    if memory_bytes(case) > torch.cuda.mem_get_info()[0]:
+        yield [*begin, "does not fit", *[""] * 6]
+        return
+    inputs = make_inputs(case, "cuda")
+    calls = our_calls(inputs)
+    ours = each_layer(calls, runs)
+    output = calls[0]().clone()
+
+    def row(name: str, time: float, by: str, off: str) -> list[str]:
+        rate = size / time
+        share = f"{rate / peak:.0%}" if peak else ""
+        return [*begin, name, f"{time * 1e6:.1f}", f"{rate / 1e9:.0f}", f"{rate / copy:.0%}", share, by, off]
+
+    yield row(OURS, ours, "", "")
+    for peer in peers:
+        if peer.refusal(case, torch.cuda.get_device_capability()):
+            continue
         try:
-            times.append((seconds(run, runs), name))
-        except RuntimeError as error:  # "No available kernel", or torch.compile's lowering error
+            calls = peer.prepare(inputs)
+            off = difference(calls[0](), output)
+            time = each_layer(calls, runs)
+        except Exception as error:  # whatever another library says to inputs that it does not take
             torch.cuda.synchronize()
-            click.echo(f"{name}: {str(error).splitlines()[0]}", err=True)
-    return min(times, default=None)
+            click.echo(f"{case.name}, {peer.name}: {(str(error) or repr(error)).splitlines()[0]}", err=True)
+            continue
+        yield row(peer.name, time, f"{time / ours:.2f}", f"{off:.3f}")
 
 
-def dense(case: Case, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q [B, N, S, D], and k and v of context and block [B, G, C + S, D], in the block's dtype."""
-    B, S, D = case.B, case.S, case.D
-    queries, keys = (
-        torch.stack([norm_and_rotate(x[b].view(S, -1, D), norm, tensors.rope[b]) for b in range(B)]).to(case.dtype)
-        for x, norm in ((tensors.q, tensors.q_norm), (tensors.k, tensors.k_norm))
-    )
-    whole = []
-    for cache, scale, block in (
-        (tensors.k_cache, case.k_scale, keys),
-        (tensors.v_cache, case.v_scale, tensors.v.view(B, S, -1, D)),
-    ):
-        context = cache[:B, case.layer].to(case.dtype)
-        context *= scale
-        whole.append(torch.cat([context.transpose(1, 2), block.transpose(1, 2)], dim=2))
-    return queries.transpose(1, 2).contiguous(), *whole
+def describe_peers(peers: Sequence[Peer], table: Sequence[Case], capability: tuple[int, int] | None) -> None:
+    """Which peers some of these cases are without, and why."""
+    for peer in peers:
+        reasons = {reason: case.name for case in table if (reason := peer.refusal(case, capability))}
+        for reason, name in reasons.items():
+            every = all(peer.refusal(case, capability) == reason for case in table)
+            click.echo(f"  without {peer.name}{'' if every else f' in {name} and the like'}: {reason}")
 
 
-def sdpa_ways(case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Attention]:
-    def way(backend: SDPBackend) -> Attention:
-        def run() -> object:
-            with sdpa_kernel(backend):
-                return scaled_dot_product_attention(q, k, v, scale=case.D**-0.5, enable_gqa=True)
-
-        return run
-
-    return {backend.name.removesuffix("_ATTENTION").lower(): way(backend) for backend in BACKENDS}
-
-
-def flex_ways(case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Attention]:
-    torch.compiler.reset()  # a new shape is compiled anew, not counted as one recompilation too many
-    compiled = torch.compile(flex_attention, dynamic=False)
-    return {"flex": lambda: compiled(q, k, v, scale=case.D**-0.5, enable_gqa=True)}
-
-
-def moved_bytes(case: Case, tensors: Tensors) -> int:
-    """What a call has to read and write: all of its tensors once, and the output."""
-    return sum(tensor.nbytes for tensor in inputs(tensors)) + tensors.q.nbytes
-
-
-def fits(case: Case) -> bool:
-    """With the peers' dense copies, and the FP32 values that one request's rows are drawn as."""
-    rows = 2 * sum(case.context_lengths) * case.G * case.D
-    needed = rows * (case.cache_dtype.itemsize + 2 * case.dtype.itemsize) + 8 * rows // case.B
-    return needed < torch.cuda.mem_get_info()[0]
-
-
-def row(case: Case, copy: float, runs: int) -> list[str]:
-    context = case.context_lengths[0]
-    name = f"{case.B} x {context}"
-    if not fits(case):
-        return [name, "does not fit", *[""] * 7]
-    tensors = draw(case, "cuda")
-    launch = Launch(case, tensors)
-    launch.run()
-    ours = seconds(launch.start, runs)
-    moved = moved_bytes(case, tensors)
-    peers = dense(case, tensors)
-    sdpa = fastest(sdpa_ways(case, *peers), runs)
-    flex = fastest(flex_ways(case, *peers), runs)
-    found = [peer for peer in (sdpa, flex) if peer is not None]
-    return [
-        name,
-        f"{moved / 1e6:.1f}",
-        f"{ours * 1e6:.1f}",
-        f"{moved / ours / 1e9:.0f}",
-        f"{moved / ours / copy:.0%}",
-        *((f"{sdpa[0] * 1e6:.1f}", sdpa[1]) if sdpa else ("none", "")),
-        f"{flex[0] * 1e6:.1f}" if flex else "none",
-        f"{min(found)[0] / ours:.2f}" if found else "",
-    ]
-
-
-def title(case: Case) -> str:
-    return f"{case.N}/{case.G} heads of {case.D}, block {case.S}, {SHORT[case.cache_dtype].upper()} cache"
+def dry_run(peers: Sequence[Peer], tables: dict[str, list[Case]]) -> None:
+    """What would be measured: bytes of a layer, what a GPU has to hold, and the time that its memory alone takes."""
+    bounds = [gpu for gpu in GPUS if gpu.name in ("H200", "B300")]
+    names = [f"us at {gpu.name}'s {gpu.terabytes} TB/s" for gpu in bounds]
+    columns = ["B x context", "MB of cache", "MB in all", "GB on the GPU", *names]
+    for heading, table in tables.items():
+        print_table(
+            heading,
+            columns,
+            [
+                [
+                    case.name,
+                    f"{context_bytes(case) / 1e6:.1f}",
+                    f"{moved_bytes(case) / 1e6:.1f}",
+                    f"{memory_bytes(case) / 1e9:.1f}",
+                    *(f"{moved_bytes(case) / gpu.terabytes / 1e6:.1f}" for gpu in bounds),
+                ]
+                for case in table
+            ],
+        )
+        describe_peers(peers, table, None)
 
 
 def copy_speed(runs: int) -> float:
     """Bytes a second, read and written."""
     source, target = (torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
     return 2 * COPY_BYTES / seconds(lambda: target.copy_(source), runs)
+
+
+def peak_speed(name: str) -> float | None:
+    """Bytes a second of the memory of a GPU that torch calls `name`; None for one that is not listed."""
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
 def describe_machine() -> None:
@@ -166,24 +174,36 @@ def describe_machine() -> None:
     click.echo(f"commit {commit}, {' '.join(sys.argv)}")
 
 
+def chosen(max_rows: int, only: str) -> dict[str, list[Case]]:
+    tables = {}
+    for heading, table in cases().items():
+        if only in heading:
+            tables[heading] = [case for case in table if sum(case.context_lengths) <= max_rows]
+    return tables
+
+
 @click.command()
 @click.option("--runs", default=50, show_default=True, help="Timed runs of each way.")
 @click.option("--max-rows", default=64 * 131072, show_default=True, help="Leave out what reads more context rows.")
-def main(runs: int, max_rows: int) -> None:
-    """Measure the kernel, torch's attentions and a copy over shapes, batches, contexts and cache formats."""
+@click.option("--only", default="", help="Tables whose title has this in it.")
+@click.option("--peer", "names", multiple=True, help="Peers whose name has this in it; all without this option.")
+@click.option("--dry-run", "dry", is_flag=True, help="Print cases, bytes and peers; needs no GPU.")
+def main(runs: int, max_rows: int, only: str, names: tuple[str, ...], dry: bool) -> None:
+    """Measure the kernel, its peers and a copy over drafters, batches, contexts, ragged ones too, and cache formats."""
+    tables = chosen(max_rows, only)
+    peers = [peer for peer in PEERS if not names or any(name in peer.name for name in names)]
+    if dry:
+        return dry_run(peers, tables)
     if reason := why_no_launch():
-        raise click.ClickException(reason)
+        raise click.ClickException(f"{reason}; --dry-run prints what would be measured")
     describe_machine()
-    copy = copy_speed(runs)
+    copy, peak = copy_speed(runs), peak_speed(torch.cuda.get_device_name())
     nothing = torch.zeros(1, device="cuda")
     click.echo(f"device-to-device copy {copy / 1e9:.0f} GB/s; empty launch {seconds(nothing.zero_, runs) * 1e6:.1f} us")
-    columns = ["B x context", "MB", "ours, us", "GB/s", "of copy", "SDPA, us", "by", "Flex, us", "speed-up"]
-    tables: dict[str, list[Case]] = {}
-    for case in PERFORMANCE:
-        if sum(case.context_lengths) <= max_rows:
-            tables.setdefault(title(case), []).append(case)
-    for text, cases in tables.items():
-        print_table(text, columns, [row(case, copy, runs) for case in cases])
+    for heading, table in tables.items():
+        print_table(heading, COLUMNS, [row for case in table for row in measure(case, peers, copy, peak, runs)])
+        describe_peers(peers, table, torch.cuda.get_device_capability())
+    return None
 
 
 if __name__ == "__main__":
