@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from dflash_trt import __version__
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
@@ -48,6 +49,27 @@ BATCH_SIZE = 8
     show_default=True,
     help="bfloat16 halves the file, as enough for --calibration; a replay is then near, not equal.",
 )
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Sample the answers, so that a replay is decoding at this temperature; 0 is greedy.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**64 - 1),
+    default=0,
+    show_default=True,
+    help="For --temperature: prompt i, from 0, is sampled with this and i added.",
+)
+@click.option(
+    "--top-logprobs",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Record the log probabilities of so many likeliest tokens at each place, for `verify --temperature`.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def capture(
     draft: str,
@@ -58,6 +80,9 @@ def capture(
     max_prompts: int | None,
     chat: bool,
     taps_dtype: str,
+    temperature: float,
+    seed: int,
+    top_logprobs: int,
     force: bool,
 ) -> None:
     """Let the target answer prompts and record the features that DRAFT is calibrated and judged on.
@@ -76,11 +101,15 @@ def capture(
     target_checkpoint = read_target(configuration_directory(target))
     check_pair(draft_checkpoint.spec, target_checkpoint.spec, draft_name=draft, target_name=target)
     prompts = read_prompts(prompt_file)[:max_prompts]
+    if top_logprobs > (vocab_size := target_checkpoint.spec.vocab_size):
+        raise click.BadParameter(
+            f"expected at most {vocab_size}, the target's tokens, found {top_logprobs}", param_hint="'--top-logprobs'"
+        )
 
     import torch
 
     from dflash_trt.measure.feature_capture import FEATURES, answer_prompts, write_features
-    from dflash_trt.quantize.features import SCHEMA_VERSION, FeatureFacts, PromptFacts
+    from dflash_trt.quantize.features import GREEDY_VERSION, SAMPLED_VERSION, FeatureFacts, PromptFacts
     from dflash_trt.targets.huggingface import load_model, make_target, stop_token_ids
 
     check_replaceable(output, FEATURES, force=force)
@@ -90,7 +119,7 @@ def capture(
     running = make_target(model, taps, BATCH_SIZE)
     stop_ids = stop_token_ids(model)
     facts = FeatureFacts(
-        schema_version=SCHEMA_VERSION,
+        schema_version=SAMPLED_VERSION if temperature or top_logprobs else GREEDY_VERSION,
         tool_version=__version__,
         target_name=checkpoint_label(target),
         target=target_checkpoint.spec,
@@ -99,10 +128,17 @@ def capture(
         max_tokens=max_tokens,
         stop_token_ids=tuple(sorted(stop_ids)),
         prompts=tuple(PromptFacts(name=p.id, category=p.category, language=p.language) for p in prompts),
+        top_logprobs=top_logprobs,
     )
+    if temperature:
+        facts = msgspec.structs.replace(facts, temperature=temperature, seed=seed)
     with new_file(output, FEATURES, force=force) as temporary:
         with _progress(len(encoded)) as advance:
-            answered = answer_prompts(running, encoded, max_tokens, stop_ids, num_slots=BATCH_SIZE, on_answer=advance)
+            answered = answer_prompts(
+                running, encoded, max_tokens, stop_ids,
+                temperature=temperature, seeds=[facts.sampler_seed(i) for i in range(len(encoded))],
+                num_slots=BATCH_SIZE, on_answer=advance,
+            )  # fmt: skip
         write_features(
             running,
             answered,

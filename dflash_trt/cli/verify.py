@@ -61,6 +61,11 @@ MIN_TOKENS = 3
     callback=share,
     help="Fail when the mean loss of tau exceeds this, e.g. 3%; needs --reference.",
 )
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --features that have log probabilities: say what sampling at this temperature is expected to accept.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option(
     "--plot",
@@ -76,6 +81,7 @@ def verify(
     chat: bool,
     max_tokens: int,
     max_tau_loss: float | None,
+    temperature: float | None,
     as_json: bool,
     plot: Path | None,
 ) -> None:
@@ -100,8 +106,10 @@ def verify(
         _refuse_beside_features(click.get_current_context())
         from dflash_trt.cli.verify_features import verify_features
 
-        verify_features(engine, features, reference, max_tau_loss, as_json=as_json)
+        verify_features(engine, features, reference, max_tau_loss, temperature, as_json=as_json)
         return
+    if temperature is not None:
+        raise click.UsageError("--temperature is for --features: decoding with the target is checked greedily")
     if target is None or prompt_file is None:
         raise click.UsageError("expected --target and --prompts, or --features")
     if plot is not None and (plot.suffix != ".png" or not plot.parent.is_dir()):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dflash-trt capture`: runs the target over prompts and writes what calibration and replay need of it.
 
-First the answers are decoded greedily, several prompts at once; then each prompt with its answer runs once more, in
-passes as speculative decoding makes them, and its taps go to disk. All lengths are known by then, so the file is
-written in one go with one sequence in memory.
+First the answers are decoded, greedily or sampled, several prompts at once; then each prompt with its answer runs once
+more, in passes as speculative decoding makes them, and its taps go to disk. All lengths are known by then, so the file
+is written in one go with one sequence in memory.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from dflash_trt.quantize.features import (
     FeatureFacts,
     Shapes,
     head_shapes,
+    logprob_shapes,
     sequence_shapes,
 )
 from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK, Decoder
@@ -53,7 +54,7 @@ SPELLINGS = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """A prompt and the target's greedy answer."""
+    """A prompt and the target's answer."""
 
     token_ids: list[int]
     prompt_length: int
@@ -65,13 +66,22 @@ def answer_prompts(
     max_tokens: int,
     stop_ids: frozenset[int],
     *,
+    temperature: float = 0.0,
+    seeds: Sequence[int] | None = None,
     num_slots: int = 1,
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[Answered]:
-    """Decodes every prompt greedily, to a stop token (kept) or `max_tokens` tokens, `num_slots` at once."""
-    params = SamplingParams(max_tokens=max_tokens)
+    """Decodes every prompt, to a stop token (kept) or `max_tokens` tokens, `num_slots` at once.
+
+    At a `temperature` above 0 with the seed of each prompt in `seeds`, else greedily.
+    """
+    asked = [
+        SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        for seed in seeds or [0] * len(prompts)
+    ]
     requests = [
-        Request(prompt_ids=prompt, params=params, sampler=params.sampler(), stop_ids=stop_ids) for prompt in prompts
+        Request(prompt_ids=prompt, params=params, sampler=params.sampler(), stop_ids=stop_ids)
+        for prompt, params in zip(prompts, asked, strict=True)
     ]
     longest = max((request.max_length for request in requests), default=0)
     decoder = Decoder(LocalPair(target, None), SlotPool(num_slots, num_slots * longest), FixedLength(0))
@@ -118,8 +128,12 @@ def write_features(
             tokens, begin = sequence.token_ids, sequence.prompt_length
             writer.write(f"tokens.{i}", np.array(tokens, dtype=np.int64))
             writer.write(f"prompt_length.{i}", np.array(begin, dtype=np.int64))
-            write(f"taps.{i}", _taps(target, sequence, block_size, f"{facts.target_name}: sequence {i}"))
+            name = f"{facts.target_name}: sequence {i}"
+            taps, logprobs = _read(target, sequence, block_size, facts, name)
+            write(f"taps.{i}", taps)
             write(f"embeddings.{i}", target.embed(torch.tensor(tokens[begin:])))
+            for kind, values in logprobs.items():
+                writer.write(f"{kind}.{i}", values.numpy())
 
 
 def _answer_tokens(answered: Sequence[Answered]) -> set[int]:
@@ -131,7 +145,9 @@ def _layout(answered: Sequence[Answered], facts: FeatureFacts, dtypes: Mapping[s
     width, hidden_size = len(facts.target_layer_ids) * facts.target.hidden_size, facts.target.hidden_size
     shapes: Shapes = head_shapes(facts.target, has_bias=LM_HEAD_BIAS in dtypes)
     for i, sequence in enumerate(answered):
-        shapes |= sequence_shapes(i, len(sequence.token_ids), sequence.prompt_length, width, hidden_size)
+        length, begin = len(sequence.token_ids), sequence.prompt_length
+        shapes |= sequence_shapes(i, length, begin, width, hidden_size)
+        shapes |= logprob_shapes(i, length - begin, facts)
     chosen = {name: dtypes.get(name.partition(".")[0]) for name in shapes}
     return aligned(
         {
@@ -141,23 +157,45 @@ def _layout(answered: Sequence[Answered], facts: FeatureFacts, dtypes: Mapping[s
     )
 
 
-def _taps(target: Target, sequence: Answered, block_size: int, name: str) -> torch.Tensor:
-    """Taps of all tokens but the last: the prompt's in chunks, the answer's in blocks, as decoding computes them.
+def _read(
+    target: Target, sequence: Answered, block_size: int, facts: FeatureFacts, name: str
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Taps of all tokens but the last, and the answer's log probabilities by tensor name, as `facts` ask for them.
 
-    In one pass the sums are added in another order, and where a drafter rounds to FP8, the last digit can decide.
+    The prompt is read in chunks, the answer in blocks, as decoding computes them: in one pass the sums are added in
+    another order, and where a drafter rounds to FP8, the last digit can decide.
     """
     tokens, begin = sequence.token_ids[:-1], sequence.prompt_length
     ends = [*range(0, begin, DEFAULT_PREFILL_CHUNK), *range(begin, len(tokens), block_size), len(tokens)]
-    passes = []
+    taps, logprobs = [], []
     for first, end in pairwise(ends):
-        segment = Segment(slot=0, token_ids=tokens[first:end], num_logits=0)
-        passes.append(target.verify([segment], with_taps=True).taps)
+        # Behind the prompt's last token and each of the answer's but the last.
+        asked = max(0, end - max(first, begin - 1)) if facts.top_logprobs else 0
+        read = target.verify([Segment(slot=0, token_ids=tokens[first:end], num_logits=asked)], with_taps=True)
+        taps.append(read.taps)
+        if asked:
+            following = torch.tensor(sequence.token_ids[end - asked + 1 : end + 1])
+            logprobs.append(_logprobs(read.logits, following, facts))
         target.rollback(0, 0)
     target.release(0)
-    taps = torch.cat(passes)
-    if not torch.isfinite(taps).all():
-        raise CheckpointError(f"{name}: expected finite taps, found NaN or infinity")
-    return taps
+    found = {kind: torch.cat([part[kind] for part in logprobs]) for kind in (logprobs[0] if logprobs else ())}
+    for what, values in {"taps": torch.cat(taps), **found}.items():
+        if not torch.isfinite(values).all():
+            raise CheckpointError(f"{name}: expected finite {what}, found NaN or infinity")
+    return torch.cat(taps), found
+
+
+def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor, facts: FeatureFacts) -> dict[str, torch.Tensor]:
+    """Of logits [m, V] and the tokens [m] that follow: what features.py lists, by name."""
+    values = logits.double().log_softmax(-1)
+    top = values.topk(facts.top_logprobs, dim=-1)
+    T = facts.temperature
+    return ({"log_normaliser": (values / T).logsumexp(-1).float()} if T else {}) | {
+        "logprobs": values.gather(-1, token_ids[:, None])[:, 0].float(),
+        "top_token_ids": top.indices.int(),
+        "top_logprobs": top.values.float(),
+        "tail_mass": (1 - top.values.exp().sum(-1)).clamp(min=0).float(),
+    }
 
 
 def narrowest(values: torch.Tensor) -> torch.dtype:

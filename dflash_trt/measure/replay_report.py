@@ -10,9 +10,10 @@ import msgspec
 
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.measure.replay import Replayed
+from dflash_trt.measure.sampled_acceptance import Expected, ExpectedLoss, expected, expected_loss, prompt_sums
 from dflash_trt.measure.statistics import Mean, PositionAcceptance, TauLoss, acceptance_by_position, mean_tau, tau_loss
 from dflash_trt.measure.verification_report import TauDifference
-from dflash_trt.quantize.features import PromptFacts
+from dflash_trt.quantize.features import FeatureFacts, FeatureFile, PromptFacts
 
 
 class ReplayedPrompt(PromptFacts, frozen=True, kw_only=True):
@@ -58,35 +59,67 @@ class ReplayComparison(msgspec.Struct, frozen=True, kw_only=True):
     tau_differences: list[TauDifference]
 
 
+class ExpectedReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `verify --features --temperature` expects of sampling."""
+
+    engine: Expected
+    reference: Expected | None
+    tau_loss: ExpectedLoss | None
+
+
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     """All that `verify --features` measured."""
 
     block_size: int
     max_tokens: int
+    text_temperature: float
+    """That the answers were sampled at; 0: greedy."""
     engine: ReplayedEngine
     reference: ReplayedEngine | None
     comparison: ReplayComparison | None
     by_category: list[Part]
     """Empty where no prompt carries a category."""
     by_language: list[Part]
+    expected: ExpectedReport | None
+    """None unless a temperature was asked for."""
 
 
 def replay_report(
-    max_tokens: int,
+    facts: FeatureFacts,
     manifest: Manifest,
     replays: Sequence[Replayed],
     reference: tuple[Manifest, Sequence[Replayed]] | None,
+    expected: ExpectedReport | None = None,
 ) -> ReplayReport:
-    """The figures of an engine's replays and of its reference's on the same prompts."""
+    """The figures of an engine's replays and of its reference's on the same prompts of a file with `facts`."""
     others = None if reference is None else reference[1]
     return ReplayReport(
         block_size=manifest.draft.block_size,
-        max_tokens=max_tokens,
+        max_tokens=facts.max_tokens,
+        text_temperature=facts.temperature,
         engine=_engine(manifest, replays),
         reference=None if reference is None else _engine(*reference),
         comparison=None if others is None else _compare(replays, others),
         by_category=_parts(replays, others, lambda prompt: prompt.category),
         by_language=_parts(replays, others, lambda prompt: prompt.language),
+        expected=expected,
+    )
+
+
+def expected_report(
+    features: FeatureFile,
+    temperature: float,
+    num_draft_tokens: int,
+    replays: Sequence[Replayed],
+    reference: Sequence[Replayed] | None,
+) -> ExpectedReport:
+    """What sampling at `temperature` is expected to accept; CheckpointError where the file has no log probabilities."""
+    ours = prompt_sums(features, replays, temperature)
+    theirs = None if reference is None else prompt_sums(features, reference, temperature)
+    return ExpectedReport(
+        engine=expected(temperature, ours, num_draft_tokens),
+        reference=None if theirs is None else expected(temperature, theirs, num_draft_tokens),
+        tau_loss=None if theirs is None else expected_loss(ours, theirs),
     )
 
 

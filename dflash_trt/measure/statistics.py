@@ -121,6 +121,24 @@ def mean_tau(taus: Sequence[float]) -> Mean | None:
     return Mean(mean=_mean(values), low=low, high=high, num_prompts=values.size)
 
 
+def pooled_mean(sums: Sequence[float], counts: Sequence[float]) -> Mean | None:
+    """sum / count over all prompts [n] together, with its interval over prompts; None without a prompt."""
+    values = np.array([sums, counts], dtype=np.float64)  # [2, n]
+    if values.shape[1] == 0:
+        return None
+    low, high = _interval(_pooled, values)
+    return Mean(mean=_pooled(values), low=low, high=high, num_prompts=values.shape[1])
+
+
+def pooled_loss(
+    pooled: tuple[Sequence[float], Sequence[float]], reference: tuple[Sequence[float], Sequence[float]]
+) -> TauLoss:
+    """1 - pooled mean / the reference's, of sums and counts of the same prompts [n], n > 0, with its interval."""
+    values = np.array([*pooled, *reference], dtype=np.float64)  # [4, n]
+    low, high = _interval(_pooled_loss, values)
+    return TauLoss(loss=_pooled_loss(values), low=low, high=high, num_prompts=values.shape[1])
+
+
 def _interval(
     statistic: Callable[[npt.NDArray[np.float64]], float], values: npt.NDArray[np.float64]
 ) -> tuple[float | None, float | None]:
@@ -137,6 +155,15 @@ def _interval(
 
 def _mean(values: npt.NDArray[np.float64]) -> float:
     return float(values.mean())
+
+
+def _pooled(values: npt.NDArray[np.float64]) -> float:
+    total, count = values.sum(axis=1)
+    return float(total / count)
+
+
+def _pooled_loss(values: npt.NDArray[np.float64]) -> float:
+    return 1 - _pooled(values[:2]) / _pooled(values[2:])
 
 
 def _loss(pairs: npt.NDArray[np.float64]) -> float:

@@ -8,6 +8,14 @@ A safetensors file; docs/calibration.md has the layout. Of sequence i, n tokens 
     taps.i           float [n - 1, A*H]  row j belongs to tokens.i[j]; the last token was never run
     embeddings.i     float [n - p, H]    the target's input embeddings of tokens.i[p:]
 
+where log probabilities were asked for, row j about the answer's token j, of log softmax(logits) without temperature
+
+    logprobs.i       F32   [n - p]       of that token
+    top_token_ids.i  I32   [n - p, N]    the N likeliest tokens, likeliest first
+    top_logprobs.i   F32   [n - p, N]    theirs
+    tail_mass.i      F32   [n - p]       what the other V - N tokens have of the probability, together
+    log_normaliser.i F32   [n - p]       log of the sum of p^(1/T) over all tokens, in text sampled at T > 0
+
 and once `mask_embedding` float [H], `lm_head` float [V, H] and, where the head has one, `lm_head_bias` float [V].
 A float is F32 or BF16, the latter where it keeps every value or where the taps were asked for in it. The header's
 metadata holds `FeatureFacts` as JSON.
@@ -15,6 +23,7 @@ metadata holds `FeatureFacts` as JSON.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +41,8 @@ from dflash_trt.files.json_file import json_value
 from dflash_trt.quantize.ranges import CAPTURE
 
 METADATA_KEY = "dflash_trt_features"
-SCHEMA_VERSION = 2
+GREEDY_VERSION, SAMPLED_VERSION = 2, 3
+"""A file of greedy answers without log probabilities is of version 2: who reads that, reads it still."""
 MASK_EMBEDDING, LM_HEAD, LM_HEAD_BIAS = "mask_embedding", "lm_head", "lm_head_bias"
 FLOATS = ("F32", "BF16")
 Shapes = dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
@@ -47,7 +57,7 @@ class PromptFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     language: str | None = None
 
 
-class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What the features were captured from and for."""
 
     schema_version: int
@@ -62,6 +72,27 @@ class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stop_token_ids: tuple[int, ...]
     prompts: tuple[PromptFacts, ...]
     """Of the sequences, in their order."""
+    temperature: float = 0.0
+    """That the answers were sampled at; 0: greedily."""
+    seed: int = 0
+    """Sequence i was sampled with seed + i."""
+    top_logprobs: int = 0
+    """N: tokens whose log probability is recorded at each place of an answer; 0: none are."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature: expected 0 or more, found {self.temperature}")
+        if not 0 <= self.top_logprobs <= self.target.vocab_size:
+            raise ValueError(f"top_logprobs: expected 0 to {self.target.vocab_size}, found {self.top_logprobs}")
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the facts are of a kind that version 2 did not have."""
+        return self.temperature > 0 or self.top_logprobs > 0
+
+    def sampler_seed(self, i: int) -> int:
+        """What sequence `i` was sampled with."""
+        return (self.seed + i) % 2**64
 
     @property
     def num_sequences(self) -> int:
@@ -87,6 +118,22 @@ class FeatureSequence:
     """[n - p, H] FLOAT or BF16: of the answer's tokens."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerLogprobs:
+    """What the target gave the tokens at each of an answer's m places, without temperature."""
+
+    own: torch.Tensor
+    """[m] F32: of the answer's own tokens."""
+    top_token_ids: torch.Tensor
+    """[m, N] I32: the likeliest tokens, likeliest first."""
+    top: torch.Tensor
+    """[m, N] F32."""
+    tail_mass: torch.Tensor
+    """[m] F32: probability of all other tokens together."""
+    log_normaliser: torch.Tensor | None
+    """[m] F32: log of the sum of p^(1/T) over all tokens, of text sampled at T; None of greedy text."""
+
+
 def head_shapes(spec: TargetSpec, *, has_bias: bool) -> Shapes:
     """The tensors that a file has once, for a target with the facts `spec`."""
     head: Shapes = {
@@ -103,6 +150,19 @@ def sequence_shapes(i: int, num_tokens: int, prompt_length: int, target_hidden_s
         f"prompt_length.{i}": (("I64",), ()),
         f"taps.{i}": (FLOATS, (num_tokens - 1, target_hidden_size)),
         f"embeddings.{i}": (FLOATS, (num_tokens - prompt_length, hidden_size)),
+    }
+
+
+def logprob_shapes(i: int, answer_length: int, facts: FeatureFacts) -> Shapes:
+    """The tensors of sequence `i` besides; none where no log probabilities were asked for."""
+    if not (top_logprobs := facts.top_logprobs):
+        return {}
+    normaliser: Shapes = {f"log_normaliser.{i}": (("F32",), (answer_length,))} if facts.temperature else {}
+    return normaliser | {
+        f"logprobs.{i}": (("F32",), (answer_length,)),
+        f"top_token_ids.{i}": (("I32",), (answer_length, top_logprobs)),
+        f"top_logprobs.{i}": (("F32",), (answer_length, top_logprobs)),
+        f"tail_mass.{i}": (("F32",), (answer_length,)),
     }
 
 
@@ -149,6 +209,39 @@ class FeatureFile:
         """The tokens [n - p] of sequence `i`'s answer and their embeddings [n - p, H], without its taps being read."""
         embeddings = self._tensor(f"embeddings.{i}")
         return self._tensor(f"tokens.{i}")[-len(embeddings) :], embeddings
+
+    def check_logprobs(self, temperature: float) -> None:
+        """Raises CheckpointError where `capture` recorded no log probabilities."""
+        if not self.facts.top_logprobs:
+            raise CheckpointError(
+                f"{self.file}: expected log probabilities of the answers' tokens, found none",
+                hint=f"capture again: {CAPTURE} --temperature {temperature:g} --top-logprobs 20",
+            )
+
+    def logprobs(self, i: int) -> AnswerLogprobs:
+        """Of sequence `i`'s answer, in a file that has them; raises CheckpointError for impossible values."""
+        found = AnswerLogprobs(
+            own=self._tensor(f"logprobs.{i}"),
+            top_token_ids=self._tensor(f"top_token_ids.{i}"),
+            top=self._tensor(f"top_logprobs.{i}"),
+            tail_mass=self._tensor(f"tail_mass.{i}"),
+            log_normaliser=self._tensor(f"log_normaliser.{i}") if self.facts.temperature else None,
+        )
+        ids, vocabulary = found.top_token_ids, self.facts.target.vocab_size
+        mass = found.top.double().exp().sum(-1) + found.tail_mass
+        checks = {
+            "top_token_ids": (f"token ids from 0 to {vocabulary - 1}", ((ids >= 0) & (ids < vocabulary)).all()),
+            "top_logprobs": ("values from the largest to the smallest", (found.top.diff(dim=-1) <= 0).all()),
+            "tail_mass": (
+                "0 or more, and 1 with the top",
+                (found.tail_mass >= 0).all() & ((mass - 1).abs() < 1e-4).all(),
+            ),
+            "logprobs": ("at most 0 and the top's first", (found.own <= found.top[:, 0].clamp(max=0)).all()),
+        }
+        for name, (expected, holds) in checks.items():
+            if not holds:
+                raise CheckpointError(f"{self.file}: {name}.{i}: expected {expected}, found others")
+        return found
 
     def answer_length(self, i: int) -> int:
         """Tokens that the target wrote in sequence `i`."""
@@ -212,12 +305,17 @@ def _read_facts(file: Path, metadata: dict[str, str]) -> FeatureFacts:
         )
     content, where = metadata[METADATA_KEY].encode(), f"{file}: metadata {METADATA_KEY}"
     version = json_value(content, where, _SchemaVersion, CheckpointError, what="facts", hint=CAPTURE).schema_version
-    if version != SCHEMA_VERSION:
+    if version not in (GREEDY_VERSION, SAMPLED_VERSION):
         raise CheckpointError(
-            f"{file}: schema_version: expected {SCHEMA_VERSION}, found {version}",
+            f"{file}: schema_version: expected {GREEDY_VERSION} or {SAMPLED_VERSION}, found {version}",
             hint=f"capture again with this version: {CAPTURE}",
         )
-    return json_value(content, where, FeatureFacts, CheckpointError, what="facts", hint=CAPTURE)
+    facts = json_value(content, where, FeatureFacts, CheckpointError, what="facts", hint=CAPTURE)
+    if facts.is_sampled and version == GREEDY_VERSION:
+        raise CheckpointError(
+            f"{file}: schema_version: expected {SAMPLED_VERSION} with temperature or top_logprobs, found {version}"
+        )
+    return facts
 
 
 def _check_fits(file: Path, facts: FeatureFacts, spec: DraftSpec) -> None:
@@ -242,6 +340,7 @@ def _check_layout(file: Path, facts: FeatureFacts, spec: DraftSpec, tensors: dic
                 f" (max_position_embeddings), found {num_tokens} tokens, {rows} of them the answer"
             )
         expected |= sequence_shapes(i, num_tokens, num_tokens - rows, spec.target_hidden_size, spec.hidden_size)
+        expected |= logprob_shapes(i, rows, facts)
     for name, (dtypes, shape) in expected.items():
         found = _find(file, tensors, name)
         if found.dtype not in dtypes or found.shape != shape:

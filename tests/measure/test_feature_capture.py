@@ -7,17 +7,19 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_trt import __version__
+from dflash_trt import _C, __version__
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import BuildError, RequestError
 from dflash_trt.files.write import new_file
 from dflash_trt.measure.feature_capture import FEATURES, Answered, answer_prompts, bits, narrowest, write_features
 from dflash_trt.quantize.features import FeatureFacts, open_features
+from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.targets.huggingface import make_target
 from dflash_trt.targets.target import Segment, Verified
 from tests.checkpoint.samples import refusal
@@ -83,6 +85,67 @@ def test_content(name: str, features: dict[str, Path]) -> None:
         taps = tensors[f"taps.{i}"].double().numpy()
         assert np.abs(taps - expected).max() <= FLOAT_ROUNDING * np.abs(expected).max()
         assert torch.equal(tensors[f"embeddings.{i}"], table[tokens[p:]])
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sampled answers with the log probabilities of the 4 likeliest tokens."""
+    file = tmp_path_factory.mktemp("sampled") / "f.safetensors"
+    options = ("--temperature", 0.9, "--seed", 2**64 - 1, "--top-logprobs", 4)
+    return capture("tiny-qwen3", file, "--max-prompts", 2, "--max-tokens", 12, *options)
+
+
+def test_sampled_answers_and_log_probabilities(sampled: Path) -> None:
+    tensors, facts = read(sampled)
+    assert {name: facts[name] for name in ("schema_version", "temperature", "seed", "top_logprobs")} == {
+        "schema_version": 3, "temperature": 0.9, "seed": 2**64 - 1, "top_logprobs": 4,
+    }  # fmt: skip
+    model = load_target(FIXTURES / "tiny-qwen3")
+    for i, seed in enumerate([2**64 - 1, 0]):
+        tokens, p = tensors[f"tokens.{i}"].tolist(), int(tensors[f"prompt_length.{i}"])
+        with torch.inference_mode():
+            expected = model(torch.tensor([tokens[:-1]])).logits[0, p - 1 :]
+        sampler = SamplingParams(temperature=0.9, seed=seed).sampler()
+        logits = expected.float().numpy()
+        assert tokens[p:] == [_C.verify_block(logits[k : k + 1], [], sampler, k)[0] for k in range(len(logits))]
+        logprobs = expected.double().log_softmax(-1)
+        top = logprobs.topk(4)
+        assert tensors[f"top_token_ids.{i}"].tolist() == top.indices.tolist()
+        for name, values in {
+            "top_logprobs": top.values,
+            "logprobs": logprobs.gather(-1, torch.tensor(tokens[p:])[:, None])[:, 0],
+            "tail_mass": 1 - top.values.exp().sum(-1),
+            "log_normaliser": (logprobs / 0.9).logsumexp(-1),
+        }.items():
+            assert torch.allclose(tensors[f"{name}.{i}"].double(), values, atol=1e-4), name
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t, f: t["top_token_ids.1"].fill_(1024), "top_token_ids.1: expected token ids from 0 to 1023"),
+        (lambda t, f: t["top_logprobs.1"][3].copy_(t["top_logprobs.1"][3].flip(0)), "from the largest to the smallest"),
+        (lambda t, f: t["tail_mass.1"].add_(0.1), "tail_mass.1: expected 0 or more, and 1 with the top"),
+        (lambda t, f: t["logprobs.1"].add_(9), "logprobs.1: expected at most 0 and the top's first"),
+        (lambda t, f: t["log_normaliser.1"].fill_(torch.nan), "log_normaliser.1: expected finite values"),
+    ],
+)  # fmt: skip
+def test_refused_log_probabilities(
+    change: Callable[[Tensors, Facts], object], words: str, sampled: Path, tmp_path: Path
+) -> None:
+    file = edit(sampled, tmp_path / "f.safetensors", change)
+    spec = read_draft(FIXTURES / "tiny-qwen3-dflash").spec
+
+    def read_it() -> None:
+        with open_features(file, spec) as opened:
+            opened.logprobs(1)
+
+    assert words in refusal(read_it)
+
+
+def test_more_log_probabilities_than_tokens(tmp_path: Path) -> None:
+    with pytest.raises(click.BadParameter, match="expected at most 1024, the target's tokens, found 1025"):
+        capture("tiny-qwen3", tmp_path / "f", "--top-logprobs", 1025)
 
 
 def test_taps_in_bfloat16(features: dict[str, Path], tmp_path: Path) -> None:
@@ -262,7 +325,11 @@ def put(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
         (lambda t, f: f.update(mask_token_id=2), "mask_token_id: expected 1 (draft), found 2"),
         (lambda t, f: f["target"].update(hidden_size=64), "hidden_size: expected 64 (target), found 128 (draft)"),
         (lambda t, f: f["target"].update(vocab_size=9), "vocab_size: expected 9 (target), found 1024 (draft)"),
-        (lambda t, f: f.update(schema_version=1), "schema_version: expected 2, found 1"),
+        (lambda t, f: f.update(schema_version=1), "schema_version: expected 2 or 3, found 1"),
+        (lambda t, f: f.update(top_logprobs=4), "schema_version: expected 3 with temperature or top_logprobs, found 2"),
+        (lambda t, f: f.update(schema_version=3, top_logprobs=4), "expected tensor 'logprobs.0', found no such tensor"),
+        (lambda t, f: f.update(schema_version=3, temperature=-1.0), "temperature: expected 0 or more, found -1.0"),
+        (lambda t, f: f.update(schema_version=3, top_logprobs=1025), "top_logprobs: expected 0 to 1024, found 1025"),
         (lambda t, f: f.pop("target"), "expected facts, found Object missing required field `target`"),
         (lambda t, f: f.update(extra=1), "expected facts, found Object contains unknown field `extra`"),
         (lambda t, f: t.pop("taps.1"), "expected tensor 'taps.1', found no such tensor"),
