@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 TITLES = {"none": "plain", "dflash": "DFlash"}
 MAX_REQUESTS = 1_000_000
+FRONT_END = ("frontend_request_seconds", "frontend_chunk_seconds")
+"""Constants that no GPU server was measured for: the load is run with both ends of their range."""
 
 
 def simulate_load(
@@ -32,8 +34,8 @@ def simulate_load(
     traffic: Traffic,
     seconds: float,
     slo: float | None,
-) -> list[Simulation]:
-    """The deployment under `load`, plain and with DFlash.
+) -> list[tuple[Simulation, Simulation]]:
+    """The deployment under `load`, plain and with DFlash, each also behind the slowest front end of the constants.
 
     Raises ConfigError for a load that is none, requests longer than the deployment takes, and memory for none of them.
     """
@@ -48,7 +50,8 @@ def simulate_load(
         raise ConfigError(
             f"--simulate: expected requests of at most max_seq_len {system.max_seq_len} tokens, found one of {longest}"
         )
-    model = StepModel(system, rates(system.gpu, system.runtime))
+    nominal = rates(system.gpu, system.runtime)
+    slow = rates(system.gpu, system.runtime, dict.fromkeys(FRONT_END, "high"))
     runs = []
     methods: tuple[Method, ...] = ("none", "dflash")
     for method in methods:
@@ -57,18 +60,22 @@ def simulate_load(
             raise ConfigError(f"--simulate: expected memory for one request, found none: {limit.reason}")
         slots = min(limit.batch, system.max_batch_size)
         choose = _choice(deployment) if method == "dflash" else lambda batch: 0
-        runs.append(Server(model, method, acceptance, choose, slots).run(arrivals, slo))
+        fast, late = (
+            Server(StepModel(system, each), method, acceptance, choose, slots).run(arrivals, slo)
+            for each in (nominal, slow)
+        )
+        runs.append((fast, late))
     return runs
 
 
 def print_simulations(
-    name: str, load: str, source: str, slo: float | None, runs: list[Simulation], *, as_json: bool
+    name: str, load: str, source: str, slo: float | None, runs: list[tuple[Simulation, Simulation]], *, as_json: bool
 ) -> None:
     """One column for each method."""
     if as_json:
-        print_json(
-            "simulation", {"name": name, "load": load, "acceptance_source": source, "slo": slo, "simulations": runs}
-        )
+        fast, slow = ([run[index] for run in runs] for index in (0, 1))
+        document: dict[str, object] = {"name": name, "load": load, "acceptance_source": source, "slo": slo}
+        print_json("simulation", document | {"simulations": fast, "slow_front_end": slow})
         return
     goodput = "goodput, requests/s" if slo is None else f"goodput at {slo:g} tokens/s/user, requests/s"
     lines: list[tuple[str, Callable[[Simulation], str]]] = [
@@ -83,8 +90,9 @@ def print_simulations(
         ("tokens a pass", lambda run: f"{run.tau:.2f}"),
         ("state", lambda run: "saturated: the queue grows" if run.is_saturated else "steady"),
     ]
-    rows = [(title, *(value(run) for run in runs)) for title, value in lines]
-    print_table(f"{name} under {load}; {source}", ("", *(TITLES[run.method] for run in runs)), rows)
+    rows = [(title, *(value(run) for run, _ in runs)) for title, value in lines]
+    rows += [(f"slow front end: {title}", *(value(slow) for _, slow in runs)) for title, value in lines[1:3]]
+    print_table(f"{name} under {load}; {source}", ("", *(TITLES[run.method] for run, _ in runs)), rows)
 
 
 def _arrivals(load: str, traffic: Traffic, seconds: float) -> list[Arrival]:

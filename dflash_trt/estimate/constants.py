@@ -57,11 +57,18 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     moe_bandwidth_efficiency: float
     moe_factor: float
     expert_imbalance: float
+    prompt_factor: float
+    """Arithmetic of a prompt's token over that of a verified one."""
     routing_exponent: float
     host_plain_seconds: float
     host_speculative_seconds: float
     host_request_seconds: float
     host_speculative_request_seconds: float
+    host_prompt_seconds: float
+    """Of the step that ends a prompt, for each: admission."""
+    frontend_request_seconds: float
+    """HTTP and tokenising of a request: used by the simulation only, like the next."""
+    frontend_chunk_seconds: float
 
     @property
     def read_rate(self) -> float:

@@ -56,7 +56,7 @@ def point(
     # Prompts come whole, in every so many steps; where every step has one, in ever larger chunks.
     arriving = batch * tau / traffic.output_tokens * traffic.prompt_tokens
     chunk = max(arriving, float(min(traffic.prompt_tokens, model.system.max_num_tokens)))
-    mixed = msgspec.structs.replace(load, prompt_tokens=round(chunk))
+    mixed = msgspec.structs.replace(load, prompt_tokens=round(chunk), prompts=chunk / traffic.prompt_tokens)
     seconds += arriving / chunk * (model.price(method, mixed).seconds - seconds)
     rate = tau / seconds
     return Point(

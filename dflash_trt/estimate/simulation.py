@@ -2,11 +2,12 @@
 """A loaded server, step by step: continuous batching, chunked prefill, speculation, one clock.
 
 Every step is priced by the cost model; requests are admitted first come, first served, while slots are free; prompts
-join the steps in chunks; each request accepts by its own probabilities.
+join the steps in chunks; each request accepts by its own probabilities. Before the decoder stands a front end.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -20,7 +21,7 @@ from dflash_trt.estimate.step import Load, StepModel
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-CONTEXT_BUCKET, CHUNK_BUCKET = 256, 64  # steps are priced on this grid
+GRID_BITS = 5  # contexts and chunks are rounded to so many leading bits, by 3 % at most, and priced once
 SPREAD = 0.3
 """Standard deviation of the logarithm of the exponent by which a request's acceptance differs from the mean's."""
 MAX_STEPS = 20_000_000  # a guard: a simulation that does not end is our bug
@@ -71,15 +72,21 @@ class Server:
         choose_length: Callable[[int], int],
         max_batch: int,
         seed: int = 0,
+        *,
+        prefill_chunk: int | None = None,
     ) -> None:
-        """`choose_length` gives the drafts of a step by the requests in it; `max_batch` slots are there."""
+        """`choose_length` gives the drafts of a step by the requests in it; `max_batch` slots are there.
+
+        Prompt tokens of a step are at most what max_num_tokens leaves, and `prefill_chunk`, where it is given.
+        """
         self._model, self._method, self._choose = model, method, choose_length
+        self._prefill_chunk = model.system.max_num_tokens if prefill_chunk is None else prefill_chunk
         self._random = np.random.default_rng(seed)
         longest = max(1, *(choose_length(batch) for batch in range(1, max_batch + 1)))
         shares = np.array(acceptance.shares)
         self._shares = shares[np.minimum(np.arange(longest), len(shares) - 1)]
         self._max_batch = max_batch
-        self._prices: dict[tuple[int, int, int, int], float] = {}
+        self._prices: dict[tuple[int, int, int, int, int], float] = {}
 
     def run(self, arrivals: Sequence[Arrival], slo: float | None = None) -> Simulation:
         """Serves all `arrivals`, in order of time, to their end; goodput counts users with `slo` tokens/s."""
@@ -87,11 +94,13 @@ class Server:
         batch = _Batch(self._shares, self._random)
         waiting: deque[int] = deque()
         filling: deque[list[int]] = deque()  # request and what is left of its prompt
+        front = _FrontEnd(self._model, arrivals)
+        came = front.admitted
         clock, upcoming = 0.0, 0
         while upcoming < len(arrivals) or waiting or filling or batch.size:
             if not (waiting or filling or batch.size):
-                clock = max(clock, arrivals[upcoming].seconds)
-            while upcoming < len(arrivals) and arrivals[upcoming].seconds <= clock:
+                clock = max(clock, came[upcoming])
+            while upcoming < len(arrivals) and came[upcoming] <= clock:
                 waiting.append(upcoming)
                 upcoming += 1
             while waiting and len(filling) + batch.size < self._max_batch:
@@ -99,17 +108,19 @@ class Server:
                 filling.append([index, arrivals[index].prompt_tokens])
             length = self._choose(batch.size) if batch.size else 0
             prefilled, chunk = self._chunk(filling, batch.size * (length + 1))
-            seconds = self._price(batch.size, length, batch.mean_context, chunk)
+            seconds = self._price(batch.size, length, batch.mean_context, chunk, len(prefilled))
+            seconds += front.delay(clock, seconds, batch.size + len(prefilled))
             clock += seconds
             log.step(clock, seconds, batch.size, len(waiting))
-            log.end(batch.step(length), clock)
-            log.begin(prefilled, clock)
+            seen = front.deliver(clock, batch.size + len(prefilled))
+            log.end(batch.step(length), seen)
+            log.begin(prefilled, seen)
             batch.add([(i, arrivals[i]) for i in prefilled if arrivals[i].output_tokens > 1])
         return log.summary(self._method, arrivals, clock, slo, self._max_batch)
 
     def _chunk(self, filling: deque[list[int]], used: int) -> tuple[list[int], int]:
         """Prompt tokens that join the step, oldest request first, and the requests whose prompts end with them."""
-        room = max(self._model.system.max_num_tokens - used, 0)
+        room = min(max(self._model.system.max_num_tokens - used, 0), self._prefill_chunk)
         prefilled, chunk = [], 0
         while filling and room:
             taken = min(room, filling[0][1])
@@ -120,17 +131,50 @@ class Server:
                 prefilled.append(filling.popleft()[0])
         return prefilled, chunk
 
-    def _price(self, batch: int, length: int, context: float, chunk: int) -> float:
-        key = (batch, length, round(context / CONTEXT_BUCKET), -(-chunk // CHUNK_BUCKET))
+    def _price(self, batch: int, length: int, context: float, chunk: int, prompts: int) -> float:
+        key = (batch, length, _rounded(context), _rounded(chunk), prompts)
         if key not in self._prices:
-            load = Load(
-                batch=batch,
-                draft_tokens=length,
-                context=max(key[2], 0.5) * CONTEXT_BUCKET,
-                prompt_tokens=key[3] * CHUNK_BUCKET,
-            )
+            load = Load(batch=batch, draft_tokens=length, context=key[2], prompt_tokens=key[3], prompts=prompts)
             self._prices[key] = self._model.price(self._method, load).seconds
         return self._prices[key]
+
+
+def _rounded(count: float) -> int:
+    """To GRID_BITS leading bits."""
+    step: int = 1 << max(0, int(count).bit_length() - GRID_BITS)
+    return round(count / step) * step
+
+
+class _FrontEnd:
+    """HTTP and tokenizer before the decoder, streams behind it: each does one thing after the other.
+
+    Of the embedded runtime it is a thread that shares an interpreter with the decoder: then what it does delays steps.
+    """
+
+    def __init__(self, model: StepModel, arrivals: Sequence[Arrival]) -> None:
+        self._request_seconds = model.rates.frontend_request_seconds
+        self._chunk_seconds = model.rates.frontend_chunk_seconds
+        self._is_shared = model.system.runtime == "embedded"
+        self._arrivals = [arrival.seconds for arrival in arrivals]
+        self._free = 0.0
+        self.admitted: list[float] = []
+        """When the decoder has each request."""
+        for at in self._arrivals:
+            self.admitted.append(max(self.admitted[-1] if self.admitted else 0.0, at) + self._request_seconds)
+
+    def delay(self, begin: float, seconds: float, chunks: int) -> float:
+        """Of a step from `begin` that would take `seconds`, by the requests that come meanwhile and its chunks."""
+        if not self._is_shared:
+            return 0.0
+        requests = bisect_right(self._arrivals, begin + seconds) - bisect_right(self._arrivals, begin)
+        return requests * self._request_seconds + chunks * self._chunk_seconds
+
+    def deliver(self, clock: float, chunks: int) -> float:
+        """When the users have what the step that ended at `clock` gave them."""
+        if self._is_shared:
+            return clock
+        self._free = max(self._free, clock) + chunks * self._chunk_seconds
+        return self._free
 
 
 class _Batch:

@@ -54,8 +54,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """K; 0 decodes plainly."""
     context: float
     """Tokens of a request that are in the caches, mean."""
-    prompt_tokens: int = 0
+    prompt_tokens: float = 0
     """Tokens of new requests' prompts that join the step."""
+    prompts: float = 0
+    """Prompts that end with them."""
 
 
 class StepModel:
@@ -72,20 +74,22 @@ class StepModel:
 
     def price(self, method: Method, load: Load) -> StepCost:
         """The account of one step; `draft_tokens` 0 is plain decoding whatever the method."""
-        draft = self.system.drafter(method) if load.draft_tokens else None
+        draft = self.system.drafter(method) if load.draft_tokens and load.batch else None
         width = 1 if draft is None else load.draft_tokens + 1
+        load = msgspec.structs.replace(load, prompt_tokens=self.rates.prompt_factor * load.prompt_tokens)
         terms = [*self._target(load, width)]
         if draft is not None:
             terms += self._drafter(draft, load)
-        terms.append(Term("host", "host", self._host(load.batch, is_speculative=draft is not None)))
+        terms.append(Term("host", "host", self._host(load, is_speculative=draft is not None)))
         return StepCost(tuple(term for term in terms if term.seconds))
 
-    def _host(self, batch: int, *, is_speculative: bool) -> float:
-        """Host work that no kernel hides: of the step, and of each request in it."""
+    def _host(self, load: Load, *, is_speculative: bool) -> float:
+        """Host work that no kernel hides: of the step, of each request in it, and of each that joined it."""
         rates = self.rates
+        joining = load.prompts * rates.host_prompt_seconds
         if is_speculative:
-            return rates.host_speculative_seconds + batch * rates.host_speculative_request_seconds
-        return rates.host_plain_seconds + batch * rates.host_request_seconds
+            return joining + rates.host_speculative_seconds + load.batch * rates.host_speculative_request_seconds
+        return joining + rates.host_plain_seconds + load.batch * rates.host_request_seconds
 
     def touched_experts(self, tokens: float) -> float:
         """Experts of one layer that `tokens` tokens take between them, all ranks together."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dflash_trt.errors import ConfigError
@@ -30,20 +31,25 @@ def served(
     acceptance: Acceptance = TAU,
     max_batch: int = 64,
     slo: float | None = None,
+    prefill_chunk: int | None = None,
+    runtime: str = "trtllm",
+    **changed_rates: float,
 ) -> Simulation:
     choose = length if method == "dflash" else lambda batch: 0
-    return Server(model_of(MOE), method, acceptance, choose, max_batch).run(arrivals, slo)
+    model = model_of(MOE, **changed_rates)
+    model.system = msgspec.structs.replace(model.system, runtime=runtime)
+    return Server(model, method, acceptance, choose, max_batch, prefill_chunk=prefill_chunk).run(arrivals, slo)
 
 
 def test_one_plain_request_by_hand() -> None:
     """11 tokens of output: one comes with the prompt, ten steps give the others."""
     result = served([Arrival(5.0, 256, 11)], method="none")
     model = model_of(MOE)
-    prompt = model.price("none", Load(batch=0, draft_tokens=0, context=128, prompt_tokens=256)).seconds
+    prompt = model.price("none", Load(batch=0, draft_tokens=0, context=0, prompt_tokens=256)).seconds
     step = model.price("none", Load(batch=1, draft_tokens=0, context=256)).seconds
     assert result.ttft.p50 == pytest.approx(prompt)
-    assert result.token_interval.p50 == pytest.approx(step)
-    assert result.seconds == pytest.approx(5 + prompt + 10 * step)
+    assert result.token_interval.p50 == pytest.approx(step, rel=1e-4)  # the context grows by ten tokens
+    assert result.seconds == pytest.approx(5 + prompt + 10 * step, rel=1e-4)
     assert (result.num_steps, result.tau) == (11, 1.0)
 
 
@@ -102,6 +108,33 @@ def test_long_prompts_come_in_chunks() -> None:
     """40,000 tokens at 16,384 a step: three steps before the first token, and others go on decoding."""
     result = served([Arrival(0.0, 40_000, 1)], method="none")
     assert result.num_steps == 3
+
+
+def test_a_front_end_of_its_own_is_a_queue_before_and_behind_the_decoder() -> None:
+    """Three requests at once, 1 s each to read; a chunk takes 1 ms, and the decoder's steps are as before."""
+    arrivals = [Arrival(0.0, 10, 101)] * 3
+    slow = {"frontend_request_seconds": 1.0, "frontend_chunk_seconds": 1e-3}
+    free, asked = served(arrivals[:1]), served(arrivals, **slow)
+    assert asked.ttft.p50 == pytest.approx(2 + free.ttft.p50 + 1e-3)
+    assert asked.num_steps > 3 * free.num_steps - 20  # one after the other
+    assert asked.chunk_interval.p50 == pytest.approx(free.chunk_interval.p50, rel=1e-3)
+
+
+def test_a_front_end_on_the_decoders_interpreter_delays_its_steps() -> None:
+    """One request: read in 1 s beside no step; then every step sends one chunk, for 1 ms. A second one delays them."""
+    slow = {"frontend_request_seconds": 1.0, "frontend_chunk_seconds": 1e-3}
+    one, none = [Arrival(0.0, 10, 101)], Acceptance((0.0,))
+    free, asked = (served(one, acceptance=none, runtime="embedded", **each) for each in ({}, slow))
+    assert asked.num_steps == free.num_steps == 101
+    assert asked.chunk_interval.p50 == pytest.approx(free.chunk_interval.p50 + 1e-3)
+    assert asked.ttft.p50 == pytest.approx(1 + free.ttft.p50 + 1e-3)
+    second = served([*one, Arrival(1.1, 10, 1)], acceptance=none, runtime="embedded", **slow)
+    assert second.seconds == pytest.approx(asked.seconds + 1, abs=0.01)
+
+
+def test_a_prefill_chunk_bounds_a_step() -> None:
+    result = served([Arrival(0.0, 1000, 1)], method="none", prefill_chunk=256)
+    assert result.num_steps == 4
 
 
 def test_shorter_drafts_at_larger_batches() -> None:

@@ -138,6 +138,17 @@ def test_one_gpu_has_no_communication() -> None:
     assert not [t for t in model_of(DENSE).price("dflash", load(4, 9, 1000)).terms if t.part == "communication"]
 
 
+def test_a_step_of_prompts_alone_runs_no_drafter() -> None:
+    model = model_of(MOE)
+    assert model.price("dflash", load(0, 9, 100, 1000)) == model.price("none", load(0, 0, 100, 1000))
+
+
+def test_each_prompt_that_joins_costs_the_host_its_admission() -> None:
+    model, at = model_of(MOE, host_prompt_seconds=1e-3), load(4, 9, 100, 1000)
+    steps = [model.price("dflash", msgspec.structs.replace(at, prompts=count)).seconds for count in (0, 3)]
+    assert steps[1] - steps[0] == pytest.approx(3e-3)
+
+
 def test_no_drafts_is_plain_decoding() -> None:
     model = model_of(MOE)
     assert model.price("dflash", load(4, 0, 100)) == model.price("none", load(4, 0, 100))
@@ -156,7 +167,7 @@ def test_every_constant_matters(name: str) -> None:
                 target = msgspec.structs.replace(target, top_k=3)
             system = msgspec.structs.replace(base.system, target=target, **parallel)
             rates = msgspec.structs.replace(base.rates, **{name: getattr(base.rates, name) * value})
-            for at in (load(1, 5, 1000), load(512, 5, 1000)):
+            for at in (load(1, 5, 1000), load(512, 5, 1000), load(1, 5, 1000, 4096)):
                 changed.append(StepModel(system, rates).price("dflash", at).seconds)
         prices.add(tuple(changed))
     assert len(prices) == 2
