@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dflash_trt.quantize.ranges import Ranges
     from dflash_trt.quantize.recipe import Recipe
 
-SEARCH_OPTIONS = ("max_bytes", "held_out", "loadable_by", "formats", "context_tokens")
+SEARCH_OPTIONS = ("max_bytes", "held_out", "loadable_by", "formats", "context_tokens", "objective", "gpu", "batch_size")
 RECIPE_OPTIONS = ("threads", "recover", "steps", "learning_rate", "plot")
 
 
@@ -76,6 +76,21 @@ RECIPE_OPTIONS = ("threads", "recover", "steps", "learning_rate", "plot")
     show_default=True,
     help="Let the search choose an FP8 context cache, so many tokens of which count as bytes.",
 )
+@click.option(
+    "--objective",
+    type=click.Choice(["bytes", "step-time"]),
+    default="bytes",
+    show_default=True,
+    help="What a searched recipe has little of; step-time: estimated, of the drafter's part on --gpu.",
+)
+@click.option("--gpu", metavar="NAME", help="For --objective step-time: a GPU of `estimate`, such as b300 or h200.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="For --objective step-time: requests at once.",
+)
 @click.option("--target", help="Target checkpoint that the draft is checked against.")
 @click.option(
     "--calibration",
@@ -104,6 +119,9 @@ def quantize(
     loadable_by: Runtime,
     formats: tuple[str, ...],
     context_tokens: int,
+    objective: str,
+    gpu: str | None,
+    batch_size: int,
     target: str | None,
     calibration: str,
     force: bool,
@@ -123,8 +141,9 @@ def quantize(
     interrupted training goes on when the same command is given again; the same seed gives the same bytes on
     the same machine with the same number of threads.
 
-    --search writes such a recipe instead: the smallest whose replayed loss of tau stays within --max-tau-loss, on
-    the answers that are searched on and on others that are held out. The same command goes on after a kill.
+    --search writes such a recipe instead: the smallest, or with --objective step-time the fastest by estimate,
+    whose replayed loss of tau stays within --max-tau-loss, on the answers that are searched on and on others that
+    are held out. The same command goes on after a kill.
 
     \b
     Examples:
@@ -152,6 +171,8 @@ def quantize(
             loadable_by=loadable_by,
             formats=tuple(sorted(set(formats))),
             context_tokens=context_tokens,
+            gpu=gpu,
+            batch_size=batch_size,
             calibration=calibration,
             seed=seed or 0,
         )
@@ -180,6 +201,8 @@ def _check_together(
         raise click.UsageError("expected either --recipe or --search")
     if (features is None) != (max_tau_loss is None):
         raise click.UsageError("expected --search and --max-tau-loss together")
+    if (context.params["objective"] == "step-time") != (context.params["gpu"] is not None):
+        raise click.UsageError("expected --objective step-time and --gpu together")
     others, wanted, found = (
         (SEARCH_OPTIONS, "--search", "--recipe") if features is None else (RECIPE_OPTIONS, "--recipe", "--search")
     )

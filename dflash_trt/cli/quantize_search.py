@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize --search`: the smallest recipe within a budget of tau, as a YAML file."""
+"""`quantize --search`: the smallest or fastest recipe within a budget of tau, as a YAML file."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from dflash_trt.quantize.loadable import LOADABLE, Runtime
 
 if TYPE_CHECKING:
     from dflash_trt.drafter.drafter import Drafter
-    from dflash_trt.measure.recipe_choice import Choice, Space
+    from dflash_trt.measure.recipe_choice import Choice, Price, Space
     from dflash_trt.measure.recipe_judge import OpenChoice, Split
     from dflash_trt.measure.search import Found
     from dflash_trt.quantize.features import FeatureFacts, FeatureFile
@@ -45,6 +45,10 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     loadable_by: Runtime
     formats: tuple[str, ...]
     context_tokens: int
+    gpu: str | None
+    """Whose estimated time is to be small; None: bytes are."""
+    batch_size: int
+    """Requests at once in that time."""
     calibration: str
     seed: int
 
@@ -70,6 +74,7 @@ def write_searched(draft: DraftCheckpoint, name: str, options: SearchOptions, ou
         formats=options.formats,
         ranged=frozenset(ranges.inputs),
         context_tokens=options.context_tokens,
+        price=_price(draft, options),
     )
     _check_size(space, options.max_bytes)
     with ExitStack() as stack:
@@ -87,6 +92,11 @@ def write_searched(draft: DraftCheckpoint, name: str, options: SearchOptions, ou
         temporary.write_text(recipe_file(space, found, _settings(name, options)), encoding="utf-8")
     journal.remove()
     best = found.best
+    if space.price is not None:
+        before, after = space.cost(space.dense), best.cost
+        click.echo(
+            f"a drafter's pass on {options.gpu}: {before * 1e6:.1f} -> {after * 1e6:.1f} us, estimated", err=True
+        )
     click.echo(
         f"{human_bytes(space.checkpoint_bytes(space.dense))} -> {human_bytes(space.checkpoint_bytes(best.choice))};"
         f" next: dflash-trt quantize {name} --recipe {output} --calibration {options.calibration} -o DIR",
@@ -104,6 +114,7 @@ def _settings(name: str, options: SearchOptions) -> list[str]:
         "loadable-by": options.loadable_by,
         "formats": ", ".join(options.formats),
         "context-tokens": options.context_tokens,
+        "objective": "bytes" if options.gpu is None else f"step-time on {options.gpu}, batch {options.batch_size}",
         "calibration": Path(options.calibration).name,
         "seed": options.seed,
     }
@@ -120,6 +131,22 @@ def _whole(file: FeatureFile) -> Split:
     from dflash_trt.measure.recipe_judge import Split
 
     return Split(features=file, numbers=tuple(range(file.facts.num_sequences)))
+
+
+def _price(draft: DraftCheckpoint, options: SearchOptions) -> Price | None:
+    """Seconds of a drafter's pass on --gpu; ConfigError for one whose rates are not known."""
+    if options.gpu is None:
+        return None
+    from dflash_trt.estimate.constants import rates
+    from dflash_trt.estimate.drafter_pass import DrafterLoad, drafter_pass
+
+    constants = rates(options.gpu, "trtllm")
+
+    def seconds(algorithms: Mapping[str, str], fp8_context: bool) -> float:
+        load = DrafterLoad(batch=options.batch_size, context_tokens=options.context_tokens, fp8_context=fp8_context)
+        return round(drafter_pass(draft.spec, algorithms, constants, load).seconds, 15)  # what costs alike is equal
+
+    return seconds
 
 
 def _ranges(draft: DraftCheckpoint, options: SearchOptions) -> Ranges:
@@ -148,7 +175,8 @@ def _check_size(space: Space, max_bytes: int | None, found: Found | None = None)
 
 
 def _smallest(space: Space) -> Iterator[Choice]:
-    """The smallest choice of each family."""
+    """The choice of fewest bytes in each family."""
+    space = msgspec.structs.replace(space, price=None)
     for family in space.families() or [()]:
         choice = space.dense
         while smaller := list(space.smaller(choice, family)):
@@ -171,7 +199,7 @@ def _fingerprint(draft: DraftCheckpoint, options: SearchOptions) -> str:
         "options": {
             fact: value
             for fact, value in msgspec.structs.asdict(options).items()
-            if fact not in ("features", "held_out", "calibration", "max_tau_loss", "max_bytes")
+            if fact not in ("features", "held_out", "calibration", "max_tau_loss", "max_bytes", "gpu", "batch_size")
         },
     }
     return msgspec.json.encode(facts, order="deterministic").decode()

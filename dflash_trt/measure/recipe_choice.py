@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -15,6 +15,8 @@ from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS
 from dflash_trt.quantize.scales import scale_groups
 
 DENSE = "none"
+Price = Callable[[Mapping[str, str], bool], float]
+"""Seconds of a drafter's pass, by the algorithms of its quantised modules and whether its context is FP8."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +50,8 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int
     """Tokens whose context cache counts as bytes; with 0 it stays as it is."""
     has_fp8_context: bool
+    price: Price | None = None
+    """Seconds of a choice, where they are to be few; None: bytes are."""
 
     @property
     def dense(self) -> Choice:
@@ -63,13 +67,17 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         """Of the tensors that `quantize` writes."""
         return checkpoint_bytes(self.draft, Quantization(modules=self.modules(choice), fp8_kv_cache=choice.fp8_context))
 
+    def cost(self, choice: Choice) -> float:
+        """What a search minimises: `bytes`, or seconds at the space's price."""
+        return self.bytes(choice) if self.price is None else self.price(self.modules(choice), choice.fp8_context)
+
     def bytes(self, choice: Choice) -> int:
-        """What a search minimises: the checkpoint, and the context cache of `context_tokens`, BF16 or FP8."""
+        """The checkpoint, and the context cache of `context_tokens`, BF16 or FP8."""
         per_token = self.draft.spec.context_bytes_per_token(fp8=choice.fp8_context)
         return self.checkpoint_bytes(choice) + self.context_tokens * per_token
 
     def smaller(self, choice: Choice, algorithms: Sequence[str]) -> Iterator[Choice]:
-        """Choices that differ in one thing, with an algorithm out of `algorithms`, and take fewer bytes."""
+        """Choices that differ in one thing, with an algorithm out of `algorithms`, and cost less."""
         found = [
             choice.with_group(group, algorithm)
             for group, options in enumerate(self.options)
@@ -78,8 +86,8 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         ]
         if self.has_fp8_context and not choice.fp8_context:
             found.append(msgspec.structs.replace(choice, fp8_context=True))
-        size = self.bytes(choice)
-        yield from (other for other in found if self.bytes(other) < size)
+        cost = self.cost(choice)
+        yield from (other for other in found if self.cost(other) < cost)
 
     def families(self) -> list[tuple[str, ...]]:
         """The algorithms that may stand side by side: all, or each alone."""
@@ -94,6 +102,7 @@ def make_space(
     formats: Sequence[str],
     ranged: frozenset[str] | None = None,
     context_tokens: int = 0,
+    price: Price | None = None,
 ) -> Space:
     """What a runtime loads of `draft`, in `formats`; `ranged` are the modules whose input's range is known, None: all.
 
@@ -113,4 +122,5 @@ def make_space(
         is_mixed=loadable.is_mixed,
         context_tokens=context_tokens,
         has_fp8_context=loadable.has_fp8_context and context_tokens > 0,
+        price=price,
     )

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The smallest recipe whose loss of tau stays within a budget: by sensitivity first, and replay for the truth.
 
+Smallest in bytes, or in the seconds of a step, as the space counts:
+
 * sensitivity: each group of layers in each algorithm alone, the squared error of the drafter's hidden states. Errors
   of different layers are nearly independent, so their squares add up. Tau of a few prompts is too coarse for this.
-* dominated: what takes as many bytes as another algorithm in the same group and errs more is out.
-* ladder: from the dense draft, always the change that saves most bytes for the error that it adds.
+* dominated: what costs as much as another algorithm in the same group and errs more is out.
+* ladder: from the dense draft, always the change that saves most for the error that it adds.
 * truth: the ladder's last rung whose replay loses no more than the budget, by bisection; from there every single
-  change that saves bytes and still stays within.
+  change that saves something and still stays within.
 * held out: of all that passed, the smallest first, until one loses no more than the budget on prompts that none of
   this has seen. The dense draft loses nothing, so there is always one.
 """
@@ -39,7 +41,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """A choice that was replayed."""
 
     choice: Choice
-    bytes: int
+    cost: float
+    """What was to be small: bytes or seconds."""
     loss: TauLoss | None
     held_out: TauLoss | None = None
     """None where it was not asked for."""
@@ -63,7 +66,7 @@ def search(space: Space, judge: Judge, max_tau_loss: float) -> Found:
 
     def passes(choice: Choice) -> bool:
         if choice not in trials:
-            trials[choice] = Trial(choice=choice, bytes=space.bytes(choice), loss=judge.loss(choice, held_out=False))
+            trials[choice] = Trial(choice=choice, cost=space.cost(choice), loss=judge.loss(choice, held_out=False))
         return _within(trials[choice].loss, max_tau_loss)
 
     passes(space.dense)
@@ -80,14 +83,14 @@ def search(space: Space, judge: Judge, max_tau_loss: float) -> Found:
                 current = candidate
     passed = sorted(
         (trial for trial in trials.values() if _within(trial.loss, max_tau_loss)),
-        key=lambda trial: (trial.bytes, trial.choice.name),
+        key=lambda trial: (trial.cost, trial.choice.name),
     )
     for trial in passed:
         measured = msgspec.structs.replace(trial, held_out=judge.loss(trial.choice, held_out=True))
         trials[trial.choice] = measured
         if _within(measured.held_out, max_tau_loss):
             break
-    listed = sorted(trials.values(), key=lambda trial: (-trial.bytes, trial.choice.name))
+    listed = sorted(trials.values(), key=lambda trial: (-trial.cost, trial.choice.name))
     return Found(best=measured, trials=listed, errors=errors)
 
 
@@ -103,16 +106,16 @@ def _within(loss: TauLoss | None, max_tau_loss: float) -> bool:
 
 
 def _without_dominated(space: Space, errors: dict[Choice, float]) -> Space:
-    """The space without algorithms that, in a group, take no fewer bytes than another one that errs less.
+    """The space without algorithms that, in a group, cost no less than another one that errs less.
 
     Tau's noise would else choose such a one now and then.
     """
     if not space.is_mixed:
         return space  # the better one may not stand beside what the other groups have
 
-    def cost(group: int, algorithm: str) -> tuple[int, float]:
+    def cost(group: int, algorithm: str) -> tuple[float, float]:
         change = space.dense.with_group(group, algorithm)
-        return space.bytes(change), errors.get(change, 0.0)
+        return space.cost(change), errors.get(change, 0.0)
 
     def is_dominated(group: int, algorithm: str) -> bool:
         size, error = cost(group, algorithm)
@@ -141,9 +144,9 @@ def _ladder(space: Space, family: tuple[str, ...], errors: dict[Choice, float]) 
 
 
 def _worth(space: Space, choice: Choice, other: Choice, errors: dict[Choice, float]) -> float:
-    """Bytes saved for the error that is added."""
+    """What is saved for the error that is added."""
     added = _error(space, other, errors) - _error(space, choice, errors)
-    return (space.bytes(choice) - space.bytes(other)) / max(added, SMALLEST_ERROR)
+    return (space.cost(choice) - space.cost(other)) / max(added, SMALLEST_ERROR)
 
 
 def _error(space: Space, choice: Choice, errors: dict[Choice, float]) -> float:
@@ -169,4 +172,4 @@ def _apply(space: Space, choice: Choice, change: Choice) -> Choice | None:
     for group, algorithm in enumerate(change.algorithms):
         if algorithm != space.dense.algorithms[group]:
             changed = changed.with_group(group, algorithm)
-    return changed if space.bytes(changed) < space.bytes(choice) else None
+    return changed if space.cost(changed) < space.cost(choice) else None

@@ -27,13 +27,16 @@ def recipe_file(space: Space, found: Found, settings: Sequence[str]) -> str:
 
 def _trials(space: Space, found: Found) -> Iterator[str]:
     yield "Every recipe that was replayed: bytes of its checkpoint, loss of tau with its 95 % interval."
+    if space.price is not None:
+        yield "pass: what a drafter's pass is estimated to take, in microseconds; this was to be small."
     yield "*: the one below; held out: measured for it and for the smaller ones that failed there."
     yield ""
-    rows = [("", "bytes", "loss", "held out", "quantised")]
+    rows = [("", "bytes", *(["pass"] if space.price else []), "loss", "held out", "quantised")]
     for trial in found.trials:
         mark = "*" if trial.choice == found.best.choice else ""
         size = str(space.checkpoint_bytes(trial.choice))
-        rows.append((mark, size, _loss(trial.loss), _loss(trial.held_out), describe(space, trial.choice)))
+        seconds = [f"{trial.cost * 1e6:.2f}"] if space.price else []
+        rows.append((mark, size, *seconds, _loss(trial.loss), _loss(trial.held_out), describe(space, trial.choice)))
     yield from _table(rows)
 
 

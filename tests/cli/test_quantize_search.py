@@ -9,7 +9,7 @@ import click
 import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.errors import BuildError, VerificationError
+from dflash_trt.errors import BuildError, ConfigError, VerificationError
 from dflash_trt.measure import recipe_judge
 from dflash_trt.measure.recipe_choice import Choice
 from dflash_trt.measure.statistics import TauLoss
@@ -98,11 +98,33 @@ def test_another_file_is_kept(tmp_path: Path) -> None:
         search(tmp_path / "none", tmp_path / "own.yaml", "--force")
 
 
+def test_the_fastest_recipe(features: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loses_nothing(_: object, choice: Choice, *, held_out: bool) -> TauLoss:
+        return TauLoss(loss=0, low=0, high=0, num_prompts=9)
+
+    monkeypatch.setattr(recipe_judge.RecipeJudge, "loss", loses_nothing)
+    monkeypatch.setattr(recipe_judge.RecipeJudge, "error", lambda *_: 1.0)
+    options = ("--objective", "step-time", "--gpu")
+    search(features[NAME], tmp_path / "own.yaml", *options, "b300")
+    text = (tmp_path / "own.yaml").read_text()
+    assert "# objective: step-time on b300, batch 8\n" in text
+    assert [line.split()[:4] for line in text.splitlines() if "held out" in line and "pass" in line] == [
+        ["#", "bytes", "pass", "loss"]
+    ]
+    with pytest.raises(ConfigError, match=r"expected a GPU whose rates are known \(.*\), found 'b30'"):
+        search(features[NAME], tmp_path / "other.yaml", *options, "b30")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ((), "expected either --recipe or --search"),
         (("--recipe", "fp8", "--search", "x"), "expected either --recipe or --search"),
+        (
+            ("--search", "x", "--max-tau-loss", "1%", "--gpu", "b300"),
+            "expected --objective step-time and --gpu together",
+        ),
+        (("--recipe", "fp8", "--batch-size", "3"), "--batch-size is for --search, found --recipe"),
         (("--search", "x"), "expected --search and --max-tau-loss together"),
         (("--recipe", "fp8", "--max-tau-loss", "1%"), "expected --search and --max-tau-loss together"),
         (("--recipe", "fp8", "--max-bytes", "few"), "expected bytes such as 400MiB or 4096, found 'few'"),

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes and estimated time of gpt-oss-120b's drafter by recipe and head; writes the tables of docs/quantization.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
+from dflash_trt.checkpoint.quantization import FP8, NVFP4
+from dflash_trt.deploy.published import published_drafts
+from dflash_trt.estimate.constants import rates
+from dflash_trt.estimate.drafter_pass import DrafterLoad, Head, drafter_pass
+from dflash_trt.estimate.inputs import target_shape
+from dflash_trt.estimate.step import StepCost
+from dflash_trt.quantize.recipe import load_recipe, recipe_names
+
+DRAFT, TARGET = "z-lab/gpt-oss-120b-DFlash", "openai/gpt-oss-120b"
+RUNTIME = "trtllm"
+CONTEXT_TOKENS = 1024
+"""Of each request."""
+BATCHES = (1, 64)
+TRIMMED = 32768
+SYSTEMS = (("one B300", "b300", 1), ("8 x B300", "b300", 8), ("one H200", "h200", 1))
+"""What it is called, the GPU, and the ranks that share the target's lm_head."""
+PAGE = Path(__file__).parents[2] / "docs" / "quantization.md"
+MARKS = "<!-- {name}: begin -->", "<!-- {name}: end -->"
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One cell: a recipe with a head on a GPU."""
+
+    recipe: str
+    head: Head
+    gpu: str = "b300"
+    batch: int = 1
+
+
+def heads(ranks: int = 1) -> dict[str, Head]:
+    """By what `--head` calls them."""
+    rows = target_shape(TARGET).vocab_size
+    return {
+        "target": Head(rows=rows, ranks=ranks),
+        "fp8": Head(rows=rows, algorithm=FP8),
+        "nvfp4": Head(rows=rows, algorithm=NVFP4),
+        f"trim:{TRIMMED}": Head(rows=TRIMMED),
+        f"trim:{TRIMMED}:fp8": Head(rows=TRIMMED, algorithm=FP8),
+        f"trim:{TRIMMED}:nvfp4": Head(rows=TRIMMED, algorithm=NVFP4),
+    }
+
+
+def cost(setting: Setting) -> StepCost:
+    """A pass of the drafter."""
+    spec = published_drafts()[DRAFT].spec
+    algorithms = load_recipe(setting.recipe).algorithms(spec.linear_modules())
+    load = DrafterLoad(batch=setting.batch, context_tokens=setting.batch * CONTEXT_TOKENS)
+    return drafter_pass(spec, algorithms, rates(setting.gpu, RUNTIME), load, setting.head)
+
+
+def weight_bytes(recipe: str) -> float:
+    """Of the drafter's linear layers, scales included."""
+    layers = ("tap projection", "context K and V", "layers")
+    spec = published_drafts()[DRAFT].spec
+    read = sum(term.bytes for term in cost(Setting(recipe=recipe, head=Head(rows=0))).terms if term.name in layers)
+    return read - _context_bytes(spec, recipe)
+
+
+def _context_bytes(spec: PartialDraftSpec, recipe: str) -> float:
+    """K and V's weights, which a pass reads twice: for the context and for the block."""
+    terms = cost(Setting(recipe=recipe, head=Head(rows=0))).terms
+    return next(term.bytes for term in terms if term.name == "context K and V")
+
+
+def tables() -> dict[str, str]:
+    """The tables in Markdown, by the name of their marks."""
+
+    def gigabytes(recipe: str, head: Head) -> str:
+        whole = weight_bytes(recipe) + head.num_bytes(published_drafts()[DRAFT].spec.hidden_size)
+        return f"{whole / 1e9:.2f}"
+
+    found = {"bytes": _table("GB", heads(), gigabytes)}
+    for name, gpu, ranks in SYSTEMS:
+
+        def microseconds(recipe: str, head: Head, gpu: str = gpu) -> str:
+            passes = (cost(Setting(recipe=recipe, head=head, gpu=gpu, batch=batch)) for batch in BATCHES)
+            return " / ".join(f"{one.seconds * 1e6:.0f}" for one in passes)
+
+        found[name] = _table(f"{name}, us", heads(ranks), microseconds)
+    return found
+
+
+def _table(corner: str, columns: dict[str, Head], cell: Callable[[str, Head], str]) -> str:
+    lines = [f"| {corner} | {' | '.join(f'`{head}`' for head in columns)} |", f"|---|{'---|' * len(columns)}"]
+    for recipe in sorted(recipe_names(), key=lambda name: (-weight_bytes(name), name)):
+        lines.append(f"| `{recipe}` | {' | '.join(cell(recipe, head) for head in columns.values())} |")
+    return "\n".join(lines)
+
+
+def replace_tables(page: str) -> str:
+    """`page` with the present tables between their marks."""
+    for name, text in tables().items():
+        begin, end = (mark.format(name=name) for mark in MARKS)
+        assert begin in page, begin
+        page = re.sub(f"{begin}.*{end}", f"{begin}\n{text}\n{end}", page, flags=re.DOTALL)
+    return page
+
+
+def main() -> None:
+    """Rewrites the tables of docs/quantization.md, or prints them where there is no checkout."""
+    if PAGE.is_file():
+        PAGE.write_text(replace_tables(PAGE.read_text()))
+    else:
+        print("\n\n".join(tables().values()))
+
+
+if __name__ == "__main__":
+    main()
