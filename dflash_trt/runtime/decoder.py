@@ -21,7 +21,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from dflash_trt.errors import EngineError
-from dflash_trt.runtime.accept import accept
+from dflash_trt.runtime.accept import accept, likeliest
 from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.metrics import Counts, DecoderMetrics
 from dflash_trt.runtime.request import FinishReason, Request
@@ -215,8 +215,7 @@ def _accept(parts: Sequence[_Part], logits: Tensor) -> list[list[int]]:
     A row that is not finite ends the block before it, and a part that begins with one gets no token: plain decoding
     would meet it, if at all, as the first row of a later step.
     """
-    best, greedy = logits.max(dim=-1)  # NaN is larger than all
-    finite, tokens = best.isfinite().tolist(), greedy.tolist()
+    tokens, finite = likeliest(logits)
     accepted, begin = [], 0
     for part in parts:
         end = begin + part.num_logits

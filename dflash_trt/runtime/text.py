@@ -15,36 +15,52 @@ class TextStream:
     """Turns tokens into text as they come; ends before the first stop text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
-        self.text = ""
-        """All text so far, but for a character whose bytes are not complete."""
+        self._text = ""
         self.stopped_by: str | None = None
         """The stop text before which it ended."""
         self._tokenizer = tokenizer
         self._decoder = _decode_stream()
         self._stop = stop
         self._token_ids: list[int] = []
+        self._num_decoded = 0
         self._is_closed = False
         self._returned = 0
 
+    @property
+    def text(self) -> str:
+        """All text so far, but for a character whose bytes are not complete."""
+        if not self._is_closed:
+            self._catch_up()
+        return self._text
+
     def push(self, token: int) -> bool:
-        """Appends one token; whether it completes a stop text."""
+        """Appends one token; whether it completes a stop text. Where there is none, text is made when asked for."""
         self._token_ids.append(token)
-        if piece := self._decode(token):
-            self._grow(self.text + piece)
+        if self._stop:
+            self._catch_up()
         return self.stopped_by is not None
 
     def close(self) -> None:
         """Ends the text; bytes of an incomplete character become what the tokenizer makes of them."""
         self._is_closed = True
+        if self._num_decoded > 0:
+            self._catch_up()
         whole = str(self._tokenizer.decode(self._token_ids, skip_special_tokens=True))
-        if self.stopped_by is None and whole.startswith(self.text):
+        if self.stopped_by is None and whole.startswith(self._text):
             self._grow(whole)
 
     def next_text(self) -> str:
         """The text since the last call; before the end without what may be the beginning of a stop text."""
-        held = 0 if self._is_closed else max((_overlap(self.text, stop) for stop in self._stop), default=0)
-        begin, self._returned = self._returned, len(self.text) - held
-        return self.text[begin : self._returned]
+        text = self.text
+        held = 0 if self._is_closed else max((_overlap(text, stop) for stop in self._stop), default=0)
+        begin, self._returned = self._returned, len(text) - held
+        return text[begin : self._returned]
+
+    def _catch_up(self) -> None:
+        for token in self._token_ids[self._num_decoded :]:
+            self._num_decoded += 1
+            if piece := self._decode(token):
+                self._grow(self._text + piece)
 
     def _decode(self, token: int) -> str | None:
         try:
@@ -55,10 +71,10 @@ class TextStream:
 
     def _grow(self, text: str) -> None:
         # A stop text that was not there before ends in the new piece.
-        begin = max(0, len(self.text) - max(map(len, self._stop), default=0))
+        begin = max(0, len(self._text) - max(map(len, self._stop), default=0))
         found = [(at, stop) for stop in self._stop if (at := text.find(stop, begin)) >= 0]
         end, self.stopped_by = min(found, default=(len(text), None))
-        self.text = text[:end]
+        self._text = text[:end]
 
 
 def _decode_stream() -> DecodeStream:
