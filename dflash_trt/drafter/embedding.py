@@ -24,6 +24,7 @@ class DraftEmbedding:
         self._mask_token_id = mask_token_id
         self._table = table
         self._mask_row = mask_row
+        self._blocks: Tensor | None = None
 
     @classmethod
     def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> DraftEmbedding:
@@ -31,6 +32,18 @@ class DraftEmbedding:
         wanted = {EMBEDDING: spec.own_embedding, MASK_EMBEDDING: spec.mask_embedding}
         tensors = _read(engine / SINGLE, [name for name, has_it in wanted.items() if has_it], device)
         return cls(spec.mask_token_id, tensors.get(EMBEDDING), tensors.get(MASK_EMBEDDING))
+
+    def blocks(self, anchors: Tensor, block_size: int, borrowed: Embed) -> Tensor:
+        """Embeddings [B, S, H] of the blocks [anchor, mask, mask, ...] of token ids `anchors` [B] int64.
+
+        The next call overwrites them: what the masks have is made once, by the first `borrowed`.
+        """
+        if self._blocks is None or len(self._blocks) < len(anchors):
+            masks = self.rows(torch.full((len(anchors), block_size), self._mask_token_id), borrowed)
+            self._blocks = masks.contiguous()
+        blocks = self._blocks[: len(anchors)]
+        blocks[:, 0] = self.rows(anchors, borrowed)
+        return blocks
 
     def rows(self, token_ids: Tensor, borrowed: Embed) -> Tensor:
         """Embeddings [..., H] of token ids [...] int64; `borrowed` is the target's embedding, own rows are FLOAT."""

@@ -150,7 +150,8 @@ class Decoder:
         drafting = [slot for slot, k in lengths.items() if k > 0]
         blocks = {}
         if drafting:
-            drafted = self._pair.draft(drafting, [decoding[slot].token_ids[-1] for slot in drafting])
+            anchors = [decoding[slot].token_ids[-1] for slot in drafting]
+            drafted = self._pair.draft(drafting, anchors, max(lengths.values()))
             blocks = dict(zip(drafting, drafted.tolist(), strict=True))
         parts = []
         for slot, request in decoding.items():

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from dflash_trt.drafter.drafter import Drafter
+from dflash_trt.runtime.accept import argmax
 from dflash_trt.targets.target import Segment, Target
 
 MAX_PENDING_ROWS = 256
@@ -19,8 +20,11 @@ MAX_PENDING_ROWS = 256
 class Pair(Protocol):
     """A target and perhaps its drafter, on one process or on the ranks of several."""
 
-    def draft(self, slots: Sequence[int], anchors: Sequence[int]) -> torch.Tensor:
-        """Proposals [B, K] int64 that follow the last verified tokens `anchors` of `slots`; greedy."""
+    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> torch.Tensor:
+        """Proposals [B, num_tokens] int64 that follow the last verified tokens `anchors` of `slots`; greedy.
+
+        `num_tokens` is 1 to K.
+        """
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
         """One pass of the target; logits [sum of num_logits, V] FLOAT. A `commit` follows."""
@@ -45,19 +49,17 @@ class LocalPair:
         self._num_pending = 0
 
     @torch.inference_mode()
-    def draft(self, slots: Sequence[int], anchors: Sequence[int]) -> torch.Tensor:
-        """Proposals [B, K] int64 from one pass over the blocks [anchor, mask, mask, ...]."""
+    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> torch.Tensor:
+        """Proposals [B, num_tokens] int64 from one pass over the blocks [anchor, mask, mask, ...]."""
         assert self._drafter is not None, "there is no drafter"
         self._inject()
         spec = self._drafter.spec
-        masks = [spec.mask_token_id] * (spec.block_size - 1)
-        blocks = torch.tensor([[anchor, *masks] for anchor in anchors])
-        embeds = self._drafter.embedding.rows(blocks, self._target.embed)
+        embeds = self._drafter.embedding.blocks(torch.tensor(anchors), spec.block_size, self._target.embed)
         if spec.has_own_head:
-            return self._drafter.propose(slots, embeds)
+            return self._drafter.propose(slots, embeds)[:, :num_tokens]
         hidden = self._drafter.draft(slots, embeds)
         # Row 0 predicts the token already known; proposals begin at row 1.
-        return self._target.logits(hidden[:, 1:]).argmax(dim=-1)
+        return argmax(self._target.logits(hidden[:, 1 : 1 + num_tokens]))
 
     @torch.inference_mode()
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -68,10 +69,12 @@ class HuggingFaceTarget:
         self, token_ids: Sequence[int], logits_rows: Sequence[int], *, with_taps: bool, **inputs: Any
     ) -> Verified:
         """One forward call over `token_ids`, logits behind the rows `logits_rows`."""
+        device = self.model.device
+        keeps_all = len(logits_rows) == len(token_ids)
         output = self.model(
-            torch.tensor([token_ids], device=self.model.device),
+            torch.from_numpy(np.array([token_ids])).to(device),
             output_hidden_states=with_taps,
-            logits_to_keep=torch.tensor(logits_rows, dtype=torch.int64, device=self.model.device),
+            logits_to_keep=0 if keeps_all else torch.tensor(logits_rows, dtype=torch.int64, device=device),  # 0: all
             **inputs,
         )
         if not with_taps:

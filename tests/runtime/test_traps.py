@@ -179,7 +179,9 @@ def test_trap_7_proposals_are_the_argmax(session: Session) -> None:
     hidden = session.drafter.draft([0], noise)
     assert torch.equal(hidden, session.drafter.draft([0], noise))
     logits = session.target.model.get_output_embeddings()(hidden[:, 1:])
-    proposals = LocalPair(session.target, session.drafter).draft([0], [prompt[-1]])
+    proposals = LocalPair(session.target, session.drafter).draft(
+        [0], [prompt[-1]], session.manifest.draft.num_draft_tokens
+    )
     session.drafter.release(0)
     assert torch.equal(proposals, logits.argmax(dim=-1))
 

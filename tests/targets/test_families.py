@@ -130,8 +130,8 @@ class PartlyRight(LocalPair):
         slots, length = SlotPool(NUM_SLOTS, 10**6), FixedLength(workload.num_draft_tokens)
         self.decoder = Decoder(self, slots, length, prefill_chunk=7)
 
-    def draft(self, slots: Sequence[int], anchors: Sequence[int]) -> torch.Tensor:
-        proposals = super().draft(slots, anchors).clone()
+    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> torch.Tensor:
+        proposals = super().draft(slots, anchors, num_tokens).clone()
         for row, slot in zip(proposals, slots, strict=True):
             request = self.decoder.running[slot]
             rest = self._answers[id(request)][len(request.token_ids) :]

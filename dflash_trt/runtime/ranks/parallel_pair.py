@@ -29,7 +29,7 @@ class Op(IntEnum):
     """What a command does."""
 
     DRAFT = 0
-    """slots, then as many anchors"""
+    """number of tokens, slots, then as many anchors"""
     VERIFY = 1
     """of each segment: slot, num_logits, number of tokens, tokens"""
     COMMIT = 2
@@ -47,10 +47,10 @@ class TensorParallelPair:
         self._local = local
         self._index = index
 
-    def draft(self, slots: Sequence[int], anchors: Sequence[int]) -> torch.Tensor:
-        """Rank 0's proposals [B, K] int64."""
-        self._send(Op.DRAFT, *slots, *anchors)
-        return self._local.draft(slots, anchors)
+    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> torch.Tensor:
+        """Rank 0's proposals [B, num_tokens] int64."""
+        self._send(Op.DRAFT, num_tokens, *slots, *anchors)
+        return self._local.draft(slots, anchors, num_tokens)
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
         """One pass of the target on all ranks; logits [sum of num_logits, V] FLOAT."""
@@ -93,8 +93,9 @@ def rank_facts(engine: Path, target: TargetCheckpoint) -> dict[str, str]:
 
 def _execute(pair: Pair, op: Op, numbers: Sequence[int]) -> None:
     if op is Op.DRAFT:
-        half = len(numbers) // 2
-        pair.draft(numbers[:half], numbers[half:])
+        num_tokens, *rest = numbers
+        half = len(rest) // 2
+        pair.draft(rest[:half], rest[half:], num_tokens)
     elif op is Op.VERIFY:
         pair.verify(list(_decode(numbers)))
     elif op is Op.COMMIT:

@@ -44,7 +44,7 @@ def run_script(pair: Pair, plain: Pair) -> dict[str, torch.Tensor]:
     last = _prefill(pair, answers)
     for step in range(3):
         slots = sorted(last)
-        proposals = answers[f"proposals {step}"] = pair.draft(slots, [last[slot] for slot in slots]).clone()
+        proposals = answers[f"proposals {step}"] = pair.draft(slots, [last[slot] for slot in slots], 7).clone()
         drafts = {slot: proposals[row].tolist() for row, slot in enumerate(slots)}
         # Each slot verifies another number of proposals, and commits another number of tokens.
         lengths = {slot: (slot + step) % 4 + 1 for slot in slots}
@@ -85,7 +85,7 @@ def _use_a_slot_again(pair: Pair, plain: Pair, answers: dict[str, torch.Tensor])
     pair.release(3)
     answers["slot 3 again"] = pair.verify([segment(3, range(500, 520), 1)]).clone()
     pair.commit([20])
-    answers["proposals again"] = pair.draft([3], [7]).clone()
+    answers["proposals again"] = pair.draft([3], [7], 7).clone()
     for slot in PROMPTS:
         pair.release(slot)
     answers["plain"] = plain.verify([segment(1, PROMPTS[1])]).clone()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.errors import RankError
@@ -177,8 +177,8 @@ class Recorder:
         self.calls: list[object] = []
         self._answer = answer
 
-    def draft(self, slots: Sequence[int], anchors: Sequence[int]) -> torch.Tensor:
-        self.calls.append(("draft", list(slots), list(anchors)))
+    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> torch.Tensor:
+        self.calls.append(("draft", list(slots), list(anchors), num_tokens))
         return self._answer
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
@@ -202,7 +202,8 @@ SEGMENTS = st.builds(
 )
 CALLS = st.one_of(
     st.tuples(
-        st.just("draft"), st.lists(st.tuples(SLOTS, TOKENS), min_size=1).map(lambda p: list(zip(*p, strict=True)))
+        st.just("draft"),
+        st.lists(st.tuples(SLOTS, TOKENS), min_size=1).map(lambda p: [*zip(*p, strict=True), len(p)]),
     ),
     st.tuples(st.just("verify"), st.lists(SEGMENTS, min_size=1).map(lambda segments: [segments])),
     st.tuples(st.just("commit"), st.lists(st.integers(0, 99), min_size=1).map(lambda counts: [counts])),
@@ -211,6 +212,7 @@ CALLS = st.one_of(
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), CALLS), max_size=6))
+@settings(deadline=None)
 def test_a_follower_does_what_rank_0_does(calls: list[tuple[int, tuple[str, list[object]]]]) -> None:
     answer = torch.tensor([1])
     here, there = ([Recorder(answer), Recorder(answer)] for _ in range(2))
