@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
 import onnxruntime
+import torch
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
@@ -15,6 +17,9 @@ from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.graph.cpu_lowering import lower_to_cpu
 from dflash_trt.graph.cpu_weights import float_weights
 
+MIN_SHARED_BYTES = 2**20
+"""FLOAT weights of a matrix from which on a second thread is worth its wake-up: one thread reads 1 MiB in about 100 us,
+and a thread that sleeps, because it may not spin, wakes in tens of them."""
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 REFUSALS = (
     DecodeError,  # of onnx; what follows is ONNX Runtime's (1.31), and has no common base
@@ -44,6 +49,12 @@ def graph_session(
         ) from None
 
 
+def num_threads(model: onnx.ModelProto) -> int:
+    """Threads that compute `model`: torch's number, which OMP_NUM_THREADS sets, or one where no weight is worth two."""
+    largest = max((math.prod(weight.dims) for weight in model.graph.initializer), default=0)
+    return torch.get_num_threads() if 4 * largest >= MIN_SHARED_BYTES else 1
+
+
 def model_session(
     model: onnx.ModelProto, directory: Path, expose: Sequence[str] = (), *, device: str = "cpu"
 ) -> onnxruntime.InferenceSession:
@@ -57,6 +68,7 @@ def model_session(
     options = onnxruntime.SessionOptions()
     # Torch and ONNX Runtime take turns on the same cores: a pool that spins would starve the other.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.intra_op_num_threads = num_threads(model)
     # Packed weights come in the sizes they have; its arena would double each time it grows.
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     lowered = onnx.ModelProto()
