@@ -13,6 +13,7 @@ from dflash_trt.checkpoint.quantization import BLOCK, FP8
 
 E2M1_MAX, E4M3_MAX = 6.0, 448.0
 SMALLEST_BLOCK_SCALE = 2.0**-9  # the least that E4M3 holds
+EXPONENT_BITS = 0x7F800000  # of a FLOAT
 
 
 def quantised_weight(weight: torch.Tensor, algorithm: str, scale: float) -> torch.Tensor:
@@ -63,8 +64,7 @@ def _nvfp4(x: torch.Tensor, scale: float) -> torch.Tensor:
     blocks = x.detach().reshape(*x.shape[:-1], -1, BLOCK)
     global_scale = _scalar(scale, x)
     units = _e4m3(blocks.abs().amax(-1, keepdim=True) / (E2M1_MAX * global_scale)) * global_scale
-    codes = _e2m1(blocks / torch.where(units == 0, 1.0, units))
-    return (torch.where(units == 0, 0.0, codes) * units).flatten(-2)
+    return _e2m1(blocks / torch.where(units == 0, 1.0, units)).mul_(units).flatten(-2)
 
 
 def _e4m3(x: torch.Tensor) -> torch.Tensor:
@@ -73,10 +73,13 @@ def _e4m3(x: torch.Tensor) -> torch.Tensor:
 
 
 def _e2m1(x: torch.Tensor) -> torch.Tensor:
-    """To nearest even code point, saturating. Code points are 0.5 apart below 2, then 1, then 2."""
-    size = x.abs().clamp(max=E2M1_MAX)
-    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
-    return torch.round(size / step) * step * x.sign()
+    """To nearest even code point, saturating. Code points are 0.5 apart below 2, then 1, then 2.
+
+    That is half of the power of 2 that a FLOAT's exponent bits are. In place, for a step spends much of its time here.
+    """
+    size = x.abs().clamp_(max=E2M1_MAX)
+    step = size.view(torch.int32).bitwise_and(EXPONENT_BITS).view(torch.float32).mul_(0.5).clamp_(min=0.5)
+    return size.div_(step).round_().mul_(step).copysign_(x)
 
 
 def _scalar(scale: float, x: torch.Tensor) -> torch.Tensor:
