@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dflash_trt.quantize.recipe import Recipe
 
 SEARCH_OPTIONS = ("max_bytes", "held_out", "loadable_by", "formats", "context_tokens", "objective", "gpu", "batch_size")
-RECIPE_OPTIONS = ("threads", "recover", "steps", "learning_rate", "plot")
+RECIPE_OPTIONS = ("threads", "recover", "steps", "learning_rate", "distillation", "plot")
 
 
 @click.command(short_help="Write a quantised copy of a draft checkpoint.")
@@ -130,6 +130,7 @@ def quantize(
     steps: int | None,
     seed: int | None,
     learning_rate: float | None,
+    distillation: float | None,
     plot: Path | None,
 ) -> None:
     """Write a quantised copy of DRAFT, a checkpoint directory or Hugging Face repository id.
@@ -153,7 +154,7 @@ def quantize(
       dflash-trt quantize z-lab/gpt-oss-120b-DFlash --search features.safetensors --max-tau-loss 1% -o own.yaml
     """
     _check_together(click.get_current_context(), recipe, features, max_tau_loss)
-    options = {"steps": steps, "seed": seed, "learning_rate": learning_rate}
+    options = {"steps": steps, "seed": seed, "learning_rate": learning_rate, "distillation": distillation}
     if features is None:
         check_recovery(recover, plot, {f"--{name.replace('_', '-')}": value for name, value in options.items()})
     checkpoint = read_draft(checkpoint_directory(draft))

@@ -35,6 +35,13 @@ OPTIONS = (
         "--learning-rate", type=click.FloatRange(min=0, min_open=True), help="Of --recover.  [default: 0.0003]"
     ),
     click.option(
+        "--distillation",
+        metavar="SHARE",
+        type=click.FloatRange(0, 1),
+        help="Share of the loss that is the divergence from the draft as given, the rest is the target's own tokens."
+        "  [default: 1]",
+    ),
+    click.option(
         "--plot", metavar="FILE", type=click.Path(path_type=Path), help="Draw the loss of --recover as a PNG."
     ),
 )

@@ -34,10 +34,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     learning_rate: float = 3e-4
     """AdamW's, reached after 5 % of the steps; then half a cosine to 0."""
-    sequences_per_step: int = 16
+    sequences_per_step: int = 8
     anchors: int = 24
     """Blocks per sequence."""
-    distillation: float = 0.5
+    distillation: float = 1
     """The share of the loss that is the divergence from the draft as it was given, 0 to 1; the rest is the tokens'."""
 
 
@@ -115,7 +115,7 @@ class Trainer:
         self._quantise(requires_grad=True)
         total, loss = self._objective.total_weight(examples), 0.0
         for example in examples:
-            part = self._objective.weighted_sum(self._draft, example, self._dense, self._settings.distillation) / total
+            part = self._weighted_loss(self._draft, example) / total
             part.backward()  # type: ignore[no-untyped-call]
             loss += part.item()
         for module, master in self._masters.items():
@@ -137,6 +137,9 @@ class Trainer:
         anchors = random_anchors(sequence.prompt_length, len(sequence.tokens), self._settings.anchors, generator)
         return sequence, torch.from_numpy(anchors)
 
+    def _weighted_loss(self, draft: TorchDraft, example: Example) -> torch.Tensor:
+        return self._objective.weighted_sum(draft, example, self._dense, self._settings.distillation)
+
     def _evaluate(self) -> None:
         self._quantise(requires_grad=False)
         self.progress.held_out.append((self.progress.step, self._held_out_loss(self._draft)))
@@ -147,7 +150,7 @@ class Trainer:
         total = weight = 0.0
         for number in self._split.held_out:
             example = self._example(number, generator)
-            total += self._objective.weighted_sum(draft, example).item()
+            total += self._weighted_loss(draft, example).item()
             weight += self._objective.total_weight([example])
         return total / weight
 

@@ -154,7 +154,7 @@ def test_a_loss_that_is_no_number_is_refused(tmp_path: Path, features: dict[str,
 def test_command(tmp_path: Path, features: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     run_here(
         "quantize", DRAFT, "-o", tmp_path / "q", "--recipe", "nvfp4", "--recover", features["tiny-gpt-oss"],
-        "--steps", 1, "--plot", tmp_path / "loss.png",
+        "--steps", 1, "--distillation", 0.5, "--plot", tmp_path / "loss.png",
     )  # fmt: skip
     printed = capsys.readouterr()
     assert printed.out == f"{tmp_path / 'q'}\n"
@@ -167,6 +167,7 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     for options, expected in (
         (("--steps", 3), "--steps needs --recover FILE"),
         (("--learning-rate", 0.1), "--learning-rate needs --recover FILE"),
+        (("--distillation", 0), "--distillation needs --recover FILE"),
         (("--recover", "f.safetensors", "--plot", "loss.pdf"), "--plot: expected a .png file"),
     ):
         with pytest.raises(click.UsageError, match=expected):
