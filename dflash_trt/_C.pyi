@@ -221,5 +221,26 @@ def kv_injection_attention_workspace_bytes(
 ) -> int:
     """Scratch that kv_injection_attention needs for these shapes, on any GPU."""
 
+def kv_injection_append_reference(
+    k: _Tensor, v: _Tensor, slot_ids: _Tensor, positions: _Tensor, k_cache: _Tensor, v_cache: _Tensor
+) -> None:
+    """Puts rows k, v [T, L, G, D] into k_cache, v_cache [slots, L, C_max, G, D] where slot_ids and positions [T] say.
+
+    On the CPU; the append kernel's meaning. All of one dtype (float16, bfloat16, float8_e4m3fn or float32; NumPy's have
+    no FP8), slot_ids and positions int32. A row whose slot or position does not exist is written nowhere. Of rows that
+    go to one place, any may stay.
+
+    Raises ValueError, naming the tensor, where dtype, shape, layout or device does not fit, where G * D elements are no
+    multiple of 16 bytes, or for too many rows.
+    """
+
+def kv_injection_append(
+    k: _Tensor, v: _Tensor, slot_ids: _Tensor, positions: _Tensor, k_cache: _Tensor, v_cache: _Tensor, stream: int
+) -> None:
+    """The same on tensors of the current CUDA device, in one launch on its `stream` (a cudaStream_t); returns at once.
+
+    Raises as the reference does, and RuntimeError with CUDA's text, or in a build without CUDA.
+    """
+
 def cuda_architectures() -> list[str]:
     """What the kernels in this module were compiled for, such as "90a"; empty in a build without nvcc."""

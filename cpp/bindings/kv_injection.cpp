@@ -14,6 +14,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/kv_injection_call.h"
+#include "kv_injection_attention/append.h"
 #include "kv_injection_attention/check.h"
 #include "kv_injection_attention/kernel.h"
 #include "kv_injection_attention/reference.h"
@@ -61,6 +62,26 @@ static void launch(const attention::Attributes& attributes, const Inputs& inputs
   if (const char* error = attention::launch(params)) throw std::runtime_error(error);
 }
 
+using Input = nb::ndarray<nb::ro>;
+
+static void append_reference(const Input& k, const Input& v, const Input& slot_ids, const Input& positions,
+                             const Array& k_cache, const Array& v_cache) {
+  const attention::AppendParams params =
+      append_params({k, v, slot_ids, positions}, k_cache, v_cache, nb::device::cpu::value);
+  refuse(check_append(params));
+  const nb::gil_scoped_release release;
+  attention::append_reference(params);
+}
+
+static void append(const Input& k, const Input& v, const Input& slot_ids, const Input& positions, const Array& k_cache,
+                   const Array& v_cache, uintptr_t stream) {
+  attention::AppendParams params =
+      append_params({k, v, slot_ids, positions}, k_cache, v_cache, nb::device::cuda::value);
+  refuse(check_append(params));
+  params.stream = reinterpret_cast<void*>(stream);
+  if (const char* error = attention::launch_append(params)) throw std::runtime_error(error);
+}
+
 static std::vector<std::string> cuda_architectures() {
   std::istringstream words(DFLASH_CUDA_ARCHITECTURES);
   std::vector<std::string> names;
@@ -102,4 +123,8 @@ void bind_kv_injection(nb::module_& module) {
   module.def("kv_injection_attention", &launch, nb::arg("attributes"), nb::arg("inputs"),
              nb::arg("out"), nb::arg("workspace"), nb::arg("stream"), nb::kw_only(),
              nb::arg("host_slot_ids") = nb::none(), nb::arg("host_context_lengths") = nb::none());
+  module.def("kv_injection_append_reference", &append_reference, nb::arg("k"), nb::arg("v"), nb::arg("slot_ids"),
+             nb::arg("positions"), nb::arg("k_cache"), nb::arg("v_cache"));
+  module.def("kv_injection_append", &append, nb::arg("k"), nb::arg("v"), nb::arg("slot_ids"), nb::arg("positions"),
+             nb::arg("k_cache"), nb::arg("v_cache"), nb::arg("stream"));
 }

@@ -72,6 +72,15 @@ attention::Params call_params(const attention::Attributes& attributes, const Inp
   return make_params(attributes, tensors, tensor_of("out", out, device));
 }
 
+attention::AppendParams append_params(const Inputs& inputs, const Array& k_cache, const Array& v_cache, int device) {
+  std::vector<attention::Tensor> tensors;
+  for (const auto& input : inputs) {
+    const auto index = static_cast<int32_t>(tensors.size());
+    tensors.push_back(tensor_of(attention::append_input_name(index), input, device));
+  }
+  return make_append_params(tensors, tensor_of("k_cache", k_cache, device), tensor_of("v_cache", v_cache, device));
+}
+
 void* workspace_address(const Array& workspace) {
   return tensor_of("workspace", workspace, nb::device::cuda::value).data;
 }

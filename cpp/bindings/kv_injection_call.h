@@ -16,5 +16,9 @@ using Inputs = std::vector<nanobind::ndarray<nanobind::ro>>;  // in the node's o
 dflash::kv_injection::Params call_params(const dflash::kv_injection::Attributes& attributes,
                                          const Inputs& inputs, const Array& out, int device);
 
+// The inputs in the order of AppendInput.
+dflash::kv_injection::AppendParams append_params(const Inputs& inputs, const Array& k_cache, const Array& v_cache,
+                                                 int device);
+
 // Of a dense CUDA tensor of any dtype.
 void* workspace_address(const Array& workspace);

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.engine.graphs import graph_signatures
 from dflash_trt.errors import RequestError
@@ -64,7 +65,15 @@ class ContextCache:
         return rows, positions
 
     def write(self, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
-        """Puts rows k, v [T, L, G, D] where `slots` and `positions` [T] say."""
+        """Puts rows k, v [T, L, G, D] where `slots` and `positions` [T] INT32 say.
+
+        On a GPU in one launch, where the kernels were compiled in; else in two, with torch's copies of what they index.
+        """
+        if self.k.is_cuda and _C.cuda_architectures():
+            with torch.cuda.device(self.k.device):
+                stream = torch.cuda.current_stream().cuda_stream
+                _C.kv_injection_append(k, v, slots, positions, self.k, self.v, stream)
+            return
         for cache, rows in ((self.k, k), (self.v, v)):
             _bytes(cache)[slots, :, positions] = _bytes(rows)
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -54,7 +53,7 @@ class Drafter:
         self._make_room(slots, num_rows)
         rows = self.cache.extend(slots, num_rows)
         if rows[0]:
-            row_slots, positions = self._upload(rows, np.int64)
+            row_slots, positions = self._upload(rows)
             k, v = self.executor.context(taps, positions)
             self.cache.write(row_slots, positions, k, v)
 
@@ -72,7 +71,7 @@ class Drafter:
     def inputs(self, slots: Sequence[int], noise_embeds: Tensor) -> DraftInputs:
         """What `draft` gives the executor."""
         lengths = [self.cache.lengths[slot] for slot in slots]
-        slot_ids, context_lengths = self._upload((slots, lengths), np.int32)
+        slot_ids, context_lengths = self._upload((slots, lengths))
         positions = context_lengths[:, None] + self._offsets
         return DraftInputs(noise_embeds, positions, slot_ids, context_lengths)
 
@@ -87,11 +86,12 @@ class Drafter:
             self.cache.grow(longest)
             self.executor.bind(self.cache.k, self.cache.v)
 
-    def _upload(
-        self, values: tuple[Sequence[int], Sequence[int]], dtype: type[np.signedinteger[Any]]
-    ) -> tuple[Tensor, ...]:
-        """Both on the device, in one copy. The host does not wait: torch keeps pinned memory until it is copied."""
-        tensor = torch.from_numpy(np.array(values, dtype=dtype))
+    def _upload(self, values: tuple[Sequence[int], Sequence[int]]) -> tuple[Tensor, ...]:
+        """Both on the device as INT32, in one copy.
+
+        The host does not wait: torch keeps pinned memory until it is copied.
+        """
+        tensor = torch.from_numpy(np.array(values, dtype=np.int32))
         if self.executor.device.type != "cpu":
             tensor = tensor.pin_memory().to(self.executor.device, non_blocking=True)
         return tensor.unbind()

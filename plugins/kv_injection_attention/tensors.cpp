@@ -75,6 +75,21 @@ DType storage(const char* name, const Tensor& tensor) {
   }
 }
 
+int64_t element_bytes(const char* name, const Tensor& tensor) {
+  switch (tensor.type) {
+    case ElementType::kF8E4M3:
+      return 1;
+    case ElementType::kF16:
+    case ElementType::kBF16:
+      return 2;
+    case ElementType::kF32:
+      return 4;
+    default:
+      throw std::invalid_argument(text(name, ": expected dtype float16, bfloat16, float8_e4m3fn or float32, found ",
+                                       type_name(tensor.type)));
+  }
+}
+
 int32_t size(const char* name, const Tensor& tensor, int32_t axis) {
   const int64_t value = tensor.shape[axis];
   if (value >= 0 && value <= std::numeric_limits<int32_t>::max())
@@ -176,6 +191,42 @@ Params make_params(const Attributes& attributes, std::span<const Tensor> inputs,
   p.context_lengths = data<int32_t>(inputs[kContextLengths]);
   p.sinks = inputs.size() > kSinks ? data<float>(inputs[kSinks]) : nullptr;
   p.out = out.data;
+  return p;
+}
+
+const char* append_input_name(int32_t input) {
+  constexpr const char* kNames[] = {"k", "v", "slot_ids", "positions"};
+  static_assert(std::size(kNames) == kAppendInputs);
+  return kNames[input];
+}
+
+AppendParams make_append_params(std::span<const Tensor> inputs, const Tensor& k_cache, const Tensor& v_cache) {
+  const Tensor &k = inputs[kNewK], &v = inputs[kNewV], &slot_ids = inputs[kRowSlots], &positions = inputs[kPositions];
+  expect_shape("k", k, {kAny, kAny, kAny, kAny});
+  expect_shape("k_cache", k_cache, {kAny, kAny, kAny, kAny, kAny});
+  AppendParams p{};
+  p.rows = size("k", k, 0);
+  p.slots = size("k_cache", k_cache, 0);
+  p.layers = size("k_cache", k_cache, 1);
+  p.max_context = size("k_cache", k_cache, 2);
+  const int64_t heads = size("k_cache", k_cache, 3), width = size("k_cache", k_cache, 4);
+  expect_shape("k", k, {p.rows, p.layers, heads, width});
+  expect_shape("v", v, {p.rows, p.layers, heads, width});
+  expect_shape("v_cache", v_cache, {p.slots, p.layers, p.max_context, heads, width});
+  expect_shape("slot_ids", slot_ids, {p.rows});
+  expect_shape("positions", positions, {p.rows});
+  expect_type("slot_ids", slot_ids, ElementType::kI32);
+  expect_type("positions", positions, ElementType::kI32);
+  expect_type("k", k, k_cache.type);
+  expect_type("v", v, k_cache.type);
+  expect_type("v_cache", v_cache, k_cache.type);
+  p.row_bytes = heads * width * element_bytes("k_cache", k_cache);
+  p.k = k.data;
+  p.v = v.data;
+  p.slot_ids = data<int32_t>(slot_ids);
+  p.positions = data<int32_t>(positions);
+  p.k_cache = k_cache.data;
+  p.v_cache = v_cache.data;
   return p;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kv_injection_attention/append.h"
 #include "kv_injection_attention/params.h"
 
 namespace dflash::kv_injection {
@@ -59,5 +60,18 @@ Params make_params(const Attributes& attributes, std::span<const Tensor> inputs,
 
 // Only the attributes; all sizes are 0.
 Params make_params(const Attributes& attributes);
+
+// The inputs of an append, in order.
+enum AppendInput : int32_t {
+  kNewK,       // [T, L, G, D]              any dtype but kOther
+  kNewV,       // [T, L, G, D]              as k
+  kRowSlots,   // [T]                       I32
+  kPositions,  // [T]                       I32
+  kAppendInputs,
+};
+const char* append_input_name(int32_t input);
+
+// The append of kAppendInputs inputs to both caches [slots, L, C_max, G, D], without stream. Throws as above.
+AppendParams make_append_params(std::span<const Tensor> inputs, const Tensor& k_cache, const Tensor& v_cache);
 
 }  // namespace dflash::kv_injection

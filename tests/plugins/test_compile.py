@@ -68,7 +68,7 @@ class Kernel:
 
 
 REPORT = re.compile(
-    r"Compiling entry function '\w*?(attention|combine)I\w*' for 'sm_(\w+)'\n.*\n"
+    r"Compiling entry function '\w*?(attention|combine|append)\w*' for 'sm_(\w+)'\n.*\n"
     r"\s*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\n"
     r".*Used (\d+) registers"
 )
@@ -81,7 +81,7 @@ def kernels(ptxas: str) -> list[Kernel]:
     ]
 
 
-def compile_head_dim(build: Path, head_dim: int, architectures: tuple[str, ...]) -> list[Kernel]:
+def compile_source(build: Path, source: str, architectures: tuple[str, ...]) -> list[Kernel]:
     """Runs nvcc as CMake would, with ptxas telling what it made."""
     if shutil.which(os.environ.get("CUDACXX", "nvcc")) is None:
         pytest.skip("no nvcc: install the CUDA toolkit")
@@ -96,7 +96,7 @@ def compile_head_dim(build: Path, head_dim: int, architectures: tuple[str, ...])
     (entry,) = (
         entry
         for entry in json.loads((build / "compile_commands.json").read_text())
-        if entry["file"].endswith(f"head_dim_{head_dim}.cu")
+        if entry["file"].endswith(f"/{source}")
     )
     command = shlex.split(entry["command"])
     (build / command[command.index("-o") + 1]).parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def compile_head_dim(build: Path, head_dim: int, architectures: tuple[str, ...])
 @pytest.mark.full
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_nvcc_neither_warns_nor_spills(head_dim: int, tmp_path: Path) -> None:
-    made = compile_head_dim(tmp_path, head_dim, ARCHITECTURES)
+    made = compile_source(tmp_path, f"head_dim_{head_dim}.cu", ARCHITECTURES)
     # Two formats of the block, and of attention two of the cache for each.
     expected = [
         (name, arch) for arch in ARCHITECTURES if arch in MACHINE_CODE for name in ("attention",) * 4 + ("combine",) * 2
@@ -117,6 +117,13 @@ def test_nvcc_neither_warns_nor_spills(head_dim: int, tmp_path: Path) -> None:
     assert [kernel for kernel in made if kernel.stack or kernel.spills] == []
     most = SM_REGISTERS // (2 * 32 * WARPS[head_dim])
     assert [kernel for kernel in made if kernel.name == "attention" and kernel.registers > most] == []
+
+
+@pytest.mark.full
+def test_the_append_neither_warns_nor_spills(tmp_path: Path) -> None:
+    made = compile_source(tmp_path, "append.cu", ARCHITECTURES)
+    assert sorted(kernel.architecture for kernel in made) == sorted(MACHINE_CODE)
+    assert [kernel for kernel in made if kernel.stack or kernel.spills] == []
 
 
 @pytest.mark.parametrize(

@@ -6,25 +6,9 @@
 
 #include "kv_injection_attention/kernel/attention.cuh"
 #include "kv_injection_attention/kernel/combine.cuh"
+#include "kv_injection_attention/kernel/start.cuh"
 
 namespace dflash::kv_injection {
-
-// The kernel may start before the one before it on the stream has ended, for whose results it waits on the device.
-template <class... Arguments>
-cudaError_t start(void (*kernel)(Arguments...), const Grid& grid, void* stream,
-                  const Arguments&... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y));
-  config.blockDim = dim3(static_cast<unsigned>(grid.threads));
-  config.dynamicSmemBytes = static_cast<size_t>(grid.shared_bytes);
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
 
 template <int D, class T, bool kBytes>
 cudaError_t launch_attention(const Params& p, const Plan& plan) {

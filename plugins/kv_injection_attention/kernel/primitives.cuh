@@ -83,6 +83,12 @@ DFLASH_DEVICE Words load_words(const void* from) {
   return words;
 }
 
+DFLASH_DEVICE void store_words(void* to, const Words& words) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words.word[0]),
+               "r"(words.word[1]), "r"(words.word[2]), "r"(words.word[3])
+               : "memory");
+}
+
 DFLASH_DEVICE void store_word(Shared to, uint32_t value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
 }

@@ -94,6 +94,11 @@ inline Words load_words(const void* from) {
   std::memcpy(&words, from, 16);
   return words;
 }
+inline void store_words(void* to, const Words& words) {
+  cta().expect_waited("stores");
+  if (reinterpret_cast<uintptr_t>(to) % 16 != 0) emulator::fail("misaligned store");
+  std::memcpy(to, &words, 16);
+}
 inline void store_word(Shared to, uint32_t value) { cta().write_word(to, value); }
 inline uint32_t load_word(Shared from) { return cta().read_word(from); }
 inline void copy_async(Shared to, const void* from, bool real) {

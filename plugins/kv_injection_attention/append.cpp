@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kv_injection_attention/append.h"
+
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "common/text.h"
+#include "kv_injection_attention/params.h"
+
+namespace dflash::kv_injection {
+namespace {
+
+constexpr int64_t kVectorBytes = 16;  // that the kernel moves at a time
+
+Problem check_address(const char* name, const void* pointer, uintptr_t alignment) {
+  if (pointer == nullptr) return text(name, ": expected a tensor, found a null pointer");
+  if (reinterpret_cast<uintptr_t>(pointer) % alignment == 0) return std::nullopt;
+  return text(name, ": expected an address that ", alignment, " divides, found ", pointer);
+}
+
+}  // namespace
+
+Problem check_append(const AppendParams& p) {
+  if (p.row_bytes <= 0 || p.row_bytes % kVectorBytes != 0) {
+    return text("a row: expected a multiple of ", kVectorBytes, " bytes, found ", p.row_bytes);
+  }
+  if (p.max_context > kMaxContext) {
+    return text("max_context: expected at most ", kMaxContext, ", found ", p.max_context);
+  }
+  // The kernel counts 16 bytes of K in 32 bits.
+  const int64_t most = std::numeric_limits<int32_t>::max() / (p.row_bytes / kVectorBytes) / (p.layers > 0 ? p.layers : 1);
+  if (p.rows > most) return text("rows: expected at most ", most, " of this size, found ", p.rows);
+  if (p.rows == 0) return std::nullopt;  // tensors of no element may have no address
+  for (const auto& [name, pointer] : {std::pair{"k", p.k}, {"v", p.v}, {"k_cache", static_cast<const void*>(p.k_cache)},
+                                      {"v_cache", static_cast<const void*>(p.v_cache)}}) {
+    if (Problem problem = check_address(name, pointer, kVectorBytes)) return problem;
+  }
+  for (const auto& [name, pointer] : {std::pair{"slot_ids", p.slot_ids}, {"positions", p.positions}}) {
+    if (Problem problem = check_address(name, pointer, alignof(int32_t))) return problem;
+  }
+  return std::nullopt;
+}
+
+void append_reference(const AppendParams& p) {
+  const auto copy = [&](void* cache, const void* rows, int64_t to, int64_t from) {
+    std::memcpy(static_cast<unsigned char*>(cache) + to * p.row_bytes,
+                static_cast<const unsigned char*>(rows) + from * p.row_bytes, static_cast<size_t>(p.row_bytes));
+  };
+  for (int64_t row = 0; row < p.rows; ++row) {
+    const int64_t slot = p.slot_ids[row], position = p.positions[row];
+    if (slot < 0 || slot >= p.slots || position < 0 || position >= p.max_context) continue;
+    for (int64_t layer = 0; layer < p.layers; ++layer) {
+      const int64_t to = (slot * p.layers + layer) * p.max_context + position, from = row * p.layers + layer;
+      copy(p.k_cache, p.k, to, from);
+      copy(p.v_cache, p.v, to, from);
+    }
+  }
+}
+
+}  // namespace dflash::kv_injection

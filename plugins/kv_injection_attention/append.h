@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// New context rows on their way into the cache: K and V of all layers in one launch.
+//
+// Rows come as context.onnx makes them, in the cache's format, so that bytes are moved and nothing is rounded. T rows, L
+// layers, G key/value heads, D head_dim, C_max cache rows a slot. Tensors are dense and row-major.
+#pragma once
+
+#include <cstdint>
+
+#include "kv_injection_attention/check.h"
+
+namespace dflash::kv_injection {
+
+struct AppendParams {
+  int32_t rows;         // T, 0 is an empty call
+  int32_t layers;       // L
+  int32_t slots;        // of the cache
+  int32_t max_context;  // C_max
+  int64_t row_bytes;    // of G * D elements, a multiple of 16
+
+  const void* k;             // [T, L, G, D]
+  const void* v;             // [T, L, G, D]
+  const int32_t* slot_ids;   // [T]
+  const int32_t* positions;  // [T], where in its slot a row belongs
+  void* k_cache;             // [slots, L, C_max, G, D]
+  void* v_cache;             // [slots, L, C_max, G, D]
+
+  void* stream;  // cudaStream_t; the reference leaves it alone
+};
+
+// Sizes, and that every tensor is there and aligned.
+Problem check_append(const AppendParams& params);
+
+// On the CPU. A row whose slot or position does not exist is written nowhere, as by the kernel.
+void append_reference(const AppendParams& params);
+
+// Starts the copy on params.stream and returns at once: no allocation, no synchronisation, capturable.
+// `params` has passed check_append. Gives nullptr, or CUDA's text of what went wrong.
+const char* launch_append(const AppendParams& params);
+
+}  // namespace dflash::kv_injection

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies new context rows into the cache. Grid: [16 bytes of all rows and layers, by kAppendThreads; K, V].
+#pragma once
+
+#include "kv_injection_attention/append.h"
+#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/primitives.cuh"
+
+namespace dflash::kv_injection {
+
+inline constexpr int kAppendThreads = 256;
+inline constexpr int kAppendBytes = 16;  // of a thread
+
+inline Grid append_grid(const AppendParams& p) {
+  const int64_t vectors = int64_t{p.rows} * p.layers * (p.row_bytes / kAppendBytes);
+  return {static_cast<int32_t>((vectors + kAppendThreads - 1) / kAppendThreads), 2, kAppendThreads, 0};
+}
+
+__global__ void __launch_bounds__(kAppendThreads) append(const __grid_constant__ AppendParams p) {
+  release_next_grid();
+  wait_for_previous_grid();  // who makes the rows, and who still reads the cache
+  const int vectors = static_cast<int>(p.row_bytes / kAppendBytes);
+  const uint32_t index = static_cast<uint32_t>(grid_x()) * kAppendThreads + static_cast<uint32_t>(thread_index());
+  const int from = static_cast<int>(index / vectors), at = static_cast<int>(index % vectors) * kAppendBytes;
+  const int row = from / p.layers, layer = from % p.layers;
+  if (row >= p.rows) return;
+  // The host has refused these where it knows them: this keeps a wrong one from writing elsewhere.
+  const int slot = p.slot_ids[row], position = p.positions[row];
+  if (slot < 0 || slot >= p.slots || position < 0 || position >= p.max_context) return;
+
+  const bool is_v = grid_y() == 1;
+  const int64_t to = (int64_t{slot} * p.layers + layer) * p.max_context + position;
+  const auto* rows = static_cast<const unsigned char*>(is_v ? p.v : p.k);
+  auto* cache = static_cast<unsigned char*>(is_v ? p.v_cache : p.k_cache);
+  store_words(cache + to * p.row_bytes + at, load_words(rows + from * p.row_bytes + at));
+}
+
+}  // namespace dflash::kv_injection
