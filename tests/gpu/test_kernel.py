@@ -140,6 +140,42 @@ def test_calls_follow_each_other_on_a_stream() -> None:
     assert_close(chained.out, *expect(case, second))
 
 
+def test_layers_in_a_graph_wait_for_each_other() -> None:
+    """Each may start before the one in front has ended, whose output it reads and whose workspace it overwrites."""
+    case = Case(name="layers", N=8, G=8, context_lengths=(2000, 300, 40))
+    tensors = draw(case, "cuda")
+    launches = [Launch(case, tensors)]
+    for _ in range(7):
+        launches.append(Launch(case, replace(tensors, v=launches[-1].out), launches[0].workspace))
+    expected = [launch.run().clone() for launch in launches]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for launch in launches:
+            launch.start()
+    for _ in range(20):
+        for launch in launches:
+            launch.out.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        for launch, output in zip(launches, expected, strict=True):
+            assert torch.equal(bits(launch.out), bits(output))
+
+
+def test_a_call_waits_for_the_kernel_in_front_of_it() -> None:
+    """Which writes what it reads: the block, the context's rows, slots and lengths."""
+    case = Case(name="fresh", context_lengths=(2000, 300), slots=2)
+    variants = [draw(replace(case, seed=seed, slot_ids=(seed % 2, 1 - seed % 2)), "cuda") for seed in range(4)]
+    expected = [Launch(case, variant).run().clone() for variant in variants]
+    tensors = moved(variants[0], "cuda")
+    launch = Launch(case, tensors)
+    for _ in range(5):
+        for variant, output in zip(variants, expected, strict=True):
+            for tensor, values in zip(inputs(tensors), inputs(variant), strict=True):
+                tensor.copy_(values)
+            launch.start()
+            assert torch.equal(bits(launch.out), bits(output))
+
+
 @pytest.mark.parametrize("case", OUT_OF_RANGE, ids=named)
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
 def test_a_request_out_of_range_is_nan_and_leaves_the_others_alone(name: str, value: int, case: Case) -> None:

@@ -12,11 +12,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.gpu.launches import Launch, moved
+from tests.gpu.test_append import append
 from tests.paths import REPOSITORY
 from tests.plugins.cases import CORNER, FEATURES, OUT_OF_RANGE
 from tests.plugins.tensors import BAD, draw, out_of_range
+from tests.plugins.test_append import CASES as APPENDS
 
 pytestmark = pytest.mark.gpu
 
@@ -54,6 +57,8 @@ def main() -> None:
     ]
     for case, tensors in calls:
         Launch(case, moved(tensors, "cuda")).run()  # drawn on the CPU, so that few other kernels run
+    for rows in APPENDS:
+        append(rows, [torch.zeros(rows.cache_shape, dtype=rows.dtype, device="cuda") for _ in "kv"])
     print(DONE)
 
 
