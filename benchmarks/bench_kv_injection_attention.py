@@ -94,6 +94,7 @@ def measure(case: Case, peers: Sequence[Peer], copy: float, peak: float | None, 
     """A row for each way, ours first."""
     size = moved_bytes(case)
     begin = [case.name, f"{size / 1e6:.1f}"]
+    torch.cuda.empty_cache()  # what the case before had
     if memory_bytes(case) > torch.cuda.mem_get_info()[0]:
         yield [*begin, "does not fit", *[""] * 6]
         return
