@@ -31,6 +31,20 @@ def captured_tokens(spec: DraftSpec, features: Path, target: Path, num_tokens: i
     return frequent_tokens(counts, [i for i in _indispensable(target) if i < vocab_size], num_tokens)
 
 
+def kept_shares(spec: DraftSpec, features: Path, token_ids: NDArray[np.int64]) -> dict[str | None, float]:
+    """Which share of the captured answers' tokens are among `token_ids`: under None of all, then by language, sorted.
+
+    Of the languages that prompts carry. What is not among them is never proposed. Raises as `open_features` does.
+    """
+    written: dict[str | None, list[NDArray[np.int64]]] = {}
+    with open_features(features, spec) as file:
+        for i, prompt in enumerate(file.facts.prompts):
+            for language in {None, prompt.language}:
+                written.setdefault(language, []).append(file.answer(i)[0].numpy())
+    languages = [None, *sorted(language for language in written if language is not None)]
+    return {name: float(np.isin(np.concatenate(written[name]), token_ids).mean()) for name in languages}
+
+
 def _indispensable(target: Path) -> list[int]:
     """Special and added tokens, and the single bytes of a byte-level or byte-fallback vocabulary."""
     from tokenizers.pre_tokenizers import ByteLevel

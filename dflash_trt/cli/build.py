@@ -244,9 +244,12 @@ def _with_head(
 
     token_ids = None
     if head.num_tokens is not None and features is not None:
-        from dflash_trt.builder.captured_tokens import captured_tokens
+        from dflash_trt.builder.captured_tokens import captured_tokens, kept_shares
 
         token_ids = captured_tokens(draft.spec, features, target.directory, head.num_tokens)
+        shares = kept_shares(draft.spec, features, token_ids)
+        listed = ", ".join(f"{name or 'all'} {share:.1%}" for name, share in shares.items())
+        click.echo(f"of the captured answers' tokens, it can propose: {listed}", err=True)
     built = with_head(draft, target, head, token_ids, directory)
     size = sum(tensor.num_bytes for name, tensor in built.weights.items() if name.startswith((f"{HEAD}.", D2T)))
     click.echo(

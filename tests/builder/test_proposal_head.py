@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from dflash_trt.builder.captured_tokens import captured_tokens
+from dflash_trt.builder.captured_tokens import captured_tokens, kept_shares
 from dflash_trt.builder.proposal_head import HeadChoice, frequent_tokens, parse_head, with_head
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
@@ -25,6 +25,7 @@ from tests.cli.commands import run_here
 from tests.decoding import decode, greedy, open_without_tokenizer
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
+from tests.quantize.feature_samples import Facts, Tensors, edit
 from tests.quantize.samples import arrays, convert, dequantised, rounded_fp8, rounded_nvfp4
 
 NAME = "tiny-gpt-oss"
@@ -65,6 +66,25 @@ def test_captured_tokens(features: dict[str, Path]) -> None:
     others = sorted(set(chosen.tolist()) - set(least.tolist()))
     dropped = sorted(set(range(len(counts))) - set(chosen.tolist()))
     assert counts[others].min() >= counts[dropped].max()
+
+
+def test_what_a_trimmed_head_can_propose_by_language(features: dict[str, Path], tmp_path: Path) -> None:
+    """Of tokens that the head was chosen by the most, and less of another language's."""
+
+    def label(tensors: Tensors, facts: Facts) -> None:
+        facts["prompts"][0]["language"], facts["prompts"][2]["language"] = "py", "de"  # type: ignore[index]
+
+    file = edit(features[NAME], tmp_path / "f.safetensors", label)
+    spec = read_draft(DRAFT).spec
+    chosen = captured_tokens(spec, file, TARGET, 280)
+    shares = kept_shares(spec, file, chosen)
+    assert list(shares) == [None, "de", "py"]
+    with open_features(file, spec) as opened:
+        answers = [opened.answer(i)[0].tolist() for i in range(3)]
+    kept = [sum(token in set(chosen.tolist()) for token in answer) for answer in answers]
+    assert shares == {None: sum(kept) / 120, "de": kept[2] / 40, "py": kept[0] / 40}
+    assert 0 < shares["de"] < 1
+    assert list(kept_shares(spec, features[NAME], chosen)) == [None]
 
 
 @pytest.mark.parametrize("recipe", ["bf16", "nvfp4"])
