@@ -6,31 +6,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.engine.graphs import graph_signatures
 from dflash_trt.errors import RequestError
+from dflash_trt.pages.page_table import TOKENS_PER_PAGE, PageTable, num_pages_for
+from dflash_trt.pages.page_tensor import FIRST_PAGES, grown, zeros
 
 
 class ContextCache:
-    """K and V [slots, L, C, G, D], FLOAT, BF16 or FP8; scales are part of the graphs."""
+    """K and V [pages, L, tokens_per_page, G, D], FLOAT, BF16 or FP8; scales are part of the graphs.
+
+    With `num_rows`, which plans are compiled for, there is one page of so many rows for each slot and no other: then
+    the shape is [slots, L, C_max, G, D].
+    """
 
     def __init__(
-        self, spec: DraftSpec, num_slots: int, num_rows: int, dtype: torch.dtype, device: torch.device
+        self, spec: DraftSpec, num_slots: int, num_rows: int | None, dtype: torch.dtype, device: torch.device
     ) -> None:
+        self.is_paged = num_rows is None
+        self.table = PageTable(num_slots, num_rows or TOKENS_PER_PAGE)
+        if not self.is_paged:
+            for slot in range(num_slots):
+                self.table.reserve(slot, [slot], 0)
         ports = {port.name: port for port in graph_signatures(spec, fp8_cache=False)["draft"].inputs}
-        shape = ports["k_cache"].sizes({"slots": num_slots, "C_max": num_rows})
-        self.k = torch.zeros(shape, dtype=dtype, device=device)
-        self.v = torch.zeros_like(self.k)
-        self.lengths = [0] * num_slots
+        num_pages = FIRST_PAGES if self.is_paged else num_slots
+        shape = ports["k_cache"].sizes({"slots": num_pages, "C_max": self.table.tokens_per_page})
+        self.k, self.v = zeros(shape, dtype, device), zeros(shape, dtype, device)
 
     @property
-    def num_rows(self) -> int:
-        """C: what each slot has room for."""
-        return self.k.shape[2]
+    def lengths(self) -> list[int]:
+        """Rows that each slot holds."""
+        return self.table.lengths
 
     @property
     def bytes_per_token(self) -> int:
@@ -38,51 +47,86 @@ class ContextCache:
         return self.k[0, :, 0].nbytes + self.v[0, :, 0].nbytes
 
     def rows(self, slot: int) -> tuple[Tensor, Tensor]:
-        """Views of the slot's injected k and v, each [L, C, G, D]."""
-        length = self.lengths[slot]
-        return self.k[slot, :, :length], self.v[slot, :, :length]
+        """The slot's injected k and v, each [L, C, G, D]."""
+        pages, length = self.table.pages[slot], self.lengths[slot]
+        k, v = (cache[pages].transpose(0, 1).flatten(1, 2)[:, :length] for cache in (self.k, self.v))
+        return k, v
 
-    def grow(self, num_rows: int) -> None:
-        """Makes room for `num_rows` rows a slot, at least twice what was there: `k` and `v` are new tensors."""
-        missing = max(num_rows, 2 * self.num_rows) - self.num_rows
-        self.k, self.v = (F.pad(cache, (0, 0, 0, 0, 0, missing)) for cache in (self.k, self.v))
+    @torch.inference_mode()
+    def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
+        """The pages of an empty slot's rows; the first `num_rows` rows are in them already."""
+        if self.is_paged:
+            self._clear(self.table.reserve(slot, pages, num_rows))
+        else:
+            assert num_rows == 0, "slots of a plan share nothing"
 
     def extend(self, slots: Sequence[int], num_rows: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Lengthens the slots; the slot and the position of each new row. RequestError when one would overflow."""
+        """Lengthens the slots; the page and the position of each new row.
+
+        RequestError when one would overflow. Where a cache of pages is too small for them, `k` and `v` are new tensors.
+        """
+        size = self.table.tokens_per_page
         for slot, count in zip(slots, num_rows, strict=True):
-            if self.lengths[slot] + count > self.num_rows:
+            if not self.is_paged and self.lengths[slot] + count > size:
                 raise RequestError(
-                    f"context of slot {slot}: expected at most {self.num_rows} rows, for which the plan was built,"
+                    f"context of slot {slot}: expected at most {size} rows, for which the plan was built,"
                     f" found {self.lengths[slot]} and {count} new ones",
                     hint="build the plan with a larger --max-seq-len",
                 )
-        rows: list[int] = []
+        pages: list[int] = []
         positions: list[int] = []
         for slot, count in zip(slots, num_rows, strict=True):
-            rows += [slot] * count
-            positions += range(self.lengths[slot], self.lengths[slot] + count)
+            self._clear(self.table.cover(slot, count))
+            new = range(self.lengths[slot], self.lengths[slot] + count)
+            pages += [self.table.pages[slot][position // size] for position in new]
+            positions += new
             self.lengths[slot] += count
-        return rows, positions
+        if self.table.num_pages > len(self.k):
+            self.k, self.v = (grown(cache, 0, self.table.num_pages, self.table.written) for cache in (self.k, self.v))
+        return pages, positions
 
-    def write(self, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
-        """Puts rows k, v [T, L, G, D] where `slots` and `positions` [T] INT32 say.
+    def write(self, pages: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
+        """Puts rows k, v [T, L, G, D] where `pages` and `positions` [T] INT32 say, which `extend` gave.
 
         On a GPU in one launch, where the kernels were compiled in; else in two, with torch's copies of what they index.
         """
+        offsets = positions % self.table.tokens_per_page if self.is_paged else positions
         if self.k.is_cuda and _C.cuda_architectures():
             with torch.cuda.device(self.k.device):
                 stream = torch.cuda.current_stream().cuda_stream
-                _C.kv_injection_append(k, v, slots, positions, self.k, self.v, stream)
+                _C.kv_injection_append(k, v, pages, offsets, self.k, self.v, stream)
             return
         for cache, rows in ((self.k, k), (self.v, v)):
-            _bytes(cache)[slots, :, positions] = _bytes(rows)
+            _bytes(cache)[pages, :, offsets] = _bytes(rows)
+
+    def slot_ids(self, slots: Sequence[int], num_rows: int) -> list[list[int]]:
+        """What draft.onnx takes as slot_ids [B, M] so that it reads up to `num_rows` rows of each slot.
+
+        The slot itself, or its pages; a shorter one is filled up with a page of its own.
+        """
+        if not self.is_paged:
+            return [[slot] for slot in slots]
+        num_pages = max(1, num_pages_for(num_rows))
+        found = []
+        for slot in slots:
+            pages = self.table.pages[slot][: min(num_pages, num_pages_for(self.lengths[slot]))] or [0]
+            found.append(pages + pages[:1] * (num_pages - len(pages)))
+        return found
 
     @torch.inference_mode()  # as whoever lets it grow
-    def clear(self, slot: int) -> None:
-        """Empties a slot: zeros, because a masked row still takes part as 0 * value, and 0 * NaN is NaN."""
-        for rows in self.rows(slot):
-            _bytes(rows).zero_()
-        self.lengths[slot] = 0
+    def release(self, slot: int) -> None:
+        """Empties a slot."""
+        if self.is_paged:
+            self.table.release(slot)
+        else:
+            self._clear([slot])
+            self.lengths[slot] = 0
+
+    def _clear(self, pages: Sequence[int]) -> None:
+        """Zeros, because a masked row still takes part as 0 * value, and 0 * NaN is NaN."""
+        for page in pages:
+            for cache in (self.k, self.v):
+                _bytes(cache[page]).zero_()
 
 
 def _bytes(tensor: Tensor) -> Tensor:

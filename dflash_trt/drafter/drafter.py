@@ -14,9 +14,6 @@ from dflash_trt.drafter.context_cache import ContextCache
 from dflash_trt.drafter.embedding import DraftEmbedding
 from dflash_trt.drafter.executor import DraftInputs, Executor
 
-INITIAL_ROWS = 512
-"""Of a cache that may grow."""
-
 
 class Drafter:
     """A context for each slot, and one pass for the blocks of all of them. No call waits for a GPU on its own."""
@@ -40,9 +37,13 @@ class Drafter:
         """Loads the executor and gives it a context cache. Raises what `Executor.cache_rows` and `load` raise."""
         num_rows = executor.cache_rows(num_slots)
         executor.load()
-        cache = ContextCache(spec, num_slots, num_rows or INITIAL_ROWS, executor.cache_dtype, executor.device)
+        cache = ContextCache(spec, num_slots, num_rows, executor.cache_dtype, executor.device)
         executor.bind(cache.k, cache.v)
         return cls(executor, spec, cache, embedding)
+
+    def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
+        """The pages of an empty slot's context; its first `num_rows` rows are in them already."""
+        self.cache.reserve(slot, pages, num_rows)
 
     def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: Tensor) -> None:
         """Appends context rows made from the taps [T, A*H] of T verified tokens.
@@ -50,12 +51,14 @@ class Drafter:
         The first num_rows[0] of them go to slots[0], the next num_rows[1] to slots[1], ... Raises RequestError for a
         slot that would outgrow its plan.
         """
-        self._make_room(slots, num_rows)
-        rows = self.cache.extend(slots, num_rows)
-        if rows[0]:
-            row_slots, positions = self._upload(rows)
+        bound = self.cache.k
+        places = self.cache.extend(slots, num_rows)
+        if self.cache.k is not bound:
+            self.executor.bind(self.cache.k, self.cache.v)
+        if places[0]:
+            pages, positions = self._upload(places)
             k, v = self.executor.context(taps, positions)
-            self.cache.write(row_slots, positions, k, v)
+            self.cache.write(pages, positions, k, v)
 
     def draft(self, slots: Sequence[int], noise_embeds: Tensor) -> Tensor:
         """hidden [B, S, H] of blocks with embeddings noise_embeds [B, S, H], each right after its slot's context.
@@ -71,23 +74,19 @@ class Drafter:
     def inputs(self, slots: Sequence[int], noise_embeds: Tensor) -> DraftInputs:
         """What `draft` gives the executor."""
         lengths = [self.cache.lengths[slot] for slot in slots]
-        slot_ids, context_lengths = self._upload((slots, lengths))
+        slot_ids = self.cache.slot_ids(slots, max(lengths))
+        *pages, context_lengths = self._upload([*zip(*slot_ids, strict=True), lengths])
         positions = context_lengths[:, None] + self._offsets
-        return DraftInputs(noise_embeds, positions, slot_ids, context_lengths)
+        return DraftInputs(
+            noise_embeds, positions, pages[0] if len(pages) == 1 else torch.stack(pages, dim=1), context_lengths
+        )
 
     def release(self, slot: int) -> None:
         """Empties a slot's context."""
-        self.cache.clear(slot)
+        self.cache.release(slot)
 
-    def _make_room(self, slots: Sequence[int], num_rows: Sequence[int]) -> None:
-        lengths = self.cache.lengths
-        longest = max((lengths[slot] + count for slot, count in zip(slots, num_rows, strict=True)), default=0)
-        if longest > self.cache.num_rows and self.executor.cache_rows(len(lengths)) is None:
-            self.cache.grow(longest)
-            self.executor.bind(self.cache.k, self.cache.v)
-
-    def _upload(self, values: tuple[Sequence[int], Sequence[int]]) -> tuple[Tensor, ...]:
-        """Both on the device as INT32, in one copy.
+    def _upload(self, values: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Each on the device as INT32, in one copy.
 
         The host does not wait: torch keeps pinned memory until it is copied.
         """

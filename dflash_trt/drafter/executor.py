@@ -21,7 +21,7 @@ class DraftInputs(NamedTuple):
     positions: Tensor
     """[B, S] any integer."""
     slot_ids: Tensor
-    """[B] any integer."""
+    """[B] any integer; for ONNX Runtime also [B, M], the pages that hold each block's context, one after the other."""
     context_lengths: Tensor
     """[B] any integer: the rows of its slot that each block sees."""
 
@@ -40,7 +40,7 @@ class Executor(Protocol):
         """Where all tensors are, given and returned."""
 
     def cache_rows(self, num_slots: int) -> int | None:
-        """C, the rows that each slot of a context cache of `num_slots` may have; None where the cache may grow.
+        """C, the rows that each slot of a context cache of `num_slots` has; None where slots consist of pages.
 
         Raises EngineError for more slots than the graphs were compiled for.
         """
@@ -49,7 +49,7 @@ class Executor(Protocol):
         """Reads the files, once; before that nothing is allocated."""
 
     def bind(self, k_cache: Tensor, v_cache: Tensor) -> None:
-        """Takes caches [slots, L, C, G, D] of `cache_dtype`, which `draft` reads from then on.
+        """Takes caches [slots, L, C, G, D] of `cache_dtype`, or of pages, which `draft` reads from then on.
 
         Never during a CUDA graph's capture. Raises EngineError where they are larger than the graphs were compiled for.
         """

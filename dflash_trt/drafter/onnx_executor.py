@@ -40,7 +40,7 @@ class OnnxExecutor:
         self._caches: dict[str, Tensor] = {}
 
     def cache_rows(self, num_slots: int) -> None:
-        """No bound: C is a dynamic axis."""
+        """None: slots consist of pages."""
 
     def load(self) -> None:
         """Creates both sessions.

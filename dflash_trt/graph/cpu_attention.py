@@ -14,6 +14,7 @@ NUM_INPUTS = 10
 
 # The node written in ONNX's own text syntax. Every line is one operation; shapes stand behind it.
 # C is the longest context of the batch: cache rows beyond it are never touched.
+# A context may lie in M pages, each [L, C_max, G, D]: then slot_ids are [B, M], the pages of each block's context.
 ATTENTION_BODY = """
 <opset_import: ["" : %(opset)d], domain: "%(domain)s">
 %(name)s <layer, num_heads, num_kv_heads, head_dim, rms_norm_eps, softmax_scale, sliding_window, causal,
@@ -66,11 +67,15 @@ ATTENTION_BODY = """
     two = Constant <value_int: int = 2> ()
     C_max = Gather <axis: int = 0> (cache_shape, two)
     slots = Cast <to: int = 7> (slot_ids)
-    slot_layers = Mul (slots, L)
-    planes = Add (slot_layers, layer_index)
+    table_shape = Concat <axis: int = 0> (B_1, last)
+    page_table = Reshape (slots, table_shape)
+    page_layers = Mul (page_table, L)
+    planes = Add (page_layers, layer_index)
     plane_rows = Mul (planes, C_max)
-    plane_column = Unsqueeze (plane_rows, axis_1)
-    row_ids = Add (plane_column, context_rows)
+    page_of_row = Div (context_rows, C_max)
+    row_of_page = Mod (context_rows, C_max)
+    rows_of_planes = Gather <axis: int = 1> (plane_rows, page_of_row)
+    row_ids = Add (rows_of_planes, row_of_page)
     flat_shape = Concat <axis: int = 0> (last, GD_1)
     k_flat = Reshape (k_cache, flat_shape)
     v_flat = Reshape (v_cache, flat_shape)

@@ -31,6 +31,9 @@ def lower_to_cpu(model: onnx.ModelProto, expose: Sequence[str] = ()) -> onnx.Mod
     lowered.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in expose)
     lower_quantization(lowered)
     _widen(lowered.graph)
+    for value in lowered.graph.input:
+        if value.name == "slot_ids":
+            value.type.tensor_type.ClearField("shape")  # [B] or a table of pages [B, M]
     for node in lowered.graph.node:
         if node.op_type == ATTENTION and len(node.input) > NUM_INPUTS:
             node.op_type = WITH_SINKS

@@ -62,6 +62,11 @@ class ComparingDrafter(Drafter):
         self._blocks = 0
         self._errors: list[list[float]] = []  # [blocks, L + 1 + 2 * L]: values, then k, then v by layer
 
+    def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
+        """The same pages for both contexts."""
+        super().reserve(slot, pages, num_rows)
+        self._reference.reserve(slot, pages, num_rows)
+
     def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
         """Appends context rows made from the taps [T, A*H] to both contexts."""
         super().inject(slots, num_rows, taps)

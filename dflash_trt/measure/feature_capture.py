@@ -84,7 +84,7 @@ def answer_prompts(
         for prompt, params in zip(prompts, asked, strict=True)
     ]
     longest = max((request.max_length for request in requests), default=0)
-    decoder = Decoder(LocalPair(target, None), SlotPool(num_slots, num_slots * longest), FixedLength(0))
+    decoder = Decoder(LocalPair(target, None), SlotPool.for_each_slot(num_slots, longest), FixedLength(0))
     for request in requests:
         request.on_progress = lambda request: on_answer() if request.finished else None
         decoder.add(request)

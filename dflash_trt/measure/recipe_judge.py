@@ -160,6 +160,7 @@ def _hidden(drafter: Drafter, split: Split) -> Iterator[torch.Tensor]:
         blocks[:, 0] = sequence.tokens[anchors]
         noise = drafter.embedding.rows(blocks, lambda _, rows=borrowed: rows)  # type: ignore[misc]
         positions = anchors[:, None] + torch.arange(S)
-        hidden = drafter.executor.draft(DraftInputs(noise, positions, torch.zeros_like(anchors), anchors))
+        slot_ids = torch.tensor(drafter.cache.slot_ids([0] * len(anchors), len(sequence.taps)))
+        hidden = drafter.executor.draft(DraftInputs(noise, positions, slot_ids, anchors))
         drafter.release(0)
         yield hidden[:, 1:].clone()

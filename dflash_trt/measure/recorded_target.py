@@ -41,6 +41,9 @@ class RecordedTarget:
         self._places: dict[int, _Place] = {}
         self._token_ids, self._table = _embeddings(file)
 
+    def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
+        """Nothing: there are no K and V."""
+
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         """What was recorded for the segments' rows."""
         logits, taps = [], []

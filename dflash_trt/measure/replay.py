@@ -72,7 +72,7 @@ def replay(
     longest = max((request.max_length for request in requests), default=0)
     length = FixedLength(drafter.spec.num_draft_tokens if draft_length is None else draft_length)
     pair = LocalPair(RecordedTarget(features, chosen), drafter)
-    decoder = Decoder(pair, SlotPool(num_slots, num_slots * longest), length, prefill_chunk=PREFILL_CHUNK)
+    decoder = Decoder(pair, SlotPool.for_each_slot(num_slots, longest), length, prefill_chunk=PREFILL_CHUNK)
     for request in requests:
         decoder.add(request)
     while not decoder.is_idle:

@@ -138,7 +138,9 @@ class Decoder:
         while self.waiting and self.slots.fits(self.waiting[0].max_length):
             request = self.waiting.popleft()
             request.admit()
-            self.running[self.slots.allocate(request.max_length)] = request
+            slot, pages = self.slots.allocate(request.max_length)
+            self._pair.reserve(slot, pages, 0)
+            self.running[slot] = request
 
     def _draft(self) -> list[_Part]:
         """The last token of each request behind its prompt, and what the drafter proposes to follow it."""

@@ -20,6 +20,9 @@ MAX_PENDING_ROWS = 256
 class Pair(Protocol):
     """A target and perhaps its drafter, on one process or on the ranks of several."""
 
+    def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
+        """Gives an empty slot its pages of both caches; its first `num_tokens` tokens are in them already."""
+
     def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> torch.Tensor:
         """Proposals [B, num_tokens] int64 that follow the last verified tokens `anchors` of `slots`; greedy.
 
@@ -47,6 +50,12 @@ class LocalPair:
         self._pending: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
         """By slot: taps of committed tokens, which become context before the slot drafts; who never drafts skips it."""
         self._num_pending = 0
+
+    def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
+        """The same pages for target and drafter."""
+        self._target.reserve(slot, pages, num_tokens)
+        if self._drafter is not None:
+            self._drafter.reserve(slot, pages, num_tokens)
 
     @torch.inference_mode()
     def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> torch.Tensor:

@@ -13,6 +13,7 @@ from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import MissingDependencyError, RequestError, cut, shown
+from dflash_trt.pages.page_table import TOKENS_PER_PAGE
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.completion import Completion, completion
 from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK, Decoder
@@ -238,10 +239,10 @@ class Session:
 
     @property
     def _num_tokens(self) -> int:
-        """Tokens that the caches of target and drafter may hold in all, beside the target's recurrent state."""
+        """Tokens that whole pages of target and drafter may hold in all, beside the target's recurrent state."""
         bytes_per_token = self.target.cache_bytes_per_token + self.drafter.cache_bytes_per_token
         room = self.cache_gib * 2**30 - self.num_slots * self.target.cache_bytes_per_slot
-        return max(0, int(room / bytes_per_token))
+        return max(0, int(room / bytes_per_token) // TOKENS_PER_PAGE * TOKENS_PER_PAGE)
 
     def _slots(self) -> SlotPool:
         return SlotPool(self.num_slots, self._num_tokens)

@@ -28,7 +28,7 @@ class PackedTarget(HuggingFaceTarget):
         model.set_attn_implementation(IMPLEMENTATION)
         self._cache = SlotCache(num_slots, model.device)
         self._delta_nets = DeltaNets(model, num_slots)
-        self._lengths = [0] * num_slots
+        self._table = self._cache.table
         # Quiet, because transformers advises once for each of its functions to install a kernel for GPUs.
         with refusing(model.name_or_path, "a model that computes a token"), quiet_transformers():
             for token_ids in ([0], [0, 0]):
@@ -41,7 +41,9 @@ class PackedTarget(HuggingFaceTarget):
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         """Appends all segments in one forward call."""
         self._delta_nets.settle()
-        current = Pass(segments, [self._lengths[segment.slot] for segment in segments], self.model.device)
+        for segment in segments:
+            self._cache.clear(self._table.cover(segment.slot, len(segment.token_ids)))
+        current = Pass(segments, self._table, self.model.device)
         token_ids: list[int] = []
         logits_rows: list[int] = []
         for segment in segments:
@@ -57,17 +59,20 @@ class PackedTarget(HuggingFaceTarget):
             slot_pass=current,
         )
         for segment in segments:
-            self._lengths[segment.slot] += len(segment.token_ids)
+            self._table.lengths[segment.slot] += len(segment.token_ids)
             self._delta_nets.appended(segment.slot, len(segment.token_ids))
         return verified
 
+    def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
+        """The pages of an empty slot's sequence; the first `num_tokens` tokens are in them already."""
+        self._cache.clear(self._table.reserve(slot, pages, num_tokens))
+
     def rollback(self, slot: int, num_tokens: int) -> None:
         """Shortens the sequence: rows behind it are overwritten by the next segment, recurrent state is replayed."""
-        self._lengths[slot] -= num_tokens
+        self._table.lengths[slot] -= num_tokens
         self._delta_nets.rollback(slot, num_tokens)
 
     def release(self, slot: int) -> None:
         """Empties a slot."""
-        self._lengths[slot] = 0
-        self._cache.clear(slot)
+        self._table.release(slot)
         self._delta_nets.clear(slot)

@@ -28,6 +28,10 @@ class HuggingFaceTarget:
         # hidden_states[0] are the embeddings: decoder layer i's output stands at i + 1 (trap 1).
         self._taps = [layer + 1 for layer in target_layer_ids]
 
+    def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
+        """Nothing: transformers' own caches have no pages."""
+        assert num_tokens == 0, "nothing is kept of a released slot"
+
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         """One pass over the segments."""
         raise NotImplementedError

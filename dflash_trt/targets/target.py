@@ -39,6 +39,12 @@ class Target(Protocol):
     cache_bytes_per_slot: int
     """What a slot takes however long its sequence is: recurrent state, and its copy from before the last segment."""
 
+    def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
+        """Gives an empty slot the pages of its sequence, whose first `num_tokens` tokens are in them already.
+
+        A target without pages keeps its sequences elsewhere; there `num_tokens` is 0.
+        """
+
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         """Appends each segment to its slot's sequence; a slot occurs at most once."""
 

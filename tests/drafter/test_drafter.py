@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_trt.drafter.drafter import INITIAL_ROWS, Drafter
+from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.pages.page_table import TOKENS_PER_PAGE
+from dflash_trt.pages.page_tensor import FIRST_PAGES
 from tests.engines import Graphs, build
 
 NUM_SLOTS = 3
+FIRST_ROWS = FIRST_PAGES * TOKENS_PER_PAGE
+"""That a cache has room for before it grows."""
 
 
 class Expected:
@@ -24,7 +28,7 @@ class Expected:
     def __init__(self, engine: Path) -> None:
         self._graphs = Graphs(engine)
         spec = self._graphs.spec
-        shape = (NUM_SLOTS, len(spec.layers), 5 * INITIAL_ROWS, spec.num_key_value_heads, spec.head_dim)
+        shape = (NUM_SLOTS, len(spec.layers), 5 * FIRST_ROWS, spec.num_key_value_heads, spec.head_dim)
         self._caches = (np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32))
         self.lengths = [0] * NUM_SLOTS
 
@@ -83,28 +87,54 @@ def test_slots_grow_at_their_own_pace(engine: Path, drafter: Drafter) -> None:
 
 
 def test_the_cache_grows_with_what_it_holds(engine: Path, drafter: Drafter) -> None:
-    """Twice, once to double its size and once to more; the executor reads the new one."""
+    """Twice, once by half and once to more; the executor reads the new one, and pages that lie anywhere."""
     expected, random = Expected(engine), torch.Generator().manual_seed(1)
-    step(drafter, expected, {1: INITIAL_ROWS}, [1], random)
-    assert drafter.cache.num_rows == INITIAL_ROWS
-    step(drafter, expected, {0: 9, 1: 1}, [0, 1], random)
-    assert drafter.cache.num_rows == 2 * INITIAL_ROWS
-    step(drafter, expected, {0: 4 * INITIAL_ROWS}, [1, 0], random)
-    assert drafter.cache.num_rows == 4 * INITIAL_ROWS + 9
+    drafter.reserve(0, list(range(200, 240)), 0)
+    step(drafter, expected, {1: FIRST_ROWS}, [1], random)
+    assert len(drafter.cache.k) == FIRST_PAGES
+    step(drafter, expected, {1: 1}, [1], random)
+    assert len(drafter.cache.k) == FIRST_PAGES + FIRST_PAGES // 2
+    step(drafter, expected, {0: FIRST_ROWS + 9, 1: 1}, [0, 1], random)
+    assert len(drafter.cache.k) == 200 + FIRST_PAGES + 1
 
 
-def test_a_cache_that_grew_while_decoding_is_cleared_by_anybody(engine: Path, drafter: Drafter) -> None:
-    """The loop injects in torch's inference mode, and whoever ends a request releases its slot outside."""
-    with torch.inference_mode():
-        drafter.inject([0], [INITIAL_ROWS + 1], torch.randn(INITIAL_ROWS + 1, drafter.spec.target_hidden_size))
+def test_pages_in_any_order_are_one_context(engine: Path, drafter: Drafter) -> None:
+    """Blocks of one batch read 1, 3 and no pages."""
+    expected, random = Expected(engine), torch.Generator().manual_seed(2)
+    drafter.reserve(0, [7, 2, 5], 0)
+    drafter.reserve(2, [3, 0], 0)
+    step(drafter, expected, {0: 2 * TOKENS_PER_PAGE - 1}, [0, 1], random)
+    step(drafter, expected, {0: 2, 2: TOKENS_PER_PAGE}, [2, 0, 1], random)
+    step(drafter, expected, {2: 1}, [0, 2], random)
+
+
+def test_a_page_of_another_is_zeros_again(drafter: Drafter) -> None:
+    """A masked row takes part as 0 * value: what a request left behind may be NaN."""
+    width, blocks = drafter.spec.target_hidden_size, torch.ones(2, drafter.spec.block_size, drafter.spec.hidden_size)
+    drafter.reserve(0, [0, 1], 0)
+    drafter.inject([0], [2 * TOKENS_PER_PAGE], torch.full((2 * TOKENS_PER_PAGE, width), torch.nan))
     drafter.release(0)
+    drafter.reserve(1, [1], 0)
+    drafter.inject([1], [3], torch.ones(3, width))
+    drafter.reserve(2, [5, 3], 0)
+    drafter.inject([2], [TOKENS_PER_PAGE + 1], torch.ones(TOKENS_PER_PAGE + 1, width))
+    assert drafter.draft([1, 2], blocks).isfinite().all()
+
+
+def test_a_cache_that_grew_while_decoding_is_cleared_by_anybody(drafter: Drafter) -> None:
+    """The loop injects in torch's inference mode, and whoever begins a request reserves its pages outside."""
+    num_rows = FIRST_ROWS + 1
+    with torch.inference_mode():
+        drafter.inject([0], [num_rows], torch.randn(num_rows, drafter.spec.target_hidden_size))
+    drafter.release(0)
+    drafter.reserve(1, list(range(FIRST_PAGES + 1)), 0)
     assert drafter.cache.lengths[0] == 0
-    assert not drafter.cache.k[0].any()
+    assert not drafter.cache.k.any()
 
 
 def test_what_a_row_takes(drafter: Drafter) -> None:
     cache = drafter.cache
-    assert cache.k.nbytes + cache.v.nbytes == NUM_SLOTS * INITIAL_ROWS * drafter.cache_bytes_per_token
+    assert cache.k.nbytes + cache.v.nbytes == FIRST_ROWS * drafter.cache_bytes_per_token
 
 
 def test_hidden_states_have_the_dtype_of_the_blocks(drafter: Drafter) -> None:

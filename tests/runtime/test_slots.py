@@ -8,23 +8,29 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from dflash_trt.pages.page_table import TOKENS_PER_PAGE
 from dflash_trt.runtime.slots import SlotPool
 
 SLOTS = st.integers(1, 6)
-TOKENS = st.integers(0, 40)
+PAGES = st.integers(0, 12)
+TOKENS = st.integers(0, 12 * TOKENS_PER_PAGE)
 
 
 class SlotPoolMachine(RuleBasedStateMachine):
     """Compares the pool with a dict of who holds what."""
 
-    @initialize(num_slots=SLOTS, num_tokens=TOKENS)
-    def create(self, num_slots: int, num_tokens: int) -> None:
-        self.pool = SlotPool(num_slots, num_tokens)
-        self.num_slots, self.num_tokens = num_slots, num_tokens
-        self.held: dict[int, int] = {}
+    @initialize(num_slots=SLOTS, num_pages=PAGES, rest=st.integers(0, TOKENS_PER_PAGE - 1))
+    def create(self, num_slots: int, num_pages: int, rest: int) -> None:
+        self.pool = SlotPool(num_slots, num_pages * TOKENS_PER_PAGE + rest)
+        self.num_slots, self.num_pages = num_slots, num_pages
+        self.held: dict[int, list[int]] = {}
+
+    @property
+    def num_free(self) -> int:
+        return self.num_pages - sum(map(len, self.held.values()))
 
     def _fits(self, num_tokens: int) -> bool:
-        return len(self.held) < self.num_slots and num_tokens + sum(self.held.values()) <= self.num_tokens
+        return len(self.held) < self.num_slots and num_tokens <= self.num_free * TOKENS_PER_PAGE
 
     @rule(num_tokens=TOKENS)
     def fits(self, num_tokens: int) -> None:
@@ -36,9 +42,15 @@ class SlotPoolMachine(RuleBasedStateMachine):
             with pytest.raises(ValueError, match=f"expected a free slot with room for {num_tokens} tokens, found"):
                 self.pool.allocate(num_tokens)
             return
-        slot = self.pool.allocate(num_tokens)
+        free = set(range(self.num_pages)).difference(*self.held.values())
+        slot, pages = self.pool.allocate(num_tokens)
         assert slot == min(set(range(self.num_slots)) - self.held.keys())
-        self.held[slot] = num_tokens
+        assert 0 <= len(pages) * TOKENS_PER_PAGE - num_tokens < TOKENS_PER_PAGE
+        assert len(set(pages)) == len(pages)
+        assert free >= set(pages)
+        if any(free >= set(range(first, first + len(pages))) for first in free):
+            assert not pages or pages == list(range(pages[0], pages[0] + len(pages))), "they could lie together"
+        self.held[slot] = pages
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -56,7 +68,8 @@ class SlotPoolMachine(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         assert self.pool.free_slots == self.num_slots - len(self.held)
-        assert self.pool.free_tokens == self.num_tokens - sum(self.held.values())
+        assert self.pool.num_tokens == self.num_pages * TOKENS_PER_PAGE
+        assert self.pool.free_tokens == self.num_free * TOKENS_PER_PAGE
 
 
 SlotPoolMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
@@ -64,10 +77,15 @@ TestSlotPool = SlotPoolMachine.TestCase
 
 
 def test_the_refusal_names_what_is_free() -> None:
-    pool = SlotPool(2, 10)
-    pool.allocate(7)
-    with pytest.raises(ValueError, match="room for 4 tokens, found 1 slots and 3 tokens free"):
-        pool.allocate(4)
-    assert pool.allocate(3) == 1
+    pool = SlotPool(2, 96)
+    pool.allocate(33)
+    with pytest.raises(ValueError, match="room for 33 tokens, found 1 slots and 32 tokens free"):
+        pool.allocate(33)
+    assert pool.allocate(3) == (1, [2])
     with pytest.raises(ValueError, match="room for 0 tokens, found 0 slots and 0 tokens free"):
         pool.allocate(0)
+
+
+def test_a_pool_for_each_slots_longest_holds_them_all() -> None:
+    pool = SlotPool.for_each_slot(3, 33)
+    assert [pool.allocate(33)[1] for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]

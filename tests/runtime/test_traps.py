@@ -138,7 +138,14 @@ def test_trap_4_laid_rejected_rows_left_in_the_context(session: Session) -> None
     def inject_all(slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
         inject(slots, [len(passes[-1])], passes[-1])
 
-    with patch.object(target, "verify", record), patch.object(drafter, "inject", inject_all):
+    def take_what_is_needed(slot: int, pages: Sequence[int], num_rows: int) -> None:
+        """More rows than the request reserves."""
+
+    with (
+        patch.object(target, "verify", record),
+        patch.object(drafter, "inject", inject_all),
+        patch.object(drafter, "reserve", take_what_is_needed),
+    ):
         assert steps_of(session) > 1.2 * right
 
 

@@ -11,6 +11,8 @@ import torch
 from transformers import DynamicCache
 
 from dflash_trt.errors import CheckpointError
+from dflash_trt.pages.page_table import TOKENS_PER_PAGE
+from dflash_trt.pages.page_tensor import FIRST_PAGES
 from dflash_trt.targets import slot_attention
 from dflash_trt.targets.huggingface import PACKED_MODEL_TYPES, can_pack, make_target
 from dflash_trt.targets.packed_target import PackedTarget
@@ -81,7 +83,7 @@ TOLERANCE = 1e-4
 @pytest.fixture
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that sequences outgrow it."""
-    monkeypatch.setattr(slot_attention, "INITIAL_ROWS", 16)
+    monkeypatch.setattr(slot_attention, "FIRST_PAGES", 1)
 
 
 def test_every_packed_family_is_compared() -> None:
@@ -128,7 +130,43 @@ def test_a_long_sequence_outgrows_the_cache() -> None:
     expected = recomputed(model, turns)
     target = PackedTarget(model, TAPS, NUM_SLOTS)
     assert relative_error(computed(target, turns), expected) < TOLERANCE
-    assert max(target._lengths) > slot_attention.INITIAL_ROWS, "none was long"
+    assert max(target._table.lengths) > FIRST_PAGES * TOKENS_PER_PAGE, "none was long"
+
+
+def test_one_long_sequence_takes_room_for_itself_alone() -> None:
+    target = PackedTarget(random_model("qwen3", num_hidden_layers=1), (), num_slots=16)
+    lengths = [40 * TOKENS_PER_PAGE] + [5] * 15
+    for slot, length in enumerate(lengths):
+        target.verify([Segment(slot=slot, token_ids=[1] * length, num_logits=0)], with_taps=False)
+    (k, _), *_ = target._cache._layers.values()
+    assert len(target._table.written) == 40 + 15
+    assert k.shape[1] < 1.5 * 40 + 15
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "qwen3"])
+def test_attention_segment_by_segment_is_that_of_a_group(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long contexts are read in place, each for itself, in the place of a copy of the group's pages."""
+    model_type, settings = PACKED[name]
+    model, turns = random_model(model_type, **settings), random_history(seed=3, longest=60)
+    expected = recomputed(model, turns)
+    monkeypatch.setattr(slot_attention, "GATHERED_VALUES", 0)
+    assert relative_error(computed(PackedTarget(model, TAPS, NUM_SLOTS), turns), expected) < TOLERANCE
+
+
+@torch.inference_mode()
+def test_a_neighbours_nan_is_nobody_elses() -> None:
+    """Its page is zeros when it is used again, and a shorter sequence is filled up with a page of its own."""
+    target = PackedTarget(random_model("qwen3"), TAPS, NUM_SLOTS)
+    target.reserve(0, [0, 1], 0)
+    target.verify([Segment(slot=0, token_ids=[1] * (2 * TOKENS_PER_PAGE), num_logits=0)], with_taps=False)
+    for cache in (cache for layer in target._cache._layers.values() for cache in layer):
+        cache[:, :2] = torch.nan
+    target.release(0)
+    target.reserve(1, [1], 0)
+    target.reserve(2, [5, 3], 0)
+    target.verify([Segment(slot=2, token_ids=[2] * TOKENS_PER_PAGE, num_logits=0)], with_taps=False)
+    both = [Segment(slot=slot, token_ids=[3], num_logits=1) for slot in (1, 2)]
+    assert target.verify(both, with_taps=False).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])

@@ -36,6 +36,8 @@ class Op(IntEnum):
     """num_tokens"""
     RELEASE = 3
     """the slot"""
+    RESERVE = 4
+    """slot, number of tokens that are there, pages"""
 
 
 class TensorParallelPair:
@@ -46,6 +48,11 @@ class TensorParallelPair:
         self._leader = leader
         self._local = local
         self._index = index
+
+    def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
+        """The same pages on all ranks: rank 0 alone decides who holds which."""
+        self._send(Op.RESERVE, slot, num_tokens, *pages)
+        self._local.reserve(slot, pages, num_tokens)
 
     def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> torch.Tensor:
         """Rank 0's proposals [B, num_tokens] int64."""
@@ -100,6 +107,9 @@ def _execute(pair: Pair, op: Op, numbers: Sequence[int]) -> None:
         pair.verify(list(_decode(numbers)))
     elif op is Op.COMMIT:
         pair.commit(numbers)
+    elif op is Op.RESERVE:
+        slot, num_tokens, *pages = numbers
+        pair.reserve(slot, pages, num_tokens)
     else:
         pair.release(numbers[0])
 
