@@ -207,11 +207,13 @@ def kv_injection_attention(
     *,
     host_slot_ids: Sequence[int] | None = None,
     host_context_lengths: Sequence[int] | None = None,
+    kernel: str = "best",
 ) -> None:
     """The same on tensors of the current CUDA device: starts the kernel on its `stream` (a cudaStream_t) and returns.
 
     workspace is any dense tensor of at least kv_injection_attention_workspace_bytes. The kernel trusts slot_ids
     and context_lengths; where their values are at hand, host_slot_ids and host_context_lengths have them checked.
+    kernel: "mma" runs everywhere, "wgmma" on compute capability 9.0 for the sizes it is compiled for; "best" chooses.
 
     Raises as the reference does, and RuntimeError with CUDA's text, or in a build without CUDA.
     """

@@ -42,9 +42,17 @@ static size_t workspace_bytes(const attention::Attributes& attributes, const Inp
   return workspace_size(params);
 }
 
+static attention::Kernel kernel_named(const std::string& name) {
+  if (name == "best") return attention::Kernel::kBest;
+  if (name == "mma") return attention::Kernel::kMma;
+  if (name == "wgmma") return attention::Kernel::kWgmma;
+  throw std::invalid_argument("kernel: expected best, mma or wgmma, found " + name);
+}
+
 static void launch(const attention::Attributes& attributes, const Inputs& inputs, const Array& out,
                    const Array& workspace, uintptr_t stream, const std::optional<Values>& slot_ids,
-                   const std::optional<Values>& context_lengths) {
+                   const std::optional<Values>& context_lengths, const std::string& kernel) {
+  const attention::Kernel chosen = kernel_named(kernel);
   attention::Params params = call_params(attributes, inputs, out, nb::device::cuda::value);
   params.workspace = workspace_address(workspace);
   params.workspace_bytes = workspace.nbytes();
@@ -59,7 +67,7 @@ static void launch(const attention::Attributes& attributes, const Inputs& inputs
     }
     refuse(check_requests(params, slot_ids->data(), context_lengths->data()));
   }
-  if (const char* error = attention::launch(params)) throw std::runtime_error(error);
+  if (const char* error = attention::launch(params, chosen)) throw std::runtime_error(error);
 }
 
 using Input = nb::ndarray<nb::ro>;
@@ -122,7 +130,8 @@ void bind_kv_injection(nb::module_& module) {
              nb::arg("inputs"), nb::arg("out"));
   module.def("kv_injection_attention", &launch, nb::arg("attributes"), nb::arg("inputs"),
              nb::arg("out"), nb::arg("workspace"), nb::arg("stream"), nb::kw_only(),
-             nb::arg("host_slot_ids") = nb::none(), nb::arg("host_context_lengths") = nb::none());
+             nb::arg("host_slot_ids") = nb::none(), nb::arg("host_context_lengths") = nb::none(),
+             nb::arg("kernel") = "best");
   module.def("kv_injection_append_reference", &append_reference, nb::arg("k"), nb::arg("v"), nb::arg("slot_ids"),
              nb::arg("positions"), nb::arg("k_cache"), nb::arg("v_cache"));
   module.def("kv_injection_append", &append, nb::arg("k"), nb::arg("v"), nb::arg("slot_ids"), nb::arg("positions"),

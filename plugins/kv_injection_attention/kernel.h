@@ -11,8 +11,14 @@ namespace dflash::kv_injection {
 // Bytes of scratch that launch() needs on any GPU. Plain arithmetic: needs no CUDA.
 size_t workspace_size(const Params& params);
 
+enum class Kernel {
+  kBest,   // of those that the GPU, the build and the call allow
+  kMma,    // attention.cuh: mma.sync, everywhere
+  kWgmma,  // wgmma_attention.cuh: GPUs of compute capability 9.0, calls that wgmma_fits()
+};
+
 // Starts the attention on params.stream and returns at once: no allocation, no synchronisation, capturable.
 // `params` has passed check_params and check_workspace. Gives nullptr, or CUDA's text of what went wrong.
-const char* launch(const Params& params);
+const char* launch(const Params& params, Kernel kernel = Kernel::kBest);
 
 }  // namespace dflash::kv_injection

@@ -10,7 +10,7 @@ static const char* without_cuda() {
          "cmake -S plugins -B build/plugins -DDFLASH_CUDA=ON && cmake --build build/plugins";
 }
 
-const char* launch(const Params&) { return without_cuda(); }
+const char* launch(const Params&, Kernel) { return without_cuda(); }
 const char* launch_append(const AppendParams&) { return without_cuda(); }
 
 }  // namespace dflash::kv_injection

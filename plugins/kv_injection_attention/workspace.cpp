@@ -3,6 +3,7 @@
 
 #include "kv_injection_attention/kernel.h"
 #include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/wgmma_plan.h"
 
 namespace dflash::kv_injection {
 namespace {
@@ -42,6 +43,8 @@ void plan_teams(const Params& p, Plan& plan) {
   plan.shared_bytes = plan.stages_at + std::max(plan.teams * team_bytes, results);
 }
 
+}  // namespace
+
 void plan_ranges(const Params& p, int32_t ctas, Plan& plan) {
   const int32_t longest = std::min(p.max_context, window_of(p.sliding_window) - 1);
   const int32_t units = p.batch * std::max(1, ceil_div(longest, kUnitKeys));
@@ -55,8 +58,6 @@ void plan_ranges(const Params& p, int32_t ctas, Plan& plan) {
     plan.combine_warps *= 2;
   }
 }
-
-}  // namespace
 
 Plan make_plan(const Params& p, int32_t ctas) {
   Plan plan{};
@@ -78,10 +79,12 @@ Grid combine_grid(const Params& p, const Plan& plan) {
 
 size_t workspace_size(const Params& p) {
   if (p.batch == 0) return 0;
-  const Plan plan = make_plan(p, kMaxCtas);
-  if (plan.ranges == 1) return 0;
   // Of each row the output, its maximum and its sum.
-  return static_cast<size_t>(partial_rows(p, plan)) * (p.head_dim + 2) * sizeof(float);
+  const auto needed = [&](const Plan& plan) {
+    return plan.ranges == 1 ? 0 : static_cast<size_t>(partial_rows(p, plan)) * (p.head_dim + 2) * sizeof(float);
+  };
+  const size_t size = needed(make_plan(p, kMaxCtas));
+  return wgmma_fits(p) ? std::max(size, needed(make_wgmma_plan(p, kMaxSms))) : size;
 }
 
 }  // namespace dflash::kv_injection

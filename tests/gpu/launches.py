@@ -52,8 +52,9 @@ def moved(tensors: Tensors, device: str) -> Tensors:
 class Launch:
     """A call with all it needs in place, to be started any number of times."""
 
-    def __init__(self, case: Case, tensors: Tensors, workspace: Guarded | None = None) -> None:
+    def __init__(self, case: Case, tensors: Tensors, workspace: Guarded | None = None, kernel: str = "best") -> None:
         self._case = case
+        self._kernel = kernel
         self._tensors = tensors
         self._out = output(tensors)
         size = _C.kv_injection_attention_workspace_bytes(attributes(case), inputs(tensors), self._out.tensor)
@@ -73,6 +74,7 @@ class Launch:
             torch.cuda.current_stream().cuda_stream,
             host_slot_ids=self._case.slot_of,
             host_context_lengths=self._case.context_lengths,
+            kernel=self._kernel,
         )
 
     def run(self) -> torch.Tensor:

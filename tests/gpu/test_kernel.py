@@ -10,7 +10,7 @@ import torch
 
 from tests.gpu.launches import Launch, bits, moved
 from tests.plugins.calls import UNTOUCHED, Guarded, inputs, reference
-from tests.plugins.cases import CORNER, FAR, FAR_FP8, FEATURES, OUT_OF_RANGE, PERFORMANCE, REGULAR, Case
+from tests.plugins.cases import CORNER, FAR, FAR_FP8, FEATURES, OUT_OF_RANGE, PERFORMANCE, REGULAR, Case, wgmma_rows
 from tests.plugins.compare import assert_close, rounding
 from tests.plugins.kernel.oracle import expect
 from tests.plugins.tensors import BAD, draw, out_of_range
@@ -33,6 +33,16 @@ def test_against_the_reference(case: Case) -> None:
     expected = expect(case, tensors)
     tolerance = expected.tolerance + rounding(expected.output, case.dtype)
     assert_close(Launch(case, moved(tensors, "cuda")).run(), reference(case, tensors), tolerance)
+
+
+@pytest.mark.parametrize("kernel", ["mma", "wgmma"])
+@pytest.mark.parametrize("case", [case for case in CASES if wgmma_rows(case)], ids=named)
+def test_both_kernels_of_sm_90a(case: Case, kernel: str) -> None:
+    """Whichever of them such a GPU would take."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+    tensors = draw(case)
+    assert_close(Launch(case, moved(tensors, "cuda"), kernel=kernel).run(), *expect(case, tensors))
 
 
 @pytest.mark.parametrize("case", LONG, ids=named)

@@ -81,6 +81,12 @@ class Case:
         }
 
 
+def wgmma_rows(case: Case) -> int:
+    """Query rows that the attention of sm_90a is compiled for, of those that hold the case's; 0 if it is not for it."""
+    needed, most = case.S * case.N // case.G, {64: 80, 128: 64}.get(case.D, 0)
+    return min((rows for rows in (32, 64, 80) if needed <= rows <= most), default=0)
+
+
 GPT_OSS = Case(name="gpt-oss", N=64, G=8, D=64, S=10)  # z-lab's drafters for gpt-oss
 QWEN3_8B = Case(name="qwen3-8b", N=32, G=8, D=128, S=16)
 RAGGED = Case(name="ragged", C_max=200, context_lengths=(150, 73))

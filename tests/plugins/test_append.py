@@ -78,8 +78,7 @@ def by_torch(case: Case, tensors: Tensors) -> list[torch.Tensor]:
 
 
 def build(program: Path, plugins: Path = emulation.PLUGINS) -> Path:
-    sources = {emulation.HERE / "emulated_append.cpp", emulation.HERE / "stream.cpp", *emulation.EMULATOR}
-    return emulation.build(program, sorted(sources), plugins=plugins)
+    return emulation.build(program, [emulation.HERE / "emulated_append.cpp", *emulation.emulator()], plugins=plugins)
 
 
 @pytest.fixture(scope="module")

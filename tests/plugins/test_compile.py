@@ -126,6 +126,17 @@ def test_the_append_neither_warns_nor_spills(tmp_path: Path) -> None:
     assert [kernel for kernel in made if kernel.stack or kernel.spills] == []
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(("head_dim", "rows", "teams"), [(64, 3, 3), (128, 2, 2)])
+def test_the_kernel_of_sm_90a_neither_warns_nor_spills(head_dim: int, rows: int, teams: int, tmp_path: Path) -> None:
+    """ptxas warns where it has to wait between products that could run side by side, too."""
+    made = compile_source(tmp_path, f"wgmma_{head_dim}.cu", ARCHITECTURES)
+    # For each number of rows two formats of the block, and for each of them two of the cache.
+    assert [(kernel.name, kernel.architecture) for kernel in made] == [("attention", "90a")] * 4 * rows
+    assert [kernel for kernel in made if kernel.stack or kernel.spills] == []
+    assert max(kernel.registers for kernel in made) <= SM_REGISTERS // (128 * teams)
+
+
 @pytest.mark.parametrize(
     ("capability", "runs"),
     [((9, 0), True), ((10, 0), True), ((10, 3), True), ((12, 0), True), ((8, 9), False)],

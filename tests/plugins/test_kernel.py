@@ -110,7 +110,7 @@ def test_a_request_out_of_range_is_nan_and_leaves_the_others_alone(
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("faults") / "faults", [emulation.HERE / "faults.cpp", *emulation.EMULATOR])
+    return build(tmp_path_factory.mktemp("faults") / "faults", [emulation.HERE / "faults.cpp", *emulation.emulator()])
 
 
 @pytest.mark.parametrize(
@@ -141,5 +141,5 @@ def test_the_emulator_lets_right_code_pass(faults: Path) -> None:
 
 
 def test_every_plan_fits_the_gpu(tmp_path: Path) -> None:
-    program = build(tmp_path / "every_plan", [emulation.HERE / "every_plan.cpp", emulation.PLAN])
+    program = build(tmp_path / "every_plan", [emulation.HERE / "every_plan.cpp", *emulation.plan_sources()])
     assert emulation.run(program) == ""

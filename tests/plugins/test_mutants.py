@@ -41,7 +41,7 @@ MUTANTS = [
     Mutant("no wait for copies", "stream.cuh", "wait_copies<kStages - 2>();", "", "while a copy into it is under way"),
     Mutant("a wait for one step too few", "stream.cuh", "wait_copies<kStages - 2>", "wait_copies<kStages - 1>",
            "while a copy into it is under way"),
-    Mutant("no barrier after the wait", "stream.cuh", "group_sync(1 + worker_.team, team_threads(plan_));", "",
+    Mutant("no barrier after the wait", "stream.cuh", "group_sync(1 + worker_.team, 32 * warps());", "",
            "shared memory address|races with thread"),
     Mutant("one barrier for all teams", "stream.cuh", "group_sync(1 + worker_.team,", "group_sync(1,",
            "races with thread|while a copy"),
@@ -60,14 +60,52 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-def build(mutant: Mutant, directory: Path) -> Path:
+# Of the attention of sm_90a.
+STATE, WGMMA = "wgmma_state.cuh", "wgmma_attention.cuh"
+LOOP = "    for (int c = 0; c < N / 4; ++c) {\n      float most = kNothing;"
+MAXIMA = "const Shared all = group.numbers() + group.column() * 4;\n"
+WGMMA_MUTANTS = [
+    Mutant("no proxy fence behind the queries", WGMMA, "fence_for_wgmma();\n    cta_sync();", "cta_sync();",
+           "without a proxy fence"),
+    Mutant("no proxy fence behind the weights", WGMMA, "fence_for_wgmma();\n      // Now all", "// Now",
+           "without a proxy fence"),
+    Mutant("no wgmma.fence", STATE, "pin(keys);\n    wgmma_fence();", "", "without a wgmma.fence"),
+    Mutant("no wait for scores", STATE, "wgmma_wait();\n    pin(score);", "", "of a product under way"),
+    Mutant("no wait for outputs", STATE, "wgmma_wait();\n#pragma", "#pragma", "product|AddressSanitizer|under way"),
+    Mutant("scores added to what was there", STATE, "i > 0 || add", "true"),
+    Mutant("a wrong stride", "wgmma.cuh", "kPatternBytes >> 4", "kPatternBytes >> 5"),
+    Mutant("a wrong swizzle", "wgmma.cuh", "kSwizzle128 = 1", "kSwizzle128 = 2"),
+    Mutant("no swizzle", "wgmma.cuh", "kSwizzle128 = 1", "kSwizzle128 = 0"),
+    Mutant("a wrong step of the columns", "wgmma.cuh", "kDescribedColumns = 2", "kDescribedColumns = 1"),
+    Mutant("queries as they are", WGMMA, "swizzled(row * kPatternRowBytes + vector % 8 * 16)",
+           "(row * kPatternRowBytes + vector % 8 * 16)"),
+    Mutant("weights as they are", STATE, "(warp * 2 + lane / 8 % 2) ^ lane % 8", "(warp * 2 + lane / 8 % 2)"),
+    Mutant("a barrier for all warpgroups", STATE, "return 1 + team();", "return 1;", "races|waits|product"),
+    Mutant("no vote", WGMMA, "if (!any_of_group(Group::barrier(), kThreads, exceeds)) break;",
+           "any_of_group(Group::barrier(), kThreads, exceeds);\n      break;"),
+    Mutant("a step's end without a barrier", "stream.cuh", "group_sync(1 + worker_.team, 32 * warps());", "",
+           "races with thread|while a"),
+    Mutant("maxima read too early", STATE, f"group.sync();\n    {MAXIMA}#pragma unroll\n{LOOP}", MAXIMA + LOOP,
+           "races with thread"),
+    Mutant("stages used again too early", WGMMA, "cta_sync();  // every team is done", "//",
+           "races with thread|while a copy"),
+    Mutant("results taken too early", WGMMA, "cta_sync();\n    if (Group::team() == 0) finish();",
+           "if (Group::team() == 0) finish();", "races with thread"),
+    Mutant("segments without a barrier", WGMMA, "cta_sync();  // shared memory is free", "//",
+           "races with thread|while a"),
+    Mutant("no scale of the block's scores", WGMMA, "score[i] *= factor;", ""),
+    Mutant("columns of bytes as they are", STATE, "0x3120", "0x3210"),
+]  # fmt: skip
+
+
+def build(mutant: Mutant, directory: Path, wgmma_rows: int = 0, only_fp8: bool = True) -> Path:
     plugins = directory / "plugins"
     shutil.copytree(emulation.PLUGINS, plugins)
     source = plugins / "kv_injection_attention" / "kernel" / mutant.file
     text = source.read_text()
     assert text.count(mutant.right) == 1, mutant.right
     source.write_text(text.replace(mutant.right, mutant.wrong))
-    return emulation.build_kernel(directory / "mutant", CASE.D, plugins=plugins)
+    return emulation.build_kernel(directory / "mutant", CASE.D, wgmma_rows, plugins=plugins, only_fp8=only_fp8)
 
 
 @pytest.mark.full
@@ -79,10 +117,18 @@ def test_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("mutant", WGMMA_MUTANTS, ids=lambda mutant: mutant.name)
+def test_is_noticed_on_sm_90a(mutant: Mutant, tmp_path: Path) -> None:
+    program, tensors = build(mutant, tmp_path, wgmma_rows=80), draw(CASE)
+    with pytest.raises(EmulationError if mutant.notices else AssertionError, match=mutant.notices or None):
+        assert_close(emulation.call(program, tmp_path / "call", CASE, tensors, ctas=CTAS).out, *expect(CASE, tensors))
+
+
+@pytest.mark.full
 def test_an_offset_of_32_bits_is_noticed(tmp_path: Path) -> None:
     narrow = Mutant("narrow", "stream.cuh", "int64_t from_;", "int32_t from_;")
     with pytest.raises((EmulationError, AssertionError)):
-        call_far(build(narrow, tmp_path), tmp_path / "call")
+        call_far(build(narrow, tmp_path, only_fp8=False), tmp_path / "call")
 
 
 @pytest.mark.full

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kv_injection_attention/kernel/launch.cuh"
+#include "kv_injection_attention/kernel/head_dim.cuh"
 
 namespace dflash::kv_injection {
 
 template cudaError_t launch_head_dim<64>(const Params&, const Plan&);
+template cudaError_t launch_combine<64>(const Params&, const Plan&);
 
 }  // namespace dflash::kv_injection

@@ -1,51 +1,90 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cuda_runtime_api.h>
+#include "kv_injection_attention/kernel/launch.cuh"
 
 #include <algorithm>
 
 #include "kv_injection_attention/kernel.h"
-#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/wgmma_plan.h"
 
 namespace dflash::kv_injection {
 
 template <int D>
 cudaError_t launch_head_dim(const Params& params, const Plan& plan);  // head_dim_*.cu
+template <int D>
+cudaError_t launch_wgmma_head_dim(const Params& params, const Plan& plan);  // wgmma_*.cu
 
 namespace {
 
-// CTAs that the current GPU holds at once, at most two an SM, each with `shared_bytes` of shared memory.
-cudaError_t resident_ctas(int shared_bytes, int* ctas) {
-  int device = 0, sms = 0, sm_bytes = 0, reserved = 0;
+// What of the current GPU decides.
+struct Gpu {
+  int sms, sm_bytes, reserved_bytes;  // shared memory of an SM, and what of it each CTA costs beside its own
+  int major, minor;                   // compute capability
+};
+
+cudaError_t ask(Gpu& gpu) {
+  int device = 0;
   cudaError_t error = cudaGetDevice(&device);
-  const auto ask = [&](int* value, cudaDeviceAttr what) {
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(value, what, device);
+  const auto get = [&](int& value, cudaDeviceAttr what) {
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, what, device);
   };
-  ask(&sms, cudaDevAttrMultiProcessorCount);
-  ask(&sm_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  ask(&reserved, cudaDevAttrReservedSharedMemoryPerBlock);
-  *ctas = sms * std::clamp(sm_bytes / (shared_bytes + reserved), 1, 2);
+  get(gpu.sms, cudaDevAttrMultiProcessorCount);
+  get(gpu.sm_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  get(gpu.reserved_bytes, cudaDevAttrReservedSharedMemoryPerBlock);
+  get(gpu.major, cudaDevAttrComputeCapabilityMajor);
+  get(gpu.minor, cudaDevAttrComputeCapabilityMinor);
   return error;
 }
 
-cudaError_t launch_plan(const Params& p) {
-  int ctas = 0;
-  const cudaError_t error = resident_ctas(make_plan(p, 1).shared_bytes, &ctas);
-  if (error != cudaSuccess) return error;
-  const Plan plan = make_plan(p, ctas);
+// CTAs that the GPU holds at once, at most two an SM, each with `shared_bytes` of shared memory.
+int resident_ctas(const Gpu& gpu, int shared_bytes) {
+  return gpu.sms * std::clamp(gpu.sm_bytes / (shared_bytes + gpu.reserved_bytes), 1, 2);
+}
+
+using LaunchPlan = cudaError_t(const Params&, const Plan&);
+
+cudaError_t in_turn(LaunchPlan attention, LaunchPlan combine, const Params& p, const Plan& plan) {
+  const cudaError_t error = attention(p, plan);
+  return error == cudaSuccess ? combine(p, plan) : error;
+}
+
+cudaError_t launch_mma(const Params& p, const Gpu& gpu) {
+  const Plan plan = make_plan(p, resident_ctas(gpu, make_plan(p, 1).shared_bytes));
   switch (p.head_dim) {
-    case 64: return launch_head_dim<64>(p, plan);
-    case 96: return launch_head_dim<96>(p, plan);
-    case 128: return launch_head_dim<128>(p, plan);
-    case 256: return launch_head_dim<256>(p, plan);
+    case 64: return in_turn(launch_head_dim<64>, launch_combine<64>, p, plan);
+    case 96: return in_turn(launch_head_dim<96>, launch_combine<96>, p, plan);
+    case 128: return in_turn(launch_head_dim<128>, launch_combine<128>, p, plan);
+    case 256: return in_turn(launch_head_dim<256>, launch_combine<256>, p, plan);
     default: return cudaErrorInvalidValue;
   }
 }
 
+#ifdef DFLASH_WGMMA
+bool has_wgmma(const Params& p, const Gpu& gpu) { return gpu.major == 9 && gpu.minor == 0 && wgmma_fits(p); }
+
+cudaError_t launch_wgmma(const Params& p, const Gpu& gpu) {
+  const Plan plan = make_wgmma_plan(p, gpu.sms);
+  return p.head_dim == 64 ? in_turn(launch_wgmma_head_dim<64>, launch_combine<64>, p, plan)
+                          : in_turn(launch_wgmma_head_dim<128>, launch_combine<128>, p, plan);
+}
+#else
+bool has_wgmma(const Params&, const Gpu&) { return false; }
+cudaError_t launch_wgmma(const Params&, const Gpu&) { return cudaErrorNotSupported; }
+#endif
+
+cudaError_t launch_kernel(const Params& p, Kernel kernel) {
+  Gpu gpu{};
+  const cudaError_t error = ask(gpu);
+  if (error != cudaSuccess) return error;
+  const bool can = has_wgmma(p, gpu);
+  if (kernel == Kernel::kWgmma) return can ? launch_wgmma(p, gpu) : cudaErrorNotSupported;
+  return can && kernel == Kernel::kBest && wgmma_pays(p) ? launch_wgmma(p, gpu) : launch_mma(p, gpu);
+}
+
 }  // namespace
 
-const char* launch(const Params& p) {
+const char* launch(const Params& p, Kernel kernel) {
   if (p.batch == 0) return nullptr;
-  const cudaError_t error = launch_plan(p);
+  const cudaError_t error = launch_kernel(p, kernel);
   if (error == cudaSuccess) return nullptr;
   cudaGetLastError();  // reported here, so not left behind for whoever asks next
   return cudaGetErrorString(error);

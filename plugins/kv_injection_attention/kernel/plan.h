@@ -79,6 +79,9 @@ struct Grid {
 // The plan for a GPU that holds `ctas` CTAs at once. `params` has passed check_sizes and is not empty.
 Plan make_plan(const Params& params, int32_t ctas);
 
+// Cuts the context of a plan whose rows are laid out into ranges.
+void plan_ranges(const Params& params, int32_t ctas, Plan& plan);
+
 Grid attention_grid(const Params& params, const Plan& plan);
 // Of the second kernel, which plans with more than one range need.
 Grid combine_grid(const Params& params, const Plan& plan);

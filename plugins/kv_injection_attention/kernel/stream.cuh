@@ -17,17 +17,20 @@ struct Worker {
     team = thread / 32 % plan.teams;
     row_group = thread / 32 / plan.teams;
   }
+  DFLASH_DEVICE Worker(int of_team, int of_row_group) : team(of_team), row_group(of_row_group) {}
   // Read anew, not kept: registers are short.
-  DFLASH_DEVICE int lane() const { return thread_index() % 32; }
+  DFLASH_DEVICE int lane() const { return thread_index() & 31; }
   DFLASH_DEVICE int team_thread() const { return row_group * 32 + lane(); }
 };
 
 DFLASH_DEVICE int team_threads(const Plan& plan) { return plan.row_groups * 32; }
 
-template <int D, int kElementBytes>
+// kKeys and kStages of a team's steps, kTeams of kWarps warps; 0: what the plan says.
+template <int D, int kElementBytes, int kKeys = step_keys(D, kElementBytes),
+          int kStages = num_stages(D, kElementBytes), int kTeams = 0, int kWarps = 0>
 class Stream {
  public:
-  static constexpr int kStep = step_keys(D, kElementBytes);
+  static constexpr int kStep = kKeys;
   static constexpr int kStride = row_bytes(D, kElementBytes);
   static constexpr int kValuesAt = kStep * kStride;
 
@@ -38,7 +41,7 @@ class Stream {
     const int vector = worker.lane() % kCopyLanes;
     const int first_key = segment.key_begin + worker.team * kStep;
     const int steps = ceil_div(max(0, segment.key_end - segment.key_begin), kStep);
-    left_ = steps > worker.team ? ceil_div(steps - worker.team, plan.teams) : 0;
+    left_ = steps > worker.team ? ceil_div(steps - worker.team, teams()) : 0;
     key_ = first_key - team_keys();
 
     const int64_t plane = int64_t{segment.slot} * p.layers + p.layer;
@@ -56,7 +59,7 @@ class Stream {
     if (left_ == 0) return false;
     wait_copies<kStages - 2>();
     // Now all threads' copies of this step are there, and all are done with the step before: its stage is free.
-    group_sync(1 + worker_.team, team_threads(plan_));
+    group_sync(1 + worker_.team, 32 * warps());
     load(left_ >= kStages, current_);
     current_ = current_ == begin() + (kStages - 1) * kStageBytes ? begin() : current_ + kStageBytes;
     key_ += team_keys();
@@ -69,7 +72,6 @@ class Stream {
   DFLASH_DEVICE Shared rows() const { return current_; }
 
  private:
-  static constexpr int kStages = num_stages(D, kElementBytes);
   static constexpr int kRowBytes = D * kElementBytes;
   static constexpr int kStageBytes = 2 * kStep * kStride;
   // A warp copies kCopyRows rows at a time, each with kCopyLanes lanes, all of which have a vector of 16 bytes unless
@@ -84,12 +86,20 @@ class Stream {
       const auto *k = static_cast<const unsigned char*>(p_.k_cache) + from_;
       const auto *v = static_cast<const unsigned char*>(p_.v_cache) + from_;
       int left = rows_left_;
-      for (Shared at = stage + into(); at < stage + kValuesAt; at += copy_rows() * kStride) {
+      const auto copy = [&](Shared at) {
         copy_async(at, k, left > 0);
         copy_async(at + kValuesAt, v, left > 0);
         k += copy_rows() * row_step();
         v += copy_rows() * row_step();
         left -= copy_rows();
+      };
+      if constexpr (kWarps > 0) {
+        static_assert(kStep % (kWarps * kCopyRows) == 0);
+        const Shared first = stage + into();
+#pragma unroll
+        for (int row = 0; row < kStep; row += kWarps * kCopyRows) copy(first + row * kStride);
+      } else {
+        for (Shared at = stage + into(); at < stage + kValuesAt; at += copy_rows() * kStride) copy(at);
       }
       from_ += team_keys() * row_step();
       rows_left_ -= team_keys();
@@ -103,9 +113,11 @@ class Stream {
     return (worker_.row_group * kCopyRows + lane / kCopyLanes) * kStride + lane % kCopyLanes * 16;
   }
   // Rows that the warps of a team copy between them at a time.
-  DFLASH_DEVICE int copy_rows() const { return plan_.row_groups * kCopyRows; }
+  DFLASH_DEVICE int copy_rows() const { return warps() * kCopyRows; }
+  DFLASH_DEVICE int warps() const { return kWarps > 0 ? kWarps : plan_.row_groups; }
   // From one of the team's steps to its next.
-  DFLASH_DEVICE int team_keys() const { return plan_.teams * kStep; }
+  DFLASH_DEVICE int team_keys() const { return teams() * kStep; }
+  DFLASH_DEVICE int teams() const { return kTeams > 0 ? kTeams : plan_.teams; }
   // Bytes from one context row to the next; 256 rows of 1,024 heads fit in 32 bits.
   DFLASH_DEVICE int row_step() const { return p_.num_kv_heads * kRowBytes; }
   DFLASH_DEVICE Shared begin() const {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // emulated_call DIRECTORY CTAS SEED: one call of both kernels, emulated.
 //
+// Compiled for DFLASH_HEAD_DIM; if DFLASH_WGMMA_ROWS is not 0, with the attention of sm_90a for that many rows; if
+// DFLASH_ONLY_FP8 is 1, for BF16 blocks and FP8 caches alone.
+//
 // DIRECTORY/params has a line "name value" for each number of Params, DIRECTORY/<tensor> the bytes of each tensor.
 // Writes DIRECTORY/out and prints the plan. CTAS is how many CTAs the GPU is said to hold; SEED orders CTAs and threads.
 // On the stream before the call is a kernel that writes its inputs, but for what no memory would hold.
@@ -22,6 +25,7 @@
 #include "kv_injection_attention/kernel.h"
 #include "kv_injection_attention/kernel/attention.cuh"
 #include "kv_injection_attention/kernel/combine.cuh"
+#include "kv_injection_attention/kernel/wgmma_attention.cuh"
 #include "stream.h"
 
 namespace kv = dflash::kv_injection;
@@ -137,7 +141,17 @@ class Call {
   unsigned char* out_ = nullptr;
 };
 
-template <int D, class T, bool kBytes>
+// Of head_dim D, or of the kernel of sm_90a for `kRows` rows where that is not 0.
+template <int D, int kRows, class T, bool kBytes>
+void attend(const kv::Params& p, const kv::Plan& plan) {
+  if constexpr (kRows > 0) {
+    kv::wgmma_attention<D, kRows, T, kBytes>(p, plan);
+  } else {
+    kv::attention<D, T, kBytes>(p, plan);
+  }
+}
+
+template <int D, int kRows, class T, bool kBytes>
 void run(Call& call, const kv::Params& p, const kv::Plan& plan, uint32_t seed) {
   emulator::Stream stream(seed);
   const auto launch = [&](const kv::Grid& grid, std::function<void()> kernel) {
@@ -146,9 +160,22 @@ void run(Call& call, const kv::Params& p, const kv::Plan& plan, uint32_t seed) {
   launch({1, 1, 32, 0}, [&] {
     if (kv::thread_index() == 0) call.produce();
   });
-  launch(kv::attention_grid(p, plan), [&] { kv::attention<D, T, kBytes>(p, plan); });
+  launch(kv::attention_grid(p, plan), [&] { attend<D, kRows, T, kBytes>(p, plan); });
   if (plan.ranges > 1) launch(kv::combine_grid(p, plan), [&] { kv::combine<D, T>(p, plan); });
   stream.run();
+}
+
+template <int D, int kRows>
+void run_formats(Call& call, const kv::Params& p, const kv::Plan& plan, uint32_t seed) {
+  const bool bytes = p.cache_dtype == kv::DType::kF8E4M3;
+  if constexpr (DFLASH_ONLY_FP8) {
+    if (!bytes || p.block_dtype != kv::DType::kBF16) std::exit(5);
+    run<D, kRows, kv::BF16, true>(call, p, plan, seed);
+  } else if (p.block_dtype == kv::DType::kF16) {
+    bytes ? run<D, kRows, kv::F16, true>(call, p, plan, seed) : run<D, kRows, kv::F16, false>(call, p, plan, seed);
+  } else {
+    bytes ? run<D, kRows, kv::BF16, true>(call, p, plan, seed) : run<D, kRows, kv::BF16, false>(call, p, plan, seed);
+  }
 }
 
 }  // namespace
@@ -157,20 +184,13 @@ int main(int, char** arguments) {
   Call call(arguments[1]);
   const kv::Params p = call.params();
   if (p.batch == 0) return call.produce(), call.finish(p), 0;
-  const kv::Plan plan = kv::make_plan(p, std::atoi(arguments[2]));
+  const int ctas = std::atoi(arguments[2]);
+  const kv::Plan plan = DFLASH_WGMMA_ROWS > 0 ? kv::make_wgmma_plan(p, ctas) : kv::make_plan(p, ctas);
   const auto seed = static_cast<uint32_t>(std::atoi(arguments[3]));
   std::cout << plan.row_tiles << " " << plan.tile_rows << " " << plan.row_groups << " " << plan.teams
             << " " << plan.ranges << " " << plan.shared_bytes << "\n";
-  const bool bytes = p.cache_dtype == kv::DType::kF8E4M3;
-  const bool f16 = p.block_dtype == kv::DType::kF16;
-  if (p.head_dim != DFLASH_HEAD_DIM) return 5;
-  if (f16) {
-    bytes ? run<DFLASH_HEAD_DIM, kv::F16, true>(call, p, plan, seed)
-          : run<DFLASH_HEAD_DIM, kv::F16, false>(call, p, plan, seed);
-  } else {
-    bytes ? run<DFLASH_HEAD_DIM, kv::BF16, true>(call, p, plan, seed)
-          : run<DFLASH_HEAD_DIM, kv::BF16, false>(call, p, plan, seed);
-  }
+  if (p.head_dim != DFLASH_HEAD_DIM || (DFLASH_WGMMA_ROWS > 0 && plan.tile_rows != DFLASH_WGMMA_ROWS)) return 5;
+  run_formats<DFLASH_HEAD_DIM, DFLASH_WGMMA_ROWS>(call, p, plan, seed);
   call.finish(p);
   return 0;
 }

@@ -195,6 +195,7 @@ float second_of(Format, uint32_t pair) {
   return decode(Format{}, pair >> 16);
 }
 inline void widen_e4m3(uint32_t& low, uint32_t& high, uint32_t bytes) {
+  cta().touch_registers();
   const auto value = [bytes](int i) { return emulator::decode_e4m3(bytes >> (8 * i) & 0xff); };
   low = pack(F16{}, value(0), value(1));
   high = pack(F16{}, value(2), value(3));
@@ -210,7 +211,10 @@ inline uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
 }
 inline float as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 inline uint32_t as_bits(float value) { return std::bit_cast<uint32_t>(value); }
-inline float exp2_fast(float x) { return std::exp2(x); }
+inline float exp2_fast(float x) {
+  cta().touch_registers();
+  return std::exp2(x);
+}
 inline float inverse(float x) { return 1 / x; }
 inline float inverse_sqrt(float x) { return 1 / std::sqrt(x); }
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,8 @@ from tests.plugins.tensors import Tensors
 
 HERE = Path(__file__).parent
 PLUGINS = REPOSITORY / "plugins"
-EMULATOR = [HERE / "emulator.cpp", HERE / "fiber.cpp"]
-PLAN = PLUGINS / "kv_injection_attention" / "workspace.cpp"
+EMULATOR = [HERE / name for name in ("emulator.cpp", "fiber.cpp", "stream.cpp", "warpgroup.cpp")]
+PLAN = ("workspace.cpp", "wgmma_plan.cpp")
 FLAGS = [
     "-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror",
     "-Wno-unknown-pragmas",  # unroll
@@ -41,16 +43,48 @@ class EmulationError(Exception):
 
 def build(program: Path, sources: list[Path], *defines: str, plugins: Path = PLUGINS) -> Path:
     """The sources as `program`, with address and undefined-behaviour sanitizers."""
-    command = [compiler(), *FLAGS, f"-I{HERE}", f"-I{plugins}", *defines, *map(str, sources), "-o", str(program)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    compile_with(f"-I{HERE}", f"-I{plugins}", *defines, *map(str, sources), "-o", str(program))
     return program
 
 
-def build_kernel(program: Path, head_dim: int, plugins: Path = PLUGINS) -> Path:
-    """The program that `call` runs."""
-    sources = [HERE / "emulated_call.cpp", HERE / "stream.cpp", *EMULATOR, PLAN]
-    return build(program, sources, f"-DDFLASH_HEAD_DIM={head_dim}", plugins=plugins)
+@cache
+def emulator() -> list[Path]:
+    """The emulator's objects, to be built into programs."""
+    directory = Path(_objects().name)
+    objects = [directory / source.with_suffix(".o").name for source in EMULATOR]
+    for source, built in zip(EMULATOR, objects, strict=True):
+        compile_with("-c", str(source), "-o", str(built))
+    return objects
+
+
+@cache
+def _objects() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="emulator-")  # until this process ends
+
+
+def compile_with(*arguments: str) -> None:
+    result = subprocess.run([compiler(), *FLAGS, *arguments], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def plan_sources(plugins: Path = PLUGINS) -> list[Path]:
+    return [plugins / "kv_injection_attention" / name for name in PLAN]
+
+
+def build_kernel(
+    program: Path, head_dim: int, wgmma_rows: int = 0, plugins: Path = PLUGINS, only_fp8: bool = False
+) -> Path:
+    """The program that `call` runs; with `wgmma_rows`, of the attention of sm_90a for that many rows.
+
+    `only_fp8` is compiled sooner: for BF16 blocks and FP8 caches.
+    """
+    sources = [HERE / "emulated_call.cpp", *emulator(), *plan_sources(plugins)]
+    defines = [
+        f"-DDFLASH_HEAD_DIM={head_dim}",
+        f"-DDFLASH_WGMMA_ROWS={wgmma_rows}",
+        f"-DDFLASH_ONLY_FP8={int(only_fp8)}",
+    ]
+    return build(program, sources, *defines, plugins=plugins)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ void fail(const char* format, ...) {
 struct Warp {
   const char* instruction = nullptr;
   int arrived = 0;
-  void* lanes[32];
+  void* lanes[128];
 };
 
 Cta::Cta(int threads, int shared_bytes, int x_, int y_, uint32_t seed)
@@ -40,6 +40,8 @@ Cta::Cta(int threads, int shared_bytes, int x_, int y_, uint32_t seed)
       clocks_(threads, std::vector<uint32_t>(threads)),
       groups_(threads),
       open_(threads),
+      products_(threads),
+      fences_(threads),
       shared_(new unsigned char[shared_bytes]),
       shared_bytes_(shared_bytes),
       words_(shared_bytes / 4),
@@ -47,6 +49,7 @@ Cta::Cta(int threads, int shared_bytes, int x_, int y_, uint32_t seed)
       random_(seed) {
   std::memset(shared_.get(), 0xff, shared_bytes);  // NaN in every format
   for (int i = 0; i < threads / 32; ++i) warps_.push_back(std::make_unique<Warp>());
+  for (int i = 0; i < threads / 128; ++i) warpgroups_.push_back(std::make_unique<Warp>());
 }
 
 Cta::~Cta() = default;
@@ -74,6 +77,7 @@ void Cta::run_some(int turns) {
     if (!open_[current_].empty() || std::ranges::any_of(groups_[current_], [](auto& g) { return !g.empty(); })) {
       fail("ends with copies under way");
     }
+    if (!products().open.empty() || !products().groups.empty()) fail("ends with products under way");
   }
   if (ready_.empty() && waiting_for_grid_.empty()) expect_ended();
 }
@@ -116,35 +120,42 @@ void Cta::wake(const std::vector<int>& threads) {
   ready_.insert(ready_.end(), threads.begin(), threads.end());
 }
 
-void Cta::together_any(const char* instruction, void* mine, const std::function<void(void**)>& all) {
-  Warp& warp = *warps_[current_ / 32];
+void Cta::together_any(const char* instruction, void* mine, const std::function<void(void**)>& all, int lanes) {
+  if (lanes == 128 && current_ / 128 >= static_cast<int>(warpgroups_.size())) fail("is in no whole warpgroup");
+  Warp& warp = lanes == 32 ? *warps_[current_ / 32] : *warpgroups_[current_ / 128];
   if (warp.arrived > 0 && warp.instruction != instruction) {
     fail("is at %s, other lanes of its warp at %s", instruction, warp.instruction);
   }
   warp.instruction = instruction;
-  warp.lanes[current_ % 32] = mine;
-  if (++warp.arrived < 32) return block();
+  warp.lanes[current_ % lanes] = mine;
+  if (++warp.arrived < lanes) return block();
   all(warp.lanes);
   warp.arrived = 0;
   std::vector<int> others;
-  for (int i = current_ / 32 * 32; i < current_ / 32 * 32 + 32; ++i) {
+  for (int i = current_ / lanes * lanes; i < current_ / lanes * lanes + lanes; ++i) {
     if (i != current_) others.push_back(i);
   }
   wake(others);
 }
 
-void Cta::barrier(int id, int threads) {
+bool Cta::barrier(int id, int threads, bool value) {
   if (id < 0 || id > 15 || threads % 32 != 0) fail("barrier %d for %d threads", id, threads);
   Barrier& barrier = barriers_[id];
   if (!barrier.waiting.empty() && barrier.threads != threads) {
     fail("barrier %d for %d threads, others wait for %d", id, threads, barrier.threads);
   }
   barrier.threads = threads;
+  barrier.any |= value;
   barrier.waiting.push_back(current_);
-  if (static_cast<int>(barrier.waiting.size()) < threads) return block();
+  if (static_cast<int>(barrier.waiting.size()) < threads) {
+    block();
+    return barrier.last;
+  }
+  barrier.last = std::exchange(barrier.any, false);
   synchronize(barrier.waiting);
   std::erase(barrier.waiting, current_);
   wake(std::exchange(barrier.waiting, {}));
+  return barrier.last;
 }
 
 void Cta::synchronize(const std::vector<int>& threads) {
@@ -185,6 +196,7 @@ void Cta::record_read(Word& w, uint32_t at) {
 }
 
 void Cta::record_write(Word& w, uint32_t at) {
+  if (w.products > 0) fail("writes shared memory address %u while a product reads it", at);
   check_ordered(w.write, "writes what that wrote at", at);
   for (const Word::Access& read : w.reads) check_ordered(read, "writes what that reads at", at);
   w.reads.clear();
@@ -193,6 +205,7 @@ void Cta::record_write(Word& w, uint32_t at) {
 
 uint32_t Cta::read_word(uint32_t at) {
   record_read(word(at), at);
+  touch_registers();
   uint32_t value;
   std::memcpy(&value, &shared_[at], 4);
   return value;
@@ -203,6 +216,38 @@ void Cta::write_word(uint32_t at, uint32_t value) {
   if (w.copies > 0) fail("writes shared memory address %u while a copy into it is under way", at);
   record_write(w, at);
   std::memcpy(&shared_[at], &value, 4);
+}
+
+void Cta::fence_proxy() {
+  fences_[current_].push_back(clocks_[current_][current_]);
+  ++clocks_[current_][current_];
+}
+
+// Products read in the async proxy [9.7.15.4]: what was written before must have been fenced by its writer, and the
+// fence be ordered before the product. They read at any time until they are waited for.
+void Cta::begin_product_read(uint32_t at) {
+  Word& w = word(at);
+  const int writer = w.write.thread;
+  if (writer < 0) fail("a product reads shared memory address %u, which nobody wrote", at);
+  if (w.copies > 0) fail("a product reads shared memory address %u while a copy into it is under way", at);
+  const auto fence = std::ranges::lower_bound(fences_[writer], w.write.time);
+  if (fence == fences_[writer].end()) {
+    fail("a product reads shared memory address %u, which thread %d wrote without a proxy fence", at, writer);
+  }
+  check_ordered({writer, *fence}, "a product reads what that wrote at", at);
+  ++w.products;
+}
+
+void Cta::end_product_read(uint32_t at) {
+  Word& w = word(at);
+  --w.products;
+  record_read(w, at);
+}
+
+uint32_t Cta::peek(uint32_t at) const {
+  uint32_t value;
+  std::memcpy(&value, &shared_[at], 4);
+  return value;
 }
 
 // A copy may land at any time until it is waited for: it counts as a write now and then, and lands as late as it may.

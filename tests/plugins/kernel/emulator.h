@@ -6,6 +6,7 @@
 // for, and data races: two accesses to a word, one of them a write, that no barrier orders (by vector clocks).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -27,12 +28,28 @@ struct Word {
   };
   Access write{-1, 0};
   std::vector<Access> reads;
-  int copies = 0;  // under way into it
+  int copies = 0;    // under way into it
+  int products = 0;  // under way that read it
 };
 
 struct Copy {
   uint32_t to;
   const void* from;  // null: zeros
+};
+
+// A wgmma of one thread (warpgroup.h): what it will find in its sums, and what is read until then.
+struct Product {
+  float* d;
+  std::vector<float> sums;
+  const uint32_t* a;
+  std::array<uint32_t, 4> a_then;
+  std::vector<uint32_t> words;  // of shared memory; one thread of a warp has them
+};
+
+struct Products {
+  bool fenced = false;  // no register was touched since wgmma.fence
+  std::vector<Product> open;
+  std::deque<std::vector<Product>> groups;  // committed; oldest first
 };
 
 class Cta {
@@ -56,7 +73,8 @@ class Cta {
   int threads() const { return static_cast<int>(clocks_.size()); }
   const int x, y;
 
-  void barrier(int id, int threads);
+  // Whether `value` holds for any of the threads.
+  bool barrier(int id, int threads, bool value = false);
   void copy(uint32_t to, const void* from);
   void commit();
   void wait(int pending);
@@ -64,14 +82,23 @@ class Cta {
   uint32_t read_word(uint32_t at);
   void write_word(uint32_t at, uint32_t value);
 
-  // All 32 lanes of the current warp call with the same `instruction`; the last one's `all` sees every lane's `mine`.
+  // What this thread wrote becomes visible to products of whom a barrier orders behind this.
+  void fence_proxy();
+  void begin_product_read(uint32_t at);
+  void end_product_read(uint32_t at);
+  uint32_t peek(uint32_t at) const;
+  Products& products() { return products_[current_]; }
+  void touch_registers() { products().fenced = false; }
+
+  // All 32 lanes of the current warp, or 128 threads of its warpgroup, call with the same `instruction`; the last one's
+  // `all` sees every lane's `mine`.
   template <class Lane>
-  void together(const char* instruction, Lane& mine, const std::function<void(Lane**)>& all) {
-    together_any(instruction, &mine, [&](void** lanes) { all(reinterpret_cast<Lane**>(lanes)); });
+  void together(const char* instruction, Lane& mine, const std::function<void(Lane**)>& all, int lanes = 32) {
+    together_any(instruction, &mine, [&](void** them) { all(reinterpret_cast<Lane**>(them)); }, lanes);
   }
 
  private:
-  void together_any(const char* instruction, void* mine, const std::function<void(void**)>& all);
+  void together_any(const char* instruction, void* mine, const std::function<void(void**)>& all, int lanes);
   void block();
   void wake(const std::vector<int>& threads);
   void synchronize(const std::vector<int>& threads);
@@ -86,14 +113,18 @@ class Cta {
   struct Barrier {
     int threads = 0;
     std::vector<int> waiting;
+    bool any = false;   // of those waiting
+    bool last = false;  // what it was when the barrier last filled
   };
 
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<std::vector<uint32_t>> clocks_;  // [thread][thread]: what a thread knows of each
-  std::vector<std::unique_ptr<Warp>> warps_;
+  std::vector<std::unique_ptr<Warp>> warps_, warpgroups_;
   std::map<int, Barrier> barriers_;
   std::vector<std::deque<std::vector<Copy>>> groups_;  // [thread], committed; oldest first
   std::vector<std::vector<Copy>> open_;                // [thread], not committed yet
+  std::vector<Products> products_;                     // [thread]
+  std::vector<std::vector<uint32_t>> fences_;          // [thread]: when it fenced for products
   std::deque<int> ready_;
   bool early_ = false;
   std::vector<int> waiting_for_grid_;

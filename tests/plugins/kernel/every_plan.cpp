@@ -6,10 +6,33 @@
 
 #include "kv_injection_attention/kernel.h"
 #include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/wgmma_plan.h"
 
 namespace kv = dflash::kv_injection;
 
 namespace {
+
+// The kernel of sm_90a, on a GPU of as many SMs.
+void check_wgmma(const kv::Params& p, int sms) {
+  if (!kv::wgmma_fits(p)) return;
+  const kv::Plan plan = kv::make_wgmma_plan(p, sms);
+  const int bytes = p.cache_dtype == kv::DType::kF8E4M3 ? 1 : 2;
+  const int stages = plan.teams * kv::wgmma_stages(p.head_dim, bytes) * plan.stage_bytes;
+  const int threads = 32 * plan.teams * plan.row_groups;
+  const auto expect = [&](bool holds, const char* what) {
+    if (!holds) std::printf("wgmma, D %d, %d rows, %d bytes, %d SMs: %s\n", p.head_dim, plan.rows, bytes, sms, what);
+  };
+  expect(plan.shared_bytes <= kv::kWgmmaShared, "too much shared memory");
+  expect(plan.stages_at + stages <= plan.shared_bytes, "stages do not fit");
+  expect(plan.block_at % 16 == 0 && plan.stages_at % 16 == 0 && plan.stage_bytes % 16 == 0, "misaligned");
+  expect(kv::wgmma_query_bytes(p.head_dim, plan.tile_rows) % 1024 == 0, "queries that no pattern begins with");
+  expect(kv::wgmma_weight_bytes(plan.tile_rows) % 1024 == 0, "weights that no pattern begins with");
+  expect(plan.tile_rows >= plan.rows, "rows that no column has");
+  expect(threads <= 65536 / (p.head_dim == 64 ? 168 : 255), "too many threads for their registers");
+  expect(plan.ranges == 1 || plan.ranges * p.num_kv_heads <= sms, "CTAs that wait for others");
+  const size_t used = kv::partial_rows(p, plan) * (p.head_dim + 2) * sizeof(float);
+  expect(plan.ranges == 1 || used <= kv::workspace_size(p), "too little workspace");
+}
 
 void check(const kv::Params& p, int ctas) {
   const kv::Plan plan = kv::make_plan(p, ctas);
@@ -65,6 +88,7 @@ int main() {
   check_sharded_drafter(p);
   const auto try_sizes = [&] {
     for (const int ctas : {1, 114, 188, 264, 320}) check(p, ctas);
+    for (const int sms : {1, 114, 132, 160}) check_wgmma(p, sms);
   };
   const auto try_heads = [&](int group) {
     for (const int kv_heads : {1, 8}) {

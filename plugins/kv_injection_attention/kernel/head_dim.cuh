@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Both kernels of one head_dim; instantiated once in each head_dim_*.cu, which build apart.
+#pragma once
+
+#include "kv_injection_attention/kernel/attention.cuh"
+#include "kv_injection_attention/kernel/combine.cuh"
+#include "kv_injection_attention/kernel/launch.cuh"
+
+namespace dflash::kv_injection {
+
+template <int D, class T>
+cudaError_t launch_attention(const Params& p, const Plan& plan) {
+  const bool bytes = p.cache_dtype == DType::kF8E4M3;
+  return start_attention(bytes ? attention<D, T, true> : attention<D, T, false>, p, plan, kSharedBudget);
+}
+
+template <int D>
+cudaError_t launch_head_dim(const Params& p, const Plan& plan) {
+  return p.block_dtype == DType::kF16 ? launch_attention<D, F16>(p, plan) : launch_attention<D, BF16>(p, plan);
+}
+
+template <int D>
+cudaError_t launch_combine(const Params& p, const Plan& plan) {
+  if (plan.ranges == 1) return cudaSuccess;
+  return start(p.block_dtype == DType::kF16 ? combine<D, F16> : combine<D, BF16>, combine_grid(p, plan), p.stream, p,
+               plan);
+}
+
+}  // namespace dflash::kv_injection

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// What sm_90a has beyond primitives.cuh: products of a warpgroup whose right operand stays in shared memory.
+// Compiled by a host compiler, the emulation of tests/plugins/kernel takes its place.
+#pragma once
+
+#include "kv_injection_attention/kernel/primitives.cuh"
+
+namespace dflash::kv_injection {
+
+// A matrix in shared memory of rows of 64 16-bit elements, 128 bytes, eight of them after another in a pattern of 1,024
+// bytes whose start is a multiple of that. Sixteen bytes `i` of row r stand at i ^ (r % 8) of it.
+inline constexpr int kPatternRowBytes = 128;
+inline constexpr int kPatternBytes = 1024;
+
+// The address of byte `at` of such a matrix, counted row after row.
+DFLASH_DEVICE uint32_t swizzled(uint32_t at) { return at ^ (at >> 3 & 0x70); }
+
+// The matrix descriptor of it as a right operand: K-major, 128-byte swizzle (PTX ISA 9.7.15.5.1.2.2). Eight rows lie
+// 1,024 bytes behind the eight before; the leading offset is not used and taken to be 1. Sixteen columns on are 32
+// bytes on, two more in the descriptor.
+DFLASH_DEVICE uint64_t describe(uint32_t address) {
+  constexpr uint64_t kSwizzle128 = 1, kLeading = 1;
+  return kSwizzle128 << 62 | uint64_t{kPatternBytes >> 4} << 32 | kLeading << 16 | (address & 0x3ffff) >> 4;
+}
+inline constexpr uint64_t kDescribedColumns = 2;
+
+}  // namespace dflash::kv_injection
+
+#ifndef __CUDACC__
+#include "emulated_wgmma.h"
+#else
+
+namespace dflash::kv_injection {
+
+// The CTA's shared memory; patterns want it aligned.
+DFLASH_DEVICE Shared aligned_shared_memory() {
+  extern __shared__ __align__(1024) unsigned char aligned[];
+  return static_cast<Shared>(__cvta_generic_to_shared(aligned));
+}
+
+// ---- Order
+
+// What this thread wrote to shared memory becomes visible to wgmma, once a barrier has followed.
+DFLASH_DEVICE void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// group_sync(id, threads) that also says whether `value` holds for any of the threads.
+DFLASH_DEVICE bool any_of_group(int id, int threads, bool value) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %3, 0;\n"
+      "barrier.cta.red.or.pred.aligned q, %1, %2, p;\nselp.b32 %0, 1, 0, q;\n}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<int>(value))
+      : "memory");
+  return any != 0;
+}
+
+// Registers that wgmma reads or writes: neither what comes before moves behind this, nor the other way round.
+template <int n>
+DFLASH_DEVICE void pin(float (&values)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(values[i])::"memory");
+}
+template <int n>
+DFLASH_DEVICE void pin(uint32_t (&values)[n][4]) {
+#pragma unroll
+  for (int i = 0; i < 4 * n; ++i) asm volatile("" : "+r"(values[i / 4][i % 4])::"memory");
+}
+
+// Between any access to registers and a wgmma of them.
+DFLASH_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DFLASH_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until all of this thread's committed products are there.
+DFLASH_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// ---- Matrices
+
+// Four 8x8 matrices of 16-bit elements, transposed; lane 8 i + j gives the address of column j of matrix i.
+DFLASH_DEVICE void store_matrices_transposed(Shared column, const uint32_t (&m)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(column), "r"(m[0]),
+               "r"(m[1]), "r"(m[2]), "r"(m[3])
+               : "memory");
+}
+
+#define DFLASH_REGISTERS8(a, b, c, d, e, f, g, h) "%" #a ", %" #b ", %" #c ", %" #d ", %" #e ", %" #f ", %" #g ", %" #h
+#define DFLASH_REGISTERS16 \
+  DFLASH_REGISTERS8(0, 1, 2, 3, 4, 5, 6, 7) ", " DFLASH_REGISTERS8(8, 9, 10, 11, 12, 13, 14, 15)
+#define DFLASH_REGISTERS32                                                              \
+  DFLASH_REGISTERS16 ", " DFLASH_REGISTERS8(16, 17, 18, 19, 20, 21, 22, 23) ", "        \
+  DFLASH_REGISTERS8(24, 25, 26, 27, 28, 29, 30, 31)
+#define DFLASH_REGISTERS40 DFLASH_REGISTERS32 ", " DFLASH_REGISTERS8(32, 33, 34, 35, 36, 37, 38, 39)
+#define DFLASH_SUMS8(i)                                                                               \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
+#define DFLASH_SUMS16 DFLASH_SUMS8(0), DFLASH_SUMS8(8)
+#define DFLASH_SUMS32 DFLASH_SUMS16, DFLASH_SUMS8(16), DFLASH_SUMS8(24)
+#define DFLASH_SUMS40 DFLASH_SUMS32, DFLASH_SUMS8(32)
+
+// d = d + a * b, or a * b: 64x16 in the warpgroup's registers times 16xN, whose N rows of 16 columns `b` describes.
+// d and a are the thread's until wgmma_wait().
+#define DFLASH_WGMMA(N, HALF, A0, A1, A2, A3, B, ADD, TAG, TYPE)                                              \
+  DFLASH_DEVICE void wgmma(TAG, float (&d)[HALF], const uint32_t (&a)[4], uint64_t b, bool add) {             \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD ", 0;\n"                                           \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" DFLASH_REGISTERS##HALF  \
+                 "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", p, 1, 1, 0;\n}"                       \
+                 : DFLASH_SUMS##HALF                                                                          \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));           \
+  }
+DFLASH_WGMMA(32, 16, 16, 17, 18, 19, 20, 21, F16, "f16")
+DFLASH_WGMMA(32, 16, 16, 17, 18, 19, 20, 21, BF16, "bf16")
+DFLASH_WGMMA(64, 32, 32, 33, 34, 35, 36, 37, F16, "f16")
+DFLASH_WGMMA(64, 32, 32, 33, 34, 35, 36, 37, BF16, "bf16")
+DFLASH_WGMMA(80, 40, 40, 41, 42, 43, 44, 45, F16, "f16")
+DFLASH_WGMMA(80, 40, 40, 41, 42, 43, 44, 45, BF16, "bf16")
+#undef DFLASH_WGMMA
+#undef DFLASH_SUMS40
+#undef DFLASH_SUMS32
+#undef DFLASH_SUMS16
+#undef DFLASH_SUMS8
+#undef DFLASH_REGISTERS40
+#undef DFLASH_REGISTERS32
+#undef DFLASH_REGISTERS16
+#undef DFLASH_REGISTERS8
+
+}  // namespace dflash::kv_injection
+
+#endif  // __CUDACC__

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kv_injection_attention/kernel/wgmma_launch.cuh"
+
+namespace dflash::kv_injection {
+
+template cudaError_t launch_wgmma_head_dim<64>(const Params&, const Plan&);
+
+}  // namespace dflash::kv_injection

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attention kernel of sm_90a, of one head_dim; instantiated once in each wgmma_*.cu, which is compiled for nothing
+// else.
+#pragma once
+
+#include "kv_injection_attention/kernel/launch.cuh"
+#include "kv_injection_attention/kernel/wgmma_attention.cuh"
+
+namespace dflash::kv_injection {
+
+template <int D, int N, class T>
+cudaError_t launch_wgmma_rows(const Params& p, const Plan& plan) {
+  const bool bytes = p.cache_dtype == DType::kF8E4M3;
+  return start_attention(bytes ? wgmma_attention<D, N, T, true> : wgmma_attention<D, N, T, false>, p, plan,
+                         kWgmmaShared);
+}
+
+template <int D, class T>
+cudaError_t launch_wgmma_format(const Params& p, const Plan& plan) {
+  if (plan.tile_rows == 32) return launch_wgmma_rows<D, 32, T>(p, plan);
+  if (plan.tile_rows == 64) return launch_wgmma_rows<D, 64, T>(p, plan);
+  if constexpr (wgmma_rows(D, 80) == 80) return launch_wgmma_rows<D, 80, T>(p, plan);
+  return cudaErrorInvalidValue;
+}
+
+template <int D>
+cudaError_t launch_wgmma_head_dim(const Params& p, const Plan& plan) {
+  return p.block_dtype == DType::kF16 ? launch_wgmma_format<D, F16>(p, plan) : launch_wgmma_format<D, BF16>(p, plan);
+}
+
+}  // namespace dflash::kv_injection

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a call is laid out for the kernel of sm_90a: one CTA an SM, whose teams are warpgroups.
+#pragma once
+
+#include "kv_injection_attention/kernel/plan.h"
+
+namespace dflash::kv_injection {
+
+inline constexpr int kMaxSms = kMaxCtas / 2;
+inline constexpr int kWarpgroupWarps = 4;
+// Context rows of a step: the M of wgmma.
+inline constexpr int kWgmmaKeys = 64;
+// All the shared memory that a CTA of an sm_90 can have.
+inline constexpr int kWgmmaShared = 227 * 1024;
+
+// Warpgroups of a CTA: of 168 registers a thread where head_dim is 64, of 255 otherwise.
+DFLASH_ANYWHERE constexpr int wgmma_teams(int head_dim) { return head_dim == 64 ? 3 : 2; }
+// Steps of a team in flight or in use, as many as find room.
+DFLASH_ANYWHERE constexpr int wgmma_stages(int head_dim, int element_bytes) {
+  return head_dim == 64 ? (element_bytes == 1 ? 5 : 3) : (element_bytes == 1 ? 4 : 2);
+}
+// The N of wgmma: query rows, rounded up to what is compiled; 0 where there are too many.
+DFLASH_ANYWHERE constexpr int wgmma_rows(int head_dim, int rows) {
+  if (rows <= 32) return 32;
+  if (rows <= 64) return 64;
+  return rows <= 80 && head_dim == 64 ? 80 : 0;
+}
+
+// Bytes in shared memory of a CTA's queries, and of the weights of a team: patterns of wgmma.cuh.
+DFLASH_ANYWHERE constexpr int wgmma_query_bytes(int head_dim, int rows) { return head_dim * rows * 2; }
+DFLASH_ANYWHERE constexpr int wgmma_weight_bytes(int rows) { return kWgmmaKeys * rows * 2; }
+// Of a number for each warp of a team and each row.
+DFLASH_ANYWHERE constexpr int wgmma_number_bytes(int rows) { return kWarpgroupWarps * rows * 4; }
+// Where the block's K begins, behind queries, weights, numbers, each row's slot, and three integers.
+DFLASH_ANYWHERE constexpr int wgmma_block_at(int head_dim, int rows) {
+  const int each = wgmma_weight_bytes(rows) + wgmma_number_bytes(rows);
+  return wgmma_query_bytes(head_dim, rows) + wgmma_teams(head_dim) * each + rows * 4 + 16;
+}
+// Of one step.
+DFLASH_ANYWHERE constexpr int wgmma_stage_bytes(int head_dim, int element_bytes) {
+  return 2 * kWgmmaKeys * row_bytes(head_dim, element_bytes);
+}
+
+// Whether the kernel is compiled for the call's sizes. `params` has passed check_sizes.
+bool wgmma_fits(const Params& params);
+// Whether the kernel is taken for a call that fits: where mma.sync pads its rows or holds up an FP8 cache, on paper.
+bool wgmma_pays(const Params& params);
+
+// The plan for a GPU of `sms` SMs, for calls that fit: tile_rows is N, row_groups the warps of a team.
+Plan make_wgmma_plan(const Params& params, int32_t sms);
+
+}  // namespace dflash::kv_injection

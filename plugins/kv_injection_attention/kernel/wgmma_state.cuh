@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// The running attention of a CTA's query rows in one warpgroup, and how 64 more keys enter it.
+//
+// Operands are swapped: keys are the rows and queries the columns of the scores, head_dim the rows and queries the
+// columns of the outputs. So wgmma's M of 64 is always full, a cache row is read from shared memory and widened once,
+// and what belongs to a query, its maximum, sum and output, stands in the same threads for both products:
+//   scores [64 keys, N queries]   = K [64, D] * Q [N, D]^T          K in registers, Q in shared memory
+//   outputs [D, N queries]       += V [64, D]^T * weights [N, 64]^T  V in registers, weights in shared memory
+// A thread has columns 8 j + 2 (lane % 4) + i of a product, i in {0, 1}, of rows 16 warp + lane / 4 (+ 8).
+#pragma once
+
+#include "kv_injection_attention/kernel/fragments.cuh"
+#include "kv_injection_attention/kernel/state.cuh"
+#include "kv_injection_attention/kernel/wgmma.cuh"
+#include "kv_injection_attention/kernel/wgmma_plan.h"
+
+namespace dflash::kv_injection {
+
+// Where a warpgroup's operands lie, and who this thread is in it. Found anew each time, not kept: registers are short.
+template <int D, int N>
+struct Warpgroup {
+  static constexpr int kThreads = 32 * kWarpgroupWarps;
+
+  static DFLASH_DEVICE int lane() { return thread_index() & 31; }
+  static DFLASH_DEVICE int warp() { return thread_index() / 32u % kWarpgroupWarps; }
+  static DFLASH_DEVICE int team() { return thread_index() / unsigned{kThreads}; }
+  static DFLASH_DEVICE int barrier() { return 1 + team(); }
+  static DFLASH_DEVICE void sync() { group_sync(barrier(), kThreads); }
+  // Of the thread's columns the first, and of its rows.
+  static DFLASH_DEVICE int column() { return lane() % 4 * 2; }
+  static DFLASH_DEVICE int row() { return warp() * 16 + lane() / 4; }
+
+  // Patterns of [N, 64 columns], one behind the other.
+  static DFLASH_DEVICE Shared queries() { return aligned_shared_memory(); }
+  // Pattern [N, 64 keys].
+  static DFLASH_DEVICE Shared weights(int of_team) {
+    return queries() + wgmma_query_bytes(D, N) + of_team * wgmma_weight_bytes(N);
+  }
+  // [warps][N] floats.
+  static DFLASH_DEVICE Shared numbers() {
+    return weights(wgmma_teams(D)) + team() * wgmma_number_bytes(N);
+  }
+  // [N] integers: the block slot of each query row.
+  static DFLASH_DEVICE Shared slots() {
+    return weights(wgmma_teams(D)) + wgmma_teams(D) * wgmma_number_bytes(N);
+  }
+  // Three integers: what is left of the CTA's range.
+  static DFLASH_DEVICE Shared work() { return slots() + N * 4; }
+};
+
+// A step's keys and values as left operands, of rows of E4M3 or of 16 bits. Where a thread reads them is found first,
+// once for all steps: load_keys(a, rows + keys_at()).
+template <int D, bool kBytes>
+struct LeftOperands {
+  static constexpr int kStride = row_bytes(D, kBytes ? 1 : 2);
+  static constexpr int kItem = kBytes ? 1 : 2;
+  static constexpr int kLoads = kBytes ? 2 : 1;  // operands that four matrices make
+
+  // Of scores: the warp's 16 keys.
+  static DFLASH_DEVICE Shared keys_at(int warp, int lane) {
+    return (warp * 16 + lane % 16) * kStride + lane / 16 * 16;
+  }
+
+  // 16 columns each, of bytes permuted as Columns::kPairs says.
+  template <int n>
+  static DFLASH_DEVICE void load_keys(uint32_t (&a)[n][4], Shared at) {
+#pragma unroll
+    for (int i = 0; i < n / kLoads; ++i) {
+      if constexpr (kBytes) {
+        uint32_t m[4];
+        load_matrices(m, at + i * 32);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) widen_e4m3(a[2 * i + j / 2][j % 2], a[2 * i + j / 2][j % 2 + 2], m[j]);
+      } else {
+        load_matrices(a[i], at + i * 32);
+      }
+    }
+  }
+
+  // Of outputs: the warp's 16 columns of every 64 are the rows. With bytes, the first eight of them are the even
+  // columns, the others the odd ones.
+  static DFLASH_DEVICE Shared values_at(int warp, int lane) {
+    if (kBytes) return lane * kStride + warp * 16;
+    return (lane % 8 + lane / 16 * 8) * kStride + warp * 32 + lane / 8 % 2 * 16;
+  }
+
+  // 16 keys each, kSteps times as many.
+  template <int kSteps>
+  static DFLASH_DEVICE void load_values(uint32_t (&a)[D / 64 * kSteps][4], Shared at) {
+#pragma unroll
+    for (int tile = 0; tile < D / 64; ++tile) {
+#pragma unroll
+      for (int i = 0; i < kSteps / kLoads; ++i) {
+        const Shared from = at + i * (16 * kLoads) * kStride + tile * 64 * kItem;
+        if constexpr (kBytes) {
+          uint32_t m[4];
+          load_matrices_transposed(m, from);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            // Bytes: key 0 even, key 0 odd, key 1 even, key 1 odd.
+            uint32_t(&to)[4] = a[tile * kSteps + 2 * i + j / 2];
+            widen_e4m3(to[j % 2 * 2], to[j % 2 * 2 + 1], permute_bytes(m[j], 0, 0x3120));
+          }
+        } else {
+          load_matrices_transposed(a[tile * kSteps + i], from);
+        }
+      }
+    }
+  }
+};
+
+// Score and Value are the formats of the two products.
+template <int D, int N>
+struct WgmmaState {
+  using Group = Warpgroup<D, N>;
+
+  float output[D / 64][N / 2] = {};
+  // Of column 8 j + i of the thread at 2 j + i: less its maximum, in units of log2, the same in all threads of it.
+  float start[N / 4];
+  float sum[N / 4] = {};  // of this thread's rows only
+
+  DFLASH_DEVICE WgmmaState() {
+#pragma unroll
+    for (int c = 0; c < N / 4; ++c) start[c] = -kNothing;
+  }
+
+  // Element of a product: column c of the thread, in its first or second row.
+  static DFLASH_DEVICE constexpr int at(int c, int half) { return c / 2 * 4 + half * 2 + c % 2; }
+
+  DFLASH_DEVICE void scale_outputs(float by) {
+#pragma unroll
+    for (int tile = 0; tile < D / 64; ++tile) {
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) output[tile][i] *= by;
+    }
+  }
+
+  // Makes the maximum of a column at least `least`.
+  DFLASH_DEVICE void raise_maximum(int c, float least) {
+    const float before = start[c];
+    start[c] = fminf(before, -least);
+    const float by = exp2_fast(start[c] - before);
+    sum[c] *= by;
+#pragma unroll
+    for (int tile = 0; tile < D / 64; ++tile) {
+      output[tile][at(c, 0)] *= by;
+      output[tile][at(c, 1)] *= by;
+    }
+  }
+
+  // What scores start from.
+  DFLASH_DEVICE void start_scores(float (&score)[N / 2]) const {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) score[i] = start[i / 4 * 2 + i % 2];
+  }
+
+  // Adds the products with the queries' columns from 16 `first` on; without `add` they are all.
+  template <class Score, int n>
+  static DFLASH_DEVICE void multiply_keys(float (&score)[N / 2], uint32_t (&keys)[n][4], int first, bool add) {
+    pin(score);
+    pin(keys);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const int at = first + i;
+      const uint64_t queries = describe(Group::queries() + at / 4 * (N * kPatternRowBytes));
+      wgmma(Score{}, score, keys[i], queries + at % 4 * kDescribedColumns, i > 0 || add);
+    }
+    wgmma_commit();
+    wgmma_wait();
+    pin(score);
+  }
+
+  // Moves the maxima to the largest of the scores, of all warps, and takes them off these.
+  DFLASH_DEVICE void raise_maxima(float (&score)[N / 2], Group group) {
+    const Shared mine = group.numbers() + (group.warp() * N + group.column()) * 4;
+#pragma unroll
+    for (int c = 0; c < N / 4; ++c) {
+      float most = fmaxf(score[at(c, 0)], score[at(c, 1)]);
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) most = fmaxf(most, from_lane_xor(most, mask));
+      if (group.lane() < 4) store_word(mine + (c / 2 * 8 + c % 2) * 4, as_bits(most));
+    }
+    group.sync();
+    const Shared all = group.numbers() + group.column() * 4;
+#pragma unroll
+    for (int c = 0; c < N / 4; ++c) {
+      float most = kNothing;
+#pragma unroll
+      for (int warp = 0; warp < kWarpgroupWarps; ++warp) {
+        most = fmaxf(most, as_float(load_word(all + (warp * N + c / 2 * 8 + c % 2) * 4)));
+      }
+      raise_maximum(c, most);
+      score[at(c, 0)] += start[c];
+      score[at(c, 1)] += start[c];
+    }
+  }
+
+  // Where in shared memory weigh() puts the weights of a thread.
+  static DFLASH_DEVICE Shared weights_at(int warp, int lane) {
+    const int chunk = (warp * 2 + lane / 8 % 2) ^ lane % 8;  // of a row's 8, in the pattern's order
+    return Group::weights(Group::team()) + (lane / 16 * 8 + lane % 8) * kPatternRowBytes + chunk * 16;
+  }
+
+  // Scores become weights, in shared memory. Gives the sums of the thread's rows, and whether one of them is too large.
+  template <class Value>
+  DFLASH_DEVICE bool weigh(float (&score)[N / 2], float (&sums)[N / 4], Shared to) const {
+    float most = 0;
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) score[i] = exp2_fast(score[i]);
+#pragma unroll
+    for (int c = 0; c < N / 4; ++c) {
+      sums[c] = score[at(c, 0)] + score[at(c, 1)];
+      most = fmaxf(most, sums[c]);  // takes no notice of NaN
+    }
+#pragma unroll
+    for (int i = 0; i < N / 2; i += 8) {
+      uint32_t m[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) m[j] = pack(Value{}, score[i + 2 * j], score[i + 2 * j + 1]);
+      store_matrices_transposed(to + i * 2 * kPatternRowBytes, m);
+    }
+    return most > kMostWeight;
+  }
+
+  template <class Value, int kSteps>
+  DFLASH_DEVICE void add_values(uint32_t (&values)[D / 64 * kSteps][4], Shared weights) {
+    pin(values);
+#pragma unroll
+    for (int tile = 0; tile < D / 64; ++tile) pin(output[tile]);
+    wgmma_fence();
+#pragma unroll
+    for (int tile = 0; tile < D / 64; ++tile) {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        wgmma(Value{}, output[tile], values[tile * kSteps + i], describe(weights) + i * kDescribedColumns, true);
+      }
+    }
+    wgmma_commit();
+    wgmma_wait();
+#pragma unroll
+    for (int tile = 0; tile < D / 64; ++tile) pin(output[tile]);
+  }
+
+  // From each thread's part to the column's sum.
+  DFLASH_DEVICE void finish_sums(Group group) {
+    const Shared mine = group.numbers() + (group.warp() * N + group.column()) * 4;
+#pragma unroll
+    for (int c = 0; c < N / 4; ++c) {
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) sum[c] += from_lane_xor(sum[c], mask);
+      if (group.lane() < 4) store_word(mine + (c / 2 * 8 + c % 2) * 4, as_bits(sum[c]));
+    }
+    group.sync();
+    const Shared all = group.numbers() + group.column() * 4;
+#pragma unroll
+    for (int c = 0; c < N / 4; ++c) {
+      sum[c] = 0;
+#pragma unroll
+      for (int warp = 0; warp < kWarpgroupWarps; ++warp) {
+        sum[c] += as_float(load_word(all + (warp * N + c / 2 * 8 + c % 2) * 4));
+      }
+    }
+  }
+};
+
+}  // namespace dflash::kv_injection

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "warpgroup.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "emulator.h"
+
+namespace emulator {
+namespace {
+
+constexpr uint32_t kPending = 0x7fc0dead;  // a NaN that nobody computes
+
+// Bits `first` to `last` of a descriptor.
+uint32_t field(uint64_t descriptor, int first, int last) {
+  return static_cast<uint32_t>(descriptor >> first & ((uint64_t{1} << (last - first + 1)) - 1));
+}
+
+// [9.7.15.5.1.2.2] matrix-descriptor-encode(x) = (x & 0x3FFFF) >> 4
+uint32_t bytes_of(uint64_t descriptor, int first) { return field(descriptor, first, first + 13) << 4; }
+
+// Words of shared memory that hold the N rows of 16 columns.
+std::vector<uint32_t> words_of(uint64_t descriptor, int columns) {
+  std::vector<uint32_t> words;
+  for (int n = 0; n < columns; ++n) {
+    for (int k = 0; k < 16; k += 2) words.push_back(address_of(descriptor, n, k));
+  }
+  return words;
+}
+
+struct Lane {
+  const Wgmma* call;
+  std::vector<float> sums;  // before, then after
+};
+
+// [9.7.15.5.1.1.1] Figures 148 and 149: a warp has 16 rows; of these a thread has lane / 4 and lane / 4 + 8.
+// A: register r has columns 2 (lane % 4) and the next, of row + 8 if r is odd, 8 columns on if r > 1.
+// D: sum 4 j + 2 h + i is of column 8 j + 2 (lane % 4) + i, of row + 8 h.
+int row_of(int thread, int half) { return thread / 32 * 16 + thread % 32 / 4 + half * 8; }
+
+void multiply_all(Lane** lanes) {
+  const Wgmma& first = *lanes[0]->call;
+  const int columns = 2 * first.sums;
+  std::vector<float> left(64 * 16), right(16 * columns);
+  for (int thread = 0; thread < 128; ++thread) {
+    const Wgmma& call = *lanes[thread]->call;
+    if (call.b != first.b || call.sums != first.sums || call.add != first.add) {
+      fail("threads of a warpgroup differ in a product's descriptor, shape or scale");
+    }
+    for (int r = 0; r < 4; ++r) {
+      for (int i = 0; i < 2; ++i) {
+        const int k = thread % 4 * 2 + i + r / 2 * 8;
+        left[row_of(thread, r % 2) * 16 + k] = call.decode(call.a[r] >> (16 * i) & 0xffff);
+      }
+    }
+  }
+  for (int n = 0; n < columns; ++n) {
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t at = address_of(first.b, n, k);
+      right[k * columns + n] = first.decode(cta().peek(at & ~3u) >> (at % 4 * 8) & 0xffff);
+    }
+  }
+  for (int thread = 0; thread < 128; ++thread) {
+    Lane& lane = *lanes[thread];
+    for (int s = 0; s < first.sums; ++s) {
+      const int row = row_of(thread, s / 2 % 2), column = s / 4 * 8 + thread % 4 * 2 + s % 2;
+      double sum = first.add ? lane.sums[s] : 0;
+      for (int k = 0; k < 16; ++k) sum += double{left[row * 16 + k]} * right[k * columns + column];
+      lane.sums[s] = static_cast<float>(sum);
+    }
+  }
+}
+
+// The latest product under way into `d`, if any.
+Product* pending(Products& products, const float* d) {
+  Product* found = nullptr;
+  const auto look = [&](std::vector<Product>& group) {
+    for (Product& product : group) {
+      if (product.d == d) found = &product;
+    }
+  };
+  for (auto& group : products.groups) look(group);
+  look(products.open);
+  return found;
+}
+
+void land(Products& products, const Product& product) {
+  if (!std::equal(product.a_then.begin(), product.a_then.end(), product.a)) {
+    fail("registers that a product under way reads were changed");
+  }
+  for (const uint32_t at : product.words) cta().end_product_read(at);
+  if (pending(products, product.d) != nullptr) return;  // a later one has this one's sums
+  for (size_t i = 0; i < product.sums.size(); ++i) {
+    if (std::bit_cast<uint32_t>(product.d[i]) != kPending) fail("sums of a product under way were changed");
+    product.d[i] = product.sums[i];
+  }
+}
+
+}  // namespace
+
+uint32_t address_of(uint64_t descriptor, int n, int k) {
+  const uint32_t start = bytes_of(descriptor, 0), leading = bytes_of(descriptor, 16), stride = bytes_of(descriptor, 32);
+  const uint32_t reserved = field(descriptor, 14, 15) | field(descriptor, 30, 31) | field(descriptor, 46, 48) |
+                            field(descriptor, 52, 61);
+  if (reserved != 0) fail("reserved bits of a descriptor are set");
+  if (field(descriptor, 49, 51) != 0) fail("a descriptor's base offset: patterns are taken to begin at their size");
+  const uint32_t mode = field(descriptor, 62, 63);  // 0: none, 1: 128 bytes, 2: 64, 3: 32
+  const auto row = static_cast<uint32_t>(n), column = static_cast<uint32_t>(k);
+  // Canonical layouts [9.7.15.5.1.2.1.3], T = 8 elements of 16 bits, in bytes:
+  //   none ((8,m),(T,2k)) : ((1T,SBO),(1,LBO)); else ((8,m),(T,2k)) : ((T * bytes / 16,SBO),(1,T))
+  if (mode == 0) return start + row % 8 * 16 + row / 8 * stride + column % 8 * 2 + column / 8 * leading;
+  const int bits = 4 - static_cast<int>(mode);  // Swizzle<bits, 4, 3> on the address
+  const uint32_t at = start + row % 8 * (16u << bits) + row / 8 * stride + column * 2;
+  return at ^ (at >> 3 & ((1u << bits) - 1) << 4);
+}
+
+void wgmma(const Wgmma& call) {
+  Products& products = cta().products();
+  if (!products.fenced) fail("a product without a wgmma.fence since registers were touched");
+  const std::vector<uint32_t> words =
+      cta().thread() % 32 == 0 ? words_of(call.b, 2 * call.sums) : std::vector<uint32_t>{};
+  for (const uint32_t at : words) cta().begin_product_read(at);
+  const Product* before = pending(products, call.d);
+  Lane mine{&call, before ? before->sums : std::vector<float>(call.d, call.d + call.sums)};
+  cta().together<Lane>(call.name, mine, multiply_all, 128);
+  products.open.push_back({call.d, mine.sums, call.a, {call.a[0], call.a[1], call.a[2], call.a[3]}, words});
+  std::fill(call.d, call.d + call.sums, std::bit_cast<float>(kPending));
+}
+
+void wgmma_fence() { cta().products().fenced = true; }
+
+void wgmma_commit() {
+  Products& products = cta().products();
+  products.groups.push_back(std::exchange(products.open, {}));
+}
+
+void wgmma_wait(int left) {
+  Products& products = cta().products();
+  products.fenced = false;
+  while (static_cast<int>(products.groups.size()) > left) {
+    auto group = std::move(products.groups.front());
+    products.groups.pop_front();
+    while (!group.empty()) {
+      const Product product = std::move(group.front());
+      group.erase(group.begin());
+      products.groups.push_front(group);  // so that later ones of the group count as under way
+      land(products, product);
+      products.groups.pop_front();
+    }
+  }
+}
+
+}  // namespace emulator

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// wgmma as the PTX ISA describes it [9.7.15], for the threads of emulator.h.
+//
+// Stops at: threads of a warpgroup in different instructions or with different descriptors; a matrix in shared memory
+// that is written while a product reads it, or that some thread wrote without a fence for the async proxy; registers
+// touched between the fence and the product, or changed while it is under way; products nobody waited for.
+// Accumulators are NaN until they are waited for.
+#pragma once
+
+#include <cstdint>
+
+namespace emulator {
+
+struct Wgmma {
+  float* d;           // N / 2 sums of the thread
+  int sums;
+  const uint32_t* a;  // four registers
+  uint64_t b;         // descriptor
+  bool add;           // scale-d
+  const char* name;
+  float (*decode)(uint32_t bits);
+};
+
+void wgmma(const Wgmma& call);
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait(int pending);
+
+// The byte address of element (n, k), 16 bits each, of a K-major matrix in shared memory [9.7.15.5.1.2].
+uint32_t address_of(uint64_t descriptor, int n, int k);
+
+}  // namespace emulator

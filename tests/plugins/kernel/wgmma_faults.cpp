@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// wgmma_faults NAME: a warpgroup and one warp more do something wrong on purpose, for the emulator to find.
+// wgmma_faults layout DESCRIPTOR: "thread sum value" for each sum of a product whose B is described, in a shared memory
+// where the 16 bits at address 2 i are i, and whose A has warp + 1 at [16 warp + k, k] and 0 elsewhere.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "kv_injection_attention/kernel/wgmma.cuh"
+
+using namespace dflash::kv_injection;
+
+namespace {
+
+constexpr int kBytes = 4096;  // 32 rows of 128 bytes
+constexpr uint64_t kMatrix = uint64_t{1} << 62 | uint64_t{64} << 32 | 1 << 16;
+
+bool of_warpgroup() { return thread_index() < 128; }
+
+void write(int value) {
+  for (int at = thread_index() * 4; at < kBytes; at += thread_count() * 4) store_word(at, value);
+}
+
+void write_and_sync() {
+  write(0);
+  fence_for_wgmma();
+  cta_sync();
+}
+
+// A product of its own registers; `then` runs while it is under way.
+void multiply(
+    uint64_t matrix, const std::function<void(float*, uint32_t*)>& then = [](float*, uint32_t*) {},
+    const std::function<void()>& before = [] {}) {
+  float d[16] = {};
+  uint32_t a[4] = {};
+  wgmma_fence();
+  before();
+  wgmma(F16{}, d, a, matrix, false);
+  wgmma_commit();
+  then(d, a);
+  wgmma_wait();
+}
+
+const std::map<std::string, std::function<void()>> kFaults{
+    {"none",
+     [] {
+       write_and_sync();
+       if (of_warpgroup()) multiply(kMatrix);
+       cta_sync();
+       write(1);
+     }},
+    {"two products of the same sums",
+     [] {
+       write_and_sync();
+       if (!of_warpgroup()) return;
+       float d[16] = {};
+       uint32_t a[4] = {};
+       wgmma_fence();
+       for (int i = 0; i < 2; ++i) wgmma(F16{}, d, a, kMatrix + 2 * i, i > 0), wgmma_commit();
+       wgmma_wait();
+       if (d[3] != 0) emulator::fail("found %g", d[3]);
+     }},
+    {"nothing written", [] { if (of_warpgroup()) multiply(kMatrix); }},
+    {"no proxy fence",
+     [] {
+       write(0);
+       cta_sync();
+       if (of_warpgroup()) multiply(kMatrix);
+     }},
+    {"a proxy fence before the write",
+     [] {
+       fence_for_wgmma();
+       write(0);
+       cta_sync();
+       if (of_warpgroup()) multiply(kMatrix);
+     }},
+    {"a proxy fence of the reader",
+     [] {
+       write(0);
+       cta_sync();
+       fence_for_wgmma();
+       if (of_warpgroup()) multiply(kMatrix);
+     }},
+    {"no barrier",
+     [] {
+       write(0);
+       fence_for_wgmma();
+       if (of_warpgroup()) multiply(kMatrix);
+     }},
+    {"no wgmma.fence",
+     [] {
+       write_and_sync();
+       float d[16] = {};
+       const uint32_t a[4] = {};
+       if (of_warpgroup()) wgmma(F16{}, d, a, kMatrix, false);
+     }},
+    {"a register loaded behind wgmma.fence",
+     [] {
+       write_and_sync();
+       if (of_warpgroup()) multiply(kMatrix, [](float*, uint32_t*) {}, [] { load_word(0); });
+     }},
+    {"sums changed",
+     [] {
+       write_and_sync();
+       if (of_warpgroup()) multiply(kMatrix, [](float* d, uint32_t*) { d[5] = 0; });
+     }},
+    {"sums read",
+     [] {
+       write_and_sync();
+       if (!of_warpgroup()) return;
+       multiply(kMatrix, [](float* d, uint32_t*) {
+         if (std::isnan(d[5])) emulator::fail("sums are NaN");
+       });
+     }},
+    {"a left operand changed",
+     [] {
+       write_and_sync();
+       if (of_warpgroup()) multiply(kMatrix, [](float*, uint32_t* a) { a[2] = 1; });
+     }},
+    {"a write while a product reads",
+     [] {
+       write_and_sync();
+       if (of_warpgroup()) multiply(kMatrix, [](float*, uint32_t*) { store_word(0, 1); });
+     }},
+    {"a write that no barrier orders behind the product",
+     [] {
+       write_and_sync();
+       if (of_warpgroup()) multiply(kMatrix);
+       if (thread_index() == 128) store_word(0, 1);
+     }},
+    {"a product nobody waits for",
+     [] {
+       write_and_sync();
+       if (!of_warpgroup()) return;
+       static float d[128][16];
+       static uint32_t a[128][4];
+       wgmma_fence();
+       wgmma(F16{}, d[thread_index()], a[thread_index()], kMatrix, false);
+     }},
+    {"two descriptors",
+     [] {
+       write_and_sync();
+       if (of_warpgroup()) multiply(kMatrix + (thread_index() < 64 ? 0 : 2));
+     }},
+    {"half a warpgroup",
+     [] {
+       write_and_sync();
+       if (thread_index() < 64) multiply(kMatrix);
+     }},
+    {"a warp of no warpgroup",
+     [] {
+       write_and_sync();
+       if (thread_index() >= 128) multiply(kMatrix);
+     }},
+    {"reserved bits",
+     [] {
+       write_and_sync();
+       if (of_warpgroup()) multiply(kMatrix | uint64_t{1} << 52);
+     }},
+    {"a base offset",
+     [] {
+       write_and_sync();
+       if (of_warpgroup()) multiply(kMatrix | uint64_t{1} << 49);
+     }},
+    {"beyond the shared memory",
+     [] {
+       write_and_sync();
+       if (of_warpgroup()) multiply(kMatrix + (uint64_t{64} << 32));
+     }},
+};
+
+void print_layout(uint64_t matrix) {
+  for (int at = thread_index() * 4; at < kBytes; at += thread_count() * 4) {
+    store_word(at, pack(F16{}, static_cast<float>(at / 2), static_cast<float>(at / 2 + 1)));
+  }
+  fence_for_wgmma();
+  cta_sync();
+  if (!of_warpgroup()) return;
+  // Figure 148: registers 0 to 3 have rows g, g + 8, g, g + 8 of the warp's 16, and columns 2 t, 2 t, 2 t + 8, 2 t + 8.
+  const int thread = thread_index(), g = thread % 32 / 4, t = thread % 4;
+  const auto scale = static_cast<float>(thread / 32 + 1);
+  const auto at = [&](int row, int k) { return row == k ? scale : 0.0f; };
+  uint32_t a[4] = {
+      pack(F16{}, at(g, 2 * t), at(g, 2 * t + 1)),
+      pack(F16{}, at(g + 8, 2 * t), at(g + 8, 2 * t + 1)),
+      pack(F16{}, at(g, 2 * t + 8), at(g, 2 * t + 9)),
+      pack(F16{}, at(g + 8, 2 * t + 8), at(g + 8, 2 * t + 9)),
+  };
+  float d[16];
+  wgmma_fence();
+  wgmma(F16{}, d, a, matrix, false);
+  wgmma_commit();
+  wgmma_wait();
+  for (int i = 0; i < 16; ++i) std::printf("%d %d %g\n", thread, i, d[i]);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  emulator::Cta cta(160, kBytes, 0, 0, 0);
+  if (count == 3) {
+    const uint64_t matrix = std::strtoull(arguments[2], nullptr, 0);
+    cta.run([=] { print_layout(matrix); });
+  } else {
+    cta.run(kFaults.at(arguments[1]));
+  }
+  return 0;
+}

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention of sm_90a in the emulator, and the emulator's wgmma, on layouts worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.plugins.cases import CORNER, FEATURES, FP8, OUT_OF_RANGE, REGULAR, Case, wgmma_rows
+from tests.plugins.compare import assert_close
+from tests.plugins.kernel import emulation
+from tests.plugins.kernel.emulation import EmulationError, build, build_kernel
+from tests.plugins.kernel.oracle import expect
+from tests.plugins.tensors import BAD, draw, out_of_range
+
+# Two ranges of gpt-oss's rows, of which the first ends one request and begins the next.
+GPT_OSS_FP8 = Case(name="gpt-oss-fp8", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_scale=0.03, norm=4.0,
+                   sinks=True, context_lengths=(300, 3, 130))  # fmt: skip
+CASES = [case for case in (*REGULAR, *FEATURES, *CORNER) if wgmma_rows(case)]
+Program = Callable[[Case], Path]
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """The emulated kernel for a case, compiled when it is first asked for."""
+    directory = tmp_path_factory.mktemp("wgmma")
+
+    def get(case: Case) -> Path:
+        built = directory / f"head_dim_{case.D}_rows_{wgmma_rows(case)}"
+        return built if built.exists() else build_kernel(built, case.D, wgmma_rows(case))
+
+    return get
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", [GPT_OSS_FP8, *CASES], ids=lambda case: case.name)
+def test_against_float64(case: Case, program: Program, tmp_path: Path) -> None:
+    tensors = draw(case)
+    assert_close(emulation.call(program(case), tmp_path / "call", case, tensors, ctas=132).out, *expect(case, tensors))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ctas", [1, 2, 3, 5, 8])
+def test_a_gpu_of_any_size(ctas: int, program: Program, tmp_path: Path) -> None:
+    """However the context is cut into ranges, and however many requests a range cuts."""
+    tensors = draw(GPT_OSS_FP8)
+    result = emulation.call(program(GPT_OSS_FP8), tmp_path / "call", GPT_OSS_FP8, tensors, ctas=ctas)
+    assert result.plan is not None
+    assert result.plan.ranges == ctas
+    assert_close(result.out, *expect(GPT_OSS_FP8, tensors))
+
+
+@pytest.mark.full
+def test_the_order_of_threads_changes_no_bit(program: Program, tmp_path: Path) -> None:
+    tensors = draw(GPT_OSS_FP8)
+    outputs = [
+        emulation.call(program(GPT_OSS_FP8), tmp_path / str(seed), GPT_OSS_FP8, tensors, ctas=5, seed=seed).out
+        for seed in range(4)
+    ]
+    for out in outputs[1:]:
+        assert torch.equal(out.view(torch.int16), outputs[0].view(torch.int16))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", OUT_OF_RANGE, ids=lambda case: case.name)
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+def test_a_request_out_of_range_is_nan_and_leaves_the_others_alone(
+    name: str, value: int, case: Case, program: Program, tmp_path: Path
+) -> None:
+    tensors = out_of_range(draw(case), name, value)
+    out = emulation.call(program(case), tmp_path / "call", case, tensors).out
+    assert out[1].isnan().all()
+    expected = expect(case, draw(case))
+    for b in (0, 2):
+        assert_close(out[b], expected.output[b], expected.tolerance[b])
+
+
+@pytest.mark.full
+def test_a_cache_beyond_32_bits(program: Program, tmp_path: Path) -> None:
+    """The last plane of 6 GiB of K and as many of V."""
+    plane = Case(name="plane", N=16, G=8, S=2, C_max=131072, context_lengths=(40,))
+    far = replace(plane, name="far", L=8, layer=7, slots=6, slot_ids=(5,))
+    tensors = draw(plane)
+    moved = replace(tensors, slot_ids=torch.tensor(far.slot_of, dtype=torch.int32))
+    assert_close(emulation.call(program(far), tmp_path / "call", far, moved).out, *expect(plane, tensors))
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("faults") / "wgmma_faults"
+    return build(program, [emulation.HERE / "wgmma_faults.cpp", *emulation.emulator()])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing written", "a product reads shared memory address 0, which nobody wrote"),
+        ("no proxy fence", "a product reads shared memory address 0, which thread 0 wrote without a proxy fence"),
+        ("a proxy fence before the write", "which thread 0 wrote without a proxy fence"),
+        ("a proxy fence of the reader", "thread 1 wrote without a proxy fence"),
+        ("no barrier", "races with thread .*: a product reads what that wrote at|without a proxy fence|nobody wrote"),
+        ("no wgmma.fence", "a product without a wgmma.fence since registers were touched"),
+        ("a register loaded behind wgmma.fence", "a product without a wgmma.fence since registers were touched"),
+        ("sums changed", "sums of a product under way were changed"),
+        ("sums read", "sums are NaN"),
+        ("a left operand changed", "registers that a product under way reads were changed"),
+        ("a write while a product reads", "writes shared memory address 0 while a product reads it"),
+        ("a write that no barrier orders behind the product",
+         "thread 128: (races with thread .*: writes what that reads|writes shared memory address 0 while a product)"),
+        ("a product nobody waits for", "ends with products under way"),
+        ("two descriptors", "threads of a warpgroup differ in a product's descriptor, shape or scale"),
+        ("half a warpgroup", "waits for threads that never come"),
+        ("a warp of no warpgroup", "is in no whole warpgroup"),
+        ("reserved bits", "reserved bits of a descriptor are set"),
+        ("a base offset", "a descriptor's base offset"),
+        ("beyond the shared memory", "shared memory address 4096 of 4096 bytes"),
+    ],
+)  # fmt: skip
+def test_the_emulator_finds(faults: Path, name: str, message: str) -> None:
+    with pytest.raises(EmulationError, match=message):
+        emulation.run(faults, name)
+
+
+@pytest.mark.parametrize("name", ["none", "two products of the same sums"])
+def test_the_emulator_lets_right_code_pass(faults: Path, name: str) -> None:
+    emulation.run(faults, name)
+
+
+# Figures 157, 159, 161 of the PTX ISA 9.2: which 16 bytes of a row stand at each place of the pattern, row after row.
+# Without a swizzle there are one 16 bytes a row, and the next of the row lie a leading offset on.
+PATTERNS = {
+    1: ("01234567", "10325476", "23016745", "32107654", "45670123", "54761032", "67452301", "76543210"),
+    2: ("0123", "0123", "1032", "1032", "2301", "2301", "3210", "3210"),
+    3: ("01", "01", "01", "01", "10", "10", "10", "10"),
+}
+
+
+def addresses(mode: int, start: int, leading: int, stride: int) -> list[list[int]]:
+    """[row n][column k] of 32 rows of 16 elements, in elements. A start inside a pattern counts in its first row."""
+    table = []
+    for n in range(32):
+        if mode == 0:
+            first = start + n // 8 * stride + n % 8 * 16
+            table.append([first // 2 + k for k in range(8)] + [(first + leading) // 2 + k for k in range(8)])
+            continue
+        pattern = PATTERNS[mode][n % 8]
+        width = 16 * len(pattern)
+        row = start // 1024 * 1024 + n // 8 * stride + n % 8 * width
+        chunks = [start % 1024 // 16, start % 1024 // 16 + 1]
+        table.append([(row + 16 * pattern.index(str(chunk))) // 2 + k for chunk in chunks for k in range(8)])
+    return table
+
+
+@pytest.mark.parametrize(
+    ("mode", "start", "leading", "stride"),
+    [(1, 0, 16, 1024), (1, 32, 16, 1024), (1, 96, 16, 1024), (2, 0, 16, 512), (2, 32, 16, 1024), (3, 0, 16, 256),
+     (0, 0, 128, 256), (0, 16, 2048, 128)],
+)  # fmt: skip
+def test_a_matrix_in_shared_memory(mode: int, start: int, leading: int, stride: int, faults: Path) -> None:
+    descriptor = mode << 62 | stride >> 4 << 32 | leading >> 4 << 16 | start >> 4
+    sums = {
+        (int(thread), int(i)): float(value)
+        for thread, i, value in (line.split() for line in emulation.run(faults, "layout", str(descriptor)).splitlines())
+    }
+    expected = addresses(mode, start, leading, stride)
+    # Figure 149: (thread, sum): (row of the warp's 16, column).
+    by_hand = {(0, 0): (0, 0), (0, 1): (0, 1), (0, 2): (8, 0), (0, 3): (8, 1), (0, 4): (0, 8), (3, 0): (0, 6),
+               (4, 0): (1, 0), (31, 3): (15, 7), (31, 15): (15, 31), (5, 6): (9, 10)}  # fmt: skip
+    for (thread, i), (row, column) in by_hand.items():
+        for warp in range(4):
+            assert sums[32 * warp + thread, i] == (warp + 1) * expected[column][row]
+    for (thread, i), value in sums.items():
+        row, column = thread % 32 // 4 + i // 2 % 2 * 8, i // 4 * 8 + thread % 4 * 2 + i % 2
+        assert value == (thread // 32 + 1) * expected[column][row]
