@@ -6,7 +6,9 @@ taken of every warp of a team (benchmarks/sass.py), and its instructions are cou
 GPU would read the cache if one thing alone held it up and everything else were free:
 
   issue  four warp instructions a clock and SM
-  MMA    mma.m16n8k16 at the rate below; MUFU: exp2 at 16 results a clock and SM (32 on 10.3)
+  MMA    mma.m16n8k16 or wgmma at the rate below; MUFU: exp2 at 16 results a clock and SM (32 on 10.3)
+
+For sm_90a both kernels are counted: attention.cuh (mma) and, where it is compiled for the call, wgmma_attention.cuh.
 
 No ceiling is a measurement: latency, shared memory and the other warps' work come on top. Clocks are boost clocks.
 Prints tables, asserts nothing.
@@ -15,6 +17,7 @@ Prints tables, asserts nothing.
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import re
 import shutil
 import subprocess
@@ -32,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.sass import PIPES, cheapest_round, parse, pipe
 from dflash_trt.cli.output import print_table
 from tests.paths import REPOSITORY
-from tests.plugins.cases import BF16, FP8, GPT_OSS, QWEN3_8B, SHORT, Case
+from tests.plugins.cases import BF16, FP8, GPT_OSS, QWEN3_8B, SHORT, Case, wgmma_rows
 
 PLUGINS = REPOSITORY / "plugins"
 SM_REGISTERS = 65536
@@ -41,7 +44,7 @@ RESERVED_SHARED_BYTES = 1024  # of every CTA
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """Data-sheet numbers; `mma` is multiply-adds of mma.sync a clock and SM with 16-bit operands and FP32 sums."""
+    """Data-sheet numbers; `mma` and `wgmma` are multiply-adds a clock and SM with 16-bit operands and FP32 sums."""
 
     name: str
     architecture: str
@@ -51,12 +54,16 @@ class Gpu:
     shared_bytes: int  # of an SM
     mma: int
     mufu: int = 16
+    wgmma: int = 0
 
 
-# mma: A100's documented 1,024; on Hopper mma.sync reaches about 62 % of wgmma's 2,048 (arXiv 2501.12084); for 10.x no
-# number is published, the same is assumed. RTX PRO 6000: from its data sheet's dense FP16 rate.
+# wgmma: from the data sheet's dense BF16 rate. mma: A100's documented 1,024; on Hopper mma.sync reaches about 62 % of
+# wgmma's 2,048 (arXiv 2501.12084); for 10.x no number is published, the same is assumed. RTX PRO 6000: from its data
+# sheet's dense FP16 rate.
 GPUS = (
-    Gpu(name="H200", architecture="90a", sms=132, ghz=1.98, terabytes=4.8, shared_bytes=228 << 10, mma=1270),
+    Gpu(
+        name="H200", architecture="90a", sms=132, ghz=1.98, terabytes=4.8, shared_bytes=228 << 10, mma=1270, wgmma=2048
+    ),
     Gpu(name="B200", architecture="100f", sms=148, ghz=1.965, terabytes=8.0, shared_bytes=228 << 10, mma=1024),
     Gpu(name="B300", architecture="100f", sms=148, ghz=1.92, terabytes=8.0, shared_bytes=228 << 10, mma=1024, mufu=32),
     Gpu(name="RTX PRO 6000", architecture="120a", sms=188, ghz=2.6, terabytes=1.79, shared_bytes=100 << 10, mma=512),
@@ -68,6 +75,13 @@ DRAFTERS = {
     "head256": replace(QWEN3_8B, name="head256", N=16, G=4, D=256),
 }
 
+WGMMA_KERNEL = """
+#include "kv_injection_attention/kernel/wgmma_attention.cuh"
+namespace dflash::kv_injection {{
+template __global__ void wgmma_attention<{D}, {rows}, BF16, {bytes}>(
+    const __grid_constant__ Params, const __grid_constant__ Plan);
+}}
+"""
 KERNEL = """
 #include "kv_injection_attention/kernel/attention.cuh"
 namespace dflash::kv_injection {{
@@ -76,15 +90,16 @@ template __global__ void attention<{D}, BF16, {bytes}>(const __grid_constant__ P
 """
 PRINT_PLAN = """
 #include <cstdio>
-#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/wgmma_plan.h"
 using namespace dflash::kv_injection;
 int main() {{
   Params p{{}};
   p.batch = p.slots = p.layers = 1;
   p.block = {S}; p.num_heads = {N}; p.num_kv_heads = {G}; p.head_dim = {D}; p.max_context = 131072;
   p.block_dtype = DType::kBF16; p.cache_dtype = {cache};
-  const Plan plan = make_plan(p, 264);
-  const int stages = num_stages(p.head_dim, {itemsize}), step = step_keys(p.head_dim, {itemsize});
+  const Plan plan = {wgmma} ? make_wgmma_plan(p, 132) : make_plan(p, 264);
+  const int stages = {wgmma} ? wgmma_stages({D}, {itemsize}) : num_stages({D}, {itemsize});
+  const int step = {wgmma} ? kWgmmaKeys : step_keys({D}, {itemsize});
   std::printf("%d %d %d %d %d %d %d", plan.tile_rows, plan.row_groups, plan.teams, stages, plan.shared_bytes, step,
               warp_tiles(p.head_dim));
 }}
@@ -110,6 +125,7 @@ class Count:
 
     case: Case
     architecture: str
+    kernel: str
     plan: Plan
     registers: int
     opcodes: Counter[str]
@@ -122,6 +138,13 @@ class Count:
         """Warp instructions of a pipe for 1,024 bytes of the cache."""
         issued = sum(n for opcode, n in self.opcodes.items() if pipe(opcode) == wanted)
         return issued * 1024 / self.step_bytes
+
+    @property
+    def multiply_adds(self) -> float:
+        """For a byte of the cache."""
+        shapes = ((n, re.search(r"^HGMMA\.(\d+)x(\d+)x(\d+)", opcode)) for opcode, n in self.opcodes.items())
+        wgmma = sum(n * math.prod(map(int, shape.groups())) // 4 for n, shape in shapes if shape)  # of four warps
+        return (wgmma or self.per_kib("MMA") * self.step_bytes / 1024 * 16 * 8 * 16) / self.step_bytes
 
     def ctas(self, gpu: Gpu) -> int:
         threads = 32 * self.plan.row_groups * self.plan.teams
@@ -148,28 +171,42 @@ def run(*command: str) -> str:
     return result.stdout + result.stderr
 
 
-def make_plan(case: Case, directory: Path) -> Plan:
+def make_plan(case: Case, wgmma: bool, directory: Path) -> Plan:
     source, program = directory / "plan.cpp", directory / "plan"
     cache = "DType::kF8E4M3" if case.cache_dtype is FP8 else "DType::kBF16"
     source.write_text(
-        PRINT_PLAN.format(S=case.S, N=case.N, G=case.G, D=case.D, cache=cache, itemsize=case.cache_dtype.itemsize)
-    )
-    workspace = PLUGINS / "kv_injection_attention/workspace.cpp"
-    run(find("g++", "install it"), "-std=c++20", f"-I{PLUGINS}", str(source), str(workspace), "-o", str(program))
+        PRINT_PLAN.format(
+            S=case.S, N=case.N, G=case.G, D=case.D, cache=cache, itemsize=case.cache_dtype.itemsize,
+            wgmma=str(wgmma).lower(),
+        )
+    )  # fmt: skip
+    plans = [str(PLUGINS / "kv_injection_attention" / name) for name in ("workspace.cpp", "wgmma_plan.cpp")]
+    run(find("g++", "install it"), "-std=c++20", f"-I{PLUGINS}", str(source), *plans, "-o", str(program))
     return Plan(*map(int, run(str(program)).split()))
 
 
-def count(case: Case, architecture: str, directory: Path) -> Count:
+def kernels(case: Case, architecture: str) -> list[str]:
+    """Those that are compiled for the call."""
+    return ["mma", "wgmma"] if architecture == "90a" and wgmma_rows(case) else ["mma"]
+
+
+def rows(case: Case) -> int:
+    return case.S * case.N // case.G
+
+
+def count(case: Case, architecture: str, kernel: str, directory: Path) -> Count:
     source, cubin = directory / "kernel.cu", directory / "kernel.cubin"
-    source.write_text(KERNEL.format(D=case.D, bytes=str(case.cache_dtype is FP8).lower()))
+    template = WGMMA_KERNEL if kernel == "wgmma" else KERNEL
+    source.write_text(template.format(D=case.D, rows=wgmma_rows(case), bytes=str(case.cache_dtype is FP8).lower()))
     code = f"--generate-code=arch=compute_{architecture},code=sm_{architecture}"
     nvcc = find("nvcc", "install the CUDA toolkit")
     ptxas = run(nvcc, "-std=c++20", "-cubin", code, f"-I{PLUGINS}", "-Xptxas=-v", str(source), "-o", str(cubin))
     found = re.search(r"Used (\d+) registers", ptxas)
     assert found, ptxas
     text = run(find("nvdisasm", "pip install 'dflash-trt[sass]'"), "-c", str(cubin))
-    plan = make_plan(case, directory)
-    return Count(case, architecture, plan, int(found[1]), team_step(text, case, plan))
+    plan = make_plan(case, kernel == "wgmma", directory)
+    step = wgmma_step(text, case, plan) if kernel == "wgmma" else team_step(text, case, plan)
+    return Count(case, architecture, kernel, plan, int(found[1]), step)
 
 
 def team_step(text: str, case: Case, plan: Plan) -> Counter[str]:
@@ -188,6 +225,15 @@ def team_step(text: str, case: Case, plan: Plan) -> Counter[str]:
     return total
 
 
+def wgmma_step(text: str, case: Case, plan: Plan) -> Counter[str]:
+    """What the four warps of a warpgroup, which are alike, issue between them for one step."""
+    step = 2 * plan.step_keys * case.D * case.cache_dtype.itemsize
+    exactly = {"MUFU.EX2": plan.tile_rows // 2, "LDGSTS": step // 16 // 128}
+    at_least = {"HGMMA": 2 * case.D // 16, "STSM": plan.tile_rows // 16, "LDSM": step // 4 // 512}
+    warp = cheapest_round(parse(text), exactly, at_least)
+    return Counter({opcode: 4 * n for opcode, n in warp.items()})
+
+
 def conflicts(case: Case) -> tuple[int, int]:
     """Wavefronts beyond one that eight lanes of 16 bytes take in shared memory: ldmatrix on a step's rows, and the
     copies that write them. Rows stand row_bytes() of plan.h apart, and eight bank groups of 16 bytes make a wavefront.
@@ -201,7 +247,7 @@ def conflicts(case: Case) -> tuple[int, int]:
 
 def name(counted: Count) -> str:
     case = counted.case
-    return f"{case.name} ({case.S * case.N // case.G} rows, D {case.D}), {SHORT[case.cache_dtype].upper()}"
+    return f"{case.name} ({rows(case)} rows, D {case.D}), {SHORT[case.cache_dtype].upper()}"
 
 
 def instruction_row(counted: Count) -> list[str]:
@@ -210,6 +256,7 @@ def instruction_row(counted: Count) -> list[str]:
     return [
         name(counted),
         f"sm_{counted.architecture}",
+        counted.kernel,
         *(f"{number:.1f}" for number in (*numbers, sum(numbers))),
         f"{plan.teams} x {plan.row_groups}",
         str(counted.registers),
@@ -220,14 +267,15 @@ def instruction_row(counted: Count) -> list[str]:
 
 def ceiling_row(counted: Count, gpu: Gpu) -> list[str]:
     clocks = gpu.sms * gpu.ghz * 1e9 / 1e12  # 10^12 a second
-    mma, mufu = counted.per_kib("MMA") / 1024, counted.per_kib("MUFU") / 1024
+    mufu = counted.per_kib("MUFU") / 1024
+    multiply_adds = gpu.wgmma if counted.kernel == "wgmma" else gpu.mma
     issue = clocks * 4 * 1024 / sum(map(counted.per_kib, PIPES))
-    rates = [issue, clocks * gpu.mma / (mma * 16 * 8 * 16), clocks * gpu.mufu / (mufu * 32)]
+    rates = [issue, clocks * multiply_adds / counted.multiply_adds, clocks * gpu.mufu / (mufu * 32)]
     ctas = counted.ctas(gpu)
     flight = ctas * counted.plan.teams * (counted.plan.stages - 1) * counted.step_bytes
     times = f"{min(rates) / gpu.terabytes:.2f}"
-    rows = [name(counted), gpu.name, f"{gpu.terabytes}", *(f"{rate:.1f}" for rate in rates), times]
-    return [*rows, str(ctas), f"{flight / 1024:.0f}"]
+    cells = [name(counted), gpu.name, counted.kernel, f"{gpu.terabytes}", *(f"{rate:.1f}" for rate in rates), times]
+    return [*cells, str(ctas), f"{flight / 1024:.0f}"]
 
 
 @click.command()
@@ -247,13 +295,25 @@ def main(drafters: tuple[str, ...], architectures: tuple[str, ...], caches: tupl
     counts = []
     for drafter, architecture, cache in product(drafters or DRAFTERS, architectures, caches):
         case = replace(DRAFTERS[drafter], cache_dtype=FP8 if cache == "fp8" else BF16)
-        with tempfile.TemporaryDirectory() as directory:
-            counts.append(count(case, architecture, Path(directory)))
-    columns = ["drafter, cache", "for", *PIPES, "all", "teams x warps", "registers", "KiB shared", "bank conflicts"]
+        for kernel in kernels(case, architecture):
+            with tempfile.TemporaryDirectory() as directory:
+                counts.append(count(case, architecture, kernel, Path(directory)))
+    columns = [
+        "drafter, cache",
+        "for",
+        "kernel",
+        *PIPES,
+        "all",
+        "teams x warps",
+        "registers",
+        "KiB shared",
+        "bank conflicts",
+    ]
     print_table("Warp instructions for a KiB of the cache, and what a CTA takes", columns, map(instruction_row, counts))
     columns = [
         "drafter, cache",
         "GPU",
+        "kernel",
         "memory",
         "issue",
         "MMA",
@@ -262,11 +322,15 @@ def main(drafters: tuple[str, ...], architectures: tuple[str, ...], caches: tupl
         "CTAs an SM",
         "KiB in flight",
     ]
-    rows = [ceiling_row(counted, gpu) for counted in counts for gpu in GPUS if gpu.architecture == counted.architecture]
-    print_table("Ceilings, TB/s of cache read", columns, rows)
+    ceilings = [
+        ceiling_row(counted, gpu) for counted in counts for gpu in GPUS if gpu.architecture == counted.architecture
+    ]
+    print_table("Ceilings, TB/s of cache read", columns, ceilings)
     for counted in counts if opcodes else ():
         listed = ", ".join(f"{n} {opcode}" for opcode, n in counted.opcodes.most_common())
-        click.echo(f"\n{name(counted)}, sm_{counted.architecture}, {counted.step_bytes} bytes: {listed}")
+        click.echo(
+            f"\n{name(counted)}, sm_{counted.architecture}, {counted.kernel}, {counted.step_bytes} bytes: {listed}"
+        )
 
 
 if __name__ == "__main__":
