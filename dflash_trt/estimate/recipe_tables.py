@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes and estimated time of gpt-oss-120b's drafter by recipe and head; writes the tables of docs/quantization.md."""
+"""Bytes and estimated time of gpt-oss-120b's drafter by recipe and head; writes the tables of two pages."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,8 @@ BATCHES = (1, 64)
 TRIMMED = 32768
 SYSTEMS = (("one B300", "b300", 1), ("8 x B300", "b300", 8), ("one H200", "h200", 1))
 """What it is called, the GPU, and the ranks that share the target's lm_head."""
-PAGE = Path(__file__).parents[2] / "docs" / "quantization.md"
+CHECKOUT = Path(__file__).parents[2]
+PAGES = (CHECKOUT / "README.md", CHECKOUT / "docs" / "quantization.md")
 MARKS = "<!-- {name}: begin -->", "<!-- {name}: end -->"
 
 
@@ -76,44 +78,64 @@ def _context_bytes(spec: PartialDraftSpec, recipe: str) -> float:
 
 def tables() -> dict[str, str]:
     """The tables in Markdown, by the name of their marks."""
-
-    def gigabytes(recipe: str, head: Head) -> str:
-        whole = weight_bytes(recipe) + head.num_bytes(published_drafts()[DRAFT].spec.hidden_size)
-        return f"{whole / 1e9:.2f}"
-
-    found = {"bytes": _table("GB", heads(), gigabytes)}
+    found = {"summary": summary(), "bytes": _table("GB", heads(), _gigabytes)}
     for name, gpu, ranks in SYSTEMS:
-
-        def microseconds(recipe: str, head: Head, gpu: str = gpu) -> str:
-            passes = (cost(Setting(recipe=recipe, head=head, gpu=gpu, batch=batch)) for batch in BATCHES)
-            return " / ".join(f"{one.seconds * 1e6:.0f}" for one in passes)
-
-        found[name] = _table(f"{name}, us", heads(ranks), microseconds)
+        found[name] = _table(f"{name}, us", heads(ranks), partial(_microseconds, gpu=gpu))
     return found
 
 
 def _table(corner: str, columns: dict[str, Head], cell: Callable[[str, Head], str]) -> str:
     lines = [f"| {corner} | {' | '.join(f'`{head}`' for head in columns)} |", f"|---|{'---|' * len(columns)}"]
-    for recipe in sorted(recipe_names(), key=lambda name: (-weight_bytes(name), name)):
+    for recipe in _recipes():
         lines.append(f"| `{recipe}` | {' | '.join(cell(recipe, head) for head in columns.values())} |")
     return "\n".join(lines)
 
 
+def summary() -> str:
+    """README's table: two heads by recipe. A head of the drafter's own costs the same on one GPU and on eight."""
+    small = heads()[name := f"trim:{TRIMMED}:fp8"]
+    columns = [
+        *(f"GB, `{head}`" for head in ("target", name)),
+        *(f"us, `target`, {system}" for system, _, _ in SYSTEMS[:2]),
+        f"us, `{name}`",
+    ]
+    lines = [f"| recipe | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    for recipe in _recipes():
+        cells = [_gigabytes(recipe, head) for head in (heads()["target"], small)]
+        cells += [_microseconds(recipe, heads(ranks)["target"], gpu) for _, gpu, ranks in SYSTEMS[:2]]
+        lines.append(f"| `{recipe}` | {' | '.join(cells)} | {_microseconds(recipe, small, SYSTEMS[0][1])} |")
+    return "\n".join(lines)
+
+
+def _recipes() -> list[str]:
+    """The largest first."""
+    return sorted(recipe_names(), key=lambda name: (-weight_bytes(name), name))
+
+
+def _gigabytes(recipe: str, head: Head) -> str:
+    return f"{(weight_bytes(recipe) + head.num_bytes(published_drafts()[DRAFT].spec.hidden_size)) / 1e9:.2f}"
+
+
+def _microseconds(recipe: str, head: Head, gpu: str) -> str:
+    passes = (cost(Setting(recipe=recipe, head=head, gpu=gpu, batch=batch)) for batch in BATCHES)
+    return " / ".join(f"{one.seconds * 1e6:.0f}" for one in passes)
+
+
 def replace_tables(page: str) -> str:
-    """`page` with the present tables between their marks."""
+    """`page` with the present tables between those marks that it has."""
     for name, text in tables().items():
         begin, end = (mark.format(name=name) for mark in MARKS)
-        assert begin in page, begin
         page = re.sub(f"{begin}.*{end}", f"{begin}\n{text}\n{end}", page, flags=re.DOTALL)
     return page
 
 
 def main() -> None:
-    """Rewrites the tables of docs/quantization.md, or prints them where there is no checkout."""
-    if PAGE.is_file():
-        PAGE.write_text(replace_tables(PAGE.read_text()))
-    else:
-        print("\n\n".join(tables().values()))
+    """Rewrites the tables of both pages, or prints them where there is no checkout."""
+    for page in PAGES:
+        if not page.is_file():
+            print("\n\n".join(tables().values()))
+            return
+        page.write_text(replace_tables(page.read_text()))
 
 
 if __name__ == "__main__":

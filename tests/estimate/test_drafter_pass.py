@@ -10,7 +10,7 @@ from dflash_trt.deploy.sizes import draft_sizes
 from dflash_trt.estimate.constants import rates
 from dflash_trt.estimate.drafter_pass import DrafterLoad, Head, drafter_pass
 from dflash_trt.estimate.inputs import draft_shape, target_shape
-from dflash_trt.estimate.recipe_tables import DRAFT, PAGE, TARGET, Setting, heads, replace_tables, weight_bytes
+from dflash_trt.estimate.recipe_tables import DRAFT, PAGES, TARGET, Setting, heads, replace_tables, tables, weight_bytes
 from dflash_trt.estimate.recipe_tables import cost as cost_of
 from dflash_trt.estimate.shapes import System
 from dflash_trt.estimate.step import Load, StepModel
@@ -19,10 +19,11 @@ SPEC = published_drafts()[DRAFT].spec
 RATES = rates("b300", "trtllm")
 
 
-def test_page_is_in_step_with_the_code() -> None:
+def test_pages_are_in_step_with_the_code() -> None:
     """After a wanted change: python -m dflash_trt.estimate.recipe_tables"""
-    page = PAGE.read_text()
-    assert replace_tables(page) == page
+    pages = [page.read_text() for page in PAGES]
+    assert [replace_tables(page) for page in pages] == pages
+    assert all(any(table in page for page in pages) for table in tables().values())
 
 
 @pytest.mark.parametrize("algorithm", ["", "FP8", "NVFP4"])
