@@ -11,6 +11,8 @@ FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention
 STATE_BYTES = 4
 """Of a number of recurrent state: FLOAT, as transformers keeps it whatever the weights are."""
 CONVOLUTION_BYTES = 2
+OTHER_PATTERNS = ("linear_attn_config", "attn_type_list", "hybrid_override_pattern", "hybrid_layer_pattern")
+"""How configurations name the kinds of layers that are not known here: Kimi Linear, MiniMax-01, Nemotron-H, MiMo."""
 
 
 class RecurrentState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,13 +54,21 @@ class TargetCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def bytes(self, tokens: int, *, fp8: bool, ranks: int = 1) -> int:
         """Of one request of `tokens` tokens on one of `ranks` tensor-parallel ranks, in FP8 or BF16."""
+        rows = round(self.row_numbers(tokens, ranks)) * (1 if fp8 else 2)
+        return rows + (self.recurrent.bytes(ranks) if self.recurrent else 0)
+
+    def row_numbers(self, tokens: float, ranks: int = 1) -> float:
+        """Numbers in the rows of one request of `tokens` tokens, the mean of several perhaps, on one of `ranks`."""
         full = self._row(
             self.full_key_value_heads or self.num_key_value_heads, self.full_head_dim or self.head_dim, ranks
         )
         sliding = self._row(self.num_key_value_heads, self.head_dim, ranks)
-        numbers = self.num_full_layers * full * tokens
-        numbers += self.num_sliding_layers * sliding * min(tokens, self.sliding_window)
-        return numbers * (1 if fp8 else 2) + (self.recurrent.bytes(ranks) if self.recurrent else 0)
+        windowed = self.num_sliding_layers * sliding * min(tokens, self.sliding_window)
+        return self.num_full_layers * full * tokens + windowed
+
+    def rows(self, tokens: float) -> float:
+        """Rows that a token behind `tokens` others sees, over all layers."""
+        return self.num_full_layers * tokens + self.num_sliding_layers * min(tokens, self.sliding_window)
 
     def _row(self, heads: int, head_dim: int, ranks: int) -> int:
         """Numbers of one token in one layer; a head is never split."""
@@ -71,6 +81,8 @@ def read_target_cache(config: Facts, num_layers: int) -> TargetCache | None:
     That are layers of other kinds than FULL, SLIDING and LINEAR, and those that choose their tokens with an index of
     their own (DeepSeek V3.2). Raises CheckpointError for a missing fact.
     """
+    if any(key in config for key in OTHER_PATTERNS):
+        return None
     types = _layer_types(config, num_layers)
     if not set(types) <= {FULL, SLIDING, LINEAR} or "index_head_dim" in config:
         return None

@@ -111,7 +111,8 @@ def estimate(
         routing=open_routing(routing, system),
     )
     if as_json:
-        print_json("estimate", msgspec.structs.asdict(result))
+        shown = msgspec.structs.replace(result, system=msgspec.structs.replace(system, memory=None))
+        print_json("estimate", msgspec.structs.asdict(shown))
     else:
         print_estimate(result)
     if plot is not None:

@@ -25,7 +25,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """What a deployment asks of each GPU."""
 
     gpus: Gpus
-    draft: DraftSizes
+    draft: DraftSizes | None
+    """None: plain decoding."""
     target: TargetSizes | None
     algorithms: dict[str, str]
     ranks: int
@@ -95,11 +96,11 @@ def paged_arena_bytes(load: Load) -> int:
 
 def gpu_memory(load: Load) -> GpuMemory:
     """What `load` leaves, and the largest batch and context that would fit."""
-    items, unknown = _items(load)
+    items, unknown = memory_items(load)
     free = _free(load, items)
     pool = max(0, int(free * load.pool_fraction))
     late = sum(item.bytes for item in items if item.is_late)
-    request = _request_bytes(load)
+    request = request_bytes(load)
     return GpuMemory(
         capacity_bytes=load.gpus.gpu.memory_bytes,
         items=items,
@@ -115,8 +116,9 @@ def gpu_memory(load: Load) -> GpuMemory:
     )
 
 
-def _items(load: Load) -> tuple[tuple[Item, ...], tuple[str, ...]]:
-    draft, target, ranks = load.draft, load.target, load.ranks
+def memory_items(load: Load) -> tuple[tuple[Item, ...], tuple[str, ...]]:
+    """What is allocated beside the cache pool, and what is not counted because its size is not known."""
+    target, ranks = load.target, load.ranks
     unknown = []
     items = []
     if target is None:
@@ -125,23 +127,29 @@ def _items(load: Load) -> tuple[tuple[Item, ...], tuple[str, ...]]:
         items.append(Item("target weights", target.weight_bytes(ranks), f"1/{ranks} of all, {target.origin}"))
         if target.cache is None:
             unknown.append("target cache: what its layers keep is of no known size")
+    if load.draft is not None:
+        items += _drafter(load, load.draft)
+        items += _captured(load, load.draft)
+    items.append(Item("runtime", RUNTIME_OVERHEAD_BYTES, "CUDA context, libraries, communication"))
+    items.append(Item("activations", ACTIVATION_RESERVE_BYTES, "reserve, the target's workspaces included"))
+    if load.draft is not None and load.workspace_bytes:
+        items.append(Item("drafter workspace", load.workspace_bytes, "what both plans may take at most by default"))
+    return tuple(items), tuple(unknown)
+
+
+def _drafter(load: Load, draft: DraftSizes) -> list[Item]:
     shared = f"layers 1/{load.drafter_ranks}, fc whole" if load.drafter_ranks > 1 else "whole on every GPU"
-    items.append(Item("drafter weights", draft.weight_bytes(load.algorithms, load.drafter_ranks), shared))
+    items = [Item("drafter weights", draft.weight_bytes(load.algorithms, load.drafter_ranks), shared)]
     if load.is_dense:
         slots = f"{load.max_batch_size} + 1 slots of {load.max_seq_len} + {load.draft_tokens + 1} tokens"
         items.append(Item("context arena", arena_bytes(load), slots))
         replaced = "beside the pool, once: the old V while the arena is allocated anew"
         items.append(Item("arena replaced", arena_bytes(load) // 2, replaced, is_late=True))
-    items += _captured(load)
-    items.append(Item("runtime", RUNTIME_OVERHEAD_BYTES, "CUDA context, libraries, communication"))
-    items.append(Item("activations", ACTIVATION_RESERVE_BYTES, "reserve, the target's workspaces included"))
-    if load.workspace_bytes:
-        items.append(Item("drafter workspace", load.workspace_bytes, "what both plans may take at most by default"))
-    return tuple(items), tuple(unknown)
+    return items
 
 
-def _captured(load: Load) -> list[Item]:
-    spec = load.draft.spec
+def _captured(load: Load, draft: DraftSizes) -> list[Item]:
+    spec = draft.spec
     size = 2 * load.max_num_tokens * spec.target_hidden_size
     how = f"{load.max_num_tokens} tokens, {len(spec.target_layer_ids)} taps, BF16"
     items = [Item("captured hidden states", size, how)]
@@ -164,16 +172,20 @@ def num_cuda_graphs(max_batch_size: int) -> int:
     return len([size for size in small if size <= max_batch_size]) + len(large) + int(is_one_more)
 
 
-def _request_bytes(load: Load) -> int | None:
+def request_bytes(load: Load) -> int | None:
+    """Pool bytes of one request of max_seq_len tokens; None where the target's are not known."""
     if load.target is None or load.target.cache is None:
         return None
     cache = load.target.cache.bytes(load.max_seq_len, fp8=load.is_fp8_cache, ranks=load.ranks)
     # With a dense arena, too: the pool is shared with a manager of the drafter's rows, which then nobody uses.
-    rows = load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_cache, ranks=load.ranks)
+    rows = 0
+    if load.draft is not None:
+        rows = load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_cache, ranks=load.ranks)
     return cache + load.max_seq_len * rows
 
 
 def _context_row_bytes(load: Load) -> int:
+    assert load.draft is not None, "plain decoding has no context rows"
     return load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_cache, ranks=load.drafter_ranks)
 
 
@@ -182,9 +194,9 @@ def _free(load: Load, items: tuple[Item, ...]) -> int:
 
 
 def _fits(load: Load) -> bool:
-    items, _ = _items(load)
+    items, _ = memory_items(load)
     free = _free(load, items)
-    return free >= 0 and int(free * load.pool_fraction) >= (_request_bytes(load) or 0)
+    return free >= 0 and int(free * load.pool_fraction) >= (request_bytes(load) or 0)
 
 
 def _largest(fits: Callable[[int], bool], bound: int) -> int:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes on one GPU by batch and context, and the batch at which they end."""
+"""Bytes on one GPU by batch and context, and the batch at which they end: the items of deploy's memory."""
 
 from __future__ import annotations
 
 import msgspec
 
-from dflash_trt.deploy.memory import ACTIVATION_RESERVE_BYTES, RUNTIME_OVERHEAD_BYTES
+from dflash_trt.deploy import memory
 from dflash_trt.estimate.shapes import DraftShape, Method, System
 
+CACHES = "caches of requests"
 MAX_BATCH = 4096
 
 
@@ -26,53 +27,61 @@ class BatchLimit(msgspec.Struct, frozen=True):
 
 
 def memory_items(system: System, method: Method, batch: int, tokens: int) -> tuple[MemoryItem, ...]:
-    """What one GPU holds with `batch` requests of `tokens` tokens each."""
-    target, ranks = system.target, system.tensor_parallel
-    draft = system.drafter(method)
-    heads = -(-target.num_key_value_heads // ranks)
-    row = 2 * heads * target.head_dim * system.kv_bytes
-    windowed = (target.num_layers - target.num_full_layers) * min(tokens, target.sliding_window)
-    cache = batch * row * (target.num_full_layers * tokens + windowed)
-    items = [
-        MemoryItem("target weights", round(target.weight_bytes / ranks)),
-        MemoryItem("target KV cache", cache),
-        MemoryItem("runtime", RUNTIME_OVERHEAD_BYTES),
-        MemoryItem("activations", ACTIVATION_RESERVE_BYTES),
-    ]
-    if draft is not None:
-        items += _drafter_items(system, draft, batch, tokens)
-    return tuple(items)
+    """What one GPU holds with `batch` requests of `tokens` tokens each, for as long as it serves."""
+    load = _load(system, method, batch)
+    items = [MemoryItem(item.name, item.bytes) for item in memory.memory_items(load)[0] if not item.is_late]
+    return (*items, *_eagle3_items(system, method), MemoryItem(CACHES, _pool_bytes(system, method, load, tokens)))
 
 
-def _drafter_items(system: System, draft: DraftShape, batch: int, tokens: int) -> list[MemoryItem]:
-    ranks = system.drafter_ranks
-    layers = draft.num_layers * draft.layer_params * draft.layer_bits / 8 / ranks
-    own_head = draft.head_rows * draft.hidden_size * 2
-    weights = layers + draft.fc_params * draft.fc_bits / 8 + own_head
-    heads = -(-draft.num_key_value_heads // ranks)
-    row = draft.num_layers * 2 * heads * draft.head_dim * system.kv_bytes
-    is_dense = system.is_arena_dense and not draft.is_chain
-    slots, length = (batch + 1, system.max_seq_len + draft.max_draft_tokens + 1) if is_dense else (batch, tokens)
+def _load(system: System, method: Method, batch: int) -> memory.Load:
+    load = system.memory
+    assert load is not None, "this system was made to ask for speed only"
+    gpu = msgspec.structs.replace(load.gpus.gpu, memory_bytes=system.gpu_memory_bytes)
+    return msgspec.structs.replace(
+        load,
+        gpus=msgspec.structs.replace(load.gpus, gpu=gpu),
+        draft=load.draft if method == "dflash" else None,
+        ranks=system.tensor_parallel,
+        drafter_ranks=system.drafter_ranks,
+        max_batch_size=batch,
+        max_num_tokens=system.max_num_tokens,
+    )
+
+
+def _pool_bytes(system: System, method: Method, load: memory.Load, tokens: int) -> int:
+    """Of the pool that `load`'s requests fill when each has `tokens` tokens."""
+    request = memory.request_bytes(msgspec.structs.replace(load, max_seq_len=tokens))
+    assert request is not None, "a shape knows its cache"
+    if method == "eagle3" and (draft := system.eagle3) is not None:
+        heads = -(-draft.num_key_value_heads // system.drafter_ranks)
+        request += tokens * draft.num_layers * 2 * heads * draft.head_dim * system.kv_bytes
+    return load.max_batch_size * request
+
+
+def _eagle3_items(system: System, method: Method) -> list[MemoryItem]:
+    """EAGLE-3's shape is assumed, and so is no draft that memory could be told of."""
+    if method != "eagle3" or system.eagle3 is None:
+        return []
+    draft: DraftShape = system.eagle3
+    layers = draft.num_layers * draft.layer_params * draft.layer_bits / 8 / system.drafter_ranks
+    weights = layers + draft.fc_params * draft.fc_bits / 8 + draft.head_rows * draft.hidden_size * 2
     captured = 2 * system.max_num_tokens * draft.num_taps * draft.hidden_size
-    return [
-        MemoryItem("drafter weights", round(weights)),
-        MemoryItem("drafter context" + (" (dense arena)" if is_dense else ""), slots * length * row),
-        MemoryItem("captured hidden states", captured),
-    ]
+    return [MemoryItem("drafter weights", round(weights)), MemoryItem("captured hidden states", captured)]
 
 
 def batch_limit(system: System, method: Method, tokens: int, draft_tokens: int = 0) -> BatchLimit:
     """The largest batch whose requests hold `tokens` tokens each; 0 where not even one fits.
 
-    A cache pool takes `pool_fraction` of what the rest leaves, as TensorRT-LLM's does.
+    A cache pool takes `pool_fraction` of what the rest leaves, as TensorRT-LLM's does, or less, where what is allocated
+    after it needs more.
     """
 
     def fits(batch: int) -> bool:
-        items = memory_items(system, method, batch, tokens)
-        pooled = {"target KV cache"} | (set() if system.is_arena_dense else {"drafter context"})
-        pool = sum(item.bytes for item in items if item.name in pooled)
-        fixed = sum(item.bytes for item in items) - pool
-        return pool <= (system.gpu_memory_bytes - fixed) * system.pool_fraction
+        load = _load(system, method, batch)
+        late = sum(item.bytes for item in memory.memory_items(load)[0] if item.is_late)
+        fixed = sum(item.bytes for item in memory_items(system, method, batch, tokens) if item.name != CACHES)
+        free = system.gpu_memory_bytes - fixed
+        return _pool_bytes(system, method, load, tokens) <= min(int(free * load.pool_fraction), free - late)
 
     by_tokens = system.max_num_tokens // (draft_tokens + 1)
     low, high = 0, min(MAX_BATCH, by_tokens)

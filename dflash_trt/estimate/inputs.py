@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost model's inputs from deployments, checkpoints and published facts: the only module here that knows them."""
+"""The cost model's inputs from deployments, checkpoints and published facts, which only target_config knows besides."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec
 from dflash_trt.deploy.gpus import known_gpus
+from dflash_trt.deploy.memory import Load
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolve import ResolvedDeployment
-from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes, draft_sizes
+from dflash_trt.deploy.rules.memory_rules import POOL_FRACTION
+from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes, TargetSizes, draft_sizes
+from dflash_trt.engine.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 from dflash_trt.errors import ConfigError
 from dflash_trt.estimate.constants import DATA, constants
 from dflash_trt.estimate.shapes import DraftShape, System, TargetShape
+from dflash_trt.estimate.target_config import read_target_shape
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.read import is_directory
 from dflash_trt.files.strict_yaml import closest
 
-MXFP4_BITS = 4.25
-STORED_BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0}
 MAX_EAGLE3_DRAFTS = 5
 RUNTIMES = ("trtllm", "vllm", "sglang")
 
@@ -41,7 +43,7 @@ def known_targets() -> dict[str, TargetShape]:
 def target_shape(name: str) -> TargetShape:
     """A target by directory or repository id; raises ConfigError, with the list, for one that is not known."""
     if is_directory(name):
-        return _read_target(Path(name))
+        return read_target_shape(Path(name))
     known = known_targets()
     if name not in known:
         raise ConfigError(
@@ -50,40 +52,6 @@ def target_shape(name: str) -> TargetShape:
             hint="give its directory with --target; a config.json is all that is read of it",
         )
     return known[name]
-
-
-def _read_target(directory: Path) -> TargetShape:
-    facts = Facts.load(directory / "config.json")
-    if "text_config" in facts:
-        facts = facts.section("text_config")
-    layers = facts.integer("num_hidden_layers")
-    types = facts.texts("layer_types") if "layer_types" in facts else ("full_attention",) * layers
-    if set(types) - {"full_attention", "sliding_attention"}:
-        raise facts.error("layer_types", "full_attention or sliding_attention; other layers are not modelled")
-    heads, hidden = facts.integer("num_attention_heads"), facts.integer("hidden_size")
-    experts = next((facts.integer(key) for key in ("num_local_experts", "num_experts") if key in facts), 0)
-    is_gpt_oss = "num_local_experts" in facts
-    width = facts.integer("intermediate_size") if is_gpt_oss or not experts else facts.integer("moe_intermediate_size")
-    dtype = next((facts.text(key) for key in ("dtype", "torch_dtype") if key in facts), "bfloat16")
-    bits = STORED_BITS.get(dtype, BF16_BITS)
-    return TargetShape(
-        target=str(directory),
-        num_layers=layers,
-        num_full_layers=types.count("full_attention"),
-        sliding_window=facts.integer("sliding_window") if "sliding_attention" in types else 0,
-        hidden_size=hidden,
-        num_attention_heads=heads,
-        num_key_value_heads=facts.integer("num_key_value_heads"),
-        head_dim=facts.integer("head_dim") if "head_dim" in facts else hidden // heads,
-        vocab_size=facts.integer("vocab_size"),
-        intermediate_size=0 if experts else width,
-        num_experts=experts,
-        top_k=facts.integer("num_experts_per_tok") if experts else 0,
-        expert_intermediate_size=width if experts else 0,
-        expert_bits=MXFP4_BITS if "quantization_config" in facts and is_gpt_oss else bits,
-        weight_bits=bits,
-        head_bits=bits,
-    )
 
 
 def system(deployment: ResolvedDeployment, runtime: str, target_directory: str | None = None) -> System:
@@ -101,6 +69,7 @@ def system(deployment: ResolvedDeployment, runtime: str, target_directory: str |
         )
     gpus = deployment.gpus
     is_engine = deployment.mode == "engine"
+    drafter_ranks = 1 if is_engine else deployment.tensor_parallel
     return System(
         target=target,
         draft=_draft_shape(deployment.draft_sizes, deployment.algorithms, runs_whole_block=is_engine),
@@ -110,14 +79,50 @@ def system(deployment: ResolvedDeployment, runtime: str, target_directory: str |
         num_gpus=gpus.count,
         tensor_parallel=deployment.tensor_parallel,
         expert_parallel=deployment.expert_parallel,
-        drafter_ranks=1 if is_engine else deployment.tensor_parallel,
+        drafter_ranks=drafter_ranks,
         runtime=runtime,
         kv_bytes=1 if deployment.kv_cache_dtype == "fp8" else 2,
         max_batch_size=deployment.max_batch_size,
         max_seq_len=deployment.max_seq_len,
         max_num_tokens=deployment.max_num_tokens,
-        pool_fraction=deployment.kv_cache_fraction,
-        is_arena_dense=runtime == "trtllm" and deployment.draft_attention == "VANILLA",
+        memory=_memory_load(deployment, runtime, target, drafter_ranks),
+    )
+
+
+def _memory_load(deployment: ResolvedDeployment, runtime: str, target: TargetShape, drafter_ranks: int) -> Load:
+    """What the deployment asks of each GPU; the target's bytes are those of its shape, so that both go together."""
+    is_trtllm = runtime == "trtllm"
+    return Load(
+        gpus=deployment.gpus,
+        draft=msgspec.structs.replace(deployment.draft_sizes, checkpoint=None),
+        target=target_sizes_of(target),
+        algorithms=deployment.algorithms,
+        ranks=deployment.tensor_parallel,
+        drafter_ranks=drafter_ranks,
+        max_batch_size=deployment.max_batch_size,
+        max_num_tokens=deployment.max_num_tokens,
+        max_seq_len=deployment.max_seq_len,
+        draft_tokens=deployment.draft_tokens,
+        is_dense=is_trtllm and deployment.draft_attention == "VANILLA",
+        is_fp8_cache=deployment.kv_cache_dtype == "fp8",
+        pool_fraction=deployment.kv_cache_fraction if is_trtllm else POOL_FRACTION,
+        captures_by_graph=is_trtllm,
+        workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if deployment.mode == "engine" else 0,
+    )
+
+
+def target_sizes_of(target: TargetShape) -> TargetSizes:
+    """What memory must know of a target, from its shape."""
+    experts = target.num_expert_layers * target.num_experts * target.expert_params * target.expert_bits / 8
+    return TargetSizes(
+        name=target.target,
+        spec=PartialTargetSpec(
+            hidden_size=target.hidden_size, num_hidden_layers=target.num_layers, vocab_size=target.vocab_size
+        ),
+        cache=target.cache,
+        expert_bytes=round(experts),
+        dense_bytes=round(target.weight_bytes - experts),
+        num_attention_heads=target.num_attention_heads,
     )
 
 
@@ -158,14 +163,18 @@ def _draft_shape(sizes: DraftSizes, algorithms: dict[str, str], *, runs_whole_bl
 def eagle3_shape(target: TargetShape) -> DraftShape:
     """An EAGLE-3 drafter for a target: one layer of the target's head shapes, three taps; the rest is assumed."""
     assumed = constants().eagle3
+    # Latent attention's row is no head: EAGLE-3 has heads as wide as its values, and the usual eight of K and V.
+    heads, head_dim = target.cache.num_key_value_heads, target.cache.head_dim
+    if target.latent is not None:
+        heads, head_dim = min(8, target.num_attention_heads), target.latent.v_head_dim
     return DraftShape(
         name="EAGLE-3 (assumed shape)",
         num_layers=1,
         hidden_size=target.hidden_size,
         intermediate_size=round(assumed["eagle3_intermediate_ratio"].value * target.hidden_size),
         num_attention_heads=target.num_attention_heads,
-        num_key_value_heads=target.num_key_value_heads,
-        head_dim=target.head_dim,
+        num_key_value_heads=heads,
+        head_dim=head_dim,
         num_taps=3,
         max_draft_tokens=MAX_EAGLE3_DRAFTS,
         head_rows=min(target.vocab_size, round(assumed["eagle3_head_rows"].value)),

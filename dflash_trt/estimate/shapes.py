@@ -7,27 +7,49 @@ from typing import Literal
 
 import msgspec
 
+from dflash_trt.checkpoint.target_cache import TargetCache
+from dflash_trt.deploy import memory
+
 Method = Literal["none", "eagle3", "dflash"]
 METHODS: tuple[Method, ...] = ("none", "eagle3", "dflash")
 
 
+class LatentHeads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Widths of multi-head latent attention, as DeepSeek V3's config.json names them."""
+
+    q_lora_rank: int
+    """0: q is one projection."""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
 class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A target: dense MLPs (`intermediate_size`), experts (`num_experts`), or both."""
+    """A target: layers of attention (full, sliding, latent) or gated delta nets, and of dense MLPs or experts."""
 
     target: str
     num_layers: int
-    num_full_layers: int
-    """Layers whose cache grows with the sequence; the others keep `sliding_window` tokens."""
-    sliding_window: int = 0
     hidden_size: int
     num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
+    cache: TargetCache
+    """What its layers keep of a request: the kinds of its layers, and their bytes."""
+    latent: LatentHeads | None = None
+    has_output_gate: bool = False
+    """Whether q brings a gate for what its heads give, and so is twice as wide (Qwen3-Next, Qwen3.5)."""
+    has_shared_values: bool = False
+    """Whether full layers take their keys for values, too (Gemma 4)."""
     vocab_size: int
     intermediate_size: int
+    """Of the MLP of layers without experts."""
+    num_dense_layers: int = 0
+    """Layers without experts, where others have them."""
     num_experts: int = 0
+    """Of the other layers; 0: no layer has any."""
     top_k: int = 0
     expert_intermediate_size: int = 0
+    shared_intermediate_size: int = 0
+    """Of the MLP beside the experts, which every token passes."""
     expert_bits: float = 16
     weight_bits: float = 16
     """Of attention and dense MLPs."""
@@ -35,14 +57,71 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of embedding and lm_head."""
 
     @property
+    def num_expert_layers(self) -> int:
+        """Layers with experts."""
+        return self.num_layers - self.num_dense_layers if self.num_experts else 0
+
+    @property
+    def num_linear_layers(self) -> int:
+        """Gated delta nets."""
+        return self.cache.recurrent.num_layers if self.cache.recurrent else 0
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers that read rows of K and V."""
+        return self.num_layers - self.num_linear_layers
+
+    @property
     def attention_params(self) -> int:
-        """Of one layer: q, k, v and o."""
-        return 2 * self.hidden_size * self.head_dim * (self.num_attention_heads + self.num_key_value_heads)
+        """Of all layers' projections that ranks share: q, k, v and o, and a delta net's."""
+        H, N, cache = self.hidden_size, self.num_attention_heads, self.cache
+        if (heads := self.latent) is not None:
+            queries = N * (heads.qk_nope_head_dim + heads.qk_rope_head_dim)
+            latent = heads.kv_lora_rank * N * (heads.qk_nope_head_dim + heads.v_head_dim)
+            layer = (heads.q_lora_rank or H) * queries + latent + N * heads.v_head_dim * H
+            return self.num_attention_layers * layer + self._linear_params
+        full = (cache.full_key_value_heads or cache.num_key_value_heads, cache.full_head_dim or cache.head_dim)
+        sliding = (cache.num_key_value_heads, cache.head_dim)
+        total = self._linear_params
+        for layers, (groups, head_dim) in ((cache.num_full_layers, full), (cache.num_sliding_layers, sliding)):
+            total += layers * H * head_dim * ((2 + self.has_output_gate) * N + 2 * groups)
+        return total - self.has_shared_values * cache.num_full_layers * H * full[0] * full[1]
+
+    @property
+    def replicated_attention_params(self) -> int:
+        """Of all layers' projections that every rank keeps whole: latent attention's, down to what all heads share."""
+        if self.latent is None:
+            return 0
+        width = self.latent.q_lora_rank + self.latent.kv_lora_rank + self.latent.qk_rope_head_dim
+        return self.num_attention_layers * self.hidden_size * width
+
+    @property
+    def _linear_params(self) -> int:
+        """Of the delta nets: q, k, v, their gate z, two gates a head, and the way out."""
+        if (state := self.cache.recurrent) is None:
+            return 0
+        keys, values = state.num_key_heads * state.key_head_dim, state.num_value_heads * state.value_head_dim
+        return state.num_layers * self.hidden_size * (2 * keys + 3 * values + 2 * state.num_value_heads)
+
+    def attention_flops(self, tokens: float, rows: float, ranks: int, *, is_prompt: bool) -> float:
+        """Of `tokens` that each see `rows` rows, over the layers together, on one of `ranks` ranks.
+
+        Latent attention decodes on the rows as they are kept, whose heads are wide; prompts are widened first.
+        """
+        queries = -(-self.num_attention_heads // ranks)
+        if self.latent is None:
+            return 4 * tokens * rows * queries * (self.cache.full_head_dim or self.cache.head_dim)
+        if is_prompt:
+            widths = self.latent.qk_nope_head_dim + self.latent.qk_rope_head_dim + self.latent.v_head_dim
+        else:
+            widths = 2 * self.latent.kv_lora_rank + self.latent.qk_rope_head_dim
+        return 2 * tokens * rows * queries * widths
 
     @property
     def mlp_params(self) -> int:
-        """Of one layer's dense MLP."""
-        return 3 * self.hidden_size * self.intermediate_size
+        """Of all layers' dense MLPs, those beside experts included."""
+        dense = (self.num_layers - self.num_expert_layers) * self.intermediate_size
+        return 3 * self.hidden_size * (dense + self.num_expert_layers * self.shared_intermediate_size)
 
     @property
     def expert_params(self) -> int:
@@ -55,17 +134,20 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.vocab_size * self.hidden_size
 
     @property
+    def dense_params(self) -> int:
+        """Of everything but experts and the vocabulary; norms, biases, routers and convolutions are not counted."""
+        return self.attention_params + self.replicated_attention_params + self.mlp_params
+
+    @property
     def active_params(self) -> int:
         """That one token is multiplied with, lm_head aside."""
-        layer = self.attention_params + self.mlp_params + self.top_k * self.expert_params
-        return self.num_layers * layer
+        return self.dense_params + self.num_expert_layers * self.top_k * self.expert_params
 
     @property
     def weight_bytes(self) -> float:
         """All of the target, embedding included."""
-        layer = (self.attention_params + self.mlp_params) * self.weight_bits / 8
-        experts = self.num_experts * self.expert_params * self.expert_bits / 8
-        return self.num_layers * (layer + experts) + 2 * self.head_params * self.head_bits / 8
+        experts = self.num_expert_layers * self.num_experts * self.expert_params * self.expert_bits / 8
+        return self.dense_params * self.weight_bits / 8 + experts + 2 * self.head_params * self.head_bits / 8
 
 
 class DraftShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,9 +210,8 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_size: int = 64
     max_seq_len: int = 32768
     max_num_tokens: int = 16384
-    pool_fraction: float = 0.8
-    is_arena_dense: bool = True
-    """Whether the drafter's context is set aside for every request at full length."""
+    memory: memory.Load | None = None
+    """What the deployment asks of each GPU, for plain decoding and DFlash; None: only speed is asked for."""
 
     def drafter(self, method: Method) -> DraftShape | None:
         """The drafter of a method; None for plain decoding, and where the system has none."""

@@ -17,6 +17,8 @@ from dflash_trt.estimate.routing import power_law, touched
 from dflash_trt.estimate.shapes import DraftShape, Method, System, TargetShape
 
 ACTIVATION_BYTES = 2  # BF16
+STATE_FLOPS = 7
+"""Of a token and a number of recurrent state: decay, k S, the outer product that is added, q S."""
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -27,7 +29,7 @@ class Term(msgspec.Struct, frozen=True):
     """target, drafter, communication or host."""
     seconds: float
     bytes: float = 0.0
-    """Read from memory."""
+    """Read from memory, and of recurrent states also written."""
 
 
 class StepCost(msgspec.Struct, frozen=True):
@@ -100,37 +102,56 @@ class StepModel:
         verified = load.batch * width
         tokens = verified + load.prompt_tokens
         layers = target.num_layers
+        bits = target.weight_bits
         terms = [
-            self._linear("attention projections", "target", layers * target.attention_params, target.weight_bits,
-                         tokens, ranks, 2 * layers),
+            self._linear("attention projections", "target", target.attention_params, bits, tokens, ranks,
+                         self._projections(target)),
+            self._linear("latent projections", "target", target.replicated_attention_params, bits, tokens, 1, layers),
             self._attention(load, width),
+            self._delta_nets(load, width),
         ]  # fmt: skip
         if target.num_experts:
             terms.append(self._experts(target, tokens))
-            terms.append(Term("router", "target", layers * self.rates.gemm_seconds))
-        if target.intermediate_size:
-            params = layers * target.mlp_params
-            terms.append(self._linear("MLPs", "target", params, target.weight_bits, tokens, ranks, 2 * layers))
+            terms.append(Term("router", "target", target.num_expert_layers * self.rates.gemm_seconds))
+        if target.mlp_params:
+            dense = layers if target.shared_intermediate_size else layers - target.num_expert_layers
+            terms.append(self._linear("MLPs", "target", target.mlp_params, bits, tokens, ranks, 2 * dense))
         terms.append(self._small("norms, RoPE and cache writes", "target", layers))
         terms.append(self._linear("lm_head", "target", target.head_params, target.head_bits, verified, ranks, 1))
         terms.append(self._allreduce("all-reduces", 2 * layers, tokens * target.hidden_size, ranks))
         return terms
 
+    @staticmethod
+    def _projections(target: TargetShape) -> int:
+        """GEMMs of all layers: qkv and o; of latent attention q, the two halves of K and V, o; of a delta net three."""
+        attention = 2 if target.latent is None else 4
+        return attention * target.num_attention_layers + 3 * target.num_linear_layers
+
     def _attention(self, load: Load, width: int) -> Term:
         """Each request's cache is read once, whatever the width of its block."""
         target, ranks = self.system.target, self.system.tensor_parallel
-        windowed = target.num_layers - target.num_full_layers
-        rows = target.num_full_layers * load.context + windowed * min(load.context, target.sliding_window)
-        heads = -(-target.num_key_value_heads // ranks)
-        num_bytes = load.batch * rows * 2 * heads * target.head_dim * self.system.kv_bytes
-        queries = -(-target.num_attention_heads // ranks)
+        num_bytes = load.batch * target.cache.row_numbers(load.context, ranks) * self.system.kv_bytes
+        rows = target.cache.rows(load.context)
         # A prompt's tokens see each other; half of them, on average.
-        own = target.num_full_layers * load.prompt_tokens / 2 + windowed * min(
-            load.prompt_tokens, target.sliding_window
-        )
-        flops = 4 * (load.batch * width * rows + load.prompt_tokens * own) * queries * target.head_dim
+        cache, prompt = target.cache, load.prompt_tokens
+        own = cache.num_full_layers * prompt / 2 + cache.num_sliding_layers * min(prompt, cache.sliding_window)
+        flops = target.attention_flops(load.batch * width, rows, ranks, is_prompt=False)
+        flops += target.attention_flops(prompt, own, ranks, is_prompt=True)
         busy = max(num_bytes / self.rates.read_rate, flops / self.rates.compute_rate(16))
-        return Term("attention, KV cache", "target", target.num_layers * self.rates.attention_seconds + busy, num_bytes)
+        floor = target.num_attention_layers * self.rates.attention_seconds
+        return Term("attention, KV cache", "target", floor + busy, num_bytes)
+
+    def _delta_nets(self, load: Load, width: int) -> Term:
+        """Each request's state is read once, and written behind every verified token, until some are accepted."""
+        state, name = self.system.target.cache.recurrent, "delta nets, state"
+        if state is None:
+            return Term(name, "target", 0.0)
+        num_bytes = load.batch * (1 + width) * state.bytes(self.system.tensor_parallel)
+        numbers = state.num_layers * state.num_value_heads * state.key_head_dim * state.value_head_dim
+        tokens = load.batch * width + load.prompt_tokens
+        flops = STATE_FLOPS * tokens * numbers / self.system.tensor_parallel
+        busy = max(num_bytes / self.rates.read_rate, flops / self.rates.compute_rate(16))
+        return Term(name, "target", state.num_layers * self.rates.attention_seconds + busy, num_bytes)
 
     def _experts(self, target: TargetShape, tokens: float) -> Term:
         system = self.system
@@ -139,7 +160,8 @@ class StepModel:
             system.gpu, target, system.tensor_parallel, system.expert_parallel, tokens, count, self.rates
         )
         num_bytes = count * target.expert_params * target.expert_bits / 8 / system.tensor_parallel
-        return Term("experts", "target", target.num_layers * layer, target.num_layers * num_bytes)
+        layers = target.num_expert_layers
+        return Term("experts", "target", layers * layer, layers * num_bytes)
 
     def _drafter(self, draft: DraftShape, load: Load) -> list[Term]:
         system, ranks = self.system, self.system.drafter_ranks

@@ -81,7 +81,7 @@ def test_gpt_oss_sizes() -> None:
     """The published parameter counts: 116.8 B, 5.1 B active."""
     target = target_shape("openai/gpt-oss-120b")
     experts = target.num_layers * target.num_experts * target.expert_params
-    total = experts + target.num_layers * target.attention_params + 2 * target.head_params
+    total = experts + target.attention_params + 2 * target.head_params
     assert total == pytest.approx(116.8e9, rel=0.01)
     assert target.active_params + target.head_params == pytest.approx(5.1e9, rel=0.05)
     assert target.weight_bytes == pytest.approx(65.2e9, rel=0.03)  # as stored: MXFP4 experts, the rest BF16

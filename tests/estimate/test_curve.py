@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from dflash_trt.deploy.memory import gpu_memory, request_bytes
 from dflash_trt.errors import ConfigError
 from dflash_trt.estimate.acceptance import Acceptance, from_tau, read_acceptance, read_routing
 from dflash_trt.estimate.bands import vary
-from dflash_trt.estimate.batch_limit import batch_limit, memory_items
+from dflash_trt.estimate.batch_limit import CACHES, batch_limit, memory_items
 from dflash_trt.estimate.curve import Point, Traffic, point, points, rate_at
 from dflash_trt.estimate.shapes import METHODS, Method
 from dflash_trt.estimate.step import Load
@@ -147,6 +149,21 @@ def test_memory_grows_with_batch_and_context(name: str, method: Method, batch: i
 
     assert used(batch + 1, tokens) > used(batch, tokens)
     assert used(batch, tokens + 100) > used(batch, tokens) or tokens < 128
+
+
+def test_memory_is_that_of_the_deployment() -> None:
+    """Item by item, and what is allocated after the pool takes its part of it."""
+    system = system_of(DENSE)
+    assert system.memory is not None
+    deployed = {item.name: item for item in gpu_memory(system.memory).items}
+    ours = {item.name: item.bytes for item in memory_items(system, "dflash", system.max_batch_size, 1000)}
+    assert ours.pop(CACHES) == system.max_batch_size * request_bytes(replace(system.memory, max_seq_len=1000))
+    assert ours == {name: item.bytes for name, item in deployed.items() if not item.is_late}
+    assert {name for name, item in deployed.items() if item.is_late} == {"arena replaced", "captured by graphs"}
+    quiet = replace(system, memory=replace(system.memory, captures_by_graph=False))
+    assert batch_limit(quiet, "dflash", 8192).batch > batch_limit(system, "dflash", 8192).batch
+    plain = {item.name for item in memory_items(system, "none", 1, 1000)}
+    assert plain == {"target weights", "runtime", "activations", CACHES}
 
 
 def test_batch_limit_and_where_it_comes_from() -> None:
