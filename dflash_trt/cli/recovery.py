@@ -39,7 +39,7 @@ OPTIONS = (
         metavar="SHARE",
         type=click.FloatRange(0, 1),
         help="Share of the loss that is the divergence from the draft as given, the rest is the target's own tokens."
-        "  [default: 1]",
+        "  [default: 0.5]",
     ),
     click.option(
         "--plot", metavar="FILE", type=click.Path(path_type=Path), help="Draw the loss of --recover as a PNG."

@@ -37,7 +37,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sequences_per_step: int = 8
     anchors: int = 24
     """Blocks per sequence."""
-    distillation: float = 1
+    distillation: float = 0.5
     """The share of the loss that is the divergence from the draft as it was given, 0 to 1; the rest is the tokens'."""
 
 
