@@ -20,9 +20,10 @@ from tests.plugins.kernel.oracle import expect
 from tests.plugins.tensors import draw
 from tests.plugins.test_kernel import call_far
 
-# Two teams of three warps, of which the last has one tile of rows; ranges cut two of the three requests.
+# Two teams of three warps, of which the last has one tile of rows; ranges cut two of the three requests. The longest
+# ends with the cache.
 CASE = Case(name="mutated", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_scale=0.03, norm=4.0, sinks=True,
-            context_lengths=(1700, 3, 300))  # fmt: skip
+            context_lengths=(1700, 3, 300), slot_ids=(2, 0, 1))  # fmt: skip
 CTAS = 5
 WAIT = "wait_for_previous_grid();  // all that is read may be its: the block, slots and lengths, rows just appended"
 SCHEDULE = "const Schedule schedule(p, plan);"
