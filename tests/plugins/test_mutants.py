@@ -71,9 +71,9 @@ WGMMA_MUTANTS = [
     Mutant("no proxy fence behind the weights", WGMMA, "fence_for_wgmma();\n      // Now all", "// Now",
            "without a proxy fence"),
     Mutant("no wgmma.fence", STATE, "pin(keys);\n    wgmma_fence();", "", "without a wgmma.fence"),
-    Mutant("no wait for scores", STATE, "wgmma_wait();\n    pin(score);", "", "of a product under way"),
+    Mutant("no wait for scores", STATE, "wgmma_wait();\n    pin(score);", "", "a product under way|AddressSanitizer"),
     Mutant("no wait for outputs", STATE, "wgmma_wait();\n#pragma", "#pragma", "product|AddressSanitizer|under way"),
-    Mutant("scores added to what was there", STATE, "i > 0 || add", "true"),
+    Mutant("scores added to what was there", STATE, "i > 0 || add", "i >= 0 || add"),
     Mutant("a wrong stride", "wgmma.cuh", "kPatternBytes >> 4", "kPatternBytes >> 5"),
     Mutant("a wrong swizzle", "wgmma.cuh", "kSwizzle128 = 1", "kSwizzle128 = 2"),
     Mutant("no swizzle", "wgmma.cuh", "kSwizzle128 = 1", "kSwizzle128 = 0"),
@@ -94,7 +94,7 @@ WGMMA_MUTANTS = [
            "if (Group::team() == 0) finish();", "races with thread"),
     Mutant("segments without a barrier", WGMMA, "cta_sync();  // shared memory is free", "//",
            "races with thread|while a"),
-    Mutant("no scale of the block's scores", WGMMA, "score[i] *= factor;", ""),
+    Mutant("no scale of the block's scores", WGMMA, "= 1 / p_.k_scale;", "= 1 + 0 * p_.k_scale;"),
     Mutant("columns of bytes as they are", STATE, "0x3120", "0x3210"),
 ]  # fmt: skip
 

@@ -58,7 +58,7 @@ cudaError_t launch_mma(const Params& p, const Gpu& gpu) {
   }
 }
 
-#ifdef DFLASH_WGMMA
+#ifdef DFLASH_HAS_WGMMA
 bool has_wgmma(const Params& p, const Gpu& gpu) { return gpu.major == 9 && gpu.minor == 0 && wgmma_fits(p); }
 
 cudaError_t launch_wgmma(const Params& p, const Gpu& gpu) {
