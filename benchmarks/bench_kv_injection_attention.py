@@ -70,12 +70,12 @@ def each_layer(calls: Sequence[Call], runs: int) -> float:
     return seconds(lambda: [call() for call in calls], runs) / len(calls)
 
 
-def our_calls(inputs: Inputs) -> list[Call]:
+def our_calls(inputs: Inputs, kernel: str = "best") -> list[Call]:
     """One for each layer, on one workspace, as TensorRT gives it."""
     calls: list[Call] = []
     workspace = None
     for layer in range(inputs.case.L):
-        launch = Launch(replace(inputs.case, layer=layer), inputs.tensors, workspace)
+        launch = Launch(replace(inputs.case, layer=layer), inputs.tensors, workspace, kernel)
         workspace = launch.workspace
 
         def call(launch: Launch = launch) -> torch.Tensor:
@@ -109,6 +109,11 @@ def measure(case: Case, peers: Sequence[Peer], copy: float, peak: float | None, 
         return [*begin, name, f"{time * 1e6:.1f}", f"{rate / 1e9:.0f}", f"{rate / copy:.0%}", share, by, off]
 
     yield row(OURS, ours, "", "")
+    if torch.cuda.get_device_capability()[0] == 9:  # which has two kernels
+        calls = our_calls(inputs, "mma")
+        off = difference(calls[0](), output)
+        time = each_layer(calls, runs)
+        yield row(f"{OURS}, mma", time, f"{time / ours:.2f}", f"{off:.3f}")
     for peer in peers:
         if peer.refusal(case, torch.cuda.get_device_capability()):
             continue
