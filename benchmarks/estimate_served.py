@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Independent arrivals through the embedded runtime, beside the simulation: a part of bench_estimate.py.
 
-Over HTTP the simulation needs what a request and a chunk cost outside the decoder. Both are calibrated on requests that
-are not among those predicted: `WAVES` of 1 and of 8 at once, each on an idle server.
+Over HTTP the simulation needs what a request and a chunk cost the server's other thread, which shares the decoder's
+interpreter: its CPU time (Linux's /proc), for requests that are not among those predicted, from one client and from
+several at once, with one chunk and with many.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from tests.paths import FIXTURES
 
 CLIENT = Path(__file__).with_name("http_arrivals.py")
 LOAD_SLOTS, LOAD_SHARES, LOAD_REQUESTS, MAX_PROMPT = 16, (0.2, 0.4, 0.6), 300, 64
-WAVES, WAVE_ROUNDS = (1, 8), 12
+WAVES = ((1, 24), (8, 10))
+"""Clients at once, and how often."""
 
 
 class Pair(NamedTuple):
@@ -58,9 +60,6 @@ class Seen(NamedTuple):
     first: float
     """From its arrival to its first token."""
     per_token: float
-    per_pass: float
-    before: float
-    """Of `first`, outside the decoder; 0 where there is nothing outside."""
 
 
 def under_load(pair: Pair, capacity: float, tokens: int) -> None:
@@ -75,17 +74,17 @@ def under_load(pair: Pair, capacity: float, tokens: int) -> None:
     )
     with server.running() as url:
         ask_http(url, [(0.0, known[0])], tokens)
-        front_end = _front_end(session, url, known, tokens)
+        front_end, latency = _front_end(url, known, tokens)
         for share in LOAD_SHARES:
             rate = share * capacity
             times = [arrival.seconds for arrival in poisson(rate, LOAD_REQUESTS / rate, 1, 1)]
             asked = [(at, known[i % len(known)]) for i, at in enumerate(times)]
-            for where, seen, rates in (
-                ("decoder", _decode(session, asked, tokens, is_waiting=False), pair.rates),
-                ("HTTP", ask_http(url, asked, tokens), msgspec.structs.replace(pair.rates, **front_end)),
+            for where, seen, rates, later in (
+                ("decoder", _decode(session, asked, tokens), pair.rates, 0.0),
+                ("HTTP", ask_http(url, asked, tokens), msgspec.structs.replace(pair.rates, **front_end), latency),
             ):
-                simulated = _simulated(pair, rates, asked, tokens)
-                first, per_token = (statistics.median(column) for column in list(zip(*seen, strict=True))[:2])
+                simulated = _simulated(pair, rates, asked, tokens, later)
+                first, per_token = (statistics.median(column) for column in zip(*seen, strict=True))
                 cells = []
                 for ours, theirs in zip(simulated, (first, per_token), strict=True):
                     cells += [f"{theirs * 1e3:.1f}", f"{ours * 1e3:.1f}", f"{ours / theirs - 1:+.0%}"]
@@ -98,58 +97,89 @@ def under_load(pair: Pair, capacity: float, tokens: int) -> None:
     click.echo(f"served: largest error {max(errors):.0%}, within 20 %: {within} of {len(errors)} medians\n")
 
 
-def _front_end(session: Session, url: str, known: Sequence[list[int]], tokens: int) -> dict[str, float]:
-    """Seconds of a request before its decoding, and of a chunk beside it, on an idle server."""
-    before, excess = [], []
-    for size in WAVES:
-        pairs = []
-        for turn in range(WAVE_ROUNDS):
-            wave = [(0.0, known[(turn * size + i) % len(known)]) for i in range(size)]
-            served, alone = ask_http(url, wave, tokens), _decode(session, wave, tokens, is_waiting=True)
-            pairs.append([statistics.mean(each.per_pass for each in seen) for seen in (served, alone)])
-            if size == 1:
-                before += [each.before for each in served]
-        over_http, in_process = np.median(np.array(pairs), axis=0)
-        excess.append((size, float(over_http - in_process)))
-        click.echo(f"{size} at once: {over_http * 1e3:.2f} ms a pass over HTTP, {in_process * 1e3:.2f} in process")
-    chunk = sum(size * extra for size, extra in excess) / sum(size**2 for size, _ in excess)
-    found = {"frontend_request_seconds": statistics.median(before), "frontend_chunk_seconds": max(chunk, 0.0)}
-    click.echo("front end, calibrated on an idle server: " + ", ".join(f"{k} {v:.3g}" for k, v in found.items()))
-    return found
+def _front_end(url: str, known: Sequence[list[int]], tokens: int) -> tuple[dict[str, float], float]:
+    """CPU seconds of the server's main thread for a request and for a chunk: least squares over all waves.
+
+    And what a request alone waits besides, outside server and decoder: for threads to wake, and the loopback.
+    """
+    server, rows, seconds, idle = _server_process(), [], [], []
+    for size, rounds in WAVES:
+        for length in (1, tokens):
+            begin, requests, chunks = _main_thread_seconds(server), 0, 0
+            for turn in range(rounds):
+                wave = [(0.0, known[(turn * size + i) % len(known)]) for i in range(size)]
+                answers = _post(url, wave, length)
+                requests, chunks = requests + size, chunks + sum(len(answer["times"]) for answer in answers)
+                if (size, length) == (1, tokens):
+                    idle.append(answers[0]["times"][0] - _inside(answers[0]))
+            rows.append((requests, chunks))
+            seconds.append(_main_thread_seconds(server) - begin)
+    (request, chunk), *_ = np.linalg.lstsq(np.array(rows, dtype=float), np.array(seconds), rcond=None)
+    click.echo(
+        f"front end: {request * 1e3:.2f} ms of CPU a request, {chunk * 1e3:.2f} ms a chunk; one request alone waits"
+        f" {statistics.median(idle) * 1e3:.2f} ms outside the decoder"
+    )
+    found = {"frontend_request_seconds": max(float(request), 0.0), "frontend_chunk_seconds": max(float(chunk), 0.0)}
+    return found, max(0.0, statistics.median(idle) - sum(found.values()))
 
 
-def _simulated(pair: Pair, rates: Rates, asked: Sequence[tuple[float, list[int]]], tokens: int) -> tuple[float, float]:
-    """Median seconds to the first token and per token."""
-    model = StepModel(msgspec.structs.replace(pair.system, runtime="embedded"), rates)
+def _server_process() -> int:
+    """The child that serves."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            words = stat.with_name("cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has ended
+            continue
+        if parent == os.getpid() and b"serve" in words:
+            return int(stat.parent.name)
+    raise SystemExit("expected a child that serves in /proc, found none: this benchmark needs Linux")
+
+
+def _main_thread_seconds(process: int) -> float:
+    """CPU seconds of a process's main thread; of a server, all that is not the decoder."""
+    fields = Path(f"/proc/{process}/task/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _simulated(
+    pair: Pair, rates: Rates, asked: Sequence[tuple[float, list[int]]], tokens: int, latency: float
+) -> tuple[float, float]:
+    """Median seconds to the first token, `latency` included, and per token."""
+    model = StepModel(pair.system, rates)
     acceptance = from_tau(pair.tau, pair.length)
     server = Server(
         model, "dflash", acceptance, lambda batch: pair.length, LOAD_SLOTS, prefill_chunk=DEFAULT_PREFILL_CHUNK
     )
     result = server.run([Arrival(at, len(prompt), tokens) for at, prompt in asked])
-    return result.ttft.p50, result.token_interval.p50
+    return latency + result.ttft.p50, result.token_interval.p50
 
 
 def ask_http(url: str, asked: Sequence[tuple[float, list[int]]], tokens: int) -> list[Seen]:
-    """Answers of the server to requests that come at given seconds, in wall time as their client saw it."""
+    """What their client saw of requests that come at given seconds, in wall time."""
+    answers = _post(url, asked, tokens)
+    return [Seen(times[0], (times[-1] - times[0]) / (tokens - 1)) for times in (a["times"] for a in answers)]
+
+
+def _post(url: str, asked: Sequence[tuple[float, list[int]]], tokens: int) -> list[dict[str, Any]]:
     at = urlsplit(url)
     body = {"model": MODEL, "temperature": 0, "ignore_eos": True, "max_tokens": tokens, "stream": True}
     plan = json.dumps([[seconds, body | {"prompt": prompt}] for seconds, prompt in asked])
     command = [sys.executable, str(CLIENT), str(at.hostname), str(at.port)]
-    answers = json.loads(subprocess.run(command, input=plan, capture_output=True, check=True, text=True).stdout)
-    return [_seen(answer, tokens) for answer in answers]
+    answers: list[dict[str, Any]] = json.loads(
+        subprocess.run(command, input=plan, stdout=subprocess.PIPE, check=True, text=True).stdout
+    )
+    return answers
 
 
-def _seen(answer: dict[str, Any], tokens: int) -> Seen:
-    times, metrics = answer["times"], answer["last"]["metrics"]
-    inside = (metrics["time_to_first_token_ms"] + metrics["queue_time_ms"]) / 1e3
-    passes = metrics["speculative_decoding"]["num_spec_steps"]
-    decoding = times[-1] - times[0]
-    return Seen(times[0], decoding / (tokens - 1), decoding / passes, times[0] - inside)
+def _inside(answer: dict[str, Any]) -> float:
+    """Seconds to the first token as the decoder counts them."""
+    metrics = answer["last"]["metrics"]
+    return float(metrics["time_to_first_token_ms"] + metrics["queue_time_ms"]) / 1e3
 
 
-def _decode(session: Session, asked: Sequence[tuple[float, list[int]]], tokens: int, *, is_waiting: bool) -> list[Seen]:
-    """The same without HTTP, on a clock that only steps move: by their wall time (`is_waiting`) or CPU time."""
-    now = time.perf_counter if is_waiting else time.process_time
+def _decode(session: Session, asked: Sequence[tuple[float, list[int]]], tokens: int) -> list[Seen]:
+    """The same without HTTP, on a clock that only steps move, by their CPU time."""
     decoder, clock, upcoming = session.decoder(), 0.0, 0
     seen: list[list[float]] = [[] for _ in asked]
     moved: list[int] = []
@@ -160,13 +190,12 @@ def _decode(session: Session, asked: Sequence[tuple[float, list[int]]], tokens: 
             index, upcoming = upcoming, upcoming + 1
             report = lambda _, index=index: moved.append(index)  # noqa: E731 - bound to this request
             decoder.add(session.request(asked[index][1], greedy(tokens), report))
-        begin = now()
+        begin = time.process_time()
         decoder.step()
-        clock += now() - begin
+        clock += time.process_time() - begin
         for index in moved:
             seen[index].append(clock)
         moved.clear()
     return [
-        Seen(times[0] - at, (times[-1] - times[0]) / (tokens - 1), (times[-1] - times[0]) / (len(times) - 1), 0.0)
-        for (at, _), times in zip(asked, seen, strict=True)
+        Seen(times[0] - at, (times[-1] - times[0]) / (tokens - 1)) for (at, _), times in zip(asked, seen, strict=True)
     ]
