@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,10 +14,11 @@ from dflash_trt import _C
 from dflash_trt.runtime.request import Request
 
 
-def accept(request: Request, proposals: Sequence[int], logits: Tensor, greedy: Sequence[int]) -> list[int]:
+def accept(request: Request, proposals: Sequence[int], logits: Tensor, begin: int, greedy: list[int]) -> list[int]:
     """Accepted proposals and one token more; [] without logits, that is inside a prompt.
 
-    logits [n, V] FLOAT and greedy [n], their argmax, are the target's after the last token and each proposal.
+    The n rows of logits [R, V] FLOAT from `begin` on, and their argmax greedy [n], are the target's after the last
+    token and each proposal.
     Greedy decoding accepts what equals the argmax. Sampling draws the target's own token with the random number of
     its position and accepts what equals it: the exact rule of speculative sampling (docs/sampling.md).
     """
@@ -24,22 +26,21 @@ def accept(request: Request, proposals: Sequence[int], logits: Tensor, greedy: S
         return []
     params = request.params
     if params.temperature == 0 and not params.penalizes:
-        token_ids = list(greedy[: _C.accept_greedy(list(proposals), list(greedy)) + 1])
+        token_ids = greedy[: _C.accept_greedy(list(proposals), greedy) + 1]
     else:
         history = [_ids(request.prompt_ids), _ids(request.token_ids)] if params.penalizes else [None, None]
-        token_ids = _C.verify_block(
-            logits.cpu().numpy(), list(proposals), request.sampler, len(request.token_ids), *history
-        )
+        rows = _rows(logits, begin, len(greedy))
+        token_ids = _C.verify_block(rows, list(proposals), request.sampler, len(request.token_ids), *history)
     if params.logprobs:
-        request.logprobs += _C.token_logprobs(logits.cpu().numpy(), token_ids)
+        request.logprobs += _C.token_logprobs(_rows(logits, begin, len(greedy)), token_ids)
     return token_ids
 
 
 def likeliest(logits: Tensor) -> tuple[list[int], list[bool]]:
     """The argmax [n] of each row of logits [n, V], and whether it is finite; a NaN in a row is its argmax."""
     if (rows := _on_cpu(logits)) is not None:
-        tokens = rows.argmax(axis=-1)
-        return tokens.tolist(), np.isfinite(rows[np.arange(len(rows)), tokens]).tolist()
+        tokens = rows.argmax(axis=-1).tolist()
+        return tokens, [math.isfinite(rows.item(row, token)) for row, token in enumerate(tokens)]
     best, greedy = logits.max(dim=-1)
     return greedy.tolist(), best.isfinite().tolist()
 
@@ -54,6 +55,11 @@ def _on_cpu(logits: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]
     """FLOAT logits in this process's memory as numpy sees them, whose argmax has 15 times the speed of torch's."""
     is_here = logits.device.type == "cpu" and logits.dtype == torch.float32
     return logits.numpy() if is_here else None
+
+
+def _rows(logits: Tensor, begin: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    rows: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = logits[begin : begin + count].cpu().numpy()
+    return rows
 
 
 def _ids(token_ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

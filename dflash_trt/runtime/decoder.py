@@ -223,7 +223,7 @@ def _accept(parts: Sequence[_Part], logits: Tensor) -> list[list[int]]:
     for part in parts:
         end = begin + part.num_logits
         num_rows = len(list(takewhile(bool, finite[begin:end])))
-        block, proposals = slice(begin, begin + num_rows), part.proposals[: max(0, num_rows - 1)]
-        accepted.append(accept(part.request, proposals, logits[block], tokens[block]))
+        proposals = part.proposals[: max(0, num_rows - 1)]
+        accepted.append(accept(part.request, proposals, logits, begin, tokens[begin : begin + num_rows]))
         begin = end
     return accepted
