@@ -45,6 +45,7 @@ class LLM:
         cache_gib: float = DEFAULT_CACHE_GIB,
         prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
         device: str = "auto",
+        enable_prefix_caching: bool = True,
     ) -> None:
         """Loads both; `target` is a directory or a Hugging Face repository id.
 
@@ -53,7 +54,8 @@ class LLM:
         verifies: "auto", the default, takes what measured steps and acceptance say is fastest; a number, 0 being plain
         decoding, "1:7,8:3" (by batch size) or "adaptive".
         At most `prefill_chunk` prompt tokens join a step. `device` is "cpu", "cuda" or "auto": CUDA where torch sees
-        it.
+        it. With `enable_prefix_caching` a prompt begins with what earlier requests left in the caches of target and
+        drafter.
 
         Raises EngineError, CheckpointError, RequestError and MissingDependencyError, each with what to do about it.
         """
@@ -72,7 +74,9 @@ class LLM:
         self._session = Session.load(
             pair, num_slots=max_batch_size or pair.default_batch_size, cache_gib=cache_gib, device=device
         )
-        self.backend = EmbeddedBackend(self._session, length, prefill_chunk)
+        self.backend = EmbeddedBackend(
+            self._session, length, prefill_chunk, enable_prefix_caching=enable_prefix_caching
+        )
 
     def __enter__(self) -> LLM:
         return self

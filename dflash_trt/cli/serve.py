@@ -25,6 +25,10 @@ from dflash_trt.cli.sampling_options import draft_length_option
 @click.option("--max-body-mib", type=click.FloatRange(min=0, min_open=True), default=16.0, show_default=True)
 @draft_length_option
 @click.option("--cache-gib", type=float, default=4.0, show_default=True, help="Room for the caches, in GiB.")
+@click.option(
+    "--enable-prefix-caching/--no-enable-prefix-caching", default=True, show_default=True,
+    help="Begin a prompt with what earlier requests left in the caches.",
+)  # fmt: skip
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option(
     "--drain-seconds", type=click.IntRange(min=0), default=60, show_default=True, help="For answers, at SIGTERM."
@@ -42,6 +46,7 @@ def serve(
     max_body_mib: float,
     draft_length: str | None,
     cache_gib: float,
+    enable_prefix_caching: bool,
     device: str,
     drain_seconds: int,
 ) -> None:
@@ -69,6 +74,7 @@ def serve(
                 draft_length=draft_length,
                 cache_gib=cache_gib,
                 device=device,
+                enable_prefix_caching=enable_prefix_caching,
             )
         with llm:
             name = served_model_name or engine.resolve().name

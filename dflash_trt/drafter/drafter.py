@@ -41,6 +41,15 @@ class Drafter:
         executor.bind(cache.k, cache.v)
         return cls(executor, spec, cache, embedding)
 
+    @property
+    def keeps_prefixes(self) -> bool:
+        """Whether rows of a released slot may become another's: not where a plan fixes each slot's rows."""
+        return self.cache.is_paged
+
+    def claim(self, user: object) -> bool:
+        """Whether nobody but `user` has written pages since it last claimed them; from now on they are its own."""
+        return self.cache.table.claim(user)
+
     def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
         """The pages of an empty slot's context; its first `num_rows` rows are in them already."""
         self.cache.reserve(slot, pages, num_rows)

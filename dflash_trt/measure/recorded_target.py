@@ -33,6 +33,7 @@ class RecordedTarget:
 
     cache_bytes_per_token = 0
     cache_bytes_per_slot = 0
+    keeps_prefixes = False
 
     def __init__(self, file: FeatureFile, numbers: Sequence[int]) -> None:
         """`numbers`: of the sequences, in the order in which slots take them."""
@@ -40,6 +41,10 @@ class RecordedTarget:
         self._numbers = iter(numbers)
         self._places: dict[int, _Place] = {}
         self._token_ids, self._table = _embeddings(file)
+
+    def claim(self, user: object) -> bool:
+        """False: there is nothing to find again."""
+        return False
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """Nothing: there are no K and V."""

@@ -104,6 +104,7 @@ class Decoder:
         if request in self.waiting:
             self.waiting.remove(request)
         for slot in [slot for slot, running in self.running.items() if running is request]:
+            self._keep(slot)
             self._release(slot)
         request.report()
 
@@ -123,6 +124,8 @@ class Decoder:
                 self._fail(part)
             else:
                 self._emit(part, tokens)
+        for slot in self.running:
+            self._publish(slot)
         self._price(parts, time.perf_counter() - begin)
 
     def _price(self, parts: Sequence[_Part], seconds: float) -> None:
@@ -138,8 +141,14 @@ class Decoder:
         while self.waiting and self.slots.fits(self.waiting[0].max_length):
             request = self.waiting.popleft()
             request.admit()
-            slot, pages = self.slots.allocate(request.max_length)
-            self._pair.reserve(slot, pages, 0)
+            if not self._pair.claim():
+                self.slots.forget()
+            slot, pages, request.num_cached_tokens = self.slots.allocate(request.max_length, request.prompt_ids)
+            self._pair.reserve(slot, pages, request.num_cached_tokens)
+            request.num_prefilled = request.num_cached_tokens
+            if self.slots.prefix_caching:
+                self._counts.prefix_cache_queries += len(request.prompt_ids)
+                self._counts.prefix_cache_hits += request.num_cached_tokens
             self.running[slot] = request
 
     def _draft(self) -> list[_Part]:
@@ -189,6 +198,7 @@ class Decoder:
             self._counts.add_step(step)
         if request.finished is not None:
             self._counts.finished[request.finished] += 1
+            self._keep(part.slot)
             self._release(part.slot)
         request.report()
 
@@ -204,6 +214,17 @@ class Decoder:
         self._counts.finished[FinishReason.ERROR] += 1
         self._release(part.slot)
         request.report()
+
+    def _publish(self, slot: int) -> None:
+        """Shares the slot's full pages of tokens that target and drafter both have."""
+        if news := self.slots.news(slot, self._pair.num_written(slot)):
+            self.slots.publish(slot, self.running[slot].tokens(news))
+
+    def _keep(self, slot: int) -> None:
+        """Shares what a request leaves behind; the drafter catches up where that makes a page full."""
+        if self.slots.news(slot, self.running[slot].num_computed):
+            self._pair.catch_up()
+            self._publish(slot)
 
     def _release(self, slot: int) -> None:
         self._pair.release(slot)

@@ -32,11 +32,16 @@ class EmbeddedBackend:
     """Serves requests by one session, from any thread; its thread ends with the last reference to it."""
 
     def __init__(
-        self, session: Session, draft_length: DraftLength | None = None, prefill_chunk: int = DEFAULT_PREFILL_CHUNK
+        self,
+        session: Session,
+        draft_length: DraftLength | None = None,
+        prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
+        *,
+        enable_prefix_caching: bool = True,
     ) -> None:
         """`draft_length` is how much of a block is verified, by default all of it."""
         self._session = session
-        self._decoder = session.decoder(draft_length, prefill_chunk=prefill_chunk)
+        self._decoder = session.decoder(draft_length, prefill_chunk=prefill_chunk, prefix_caching=enable_prefix_caching)
         self._thread = DecoderThread(self._decoder)
         # The thread holds the decoder, but not this object: whoever drops it closes it.
         self._close = weakref.finalize(self, self._thread.close)

@@ -28,6 +28,10 @@ class _Totals(msgspec.Struct, kw_only=True):
     accepted: int = 0
     accepted_by_position: dict[int, int] = msgspec.field(default_factory=Counter)
     """Verify passes that accepted the draft token at position 1, 2, ... and so all before it."""
+    prefix_cache_queries: int = 0
+    """Prompt tokens of admitted requests, where prefixes are cached."""
+    prefix_cache_hits: int = 0
+    """Those among them that no pass had to compute."""
 
 
 class DecoderMetrics(_Totals, kw_only=True):

@@ -20,6 +20,15 @@ MAX_PENDING_ROWS = 256
 class Pair(Protocol):
     """A target and perhaps its drafter, on one process or on the ranks of several."""
 
+    def claim(self) -> bool:
+        """Whether nobody else has used the models' pages since this pair last asked; from now on it does."""
+
+    def num_written(self, slot: int) -> int:
+        """Tokens of the slot's sequence that are in both caches for good."""
+
+    def catch_up(self) -> None:
+        """Brings the drafter's context to what the target has committed."""
+
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """Gives an empty slot its pages of both caches; its first `num_tokens` tokens are in them already."""
 
@@ -50,9 +59,27 @@ class LocalPair:
         self._pending: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
         """By slot: taps of committed tokens, which become context before the slot drafts; who never drafts skips it."""
         self._num_pending = 0
+        self._user = object()
+        self._committed: defaultdict[int, int] = defaultdict(int)
+        """Tokens by slot."""
+
+    def claim(self) -> bool:
+        """Whether nobody else has used the models' pages since this pair last asked."""
+        was_there = self._target.claim(self._user)
+        return (self._drafter is None or self._drafter.claim(self._user)) and was_there
+
+    def num_written(self, slot: int) -> int:
+        """The target's committed tokens, less those that are not yet the drafter's context."""
+        return self._committed[slot] - sum(map(len, self._pending.get(slot, ())))
+
+    @torch.inference_mode()
+    def catch_up(self) -> None:
+        """Makes all that is pending context."""
+        self._inject()
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """The same pages for target and drafter."""
+        self._committed[slot] = num_tokens
         self._target.reserve(slot, pages, num_tokens)
         if self._drafter is not None:
             self._drafter.reserve(slot, pages, num_tokens)
@@ -83,6 +110,7 @@ class LocalPair:
         begin = 0
         for segment, committed in zip(self._segments, num_tokens, strict=True):
             self._target.rollback(segment.slot, len(segment.token_ids) - committed)
+            self._committed[segment.slot] += committed
             if self._drafter is not None and committed:
                 self._pending[segment.slot].append(self._taps[begin : begin + committed])
                 self._num_pending += committed
@@ -102,6 +130,7 @@ class LocalPair:
     def release(self, slot: int) -> None:
         """Empties a slot of both."""
         self._target.release(slot)
+        self._committed.pop(slot, None)
         self._num_pending -= sum(map(len, self._pending.pop(slot, ())))
         if self._drafter is not None:
             self._drafter.release(slot)

@@ -57,6 +57,8 @@ class Request:
 
     num_prefilled: int = 0
     """Prompt tokens that target and drafter have seen."""
+    num_cached_tokens: int = 0
+    """Those among them that an earlier request left in the caches."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     """Of each emitted token, where they were asked for."""
@@ -81,6 +83,16 @@ class Request:
     def is_prefilled(self) -> bool:
         """Whether the whole prompt is in the caches."""
         return self.num_prefilled == len(self.prompt_ids)
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens of prompt and answer that the target has seen: all but the last, which waits for the next pass."""
+        return self.num_prefilled + max(0, len(self.token_ids) - 1)
+
+    def tokens(self, positions: range) -> list[int]:
+        """Those of prompt and answer at `positions`, as far as there are any."""
+        begin, end = (max(0, position - len(self.prompt_ids)) for position in (positions.start, positions.stop))
+        return [*self.prompt_ids[positions.start : positions.stop], *self.token_ids[begin:end]]
 
     @property
     def remaining(self) -> int:

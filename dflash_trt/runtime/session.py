@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 WARM_UP_TOKENS = 8
 MAX_CACHE_GIB = 2**20  # a PiB, which no machine has
 NEW_LINE = "\n"
+
+log = logging.getLogger("dflash_trt.runtime")
 
 
 class Session:
@@ -176,12 +179,31 @@ class Session:
         )
 
     def decoder(
-        self, draft_length: DraftLength | None = None, *, prefill_chunk: int = DEFAULT_PREFILL_CHUNK
+        self,
+        draft_length: DraftLength | None = None,
+        *,
+        prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
+        prefix_caching: bool = False,
     ) -> Decoder:
-        """Decodes with the drafter, by default verifying all it proposes."""
+        """Decodes with the drafter, by default verifying all it proposes.
+
+        With `prefix_caching` a prompt begins with what earlier ones left in the caches, where target and drafter keep
+        it.
+        """
         length = draft_length or FixedLength(self.manifest.draft.num_draft_tokens)
         is_plain = isinstance(length, FixedLength) and length.length == 0
-        return Decoder(self._pair(int(is_plain)), self._slots(), length, prefill_chunk=prefill_chunk)
+        caches_prefixes = prefix_caching and self._keeps_prefixes(is_plain)
+        slots = SlotPool(self.num_slots, self._num_tokens, prefix_caching=caches_prefixes)
+        return Decoder(self._pair(int(is_plain)), slots, length, prefill_chunk=prefill_chunk)
+
+    def _keeps_prefixes(self, is_plain: bool) -> bool:
+        lacking = [
+            *(() if self.target.keeps_prefixes else ["the target's state is not kept in pages"]),
+            *(() if is_plain or self.drafter.keeps_prefixes else ["the drafter's plan has fixed slots"]),
+        ]
+        if lacking:
+            log.info("prefix caching is off: %s", " and ".join(lacking))
+        return not lacking
 
     def plain_decoder(self, *, prefill_chunk: int = DEFAULT_PREFILL_CHUNK) -> Decoder:
         """Decodes without the drafter, one token a pass."""
@@ -243,9 +265,6 @@ class Session:
         bytes_per_token = self.target.cache_bytes_per_token + self.drafter.cache_bytes_per_token
         room = self.cache_gib * 2**30 - self.num_slots * self.target.cache_bytes_per_slot
         return max(0, int(room / bytes_per_token) // TOKENS_PER_PAGE * TOKENS_PER_PAGE)
-
-    def _slots(self) -> SlotPool:
-        return SlotPool(self.num_slots, self._num_tokens)
 
 
 def run(decoder: Decoder, requests: Sequence[Request]) -> list[Completion]:

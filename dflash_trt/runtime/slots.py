@@ -4,27 +4,51 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from dflash_trt.pages.page_pool import PagePool
 from dflash_trt.pages.page_table import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.pages.prefix_index import ROOT, PrefixIndex
 
 DEFAULT_CACHE_GIB = 4.0
 """Room for both caches."""
 
 
+class Reservation(NamedTuple):
+    """What a request gets."""
+
+    slot: int
+    pages: list[int]
+    """Those of its longest sequence, in order."""
+    num_cached_tokens: int
+    """That the first of the pages hold already, of target and drafter."""
+
+
 class SlotPool:
     """Slots 0 .. num_slots - 1, and pages that all requests share, each of target and drafter together.
 
-    A request reserves pages for the longest it can become, so that a request that runs is never short of room.
+    A request reserves pages for the longest it can become, so that a request that runs is never short of room. With
+    prefix caching, full pages are kept when their requests have ended, the least recently used go when room is
+    needed, and a request begins with those that hold its prompt's beginning. A page is held by as many requests as
+    have it, and nobody writes into one that is full.
     """
 
-    def __init__(self, num_slots: int, num_tokens: int) -> None:
+    def __init__(self, num_slots: int, num_tokens: int, *, prefix_caching: bool = False) -> None:
         """As many whole pages as `num_tokens` tokens fill."""
         self.num_slots = num_slots
+        self.prefix_caching = prefix_caching
         self._num_pages = num_tokens // TOKENS_PER_PAGE
         self._pool = PagePool(self._num_pages)
         self._free = list(range(num_slots))  # a heap: the lowest first, so that running slots stay neighbours
         self._pages: dict[int, list[int]] = {}
+        self._holders: Counter[int] = Counter()
+        self._index = PrefixIndex()
+        self._kept: dict[int, None] = {}
+        """Pages of the index that nobody holds, the least recently used first."""
+        self._known: dict[int, tuple[int, int]] = {}
+        """By slot: how many of its pages are in the index, and the number of the last one's entry."""
 
     @classmethod
     def for_each_slot(cls, num_slots: int, num_tokens: int) -> SlotPool:
@@ -44,26 +68,80 @@ class SlotPool:
     @property
     def free_tokens(self) -> int:
         """That fill the pages which nobody has reserved."""
-        return self._pool.num_free * TOKENS_PER_PAGE
+        return self._num_free_pages * TOKENS_PER_PAGE
+
+    @property
+    def _num_free_pages(self) -> int:
+        return self._pool.num_free + len(self._kept)
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether `allocate` would succeed now."""
-        return bool(self._free) and num_pages_for(num_tokens) <= self._pool.num_free
+        """Whether `allocate` would succeed now, whatever of the prompt is cached."""
+        return bool(self._free) and num_pages_for(num_tokens) <= self._num_free_pages
 
-    def allocate(self, num_tokens: int) -> tuple[int, list[int]]:
-        """A free slot, and pages for `num_tokens` tokens; ValueError when there is none."""
+    def allocate(self, num_tokens: int, prompt_ids: Sequence[int] = ()) -> Reservation:
+        """A free slot, and pages for `num_tokens` tokens that begin with `prompt_ids`; ValueError when there is none.
+
+        The prompt's last token is never cached: somebody must compute the logits behind it.
+        """
         if not self.fits(num_tokens):
             raise ValueError(
                 f"expected a free slot with room for {num_tokens} tokens, found {self.free_slots} slots"
                 f" and {self.free_tokens} tokens free"
             )
         slot = heapq.heappop(self._free)
-        self._pages[slot] = self._pool.take(num_pages_for(num_tokens))
-        return slot, self._pages[slot]
+        found = list(self._index.find(prompt_ids[:-1])) if self.prefix_caching else []
+        cached = [page for _, page in found]
+        for page in cached:
+            self._kept.pop(page, None)
+        count = num_pages_for(num_tokens) - len(cached)
+        self._make_room(count)
+        pages = cached + self._pool.take(count, after=cached[-1] if cached else None)
+        self._holders.update(pages)
+        self._pages[slot] = pages
+        self._known[slot] = len(found), found[-1][0] if found else ROOT
+        return Reservation(slot, pages, len(cached) * TOKENS_PER_PAGE)
+
+    def news(self, slot: int, num_tokens: int) -> range:
+        """Positions of the full pages among the slot's first `num_tokens` tokens that were not published yet."""
+        known = self._known[slot][0] * TOKENS_PER_PAGE
+        return range(known, num_tokens // TOKENS_PER_PAGE * TOKENS_PER_PAGE if self.prefix_caching else known)
+
+    def publish(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Lets others share the slot's next full pages, which hold `token_ids` in target and drafter."""
+        known, number = self._known[slot]
+        for begin in range(0, len(token_ids) - TOKENS_PER_PAGE + 1, TOKENS_PER_PAGE):
+            number = self._index.add(number, token_ids[begin : begin + TOKENS_PER_PAGE], self._pages[slot][known])
+            known += 1
+        self._known[slot] = known, number
+
+    def forget(self) -> None:
+        """Shares no page that there is now: somebody else has written into the caches."""
+        for page in self._kept:
+            self._index.remove(page)
+        self._pool.give(self._kept)
+        self._kept = {}
+        for page in self._holders:
+            if page in self._index:
+                self._index.remove(page)
 
     def free(self, slot: int) -> None:
         """Frees an allocated slot and its pages; ValueError for one that is not allocated."""
         if slot not in self._pages:
             raise ValueError(f"slot {slot}: expected an allocated slot, found it free")
-        self._pool.give(self._pages.pop(slot))
+        for page in reversed(self._pages.pop(slot)):  # the end of a prefix is of no use without its beginning
+            self._holders[page] -= 1
+            if self._holders[page] == 0:
+                del self._holders[page]
+                if page in self._index:
+                    self._kept[page] = None
+                else:
+                    self._pool.give([page])
+        del self._known[slot]
         heapq.heappush(self._free, slot)
+
+    def _make_room(self, count: int) -> None:
+        while self._pool.num_free < count:
+            page = next(iter(self._kept))
+            del self._kept[page]
+            self._index.remove(page)
+            self._pool.give([page])

@@ -27,6 +27,11 @@ COUNTERS = {
     "vllm:spec_decode_num_drafts": ("drafts", "Number of spec decoding drafts."),
     "vllm:spec_decode_num_draft_tokens": ("proposed", "Number of draft tokens."),
     "vllm:spec_decode_num_accepted_tokens": ("accepted", "Number of accepted tokens."),
+    "vllm:prefix_cache_queries": (
+        "prefix_cache_queries",
+        "Prefix cache queries, in terms of number of queried tokens.",
+    ),
+    "vllm:prefix_cache_hits": ("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens."),
 }
 REASONS = {"stop": "stop", "length": "length", "cancelled": "abort"}
 TTFT = (

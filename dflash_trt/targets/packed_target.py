@@ -36,6 +36,7 @@ class PackedTarget(HuggingFaceTarget):
         self.release(0)
         self.cache_bytes_per_token = self._cache.bytes_per_token
         self.cache_bytes_per_slot = self._delta_nets.bytes_per_slot
+        self.keeps_prefixes = self.cache_bytes_per_slot == 0  # recurrent state is of a sequence's end alone
 
     @torch.inference_mode()
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
@@ -62,6 +63,10 @@ class PackedTarget(HuggingFaceTarget):
             self._table.lengths[segment.slot] += len(segment.token_ids)
             self._delta_nets.appended(segment.slot, len(segment.token_ids))
         return verified
+
+    def claim(self, user: object) -> bool:
+        """Whether nobody but `user` has written pages since it last claimed them."""
+        return self._table.claim(user)
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """The pages of an empty slot's sequence; the first `num_tokens` tokens are in them already."""

@@ -20,6 +20,8 @@ class HuggingFaceTarget:
     cache_bytes_per_token: int
     cache_bytes_per_slot: int
 
+    keeps_prefixes = False
+
     def __init__(self, model: PreTrainedModel, target_layer_ids: Sequence[int]) -> None:
         self.model = model
         self._embedding = model.get_input_embeddings()
@@ -27,6 +29,10 @@ class HuggingFaceTarget:
         self._lm_head = model.get_output_embeddings()
         # hidden_states[0] are the embeddings: decoder layer i's output stands at i + 1 (trap 1).
         self._taps = [layer + 1 for layer in target_layer_ids]
+
+    def claim(self, user: object) -> bool:
+        """False: there is nothing to find again."""
+        return False
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """Nothing: transformers' own caches have no pages."""

@@ -39,6 +39,12 @@ class Target(Protocol):
     cache_bytes_per_slot: int
     """What a slot takes however long its sequence is: recurrent state, and its copy from before the last segment."""
 
+    keeps_prefixes: bool
+    """Whether the pages of a released slot go on holding all that there is to know of their tokens."""
+
+    def claim(self, user: object) -> bool:
+        """Whether nobody but `user` has written pages since it last claimed them; from now on they are its own."""
+
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """Gives an empty slot the pages of its sequence, whose first `num_tokens` tokens are in them already.
 

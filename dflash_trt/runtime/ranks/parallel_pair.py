@@ -38,6 +38,8 @@ class Op(IntEnum):
     """the slot"""
     RESERVE = 4
     """slot, number of tokens that are there, pages"""
+    CATCH_UP = 5
+    """nothing"""
 
 
 class TensorParallelPair:
@@ -48,6 +50,19 @@ class TensorParallelPair:
         self._leader = leader
         self._local = local
         self._index = index
+
+    def claim(self) -> bool:
+        """Rank 0's answer: the others do what it does, in the same order."""
+        return self._local.claim()
+
+    def num_written(self, slot: int) -> int:
+        """The same on all ranks."""
+        return self._local.num_written(slot)
+
+    def catch_up(self) -> None:
+        """Brings all ranks' contexts up to date."""
+        self._send(Op.CATCH_UP)
+        self._local.catch_up()
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """The same pages on all ranks: rank 0 alone decides who holds which."""
@@ -107,6 +122,8 @@ def _execute(pair: Pair, op: Op, numbers: Sequence[int]) -> None:
         pair.verify(list(_decode(numbers)))
     elif op is Op.COMMIT:
         pair.commit(numbers)
+    elif op is Op.CATCH_UP:
+        pair.catch_up()
     elif op is Op.RESERVE:
         slot, num_tokens, *pages = numbers
         pair.reserve(slot, pages, num_tokens)

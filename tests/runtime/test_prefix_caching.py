@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that begin with what others left in the caches: the tokens and the steps of decoding alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import pytest
+import torch
+
+from dflash_trt.pages.page_table import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.runtime.decoder import Decoder
+from dflash_trt.runtime.draft_length import FixedLength
+from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.runtime.session import Session
+from dflash_trt.runtime.slots import SlotPool
+from dflash_trt.targets.huggingface import make_target
+from dflash_trt.targets.target import Segment
+from tests.decoding import greedy
+from tests.engines import build
+from tests.fixtures_data import PAIRS, prompts
+from tests.paths import FIXTURES
+from tests.runtime.batches import drive
+from tests.targets.families import LINEAR, random_model
+
+NUM_SLOTS = 4
+DRAFTS = 7
+P = TOKENS_PER_PAGE
+
+
+@pytest.fixture(scope="module", params=PAIRS)
+def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Session:
+    engine = tmp_path_factory.mktemp(request.param) / "engine"
+    build(FIXTURES / f"{request.param}-dflash", engine, FIXTURES / request.param)
+    return Session.open(engine, str(FIXTURES / request.param), num_slots=NUM_SLOTS)
+
+
+class WatchedPair(LocalPair):
+    """Remembers how many tokens each pass computed."""
+
+    computed = 0
+
+    def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
+        self.computed += sum(len(segment.token_ids) for segment in segments)
+        return super().verify(segments)
+
+
+def caching(session: Session, *, num_pages: int = 1000, length: int = DRAFTS, chunk: int = 48) -> Decoder:
+    """A decoder that caches prefixes, its pair watched."""
+    pair = WatchedPair(session.target, session.drafter)
+    slots = SlotPool(NUM_SLOTS, num_pages * P, prefix_caching=True)
+    return Decoder(pair, slots, FixedLength(length), prefill_chunk=chunk)
+
+
+def alone(session: Session, prompt: Sequence[int], max_tokens: int, length: int = DRAFTS) -> Request:
+    """Decoded with nothing beside it and nothing before."""
+    request = session.request(prompt, greedy(max_tokens))
+    drive(session.decoder(FixedLength(length), prefill_chunk=10**6), [request])
+    return request
+
+
+def same(found: Request, expected: Request) -> bool:
+    return found.token_ids == expected.token_ids and found.steps == expected.steps
+
+
+def texts(session: Session) -> list[list[int]]:
+    """Held-out prompts one behind the other, each longer than the target's window."""
+    known = prompts(session)
+    return [list(chain(*known[begin : begin + 8]))[: 6 * P - 3] for begin in (0, 3, 8)]
+
+
+def chats(session: Session, rng: random.Random, count: int) -> Iterator[tuple[list[int], int]]:
+    """Prompts with common beginnings of any length, and answers of any length."""
+    begins = texts(session)
+    for _ in range(count):
+        begin = rng.choice(begins)
+        begin = begin[: rng.choice((P - 1, P, P + 1, 2 * P, len(begin), rng.randint(1, len(begin))))]
+        yield begin + [rng.randrange(5, 200) for _ in range(rng.choice((0, 1, 5, P)))], rng.choice((1, 2, 9, 40))
+
+
+def test_the_next_turn_computes_what_is_new(session: Session) -> None:
+    """The prompt's and the answer's full pages are there, of target and drafter; steps are those of a cold run."""
+    decoder, first = caching(session), texts(session)[0]
+    drive(decoder, [turn := session.request(first, greedy(40))])
+    known = [*first, *turn.token_ids]
+    second = [*known, 5, 6, 7]
+    before = decoder._pair.computed
+    drive(decoder, [again := session.request(second, greedy(40))])
+    hit = (len(known) - 1) // P * P
+    assert again.num_cached_tokens == hit
+    drafted = len(again.steps) + sum(step.proposed for step in again.steps)
+    assert decoder._pair.computed - before == len(second) - hit + drafted
+    assert same(again, alone(session, second, 40))
+    metrics = decoder.metrics()
+    assert (metrics.prefix_cache_queries, metrics.prefix_cache_hits) == (len(first) + len(second), hit)
+
+
+def edges() -> list[object]:
+    quick = {(P, DRAFTS), (P + 1, DRAFTS), (2 * P, 0)}
+    product = [(n, length) for n in (1, P - 1, P, P + 1, 2 * P, 3 * P) for length in (0, 3, DRAFTS)]
+    return [pytest.param(*case, marks=() if case in quick else pytest.mark.full) for case in product]
+
+
+@pytest.mark.parametrize(("num_tokens", "length"), edges())
+def test_the_same_prompt_again(session: Session, num_tokens: int, length: int) -> None:
+    """A prompt of whole pages computes its last one: the logits behind it are needed."""
+    prompt = texts(session)[0][:num_tokens]
+    expected, decoder = alone(session, prompt, 9, length), caching(session, length=length)
+    for turn in range(3):
+        drive(decoder, [request := session.request(prompt, greedy(9))])
+        assert request.num_cached_tokens == (turn > 0) * ((num_tokens - 1) // P * P)
+        assert same(request, expected)
+
+
+SCHEDULES = [
+    *((24, 3, 8), pytest.param(1000, 1, 40, marks=pytest.mark.full)),
+    *(pytest.param(24, seed, 40, marks=pytest.mark.full) for seed in range(2, 12)),
+]
+
+
+@pytest.mark.parametrize(("num_pages", "seed", "num_requests"), SCHEDULES)
+def test_any_schedule_is_that_of_requests_alone(session: Session, num_pages: int, seed: int, num_requests: int) -> None:
+    """With room for all, and with so little that pages go; some requests are cancelled on their way."""
+    rng = random.Random(seed)
+    asked = list(chats(session, rng, num_requests))
+    num_pages = max(num_pages, max(num_pages_for(len(prompt) + count) for prompt, count in asked))
+    cold = {(*prompt, -count): alone(session, prompt, count) for prompt, count in asked}
+    decoder = caching(session, num_pages=num_pages, chunk=rng.choice((7, P, 100)))
+    requests = [session.request(prompt, greedy(count)) for prompt, count in asked]
+
+    def cancel_one() -> None:
+        check(decoder, session)
+        if rng.random() < 0.05 and not decoder.is_idle:
+            decoder.cancel(rng.choice([*decoder.waiting, *decoder.running.values()]))
+
+    drive(decoder, requests, rng, cancel_one)
+    for request, (prompt, count) in zip(requests, asked, strict=True):
+        expected = cold[(*prompt, -count)]
+        if request.finished is FinishReason.CANCELLED:
+            assert request.token_ids == expected.token_ids[: len(request.token_ids)]
+        else:
+            assert same(request, expected)
+    assert decoder.metrics().prefix_cache_hits >= P
+
+
+def check(decoder: Decoder, session: Session) -> None:
+    """What must hold of pages between two steps."""
+    slots = decoder.slots
+    held = [page for pages in slots._pages.values() for page in pages]
+    assert slots._holders == {page: held.count(page) for page in set(held)}
+    assert not set(held) & slots._kept.keys()
+    assert slots._pool.num_free + len(slots._kept) + len(set(held)) == slots._num_pages
+    free = {page for begin, end in slots._pool._runs for page in range(begin, end)}
+    assert not free & (set(held) | slots._kept.keys())
+    assert not free & slots._index._keys.keys(), "a page that anybody may take is shared"
+    for slot, pages in slots._pages.items():
+        shared = [page for page in pages if slots._holders[page] > 1 or page in slots._index]
+        written = min(session.target._table.lengths[slot], session.drafter.cache.lengths[slot])  # type: ignore[attr-defined]
+        assert set(shared) <= set(pages[: written // P]), (
+            "a page that is not full, or that the drafter lacks, is shared"
+        )
+
+
+def test_requests_share_pages_while_they_run(session: Session) -> None:
+    """Three with one beginning hold its pages once, and room is counted so."""
+    prompt = texts(session)[1][: 4 * P]
+    decoder = caching(session, num_pages=5 + 1 + 5)
+    first = session.request(prompt, greedy(P))
+    decoder.add(first)
+    while not first.steps:
+        decoder.step()
+    others = [session.request([*prompt, 5 + i], greedy(P - 1)) for i in range(2)]
+    for other in others:
+        decoder.add(other)
+    decoder.step()
+    assert len(decoder.running) == 3, "shared pages were counted for each"
+    assert [other.num_cached_tokens for other in others] == [4 * P, 4 * P]
+    drive(decoder, [])
+    for request, ids in zip([first, *others], [prompt, [*prompt, 5], [*prompt, 6]], strict=True):
+        assert same(request, alone(session, ids, request.params.max_tokens))
+
+
+def test_the_least_recently_used_go_first(session: Session) -> None:
+    """From their ends: what is left of a prefix is of use."""
+    one, two, three = (text[: 3 * P + 1] for text in (texts(session)[0], texts(session)[1], texts(session)[0][P:]))
+    expected = [alone(session, prompt, 2) for prompt in (one, two, three)]
+    decoder = caching(session, num_pages=9)
+    for number, hit in ((0, 0), (1, 0), (0, 3), (2, 0), (0, 3), (1, 2), (2, 2), (0, 2)):
+        drive(decoder, [request := session.request((one, two, three)[number], greedy(2))])
+        assert request.num_cached_tokens == hit * P
+        assert same(request, expected[number])
+
+
+def test_a_cache_that_is_exactly_full(session: Session) -> None:
+    prompt = texts(session)[0][: 3 * P - 8]
+    expected, decoder = alone(session, prompt, 8), caching(session, num_pages=3)
+    for turn in range(3):
+        drive(decoder, [request := session.request(prompt, greedy(8))])
+        assert request.num_cached_tokens == (2 * P if turn else 0)
+        assert same(request, expected)
+
+
+def test_what_another_decoder_has_overwritten_is_not_found(session: Session) -> None:
+    """Decoders of one session share its models, and each has pages of its own numbering."""
+    prompt, other = texts(session)[0][: 2 * P + 1], texts(session)[1]
+    decoder = caching(session)
+    drive(decoder, [session.request(prompt, greedy(2))])
+    drive(session.plain_decoder(), [session.request(other, greedy(2))])
+    drive(decoder, [request := session.request(prompt, greedy(20))])
+    assert request.num_cached_tokens == 0
+    assert same(request, alone(session, prompt, 20))
+    drive(decoder, [session.request(prompt, greedy(2))])
+    session.target.verify([Segment(slot=0, token_ids=other, num_logits=0)], with_taps=False)
+    session.target.release(0)
+    drive(decoder, [request := session.request(prompt, greedy(20))])
+    assert request.num_cached_tokens == 0
+
+
+def test_a_target_with_recurrent_state_caches_no_prefix(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+    """What its layers know of a prefix is in no page."""
+    hybrid = make_target(random_model("qwen3_5_text", **LINEAR), (), NUM_SLOTS)
+    mixed = Session(session.manifest, hybrid, session.drafter, None, frozenset(), num_slots=NUM_SLOTS)
+    caplog.set_level("INFO", "dflash_trt.runtime")
+    assert not mixed.decoder(prefix_caching=True).slots.prefix_caching
+    assert "prefix caching is off: the target's state is not kept in pages" in caplog.text
+    assert session.decoder(prefix_caching=True).slots.prefix_caching
+    assert not session.decoder().slots.prefix_caching
