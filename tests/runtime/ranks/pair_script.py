@@ -91,3 +91,21 @@ def _use_a_slot_again(pair: Pair, plain: Pair, answers: dict[str, torch.Tensor])
     answers["plain"] = plain.verify([segment(1, PROMPTS[1])]).clone()
     plain.commit([len(PROMPTS[1])])
     plain.release(1)
+    _share_a_page(pair, answers)
+
+
+def _share_a_page(pair: Pair, answers: dict[str, torch.Tensor]) -> None:
+    """Slot 1 begins with the page that slot 2 has filled, in both caches."""
+    prompt = range(600, 640)
+    pair.reserve(2, [9, 4], 0)
+    answers["filled"] = pair.verify([segment(2, prompt, 1)]).clone()
+    pair.commit([len(prompt)])
+    pair.catch_up()
+    assert pair.num_written(2) == len(prompt)
+    pair.release(2)
+    pair.reserve(1, [9, 7], 32)
+    answers["found"] = pair.verify([segment(1, prompt[32:], 1)]).clone()
+    pair.commit([len(prompt) - 32])
+    torch.testing.assert_close(answers["found"], answers["filled"], rtol=0, atol=1e-4)
+    answers["proposals found"] = pair.draft([1], [7], 5).clone()
+    pair.release(1)
