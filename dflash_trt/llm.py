@@ -21,6 +21,7 @@ from dflash_trt.runtime.prompts import is_prompt
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams, is_integer
 from dflash_trt.runtime.slots import DEFAULT_CACHE_GIB
+from dflash_trt.targets.dtype import check_dtype
 
 MAX_SIZE = 2**31 - 1
 """Slots and positions are INT32 in both graphs."""
@@ -46,6 +47,7 @@ class LLM:
         prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
         device: str = "auto",
         enable_prefix_caching: bool = True,
+        dtype: str = "auto",
     ) -> None:
         """Loads both; `target` is a directory or a Hugging Face repository id.
 
@@ -55,7 +57,8 @@ class LLM:
         decoding, "1:7,8:3" (by batch size) or "adaptive".
         At most `prefill_chunk` prompt tokens join a step. `device` is "cpu", "cuda" or "auto": CUDA where torch sees
         it. With `enable_prefix_caching` a prompt begins with what earlier requests left in the caches of target and
-        drafter.
+        drafter. `dtype` is the type that the target is computed in: "float32", which is "auto" too, or "bfloat16", for
+        a checkpoint in it, at half the memory.
 
         Raises EngineError, CheckpointError, RequestError and MissingDependencyError, each with what to do about it.
         """
@@ -67,12 +70,17 @@ class LLM:
         for name, path in (("engine", engine), ("target", target)):
             if not isinstance(path, str | Path):
                 raise RequestError(f"{name}: expected a path or a name, found {shown(path)}")
+        check_dtype(dtype)
         pair = CheckedPair.read(Path(engine), str(target))
         length = pair.draft_length(draft_length)
         from dflash_trt.runtime.session import Session  # it loads torch: seconds
 
         self._session = Session.load(
-            pair, num_slots=max_batch_size or pair.default_batch_size, cache_gib=cache_gib, device=device
+            pair,
+            num_slots=max_batch_size or pair.default_batch_size,
+            cache_gib=cache_gib,
+            device=device,
+            dtype=dtype,
         )
         self.backend = EmbeddedBackend(
             self._session, length, prefill_chunk, enable_prefix_caching=enable_prefix_caching

@@ -32,6 +32,7 @@ class OwnServer:
     draft_length: str | None
     """As `--draft-length`; "0": plain decoding."""
     max_batch_size: int | None = None
+    dtype: str | None = None
 
     def words(self) -> list[str]:
         """The command's, without the program."""
@@ -40,6 +41,8 @@ class OwnServer:
             words += ["--draft-length", self.draft_length]
         if self.max_batch_size is not None:
             words += ["--max-batch-size", str(self.max_batch_size)]
+        if self.dtype is not None:
+            words += ["--dtype", self.dtype]
         return words
 
     @contextmanager

@@ -49,6 +49,7 @@ class BenchRequest:
     engine: Path | None
     target: str | None
     draft_length: str | None
+    dtype: str | None
     prompts: str
     split: str | None
     categories: tuple[str, ...]
@@ -131,8 +132,8 @@ class BenchRequest:
         from dflash_trt.endpoints.client import Client
         from dflash_trt.endpoints.identify import identify
 
-        if self.target is not None or self.draft_length is not None:
-            raise click.UsageError("--target and --draft-length belong to --engine")
+        if any(option is not None for option in (self.target, self.draft_length, self.dtype)):
+            raise click.UsageError("--target, --draft-length and --dtype belong to --engine")
         if not self.endpoints:
             raise click.UsageError("expected --endpoint NAME=URL, or --engine and --target")
         key = self._api_key()
@@ -161,7 +162,7 @@ class BenchRequest:
         for name, draft_length in ((PLAIN, "0"), (DFLASH, self.draft_length)):
             server = OwnServer(
                 engine=self.engine, target=self.target, draft_length=draft_length,
-                max_batch_size=most if most > 16 else None,
+                max_batch_size=most if most > 16 else None, dtype=self.dtype,
             )  # fmt: skip
             method = Method(
                 name=name, url=" ".join(("dflash-trt", *server.words())), runtime="dflash-trt",

@@ -14,6 +14,7 @@ import click
 from dflash_trt.cli.bench_methods import BenchRequest
 from dflash_trt.cli.bench_tables import print_plan, print_points
 from dflash_trt.files.command import quoted
+from dflash_trt.targets.dtype import DTYPES
 
 Command = Callable[..., None]
 
@@ -40,6 +41,7 @@ _OPTIONS = (
     ),
     click.option("--target", help="Target of --engine: directory or Hugging Face repository id."),
     click.option("--draft-length", metavar="LENGTH", help="Of --engine's DFlash, as of `serve`. Default: its own."),
+    click.option("--dtype", type=click.Choice(DTYPES), help="Of --engine's target, as of `serve`. Default: its own."),
     click.option(
         "--prompts", required=True, metavar="SET", help="gsm8k, math500, ..., a file, or SPEED-Bench's folder."
     ),

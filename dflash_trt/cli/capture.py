@@ -16,6 +16,7 @@ from dflash_trt import __version__
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory, checkpoint_label, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, check_pair, read_target
+from dflash_trt.cli.dtype_option import dtype_option
 from dflash_trt.errors import RequestError
 from dflash_trt.files.write import check_replaceable, new_file
 
@@ -42,11 +43,11 @@ BATCH_SIZE = 8
 )
 @click.option("--max-prompts", type=click.IntRange(min=1), help="Take only the first so many prompts.")
 @click.option("--chat", is_flag=True, help="Wrap text prompts in the target's chat template.")
+@dtype_option
 @click.option(
     "--taps-dtype",
     type=click.Choice(["float32", "bfloat16"]),
-    default="float32",
-    show_default=True,
+    show_default="the target's",
     help="bfloat16 halves the file, as enough for --calibration; a replay is then near, not equal.",
 )
 @click.option(
@@ -79,7 +80,8 @@ def capture(
     max_tokens: int,
     max_prompts: int | None,
     chat: bool,
-    taps_dtype: str,
+    dtype: str,
+    taps_dtype: str | None,
     temperature: float,
     seed: int,
     top_logprobs: int,
@@ -115,7 +117,7 @@ def capture(
     check_replaceable(output, FEATURES, force=force)
     encoded = _encode(prompts, target_checkpoint, draft_checkpoint, max_tokens, chat)
     taps = draft_checkpoint.spec.target_layer_ids
-    model = load_model(target_checkpoint.directory, target_checkpoint.spec, taps)
+    model = load_model(target_checkpoint.directory, target_checkpoint.spec, taps, dtype=dtype)
     running = make_target(model, taps, BATCH_SIZE)
     stop_ids = stop_token_ids(model)
     facts = FeatureFacts(
@@ -127,6 +129,7 @@ def capture(
         mask_token_id=draft_checkpoint.spec.mask_token_id,
         max_tokens=max_tokens,
         stop_token_ids=tuple(sorted(stop_ids)),
+        target_dtype=str(model.dtype).removeprefix("torch."),
         prompts=tuple(PromptFacts(name=p.id, category=p.category, language=p.language) for p in prompts),
         top_logprobs=top_logprobs,
     )
@@ -145,7 +148,7 @@ def capture(
             facts,
             temporary,
             block_size=draft_checkpoint.spec.block_size,
-            taps_dtype=getattr(torch, taps_dtype),
+            taps_dtype=model.dtype if taps_dtype is None else getattr(torch, taps_dtype),
         )
     tokens = sum(len(sequence.token_ids) - sequence.prompt_length for sequence in answered)
     click.echo(f"{len(answered)} sequences, {tokens} answer tokens", err=True)

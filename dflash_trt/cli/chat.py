@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dflash_trt.cli.dtype_option import dtype_option
 from dflash_trt.cli.output import progress_line
 from dflash_trt.cli.sampling_options import draft_length_option, sampling_options
 from dflash_trt.errors import RequestError
@@ -31,6 +32,7 @@ HELP = "/reset begins anew, /exit ends (so does Ctrl-D), Ctrl-C stops an answer"
 @draft_length_option
 @click.option("--cache-gib", type=float, default=4.0, show_default=True, help="Room for the caches, in GiB.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@dtype_option
 def chat(
     engine: Path,
     target: str,
@@ -38,6 +40,7 @@ def chat(
     draft_length: str | None,
     cache_gib: float,
     device: str,
+    dtype: str,
     **sampling: Any,
 ) -> None:
     """Talk to ENGINE, an engine directory, in the target's chat template.
@@ -64,7 +67,7 @@ def chat(
     with progress_line(f"loading {target}"):
         from dflash_trt.runtime.session import Session  # it loads torch: seconds
 
-        session = Session.load(pair, num_slots=1, cache_gib=cache_gib, device=device)
+        session = Session.load(pair, num_slots=1, cache_gib=cache_gib, device=device, dtype=dtype)
     with closing(EmbeddedBackend(session, length)) as backend:
         conversation = Conversation(backend, params, system)
         if message is not None:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dflash_trt.cli.dtype_option import DTYPE_HELP
 from dflash_trt.cli.output import progress_line
 from dflash_trt.cli.sampling_options import draft_length_option, sampling_options
 from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import RequestError
 from dflash_trt.files.json_file import MAX_BYTES, json_value
 from dflash_trt.files.read import read_bytes
+from dflash_trt.targets.dtype import DTYPES
 
 if TYPE_CHECKING:
     from dflash_trt.cli.decode import Job
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 @click.option("--batch-size", type=click.IntRange(min=1), show_default="1", help="Prompts decoded at once (--json).")
 @click.option("--cache-gib", type=float, show_default="4.0", help="Room for the caches, in GiB.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), show_default="auto")
+@click.option("--dtype", type=click.Choice(DTYPES), show_default="auto", help=DTYPE_HELP)
 @click.option(
     "--tp", type=click.IntRange(min=1), show_default="1", help="Ranks that share the target (torchrun, mpiexec)."
 )
@@ -47,6 +50,7 @@ def generate(
     batch_size: int | None,
     cache_gib: float | None,
     device: str | None,
+    dtype: str | None,
     tp: int | None,
     baseline: bool,
     as_json: bool,
@@ -73,7 +77,8 @@ def generate(
     asked: str | list[list[int]] = _read_prompts(token_ids) if token_ids else str(prompt)
     job = Job(asked, SamplingParams(**sampling), chat=chat, baseline=baseline, as_json=as_json)
     settings: dict[str, Any] = {
-        "draft_length": draft_length, "batch_size": batch_size, "cache_gib": cache_gib, "device": device, "tp": tp,
+        "draft_length": draft_length, "batch_size": batch_size, "cache_gib": cache_gib, "device": device,
+        "dtype": dtype, "tp": tp,
     }  # fmt: skip
     settings = {name: value for name, value in settings.items() if value is not None}
     if (config := deployment_path(str(engine))) is not None:
@@ -91,6 +96,7 @@ def _run_engine(
     batch_size: int = 1,
     cache_gib: float = 4.0,
     device: str = "auto",
+    dtype: str = "auto",
     tp: int = 1,
 ) -> None:
     """Decodes with an engine directory in the embedded runtime; on ranks but 0, follows rank 0."""
@@ -110,7 +116,9 @@ def _run_engine(
         with progress_line(f"loading {target}"):
             from dflash_trt.runtime.session import Session  # it loads torch: seconds
 
-            session = Session.load(pair, num_slots=num_slots, cache_gib=cache_gib, device=device, ranks=ranks)
+            session = Session.load(
+                pair, num_slots=num_slots, cache_gib=cache_gib, device=device, dtype=dtype, ranks=ranks
+            )
         if ranks.rank > 0:
             session.follow()
             return

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from dflash_trt.cli.dtype_option import dtype_option
 from dflash_trt.cli.output import progress_line
 from dflash_trt.cli.sampling_options import draft_length_option
 
@@ -30,6 +31,7 @@ from dflash_trt.cli.sampling_options import draft_length_option
     help="Begin a prompt with what earlier requests left in the caches.",
 )  # fmt: skip
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@dtype_option
 @click.option(
     "--drain-seconds", type=click.IntRange(min=0), default=60, show_default=True, help="For answers, at SIGTERM."
 )
@@ -48,6 +50,7 @@ def serve(
     cache_gib: float,
     enable_prefix_caching: bool,
     device: str,
+    dtype: str,
     drain_seconds: int,
 ) -> None:
     """Serve ENGINE, an engine directory, with the OpenAI API, metrics, and a page that shows how it decodes.
@@ -75,6 +78,7 @@ def serve(
                 cache_gib=cache_gib,
                 device=device,
                 enable_prefix_caching=enable_prefix_caching,
+                dtype=dtype,
             )
         with llm:
             name = served_model_name or engine.resolve().name

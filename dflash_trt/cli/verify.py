@@ -12,6 +12,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from dflash_trt.cli.dtype_option import dtype_option
 from dflash_trt.cli.output import print_json, progress_line
 from dflash_trt.cli.share_option import share
 from dflash_trt.cli.verify_tables import print_report
@@ -55,6 +56,7 @@ MIN_TOKENS = 3
     default=128,
     show_default=True,
 )
+@dtype_option
 @click.option(
     "--max-tau-loss",
     metavar="SHARE",
@@ -80,6 +82,7 @@ def verify(
     reference: Path | None,
     chat: bool,
     max_tokens: int,
+    dtype: str,
     max_tau_loss: float | None,
     temperature: float | None,
     as_json: bool,
@@ -122,7 +125,10 @@ def verify(
     from dflash_trt.runtime.prompts import read_prompts
 
     if (config := deployment_path(str(engine))) is not None:
-        given = {"--reference": reference, "--max-tau-loss": max_tau_loss, "--plot": plot}
+        given = {
+            "--reference": reference, "--max-tau-loss": max_tau_loss, "--plot": plot,
+            "--dtype": None if dtype == "auto" else dtype,
+        }  # fmt: skip
         if name := next((name for name, value in given.items() if value is not None), None):
             raise click.UsageError(f"{name} is for engine directories, found the deployment {config}")
         from dflash_trt.cli.verify_deployment import verify_deployment
@@ -142,7 +148,7 @@ def verify(
 
     tokenize(prompts, pair.tokenizer, check, chat=chat)  # what is wrong is said before minutes of loading
     with progress_line(f"loading {target}"):
-        verification = Verification.open(pair, reference)
+        verification = Verification.open(pair, reference, dtype=dtype)
     report = verification.run(_progress(verification.tokenize(prompts, max_tokens, chat=chat)), max_tokens)
     failure = find_failure(report, max_tau_loss)
     if as_json:
@@ -164,7 +170,7 @@ def _refuse_beside_features(context: click.Context) -> None:
     for parameter in context.command.params:
         name = parameter.name or ""
         given = context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
-        if given and name in ("target", "prompt_file", "chat", "max_tokens", "plot"):
+        if given and name in ("target", "prompt_file", "chat", "max_tokens", "dtype", "plot"):
             raise click.UsageError(f"{parameter.opts[0]} is for decoding with the target, found --features")
 
 

@@ -21,7 +21,7 @@ def print_report(report: Report) -> None:
         engines["reference"] = report.reference
     lossless = all(engine.identical for engine in engines.values())
     title = "identical to plain greedy decoding" if lossless else "TOKENS DIFFER from plain greedy decoding"
-    rows = _engine_rows(list(engines.values()))
+    rows = [*_engine_rows(list(engines.values())), ("target in", *[report.target_dtype] * len(engines))]
     if report.comparison is not None:
         rows += _loss_rows(report.comparison)
     print_table(title, ("", *engines), rows)

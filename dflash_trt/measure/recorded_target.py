@@ -79,13 +79,15 @@ class RecordedTarget:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The recorded lm_head's logits [..., V]."""
-        return F.linear(hidden, *self._head)
+        weight, bias = self._head
+        return F.linear(hidden.to(weight.dtype), weight, bias)
 
     @cached_property
     def _head(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """FLOAT; a draft with a head of its own never asks."""
+        """In the target's type; a draft with a head of its own never asks."""
         weight, bias = self._file.lm_head()
-        return weight.float(), None if bias is None else bias.float()
+        dtype = getattr(torch, self._file.facts.target_dtype)
+        return weight.to(dtype), None if bias is None else bias.to(dtype)
 
     def _logits(self, sequence: FeatureSequence, begin: int, end: int) -> torch.Tensor:
         """[end - begin, V]: 1 for the token after each of the positions."""

@@ -48,17 +48,17 @@ class Verification:
             self._session = session.with_drafter(session.manifest, self._comparing)
 
     @classmethod
-    def open(cls, pair: CheckedPair, reference: Path | None) -> Verification:
-        """Loads the target once, and both engines; what does not fit is refused before anything is loaded.
+    def open(cls, pair: CheckedPair, reference: Path | None, *, dtype: str = "auto") -> Verification:
+        """Loads the target once, in `dtype`, and both engines; what does not fit is refused before anything is loaded.
 
         Raises EngineError and CheckpointError as `check_reference` and `Session.load` do.
         """
         if reference is None:
-            return cls(Session.load(pair))
+            return cls(Session.load(pair, dtype=dtype))
         manifest, reference_manifest = pair.manifest, read_manifest(reference)
         check_reference(manifest, reference_manifest, str(reference))
         exposed = exposed_values(manifest.draft)
-        session = Session.load(pair, expose=exposed)
+        session = Session.load(pair, dtype=dtype, expose=exposed)
         drafter = open_drafter(reference, reference_manifest, expose=exposed)
         return cls(session, session.with_drafter(reference_manifest, drafter))
 
@@ -81,9 +81,12 @@ class Verification:
             for recording in (engine, reference):
                 if recording is not None:
                     recording.decode(prompt, params, expected)
+        target = self._session.target
         return Report(
             block_size=self._session.manifest.draft.block_size,
             max_tokens=max_tokens,
+            target_dtype=str(target.model.dtype).removeprefix("torch."),
+            is_row_independent=target.is_row_independent,
             engine=engine.report(),
             reference=None if reference is None else reference.report(),
             comparison=None if reference is None else self._compare(engine.prompts, reference.prompts),

@@ -78,6 +78,8 @@ class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Sequence i was sampled with seed + i."""
     top_logprobs: int = 0
     """N: tokens whose log probability is recorded at each place of an answer; 0: none are."""
+    target_dtype: str = "float32"
+    """In which the target was computed: float32 or bfloat16."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import Manifest
@@ -27,6 +29,7 @@ from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.slots import DEFAULT_CACHE_GIB, SlotPool
 from dflash_trt.runtime.text import TextStream
+from dflash_trt.targets.dtype import target_dtype
 from dflash_trt.targets.huggingface import load_model, make_target, stop_token_ids
 from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.sharding import sharding
@@ -35,6 +38,7 @@ from dflash_trt.targets.tokenizer import encode, encode_chat
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+LOG = logging.getLogger(__name__)
 WARM_UP_TOKENS = 8
 MAX_CACHE_GIB = 2**20  # a PiB, which no machine has
 NEW_LINE = "\n"
@@ -76,6 +80,7 @@ class Session:
         num_slots: int = 1,
         cache_gib: float = DEFAULT_CACHE_GIB,
         device: str = "auto",
+        dtype: str = "auto",
         expose: Sequence[str] = (),
     ) -> Session:
         """Reads and loads the engine directory `engine` and the target that it was built for.
@@ -83,7 +88,7 @@ class Session:
         Raises what `CheckedPair.read` and `load` raise.
         """
         pair = CheckedPair.read(engine, target_name)
-        return cls.load(pair, num_slots=num_slots, cache_gib=cache_gib, device=device, expose=expose)
+        return cls.load(pair, num_slots=num_slots, cache_gib=cache_gib, device=device, dtype=dtype, expose=expose)
 
     @classmethod
     def load(
@@ -93,36 +98,46 @@ class Session:
         num_slots: int = 1,
         cache_gib: float = DEFAULT_CACHE_GIB,
         device: str = "auto",
+        dtype: str = "auto",
         expose: Sequence[str] = (),
         ranks: Leader | Follower | None = None,
     ) -> Session:
         """Loads both models of a pair; on many `ranks`, a shard of the target.
 
         `num_slots` requests can run at once, in `cache_gib` GiB of target and context cache. `device` is "cpu", "cuda"
-        or "auto": CUDA where torch sees it. `expose` names values inside draft.onnx that the drafter can return besides
-        its hidden states.
+        or "auto": CUDA where torch sees it. `dtype` is the target's: "float32", "bfloat16" or "auto", as `target_dtype`
+        says. `expose` names values inside draft.onnx that the drafter can return besides its hidden states.
 
         Raises MissingDependencyError when nothing here computes on `device`, RequestError when there is no such
-        `cache_gib`, EngineError and CheckpointError for what only shows as the models are loaded.
+        `cache_gib` or `dtype`, EngineError and CheckpointError for what only shows as the models are loaded.
         """
         check_cache_gib(cache_gib)
         manifest, checkpoint = pair.manifest, pair.target
+        target_dtype(dtype, checkpoint.directory, checkpoint.weights)  # what is wrong is said before the drafter loads
         device = choose_device(device)
         sharded: dict[str, object] = {}
         if ranks is not None and ranks.size > 1:
-            ranks.agree(rank_facts(pair.engine, checkpoint))
+            ranks.agree({**rank_facts(pair.engine, checkpoint), "dtype": dtype})
             sharded["distributed_config"] = sharding(checkpoint.directory, ranks.size)
             device = this_rank(device)
         with room_for(num_slots):
             drafter = open_drafter(pair.engine, manifest, num_slots=num_slots, device=device, expose=expose)
 
         taps = manifest.draft.target_layer_ids
-        model = load_model(checkpoint.directory, checkpoint.spec, taps, num_ranks=ranks.size if ranks else 1, **sharded)
+        num_ranks = ranks.size if ranks else 1
+        model = load_model(checkpoint.directory, checkpoint.spec, taps, dtype=dtype, num_ranks=num_ranks, **sharded)
         if not sharded:  # transformers puts shards where they belong
             model = model.to(device)
+        target = make_target(model, taps, num_slots)
+        if model.dtype == torch.bfloat16 and not target.is_row_independent:
+            LOG.warning(
+                "%s in bfloat16: here a block rounds otherwise than one token a pass, so near-ties may fall another way"
+                " than in plain decoding; --dtype float32 avoids that",
+                checkpoint.directory,
+            )
         return cls(
             manifest,
-            make_target(model, taps, num_slots),
+            target,
             drafter,
             pair.tokenizer,
             stop_token_ids(model),
@@ -309,15 +324,11 @@ def room_for(num_slots: int) -> Iterator[None]:
 
 def this_rank(device: str) -> str:
     """The rank's own GPU, which `join` has made torch's current one."""
-    import torch
-
     return f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
 
 
 def choose_device(device: str) -> str:
     """What `device` comes to, "cpu" or "cuda"; MissingDependencyError for a CUDA device that torch does not see."""
-    import torch
-
     if device not in ("auto", "cpu", "cuda"):
         raise RequestError(f"device: expected auto, cpu or cuda, found {device!r}")
     has_cuda = torch.cuda.is_available()

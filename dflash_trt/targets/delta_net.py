@@ -101,6 +101,7 @@ class DeltaNetLayer:
         rows = [self._append(group, mixed, decay, beta) for group in slot_pass.groups]
         mixed_values = torch.cat(rows)  # [R, V, Dv]
         module, shape = self._module, z.shape
+        mixed_values = F.pad(mixed_values, (0, 0, 0, 0, 0, hidden_states.shape[1] - len(mixed_values)))  # padded rows
         normed: Tensor = module.norm(mixed_values.reshape(-1, shape[-1]), z.reshape(-1, shape[-1]))
         output: Tensor = module.out_proj(normed.reshape(1, len(mixed_values), -1))
         return output

@@ -6,36 +6,41 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.errors import CheckpointError, EngineError
 from dflash_trt.files.read import read_text
 
-FLOAT_BYTES = 4
+if TYPE_CHECKING:
+    import torch
+
 PACKED_SUFFIX, SCALES_SUFFIX = "_blocks", "_scales"
 """Of gpt-oss's MXFP4 experts: two 4-bit codes a byte, which transformers unpacks, and the scales, which it uses up."""
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_memory(directory: Path, weights: Mapping[str, Tensor], num_ranks: int = 1) -> None:
-    """Raises CheckpointError where a rank's share of the weights, as FLOAT, is more than the memory that is free."""
-    needed = float_bytes(weights) // num_ranks
+def check_memory(directory: Path, weights: Mapping[str, Tensor], dtype: torch.dtype, num_ranks: int = 1) -> None:
+    """Raises CheckpointError where a rank's share of the weights, as `dtype`, is more than the memory that is free."""
+    needed = loaded_bytes(weights, dtype) // num_ranks
     if (free := free_bytes()) is not None and needed > free:
+        bits = 8 * dtype.itemsize
+        half = "--dtype bfloat16 halves them; " if bits == 32 else ""
         raise CheckpointError(
             f"{directory}: expected {needed / 1e9:.1f} GB of free memory for its weights, which are computed with as"
-            f" 32-bit numbers, found {free / 1e9:.1f} GB",
-            hint="take a machine with more memory or share it with --tp; on GPUs, TensorRT-LLM, vLLM and SGLang serve"
-            " it from a deployment: dflash-trt serve-config --list",
+            f" {bits}-bit numbers, found {free / 1e9:.1f} GB",
+            hint=f"{half}take a machine with more memory or share it with --tp; on GPUs, TensorRT-LLM, vLLM and SGLang"
+            " serve it from a deployment: dflash-trt serve-config --list",
         )
 
 
-def float_bytes(weights: Mapping[str, Tensor]) -> int:
-    """What transformers holds once every weight is FLOAT."""
+def loaded_bytes(weights: Mapping[str, Tensor], dtype: torch.dtype) -> int:
+    """What transformers holds once every weight is `dtype`."""
     sizes = {name: math.prod(tensor.shape) for name, tensor in weights.items()}
     packed = {name for name, tensor in weights.items() if name.endswith(PACKED_SUFFIX) and tensor.dtype == "U8"}
     scales = {name.removesuffix(PACKED_SUFFIX) + SCALES_SUFFIX for name in packed}
     counts = (0 if name in scales else size * (2 if name in packed else 1) for name, size in sizes.items())
-    return FLOAT_BYTES * sum(counts)
+    return dtype.itemsize * sum(counts)
 
 
 def free_bytes() -> int | None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -27,6 +26,7 @@ from dflash_trt.checkpoint.hub import fetch_weights, read_headers
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
+from dflash_trt.targets.dtype import target_dtype
 from dflash_trt.targets.free_memory import check_memory
 from dflash_trt.targets.packed_target import PackedTarget
 from dflash_trt.targets.quiet import quiet_transformers
@@ -47,16 +47,20 @@ LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
 def load_model(
-    directory: Path, spec: TargetSpec, target_layer_ids: Sequence[int], *, num_ranks: int = 1, **load_options: Any
+    directory: Path,
+    spec: TargetSpec,
+    target_layer_ids: Sequence[int],
+    *,
+    dtype: str = "auto",
+    num_ranks: int = 1,
+    **load_options: Any,
 ) -> PreTrainedModel:
-    """Loads safetensors weights in FLOAT; code that a checkpoint brings along is never run.
+    """Loads safetensors weights as `target_dtype` says; code that a checkpoint brings along is never run.
 
-    FLOAT although checkpoints are BF16: verifying a block and decoding token by token sum in different order,
-    and in BF16 the rounding of that is large enough to flip a greedy choice.
-
-    Raises CheckpointError for a tap on the last layer, which transformers returns after the final norm, and for what
-    transformers would put something of its own in the place of: missing weights, a damaged generation_config.json; and
-    where there is no room for the share of one of `num_ranks` ranks. Only then are weights of a repository fetched.
+    Raises what `target_dtype` raises, CheckpointError for a tap on the last layer, which transformers returns after the
+    final norm, and for what transformers would put something of its own in the place of: missing weights, a damaged
+    generation_config.json; and where there is no room for the share of one of `num_ranks` ranks. Only then are weights
+    of a repository fetched.
     """
     if spec.num_hidden_layers - 1 in target_layer_ids:
         raise CheckpointError(
@@ -66,9 +70,11 @@ def load_model(
     if (directory / GENERATION_CONFIG).is_file():
         Facts.load(directory / GENERATION_CONFIG)
     headers = read_headers(directory)
-    check_memory(directory, read_weights(directory) if headers is None else headers, num_ranks)
+    weights = read_weights(directory) if headers is None else headers
+    torch_dtype = target_dtype(dtype, directory, weights)
+    check_memory(directory, weights, torch_dtype, num_ranks)
     fetch_weights(directory)
-    options = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
+    options = {"dtype": torch_dtype, "use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # to refuse them in our words
     check_architecture(directory)
     model: PreTrainedModel

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from dflash_trt.targets.delta_net import DeltaNets
 from dflash_trt.targets.quiet import quiet_transformers
 from dflash_trt.targets.refusal import refusing
+from dflash_trt.targets.row_independence import EXPERTS, MIN_ROWS, agrees
 from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.slot_attention import IMPLEMENTATION, Pass, SlotCache
 from dflash_trt.targets.target import Segment, Verified
@@ -26,6 +28,10 @@ class PackedTarget(HuggingFaceTarget):
         """
         super().__init__(model, target_layer_ids)
         model.set_attn_implementation(IMPLEMENTATION)
+        self._min_rows = 0
+        if model.dtype == torch.bfloat16:
+            self._min_rows = MIN_ROWS
+            model.set_experts_implementation(EXPERTS)
         self._cache = SlotCache(num_slots, model.device)
         self._delta_nets = DeltaNets(model, num_slots)
         self._table = self._cache.table
@@ -34,6 +40,7 @@ class PackedTarget(HuggingFaceTarget):
             for token_ids in ([0], [0, 0]):
                 self.verify([Segment(slot=0, token_ids=token_ids, num_logits=0)], with_taps=False)
         self.release(0)
+        self.is_row_independent = model.dtype == torch.bfloat16 and agrees(self)
         self.cache_bytes_per_token = self._cache.bytes_per_token
         self.cache_bytes_per_slot = self._delta_nets.bytes_per_slot
         self.keeps_prefixes = self.cache_bytes_per_slot == 0  # recurrent state is of a sequence's end alone
@@ -50,11 +57,14 @@ class PackedTarget(HuggingFaceTarget):
         for segment in segments:
             token_ids += segment.token_ids
             logits_rows += range(len(token_ids) - segment.num_logits, len(token_ids))
+        num_rows, num_logits = len(token_ids), len(logits_rows)
+        token_ids += token_ids[-1:] * (self._min_rows - num_rows)
+        logits_rows += logits_rows[-1:] * (self._min_rows - num_logits)
         verified = self._forward(
             token_ids,
             logits_rows,
             with_taps=with_taps,
-            position_ids=current.positions[None],
+            position_ids=F.pad(current.positions, (0, len(token_ids) - num_rows))[None],
             use_cache=False,
             slot_cache=self._cache,
             slot_pass=current,
@@ -62,7 +72,7 @@ class PackedTarget(HuggingFaceTarget):
         for segment in segments:
             self._table.lengths[segment.slot] += len(segment.token_ids)
             self._delta_nets.appended(segment.slot, len(segment.token_ids))
-        return verified
+        return Verified(logits=verified.logits[:num_logits], taps=verified.taps[:num_rows])
 
     def claim(self, user: object) -> bool:
         """Whether nobody but `user` has written pages since it last claimed them."""

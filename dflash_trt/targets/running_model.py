@@ -19,6 +19,8 @@ class HuggingFaceTarget:
 
     cache_bytes_per_token: int
     cache_bytes_per_slot: int
+    is_row_independent = False
+    """Whether a token's numbers were found to be the same, to the bit, whatever else is in its pass; asked in BF16."""
 
     keeps_prefixes = False
 
@@ -58,8 +60,8 @@ class HuggingFaceTarget:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The lm_head's logits [..., V]."""
-        logits: torch.Tensor = self._lm_head(hidden)
+        """The lm_head's logits [..., V], in the model's type: a drafter may compute in another."""
+        logits: torch.Tensor = self._lm_head(hidden.to(self.model.dtype))
         return logits
 
     def head(self) -> dict[str, torch.Tensor]:
@@ -80,14 +82,15 @@ class HuggingFaceTarget:
     ) -> Verified:
         """One forward call over `token_ids`, logits behind the rows `logits_rows`."""
         device = self.model.device
-        keeps_all = len(logits_rows) == len(token_ids)
+        keeps_all = list(logits_rows) == list(range(len(token_ids)))
         output = self.model(
             torch.from_numpy(np.array([token_ids])).to(device),
             output_hidden_states=with_taps,
             logits_to_keep=0 if keeps_all else torch.tensor(logits_rows, dtype=torch.int64, device=device),  # 0: all
             **inputs,
         )
+        logits = output.logits[0].float()
         if not with_taps:
-            return Verified(logits=output.logits[0], taps=torch.empty(len(token_ids), 0))
+            return Verified(logits=logits, taps=torch.empty(len(token_ids), 0))
         taps = [output.hidden_states[tap][0] for tap in self._taps]
-        return Verified(logits=output.logits[0], taps=torch.cat(taps, dim=-1))
+        return Verified(logits=logits, taps=torch.cat(taps, dim=-1))

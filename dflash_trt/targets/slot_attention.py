@@ -20,6 +20,7 @@ from transformers import AttentionInterface
 
 from dflash_trt.pages.page_table import PageTable, num_pages_for
 from dflash_trt.pages.page_tensor import FIRST_PAGES, grown, zeros
+from dflash_trt.targets.row_independence import LANES, attend
 from dflash_trt.targets.target import Segment
 
 IMPLEMENTATION = "slot_attention"  # transformers takes any name with "flash" in it for FlashAttention
@@ -53,6 +54,8 @@ class Reading:
 
     place: slice | Tensor
     """Rows of the one segment, which lie one behind the other, or pages [B * M] of all."""
+    first: int
+    """Position of the first row that is read, a multiple of LANES."""
     num_rows: int
     """C: the first so many of each segment's."""
     mask: Tensor
@@ -109,14 +112,14 @@ class Pass:
         """What `group` needs of a layer with this `window`, as a mask of `dtype`."""
         key = (group, window, heads_per_group, dtype)
         if key not in self._readings:
-            first = 0 if window is None else max(0, group.begin - window + 1)
+            first = 0 if window is None else max(0, group.begin - window + 1) // LANES * LANES
             place, first = self._place(group, first)
             rows = torch.arange(first, group.end, device=group.positions.device)
             distance = group.positions[:, :, None] - rows  # [B, n, C]
             visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
             mask = torch.zeros(visible.shape, dtype=dtype, device=rows.device).masked_fill_(~visible, -torch.inf)
             self._readings[key] = Reading(
-                place=place, num_rows=len(rows), mask=mask.repeat(1, heads_per_group, 1)[None]
+                place=place, first=first, num_rows=len(rows), mask=mask.repeat(1, heads_per_group, 1)[None]
             )
         return self._readings[key]
 
@@ -196,8 +199,10 @@ def slot_attention(
     """query [1, N, R, D], key and value [1, G, R, D] of the pass -> [1, R, N, D].
 
     The signature is transformers' own (5.23, AttentionInterface); `s_aux` [N] are gpt-oss's sinks, `softcap`
-    is Gemma 2's.
+    is Gemma 2's. Rows behind those of the pass are padding, in and out.
     """
+    num_rows, num_padded = len(slot_pass.positions), query.shape[2]
+    query, key, value = query[:, :, :num_rows], key[:, :, :num_rows], value[:, :, :num_rows]
     layer: int = module.layer_idx  # type: ignore[assignment]
     k_cache, v_cache = slot_cache.store(layer, key, value, slot_pass)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -208,8 +213,14 @@ def slot_attention(
             reading = slot_pass.reading(part, sliding_window, heads_per_group, query.dtype)
             k, v = (reading.of(cache, part.num_segments) for cache in (k_cache, v_cache))
             q = _by_kv_head(query[0, :, part.rows], part, len(k_cache))
-            mixed.append(_by_row(_attend(q, k, v, reading.mask, scale, softcap, s_aux, part.num_tokens), part))
-    return (mixed[0] if len(mixed) == 1 else torch.cat(mixed))[None], None
+            if q.dtype == torch.bfloat16:
+                sinks = None if s_aux is None else _sink_rows(s_aux, len(k), part.num_tokens)[:, None]
+                rows = attend(q, k, v, reading.mask, scale, softcap, sinks, first=reading.first)
+            else:
+                rows = _attend(q, k, v, reading.mask, scale, softcap, s_aux, part.num_tokens)
+            mixed.append(_by_row(rows, part))
+    rows = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+    return F.pad(rows, (0, 0, 0, 0, 0, num_padded - num_rows))[None] if num_padded > num_rows else rows[None], None
 
 
 AttentionInterface.register(IMPLEMENTATION, slot_attention)
@@ -260,5 +271,10 @@ def _softmax(scores: Tensor, sinks: Tensor | None, num_tokens: int) -> Tensor:
     """Softmax of scores [G, B, N/G * n, C]; a head's sink takes its share and carries no value."""
     if sinks is None:
         return scores.softmax(dim=-1)
-    sink = sinks.to(scores.dtype).reshape(len(scores), 1, -1, 1).repeat_interleave(num_tokens, dim=2)
+    sink = _sink_rows(sinks, len(scores), num_tokens).to(scores.dtype)[:, None, :, None]
     return torch.cat([scores, sink.expand(-1, scores.shape[1], -1, -1)], dim=-1).softmax(dim=-1)[..., :-1]
+
+
+def _sink_rows(sinks: Tensor, num_groups: int, num_tokens: int) -> Tensor:
+    """Of each row of a segment: sinks [N] -> [G, N/G * n]."""
+    return sinks.reshape(num_groups, -1).repeat_interleave(num_tokens, dim=1)

@@ -45,6 +45,7 @@ class EmbeddedArguments(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     cache_gib: float = 4.0
     prefill_chunk: Positive = 256
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
 class EmbeddedFile(EmbeddedArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from dflash_trt.errors import EngineError, RequestError, VerificationError
 from dflash_trt.measure.verification_report import Report
+from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.session import Session
 from tests.cli.commands import run, run_here
 from tests.cli.test_exit_codes import WITHOUT
@@ -121,16 +123,33 @@ def test_an_engine_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert plot.is_file()
 
 
+def test_a_target_in_bfloat16(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The type reaches the model, and a difference says in which it was found."""
+    verify(place, "engine", "--dtype", "bfloat16", "--max-tokens", 8, "--json")
+    document = json.loads(capsys.readouterr().out)
+    assert (document["passed"], document["target_dtype"]) == (True, "bfloat16")
+    monkeypatch.setattr("dflash_trt.targets.packed_target.agrees", lambda _: False)
+    monkeypatch.setattr(Session, "generate_plain", mistaken(Session.generate_plain))
+    with pytest.raises(VerificationError, match="found others in 5 of 5 prompts") as error:
+        verify(place, "engine", "--dtype", "bfloat16", "--max-tokens", 8)
+    assert "a near-tie may have fallen another way, which is not the drafter's doing" in str(error.value.hint)
+    assert "│ target in         │ bfloat16" in capsys.readouterr().out
+
+
+def mistaken(plain: Callable[..., Completion]) -> Callable[..., Completion]:
+    """Plain decoding whose sixth token is wrong."""
+
+    def decode(*arguments: object) -> Completion:
+        completion = plain(*arguments)
+        return msgspec.structs.replace(completion, token_ids=[*completion.token_ids[:5], 1])
+
+    return decode
+
+
 def test_different_tokens_exit_with_1_after_the_report(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Session.generate_plain
-
-    def mistaken(self: Session, prompt_ids: list[int], max_tokens: int) -> object:
-        completion = plain(self, prompt_ids, max_tokens)
-        return msgspec.structs.replace(completion, token_ids=[*completion.token_ids[:5], 1])
-
-    monkeypatch.setattr(Session, "generate_plain", mistaken)
+    monkeypatch.setattr(Session, "generate_plain", mistaken(Session.generate_plain))
     with pytest.raises(VerificationError, match=r"found others in 5 of 5 prompts; the first is .* output token 5:"):
         verify(place, "engine")
     assert capsys.readouterr().out.startswith("TOKENS DIFFER from plain greedy decoding")

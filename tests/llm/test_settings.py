@@ -39,6 +39,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"prefill_chunk": 2**31}, "prefill_chunk: expected at most 2147483647"),
         ({"prefill_chunk": 1.5}, "prefill_chunk: expected at least 1"),
         ({"draft_length": 8}, "draft length: expected 0 to 7"),
+        ({"dtype": "float16"}, "dtype: expected auto, float32 or bfloat16, found 'float16'"),
         ({"device": "tpu"}, "device: expected auto, cpu or cuda"),
     ],
 )

@@ -156,6 +156,14 @@ def test_taps_in_bfloat16(features: dict[str, Path], tmp_path: Path) -> None:
         assert torch.equal(rounded[name], values.bfloat16() if name.startswith("taps") else values)
 
 
+def test_a_target_in_bfloat16(tmp_path: Path) -> None:
+    """Its taps are BF16 and stay so; the file says in which type it was computed, else nothing."""
+    options = ("--max-prompts", 1, "--max-tokens", 4)
+    tensors, facts = read(capture("tiny-qwen3", tmp_path / "f.safetensors", *options, "--dtype", "bfloat16"))
+    assert (tensors["taps.0"].dtype, facts["target_dtype"]) == (torch.bfloat16, "bfloat16")
+    assert "target_dtype" not in read(capture("tiny-qwen3", tmp_path / "g.safetensors", *options))[1]
+
+
 def test_floats_take_bfloat16_only_where_it_keeps_every_value() -> None:
     values = torch.tensor([1.0, -0.0, 2.0**-130, 3.375])
     assert narrowest(values) == torch.bfloat16

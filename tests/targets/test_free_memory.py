@@ -6,12 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.targets import free_memory as memory
-from dflash_trt.targets.free_memory import check_memory, float_bytes, free_bytes
+from dflash_trt.targets.free_memory import check_memory, free_bytes, loaded_bytes
 from dflash_trt.targets.huggingface import load_model
 from tests.checkpoint.samples import refusal
 from tests.paths import FIXTURES
@@ -28,29 +29,29 @@ def weights(*tensors: Tensor) -> dict[str, Tensor]:
 
 
 def test_every_weight_becomes_a_float() -> None:
-    assert float_bytes(weights(tensor("a", "BF16", 3, 4), tensor("b", "F32", 2), tensor("c", "BF16"))) == 4 * (
-        12 + 2 + 1
-    )
+    mixed = weights(tensor("a", "BF16", 3, 4), tensor("b", "F32", 2), tensor("c", "BF16"))
+    assert loaded_bytes(mixed, torch.float32) == 4 * (12 + 2 + 1)
+    assert loaded_bytes(mixed, torch.bfloat16) == 2 * (12 + 2 + 1)
 
 
 def test_packed_experts_are_unpacked() -> None:
     """gpt-oss: gate_up_proj_blocks U8 [E, 2I, H/32, 16], two codes a byte, and a scale for 32 of them."""
     blocks, scales = tensor("x.gate_up_proj_blocks", "U8", 2, 8, 3, 16), tensor("x.gate_up_proj_scales", "U8", 2, 8, 3)
-    assert float_bytes(weights(blocks, scales)) == 4 * (2 * 8 * 3 * 32)
-    assert float_bytes(weights(scales)) == 4 * (2 * 8 * 3)  # of something else
+    assert loaded_bytes(weights(blocks, scales), torch.float32) == 4 * (2 * 8 * 3 * 32)
+    assert loaded_bytes(weights(scales), torch.float32) == 4 * (2 * 8 * 3)  # of something else
 
 
 def test_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda: 1_500_000_000)
     large = weights(tensor("a", "BF16", 10**9))
-    message = refusal(lambda: check_memory(Path("large"), large))
+    message = refusal(lambda: check_memory(Path("large"), large, torch.float32))
     assert "large: expected 4.0 GB of free memory for its weights" in message
     assert "found 1.5 GB" in message
-    check_memory(Path("large"), large, num_ranks=4)
+    check_memory(Path("large"), large, torch.float32, num_ranks=4)
 
 
 def test_it_is_asked_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = float_bytes(read_weights(TARGET))
+    needed = loaded_bytes(read_weights(TARGET), torch.float32)
     monkeypatch.setattr(memory, "free_bytes", lambda: needed - 1)
     assert "of free memory for its weights" in refusal(lambda: load_model(TARGET, read_target(TARGET).spec, [0]))
     monkeypatch.setattr(memory, "free_bytes", lambda: needed)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In BF16 a token's numbers are those of decoding it alone, to the last bit, whatever else is in its pass."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.runtime.session import Session, run
+from dflash_trt.targets import slot_attention
+from dflash_trt.targets.huggingface import load_model, make_target
+from dflash_trt.targets.row_independence import CHUNK, agrees, attend
+from dflash_trt.targets.running_model import HuggingFaceTarget
+from dflash_trt.targets.target import Segment, Verified
+from tests.decoding import greedy
+from tests.engines import build
+from tests.fixtures_data import PAIRS, prompts
+from tests.paths import FIXTURES
+
+pytestmark = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="needs a CPU for which oneDNN has BF16 products"
+)
+TAPS = (0, 1)
+VOCAB = 1024
+Token = tuple[torch.Tensor, torch.Tensor]
+"""Logits [V] and taps [A*H]."""
+
+
+def open_target(name: str, num_slots: int) -> HuggingFaceTarget:
+    directory = FIXTURES / name
+    return make_target(load_model(directory, read_target(directory).spec, TAPS, dtype="bfloat16"), TAPS, num_slots)
+
+
+def append(target: HuggingFaceTarget, segments: Sequence[Segment], rejected: Sequence[int]) -> list[Token]:
+    verified = target.verify(segments, with_taps=True)
+    for segment, count in zip(segments, rejected, strict=True):
+        target.rollback(segment.slot, count)
+    return list(zip(verified.logits, verified.taps, strict=True))
+
+
+def alone(target: HuggingFaceTarget, tokens: Sequence[int]) -> list[Token]:
+    """Of each token, one a pass."""
+    found = [append(target, [Segment(slot=0, token_ids=[x], num_logits=1)], [0])[0] for x in tokens]
+    target.release(0)
+    return found
+
+
+def together(target: HuggingFaceTarget, sequences: Sequence[Sequence[int]], rng: random.Random) -> list[list[Token]]:
+    """Of each token, in passes that chance makes: who takes part, how many tokens each adds, what is rejected."""
+    found: list[list[Token]] = [[] for _ in sequences]
+    while live := [i for i, tokens in enumerate(sequences) if len(found[i]) < len(tokens)]:
+        segments, rejected = [], []
+        for i in rng.sample(live, rng.randint(1, len(live))):
+            begin = len(found[i])
+            kept, junk = sequences[i][begin : begin + rng.choice([1, 2, 8, 16, 100])], [7] * rng.choice([0, 3])
+            segments.append(Segment(slot=i, token_ids=[*kept, *junk], num_logits=len(kept) + len(junk)))
+            rejected.append(len(junk))
+        rows = iter(append(target, segments, rejected))
+        for segment, junk_rows in zip(segments, rejected, strict=True):
+            segment_rows = [next(rows) for _ in segment.token_ids]
+            found[segment.slot] += segment_rows[: len(segment_rows) - junk_rows]
+    return found
+
+
+def check_histories(name: str, lengths: Sequence[int]) -> None:
+    rng = random.Random(name)
+    sequences = [[rng.randrange(2, VOCAB) for _ in range(length)] for length in lengths]
+    single, packed = open_target(name, 1), open_target(name, len(lengths))
+    assert single.is_row_independent
+    for found, tokens in zip(together(packed, sequences, rng), sequences, strict=True):
+        for (logits, taps), (expected_logits, expected_taps) in zip(found, alone(single, tokens), strict=True):
+            assert torch.equal(logits, expected_logits)
+            assert torch.equal(taps, expected_taps)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_any_history(name: str) -> None:
+    """Beyond gpt-oss's sliding window of 64."""
+    check_histories(name, (70, 30))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", PAIRS)
+def test_long_histories(name: str) -> None:
+    """Beyond the chunks of a context, where a sum goes on in another product."""
+    check_histories(name, (2 * CHUNK + 300, CHUNK + 150, CHUNK, 60))
+
+
+def open_pair(name: str, place: Path) -> Session:
+    build(FIXTURES / f"{name}-dflash", place / "engine", FIXTURES / name)
+    return Session.open(place / "engine", str(FIXTURES / name), num_slots=8, dtype="bfloat16")
+
+
+def check_lossless(session: Session, count: int, tokens: int) -> None:
+    """Drafted, several at once, and plain, one at a time."""
+    asked = [session.request(prompt, greedy(tokens)) for prompt in prompts(session)[:count]]
+    for request, answer in zip(asked, run(session.decoder(), asked), strict=True):
+        assert answer.token_ids == session.generate_plain(request.prompt_ids, greedy(tokens)).token_ids
+        assert answer.tau is not None
+        assert answer.tau > 1.5  # the drafter draws on BF16 taps
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_drafted_equals_plain(name: str, tmp_path: Path) -> None:
+    check_lossless(open_pair(name, tmp_path), 3, 20)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", PAIRS)
+def test_drafted_equals_plain_on_all_prompts(name: str, tmp_path: Path) -> None:
+    check_lossless(open_pair(name, tmp_path), 32, 96)
+
+
+def test_attention_is_that_of_torch() -> None:
+    """With a soft cap and sinks by their equations, and in turns."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 32).bfloat16() for n in (5, 700, 700))
+    mask = torch.zeros(1, 3, 5, 700).masked_fill(torch.rand(1, 3, 5, 700) < 0.1, -torch.inf)
+    sinks = torch.randn(2, 1, 5)
+    found = attend(q, k, v, mask, 0.3, 20.0, sinks, first=16)
+    scores = 20 * torch.tanh(q.float() @ k.float().transpose(-1, -2) * 0.3 / 20)
+    scores = torch.cat([scores + mask, sinks[..., None].expand(-1, 3, -1, 1)], dim=-1)
+    expected = scores.softmax(dim=-1)[..., :-1] @ v.float()
+    torch.testing.assert_close(found.float(), expected, atol=2e-2, rtol=2e-2)
+
+
+def test_rows_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, n, 32).bfloat16() for n in (33, 200, 200))
+    mask = torch.full((1, 2, 33, 200), -torch.inf).triu(151)
+    at_once = attend(q, k, v, mask, 0.2)
+    monkeypatch.setattr("dflash_trt.targets.row_independence.MAX_SCORES", 4 * 2 * 200)
+    assert torch.equal(attend(q, k, v, mask, 0.2), at_once)
+
+
+def test_a_target_whose_blocks_round_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = open_target("tiny-qwen3", 1)
+    assert agrees(target)
+    ours: Callable[..., Verified] = target.verify
+
+    def otherwise(segments: Sequence[Segment], *, with_taps: bool) -> Verified:
+        verified = ours(segments, with_taps=with_taps)
+        factor = 1 + 2**-8 * (len(segments[0].token_ids) > 1)
+        return Verified(logits=verified.logits * factor, taps=verified.taps)
+
+    monkeypatch.setattr(target, "verify", otherwise)
+    assert not agrees(target)
+
+
+def test_float_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("for BF16")
+
+    monkeypatch.setattr(slot_attention, "attend", refused)
+    directory = FIXTURES / "tiny-qwen3"
+    target = make_target(load_model(directory, read_target(directory).spec, TAPS), TAPS, 1)
+    assert len(append(target, [Segment(slot=0, token_ids=[2], num_logits=1)], [0])) == 1
+    assert not target.is_row_independent
