@@ -129,7 +129,7 @@ def capture(
         mask_token_id=draft_checkpoint.spec.mask_token_id,
         max_tokens=max_tokens,
         stop_token_ids=tuple(sorted(stop_ids)),
-        target_dtype=str(model.dtype).removeprefix("torch."),
+        target_dtype="bfloat16" if model.dtype == torch.bfloat16 else "float32",
         prompts=tuple(PromptFacts(name=p.id, category=p.category, language=p.language) for p in prompts),
         top_logprobs=top_logprobs,
     )

@@ -86,6 +86,8 @@ class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"temperature: expected 0 or more, found {self.temperature}")
         if not 0 <= self.top_logprobs <= self.target.vocab_size:
             raise ValueError(f"top_logprobs: expected 0 to {self.target.vocab_size}, found {self.top_logprobs}")
+        if self.target_dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"target_dtype: expected float32 or bfloat16, found {self.target_dtype}")
 
     @property
     def is_sampled(self) -> bool:
