@@ -27,14 +27,15 @@ class ContextCache:
         self, spec: DraftSpec, num_slots: int, num_rows: int | None, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.is_paged = num_rows is None
+        num_pages = max(FIRST_PAGES, num_slots) if self.is_paged else num_slots
+        ports = {port.name: port for port in graph_signatures(spec, fp8_cache=False)["draft"].inputs}
+        shape = ports["k_cache"].sizes({"slots": num_pages, "C_max": num_rows or TOKENS_PER_PAGE})
+        # First, because numbers of slots beyond all memory are refused here.
+        self.k, self.v = zeros(shape, dtype, device), zeros(shape, dtype, device)
         self.table = PageTable(num_slots, num_rows or TOKENS_PER_PAGE)
         if not self.is_paged:
             for slot in range(num_slots):
                 self.table.reserve(slot, [slot], 0)
-        ports = {port.name: port for port in graph_signatures(spec, fp8_cache=False)["draft"].inputs}
-        num_pages = FIRST_PAGES if self.is_paged else num_slots
-        shape = ports["k_cache"].sizes({"slots": num_pages, "C_max": self.table.tokens_per_page})
-        self.k, self.v = zeros(shape, dtype, device), zeros(shape, dtype, device)
 
     @property
     def lengths(self) -> list[int]:
