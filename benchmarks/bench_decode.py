@@ -3,7 +3,8 @@
 
 All ways run in turn over the same prompts, several rounds, in one process; a row's time is the median round. Ratios
 compare each DFlash with the plain decoding of its own runtime at the same batch size. "host" is what a step spends
-outside the forward calls of target and drafter, embeddings and lm_head included in those.
+outside the forward calls of target and drafter, embeddings and lm_head included in those. The target computes in
+FP32, as by default, and where a row says so in BF16, whose text is its own.
 
 The fixtures decode held-out prompts. The pair of Qwen3-0.6B's shape has random weights, and its acceptance is forced
 (forced_acceptance.py): times mean something there, text does not. vLLM runs where --vllm-python names an environment
@@ -53,6 +54,8 @@ from tests.paths import FIXTURES  # noqa: E402
 
 COLUMNS = ("decoding", "batch", "tokens", "steps", "tau", "tokens/s", "ratio to its plain", "host, ms a step")
 REAL = "qwen3-0.6b-shape"
+TYPES = ("float32", "bfloat16")
+BF16 = ", BF16"
 VLLM_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -163,8 +166,8 @@ def main(
     torch.set_num_threads(threads)
     logging.disable_progress_bar()
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers", "onnxruntime"))
-    ours = "by our rule" if ort_threads is None else str(ort_threads)
-    click.echo(f"{cpu_model()}, threads: torch {threads}, ONNX Runtime {ours}; {versions}")
+    rule = "by our rule" if ort_threads is None else str(ort_threads)
+    click.echo(f"{cpu_model()}, threads: torch {threads}, ONNX Runtime {rule}; {versions}")
     common = {"batches": batches, "rounds": rounds, "draft_length": draft_length}
     for name in pairs:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -181,7 +184,9 @@ def main(
                 texts = prompts(target)[:num_prompts]
                 job = Job(name=name, target=target, draft=draft, prompts=texts, tokens=tokens, **common)
             peers = list(_vllm(job, vllm_python, threads, Path(folder))) if vllm_python else []
-            ways = [*_ours(job, Path(folder) / "engine"), *_transformers(job), *peers]
+            build(job.draft, engine := Path(folder) / "engine", job.target)
+            ours = [way for dtype in TYPES for way in _ours(job, engine, dtype)]
+            ways = [*ours, *_transformers(job), *peers]
             _measure(ways, rounds)
             _print(job, ways)
 
@@ -191,13 +196,13 @@ def _prompts(job: Job, batch: int) -> list[list[int]]:
     return job.prompts[: max(batch, 2)] if job.is_forced else job.prompts
 
 
-def _ours(job: Job, engine: Path) -> Iterator[Way]:
-    build(job.draft, engine, job.target)
+def _ours(job: Job, engine: Path, dtype: str) -> Iterator[Way]:
     num_slots = max(job.batches)
     if job.is_forced:
-        session = open_without_tokenizer(engine, job.target, num_slots=num_slots)
+        session = open_without_tokenizer(engine, job.target, num_slots=num_slots, dtype=dtype)
     else:
-        session = Session.open(engine, str(job.target), num_slots=num_slots)
+        session = Session.open(engine, str(job.target), num_slots=num_slots, dtype=dtype)
+    suffix = BF16 if dtype == "bfloat16" else ""
     block = session.manifest.draft.num_draft_tokens
     answers: dict[tuple[int, ...], list[int]] = {}
     if job.is_forced:
@@ -219,15 +224,13 @@ def _ours(job: Job, engine: Path) -> Iterator[Way]:
     for batch in job.batches:
         fixed = parse_draft_length(job.draft_length or str(block), block)
         auto = parse_draft_length("auto", block)  # as in a server, it keeps what it has measured
-        plain = Way("dflash-trt plain", batch, lambda b=batch: decode(limited(session.plain_decoder(), b), b))
-        full = Way("dflash-trt DFlash", batch, lambda b=batch, f=fixed: decode(speculative(f, b), b), plain)
+        plain = Way(f"dflash-trt plain{suffix}", batch, lambda b=batch: decode(limited(session.plain_decoder(), b), b))
+        full = Way(f"dflash-trt DFlash{suffix}", batch, lambda b=batch, f=fixed: decode(speculative(f, b), b), plain)
         first = [session.request(prompt, greedy(job.tokens)) for prompt in job.prompts[:batch]]
         full.host_milliseconds = _host(session, speculative(fixed, batch), first)
-        yield from (
-            plain,
-            full,
-            Way("dflash-trt auto", batch, lambda b=batch, a=auto: decode(speculative(a, b), b), plain),
-        )
+        yield from (plain, full)
+        if not suffix:
+            yield Way("dflash-trt auto", batch, lambda b=batch, a=auto: decode(speculative(a, b), b), plain)
 
 
 def _host(session: Session, decoder: Decoder, requests: list[Request]) -> float:
@@ -324,9 +327,11 @@ def _print(job: Job, ways: list[Way]) -> None:
 
 
 def _agrees(way: Way, first: Way, job: Job) -> bool:
-    """vLLM's forced acceptance emits what the draft proposed, and so another text."""
+    """vLLM's forced acceptance emits what the draft proposed, and so another text; BF16 agrees with its own plain."""
     if job.is_forced and way.name == "vllm DFlash":
         return True
+    if way.name.endswith(BF16):
+        first = way.plain or way
     return all(a == b for a, b in zip(way.outputs, first.outputs, strict=False))
 
 

@@ -33,10 +33,10 @@ def generate(session: Session, prompt: Sequence[int], max_tokens: int) -> Comple
     return session.generate(prompt, greedy(max_tokens))
 
 
-def open_without_tokenizer(engine: Path, target: Path, *, num_slots: int = 1) -> Session:
+def open_without_tokenizer(engine: Path, target: Path, *, num_slots: int = 1, dtype: str = "float32") -> Session:
     """A session on a random pair, which has no tokenizer."""
     manifest = read_manifest(engine)
     taps = manifest.draft.target_layer_ids
-    model = load_model(target, read_target(target).spec, taps)
+    model = load_model(target, read_target(target).spec, taps, dtype=dtype)
     drafter = open_drafter(engine, manifest, num_slots=num_slots)
     return Session(manifest, make_target(model, taps, num_slots), drafter, None, frozenset(), num_slots=num_slots)
