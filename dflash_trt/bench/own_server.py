@@ -37,6 +37,7 @@ class OwnServer:
     def words(self) -> list[str]:
         """The command's, without the program."""
         words = ["serve", str(self.engine), "--target", self.target, "--served-model-name", MODEL]
+        words.append("--no-enable-prefix-caching")  # prompts return at every point, and would be found from the second
         if self.draft_length is not None:
             words += ["--draft-length", self.draft_length]
         if self.max_batch_size is not None:
