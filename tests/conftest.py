@@ -18,6 +18,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network, and none may re
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # barriers among oversubscribed threads cost more than they gain
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; tests send Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup; tests hang up on what they start
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture

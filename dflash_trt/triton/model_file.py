@@ -44,6 +44,7 @@ class EmbeddedArguments(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     draft_length: int | str | None = None
     cache_gib: float = 4.0
     prefill_chunk: Positive = 256
+    enable_prefix_caching: bool = True
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 

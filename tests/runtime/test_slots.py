@@ -43,7 +43,8 @@ class SlotPoolMachine(RuleBasedStateMachine):
                 self.pool.allocate(num_tokens)
             return
         free = set(range(self.num_pages)).difference(*self.held.values())
-        slot, pages = self.pool.allocate(num_tokens)
+        slot, pages, num_cached = self.pool.allocate(num_tokens)
+        assert num_cached == 0
         assert slot == min(set(range(self.num_slots)) - self.held.keys())
         assert 0 <= len(pages) * TOKENS_PER_PAGE - num_tokens < TOKENS_PER_PAGE
         assert len(set(pages)) == len(pages)
@@ -81,7 +82,7 @@ def test_the_refusal_names_what_is_free() -> None:
     pool.allocate(33)
     with pytest.raises(ValueError, match="room for 33 tokens, found 1 slots and 32 tokens free"):
         pool.allocate(33)
-    assert pool.allocate(3) == (1, [2])
+    assert pool.allocate(3) == (1, [2], 0)
     with pytest.raises(ValueError, match="room for 0 tokens, found 0 slots and 0 tokens free"):
         pool.allocate(0)
 
