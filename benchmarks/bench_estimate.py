@@ -131,7 +131,8 @@ def _prompt_steps(engine: Path, name: str, tokens: int, rounds: int) -> dict[Pro
     steps: dict[Prompts, list[list[float]]] = {}
     for turn in range(4 * rounds):
         for case in (*PROMPT_CALIBRATION, *PROMPT_CHECKS):
-            seconds = _joined(session, text[37 * turn :], case, tokens)
+            begin = 37 * turn % len(text)
+            seconds = _joined(session, text[begin:] + text[:begin], case, tokens)
             steps.setdefault(case, []).append(seconds)
     quartiles = {case: np.quantile(np.array(rows), 0.25, axis=0) for case, rows in steps.items()}
     return {

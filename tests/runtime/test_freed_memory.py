@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Page faults of a process that asks for the same memory again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from dflash_trt.runtime.freed_memory import USERS_OWN, keep_freed_memory
+
+FAULTS = """
+import resource
+import numpy as np
+from dflash_trt.runtime.freed_memory import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [np.ones(2**20, np.uint8) for _ in range(100)]  # glibc trims what is freed of so many
+    del blocks
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+is_kept = keep_freed_memory()
+print(is_kept, [faults() for _ in range(3)][-1])
+"""
+PAGES = 100 * 2**20 // 4096
+
+
+def run(monkeypatch: pytest.MonkeyPatch, **chosen: str) -> tuple[str, int]:
+    for name in USERS_OWN:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    printed = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout.split()
+    return printed[0], int(printed[1])
+
+
+def test_what_was_freed_comes_back_without_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_kept, faults = run(monkeypatch)
+    assert is_kept == "True"
+    assert faults < PAGES / 10
+
+
+def test_the_users_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_kept, faults = run(monkeypatch, MALLOC_TRIM_THRESHOLD_="131072", MALLOC_MMAP_THRESHOLD_="33554432")
+    assert is_kept == "False"
+    assert faults > PAGES / 2
+
+
+def test_another_libc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
+    assert keep_freed_memory() is False
