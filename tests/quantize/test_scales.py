@@ -39,7 +39,7 @@ def test_scale_groups() -> None:
 
 
 def test_scales_from_ranges(tmp_path: Path) -> None:
-    """k and v share their inputs' larger range, gate and up too, q has its own (issue 3)."""
+    """k and v share their inputs' larger range, gate and up too, q has its own."""
     draft = read_draft(FIXTURES / "tiny-gpt-oss-dflash")
     inputs = {module: 1.0 + index for index, module in enumerate(draft.spec.linear_modules())}
     ranges = Ranges(inputs=inputs, k=(3.0, 4.0), v=(5.0, 0.0))
