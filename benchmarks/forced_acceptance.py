@@ -72,7 +72,7 @@ class ForcedPair(LocalPair):
         """`answers` are what plain decoding gives, by prompt."""
         super().__init__(session.target, session.drafter)
         self._answers = answers
-        self.decoder = Decoder(self, session._slots(), length)
+        self.decoder = Decoder(self, session.decoder().slots, length)
 
     def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> torch.Tensor:
         """The drafter's proposals [B, num_tokens], replaced. The draw depends on request and position alone."""

@@ -15,6 +15,7 @@ from dflash_trt.targets.refusal import refusing
 from dflash_trt.targets.row_independence import EXPERTS, MIN_ROWS, agrees
 from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.slot_attention import IMPLEMENTATION, Pass, SlotCache
+from dflash_trt.targets.taps import Taps
 from dflash_trt.targets.target import Segment, Verified
 
 
@@ -27,6 +28,7 @@ class PackedTarget(HuggingFaceTarget):
         Raises CheckpointError for a model that its configuration keeps from computing a token.
         """
         super().__init__(model, target_layer_ids)
+        self._catcher = Taps(model, target_layer_ids)
         model.set_attn_implementation(IMPLEMENTATION)
         self._min_rows = 0
         if model.dtype == torch.bfloat16:

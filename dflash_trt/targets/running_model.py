@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dflash_trt.errors import CheckpointError
+from dflash_trt.targets.taps import Taps
 from dflash_trt.targets.target import Segment, Verified
 
 
@@ -31,6 +32,8 @@ class HuggingFaceTarget:
         self._lm_head = model.get_output_embeddings()
         # hidden_states[0] are the embeddings: decoder layer i's output stands at i + 1 (trap 1).
         self._taps = [layer + 1 for layer in target_layer_ids]
+        self._catcher: Taps | None = None
+        """In the place of hidden_states, where the model's layers are known."""
 
     def claim(self, user: object) -> bool:
         """False: there is nothing to find again."""
@@ -83,14 +86,18 @@ class HuggingFaceTarget:
         """One forward call over `token_ids`, logits behind the rows `logits_rows`."""
         device = self.model.device
         keeps_all = list(logits_rows) == list(range(len(token_ids)))
+        if self._catcher is not None:
+            self._catcher.open(with_taps)
         output = self.model(
             torch.from_numpy(np.array([token_ids])).to(device),
-            output_hidden_states=with_taps,
+            output_hidden_states=with_taps and self._catcher is None,
             logits_to_keep=0 if keeps_all else torch.tensor(logits_rows, dtype=torch.int64, device=device),  # 0: all
             **inputs,
         )
         logits = output.logits[0].float()
         if not with_taps:
             return Verified(logits=logits, taps=torch.empty(len(token_ids), 0))
+        if self._catcher is not None:
+            return Verified(logits=logits, taps=self._catcher.take())
         taps = [output.hidden_states[tap][0] for tap in self._taps]
         return Verified(logits=logits, taps=torch.cat(taps, dim=-1))
