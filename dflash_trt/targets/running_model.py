@@ -87,7 +87,7 @@ class HuggingFaceTarget:
         device = self.model.device
         keeps_all = list(logits_rows) == list(range(len(token_ids)))
         if self._catcher is not None:
-            self._catcher.open(with_taps)
+            self._catcher.start(with_taps)
         output = self.model(
             torch.from_numpy(np.array([token_ids])).to(device),
             output_hidden_states=with_taps and self._catcher is None,

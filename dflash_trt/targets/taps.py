@@ -22,13 +22,13 @@ class Taps:
         """Of a model whose decoder layers stand in `layers`, and give their output to the next as it is."""
         self._layer_ids = list(target_layer_ids)
         self._caught: dict[int, Tensor] = {}
-        self._is_open = False
+        self._is_on = False
         for index in set(self._layer_ids):
             model.get_decoder().layers[index].register_forward_hook(partial(self._catch, index))
 
-    def open(self, with_taps: bool) -> None:
+    def start(self, with_taps: bool) -> None:
         """Before a pass: whether its taps are wanted."""
-        self._is_open = with_taps
+        self._is_on = with_taps
 
     def take(self) -> Tensor:
         """Taps [R, A*H] of the pass, in the order of the layer ids."""
@@ -37,5 +37,5 @@ class Taps:
         return taps
 
     def _catch(self, index: int, layer: nn.Module, arguments: object, output: Tensor | tuple[Tensor, ...]) -> None:
-        if self._is_open:
+        if self._is_on:
             self._caught[index] = output[0] if isinstance(output, tuple) else output

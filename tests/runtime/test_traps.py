@@ -25,6 +25,7 @@ from dflash_trt.runtime.completion import completion
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
+from dflash_trt.targets.taps import Taps
 from dflash_trt.targets.target import Segment, Verified
 from tests.decoding import decode, generate, greedy
 from tests.engines import Graphs, build
@@ -67,7 +68,7 @@ def test_trap_1_a_tap_is_the_stream_after_its_layer(session: Session) -> None:
     assert verified.taps.numpy() == pytest.approx(expected, abs=1e-4)
 
     right = steps_of(session)
-    with patch.object(session.target, "_taps", [tap - 1 for tap in session.target._taps]):
+    with patch.object(session.target, "_catcher", Taps(session.target.model, [layer - 1 for layer in taps])):
         assert steps_of(session) > 1.1 * right
 
 
