@@ -17,7 +17,6 @@ from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.targets.taps import Taps
 from tests.engines import build
 from tests.paths import FIXTURES
 
@@ -74,8 +73,7 @@ def first_k_norm_for_all(weights: Weights) -> None:
 def shift_taps(llm: LLM) -> None:
     """Each tap is what goes into its layer, and not what comes out of it."""
     target = pair(llm)._target
-    layers = llm._session.manifest.draft.target_layer_ids
-    target._catcher = Taps(target.model, [layer - 1 for layer in layers])
+    target._catcher, target._taps = None, [tap - 1 for tap in target._taps]  # of hidden_states, embeddings first
 
 
 def scale_v(llm: LLM) -> None:
