@@ -60,3 +60,18 @@ def test_paths(path: Any, engine: Path) -> None:
 def test_other_runtime_errors_stay_what_they_are() -> None:
     with pytest.raises(RuntimeError, match="ours"), session.room_for(1):
         raise RuntimeError("ours")
+
+
+def test_loading_keeps_freed_memory(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class ReachedError(Exception):
+        pass
+
+    def reached(*_: object, **__: object) -> None:
+        raise ReachedError
+
+    asked: list[bool] = []
+    monkeypatch.setattr(session, "keep_freed_memory", lambda: asked.append(True))
+    monkeypatch.setattr(session, "load_model", reached)
+    with pytest.raises(ReachedError):
+        LLM(engine, TARGET)
+    assert asked
