@@ -68,14 +68,19 @@ def _step(drafter: Drafter, num_rows: tuple[int, int], taps: Tensor, block: Tens
 def large(engine: Path) -> None:
     """An engine directory of the shape of gpt-oss-120b's drafter, with random weights (1.5 GB)."""
     draft = engine.with_name(f"{engine.name}-draft")
+    write_large_draft(draft)
+    manifest = build(draft, engine)
+    size = sum(file.stat().st_size for file in engine.iterdir())
+    click.echo(f"{engine}: {manifest.draft.num_layers} layers, {size / 2**30:.2f} GiB")
+
+
+def write_large_draft(draft: Path) -> None:
+    """A draft checkpoint of that shape: 785 million parameters in BF16."""
     sizes = DraftSizes(
         hidden=2880, intermediate=7680, num_heads=64, num_kv_heads=8, head_dim=64, num_taps=5, num_target_layers=36,
         block_size=10, vocab_size=201088,
     )  # fmt: skip
     write_random_draft(draft, dialect="gpt_oss", layer_types=["full_attention"] * 8, sizes=sizes)
-    manifest = build(draft, engine)
-    size = sum(file.stat().st_size for file in engine.iterdir())
-    click.echo(f"{engine}: {manifest.draft.num_layers} layers, {size / 2**30:.2f} GiB")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph's weights as FLOAT, each dequantised once, into a file that ONNX Runtime maps and then packs from.
+"""A graph's weights as FLOAT, each dequantised once, into files that ONNX Runtime maps and then packs from.
 
 ONNX Runtime would compute them, too, by folding constants; but it keeps every intermediate of that until the session
-stands, which for NVFP4 is five times the FLOAT weights. The values are the same to the bit. A file, because it keeps
+stands, which for NVFP4 is five times the FLOAT weights. The values are the same to the bit. Files, because it keeps
 what it is given in memory (1.31: `add_external_initializers`) beside what it packs, but unmaps files as it goes.
 """
 
 from __future__ import annotations
 
-import math
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,29 +22,18 @@ from onnx import TensorProto, numpy_helper
 from dflash_trt import _C
 from dflash_trt.checkpoint.quantization import BLOCK
 from dflash_trt.errors import EngineError
+from dflash_trt.graph.weight_files import Matrix, split, weight_files
 
-Write = Callable[[NDArray[np.float32]], None]
 BITS = {TensorProto.BFLOAT16: "<u2", TensorProto.FLOAT16: "<f2", TensorProto.FLOAT: "<f4"}
-PAGE = 4096
-FILE = "weights"
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - TemporaryDirectory makes the names in it
-
-
-class Matrix(NamedTuple):
-    """A weight, most often a matrix, that has not been computed yet."""
-
-    shape: tuple[int, ...]
-    write: Write
-    """Fills an array of that shape."""
 
 
 @contextmanager
 def float_weights(model: onnx.ModelProto, directory: Path) -> Iterator[Path]:
     """Makes each weight of `model`, whose data lies in `directory`, a FLOAT initializer in a file of its own.
 
-    Gives the folder of that file, which is gone afterwards; a session that has been made by then keeps what it needs.
-    Nodes that computed weights from weights are gone. Raises EngineError for data that is not in `directory`, and where
-    there is no room for the file.
+    Gives their folder, which is gone afterwards; a session that has been made by then keeps what it needs. Nodes that
+    computed weights from weights are gone. Raises EngineError for data that is not in `directory`, and where there is
+    no room for the files.
     """
     graph = model.graph
     stored = _Stored(graph, directory)
@@ -56,37 +43,13 @@ def float_weights(model: onnx.ModelProto, directory: Path) -> Iterator[Path]:
             matrices[node.output[0]] = matrix
     read = {name for node in graph.node if node.output[0] not in matrices for name in node.input}
     weights = {name: matrix for name, matrix in matrices.items() if name in read}
-    *offsets, size = _replace(graph, weights)
-    with tempfile.TemporaryDirectory(prefix="dflash-trt-", dir=_folder_for(size)) as folder:
-        try:
-            _write(Path(folder) / FILE, weights.values(), offsets)
-        except OSError as error:
-            raise EngineError(
-                f"{folder}: expected room for {size / 2**30:.1f} GiB of FLOAT weights while they load, found: {error}",
-                hint="set TMPDIR to a directory with more room",
-            ) from None
-        yield Path(folder)
+    _replace(graph, weights)
+    with weight_files(list(weights.values())) as folder:
+        yield folder
 
 
-def _folder_for(num_bytes: int) -> Path | None:
-    """Shared memory where it has the room; else where temporary files go, which costs seconds a GiB."""
-    has_room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * num_bytes
-    return SHARED_MEMORY if has_room else None
-
-
-def _write(output: Path, matrices: Iterable[Matrix], offsets: Sequence[int]) -> None:
-    pending = list(matrices)
-    scratch = np.empty(max((math.prod(matrix.shape) for matrix in pending), default=0), np.float32)
-    with output.open("wb") as file:
-        for matrix, offset in zip(pending, offsets, strict=True):
-            values = scratch[: math.prod(matrix.shape)].reshape(matrix.shape)
-            matrix.write(values)
-            file.seek(offset)
-            values.tofile(file)
-
-
-def _replace(graph: onnx.GraphProto, weights: dict[str, Matrix]) -> list[int]:
-    """Initializers in the place of what computed the weights; the offset of each, and the end."""
+def _replace(graph: onnx.GraphProto, weights: dict[str, Matrix]) -> None:
+    """Initializers in the place of what computed the weights, each in a file named by its number."""
     kept: list[onnx.NodeProto] = []
     read = {value.name for value in graph.output}
     for node in reversed(graph.node):
@@ -94,20 +57,15 @@ def _replace(graph: onnx.GraphProto, weights: dict[str, Matrix]) -> list[int]:
             kept.append(node)
             read |= set(node.input)
     initializers = [i for i in graph.initializer if i.name in read and i.name not in weights]
-    offsets = [0]
-    for name, matrix in weights.items():
+    for number, (name, matrix) in enumerate(weights.items()):
         proto = TensorProto(
             name=name, data_type=TensorProto.FLOAT, dims=matrix.shape, data_location=TensorProto.EXTERNAL
         )
-        length = 4 * math.prod(matrix.shape)
-        for key, value in (("location", FILE), ("offset", str(offsets[-1])), ("length", str(length))):
-            proto.external_data.add(key=key, value=value)
+        proto.external_data.add(key="location", value=str(number))
         initializers.append(proto)
-        offsets.append(offsets[-1] + -(-length // PAGE) * PAGE)
     del graph.node[:], graph.initializer[:]
     graph.node.extend(reversed(kept))
     graph.initializer.extend(initializers)
-    return offsets
 
 
 def _computed(node: onnx.NodeProto, matrices: dict[str, Matrix], stored: _Stored) -> Matrix | None:
@@ -126,13 +84,8 @@ def _computed(node: onnx.NodeProto, matrices: dict[str, Matrix], stored: _Stored
 
 def _joined(parts: Sequence[Matrix]) -> Matrix:
     """Matrices joined along axis 0."""
-    ends = np.cumsum([part.shape[0] for part in parts])
-
-    def write(out: NDArray[np.float32]) -> None:
-        for part, end in zip(parts, ends, strict=True):
-            part.write(out[end - part.shape[0] : end])
-
-    return Matrix((int(ends[-1]), *parts[0].shape[1:]), write)
+    num_rows = sum(part.shape[0] for part in parts)
+    return Matrix((num_rows, *parts[0].shape[1:]), lambda: chain.from_iterable(part.pieces() for part in parts))
 
 
 class _Stored:
@@ -156,21 +109,29 @@ class _Stored:
         initializer = self._initializers[name]
         shape = tuple(initializer.dims)
 
-        def write(out: NDArray[np.float32]) -> None:
-            values = self._map(name, BITS[initializer.data_type], shape)
-            if initializer.data_type == TensorProto.BFLOAT16:
-                np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32)
-            else:
-                out[...] = values
+        def pieces() -> Iterator[NDArray[np.float32]]:
+            for (values,) in split(self._map(name, BITS[initializer.data_type], shape)):
+                if initializer.data_type == TensorProto.BFLOAT16:
+                    yield np.left_shift(values, 16, dtype=np.uint32).view(np.float32)
+                else:
+                    yield values.astype(np.float32)
 
-        return Matrix(shape, write)
+        return Matrix(shape, pieces)
 
     def fp8(self, codes: str, scale: str) -> Matrix | None:
         """e4m3 codes times one scale, both stored."""
         if not self._is(codes, TensorProto.FLOAT8E4M3FN) or scale not in self._initializers:
             return None
         shape = tuple(self._initializers[codes].dims)
-        return Matrix(shape, lambda out: _C.unpack_fp8(self._map(codes, "u1", shape), self._scalar(scale), out))
+
+        def pieces() -> Iterator[NDArray[np.float32]]:
+            factor = self._scalar(scale)
+            for (values,) in split(self._map(codes, "u1", shape)):
+                out = np.empty(values.shape, np.float32)
+                _C.unpack_fp8(values, factor, out, threads=1)
+                yield out
+
+        return Matrix(shape, pieces)
 
     def nvfp4(self, codes: str, scales: str) -> Matrix | None:
         """e2m1 codes times block scales, which are e4m3 codes times one scale; all stored."""
@@ -179,12 +140,15 @@ class _Stored:
         block_scales, scale_2 = self._block_scales[scales]
         rows, columns = self._initializers[codes].dims
 
-        def write(out: NDArray[np.float32]) -> None:
+        def pieces() -> Iterator[NDArray[np.float32]]:
+            factor = self._scalar(scale_2)
             data = self._map(codes, "u1", (rows, columns // 2))
-            by_block = self._map(block_scales, "u1", (rows, columns // BLOCK))
-            _C.unpack_nvfp4(data, by_block, self._scalar(scale_2), out)
+            for values, by_block in split(data, self._map(block_scales, "u1", (rows, columns // BLOCK))):
+                out = np.empty((len(values), columns), np.float32)
+                _C.unpack_nvfp4(values, by_block, factor, out, threads=1)
+                yield out
 
-        return Matrix((rows, columns), write)
+        return Matrix((rows, columns), pieces)
 
     def _is(self, name: str, data_type: int) -> bool:
         initializer = self._initializers.get(name)

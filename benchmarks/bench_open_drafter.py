@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What opening a drafter of gpt-oss-120b's shape takes on this CPU, with random weights, in BF16 and quantised.
+
+Each is opened once before, so that its file is cached, then --rounds times, every time in a process of its own. Times
+are of reading the manifest, which checks the files, and of opening: CPU seconds and wall-clock, the median round.
+Memory is the process's own beyond what it had, and shared memory beyond what others had, sampled every 10 ms: what a
+weight takes is counted once wherever it stands. Run it where nothing else opens drafters. Prints a table, asserts
+nothing; takes three minutes and 6 GB of disk the first time, then one. OMP_NUM_THREADS sets the threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+REPOSITORY = Path(__file__).parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks.gpu_steps import write_large_draft  # noqa: E402
+from dflash_trt.checkpoint.draft_checkpoint import read_draft  # noqa: E402
+from dflash_trt.cli.output import print_table  # noqa: E402
+from dflash_trt.doctor import cpu_model  # noqa: E402
+from dflash_trt.drafter.open import open_drafter  # noqa: E402
+from dflash_trt.engine.manifest import read_manifest  # noqa: E402
+from dflash_trt.graph.weight_files import SHARED_MEMORY  # noqa: E402
+from dflash_trt.quantize.convert import quantize_checkpoint  # noqa: E402
+from dflash_trt.quantize.recipe import load_recipe  # noqa: E402
+from dflash_trt.runtime.freed_memory import keep_freed_memory  # noqa: E402
+from tests.engines import build  # noqa: E402
+
+RECIPES = ("bf16", "fp8", "nvfp4")
+COLUMNS = ("weights", "file, GiB", "peak, GiB", "of FLOAT", "CPU, s", "of it checking", "wall-clock, s")
+
+
+class Opening(NamedTuple):
+    """Seconds of CPU and wall-clock, and bytes."""
+
+    check: float
+    cpu: float
+    wall: float
+    peak: int
+
+
+@click.group(invoke_without_command=True)
+@click.option("--work", type=click.Path(path_type=Path), default=REPOSITORY / "build" / "open", help="Keeps engines.")
+@click.option("--rounds", default=3, show_default=True)
+@click.pass_context
+def main(ctx: click.Context, work: Path, rounds: int) -> None:
+    """Write the engines that are not there, open each, print the table."""
+    if ctx.invoked_subcommand is not None:
+        return
+    prepare(work)
+    num_bytes = 2 * weight_bytes(work / "bf16")
+    rows = []
+    for recipe in RECIPES:
+        openings = [measured(work / recipe) for _ in range(rounds + 1)][1:]
+        check, cpu, wall, peak = (statistics.median(values) for values in zip(*openings, strict=True))
+        size = f"{weight_bytes(work / recipe) / 2**30:.2f}"
+        share = f"{peak / num_bytes:.2f}"
+        rows.append((recipe, size, f"{peak / 2**30:.2f}", share, f"{cpu:.1f}", f"{check:.1f}", f"{wall:.1f}"))
+    threads = os.environ.get("OMP_NUM_THREADS", "all")
+    print_table(f"{num_bytes / 2**30:.2f} GiB in FLOAT; {cpu_model()}, threads: {threads}", COLUMNS, rows)
+
+
+def prepare(work: Path) -> None:
+    """An engine for each recipe, where `work` has none."""
+    work.mkdir(parents=True, exist_ok=True)
+    draft, packed = work / "draft", work / "packed"
+    for recipe in [recipe for recipe in RECIPES if not (work / recipe).is_dir()]:
+        if not draft.is_dir():
+            write_large_draft(draft)
+        quantize_checkpoint(read_draft(draft), load_recipe(recipe), packed)
+        build(packed, work / recipe)
+        shutil.rmtree(packed)
+    shutil.rmtree(draft, ignore_errors=True)
+
+
+def weight_bytes(engine: Path) -> int:
+    """Of the file of weights."""
+    return (engine / "model.safetensors").stat().st_size
+
+
+def measured(engine: Path) -> Opening:
+    """One opening, in a process of its own."""
+    command = [sys.executable, __file__, "open", str(engine)]
+    return Opening(*json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
+
+
+@main.command("open")
+@click.argument("engine", type=click.Path(path_type=Path))
+def open_one(engine: Path) -> None:
+    """Open ENGINE and print the numbers as JSON."""
+    import onnxruntime  # noqa: F401
+    import torch  # noqa: F401
+
+    keep_freed_memory()
+    done = threading.Event()
+    before, samples = memory(), [0]
+
+    def sample() -> None:
+        while not done.wait(0.01):
+            samples.append(memory())
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    start, begin = time.process_time(), time.perf_counter()
+    manifest = read_manifest(engine)
+    checked = time.process_time()
+    drafter = open_drafter(engine, manifest)
+    cpu, wall = time.process_time() - start, time.perf_counter() - begin
+    samples.append(memory())
+    done.set()
+    sampler.join()
+    del drafter
+    click.echo(json.dumps(Opening(checked - start, cpu, wall, max(samples) - before)))
+
+
+def memory() -> int:
+    """Bytes of this process that no file backs, and of shared memory."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    anonymous = int(status.split("RssAnon:")[1].split()[0]) * 1024
+    shared = os.statvfs(SHARED_MEMORY)
+    return anonymous + (shared.f_blocks - shared.f_bfree) * shared.f_frsize
+
+
+if __name__ == "__main__":
+    main()
