@@ -64,7 +64,7 @@ def context_bytes(case: Case) -> int:
 
 
 def moved_bytes(case: Case) -> int:
-    """What one layer's call has to read and write: context rows, q, k, v, both norms, rope, slots, lengths, output."""
+    """What one layer's call has to read and write: context rows, qkv, both norms, rope, slots, lengths, output."""
     slots = case.B * case.S
     block = slots * 2 * (case.N + case.G) * case.D * case.dtype.itemsize
     return context_bytes(case) + block + 2 * case.D * case.dtype.itemsize + 4 * slots * case.D + 8 * case.B
@@ -100,12 +100,12 @@ def make_inputs(case: Case, device: str) -> Inputs:
     """Random ones; rows of the cache behind the block are 0, since peers multiply them by 0."""
     tensors = draw(replace(case, L=1, layer=0), device)
     queries, keys = (
-        torch.stack([norm_and_rotate(x[b].view(case.S, -1, case.D), norm, tensors.rope[b]) for b in range(case.B)])
+        torch.stack([norm_and_rotate(x[b].unflatten(-1, (-1, case.D)), norm, tensors.rope[b]) for b in range(case.B)])
         for x, norm in ((tensors.q, tensors.q_norm), (tensors.k, tensors.k_norm))
     )
     for cache, scale, rows in (
         (tensors.k_cache, case.k_scale, keys),
-        (tensors.v_cache, case.v_scale, tensors.v.view(keys.shape).double()),
+        (tensors.v_cache, case.v_scale, tensors.v.unflatten(-1, (-1, case.D)).double()),
     ):
         block = as_bytes((rows / scale).to(case.cache_dtype))
         for b, length in enumerate(case.context_lengths):

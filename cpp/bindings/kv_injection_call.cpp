@@ -61,7 +61,7 @@ static attention::Tensor tensor_of(const char* name, const AnyArray& array, int 
 attention::Params call_params(const attention::Attributes& attributes, const Inputs& inputs,
                               const Array& out, int device) {
   if (inputs.size() < attention::kMinInputs || inputs.size() > attention::kMaxInputs) {
-    throw std::invalid_argument("inputs: expected 10 tensors, or 11 with sinks, found " +
+    throw std::invalid_argument("inputs: expected 8 tensors, or 9 with sinks, found " +
                                 std::to_string(inputs.size()));
   }
   std::vector<attention::Tensor> tensors;

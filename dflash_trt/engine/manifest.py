@@ -19,7 +19,7 @@ from dflash_trt.files.json_file import read_json
 from dflash_trt.files.read import is_file_name
 
 MANIFEST = "manifest.json"
-SCHEMA_VERSION = 2  # 1: draft.onnx had a dynamic block size
+SCHEMA_VERSION = 3  # 1: draft.onnx had a dynamic block size; 2: q, k and v reached its attention nodes apart
 
 
 class Plugin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.graph.layers import normalize, rms_norm, rotary_order, rotary_rows, scale, times
+from dflash_trt.graph.layers import gathered, normalize, rms_norm, rotary_order, rotary_rows, scale, times
 from dflash_trt.graph.linear import linear
 from dflash_trt.graph.onnx_builder import COMPUTE, GraphBuilder, rounded
 
@@ -38,7 +38,7 @@ def context_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
         norms = [g.weight(f"layers.{i}.self_attn.k_norm.weight") for i in range(L)]  # L x [D]
         stacked = g.reshape(g.op("Concat", *norms, axis=0), [L, 1, D])
         k = scale(g, normalize(g, k, spec.rms_norm_eps), stacked)
-        k = _rotate(g, rotary_order(g, k, spec), *rotary_rows(g, positions, spec), D)
+        k = _rotate(g, gathered(g, k, rotary_order(spec)), *rotary_rows(g, positions, spec), D)
 
     if draft.quantization.fp8_kv_cache:
         k, v = (_to_fp8(g, x, draft.cache_scales(name), name) for x, name in ((k, "k"), (v, "v")))

@@ -9,7 +9,7 @@ from dflash_trt.graph.draft_graph import ATTENTION
 from dflash_trt.graph.onnx_builder import OPSET, PLUGIN_DOMAIN
 
 WITH_SINKS = f"{ATTENTION}WithSinks"
-NUM_INPUTS = 10
+NUM_INPUTS = 8
 """Of the node without sinks."""
 
 # The node written in ONNX's own text syntax. Every line is one operation; shapes stand behind it.
@@ -19,7 +19,7 @@ ATTENTION_BODY = """
 <opset_import: ["" : %(opset)d], domain: "%(domain)s">
 %(name)s <layer, num_heads, num_kv_heads, head_dim, rms_norm_eps, softmax_scale, sliding_window, causal,
           k_scale, v_scale, plugin_namespace, plugin_version>
-    (q, k, v, q_norm, k_norm, rope, k_cache, v_cache, slot_ids, context_lengths%(sinks)s) => (mixed)
+    (qkv, q_norm, k_norm, rope, k_cache, v_cache, slot_ids, context_lengths%(sinks)s) => (mixed)
 {
     zero = Constant <value_int: int = 0> ()
     one = Constant <value_int: int = 1> ()
@@ -34,7 +34,7 @@ ATTENTION_BODY = """
     window_attribute = Constant <value_int: int = @sliding_window> ()
     causal_attribute = Constant <value_int: int = @causal> ()
 
-    qkv_shape = Shape (q)
+    qkv_shape = Shape (qkv)
     B = Gather <axis: int = 0> (qkv_shape, zero)
     S = Gather <axis: int = 0> (qkv_shape, one)
     B_1 = Unsqueeze (B, zero)
@@ -44,6 +44,8 @@ ATTENTION_BODY = """
     G_1 = Unsqueeze (G, zero)
     ND_1 = Mul (N_1, D_1)
     GD_1 = Mul (G_1, D_1)
+    widths = Concat <axis: int = 0> (ND_1, GD_1, GD_1)
+    q, k, v = Split <axis: int = -1> (qkv, widths)
 
     two_1 = Constant <value_ints: ints = [2]> ()
     half_1 = Div (D_1, two_1)
@@ -157,9 +159,9 @@ NORM_AND_ROTATE = """
 
 
 def attention_function(*, with_sinks: bool) -> onnx.FunctionProto:
-    """DFlashKVInjectionAttention in standard ops: FLOAT q, k, v and caches, context lengths from 0.
+    """DFlashKVInjectionAttention in standard ops: FLOAT qkv and caches, context lengths from 0.
 
-    With the eleventh input it has a name of its own, because a function has all its inputs or none.
+    With the ninth input it has a name of its own, because a function has all its inputs or none.
     """
     body = ATTENTION_BODY % {
         "opset": OPSET,

@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
 from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
-from dflash_trt.graph.layers import rms_norm, rotary_order, rotary_rows, swiglu, times
+from dflash_trt.graph.layers import gathered, rms_norm, rotary_order, rotary_rows, swiglu, times
 from dflash_trt.graph.linear import linear
 from dflash_trt.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, rounded
 
 ATTENTION = "DFlashKVInjectionAttention"
-PLUGIN_VERSION = "1"
+PLUGIN_VERSION = "2"
 
 
 def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
@@ -77,24 +78,22 @@ def output_name(layer: int) -> str:
 def _attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: DraftCheckpoint, i: int) -> str:
     """Block attention of layer `i` over [context rows < context_length | block], h [B*S, H] -> [B*S, H].
 
-    The node's inputs: q [B, S, N*D], k and v [B, S, G*D] (before norm and rotation), q_norm and k_norm [D],
-    rope [B, S, D], k_cache, v_cache, slot_ids, context_lengths, and sinks [N] where the layer has them. Context row j
-    stands at position j, block slot s at position context_length + s.
+    The node's inputs: qkv [B, S, (N + 2G)*D] as the GEMM gives it, query heads, key heads, value heads (before norm and
+    rotation), q_norm and k_norm [D], rope [B, S, D], k_cache, v_cache, slot_ids, context_lengths, and sinks [N] where
+    the layer has them. Context row j stands at position j, block slot s at position context_length + s.
     """
     spec = draft.spec
     S, N, G, D = spec.block_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
     attention = f"layers.{i}.self_attn"
     with g.scope(attention):
-        projections = [f"{attention}.{x}_proj" for x in "qkv"]
-        qkv = linear(g, h, *projections)
-        q, k, v = g.split(g.reshape(qkv, [-1, S, (N + 2 * G) * D]), [N * D, G * D, G * D])
-        q, k, v = _in_order(g, q, N, spec), _in_order(g, k, G, spec), times(g, v, spec.value_scale)
-        norms = [rotary_order(g, g.weight(f"{attention}.{x}_norm.weight"), spec) for x in "qk"]
+        qkv = linear(g, h, *(f"{attention}.{x}_proj" for x in "qkv"))
+        qkv = g.reshape(_scaled_values(g, _in_order(g, qkv, spec), spec), [-1, S, (N + 2 * G) * D])
+        norms = [gathered(g, g.weight(f"{attention}.{x}_norm.weight"), rotary_order(spec)) for x in "qk"]
         layer = spec.layers[i]
         sinks = [g.op("Cast", g.stored([f"{attention}.sinks"]), to=TensorProto.FLOAT)] if layer.sinks else []
         mixed = g.op(
             ATTENTION,
-            *(q, k, v, *norms, rope, *context, *sinks),
+            *(qkv, *norms, rope, *context, *sinks),
             domain=PLUGIN_DOMAIN,
             plugin_namespace=PLUGIN_DOMAIN,
             plugin_version=PLUGIN_VERSION,
@@ -115,12 +114,19 @@ def _attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dr
         return linear(g, mixed, f"{attention}.o_proj")
 
 
-def _in_order(g: GraphBuilder, x: str, heads: int, spec: DraftSpec) -> str:
-    """q or k [B, S, heads*D], each head in `rotary_order`."""
-    S, D = spec.block_size, spec.head_dim
-    if spec.rope.rotary_dim(D) == D:
-        return x
-    return g.reshape(rotary_order(g, g.reshape(x, [-1, S, heads, D]), spec), [-1, S, heads * D])
+def _in_order(g: GraphBuilder, qkv: str, spec: DraftSpec) -> str:
+    """qkv [B*S, (N + 2G)*D] with each head of q and k in `rotary_order`; v as it is."""
+    N, G, D = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+    heads = np.arange((N + 2 * G) * D).reshape(-1, D)
+    heads[: N + G] = heads[: N + G, rotary_order(spec)]
+    return gathered(g, qkv, heads.reshape(-1))
+
+
+def _scaled_values(g: GraphBuilder, qkv: str, spec: DraftSpec) -> str:
+    """qkv [B*S, (N + 2G)*D] with v times `value_scale`, in one node that leaves q and k alone."""
+    N, G, D = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+    factors = np.array([1, spec.value_scale], dtype=np.float32)
+    return times(g, qkv, np.repeat(factors, [(N + G) * D, G * D]))
 
 
 def _gate(g: GraphBuilder, mixed: str, gate: str, spec: DraftSpec) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
@@ -30,9 +31,14 @@ def scale(g: GraphBuilder, x: str, weight: str) -> str:
     return g.op("Cast", g.op("Mul", x, g.op("Cast", weight, to=TensorProto.FLOAT)), to=COMPUTE)
 
 
-def times(g: GraphBuilder, x: str, factor: float) -> str:
-    """x multiplied by a constant in the compute dtype."""
-    return x if factor == 1 else g.op("Mul", x, g.op("Cast", g.constant(factor), to=COMPUTE))
+def times(g: GraphBuilder, x: str, factor: float | NDArray[np.float32]) -> str:
+    """x multiplied by a constant in the compute dtype: one number, or one for each of the last axis."""
+    return x if np.all(factor == 1) else g.op("Mul", x, g.op("Cast", g.constant(factor), to=COMPUTE))
+
+
+def gathered(g: GraphBuilder, x: str, order: NDArray[np.int64]) -> str:
+    """x with its last axis in another order: element i is what stood at order[i]."""
+    return x if np.array_equal(order, np.arange(len(order))) else g.op("Gather", x, g.constant(order), axis=-1)
 
 
 def rms_norm(g: GraphBuilder, x: str, name: str, eps: float) -> str:
@@ -41,19 +47,16 @@ def rms_norm(g: GraphBuilder, x: str, name: str, eps: float) -> str:
         return scale(g, normalize(g, x, eps), g.weight(f"{name}.weight"))
 
 
-def rotary_order(g: GraphBuilder, x: str, spec: DraftSpec) -> str:
-    """x [..., D] with the dimensions of a head in the order in which rotate-half over all of it turns the right pairs.
+def rotary_order(spec: DraftSpec) -> NDArray[np.int64]:
+    """The dimensions [D] of a head in the order in which rotate-half over all of it turns the right pairs.
 
     Where only the first R dimensions turn, i turns with i + R/2 and the rest stays: [0, R/2), half of the rest,
     [R/2, R), the other half, where the rest's angles are 0 (`rotary_rows`). Scores do not see the order, as long as q
     and k have the same one.
     """
     D, R = spec.head_dim, spec.rope.rotary_dim(spec.head_dim)
-    if R == D:
-        return x
-    turned, rest = R // 2, (D - R) // 2
-    first, second, third, last = g.split(x, [turned, turned, rest, rest])
-    return g.op("Concat", first, third, second, last, axis=-1)
+    first, second, third, last = np.split(np.arange(D), [R // 2, R, (R + D) // 2])
+    return np.concatenate([first, third, second, last])
 
 
 def swiglu(g: GraphBuilder, x: str, mlp: str, width: int) -> str:

@@ -54,10 +54,10 @@ void check_heads(Checks& checks, const Params& p) {
 void check_dtypes(Checks& checks, const Params& p) {
   const char* block = dtype_name(p.block_dtype);
   const char* cache = dtype_name(p.cache_dtype);
-  checks.expect(p.block_dtype == DType::kF16 || p.block_dtype == DType::kBF16, "q", block,
+  checks.expect(p.block_dtype == DType::kF16 || p.block_dtype == DType::kBF16, "qkv", block,
                 "float16 or bfloat16");
   checks.expect(p.cache_dtype == p.block_dtype || p.cache_dtype == DType::kF8E4M3, "k_cache", cache,
-                block, " as q, or float8_e4m3fn");
+                block, " as qkv, or float8_e4m3fn");
   checks.positive("k_scale", p.k_scale);
   checks.positive("v_scale", p.v_scale);
   // The kernel's queries carry this factor, in FP16 beside an FP8 cache.
@@ -103,9 +103,7 @@ Problem check_params(const Params& p) {
   Problem problem = check_sizes(p);
   if (problem || p.batch == 0) return problem;  // tensors of no element may have no address
   Checks checks;
-  checks.tensor("q", p.q, kAlignment);
-  checks.tensor("k", p.k, kAlignment);
-  checks.tensor("v", p.v, kAlignment);
+  checks.tensor("qkv", p.qkv, kAlignment);  // and so is each head's row in it: head_dim is a multiple of 16 bytes
   checks.tensor("q_norm", p.q_norm, kAlignment);
   checks.tensor("k_norm", p.k_norm, kAlignment);
   checks.tensor("rope", p.rope, kAlignment);

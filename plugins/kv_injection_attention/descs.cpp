@@ -58,26 +58,28 @@ Params largest_call(const Attributes& attributes, const DynamicPluginTensorDesc*
   };
   std::array<PluginTensorDesc, kMaxInputs> descs;
   std::transform(inputs, inputs + num_inputs, descs.begin(), at_max);
-  return call_params(attributes, descs.data(), num_inputs, descs[kQ]);
+  PluginTensorDesc out = descs[kQkv];
+  out.dims.d[2] = output_width(attributes);
+  return call_params(attributes, descs.data(), num_inputs, out);
 }
 
 bool is_type_supported(int32_t input, const DynamicPluginTensorDesc* tensors) {
-  const DataType type = tensors[input].desc.type, q = tensors[kQ].desc.type;
+  const DataType type = tensors[input].desc.type, block = tensors[kQkv].desc.type;
   switch (input) {
-    case kQ:
+    case kQkv:
       return type == DataType::kBF16 || type == DataType::kHALF;
     case kRope:
     case kSinks:
       return type == DataType::kFLOAT;
     case kKCache:
-      return type == q || type == DataType::kFP8;
+      return type == block || type == DataType::kFP8;
     case kVCache:
       return type == tensors[kKCache].desc.type;
     case kSlotIds:
     case kContextLengths:
       return type == DataType::kINT32;
     default:
-      return type == q;
+      return type == block;
   }
 }
 

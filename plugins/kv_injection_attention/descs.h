@@ -17,7 +17,7 @@ Params call_params(const Attributes& attributes, const nvinfer1::PluginTensorDes
                    int32_t num_inputs, const nvinfer1::PluginTensorDesc& output,
                    const Addresses& at = {});
 
-// The call at the largest shapes of the profile. The output follows from q: what bounds TensorRT gives for it while it
+// The call at the largest shapes of the profile. The output follows from qkv: what bounds TensorRT gives for it while it
 // builds is its own affair.
 Params largest_call(const Attributes& attributes, const nvinfer1::DynamicPluginTensorDesc* inputs,
                     int32_t num_inputs);

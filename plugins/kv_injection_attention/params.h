@@ -37,13 +37,11 @@ struct Params {
   float softmax_scale;
   float k_scale;  // an FP8 cache holds K / k_scale; 1 for other caches
   float v_scale;
-  DType block_dtype;  // of q, k, v, q_norm, k_norm and out: kF16 or kBF16
+  DType block_dtype;  // of qkv, q_norm, k_norm and out: kF16 or kBF16
   DType cache_dtype;  // block_dtype or kF8E4M3
 
-  // The block, before norm and rotation.
-  const void* q;       // [B, S, N*D] block_dtype
-  const void* k;       // [B, S, G*D] block_dtype
-  const void* v;       // [B, S, G*D] block_dtype
+  // The block, before norm and rotation: of each slot the query heads, then the key heads, then the value heads.
+  const void* qkv;     // [B, S, (N + 2G)*D] block_dtype
   const void* q_norm;  // [D] block_dtype
   const void* k_norm;  // [D] block_dtype
   const float* rope;   // [B, S, D]: cos, then sin, of each slot's position, YaRN's factor included

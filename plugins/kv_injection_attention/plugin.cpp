@@ -65,7 +65,7 @@ int32_t AttentionPlugin::getOutputDataTypes(DataType* outputs, int32_t num_outpu
                                             int32_t num_inputs) const noexcept {
   return guard("getOutputDataTypes", kFailure, [&] {
     expect_counts(num_inputs, num_outputs);
-    outputs[0] = inputs[kQ];
+    outputs[0] = inputs[kQkv];
     return kSuccess;
   });
 }
@@ -73,10 +73,11 @@ int32_t AttentionPlugin::getOutputDataTypes(DataType* outputs, int32_t num_outpu
 int32_t AttentionPlugin::getOutputShapes(const nvinfer1::DimsExprs* inputs, int32_t num_inputs,
                                          const nvinfer1::DimsExprs*, int32_t,
                                          nvinfer1::DimsExprs* outputs, int32_t num_outputs,
-                                         nvinfer1::IExprBuilder&) noexcept {
+                                         nvinfer1::IExprBuilder& builder) noexcept {
   return guard("getOutputShapes", kFailure, [&] {
     expect_counts(num_inputs, num_outputs);
-    outputs[0] = inputs[kQ];
+    outputs[0] = inputs[kQkv];
+    outputs[0].d[2] = builder.constant(output_width(attributes_));
     return kSuccess;
   });
 }
@@ -88,7 +89,7 @@ bool AttentionPlugin::supportsFormatCombination(int32_t position,
     expect_counts(num_inputs, num_outputs);
     const PluginTensorDesc& tensor = tensors[position].desc;
     if (tensor.format != nvinfer1::TensorFormat::kLINEAR) return false;
-    if (position == num_inputs) return tensor.type == tensors[kQ].desc.type;
+    if (position == num_inputs) return tensor.type == tensors[kQkv].desc.type;
     return is_type_supported(position, tensors);
   });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DFlashKVInjectionAttention as TensorRT sees it: inputs as in tensors.h, one output like q.
+// DFlashKVInjectionAttention as TensorRT sees it: inputs and output as in tensors.h.
 #pragma once
 
 #include "kv_injection_attention/fields.h"
@@ -9,7 +9,7 @@
 namespace dflash::kv_injection {
 
 inline constexpr char kPluginName[] = "DFlashKVInjectionAttention";
-inline constexpr char kPluginVersion[] = "1";
+inline constexpr char kPluginVersion[] = "2";  // 1: q, k and v were three inputs
 inline constexpr char kPluginNamespace[] = "dflash_trt";
 
 class AttentionPlugin final : public nvinfer1::IPluginV3,

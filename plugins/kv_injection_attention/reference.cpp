@@ -47,12 +47,17 @@ Row rotate(const Row& x, const float* rope) {
   return out;
 }
 
-// Head `head` of `heads` of block slot s of request b, normed and rotated.
-Row block_row(const Params& p, const void* tensor, const void* gamma, int32_t heads, int32_t b,
-              int32_t s, int32_t head) {
+// Head `head` of block slot s of request b, of the query, key and value heads one behind the other.
+Row qkv_row(const Params& p, int32_t b, int32_t s, int32_t head) {
   const int64_t slot = int64_t{b} * p.block + s;
-  const Row raw = load_row(tensor, slot * heads + head, p.head_dim, p.block_dtype);
-  return rotate(rms_norm(raw, gamma, p), p.rope + slot * p.head_dim);
+  const int32_t heads = p.num_heads + 2 * p.num_kv_heads;
+  return load_row(p.qkv, slot * heads + head, p.head_dim, p.block_dtype);
+}
+
+// The same, normed and rotated.
+Row rotated_row(const Params& p, const void* gamma, int32_t b, int32_t s, int32_t head) {
+  const float* rope = p.rope + (int64_t{b} * p.block + s) * p.head_dim;
+  return rotate(rms_norm(qkv_row(p, b, s, head), gamma, p), rope);
 }
 
 bool sees(const Params& p, int32_t query, int32_t key) {
@@ -71,9 +76,8 @@ Keys keys_of(const Params& p, int32_t b, int32_t g) {
     keys.v.push_back(visible ? load_row(p.v_cache, row, D, p.cache_dtype, p.v_scale) : Row());
   }
   for (int32_t s = 0; s < p.block; ++s) {
-    const int64_t row = (int64_t{b} * p.block + s) * G + g;
-    keys.k.push_back(block_row(p, p.k, p.k_norm, G, b, s, g));
-    keys.v.push_back(load_row(p.v, row, D, p.block_dtype));
+    keys.k.push_back(rotated_row(p, p.k_norm, b, s, p.num_heads + g));
+    keys.v.push_back(qkv_row(p, b, s, p.num_heads + G + g));
   }
   return keys;
 }
@@ -109,7 +113,7 @@ Row attend(const Params& p, const Row& q, int32_t position, const Keys& keys, co
 void attend_head(const Params& p, const Keys& keys, int32_t b, int32_t n) {
   const float* sink = p.sinks ? p.sinks + n : nullptr;
   for (int32_t s = 0; s < p.block; ++s) {
-    const Row q = block_row(p, p.q, p.q_norm, p.num_heads, b, s, n);
+    const Row q = rotated_row(p, p.q_norm, b, s, n);
     const Row mixed = attend(p, q, p.context_lengths[b] + s, keys, sink);
     const int64_t row = (int64_t{b} * p.block + s) * p.num_heads + n;
     for (int32_t d = 0; d < p.head_dim; ++d) {

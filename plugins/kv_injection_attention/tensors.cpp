@@ -100,27 +100,25 @@ int32_t size(const char* name, const Tensor& tensor, int32_t axis) {
 
 void expect_shapes(const Params& p, std::span<const Tensor> inputs, const Tensor& out) {
   const int64_t B = p.batch, S = p.block, D = p.head_dim;
-  const int64_t q_width = p.num_heads * D, kv_width = p.num_kv_heads * D;
+  const int64_t N = p.num_heads, G = p.num_kv_heads;
   const auto expect = [&](Input input, Shape shape) {
     expect_shape(input_name(input), inputs[input], shape);
   };
-  expect(kQ, {B, S, q_width});
-  expect(kK, {B, S, kv_width});
-  expect(kV, {B, S, kv_width});
+  expect(kQkv, {B, S, (N + 2 * G) * D});
   expect(kQNorm, {D});
   expect(kKNorm, {D});
   expect(kRope, {B, S, D});
-  expect(kKCache, {p.slots, p.layers, p.max_context, p.num_kv_heads, D});
-  expect(kVCache, {p.slots, p.layers, p.max_context, p.num_kv_heads, D});
+  expect(kKCache, {p.slots, p.layers, p.max_context, G, D});
+  expect(kVCache, {p.slots, p.layers, p.max_context, G, D});
   expect(kSlotIds, {B});
   expect(kContextLengths, {B});
-  if (inputs.size() > kSinks) expect(kSinks, {p.num_heads});
-  expect_shape("out", out, {B, S, q_width});
+  if (inputs.size() > kSinks) expect(kSinks, {N});
+  expect_shape("out", out, {B, S, N * D});
 }
 
 void expect_types(std::span<const Tensor> inputs, const Tensor& out) {
-  const ElementType block = inputs[kQ].type;
-  for (const Input input : {kK, kV, kQNorm, kKNorm}) {
+  const ElementType block = inputs[kQkv].type;
+  for (const Input input : {kQNorm, kKNorm}) {
     expect_type(input_name(input), inputs[input], block);
   }
   expect_type("out", out, block);
@@ -140,9 +138,8 @@ const Element* data(const Tensor& tensor) {
 }  // namespace
 
 const char* input_name(int32_t input) {
-  constexpr const char* kNames[] = {"q",    "k",       "v",       "q_norm",   "k_norm",
-                                    "rope", "k_cache", "v_cache", "slot_ids", "context_lengths",
-                                    "sinks"};
+  constexpr const char* kNames[] = {"qkv",     "q_norm",   "k_norm",          "rope", "k_cache",
+                                    "v_cache", "slot_ids", "context_lengths", "sinks"};
   static_assert(std::size(kNames) == kMaxInputs);
   return kNames[input];
 }
@@ -164,24 +161,22 @@ Params make_params(const Attributes& attributes) {
 
 Params make_params(const Attributes& attributes, std::span<const Tensor> inputs,
                    const Tensor& out) {
-  const Tensor &q = inputs[kQ], &k_cache = inputs[kKCache];
-  expect_shape(input_name(kQ), q, {kAny, kAny, kAny});
+  const Tensor &qkv = inputs[kQkv], &k_cache = inputs[kKCache];
+  expect_shape(input_name(kQkv), qkv, {kAny, kAny, kAny});
   expect_shape(input_name(kKCache), k_cache, {kAny, kAny, kAny, kAny, kAny});
   expect_types(inputs, out);
 
   Params p = make_params(attributes);
-  p.batch = size(input_name(kQ), q, 0);
-  p.block = size(input_name(kQ), q, 1);
+  p.batch = size(input_name(kQkv), qkv, 0);
+  p.block = size(input_name(kQkv), qkv, 1);
   p.slots = size(input_name(kKCache), k_cache, 0);
   p.layers = size(input_name(kKCache), k_cache, 1);
   p.max_context = size(input_name(kKCache), k_cache, 2);
-  p.block_dtype = storage(input_name(kQ), q);
+  p.block_dtype = storage(input_name(kQkv), qkv);
   p.cache_dtype = storage(input_name(kKCache), k_cache);
   expect_shapes(p, inputs, out);
 
-  p.q = q.data;
-  p.k = inputs[kK].data;
-  p.v = inputs[kV].data;
+  p.qkv = qkv.data;
   p.q_norm = inputs[kQNorm].data;
   p.k_norm = inputs[kKNorm].data;
   p.rope = data<float>(inputs[kRope]);

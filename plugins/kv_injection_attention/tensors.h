@@ -25,15 +25,13 @@ struct Attributes {
   float v_scale;
 };
 
-// The node's inputs, in order. Its one output has q's shape and dtype.
+// The node's inputs, in order. Its one output is [B, S, N*D], of qkv's dtype.
 enum Input : int32_t {
-  kQ,               // [B, S, N*D]               F16 or BF16
-  kK,               // [B, S, G*D]               as q
-  kV,               // [B, S, G*D]               as q
-  kQNorm,           // [D]                       as q
-  kKNorm,           // [D]                       as q
+  kQkv,             // [B, S, (N + 2G)*D]        F16 or BF16: query heads, key heads, value heads
+  kQNorm,           // [D]                       as qkv
+  kKNorm,           // [D]                       as qkv
   kRope,            // [B, S, D]                 F32
-  kKCache,          // [slots, L, C_max, G, D]   as q, or F8E4M3
+  kKCache,          // [slots, L, C_max, G, D]   as qkv, or F8E4M3
   kVCache,          // [slots, L, C_max, G, D]   as k_cache
   kSlotIds,         // [B]                       I32
   kContextLengths,  // [B]                       I32
@@ -42,6 +40,11 @@ enum Input : int32_t {
 };
 inline constexpr int32_t kMinInputs = kSinks;
 const char* input_name(int32_t input);
+
+// Of the output: N*D.
+inline int64_t output_width(const Attributes& attributes) {
+  return int64_t{attributes.num_heads} * attributes.head_dim;
+}
 
 enum class ElementType : int32_t { kF16, kBF16, kF8E4M3, kF32, kI32, kOther };
 

@@ -2,8 +2,9 @@
 // The part of TensorRT's binary interface that a V3 plugin needs, for machines without the SDK.
 //
 // Names, values and the order of members and virtual functions are those of NvInferRuntime.h; the
-// compiler's tables of AttentionPlugin and AttentionCreator are the same with the headers of
-// 10.13.3, 10.14, 10.16, 11.0 and 11.1. Nothing here is a symbol of libnvinfer.
+// compiler's tables of AttentionPlugin and AttentionCreator, and what it makes of a call of
+// IExprBuilder, are the same with the headers of 10.13.3, 10.14, 10.16, 11.0 and 11.1. Nothing here
+// is a symbol of libnvinfer.
 #pragma once
 
 #include <cstddef>
@@ -65,9 +66,28 @@ struct DynamicPluginTensorDesc {
 };
 
 class IDimensionExpr;
-class IExprBuilder;
 class IPluginResourceContext;
 class ILoggerFinder;
+
+namespace apiv {
+
+class VExprBuilder {
+ public:
+  virtual ~VExprBuilder() noexcept = default;
+  virtual const IDimensionExpr* constant(int64_t value) = 0;  // more functions follow
+};
+
+}  // namespace apiv
+
+// TensorRT makes it. Behind the table of its destructors stands what does the work.
+class IExprBuilder {
+ public:
+  const IDimensionExpr* constant(int64_t value) noexcept { return mImpl->constant(value); }
+
+ protected:
+  apiv::VExprBuilder* mImpl;
+  virtual ~IExprBuilder() noexcept = default;
+};
 
 struct DimsExprs {
   int32_t nbDims;

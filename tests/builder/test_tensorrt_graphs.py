@@ -81,8 +81,20 @@ def test_the_plugin_is_asked_for_by_namespace(engine: Path) -> None:
         assert (node.op_type == ATTENTION) == ("plugin_namespace" in attributes)
         if node.op_type == ATTENTION:
             assert attributes["plugin_namespace"].s == b"dflash_trt"
-            assert attributes["plugin_version"].s == b"1"
+            assert attributes["plugin_version"].s == b"2"
     assert ATTENTION not in TYPES
+
+
+def test_nothing_is_copied_between_the_gemm_and_the_plugin(engine: Path) -> None:
+    """q, k and v leave one GEMM as the plugin takes them: with their biases, under another shape."""
+    graph = load(engine, "draft").graph
+    makers = {output: node for node in graph.node for output in node.output}
+    for node in graph.node:
+        if node.op_type == ATTENTION:
+            between = []
+            while (node := makers[node.input[0]]).op_type != "Gemm":
+                between.append(node.op_type)
+            assert between in (["Reshape"], ["Reshape", "Add"])
 
 
 def test_every_plugin_node_makes_a_plugin(engine: Path) -> None:

@@ -189,7 +189,7 @@ def test_a_profile_that_is_refused(method: str, answer: object, engine: Path, re
 def test_a_plugin_that_is_not_in_its_library(engine: Path, recorder: Recorder) -> None:
     recorder.answers["IPluginRegistry.load_library"] = None
     message = refusal(lambda: add_plans(engine, SMALL), EngineError)
-    assert "expected the plugin dflash_trt::DFlashKVInjectionAttention version 1" in message
+    assert "expected the plugin dflash_trt::DFlashKVInjectionAttention version 2" in message
 
 
 def test_timing_cache(engine: Path, recorder: Recorder, tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ BEHAVIOUR: dict[str, Callable[..., Any]] = {
     "get_plugin_registry": lambda r: _make(r, "IPluginRegistry"),
     "IPluginRegistry.get_creator": lambda r, self, *key: object() if key in r.creators else None,
     "IPluginRegistry.load_library": lambda r, self, path: r.creators.add(
-        ("DFlashKVInjectionAttention", "1", "dflash_trt")
+        ("DFlashKVInjectionAttention", "2", "dflash_trt")
     ),
     "Builder.create_network": lambda r, self, flags=0: _make(r, "INetworkDefinition", file=None),
     "Builder.create_builder_config": lambda r, self: _make(r, "IBuilderConfig", profiles=[]),

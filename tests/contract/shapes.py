@@ -79,7 +79,8 @@ def output_shapes(node: onnx.NodeProto, inputs: Sequence[Shape], constants: Sequ
             _expect(attributes["axis"] == -1 and attributes["keepdims"] == 0, "ArgMax of another axis")
             return [x[:-1]]
         case "Gather":
-            return [(*inputs[1], *x[1:])]
+            axis = attributes.get("axis", 0) % len(x)
+            return [(*x[:axis], *inputs[1], *x[axis + 1 :])]
         case "ReduceMean":
             axes = {axis % len(x) for axis in constants[1] or []}
             return [tuple(ONE if axis in axes else extent for axis, extent in enumerate(x))]
@@ -175,19 +176,19 @@ def _dynamic_quantize(x: Shape) -> list[Shape]:
 
 def _attention(inputs: Sequence[Shape], attributes: dict[str, int]) -> Shape:
     """The table of plugins/kv_injection_attention/tensors.h."""
-    q, k_cache = inputs[0], inputs[6]
-    _expect(len(q) == 3 and len(k_cache) == 5, f"q {text(q)} and k_cache {text(k_cache)}")
-    B, S, _ = q
+    qkv, k_cache = inputs[0], inputs[4]
+    _expect(len(qkv) == 3 and len(k_cache) == 5, f"qkv {text(qkv)} and k_cache {text(k_cache)}")
+    B, S, _ = qkv
     slots, L, C, _, _ = k_cache
     N, G, D = (Extent(attributes[name]) for name in ("num_heads", "num_kv_heads", "head_dim"))
-    block = (B, S, Extent(G.factor * D.factor))
+    block = (B, S, Extent((N.factor + 2 * G.factor) * D.factor))
     cache = (slots, L, C, G, D)
-    expected = ((B, S, Extent(N.factor * D.factor)), block, block, (D,), (D,), (B, S, D), cache, cache, (B,), (B,))
-    expected += ((N,),) * (len(inputs) == 11)  # sinks
+    expected = (block, (D,), (D,), (B, S, D), cache, cache, (B,), (B,))
+    expected += ((N,),) * (len(inputs) == 9)  # sinks
     for index, (found, wanted) in enumerate(zip(inputs, expected, strict=True)):
         fits = len(found) == len(wanted) and all(a.is_same(b) for a, b in zip(found, wanted, strict=True))
         _expect(fits, f"input {index}: expected {text(wanted)}, found {text(found)}")
-    return q
+    return B, S, Extent(N.factor * D.factor)
 
 
 def integers(tensor: onnx.TensorProto | None) -> list[int] | None:

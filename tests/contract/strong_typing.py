@@ -26,7 +26,7 @@ KEEPS_TYPE = SAME_TYPE | {
     "Gather", "Identity", "Reshape", "ReduceMean", "Sigmoid", "Softplus", "Split", "Sqrt", "Transpose", "Unsqueeze",
 }  # fmt: skip
 SHAPE_INPUTS = {"Reshape": 1, "ReduceMean": 1, "Split": 1, "Unsqueeze": 1}  # must be build-time constants
-PLUGIN_TYPES = {5: "FP32", 8: "INT32", 9: "INT32", 10: "FP32"}  # rope, slot_ids, context_lengths, sinks
+PLUGIN_TYPES = {3: "FP32", 6: "INT32", 7: "INT32", 8: "FP32"}  # rope, slot_ids, context_lengths, sinks
 PLUGIN_ATTRIBUTES = (onnx.AttributeProto.INT, onnx.AttributeProto.FLOAT, onnx.AttributeProto.STRING)
 
 
@@ -132,10 +132,10 @@ def _plugin(node: onnx.NodeProto, attributes: dict[str, Any], types: list[str]) 
             yield f"input {index} is {found}, which no plugin tensor can be"
         if found != PLUGIN_TYPES.get(index, found):
             yield f"input {index} is {found}"
-    if len(set(types[:5])) > 1:
-        yield f"q, k, v and norms of {types[:5]}"
-    if types[6] != types[7]:
-        yield f"caches of {types[6]} and {types[7]}"
+    if len(set(types[:3])) > 1:
+        yield f"qkv and norms of {types[:3]}"
+    if types[4] != types[5]:
+        yield f"caches of {types[4]} and {types[5]}"
 
 
 def _is_positive(tensor: TensorProto) -> bool:

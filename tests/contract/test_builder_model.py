@@ -159,9 +159,10 @@ def split_too_wide(g: Graph) -> None:
     sizes.CopyFrom(helper.make_tensor(sizes.name, TensorProto.INT64, [2], [1, 2]))
 
 
-def k_for_q(g: Graph) -> None:
+def one_kv_head_less(g: Graph) -> None:
     node = next(node for node in g.graph.node if node.op_type == ATTENTION)
-    node.input[0], node.input[1] = node.input[1], node.input[0]
+    attribute = next(a for a in node.attribute if a.name == "num_kv_heads")
+    attribute.i -= 1
 
 
 def another_output(g: Graph) -> None:
@@ -209,7 +210,7 @@ PLANTED: list[tuple[str, str, Callable[[Graph], None], str]] = [
     ("bf16", "draft", implicit_cast, "Add of BF16 and FP32"),
     ("bf16", "draft", another_width, "Reshape of "),
     ("bf16", "draft", split_too_wide, "Split of "),
-    ("bf16", "draft", k_for_q, "input 0: expected ["),
+    ("bf16", "draft", one_kv_head_less, "input 0: expected ["),
     ("bf16", "draft", another_output, "hidden: declared ["),
     ("bf16", "draft", computed_shape, "input 1 is no initializer"),
     ("bf16", "draft", beyond_the_file, "are not in model.safetensors"),
@@ -253,7 +254,7 @@ def test_a_planted_attribute_makes_no_plugin(engines: Engines) -> None:
         damaged(lambda a: None),
         damaged(lambda a: a.update(gone=a["layer"])),
         damaged(lambda a: setattr(a["head_dim"], "i", 80)),
-        damaged(lambda a: setattr(a["plugin_version"], "s", b"2")),
+        damaged(lambda a: setattr(a["plugin_version"], "s", b"1")),
         damaged(lambda a: setattr(a["plugin_namespace"], "s", b"")),
         damaged(lambda a: setattr(a["causal"], "name", "is_causal")),
     ]

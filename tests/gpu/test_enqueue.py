@@ -43,7 +43,7 @@ def plugin(case: Case) -> Iterator[Plugin]:
 
 def descs(tensors: Tensors) -> tuple[list[Desc], Desc]:
     every = [desc(tuple(tensor.shape), TYPES[tensor.dtype]) for tensor in inputs(tensors)]
-    return every, every[0]  # the output is like q
+    return every, desc(tuple(tensors.q.shape), TYPES[tensors.q.dtype])
 
 
 def test_enqueue_gives_the_bits_of_the_binding(plugin: Plugin, case: Case) -> None:

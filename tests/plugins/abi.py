@@ -127,12 +127,20 @@ class Plugin:
         status = call(self.build, 5, c_int32, c_void_p(ctypes.addressof(out)), c_int32(1), inputs, c_int32(len(types)))
         return status, list(out)
 
-    def output_shape(self, inputs: Sequence[DimsExprs]) -> tuple[int, DimsExprs]:
-        """With an expression builder that no call may touch."""
+    def output_shape(self, inputs: Sequence[DimsExprs], constants: dict[int, int]) -> tuple[int, DimsExprs]:
+        """With an IExprBuilder that makes these numbers expressions, and does nothing else.
+
+        It is a table that no call may touch, and the object that its functions call: two destructors, then constant.
+        """
         array, out = (DimsExprs * len(inputs))(*inputs), DimsExprs()
-        shape_inputs, builder = (c_void_p(), c_int32(0)), c_void_p()
+        shape_inputs = c_void_p(), c_int32(0)
         outputs = c_void_p(ctypes.addressof(out)), c_int32(1)
-        return call(self.build, 6, c_int32, array, c_int32(len(inputs)), *shape_inputs, *outputs, builder), out
+        constant = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_int64)(lambda _, value: constants[value])
+        table = (c_void_p * 3)(None, None, cast(constant, c_void_p))
+        implementation = (c_void_p * 1)(ctypes.addressof(table))
+        builder = (c_void_p * 2)(None, ctypes.addressof(implementation))
+        pointer = c_void_p(ctypes.addressof(builder))
+        return call(self.build, 6, c_int32, array, c_int32(len(inputs)), *shape_inputs, *outputs, pointer), out
 
     def supports(self, position: int, tensors: Sequence[DynamicDesc], num_inputs: int) -> bool:
         array = (DynamicDesc * len(tensors))(*tensors)

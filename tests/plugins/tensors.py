@@ -14,9 +14,7 @@ from tests.plugins.cases import Case
 class Tensors:
     """The inputs of a call, in the node's order."""
 
-    q: torch.Tensor  # [B, S, N*D]
-    k: torch.Tensor  # [B, S, G*D]
-    v: torch.Tensor  # [B, S, G*D]
+    qkv: torch.Tensor  # [B, S, (N + 2G)*D]: query heads, key heads, value heads
     q_norm: torch.Tensor  # [D]
     k_norm: torch.Tensor  # [D]
     rope: torch.Tensor  # [B, S, D] FP32: cos, then sin
@@ -25,6 +23,26 @@ class Tensors:
     slot_ids: torch.Tensor  # [B] INT32
     context_lengths: torch.Tensor  # [B] INT32
     sinks: torch.Tensor | None  # [N] FP32
+
+    @property
+    def q(self) -> torch.Tensor:
+        """A view [B, S, N*D] of qkv."""
+        return self._parts[0]
+
+    @property
+    def k(self) -> torch.Tensor:
+        """A view [B, S, G*D] of qkv."""
+        return self._parts[1]
+
+    @property
+    def v(self) -> torch.Tensor:
+        """A view [B, S, G*D] of qkv."""
+        return self._parts[2]
+
+    @property
+    def _parts(self) -> tuple[torch.Tensor, ...]:
+        kv_width = self.k_cache.shape[-2] * self.k_cache.shape[-1]
+        return self.qkv.split([self.qkv.shape[-1] - 2 * kv_width, kv_width, kv_width], dim=-1)
 
 
 def draw(case: Case, device: str = "cpu") -> Tensors:
@@ -50,9 +68,7 @@ def draw(case: Case, device: str = "cpu") -> Tensors:
     q_norm, k_norm = ((case.norm + 0.2 * normal(D)).to(case.dtype) for _ in "qk")
     lengths = torch.tensor(case.context_lengths, dtype=torch.int32, device=device)
     return Tensors(
-        q=(q * case.size).to(case.dtype),
-        k=(k * case.size).to(case.dtype),
-        v=v.to(case.dtype),
+        qkv=torch.cat([q * case.size, k * case.size, v], dim=-1).to(case.dtype),
         q_norm=q_norm,
         k_norm=k_norm,
         rope=rotary_rows(lengths, S, D) * case.rope_factor,

@@ -20,7 +20,7 @@ ONE = Case(name="one", S=1, N=1, G=1, D=D, context_lengths=(0,))
 def blank(case: Case) -> Tensors:
     """All zero, cos 1 and sin 0, norms 1: scores are 0 and every visible row weighs the same."""
     tensors = draw(case)
-    for tensor in (tensors.q, tensors.k, tensors.v, tensors.rope):
+    for tensor in (tensors.qkv, tensors.rope):
         tensor.zero_()
     for tensor in (tensors.q_norm, tensors.k_norm):
         tensor.fill_(1)

@@ -27,6 +27,7 @@ CASE = Case(name="mutated", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_sca
 CTAS = 5
 WAIT = "wait_for_previous_grid();  // all that is read may be its: the block, slots and lengths, rows just appended"
 SCHEDULE = "const Schedule schedule(p, plan);"
+WIDTH = "(p.num_heads + 2 * p.num_kv_heads)"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ MUTANTS = [
     Mutant("a sum left behind", "state.cuh", "sum[t][half] *= by;", ""),
     Mutant("the block's keys scaled", "attention.cuh", "1 / p_.k_scale)", "1.0f)"),
     Mutant("a range too long", "schedule.cuh", "min(length, all.begin + end * kUnitKeys)", "length"),
+    Mutant("a slot without its values", "rows.cuh", WIDTH, "(p.num_heads + p.num_kv_heads)"),
+    Mutant("queries for keys", "attention.cuh", "p_.num_heads + kv_head()", "kv_head()"),
+    Mutant("keys for values", "attention.cuh", "(at + p_.num_kv_heads)", "at"),
 ]  # fmt: skip
 
 
@@ -96,6 +100,9 @@ WGMMA_MUTANTS = [
            "races with thread|while a"),
     Mutant("no scale of the block's scores", WGMMA, "= 1 / p_.k_scale;", "= 1 + 0 * p_.k_scale;"),
     Mutant("columns of bytes as they are", STATE, "0x3120", "0x3210"),
+    Mutant("a slot without its values", "rows.cuh", WIDTH, "(p.num_heads + p.num_kv_heads)"),
+    Mutant("queries for keys", WGMMA, "p_.num_heads + grid_x()", "grid_x()"),
+    Mutant("keys for values", WGMMA, "(at + p_.num_kv_heads)", "at"),
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import torch
 from onnx import TensorProto, helper
 
 from dflash_trt.graph.cpu_attention import WITH_SINKS, attention_function
-from dflash_trt.graph.draft_graph import ATTENTION
+from dflash_trt.graph.draft_graph import ATTENTION, PLUGIN_VERSION
 from dflash_trt.graph.onnx_builder import OPSET, PLUGIN_DOMAIN
 from tests.plugins.calls import reference
 from tests.plugins.cases import CORNER, FEATURES, PERFORMANCE, REGULAR, Case
@@ -128,7 +128,7 @@ def session(case: Case) -> onnxruntime.InferenceSession:
         ["out"],
         domain=PLUGIN_DOMAIN,
         plugin_namespace=PLUGIN_DOMAIN,
-        plugin_version="1",
+        plugin_version=PLUGIN_VERSION,
         **case.attributes(),
     )
     graph = helper.make_graph(

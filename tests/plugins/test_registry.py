@@ -39,9 +39,9 @@ def fields(values):
 def main():
     registry = trt.get_plugin_registry()
     library = registry.load_library(sys.argv[1])
-    with_creator(registry.get_creator("DFlashKVInjectionAttention", "1", "dflash_trt"))
+    with_creator(registry.get_creator("DFlashKVInjectionAttention", "2", "dflash_trt"))
     registry.deregister_library(library)
-    assert registry.get_creator("DFlashKVInjectionAttention", "1", "dflash_trt") is None
+    assert registry.get_creator("DFlashKVInjectionAttention", "2", "dflash_trt") is None
 
 values = {
     "layer": 1, "num_heads": 8, "num_kv_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-6, "softmax_scale": 0.125,
@@ -65,7 +65,7 @@ def test_the_creator_is_found_under_its_name_version_and_namespace() -> None:
 def with_creator(creator):
     print(creator.name, creator.plugin_version, creator.plugin_namespace, creator.interface_info.kind)
 """
-    assert in_tensorrt(body).stdout.startswith("DFlashKVInjectionAttention 1 dflash_trt PLUGIN CREATOR_V3ONE\n")
+    assert in_tensorrt(body).stdout.startswith("DFlashKVInjectionAttention 2 dflash_trt PLUGIN CREATOR_V3ONE\n")
 
 
 def test_a_plugin_is_made_and_answers_for_its_capabilities() -> None:
@@ -80,7 +80,7 @@ def with_creator(creator):
         print(capability.interface_info.kind, capability.api_language)
 """
     assert in_tensorrt(body).stdout.splitlines()[:-1] == [
-        "DFlashKVInjectionAttention 1 dflash_trt",
+        "DFlashKVInjectionAttention 2 dflash_trt",
         "1",
         "PLUGIN_V3ONE_CORE APILanguage.CPP",
         "PLUGIN_V3ONE_BUILD APILanguage.CPP",

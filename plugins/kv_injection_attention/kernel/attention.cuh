@@ -73,25 +73,25 @@ class Attention {
     const auto locate = [&](int i, int64_t& at, int& slot) {
       const int r = first_row() + i;
       slot = r / plan_.group;
-      at = (int64_t{s.request} * p_.block + slot) * p_.num_heads + head(r);
+      at = qkv_row(p_, s.request, slot, head(r));
       return r < plan_.rows;
     };
     constexpr Columns kColumns = kBytes ? Columns::kPairs : Columns::kPlain;
     const float eps = s.slot < 0 ? as_float(0x7fc00000u) : p_.rms_norm_eps;  // NaN queries make NaN outputs
     // Products with the context's keys are scores in units of log2.
     const float factor = p_.softmax_scale * p_.k_scale * kLog2E;
-    store_rotated_rows<D, T, Score, kColumns>({p_.q, p_.q_norm, factor}, rope(s), eps,
+    store_rotated_rows<D, T, Score, kColumns>({p_.qkv, p_.q_norm, factor}, rope(s), eps,
                                               plan_.tile_rows, shared_memory(), locate);
   }
 
   DFLASH_DEVICE void store_block(const Segment& s) {
     const auto locate = [&](int i, int64_t& at, int& slot) {
       slot = i;
-      at = (int64_t{s.request} * p_.block + slot) * p_.num_kv_heads + kv_head();
+      at = qkv_row(p_, s.request, slot, p_.num_heads + kv_head());
       return i < p_.block;
     };
     constexpr Columns kColumns = kBytes ? Columns::kPairs : Columns::kPlain;
-    store_rotated_rows<D, T, Score, kColumns>({p_.k, p_.k_norm, 1}, rope(s), p_.rms_norm_eps,
+    store_rotated_rows<D, T, Score, kColumns>({p_.qkv, p_.k_norm, 1}, rope(s), p_.rms_norm_eps,
                                               plan_.block_rows, block_keys(), locate);
 
     constexpr int kVectors = D / 8;
@@ -99,8 +99,9 @@ class Attention {
       int64_t at;
       int slot;
       const bool real = locate(i / kVectors, at, slot);
-      const auto* rows = static_cast<const unsigned char*>(p_.v);
-      const Words vector = real ? load_words(rows + at * D * 2 + i % kVectors * 16) : Words{};
+      const auto* rows = static_cast<const unsigned char*>(p_.qkv);
+      // Behind all keys: as many rows of D further on as there are of them.
+      const Words vector = real ? load_words(rows + (at + p_.num_kv_heads) * D * 2 + i % kVectors * 16) : Words{};
       store_vector<kBytes ? Columns::kEvenOdd : Columns::kPlain>(
           block_values() + i / kVectors * kStride, i % kVectors, vector);
     }

@@ -61,6 +61,12 @@ DFLASH_DEVICE void load_floats(float (&values)[8], const float* from) {
   }
 }
 
+// Where a head of a block slot stands in qkv, in rows of D; key heads are counted behind the query heads, and value
+// heads behind those. All rows of the largest call are 25 million.
+DFLASH_DEVICE int64_t qkv_row(const Params& p, int request, int slot, int head) {
+  return (request * p.block + slot) * (p.num_heads + 2 * p.num_kv_heads) + head;
+}
+
 // Where the rows of one kind come from, in global memory.
 struct RowSource {
   const void* rows;

@@ -97,14 +97,14 @@ class WgmmaAttention {
   DFLASH_DEVICE void store_queries(const Segment& s) const {
     const auto locate = [&](int i, int64_t& at, int& slot) {
       slot = i / plan_.group;
-      at = (int64_t{s.request} * p_.block + slot) * p_.num_heads + head(i);
+      at = qkv_row(p_, s.request, slot, head(i));
       return i < plan_.rows;
     };
     const Shared patterns = aligned_shared_memory(), rows = patterns + wgmma_query_bytes(D, N);
     const float eps = s.slot < 0 ? as_float(0x7fc00000u) : p_.rms_norm_eps;  // NaN queries make NaN outputs
     // Products with the context's keys are scores in units of log2.
     const float factor = p_.softmax_scale * p_.k_scale * kLog2E;
-    store_rotated_rows<D, T, Score, kColumns>({p_.q, p_.q_norm, factor}, rope(s), eps, N, rows, locate);
+    store_rotated_rows<D, T, Score, kColumns>({p_.qkv, p_.q_norm, factor}, rope(s), eps, N, rows, locate);
     for (int i = thread_index(); i < N; i += kTeams * kThreads) store_word(Group::slots() + i * 4, i / plan_.group);
     cta_sync();
 #pragma unroll 1
@@ -120,10 +120,10 @@ class WgmmaAttention {
   DFLASH_DEVICE void store_block(const Segment& s) const {
     const auto locate = [&](int i, int64_t& at, int& slot) {
       slot = i;
-      at = (int64_t{s.request} * p_.block + slot) * p_.num_kv_heads + grid_x();
+      at = qkv_row(p_, s.request, slot, p_.num_heads + grid_x());
       return i < p_.block;
     };
-    store_rotated_rows<D, T, Score, kColumns>({p_.k, p_.k_norm, 1}, rope(s), p_.rms_norm_eps, kMaxBlock,
+    store_rotated_rows<D, T, Score, kColumns>({p_.qkv, p_.k_norm, 1}, rope(s), p_.rms_norm_eps, kMaxBlock,
                                               block_keys(), locate);
     constexpr int kVectors = D / 8;
 #pragma unroll 1
@@ -131,8 +131,9 @@ class WgmmaAttention {
       int64_t at;
       int slot;
       const bool real = locate(i / kVectors, at, slot);
-      const auto* rows = static_cast<const unsigned char*>(p_.v);
-      const Words vector = real ? load_words(rows + at * D * 2 + i % kVectors * 16) : Words{};
+      const auto* rows = static_cast<const unsigned char*>(p_.qkv);
+      // Behind all keys: as many rows of D further on as there are of them.
+      const Words vector = real ? load_words(rows + (at + p_.num_kv_heads) * D * 2 + i % kVectors * 16) : Words{};
       store_vector<kBytes ? Columns::kEvenOdd : Columns::kPlain>(block_values() + i / kVectors * kStride,
                                                                  i % kVectors, vector);
     }

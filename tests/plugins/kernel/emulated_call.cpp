@@ -69,9 +69,7 @@ class Call {
     p.v_scale = real("v_scale");
     p.block_dtype = static_cast<kv::DType>(integer("block_dtype"));
     p.cache_dtype = static_cast<kv::DType>(integer("cache_dtype"));
-    p.q = read("q");
-    p.k = read("k");
-    p.v = read("v");
+    p.qkv = read("qkv");
     p.q_norm = read("q_norm");
     p.k_norm = read("k_norm");
     p.rope = static_cast<const float*>(read("rope"));
