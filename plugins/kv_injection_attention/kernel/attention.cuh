@@ -78,9 +78,9 @@ class Attention {
     };
     constexpr Columns kColumns = kBytes ? Columns::kPairs : Columns::kPlain;
     const float eps = s.slot < 0 ? as_float(0x7fc00000u) : p_.rms_norm_eps;  // NaN queries make NaN outputs
-    // Products with the context's keys are scores in units of log2.
-    const float factor = p_.softmax_scale * p_.k_scale * kLog2E;
-    store_rotated_rows<D, T, Score, kColumns>({p_.qkv, p_.q_norm, factor}, rope(s), eps,
+    // Products with the context's keys are scores in units of log2. The k_scale of 16-bit keys is 1.
+    const float factor = kBytes ? p_.softmax_scale * p_.k_scale : p_.softmax_scale;
+    store_rotated_rows<D, T, Score, kColumns>({p_.qkv, p_.q_norm, factor, kLog2E}, rope(s), eps,
                                               plan_.tile_rows, shared_memory(), locate);
   }
 

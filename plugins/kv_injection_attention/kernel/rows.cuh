@@ -71,7 +71,8 @@ DFLASH_DEVICE int64_t qkv_row(const Params& p, int request, int slot, int head) 
 struct RowSource {
   const void* rows;
   const void* norm;
-  float factor;  // of the result
+  float factor;    // of the result
+  float unit = 1;  // and another: a product of the two would be kept in a register all the while
 };
 
 // One lane's 16 elements of a row: eight of the first half, and the eight that rotate with them.
@@ -99,7 +100,7 @@ DFLASH_DEVICE void norm_and_rotate(RowSource source, int64_t row, const float* r
   for (int i = 0; i < 8; ++i) squares += first[i] * first[i] + second[i] * second[i];
 #pragma unroll
   for (int mask = 1; mask < kLanes; mask *= 2) squares += from_lane_xor(squares, mask);
-  const float inverse = inverse_sqrt(squares * (1.0f / D) + eps) * source.factor;
+  const float inverse = inverse_sqrt(squares * (1.0f / D) + eps) * source.factor * source.unit;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float a = first[i] * inverse * norm_first[i], b = second[i] * inverse * norm_second[i];
