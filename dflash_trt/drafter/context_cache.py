@@ -15,6 +15,8 @@ from dflash_trt.errors import RequestError
 from dflash_trt.pages.page_table import TOKENS_PER_PAGE, PageTable, num_pages_for
 from dflash_trt.pages.page_tensor import FIRST_PAGES, grown, zeros
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
 
 class ContextCache:
     """K and V [pages, L, tokens_per_page, G, D], FLOAT, BF16 or FP8; scales are part of the graphs.
@@ -97,8 +99,11 @@ class ContextCache:
                 stream = torch.cuda.current_stream().cuda_stream
                 _C.kv_injection_append(k, v, pages, offsets, self.k, self.v, stream)
             return
-        for cache, rows in ((self.k, k), (self.v, v)):
-            _bytes(cache)[pages, :, offsets] = _bytes(rows)
+        for cache, rows in ((_bytes(self.k), _bytes(k)), (_bytes(self.v), _bytes(v))):
+            if cache.is_cuda:
+                cache[pages, :, offsets] = rows
+            else:  # a fifth of torch's time for few rows
+                cache.numpy()[pages.numpy(), :, offsets.numpy()] = rows.numpy()
 
     def slot_ids(self, slots: Sequence[int], num_rows: int) -> list[list[int]]:
         """What draft.onnx takes as slot_ids [B, M] so that it reads up to `num_rows` rows of each slot.
@@ -131,5 +136,5 @@ class ContextCache:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """FP8 as bytes, because torch moves those by index and FP8 not everywhere."""
-    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+    """FP8 and BF16 as integers, because neither torch nor numpy moves those by index everywhere."""
+    return tensor.view(_INTEGERS[tensor.element_size()])

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,7 +29,7 @@ class Drafter:
         self.embedding = embedding or DraftEmbedding(spec.mask_token_id)
         self.cache_bytes_per_token = cache.bytes_per_token
         """What one context row of one slot takes."""
-        self._offsets = torch.arange(spec.block_size, dtype=torch.int32, device=executor.device)
+        self._offsets = np.arange(spec.block_size, dtype=np.int32)
 
     @classmethod
     def open(
@@ -65,7 +66,7 @@ class Drafter:
         if self.cache.k is not bound:
             self.executor.bind(self.cache.k, self.cache.v)
         if places[0]:
-            pages, positions = self._upload(places)
+            pages, positions = self._upload(*(np.array(values, dtype=np.int32) for values in places))
             k, v = self.executor.context(taps, positions)
             self.cache.write(pages, positions, k, v)
 
@@ -84,22 +85,22 @@ class Drafter:
         """What `draft` gives the executor."""
         lengths = [self.cache.lengths[slot] for slot in slots]
         slot_ids = self.cache.slot_ids(slots, max(lengths))
-        *pages, context_lengths = self._upload([*zip(*slot_ids, strict=True), lengths])
+        ids, context_lengths = np.array(slot_ids, dtype=np.int32), np.array(lengths, dtype=np.int32)
         positions = context_lengths[:, None] + self._offsets
-        return DraftInputs(
-            noise_embeds, positions, pages[0] if len(pages) == 1 else torch.stack(pages, dim=1), context_lengths
-        )
+        ids = ids[:, 0] if ids.shape[1] == 1 else ids
+        return DraftInputs(noise_embeds, *self._upload(positions, ids, context_lengths))
 
     def release(self, slot: int) -> None:
         """Empties a slot's context."""
         self.cache.release(slot)
 
-    def _upload(self, values: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
-        """Each on the device as INT32, in one copy.
+    def _upload(self, *arrays: npt.NDArray[np.int32]) -> Iterator[Tensor]:
+        """Each on the device, in one copy.
 
         The host does not wait: torch keeps pinned memory until it is copied.
         """
-        tensor = torch.from_numpy(np.array(values, dtype=np.int32))
-        if self.executor.device.type != "cpu":
-            tensor = tensor.pin_memory().to(self.executor.device, non_blocking=True)
-        return tensor.unbind()
+        if self.executor.device.type == "cpu":
+            return map(torch.from_numpy, arrays)
+        flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).pin_memory()
+        parts = torch.split(flat.to(self.executor.device, non_blocking=True), [array.size for array in arrays])
+        return (part.view(array.shape) for part, array in zip(parts, arrays, strict=True))

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -17,8 +19,8 @@ from dflash_trt.graph.ort_session import graph_session
 
 NUMPY_TYPES = {torch.float32: np.float32, torch.int32: np.int32}
 PROPOSALS = "token_ids"
-Place = tuple[int, tuple[int, ...]]
-"""Address and shape."""
+MAX_SIZES = 512
+"""That stay bound: numbers of rows, and of pages."""
 
 
 class OnnxExecutor:
@@ -37,7 +39,6 @@ class OnnxExecutor:
         self._expose = expose
         self._sessions: dict[str, onnxruntime.InferenceSession] = {}
         self._bound: dict[str, BoundGraph] = {}
-        self._caches: dict[str, Tensor] = {}
 
     def cache_rows(self, num_slots: int) -> None:
         """None: slots consist of pages."""
@@ -55,49 +56,54 @@ class OnnxExecutor:
                 self._bound[name] = BoundGraph(self._sessions[name], self.device)
 
     def bind(self, k_cache: Tensor, v_cache: Tensor) -> None:
-        """Keeps the caches: what their owner writes into them is seen."""
-        self._caches = {"k_cache": k_cache, "v_cache": v_cache}
+        """Reads the caches where they lie: what their owner writes into them is seen."""
+        self._bound["draft"].share(k_cache=k_cache, v_cache=v_cache)
 
     def release(self) -> None:
         """Drops the caches."""
-        self._caches = {}
         for graph in self._bound.values():
             graph.forget()
 
     def context(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """k, v [T, L, G, D] FLOAT."""
-        inputs = {"target_hidden": taps.float(), "positions": positions.int()}
+        inputs = {"target_hidden": taps, "positions": positions}
         outputs = {port.name: port.sizes({"T": len(taps)}) for port in self._manifest.graphs["context"].outputs}
         k, v = self._bound["context"].run(inputs, outputs)
         return k, v
 
     def draft(self, inputs: DraftInputs) -> Tensor:
         """hidden [B, S, H]."""
-        return self.draft_values(inputs, ["hidden"])[0].to(inputs.noise_embeds.dtype)
+        return self._draft_values(inputs, ["hidden"])[0].to(inputs.noise_embeds.dtype, copy=True)
 
     def draft_values(self, inputs: DraftInputs, names: Sequence[str]) -> list[Tensor]:
         """The named values of one pass as `draft` makes it, each [B, S, H] FLOAT."""
+        return [value.clone() for value in self._draft_values(inputs, names)]
+
+    def _draft_values(self, inputs: DraftInputs, names: Sequence[str]) -> list[Tensor]:
+        """The same, until the next call."""
         B, S, H = inputs.noise_embeds.shape
         shapes = {name: (B, S, H) if name == "hidden" else (B * S, H) for name in names}
-        return [value.view(B, S, H) for value in self._bound["draft"].run(self._feed(inputs), shapes)]
+        return [value.view(B, S, H) for value in self._bound["draft"].run(inputs._asdict(), shapes)]
 
     def propose(self, inputs: DraftInputs) -> Tensor:
         """Proposals [B, S-1]."""
         B, S, _ = inputs.noise_embeds.shape
-        return self._bound["draft"].run(self._feed(inputs), {PROPOSALS: (B, S - 1)})[0].long()
+        return self._bound["draft"].run(inputs._asdict(), {PROPOSALS: (B, S - 1)})[0].long()
 
-    def _feed(self, inputs: DraftInputs) -> dict[str, Tensor]:
-        return {
-            "noise_embeds": inputs.noise_embeds.float(),
-            "positions": inputs.positions.int(),
-            "slot_ids": inputs.slot_ids.int(),
-            "context_lengths": inputs.context_lengths.int(),
-            **self._caches,
-        }
+
+class _Bound(NamedTuple):
+    """What a graph is run with at one size."""
+
+    binding: onnxruntime.IOBinding
+    inputs: list[Tensor]
+    outputs: list[Tensor]
 
 
 class BoundGraph:
-    """A session whose inputs and outputs lie in torch's memory; what stays in its place is bound once."""
+    """A session whose inputs and outputs lie in torch's memory.
+
+    Binding costs more than copying what a step brings, so each size is bound once; all sizes share the memory.
+    """
 
     def __init__(self, session: onnxruntime.InferenceSession, device: torch.device) -> None:
         self._session = session
@@ -105,32 +111,60 @@ class BoundGraph:
         self.forget()
 
     def forget(self) -> None:
-        """Lets go of all memory that it was given."""
-        self._binding = self._session.io_binding()
-        self._inputs: dict[str, Place] = {}
-        self._outputs: tuple[str, ...] = ()
+        """Lets go of all memory."""
+        self._shared: dict[str, Tensor] = {}
+        self._own: dict[str, Tensor] = {}
+        self._bound: dict[tuple[object, ...], _Bound] = {}
+
+    def share(self, **tensors: Tensor) -> None:
+        """Inputs that are read where they lie, from now on."""
+        self._shared |= tensors
+        self._bound.clear()
 
     def run(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Sequence[int]]) -> list[Tensor]:
-        """Runs the graph; `outputs` are the names and shapes of values to return: FLOAT ones, and token ids."""
-        kept = [tensor.contiguous() for tensor in inputs.values()]  # until it has run
-        for name, tensor in zip(inputs, kept, strict=True):
-            place = tensor.data_ptr(), tuple(tensor.shape)
-            if self._inputs.get(name) != place:
-                self._bind(self._binding.bind_input, name, tensor.dtype, place)
-                self._inputs[name] = place
-        if self._outputs != (names := tuple(outputs)):
-            self._binding.clear_binding_outputs()
-            self._outputs = names
-        results = []
-        for name, shape in outputs.items():
-            result = torch.empty(shape, dtype=torch.int32 if name == PROPOSALS else torch.float32, device=self._device)
-            self._bind(self._binding.bind_output, name, result.dtype, (result.data_ptr(), tuple(shape)))
-            results.append(result)
+        """Runs the graph; `outputs` are the names and shapes of values to return: FLOAT ones, and token ids.
+
+        The next call overwrites them.
+        """
+        size = (*outputs, *(tensor.shape for tensor in inputs.values()))
+        bound = self._bound.get(size) or self._bind(size, inputs, outputs)
+        for own, tensor in zip(bound.inputs, inputs.values(), strict=True):
+            own.copy_(tensor)
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # ONNX Runtime computes on a stream of its own
-        self._session.run_with_iobinding(self._binding)
-        return results
+        self._session.run_with_iobinding(bound.binding)
+        return bound.outputs
 
-    def _bind(self, bind: Callable[..., None], name: str, dtype: torch.dtype, place: Place) -> None:
-        address, shape = place
-        bind(name, self._device.type, self._device.index or 0, NUMPY_TYPES[dtype], shape, address)
+    def _bind(
+        self, size: tuple[object, ...], inputs: Mapping[str, Tensor], outputs: Mapping[str, Sequence[int]]
+    ) -> _Bound:
+        ours = [
+            self._memory(name, tensor.shape, torch.float32 if tensor.is_floating_point() else torch.int32)
+            for name, tensor in inputs.items()
+        ]
+        results = [
+            self._memory(name, shape, torch.int32 if name == PROPOSALS else torch.float32)
+            for name, shape in outputs.items()
+        ]
+        binding = self._session.io_binding()
+        for name, tensor in (*zip(inputs, ours, strict=True), *self._shared.items()):
+            binding.bind_input(name, *self._place(tensor))
+        for name, tensor in zip(outputs, results, strict=True):
+            binding.bind_output(name, *self._place(tensor))
+        if len(self._bound) == MAX_SIZES:
+            self._bound.clear()
+        self._bound[size] = _Bound(binding, ours, results)
+        return self._bound[size]
+
+    @torch.inference_mode(False)  # so that it may be written in that mode and outside it
+    def _memory(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The beginning of a value's own memory, which all of its sizes share."""
+        count = math.prod(shape)
+        if name not in self._own or len(self._own[name]) < count:
+            self._own[name] = torch.empty(count, dtype=dtype, device=self._device)
+            self._bound.clear()
+        return self._own[name][:count].view(*shape)
+
+    def _place(self, tensor: Tensor) -> tuple[str, int, type[np.generic], tuple[int, ...], int]:
+        kind, index = self._device.type, self._device.index or 0
+        return kind, index, NUMPY_TYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,8 +38,8 @@ def accept(request: Request, proposals: Sequence[int], logits: Tensor, begin: in
 def likeliest(logits: Tensor) -> tuple[list[int], list[bool]]:
     """The argmax [n] of each row of logits [n, V], and whether it is finite; a NaN in a row is its argmax."""
     if (rows := _on_cpu(logits)) is not None:
-        tokens = rows.argmax(axis=-1).tolist()
-        return tokens, [math.isfinite(rows.item(row, token)) for row, token in enumerate(tokens)]
+        tokens = rows.argmax(axis=-1)
+        return tokens.tolist(), np.isfinite(rows[np.arange(len(rows)), tokens]).tolist()
     best, greedy = logits.max(dim=-1)
     return greedy.tolist(), best.isfinite().tolist()
 

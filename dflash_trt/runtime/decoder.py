@@ -16,9 +16,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.accept import accept, likeliest
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
 DEFAULT_PREFILL_CHUNK = 256
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """What a request brings to a step: a chunk of its prompt, or its last token and the proposals behind it."""
 
     slot: int
@@ -124,8 +124,9 @@ class Decoder:
                 self._fail(part)
             else:
                 self._emit(part, tokens)
-        for slot in self.running:
-            self._publish(slot)
+        if self.slots.prefix_caching:
+            for slot in self.running:
+                self._publish(slot)
         self._price(parts, time.perf_counter() - begin)
 
     def _price(self, parts: Sequence[_Part], seconds: float) -> None:
@@ -240,10 +241,11 @@ def _accept(parts: Sequence[_Part], logits: Tensor) -> list[list[int]]:
     would meet it, if at all, as the first row of a later step.
     """
     tokens, finite = likeliest(logits)
+    all_finite = all(finite)
     accepted, begin = [], 0
     for part in parts:
         end = begin + part.num_logits
-        num_rows = len(list(takewhile(bool, finite[begin:end])))
+        num_rows = part.num_logits if all_finite else len(list(takewhile(bool, finite[begin:end])))
         proposals = part.proposals[: max(0, num_rows - 1)]
         accepted.append(accept(part.request, proposals, logits, begin, tokens[begin : begin + num_rows]))
         begin = end

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -55,6 +56,8 @@ class Counts(_Totals):
 
     step_tokens: int = 0
     """`output_tokens` but for the first of each request, which its prefill emits."""
+    accepted_counts: dict[int, int] = msgspec.field(default_factory=Counter)
+    """Steps by how many drafts they accepted."""
 
     def add_step(self, step: Step) -> None:
         """Counts a request's verify pass."""
@@ -64,11 +67,12 @@ class Counts(_Totals):
         self.drafts += step.proposed > 0
         self.proposed += step.proposed
         self.accepted += step.accepted
-        for position in range(1, step.accepted + 1):
-            self.accepted_by_position[position] += 1
+        self.accepted_counts[step.accepted] += 1
 
     def read(self) -> dict[str, Any]:
         """The totals as they stand now, and tau."""
         totals = {name: getattr(self, name) for name in _Totals.__struct_fields__}
-        totals |= {"finished": dict(self.finished), "accepted_by_position": dict(self.accepted_by_position)}
+        most = max(self.accepted_counts, default=0)
+        reached = list(accumulate(self.accepted_counts.get(count, 0) for count in range(most, 0, -1)))[::-1]
+        totals |= {"finished": dict(self.finished), "accepted_by_position": dict(enumerate(reached, start=1))}
         return totals | {"tau": self.step_tokens / self.steps if self.steps else None}

@@ -7,10 +7,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.runtime.accept import argmax
+from dflash_trt.runtime.pending_taps import PendingTaps
 from dflash_trt.targets.target import Segment, Target
 
 MAX_PENDING_ROWS = 256
@@ -56,9 +58,8 @@ class LocalPair:
         self._drafter = drafter
         self._segments: Sequence[Segment] = ()
         self._taps: torch.Tensor
-        self._pending: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
-        """By slot: taps of committed tokens, which become context before the slot drafts; who never drafts skips it."""
-        self._num_pending = 0
+        self._pending = PendingTaps()
+        """They become context before a slot drafts."""
         self._user = object()
         self._committed: defaultdict[int, int] = defaultdict(int)
         """Tokens by slot."""
@@ -70,7 +71,7 @@ class LocalPair:
 
     def num_written(self, slot: int) -> int:
         """The target's committed tokens, less those that are not yet the drafter's context."""
-        return self._committed[slot] - sum(map(len, self._pending.get(slot, ())))
+        return self._committed[slot] - self._pending.count(slot)
 
     @torch.inference_mode()
     def catch_up(self) -> None:
@@ -90,7 +91,9 @@ class LocalPair:
         assert self._drafter is not None, "there is no drafter"
         self._inject()
         spec = self._drafter.spec
-        embeds = self._drafter.embedding.blocks(torch.tensor(anchors), spec.block_size, self._target.embed)
+        embeds = self._drafter.embedding.blocks(
+            torch.from_numpy(np.array(anchors)), spec.block_size, self._target.embed
+        )
         if spec.has_own_head:
             return self._drafter.propose(slots, embeds)[:, :num_tokens]
         hidden = self._drafter.draft(slots, embeds)
@@ -107,30 +110,27 @@ class LocalPair:
     @torch.inference_mode()
     def commit(self, num_tokens: Sequence[int]) -> None:
         """Rolls the target back behind what was accepted, and keeps its taps for the drafter's context."""
-        begin = 0
+        commits = []
         for segment, committed in zip(self._segments, num_tokens, strict=True):
-            self._target.rollback(segment.slot, len(segment.token_ids) - committed)
+            num_rejected = len(segment.token_ids) - committed
+            self._target.rollback(segment.slot, num_rejected)
             self._committed[segment.slot] += committed
-            if self._drafter is not None and committed:
-                self._pending[segment.slot].append(self._taps[begin : begin + committed])
-                self._num_pending += committed
-            begin += len(segment.token_ids)
-        if self._num_pending > MAX_PENDING_ROWS:
-            self._inject()
+            commits.append((segment.slot, committed, num_rejected))
+        if self._drafter is not None:
+            self._pending.add(self._taps, commits)
+            if self._pending.num_rows > MAX_PENDING_ROWS:
+                self._inject()
 
     def _inject(self) -> None:
         """Makes what is pending context, in one pass."""
-        if self._drafter is not None and self._pending:
-            taps = [rows for pending in self._pending.values() for rows in pending]
-            counts = [sum(map(len, pending)) for pending in self._pending.values()]
-            self._drafter.inject(list(self._pending), counts, taps[0] if len(taps) == 1 else torch.cat(taps))
-        self._pending.clear()
-        self._num_pending = 0
+        slots, counts, taps = self._pending.take()
+        if self._drafter is not None and taps is not None:
+            self._drafter.inject(slots, counts, taps)
 
     def release(self, slot: int) -> None:
         """Empties a slot of both."""
         self._target.release(slot)
         self._committed.pop(slot, None)
-        self._num_pending -= sum(map(len, self._pending.pop(slot, ())))
+        self._pending.drop(slot)
         if self._drafter is not None:
             self._drafter.release(slot)

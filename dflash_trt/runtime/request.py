@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from dflash_trt import _C
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.text import TextStream
@@ -25,8 +27,7 @@ class FinishReason(enum.StrEnum):
     """The target's logits were NaN or infinite: there is no next token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     """What one verify pass emitted for a request."""
 
     token_ids: list[int]

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from dflash_trt.targets.delta_net import DeltaNets
@@ -53,7 +52,7 @@ class PackedTarget(HuggingFaceTarget):
         self._delta_nets.settle()
         for segment in segments:
             self._cache.clear(self._table.cover(segment.slot, len(segment.token_ids)))
-        current = Pass(segments, self._table, self.model.device)
+        current = Pass(segments, self._table, self._device)
         token_ids: list[int] = []
         logits_rows: list[int] = []
         for segment in segments:
@@ -66,7 +65,7 @@ class PackedTarget(HuggingFaceTarget):
             token_ids,
             logits_rows,
             with_taps=with_taps,
-            position_ids=F.pad(current.positions, (0, len(token_ids) - num_rows))[None],
+            position_ids=current.padded_positions(len(token_ids))[None],
             use_cache=False,
             slot_cache=self._cache,
             slot_pass=current,

@@ -27,6 +27,7 @@ class HuggingFaceTarget:
 
     def __init__(self, model: PreTrainedModel, target_layer_ids: Sequence[int]) -> None:
         self.model = model
+        self._device, self._dtype = model.device, model.dtype  # asked of the model, each walks its parameters
         self._embedding = model.get_input_embeddings()
         self._embed_scale = float(getattr(self._embedding, "embed_scale", 1.0))  # Gemma's table multiplies by sqrt(H)
         self._lm_head = model.get_output_embeddings()
@@ -58,13 +59,13 @@ class HuggingFaceTarget:
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Rows [..., H] of the embedding table as they are stored: a draft says its own factor."""
-        embeddings: torch.Tensor = self._embedding(token_ids.to(self.model.device))
+        embeddings: torch.Tensor = self._embedding(token_ids.to(self._device))
         return embeddings if self._embed_scale == 1 else embeddings / self._embed_scale
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The lm_head's logits [..., V], in the model's type: a drafter may compute in another."""
-        logits: torch.Tensor = self._lm_head(hidden.to(self.model.dtype))
+        logits: torch.Tensor = self._lm_head(hidden.to(self._dtype))
         return logits
 
     def head(self) -> dict[str, torch.Tensor]:
@@ -84,7 +85,7 @@ class HuggingFaceTarget:
         self, token_ids: Sequence[int], logits_rows: Sequence[int], *, with_taps: bool, **inputs: Any
     ) -> Verified:
         """One forward call over `token_ids`, logits behind the rows `logits_rows`."""
-        device = self.model.device
+        device = self._device
         keeps_all = list(logits_rows) == list(range(len(token_ids)))
         if self._catcher is not None:
             self._catcher.start(with_taps)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -84,12 +85,17 @@ class Pass:
             begin, num_tokens = table.lengths[segment.slot], len(segment.token_ids)
             rows += table.rows(segment.slot, num_tokens)
             positions += range(begin, begin + num_tokens)
-        self.rows, self.positions = torch.tensor([rows, positions], device=device)
+        self.rows, self.positions = torch.from_numpy(np.array([rows, positions])).to(device)
         for num_tokens, members in groupby(range(len(segments)), key=lambda i: len(segments[i].token_ids)):
             slots = [segments[i].slot for i in members]
             first_row = self.groups[-1].rows.stop if self.groups else 0
             begins = [table.lengths[slot] for slot in slots]
             self.groups.append(_group(slots, begins, num_tokens, first_row, self.positions))
+
+    def padded_positions(self, num_rows: int) -> Tensor:
+        """Those of the rows, and zeros up to `num_rows` of them."""
+        num_padding = num_rows - self.positions.shape[0]
+        return F.pad(self.positions, (0, num_padding)) if num_padding else self.positions
 
     @property
     def num_pages(self) -> int:

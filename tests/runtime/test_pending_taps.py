@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Taps that wait: each slot gets the committed rows of its own segments, in order."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+import pytest
+import torch
+
+from dflash_trt.runtime.pending_taps import PendingTaps
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_slot_gets_its_committed_rows_in_order(seed: int) -> None:
+    rng, pending, number = random.Random(seed), PendingTaps(), 0
+    expected: defaultdict[int, list[int]] = defaultdict(list)
+    for _ in range(rng.randrange(1, 30)):
+        segments, rows = [], []
+        for slot in sorted(rng.sample(range(6), rng.randrange(1, 6))):
+            committed, rejected = rng.randrange(4), rng.randrange(4) * rng.randrange(2)
+            expected[slot] += range(number, number + committed)
+            rows += range(number, number + committed + rejected)
+            number += committed + rejected
+            segments.append((slot, committed, rejected))
+        pending.add(torch.tensor(rows, dtype=torch.float32)[:, None], segments)
+        if rng.random() < 0.2:
+            pending.drop(0)
+            expected.pop(0, None)
+        assert [pending.count(slot) for slot in range(6)] == [len(expected[slot]) for slot in range(6)]
+        if rng.random() < 0.3:
+            check(pending, expected)
+            expected.clear()
+    check(pending, expected)
+    assert pending.take() == ([], [], None)
+
+
+def check(pending: PendingTaps, expected: defaultdict[int, list[int]]) -> None:
+    slots, counts, taps = pending.take()
+    assert pending.num_rows == 0
+    rows = [] if taps is None else taps[:, 0].int().tolist()
+    found = {slot: [rows.pop(0) for _ in range(count)] for slot, count in zip(slots, counts, strict=True)}
+    assert rows == []
+    assert found == {slot: numbers for slot, numbers in expected.items() if numbers}
