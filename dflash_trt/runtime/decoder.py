@@ -56,13 +56,29 @@ class _Part(msgspec.Struct, frozen=True):
         return len(self.token_ids) - len(self.proposals) + num_accepted
 
 
+class Turn:
+    """Whose requests are in caches that several decoders share, one after the other."""
+
+    holder: Decoder | None = None
+    """None while no request runs."""
+
+
 class Decoder:
     """Steps all requests it was given, first come, first served, until each has finished."""
 
     def __init__(
-        self, pair: Pair, slots: SlotPool, draft_length: DraftLength, *, prefill_chunk: int = DEFAULT_PREFILL_CHUNK
+        self,
+        pair: Pair,
+        slots: SlotPool,
+        draft_length: DraftLength,
+        *,
+        prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
+        turn: Turn | None = None,
     ) -> None:
-        """At most `prefill_chunk` prompt tokens join a step, so that a long prompt does not stall the others."""
+        """At most `prefill_chunk` prompt tokens join a step, so that a long prompt does not stall the others.
+
+        Decoders of the same models have the same `turn`: as one admits a request, what runs on another is cancelled.
+        """
         self.slots = slots
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
@@ -73,6 +89,7 @@ class Decoder:
         self._has_drafted: frozenset[int] = frozenset()
         """The slots that drafted in the last step."""
         self._prefill_chunk = prefill_chunk
+        self._turn = turn or Turn()
 
     def metrics(self) -> DecoderMetrics:
         """What the decoder does now, and has done."""
@@ -140,6 +157,7 @@ class Decoder:
 
     def _admit(self) -> None:
         while self.waiting and self.slots.fits(self.waiting[0].max_length):
+            self._take_turn()
             request = self.waiting.popleft()
             request.admit()
             if not self._pair.claim():
@@ -151,6 +169,16 @@ class Decoder:
                 self._counts.prefix_cache_queries += len(request.prompt_ids)
                 self._counts.prefix_cache_hits += request.num_cached_tokens
             self.running[slot] = request
+
+    def _take_turn(self) -> None:
+        """Cancels what another decoder, abandoned or not, has in the caches."""
+        if (other := self._turn.holder) is not None and other is not self:
+            for slot, request in list(other.running.items()):
+                request.finish(FinishReason.CANCELLED)
+                other._counts.finished[FinishReason.CANCELLED] += 1
+                other._release(slot)
+                request.report()
+        self._turn.holder = self
 
     def _draft(self) -> list[_Part]:
         """The last token of each request behind its prompt, and what the drafter proposes to follow it."""
@@ -232,6 +260,8 @@ class Decoder:
         self._draft_length.release(slot)
         self.slots.free(slot)
         del self.running[slot]
+        if not self.running:
+            self._turn.holder = None
 
 
 def _accept(parts: Sequence[_Part], logits: Tensor) -> list[list[int]]:

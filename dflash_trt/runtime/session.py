@@ -19,7 +19,7 @@ from dflash_trt.errors import MissingDependencyError, RequestError, cut, shown
 from dflash_trt.pages.page_table import TOKENS_PER_PAGE
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.completion import Completion, completion
-from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK, Decoder
+from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK, Decoder, Turn
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
 from dflash_trt.runtime.freed_memory import keep_freed_memory
 from dflash_trt.runtime.pair import LocalPair, Pair
@@ -48,7 +48,10 @@ log = logging.getLogger("dflash_trt.runtime")
 
 
 class Session:
-    """Target, drafter and tokenizer of one engine directory; one decoder at a time may use them."""
+    """Target, drafter and tokenizer of one engine directory; one decoder at a time may use them.
+
+    As a decoder admits a request, what runs on another of the session, abandoned or not, is cancelled.
+    """
 
     def __init__(
         self,
@@ -61,8 +64,12 @@ class Session:
         num_slots: int = 1,
         cache_gib: float = DEFAULT_CACHE_GIB,
         ranks: Leader | Follower | None = None,
+        turn: Turn | None = None,
     ) -> None:
-        """`stop_ids` are the target's end-of-sequence tokens; `ranks` share the target with this process."""
+        """`stop_ids` are the target's end-of-sequence tokens; `ranks` share the target with this process.
+
+        `turn` is that of sessions with the same target.
+        """
         self.ranks = ranks
         self.manifest = manifest
         self.target = target
@@ -71,6 +78,7 @@ class Session:
         self.stop_ids = stop_ids
         self.num_slots = num_slots
         self.cache_gib = cache_gib
+        self._turn = turn or Turn()
 
     @classmethod
     def open(
@@ -158,6 +166,7 @@ class Session:
             self.stop_ids,
             num_slots=self.num_slots,
             cache_gib=self.cache_gib,
+            turn=self._turn,
         )
 
     def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
@@ -211,7 +220,7 @@ class Session:
         is_plain = isinstance(length, FixedLength) and length.length == 0
         caches_prefixes = prefix_caching and self._keeps_prefixes(is_plain)
         slots = SlotPool(self.num_slots, self._num_tokens, prefix_caching=caches_prefixes)
-        return Decoder(self._pair(int(is_plain)), slots, length, prefill_chunk=prefill_chunk)
+        return Decoder(self._pair(int(is_plain)), slots, length, prefill_chunk=prefill_chunk, turn=self._turn)
 
     def _keeps_prefixes(self, is_plain: bool) -> bool:
         lacking = [

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import FinishReason, Request
 from dflash_trt.targets.target import Segment
 from tests.decoding import greedy
-from tests.runtime.batches import Job, Workload, drive, fixture_workload, random_workload
+from tests.runtime.batches import MAX_NEW_TOKENS, NUM_SLOTS, Job, Workload, drive, fixture_workload, random_workload
 
 WORKLOADS: dict[str, Callable[[Path], Workload]] = {
     "random-qwen3": lambda path: random_workload(path, "qwen3", 8),
@@ -268,3 +269,38 @@ def test_random_cancels_leave_the_others_as_they_are(workload: Workload) -> None
     for request, job in zip(requests, workload.jobs, strict=True):
         full = job.expected
         assert request.token_ids == (full[: len(request.token_ids)] if request in cancelled else full)
+
+
+@pytest.mark.parametrize("name", ["random-qwen3", "sequential-gpt-oss"])
+@pytest.mark.parametrize("plain_first", [False, True])
+def test_an_abandoned_decoder_gives_way(workloads: Callable[[str], Workload], name: str, plain_first: bool) -> None:
+    """One decoder of a session at a time: what another has in the caches is cancelled, and each goes on."""
+    workload = workloads(name)
+    long = [job for job in workload.jobs if job.max_tokens == MAX_NEW_TOKENS]
+    jobs = (NUM_SLOTS * long)[: NUM_SLOTS + 1]
+    ways = [workload.session.plain_decoder, workload.session.decoder]
+    first, second = (way(prefill_chunk=20) for way in (ways if plain_first else reversed(ways)))
+    for decoder, other in ((first, second), (second, first)):
+        left = [workload.request(job) for job in jobs]
+        for request in left:
+            decoder.add(request)
+        decoder.step()
+        decoder.step()
+        decoder.cancel(left[0])  # so that the next decoder's first slot is free, and pages of others are not
+        drive(other, taken := [workload.request(job) for job in jobs[:3]])
+        assert [request.token_ids for request in taken] == [job.expected for job in jobs[:3]]
+        assert {request.finished for request in left[:-1]} == {FinishReason.CANCELLED}
+        assert decoder.metrics().running == 0
+        drive(decoder, [])
+        assert left[-1].token_ids == jobs[-1].expected, "what waited is served"
+
+
+def test_a_decoder_that_nobody_has_any_more_gives_way(workload: Workload) -> None:
+    job = workload.jobs[0]
+    decoder = workload.session.decoder()
+    decoder.add(workload.request(job))
+    decoder.step()
+    del decoder
+    gc.collect()
+    drive(workload.session.decoder(), [request := workload.request(job)])
+    assert request.token_ids == job.expected
