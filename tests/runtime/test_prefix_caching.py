@@ -31,11 +31,24 @@ DRAFTS = 7
 P = TOKENS_PER_PAGE
 
 
-@pytest.fixture(scope="module", params=PAIRS)
+NEEDS_BF16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="needs a CPU for which oneDNN has BF16 products"
+)
+
+
+def pairs(*bf16_marks: pytest.MarkDecorator) -> list[object]:
+    """Each in FP32 and in BF16, where a hit's rows are those of a cold run to the bit."""
+    cases = [(dtype, name) for dtype in ("float32", "bfloat16") for name in PAIRS]
+    marks = {"float32": (), "bfloat16": (NEEDS_BF16, *bf16_marks)}
+    return [pytest.param(case, id=f"{case[1]}-{case[0]}", marks=marks[case[0]]) for case in cases]
+
+
+@pytest.fixture(scope="module", params=pairs(pytest.mark.full))
 def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Session:
-    engine = tmp_path_factory.mktemp(request.param) / "engine"
-    build(FIXTURES / f"{request.param}-dflash", engine, FIXTURES / request.param)
-    return Session.open(engine, str(FIXTURES / request.param), num_slots=NUM_SLOTS)
+    dtype, name = request.param
+    engine = tmp_path_factory.mktemp(name) / "engine"
+    build(FIXTURES / f"{name}-dflash", engine, FIXTURES / name)
+    return Session.open(engine, str(FIXTURES / name), num_slots=NUM_SLOTS, dtype=dtype)
 
 
 class WatchedPair(LocalPair):
@@ -81,6 +94,7 @@ def chats(session: Session, rng: random.Random, count: int) -> Iterator[tuple[li
         yield begin + [rng.randrange(5, 200) for _ in range(rng.choice((0, 1, 5, P)))], rng.choice((1, 2, 9, 40))
 
 
+@pytest.mark.parametrize("session", pairs(), indirect=True)
 def test_the_next_turn_computes_what_is_new(session: Session) -> None:
     """The prompt's and the answer's full pages are there, of target and drafter; steps are those of a cold run."""
     decoder, first = caching(session), texts(session)[0]
@@ -94,6 +108,7 @@ def test_the_next_turn_computes_what_is_new(session: Session) -> None:
     drafted = len(again.steps) + sum(step.proposed for step in again.steps)
     assert decoder._pair.computed - before == len(second) - hit + drafted
     assert same(again, alone(session, second, 40))
+    assert session.target.model.dtype == torch.float32 or session.target.is_row_independent
     metrics = decoder.metrics()
     assert (metrics.prefix_cache_queries, metrics.prefix_cache_hits) == (len(first) + len(second), hit)
 

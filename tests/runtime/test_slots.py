@@ -90,3 +90,17 @@ def test_the_refusal_names_what_is_free() -> None:
 def test_a_pool_for_each_slots_longest_holds_them_all() -> None:
     pool = SlotPool.for_each_slot(3, 33)
     assert [pool.allocate(33)[1] for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_what_is_forgotten_while_somebody_holds_it_is_not_found() -> None:
+    """Its holder goes on; pages that came later are found."""
+    pool, tokens = SlotPool(3, 12 * TOKENS_PER_PAGE, prefix_caching=True), range(2 * TOKENS_PER_PAGE)
+    slot, pages, _ = pool.allocate(3 * TOKENS_PER_PAGE, tokens)
+    pool.publish(slot, tokens)
+    assert pool.allocate(TOKENS_PER_PAGE + 1, tokens[: TOKENS_PER_PAGE + 1]).pages[0] == pages[0]
+    pool.forget()
+    assert pool.allocate(TOKENS_PER_PAGE + 1, tokens[: TOKENS_PER_PAGE + 1]).num_cached_tokens == 0
+    for held in range(3):
+        pool.free(held)
+    assert pool.free_tokens == pool.num_tokens
+    assert pool.allocate(TOKENS_PER_PAGE + 1, tokens[: TOKENS_PER_PAGE + 1]).num_cached_tokens == 0
