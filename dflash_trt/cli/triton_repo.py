@@ -11,6 +11,7 @@ import msgspec
 
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
+from dflash_trt.cli.dtype_option import DTYPE_HELP
 from dflash_trt.cli.serve_config import read_deployment, refuse_errors
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
@@ -19,7 +20,8 @@ from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.triton.model_file import EmbeddedArguments, TritonConfig, check_name
+from dflash_trt.targets.dtype import DTYPES
+from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig, check_name
 
 
 @click.command("triton-repo", short_help="Write a model repository for Triton Inference Server.")
@@ -34,6 +36,7 @@ from dflash_trt.triton.model_file import EmbeddedArguments, TritonConfig, check_
 @click.option("--draft", help="Draft checkpoint or engine directory that is here, in place of what SOURCE names.")
 @click.option("--gpus", help="GPUs, for a SOURCE directory and trtllm: b300x8.")
 @click.option("--max-batch-size", type=click.IntRange(min=1), help="Requests that run at once, for embedded.")
+@click.option("--dtype", type=click.Choice(DTYPES), show_default="auto", help=f"{DTYPE_HELP} For embedded.")
 @click.option("--name", default="tensorrt_llm", show_default=True, help="Of the model; NVIDIA's clients ask for this.")
 @click.option("--unary", is_flag=True, help="One response a request: no streaming, for clients that know only infer.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address in the commands that start the server.")
@@ -48,6 +51,7 @@ def triton_repo(
     draft: str | None,
     gpus: str | None,
     max_batch_size: int | None,
+    dtype: Dtype | None,
     name: str,
     unary: bool,
     host: str,
@@ -69,10 +73,12 @@ def triton_repo(
     if runtime == "embedded":
         if method != "dflash" or version is not None or gpus is not None:
             raise click.UsageError("--method, --version and --gpus are for --runtime trtllm")
-        arguments = _embedded(source, target, draft, max_batch_size)
+        arguments = _embedded(source, target, draft, max_batch_size, dtype or "auto")
     else:
         if max_batch_size is not None:
             raise click.UsageError("--max-batch-size is for --runtime embedded; a deployment file says it itself")
+        if dtype is not None:
+            raise click.UsageError("--dtype is for --runtime embedded; TensorRT-LLM reads its type from the checkpoint")
         deployment = read_deployment(source, target, draft, gpus)
         arguments = {"model": deployment.target, **trtllm_arguments(deployment, method)}
         checked = deployment_config(deployment, load_schema("trtllm", version), arguments)
@@ -90,7 +96,13 @@ def triton_repo(
     click.echo(commands, err=True)
 
 
-def _embedded(source: str, target: str | None, draft: str | None, max_batch_size: int | None) -> dict[str, Any]:
+def _embedded(
+    source: str,
+    target: str | None,
+    draft: str | None,
+    max_batch_size: int | None,
+    dtype: Dtype,
+) -> dict[str, Any]:
     """The arguments of dflash_trt.LLM, for an engine that is there and fits the target."""
     from dflash_trt.runtime.checked_pair import default_batch_size
 
@@ -107,5 +119,7 @@ def _embedded(source: str, target: str | None, draft: str | None, max_batch_size
         engine=str(engine.resolve()),
         target=str(partner.resolve()) if Path(target).is_dir() else target,
         max_batch_size=max_batch_size or default_batch_size(manifest),
+        dtype=dtype,
     )
-    return {name: getattr(arguments, name) for name in ("engine", "target", "max_batch_size")}
+    written: dict[str, Any] = msgspec.to_builtins(arguments)
+    return written

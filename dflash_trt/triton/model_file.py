@@ -16,6 +16,8 @@ from dflash_trt.files.strict_yaml import load_yaml, read_yaml
 MODEL_FILE = "model.yaml"
 TRITON_CONFIG = "triton_config"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+Dtype = Literal["auto", "float32", "bfloat16"]
+"""Of the target: dflash_trt.targets.dtype.DTYPES."""
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -46,7 +48,7 @@ class EmbeddedArguments(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     prefill_chunk: Positive = 256
     enable_prefix_caching: bool = True
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Dtype = "auto"
 
 
 class EmbeddedFile(EmbeddedArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):

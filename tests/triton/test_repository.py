@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
+import torch
 import tritonclient.grpc.model_config_pb2 as schema
 import yaml
 from google.protobuf import text_format
@@ -16,7 +17,7 @@ from google.protobuf import text_format
 from dflash_trt.deploy.checker import check, file_config
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, EngineError
-from dflash_trt.llm import LLM
+from dflash_trt.llm import LLM, SamplingParams
 from dflash_trt.triton.instructions import instructions
 from dflash_trt.triton.model_file import EmbeddedArguments, TritonConfig, read_model
 from dflash_trt.triton.repository import write_repository
@@ -147,6 +148,17 @@ def test_embedded_from_a_deployment_file(engine: Path, tmp_path: Path) -> None:
     assert document == {"engine": str(engine), "target": str(TARGET), "max_batch_size": 16}
 
 
+def test_the_targets_type_reaches_the_model(engine: Path, tmp_path: Path) -> None:
+    options = ("--target", TARGET, "--runtime", "embedded", "--max-batch-size", 1)
+    assert "dtype" not in written(engine, *options, output=tmp_path / "default")["1/model.yaml"]
+    text = written(engine, *options, "--dtype", "bfloat16", output=tmp_path / "models")["1/model.yaml"]
+    assert yaml.safe_load(text)["dtype"] == "bfloat16"
+    arguments, _ = read_model(tmp_path / "models" / "tensorrt_llm" / "1" / "model.yaml")
+    with LLM(**arguments) as llm:
+        assert llm._session.target.model.dtype == torch.bfloat16
+        assert llm.generate([5, 6, 7], SamplingParams(max_tokens=2)).token_ids
+
+
 def test_embedded_settings_are_the_llms() -> None:
     parameters = dict(inspect.signature(LLM.__init__).parameters)
     del parameters["self"]
@@ -163,6 +175,7 @@ def test_embedded_settings_are_the_llms() -> None:
         ["--gpus", "b300x8", "--runtime", "embedded"],
         ["--method", "none", "--runtime", "embedded"],
         ["--max-batch-size", "4"],
+        ["--dtype", "bfloat16"],
     ],
 )
 def test_wrong_usage(arguments: list[str], tmp_path: Path) -> None:
