@@ -141,9 +141,13 @@ class Count:
 
     @property
     def multiply_adds(self) -> float:
-        """For a byte of the cache."""
-        shapes = ((n, re.search(r"^HGMMA\.(\d+)x(\d+)x(\d+)", opcode)) for opcode, n in self.opcodes.items())
-        wgmma = sum(n * math.prod(map(int, shape.groups())) // 4 for n, shape in shapes if shape)  # of four warps
+        """For a byte of the cache, those of FP8 operands at half: the data sheet gives them twice the rate."""
+        shapes = ((n, re.search(r"^([HQ])GMMA\.(\d+)x(\d+)x(\d+)", opcode)) for opcode, n in self.opcodes.items())
+        wgmma = sum(
+            n * math.prod(map(int, shape.groups()[1:])) / (4 if shape[1] == "H" else 8)  # of four warps
+            for n, shape in shapes
+            if shape
+        )
         return (wgmma or self.per_kib("MMA") * self.step_bytes / 1024 * 16 * 8 * 16) / self.step_bytes
 
     def ctas(self, gpu: Gpu) -> int:
@@ -228,8 +232,12 @@ def team_step(text: str, case: Case, plan: Plan) -> Counter[str]:
 def wgmma_step(text: str, case: Case, plan: Plan) -> Counter[str]:
     """What the four warps of a warpgroup, which are alike, issue between them for one step."""
     step = 2 * plan.step_keys * case.D * case.cache_dtype.itemsize
-    exactly = {"MUFU.EX2": plan.tile_rows // 2, "LDGSTS": step // 16 // 128}
-    at_least = {"HGMMA": 2 * case.D // 16, "STSM": plan.tile_rows // 16, "LDSM": step // 4 // 512}
+    is_fp8 = case.cache_dtype is FP8
+    products = {"HGMMA": case.D // 16, "QGMMA": case.D // 32} if is_fp8 else {"HGMMA": 2 * case.D // 16}
+    exponentials = plan.tile_rows // 2
+    polynomials = exponentials // 13 if is_fp8 and case.D == 64 and plan.tile_rows == 80 else 0  # kMufuRun
+    exactly = {"MUFU.EX2": exponentials - polynomials, "LDGSTS": step // 16 // 128}
+    at_least = products | {"STSM": plan.tile_rows // 16, "LDSM": step // 4 // 512}
     warp = cheapest_round(parse(text), exactly, at_least)
     return Counter({opcode: 4 * n for opcode, n in warp.items()})
 

@@ -24,7 +24,7 @@ Plan make_wgmma_plan(const Params& p, int32_t sms) {
   plan.row_groups = kWarpgroupWarps;
   plan.teams = wgmma_teams(D);
   plan.block_rows = kMaxBlock;
-  plan.block_at = wgmma_block_at(D, plan.tile_rows);
+  plan.block_at = wgmma_block_at(D, plan.tile_rows, bytes);
   plan.stages_at = plan.block_at + 2 * kMaxBlock * row_bytes(D, 2);
   plan.stage_bytes = wgmma_stage_bytes(D, bytes);
   plan.shared_bytes = plan.stages_at + plan.teams * wgmma_stages(D, bytes) * plan.stage_bytes;

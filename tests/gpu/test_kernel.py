@@ -12,8 +12,9 @@ from tests.gpu.launches import Launch, bits, moved
 from tests.plugins.calls import UNTOUCHED, Guarded, inputs, reference
 from tests.plugins.cases import CORNER, FAR, FAR_FP8, FEATURES, OUT_OF_RANGE, PERFORMANCE, REGULAR, Case, wgmma_rows
 from tests.plugins.compare import assert_close, rounding
-from tests.plugins.kernel.oracle import expect
-from tests.plugins.tensors import BAD, draw, out_of_range
+from tests.plugins.kernel.oracle import Expected
+from tests.plugins.kernel.oracle import expect as expect_in_float64
+from tests.plugins.tensors import BAD, Tensors, draw, out_of_range
 
 pytestmark = pytest.mark.gpu
 
@@ -27,11 +28,20 @@ def named(case: Case) -> str:
     return case.name
 
 
+def expect(case: Case, tensors: Tensors, kernel: str = "best") -> Expected:
+    """What `kernel` is to give on this GPU: that of sm_90a rounds queries where they meet an FP8 cache's keys."""
+    may = torch.cuda.get_device_capability() == (9, 0) and wgmma_rows(case) > 0
+    takes = kernel == "wgmma" or (kernel == "best" and case.S * case.N // case.G > 32)
+    return expect_in_float64(case, tensors, rounded_queries=may and takes)
+
+
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_against_the_reference(case: Case) -> None:
+    """Which rounds no queries: where the kernel does, what that changes is known to the last bit."""
     tensors = draw(case)
     expected = expect(case, tensors)
-    tolerance = expected.tolerance + rounding(expected.output, case.dtype)
+    changed = (expected.output - expect_in_float64(case, tensors).output).abs()
+    tolerance = expected.tolerance + rounding(expected.output, case.dtype) + changed
     assert_close(Launch(case, moved(tensors, "cuda")).run(), reference(case, tensors), tolerance)
 
 
@@ -42,7 +52,7 @@ def test_both_kernels_of_sm_90a(case: Case, kernel: str) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of compute capability 9.0")
     tensors = draw(case)
-    assert_close(Launch(case, moved(tensors, "cuda"), kernel=kernel).run(), *expect(case, tensors))
+    assert_close(Launch(case, moved(tensors, "cuda"), kernel=kernel).run(), *expect(case, tensors, kernel))
 
 
 @pytest.mark.parametrize("case", LONG, ids=named)

@@ -66,7 +66,12 @@ MUTANTS = [
 
 
 # Of the attention of sm_90a.
-STATE, WGMMA = "wgmma_state.cuh", "wgmma_attention.cuh"
+STATE, STREAM, WGMMA = "wgmma_state.cuh", "wgmma_stream.cuh", "wgmma_attention.cuh"
+SCORES_MADE = "    pin(score);\n  }\n\n  // Such products"
+KEYS_AT = "(warp * 16 + lane % 16) * kStride + lane / 16 * 16"
+KEYS_AT_OF_RIGHT_OPERAND = "(warp * 16 + lane % 8 + lane / 16 * 8) * kStride + lane / 8 % 2 * 16"
+PACKED = """pack_e4m3(first_of(F16{}, low) * factor, second_of(F16{}, low) * factor,
+                                         first_of(F16{}, high) * factor, second_of(F16{}, high) * factor));"""
 LOOP = "    for (int c = 0; c < N / 4; ++c) {\n      float most = kNothing;"
 MAXIMA = "const Shared all = group.numbers() + group.column() * 4;\n"
 WGMMA_MUTANTS = [
@@ -74,22 +79,46 @@ WGMMA_MUTANTS = [
            "without a proxy fence"),
     Mutant("no proxy fence behind the weights", WGMMA, "fence_for_wgmma();\n      // Now all", "// Now",
            "without a proxy fence"),
-    Mutant("no wgmma.fence", STATE, "pin(keys);\n    wgmma_fence();", "", "without a wgmma.fence"),
-    Mutant("no wait for scores", STATE, "wgmma_wait();\n    pin(score);", "", "a product under way|AddressSanitizer"),
+    Mutant("no wgmma.fence", STATE, "wgmma_fence();\n    const uint64_t queries = Rounded",
+           "const uint64_t queries = Rounded", "without a wgmma.fence"),
+    Mutant("no wait for scores", STATE, f"wgmma_wait();\n{SCORES_MADE}", SCORES_MADE,
+           "a product under way|AddressSanitizer"),
     Mutant("no wait for outputs", STATE, "wgmma_wait();\n#pragma", "#pragma", "product|AddressSanitizer|under way"),
-    Mutant("scores added to what was there", STATE, "i > 0 || add", "i >= 0 || add"),
-    Mutant("a wrong stride", "wgmma.cuh", "kPatternBytes >> 4", "kPatternBytes >> 5"),
-    Mutant("a wrong swizzle", "wgmma.cuh", "kSwizzle128 = 1", "kSwizzle128 = 2"),
-    Mutant("no swizzle", "wgmma.cuh", "kSwizzle128 = 1", "kSwizzle128 = 0"),
+    Mutant("scores added to what was there", STATE, "i * kDescribedColumns, i > 0);", "i * kDescribedColumns, true);"),
+    Mutant("a wrong stride", "wgmma.cuh", "{kBytes >> 4}", "{kBytes >> 5}"),
+    Mutant("a wrong swizzle", "wgmma.cuh", "== 128 ? 1 : 2,", "== 128 ? 2 : 2,"),
+    Mutant("no swizzle", "wgmma.cuh", "== 128 ? 1 : 2,", "== 128 ? 0 : 2,"),
+    Mutant("a wrong swizzle of bytes", "wgmma.cuh", "== 128 ? 1 : 2,", "== 128 ? 1 : 1,", "shared memory address"),
+    Mutant("a narrower swizzle of bytes", "wgmma.cuh", "== 128 ? 1 : 2,", "== 128 ? 1 : 3,"),
+    Mutant("no swizzle of bytes", "wgmma.cuh", "== 128 ? 1 : 2,", "== 128 ? 1 : 0,"),
     Mutant("a wrong step of the columns", "wgmma.cuh", "kDescribedColumns = 2", "kDescribedColumns = 1"),
-    Mutant("queries as they are", WGMMA, "swizzled(row * kPatternRowBytes + vector % 8 * 16)",
-           "(row * kPatternRowBytes + vector % 8 * 16)"),
+    Mutant("queries as they are", WGMMA, "State::Queries::swizzled(row", "(row"),
+    Mutant("rounded queries as they are", WGMMA, "Pattern::swizzled(row", "(row"),
+    Mutant("the bytes of a query in another order", WGMMA, "first_of(F16{}, low) * factor, second_of(F16{}, low)",
+           "second_of(F16{}, low) * factor, first_of(F16{}, low)"),
+    Mutant("queries of F16 where bytes should be", WGMMA, PACKED,
+           "low + 0 * high + 0 * static_cast<uint32_t>(factor));"),
+    Mutant("queries that are not scaled", WGMMA, "(127 * 2 + 7 - exponent) << 23", "127u << 23"),
+    Mutant("the largest element found too early", WGMMA, "cta_sync();\n    for (int warp", "for (int warp",
+           "races with thread|which nobody wrote"),
+    Mutant("the bytes of a key in another order", STATE, KEYS_AT, KEYS_AT_OF_RIGHT_OPERAND),
+    Mutant("keys half as far apart", STATE, "load_matrices(a[i], at + i * 32)", "load_matrices(a[i], at + i * 16)"),
+    Mutant("scores that are not scaled", STATE, "multiply_add(score[i], factor,", "multiply_add(score[i], 1,"),
+    Mutant("maxima of scores that are not scaled", STATE, "kRaise ? score[i] * factor", "kRaise ? score[i]"),
+    Mutant("a polynomial without its exponent", "exp2.cuh", "(as_bits(rounded) << 23)", "0"),
+    Mutant("a polynomial that is not clamped", "exp2.cuh", "multiply_add_saturated(x", "multiply_add(x"),
     Mutant("weights as they are", STATE, "(warp * 2 + lane / 8 % 2) ^ lane % 8", "(warp * 2 + lane / 8 % 2)"),
     Mutant("a barrier for all warpgroups", STATE, "return 1 + team();", "return 1;", "races|waits|product"),
-    Mutant("no vote", WGMMA, "if (!any_of_group(Group::barrier(), kThreads, exceeds)) break;",
-           "any_of_group(Group::barrier(), kThreads, exceeds);\n      break;"),
-    Mutant("a step's end without a barrier", "stream.cuh", "group_sync(1 + worker_.team, 32 * warps());", "",
+    Mutant("no vote", WGMMA, "if (!any_of_group(Group::barrier(), kThreads, exceeds) || raised) break;",
+           "any_of_group(Group::barrier(), kThreads, exceeds);\n      if (raised || true) break;"),
+    Mutant("a step's end without a barrier", STREAM, "group_sync(barrier_, 32 * kWarpgroupWarps);", "",
            "races with thread|while a"),
+    Mutant("a step that is not there yet", STREAM, "wait_copies<kStages - 2>();", "",
+           "while a copy into it is under way"),
+    Mutant("copies under way at the end", STREAM, "wait_copies<0>();", "", "while a copy|copies under way"),
+    Mutant("rows beyond the end", STREAM, "copy_async(to, from, to_copy_ > row)", "copy_async(to, from, true)",
+           "AddressSanitizer"),
+    Mutant("stages that never end", STREAM, "current_ == last_ ?", "false ?", "of .* bytes|while a copy"),
     Mutant("maxima read too early", STATE, f"group.sync();\n    {MAXIMA}#pragma unroll\n{LOOP}", MAXIMA + LOOP,
            "races with thread"),
     Mutant("stages used again too early", WGMMA, "cta_sync();  // every team is done", "//",
@@ -128,8 +157,9 @@ def test_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
 @pytest.mark.parametrize("mutant", WGMMA_MUTANTS, ids=lambda mutant: mutant.name)
 def test_is_noticed_on_sm_90a(mutant: Mutant, tmp_path: Path) -> None:
     program, tensors = build(mutant, tmp_path, wgmma_rows=80), draw(CASE)
+    expected = expect(CASE, tensors, rounded_queries=True)
     with pytest.raises(EmulationError if mutant.notices else AssertionError, match=mutant.notices or None):
-        assert_close(emulation.call(program, tmp_path / "call", CASE, tensors, ctas=CTAS).out, *expect(CASE, tensors))
+        assert_close(emulation.call(program, tmp_path / "call", CASE, tensors, ctas=CTAS).out, *expected)
 
 
 @pytest.mark.full
@@ -140,6 +170,8 @@ def test_an_offset_of_32_bits_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_kernel_as_it_is_passes(tmp_path: Path) -> None:
-    program, tensors = emulation.build_kernel(tmp_path / "right", CASE.D), draw(CASE)
-    assert_close(emulation.call(program, tmp_path / "call", CASE, tensors, ctas=CTAS).out, *expect(CASE, tensors))
+@pytest.mark.parametrize("wgmma_rows", [0, 80])
+def test_the_kernel_as_it_is_passes(wgmma_rows: int, tmp_path: Path) -> None:
+    program, tensors = emulation.build_kernel(tmp_path / "right", CASE.D, wgmma_rows, only_fp8=True), draw(CASE)
+    expected = expect(CASE, tensors, rounded_queries=wgmma_rows > 0)
+    assert_close(emulation.call(program, tmp_path / "call", CASE, tensors, ctas=CTAS).out, *expected)

@@ -14,14 +14,19 @@ from tests.plugins.cases import CORNER, FEATURES, FP8, OUT_OF_RANGE, REGULAR, Ca
 from tests.plugins.compare import assert_close
 from tests.plugins.kernel import emulation
 from tests.plugins.kernel.emulation import EmulationError, build, build_kernel
-from tests.plugins.kernel.oracle import expect
-from tests.plugins.tensors import BAD, draw, out_of_range
+from tests.plugins.kernel.oracle import Expected
+from tests.plugins.kernel.oracle import expect as expect_in_float64
+from tests.plugins.tensors import BAD, Tensors, draw, out_of_range
 
 # Two ranges of gpt-oss's rows, of which the first ends one request and begins the next.
 GPT_OSS_FP8 = Case(name="gpt-oss-fp8", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_scale=0.03, norm=4.0,
                    sinks=True, context_lengths=(300, 3, 130))  # fmt: skip
 CASES = [case for case in (*REGULAR, *FEATURES, *CORNER) if wgmma_rows(case)]
 Program = Callable[[Case], Path]
+
+
+def expect(case: Case, tensors: Tensors) -> Expected:
+    return expect_in_float64(case, tensors, rounded_queries=True)
 
 
 @pytest.fixture(scope="session")
@@ -77,6 +82,26 @@ def test_a_request_out_of_range_is_nan_and_leaves_the_others_alone(
     expected = expect(case, draw(case))
     for b in (0, 2):
         assert_close(out[b], expected.output[b], expected.tolerance[b])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("row", [64, 71, 72, 127])
+def test_a_nan_key_reaches_every_query_that_sees_it(row: int, program: Program, tmp_path: Path) -> None:
+    """Those too whose exponential is a polynomial, which clamps; and the step with it ends."""
+    case = replace(GPT_OSS_FP8, context_lengths=(150, 90), sinks=False)
+    tensors = draw(case)
+    tensors.k_cache[0, 0, row, 0, 5] = torch.nan
+    out = emulation.call(program(case), tmp_path / "call", case, tensors, ctas=2).out
+    assert out[0].isnan().all()
+    expected = expect(case, draw(case))
+    assert_close(out[1], expected.output[1], expected.tolerance[1])
+
+
+def test_the_polynomial_is_as_near_to_2_to_the_x_as_it_says(faults: Path) -> None:
+    """Of every 64th FP32 number from -126 to 9, relative to the power of 2 itself; clamped beyond."""
+    worst, *clamped = map(float, emulation.run(faults, "exp2").split())
+    assert 0.9e-4 < worst < 1.1e-4
+    assert clamped == [0.0, 0.0, 0.0, 0.0, 512.0, 512.0, 512.0]  # -127, -128, -inf, NaN; 9, 1e30, inf
 
 
 @pytest.mark.full
@@ -176,3 +201,27 @@ def test_a_matrix_in_shared_memory(mode: int, start: int, leading: int, stride: 
     for (thread, i), value in sums.items():
         row, column = thread % 32 // 4 + i // 2 % 2 * 8, i // 4 * 8 + thread % 4 * 2 + i % 2
         assert value == (thread // 32 + 1) * expected[column][row]
+
+
+@pytest.mark.parametrize(
+    ("mode", "start", "stride"), [(1, 0, 1024), (1, 96, 1024), (2, 0, 512), (2, 32, 512), (3, 0, 256)]
+)
+def test_a_matrix_of_bytes_in_shared_memory(mode: int, start: int, stride: int, faults: Path) -> None:
+    """32 rows of 32 bytes: of a row's 16 bytes the places are those of eight elements of 16 bits."""
+    descriptor = str(mode << 62 | stride >> 4 << 32 | 1 << 16 | start >> 4)
+    sums: dict[tuple[int, int], float] = {}
+    for digit in range(3):
+        for line in emulation.run(faults, "layout8", descriptor, str(digit)).splitlines():
+            thread, i, value = line.split()
+            sums[int(thread), int(i)] = sums.get((int(thread), int(i)), 0) + float(value) * 16**digit
+    expected = addresses(mode, start, 16, stride)
+    # Figures 152 and 153: (thread, sum): (row of the warp's 16, column).
+    by_hand = {(0, 0): (0, 0), (0, 1): (0, 1), (0, 2): (8, 0), (0, 4): (0, 8), (3, 0): (0, 6), (31, 15): (15, 31)}
+    for (thread, i), (row, column) in by_hand.items():
+        for warp in range(4):
+            k = row + warp // 2 * 16
+            assert sums[32 * warp + thread, i] == (warp + 1) * (2 * expected[column][k // 2] + k % 2)
+    for (thread, i), value in sums.items():
+        row, column = thread % 32 // 4 + i // 2 % 2 * 8, i // 4 * 8 + thread % 4 * 2 + i % 2
+        k = row + thread // 64 * 16
+        assert value == (thread // 32 + 1) * (2 * expected[column][k // 2] + k % 2)

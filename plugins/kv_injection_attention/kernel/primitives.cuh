@@ -192,6 +192,10 @@ DFLASH_DEVICE float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+DFLASH_DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+// The same, clamped to [0, 1]; NaN gives 0.
+DFLASH_DEVICE float multiply_add_saturated(float a, float b, float c) { return __saturatef(__fmaf_rn(a, b, c)); }
+DFLASH_DEVICE int largest(int a, int b, int c) { return __vimax3_s32(a, b, c); }
 DFLASH_DEVICE float inverse(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

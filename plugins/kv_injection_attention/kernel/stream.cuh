@@ -25,12 +25,11 @@ struct Worker {
 
 DFLASH_DEVICE int team_threads(const Plan& plan) { return plan.row_groups * 32; }
 
-// kKeys and kStages of a team's steps, kTeams of kWarps warps; 0: what the plan says.
-template <int D, int kElementBytes, int kKeys = step_keys(D, kElementBytes),
-          int kStages = num_stages(D, kElementBytes), int kTeams = 0, int kWarps = 0>
+template <int D, int kElementBytes>
 class Stream {
  public:
-  static constexpr int kStep = kKeys;
+  static constexpr int kStep = step_keys(D, kElementBytes);
+  static constexpr int kStages = num_stages(D, kElementBytes);
   static constexpr int kStride = row_bytes(D, kElementBytes);
   static constexpr int kValuesAt = kStep * kStride;
 
@@ -93,14 +92,7 @@ class Stream {
         v += copy_rows() * row_step();
         left -= copy_rows();
       };
-      if constexpr (kWarps > 0) {
-        static_assert(kStep % (kWarps * kCopyRows) == 0);
-        const Shared first = stage + into();
-#pragma unroll
-        for (int row = 0; row < kStep; row += kWarps * kCopyRows) copy(first + row * kStride);
-      } else {
-        for (Shared at = stage + into(); at < stage + kValuesAt; at += copy_rows() * kStride) copy(at);
-      }
+      for (Shared at = stage + into(); at < stage + kValuesAt; at += copy_rows() * kStride) copy(at);
       from_ += team_keys() * row_step();
       rows_left_ -= team_keys();
     }
@@ -114,10 +106,10 @@ class Stream {
   }
   // Rows that the warps of a team copy between them at a time.
   DFLASH_DEVICE int copy_rows() const { return warps() * kCopyRows; }
-  DFLASH_DEVICE int warps() const { return kWarps > 0 ? kWarps : plan_.row_groups; }
+  DFLASH_DEVICE int warps() const { return plan_.row_groups; }
   // From one of the team's steps to its next.
   DFLASH_DEVICE int team_keys() const { return teams() * kStep; }
-  DFLASH_DEVICE int teams() const { return kTeams > 0 ? kTeams : plan_.teams; }
+  DFLASH_DEVICE int teams() const { return plan_.teams; }
   // Bytes from one context row to the next; 256 rows of 1,024 heads fit in 32 bits.
   DFLASH_DEVICE int row_step() const { return p_.num_kv_heads * kRowBytes; }
   DFLASH_DEVICE Shared begin() const {

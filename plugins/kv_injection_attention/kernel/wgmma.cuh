@@ -7,21 +7,29 @@
 
 namespace dflash::kv_injection {
 
-// A matrix in shared memory of rows of 64 16-bit elements, 128 bytes, eight of them after another in a pattern of 1,024
-// bytes whose start is a multiple of that. Sixteen bytes `i` of row r stand at i ^ (r % 8) of it.
-inline constexpr int kPatternRowBytes = 128;
-inline constexpr int kPatternBytes = 1024;
+// Tag of products of FP8 operands; a word holds four, the first in its lowest byte.
+struct E4M3 {};
 
-// The address of byte `at` of such a matrix, counted row after row.
-DFLASH_DEVICE uint32_t swizzled(uint32_t at) { return at ^ (at >> 3 & 0x70); }
+// A matrix in shared memory of rows of 128 or 64 bytes, eight of them after another in a pattern whose start is a
+// multiple of its size.
+template <int kRowBytes>
+struct Pattern {
+  static_assert(kRowBytes == 128 || kRowBytes == 64);
+  static constexpr int kRow = kRowBytes;
+  static constexpr int kBytes = 8 * kRowBytes;
 
-// The matrix descriptor of it as a right operand: K-major, 128-byte swizzle (PTX ISA 9.7.15.5.1.2.2). Eight rows lie
-// 1,024 bytes behind the eight before; the leading offset is not used and taken to be 1. Sixteen columns on are 32
-// bytes on, two more in the descriptor.
-DFLASH_DEVICE uint64_t describe(uint32_t address) {
-  constexpr uint64_t kSwizzle128 = 1, kLeading = 1;
-  return kSwizzle128 << 62 | uint64_t{kPatternBytes >> 4} << 32 | kLeading << 16 | (address & 0x3ffff) >> 4;
-}
+  // The address of byte `at` of such a matrix, counted row after row. Of rows of 128 bytes, sixteen bytes `i` of row r
+  // stand at i ^ (r % 8) of it; of rows of 64 bytes, at i ^ (r / 2 % 4).
+  static DFLASH_DEVICE uint32_t swizzled(uint32_t at) { return at ^ (at >> 3 & (kRowBytes - 16)); }
+
+  // The matrix descriptor of it as a right operand: K-major, swizzled as its rows are long (PTX ISA 9.7.15.5.1.2.2).
+  // Eight rows lie a pattern behind the eight before; the leading offset is not used and taken to be 1.
+  static DFLASH_DEVICE uint64_t describe(uint32_t address) {
+    constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2, kLeading = 1;
+    return kSwizzle << 62 | uint64_t{kBytes >> 4} << 32 | kLeading << 16 | (address & 0x3ffff) >> 4;
+  }
+};
+// What a product takes of a row are 32 bytes, 16 columns or 32 of E4M3; the next begin two on in the descriptor.
 inline constexpr uint64_t kDescribedColumns = 2;
 
 }  // namespace dflash::kv_injection
@@ -82,6 +90,16 @@ DFLASH_DEVICE void store_matrices_transposed(Shared column, const uint32_t (&m)[
                : "memory");
 }
 
+// Four E4M3, the first in the lowest byte; what is too large becomes 448, NaN stays NaN.
+DFLASH_DEVICE uint32_t pack_e4m3(float a, float b, float c, float d) {
+  uint32_t bytes;
+  asm("{\n.reg .b16 l, h;\ncvt.rn.satfinite.e4m3x2.f32 l, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 h, %4, %3;\nmov.b32 %0, {l, h};\n}"
+      : "=r"(bytes)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return bytes;
+}
+
 #define DFLASH_REGISTERS8(a, b, c, d, e, f, g, h) "%" #a ", %" #b ", %" #c ", %" #d ", %" #e ", %" #f ", %" #g ", %" #h
 #define DFLASH_REGISTERS16 \
   DFLASH_REGISTERS8(0, 1, 2, 3, 4, 5, 6, 7) ", " DFLASH_REGISTERS8(8, 9, 10, 11, 12, 13, 14, 15)
@@ -98,20 +116,25 @@ DFLASH_DEVICE void store_matrices_transposed(Shared column, const uint32_t (&m)[
 
 // d = d + a * b, or a * b: 64x16 in the warpgroup's registers times 16xN, whose N rows of 16 columns `b` describes.
 // d and a are the thread's until wgmma_wait().
-#define DFLASH_WGMMA(N, HALF, A0, A1, A2, A3, B, ADD, TAG, TYPE)                                              \
+// Of E4M3 it is 64x32 times 32xN. A thread's word r of the left operand then has columns 4 (lane % 4) to
+// 4 (lane % 4) + 3, 16 on if r > 1, of row 16 warp + lane / 4, eight on if r is odd (PTX ISA 9.2, 9.7.15.5.1.1.3,
+// figure 152): the words that ldmatrix gives of rows of bytes.
+#define DFLASH_WGMMA(N, HALF, A0, A1, A2, A3, B, ADD, TAG, SHAPE, TRANSPOSE)                                  \
   DFLASH_DEVICE void wgmma(TAG, float (&d)[HALF], const uint32_t (&a)[4], uint64_t b, bool add) {             \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD ", 0;\n"                                           \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" DFLASH_REGISTERS##HALF  \
-                 "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", p, 1, 1, 0;\n}"                       \
+                 "wgmma.mma_async.sync.aligned.m64n" #N SHAPE " {" DFLASH_REGISTERS##HALF                      \
+                 "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", p, 1, 1" TRANSPOSE ";\n}"             \
                  : DFLASH_SUMS##HALF                                                                          \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));           \
   }
-DFLASH_WGMMA(32, 16, 16, 17, 18, 19, 20, 21, F16, "f16")
-DFLASH_WGMMA(32, 16, 16, 17, 18, 19, 20, 21, BF16, "bf16")
-DFLASH_WGMMA(64, 32, 32, 33, 34, 35, 36, 37, F16, "f16")
-DFLASH_WGMMA(64, 32, 32, 33, 34, 35, 36, 37, BF16, "bf16")
-DFLASH_WGMMA(80, 40, 40, 41, 42, 43, 44, 45, F16, "f16")
-DFLASH_WGMMA(80, 40, 40, 41, 42, 43, 44, 45, BF16, "bf16")
+#define DFLASH_WGMMAS(...)                                        \
+  DFLASH_WGMMA(__VA_ARGS__, F16, "k16.f32.f16.f16", ", 0")        \
+  DFLASH_WGMMA(__VA_ARGS__, BF16, "k16.f32.bf16.bf16", ", 0")     \
+  DFLASH_WGMMA(__VA_ARGS__, E4M3, "k32.f32.e4m3.e4m3", "")
+DFLASH_WGMMAS(32, 16, 16, 17, 18, 19, 20, 21)
+DFLASH_WGMMAS(64, 32, 32, 33, 34, 35, 36, 37)
+DFLASH_WGMMAS(80, 40, 40, 41, 42, 43, 44, 45)
+#undef DFLASH_WGMMAS
 #undef DFLASH_WGMMA
 #undef DFLASH_SUMS40
 #undef DFLASH_SUMS32

@@ -11,12 +11,12 @@
 #include "kv_injection_attention/kernel/result.cuh"
 #include "kv_injection_attention/kernel/rows.cuh"
 #include "kv_injection_attention/kernel/schedule.cuh"
-#include "kv_injection_attention/kernel/stream.cuh"
 #include "kv_injection_attention/kernel/wgmma_state.cuh"
+#include "kv_injection_attention/kernel/wgmma_stream.cuh"
 
 namespace dflash::kv_injection {
 
-// T is the block's format, N the plan's tile_rows. An FP8 cache is widened to F16, exactly.
+// T is the block's format, N the plan's tile_rows. Of an FP8 cache, V is widened to F16, exactly.
 template <int D, int N, class T, bool kBytes>
 class WgmmaAttention {
  public:
@@ -44,8 +44,7 @@ class WgmmaAttention {
   // False after the last.
   DFLASH_DEVICE bool run_segment() const {
     const Segment now = segment();
-    const Worker worker(Group::team(), Group::warp());
-    Context stream(p_, plan_, worker, now, grid_x());
+    Context stream(p_, plan_, Group::team(), thread_index() % unsigned{kThreads}, now, grid_x());
     store_queries(now);
     if (now.ends) store_block(now);
     fence_for_wgmma();
@@ -62,23 +61,25 @@ class WgmmaAttention {
   }
 
   static constexpr int kTeams = wgmma_teams(D);
-  static constexpr int kThreads = Warpgroup<D, N>::kThreads;
+  static constexpr int kThreads = Warpgroup<D, N, kBytes>::kThreads;
   static constexpr int kElementBytes = kBytes ? 1 : 2;
   static constexpr int kStride = row_bytes(D, 2);
-  static constexpr Columns kColumns = kBytes ? Columns::kPairs : Columns::kPlain;
-  using Context = Stream<D, kElementBytes, kWgmmaKeys, wgmma_stages(D, kElementBytes), kTeams, kWarpgroupWarps>;
-  using Group = Warpgroup<D, N>;
+  static constexpr int kWarps = kTeams * kWarpgroupWarps;
+  using Context = WgmmaStream<D, kElementBytes>;
+  using Group = Warpgroup<D, N, kBytes>;
   using Cached = LeftOperands<D, kBytes>;
   using Own = LeftOperands<D, false>;  // of the block's rows
-  using State = WgmmaState<D, N>;
+  using State = WgmmaState<D, N, kBytes>;
   using Score = std::conditional_t<kBytes, F16, T>;
-  static_assert(kTeams * (wgmma_weight_bytes(N) + wgmma_number_bytes(N)) >= N * kStride);
+  static_assert(kTeams * (wgmma_weight_bytes(N) + wgmma_number_bytes(N)) >= N * kStride + kWarps * 4);
 
   // What a thread needs for every step.
   struct Places {
     Shared keys, values;     // where it reads, from the step's rows on
     Shared weights;          // where it writes weights
     Shared weights_pattern;  // taken from one lane: so the compiler knows that a warp's threads agree
+    float score_factor = 1;  // of rounded queries
+
 
     DFLASH_DEVICE Places() {
       const int warp = Group::warp(), lane = Group::lane();
@@ -86,6 +87,7 @@ class WgmmaAttention {
       values = Context::kValuesAt + Cached::values_at(warp, lane);
       weights = State::weights_at(warp, lane);
       weights_pattern = static_cast<Shared>(from_lane(static_cast<int>(Group::weights(Group::team())), 0));
+      if (kBytes) score_factor = as_float(load_word(Group::score_factor()));
     }
   };
 
@@ -100,21 +102,60 @@ class WgmmaAttention {
       at = qkv_row(p_, s.request, slot, head(i));
       return i < plan_.rows;
     };
-    const Shared patterns = aligned_shared_memory(), rows = patterns + wgmma_query_bytes(D, N);
+    const Shared patterns = Group::queries(), rows = Group::weights(0);
     const float eps = s.slot < 0 ? as_float(0x7fc00000u) : p_.rms_norm_eps;  // NaN queries make NaN outputs
     // Products with the context's keys are scores in units of log2.
     const float factor = p_.softmax_scale * p_.k_scale * kLog2E;
-    store_rotated_rows<D, T, Score, kColumns>({p_.qkv, p_.q_norm, factor}, rope(s), eps, N, rows, locate);
+    store_rotated_rows<D, T, Score, Columns::kPlain>({p_.qkv, p_.q_norm, factor}, rope(s), eps, N, rows, locate);
     for (int i = thread_index(); i < N; i += kTeams * kThreads) store_word(Group::slots() + i * 4, i / plan_.group);
     cta_sync();
+    float most = 0;  // of the absolute values; takes no notice of NaN
 #pragma unroll 1
     for (int i = thread_index(); i < N * D / 8; i += kTeams * kThreads) {
       const int row = i / (D / 8), vector = i % (D / 8);
       const Shared from = rows + row * kStride + vector * 16;
-      const Shared to = patterns + vector / 8 * (N * kPatternRowBytes) +
-                        swizzled(row * kPatternRowBytes + vector % 8 * 16);
-      for (int j = 0; j < 16; j += 4) store_word(to + j, load_word(from + j));
+      const Shared to = patterns + vector / 8 * (N * State::Queries::kRow) +
+                        State::Queries::swizzled(row * State::Queries::kRow + vector % 8 * 16);
+      for (int j = 0; j < 16; j += 4) {
+        const uint32_t pair = load_word(from + j);
+        store_word(to + j, pair);
+        if (kBytes) most = fmaxf(most, fmaxf(fabsf(first_of(F16{}, pair)), fabsf(second_of(F16{}, pair))));
+      }
     }
+    if constexpr (kBytes) round_queries(rows, largest_of_threads(most));
+  }
+
+  // What meets the keys of an FP8 cache: all rows of F16, times the power of two that makes the largest element 128 to
+  // 256, in E4M3, whose numbers reach 448. It has its three bits down to 2^-6, a 16,000th of the largest element, so one
+  // factor does for all rows; one for each would take as many registers as the maxima.
+  DFLASH_DEVICE void round_queries(Shared rows, float most) const {
+    // The smallest number of F16 is 2^-24. Infinite queries make NaN outputs, as they would without rounding.
+    const uint32_t exponent = max(as_bits(most) >> 23, 127u - 24);
+    const float factor = as_float((127 * 2 + 7 - exponent) << 23);
+    if (thread_index() == 0) store_word(Group::score_factor(), exponent == 255 ? 0x7fc00000u : (exponent - 7) << 23);
+    using Pattern = typename State::RoundedQueries;
+#pragma unroll 1
+    for (int i = thread_index(); i < N * D / 8; i += kTeams * kThreads) {
+      const int row = i / (D / 8), vector = i % (D / 8);
+      const Shared from = rows + row * kStride + vector * 16;
+      const Shared to = Group::rounded_queries() + Pattern::swizzled(row * Pattern::kRow + vector * 8);
+      for (int j = 0; j < 2; ++j) {
+        const uint32_t low = load_word(from + j * 8), high = load_word(from + j * 8 + 4);
+        store_word(to + j * 4, pack_e4m3(first_of(F16{}, low) * factor, second_of(F16{}, low) * factor,
+                                         first_of(F16{}, high) * factor, second_of(F16{}, high) * factor));
+      }
+    }
+  }
+
+  // The largest of what the CTA's threads have.
+  DFLASH_DEVICE float largest_of_threads(float most) const {
+#pragma unroll
+    for (int mask = 1; mask < 32; mask *= 2) most = fmaxf(most, from_lane_xor(most, mask));
+    const Shared all = Group::slots() - kWarps * 4;  // behind the rows
+    if (Group::lane() == 0) store_word(all + thread_index() / 32 * 4, as_bits(most));
+    cta_sync();
+    for (int warp = 0; warp < kWarps; ++warp) most = fmaxf(most, as_float(load_word(all + warp * 4)));
+    return most;
   }
 
   DFLASH_DEVICE void store_block(const Segment& s) const {
@@ -123,7 +164,7 @@ class WgmmaAttention {
       at = qkv_row(p_, s.request, slot, p_.num_heads + grid_x());
       return i < p_.block;
     };
-    store_rotated_rows<D, T, Score, kColumns>({p_.qkv, p_.k_norm, 1}, rope(s), p_.rms_norm_eps, kMaxBlock,
+    store_rotated_rows<D, T, Score, Columns::kPlain>({p_.qkv, p_.k_norm, 1}, rope(s), p_.rms_norm_eps, kMaxBlock,
                                               block_keys(), locate);
     constexpr int kVectors = D / 8;
 #pragma unroll 1
@@ -157,35 +198,46 @@ class WgmmaAttention {
     }
   }
 
-  // Context row j is visible to slot s if j < length and length + s - j < window.
-  // `first` is the step's first, and `seen` says that all of them are.
-  DFLASH_DEVICE void attend_keys(State& state, const Places& places, bool seen, int first, Shared rows) const {
+  // A step's scores, less the maxima so far unless they are to `kRaise` these. Context row j is visible to slot s if
+  // j < length and length + s - j < window; `left` of the segment's rows begin with the step's first, and `seen` says that
+  // all of the step's are visible.
+  template <bool kRaise>
+  DFLASH_DEVICE void make_scores(const State& state, float (&score)[N / 2], const Places& places, bool seen, int left,
+                                 Shared rows) const {
+    uint32_t keys[D / (kBytes ? 32 : 16)][4];
+    Cached::load_keys(keys, rows + places.keys);
+    if constexpr (kBytes) {
+      State::multiply_key_bytes(score, keys);
+      state.template scale_scores<kRaise>(score, places.score_factor);
+    } else {
+      if (!kRaise) state.start_scores(score);
+      State::template multiply_keys<Score>(score, keys, 0, !kRaise);
+    }
+    if (seen) return;
+    const Segment now = segment();
+    // The window of slot s begins `s` rows behind this one.
+    const int window_begin = now.length - window_of(p_.sliding_window) + 1 - (now.key_end - left);
+    mask(score, [&](int slot) { return window_begin + slot; }, [&](int) { return left; });
+  }
+
+  DFLASH_DEVICE void attend_keys(State& state, const Places& places, bool seen, int left, Shared rows) const {
     float sums[N / 4];
-    for (bool raise = false;; raise = true) {
+    for (bool raised = false;; raised = true) {
       float score[N / 2];
-      uint32_t left[D / 16][4];
-      Cached::load_keys(left, rows + places.keys);
-      state.start_scores(score);
-      State::template multiply_keys<Score>(score, left, 0, !raise);
-      if (!seen) {
-        const Segment now = segment();
-        // The window of slot s begins `s` rows behind this one.
-        const int window_begin = now.length - window_of(p_.sliding_window) + 1 - first;
-        const int end = now.key_end - first;
-        mask(score, [&](int slot) { return window_begin + slot; }, [&](int) { return end; });
-      }
-      if (raise) state.raise_maxima(score, Group{});
+      make_scores<false>(state, score, places, seen, left, rows);
       const bool exceeds = state.template weigh<Score>(score, sums, places.weights);
       fence_for_wgmma();
-      // Now all weights are there, unless the maxima have to move first: then the scores are computed again.
-      if (!any_of_group(Group::barrier(), kThreads, exceeds)) break;
+      // Now all weights are there, unless the maxima have to move first: once, for NaN exceeds whatever they are.
+      if (!any_of_group(Group::barrier(), kThreads, exceeds) || raised) break;
+      make_scores<true>(state, score, places, seen, left, rows);
+      state.raise_maxima(score, Group{});
     }
 #pragma unroll
     for (int c = 0; c < N / 4; ++c) state.sum[c] += sums[c];
     constexpr int kSteps = kWgmmaKeys / 16;
-    uint32_t left[D / 64 * kSteps][4];
-    Cached::template load_values<kSteps>(left, rows + places.values);
-    state.template add_values<Score, kSteps>(left, places.weights_pattern);
+    uint32_t values[D / 64 * kSteps][4];
+    Cached::template load_values<kSteps>(values, rows + places.values);
+    state.template add_values<Score, kSteps>(values, places.weights_pattern);
   }
 
   // Block slot j is visible to slot s if |s - j| < window, and if causal j <= s.
@@ -206,6 +258,7 @@ class WgmmaAttention {
     mask(score, [&](int slot) { return slot - window + 1; },
          [&](int slot) { return min(p_.block, slot + (p_.causal ? 1 : window)); });
     state.raise_maxima(score, Group{});
+    state.take_off_maxima(score);
     state.template weigh<T>(score, sums, State::weights_at(warp, lane));
     fence_for_wgmma();
     Group::sync();
@@ -226,13 +279,12 @@ class WgmmaAttention {
 
   DFLASH_DEVICE void post_context(Context& stream, const Segment& segment) const {
     State state;
-    // The first row from which on all block slots see a row.
-    const int seen_begin = segment.length - window_of(p_.sliding_window) + p_.block;
-    const int end = segment.key_end;
+    // So many of the segment's last rows are seen by all block slots.
+    const int seen_rows = segment.key_end - (segment.length - window_of(p_.sliding_window) + p_.block);
     const Places places;
     while (stream.next()) {
-      const bool seen = stream.key() >= seen_begin && stream.key() + kWgmmaKeys <= end;
-      attend_keys(state, places, seen, stream.key(), stream.rows());
+      const bool seen = stream.left() >= kWgmmaKeys && stream.left() <= seen_rows;
+      attend_keys(state, places, seen, stream.left(), stream.rows());
     }
     if (kBytes) state.scale_outputs(p_.v_scale);
     cta_sync();  // every team is done with its stages

@@ -26,15 +26,18 @@ DFLASH_ANYWHERE constexpr int wgmma_rows(int head_dim, int rows) {
   return rows <= 80 && head_dim == 64 ? 80 : 0;
 }
 
-// Bytes in shared memory of a CTA's queries, and of the weights of a team: patterns of wgmma.cuh.
-DFLASH_ANYWHERE constexpr int wgmma_query_bytes(int head_dim, int rows) { return head_dim * rows * 2; }
+// Bytes in shared memory of a CTA's queries, of 16 bits and, for an FP8 cache, behind them of 8, and of the weights of a
+// team: patterns of wgmma.cuh.
+DFLASH_ANYWHERE constexpr int wgmma_query_bytes(int head_dim, int rows, int element_bytes) {
+  return head_dim * rows * (element_bytes == 1 ? 3 : 2);
+}
 DFLASH_ANYWHERE constexpr int wgmma_weight_bytes(int rows) { return kWgmmaKeys * rows * 2; }
 // Of a number for each warp of a team and each row.
 DFLASH_ANYWHERE constexpr int wgmma_number_bytes(int rows) { return kWarpgroupWarps * rows * 4; }
-// Where the block's K begins, behind queries, weights, numbers, each row's slot, and three integers.
-DFLASH_ANYWHERE constexpr int wgmma_block_at(int head_dim, int rows) {
+// Where the block's K begins, behind queries, weights, numbers, each row's slot, and four words.
+DFLASH_ANYWHERE constexpr int wgmma_block_at(int head_dim, int rows, int element_bytes) {
   const int each = wgmma_weight_bytes(rows) + wgmma_number_bytes(rows);
-  return wgmma_query_bytes(head_dim, rows) + wgmma_teams(head_dim) * each + rows * 4 + 16;
+  return wgmma_query_bytes(head_dim, rows, element_bytes) + wgmma_teams(head_dim) * each + rows * 4 + 16;
 }
 // Of one step.
 DFLASH_ANYWHERE constexpr int wgmma_stage_bytes(int head_dim, int element_bytes) {

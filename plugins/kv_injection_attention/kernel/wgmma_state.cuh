@@ -6,9 +6,12 @@
 // and what belongs to a query, its maximum, sum and output, stands in the same threads for both products:
 //   scores [64 keys, N queries]   = K [64, D] * Q [N, D]^T          K in registers, Q in shared memory
 //   outputs [D, N queries]       += V [64, D]^T * weights [N, 64]^T  V in registers, weights in shared memory
+// The products with an FP8 cache's keys are E4M3's: keys as they are, queries rounded (see round_queries). Values are
+// widened to F16: of bytes wgmma takes rows along K only, and V's lie along M.
 // A thread has columns 8 j + 2 (lane % 4) + i of a product, i in {0, 1}, of rows 16 warp + lane / 4 (+ 8).
 #pragma once
 
+#include "kv_injection_attention/kernel/exp2.cuh"
 #include "kv_injection_attention/kernel/fragments.cuh"
 #include "kv_injection_attention/kernel/state.cuh"
 #include "kv_injection_attention/kernel/wgmma.cuh"
@@ -17,7 +20,8 @@
 namespace dflash::kv_injection {
 
 // Where a warpgroup's operands lie, and who this thread is in it. Found anew each time, not kept: registers are short.
-template <int D, int N>
+// kBytes says that the cache is E4M3.
+template <int D, int N, bool kBytes>
 struct Warpgroup {
   static constexpr int kThreads = 32 * kWarpgroupWarps;
 
@@ -32,9 +36,11 @@ struct Warpgroup {
 
   // Patterns of [N, 64 columns], one behind the other.
   static DFLASH_DEVICE Shared queries() { return aligned_shared_memory(); }
+  // Pattern [N, D] of E4M3.
+  static DFLASH_DEVICE Shared rounded_queries() { return queries() + wgmma_query_bytes(D, N, 2); }
   // Pattern [N, 64 keys].
   static DFLASH_DEVICE Shared weights(int of_team) {
-    return queries() + wgmma_query_bytes(D, N) + of_team * wgmma_weight_bytes(N);
+    return queries() + wgmma_query_bytes(D, N, kBytes ? 1 : 2) + of_team * wgmma_weight_bytes(N);
   }
   // [warps][N] floats.
   static DFLASH_DEVICE Shared numbers() {
@@ -44,8 +50,9 @@ struct Warpgroup {
   static DFLASH_DEVICE Shared slots() {
     return weights(wgmma_teams(D)) + wgmma_teams(D) * wgmma_number_bytes(N);
   }
-  // Three integers: what is left of the CTA's range.
+  // Three integers: what is left of the CTA's range. Behind them what scores of rounded queries are to be multiplied by.
   static DFLASH_DEVICE Shared work() { return slots() + N * 4; }
+  static DFLASH_DEVICE Shared score_factor() { return work() + 12; }
 };
 
 // A step's keys and values as left operands, of rows of E4M3 or of 16 bits. Where a thread reads them is found first,
@@ -54,27 +61,18 @@ template <int D, bool kBytes>
 struct LeftOperands {
   static constexpr int kStride = row_bytes(D, kBytes ? 1 : 2);
   static constexpr int kItem = kBytes ? 1 : 2;
-  static constexpr int kLoads = kBytes ? 2 : 1;  // operands that four matrices make
+  static constexpr int kLoads = kBytes ? 2 : 1;  // operands of V that four matrices make
 
   // Of scores: the warp's 16 keys.
   static DFLASH_DEVICE Shared keys_at(int warp, int lane) {
     return (warp * 16 + lane % 16) * kStride + lane / 16 * 16;
   }
 
-  // 16 columns each, of bytes permuted as Columns::kPairs says.
+  // 16 columns each, or 32 of bytes.
   template <int n>
   static DFLASH_DEVICE void load_keys(uint32_t (&a)[n][4], Shared at) {
 #pragma unroll
-    for (int i = 0; i < n / kLoads; ++i) {
-      if constexpr (kBytes) {
-        uint32_t m[4];
-        load_matrices(m, at + i * 32);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) widen_e4m3(a[2 * i + j / 2][j % 2], a[2 * i + j / 2][j % 2 + 2], m[j]);
-      } else {
-        load_matrices(a[i], at + i * 32);
-      }
-    }
+    for (int i = 0; i < n; ++i) load_matrices(a[i], at + i * 32);
   }
 
   // Of outputs: the warp's 16 columns of every 64 are the rows. With bytes, the first eight of them are the even
@@ -110,9 +108,12 @@ struct LeftOperands {
 };
 
 // Score and Value are the formats of the two products.
-template <int D, int N>
+template <int D, int N, bool kBytes>
 struct WgmmaState {
-  using Group = Warpgroup<D, N>;
+  using Group = Warpgroup<D, N, kBytes>;
+  using Queries = Pattern<128>;
+  using RoundedQueries = Pattern<D>;
+  using Weights = Pattern<128>;
 
   float output[D / 64][N / 2] = {};
   // Of column 8 j + i of the thread at 2 j + i: less its maximum, in units of log2, the same in all threads of it.
@@ -163,7 +164,7 @@ struct WgmmaState {
 #pragma unroll
     for (int i = 0; i < n; ++i) {
       const int at = first + i;
-      const uint64_t queries = describe(Group::queries() + at / 4 * (N * kPatternRowBytes));
+      const uint64_t queries = Queries::describe(Group::queries() + at / 4 * (N * Queries::kRow));
       wgmma(Score{}, score, keys[i], queries + at % 4 * kDescribedColumns, i > 0 || add);
     }
     wgmma_commit();
@@ -171,12 +172,38 @@ struct WgmmaState {
     pin(score);
   }
 
-  // Moves the maxima to the largest of the scores, of all warps, and takes them off these.
-  DFLASH_DEVICE void raise_maxima(float (&score)[N / 2], Group group) {
+  // The products of E4M3 keys with the rounded queries. They begin from nothing, not from less the maximum, which may be
+  // the largest summand: of FP8 products Hopper keeps no more than 13 bits behind that one's first (DeepSeek-V3, arXiv
+  // 2412.19437, 3.5.2).
+  static DFLASH_DEVICE void multiply_key_bytes(float (&score)[N / 2], uint32_t (&keys)[D / 32][4]) {
+    pin(keys);
+    wgmma_fence();
+    const uint64_t queries = RoundedQueries::describe(Group::rounded_queries());
+#pragma unroll
+    for (int i = 0; i < D / 32; ++i) wgmma(E4M3{}, score, keys[i], queries + i * kDescribedColumns, i > 0);
+    wgmma_commit();
+    wgmma_wait();
+    pin(score);
+  }
+
+  // Such products become scores, less the maximum unless that is to be raised.
+  template <bool kRaise>
+  DFLASH_DEVICE void scale_scores(float (&score)[N / 2], float factor) const {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      score[i] = kRaise ? score[i] * factor : multiply_add(score[i], factor, start[i / 4 * 2 + i % 2]);
+    }
+  }
+
+  // Moves the maxima to the largest of the scores, of all warps. NaN is none, but reaches the sums: a polynomial's weight
+  // would be 0 for it.
+  DFLASH_DEVICE void raise_maxima(const float (&score)[N / 2], Group group) {
     const Shared mine = group.numbers() + (group.warp() * N + group.column()) * 4;
 #pragma unroll
     for (int c = 0; c < N / 4; ++c) {
       float most = fmaxf(score[at(c, 0)], score[at(c, 1)]);
+      const bool numbers = score[at(c, 0)] == score[at(c, 0)] && score[at(c, 1)] == score[at(c, 1)];
+      if (!numbers) sum[c] = as_float(0x7fc00000u);
 #pragma unroll
       for (int mask = 4; mask < 32; mask *= 2) most = fmaxf(most, from_lane_xor(most, mask));
       if (group.lane() < 4) store_word(mine + (c / 2 * 8 + c % 2) * 4, as_bits(most));
@@ -191,36 +218,45 @@ struct WgmmaState {
         most = fmaxf(most, as_float(load_word(all + (warp * N + c / 2 * 8 + c % 2) * 4)));
       }
       raise_maximum(c, most);
-      score[at(c, 0)] += start[c];
-      score[at(c, 1)] += start[c];
     }
+  }
+
+  DFLASH_DEVICE void take_off_maxima(float (&score)[N / 2]) const {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) score[i] += start[i / 4 * 2 + i % 2];
   }
 
   // Where in shared memory weigh() puts the weights of a thread.
   static DFLASH_DEVICE Shared weights_at(int warp, int lane) {
     const int chunk = (warp * 2 + lane / 8 % 2) ^ lane % 8;  // of a row's 8, in the pattern's order
-    return Group::weights(Group::team()) + (lane / 16 * 8 + lane % 8) * kPatternRowBytes + chunk * 16;
+    return Group::weights(Group::team()) + (lane / 16 * 8 + lane % 8) * Weights::kRow + chunk * 16;
   }
 
-  // Scores become weights, in shared memory. Gives the sums of the thread's rows, and whether one of them is too large.
+  // Of so many exponentials of a thread the last is a polynomial. With 80 rows on 64 bytes of a key the exponential unit
+  // would have the least to spare; elsewhere it has all the time.
+  static constexpr int kMufuRun = kBytes && D == 64 && N == 80 ? 13 : N;
+
+  // Scores become weights, in shared memory. Gives the sums of the thread's rows, and whether one of them is too large,
+  // or NaN.
   template <class Value>
   DFLASH_DEVICE bool weigh(float (&score)[N / 2], float (&sums)[N / 4], Shared to) const {
-    float most = 0;
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) score[i] = exp2_fast(score[i]);
-#pragma unroll
-    for (int c = 0; c < N / 4; ++c) {
-      sums[c] = score[at(c, 0)] + score[at(c, 1)];
-      most = fmaxf(most, sums[c]);  // takes no notice of NaN
+    for (int i = 0; i < N / 2; ++i) {
+      score[i] = i % kMufuRun == kMufuRun - 1 ? exp2_by_polynomial(score[i]) : exp2_fast(score[i]);
     }
+    int most = 0;  // of the sums' bits: they are in the numbers' order, and NaN is above all
+#pragma unroll
+    for (int c = 0; c < N / 4; ++c) sums[c] = score[at(c, 0)] + score[at(c, 1)];
+#pragma unroll
+    for (int c = 0; c < N / 4; c += 2) most = largest(most, as_bits(sums[c]), as_bits(sums[c + 1]));
 #pragma unroll
     for (int i = 0; i < N / 2; i += 8) {
       uint32_t m[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) m[j] = pack(Value{}, score[i + 2 * j], score[i + 2 * j + 1]);
-      store_matrices_transposed(to + i * 2 * kPatternRowBytes, m);
+      store_matrices_transposed(to + i * 2 * Weights::kRow, m);
     }
-    return most > kMostWeight;
+    return most > static_cast<int>(as_bits(kMostWeight));
   }
 
   template <class Value, int kSteps>
@@ -233,7 +269,7 @@ struct WgmmaState {
     for (int tile = 0; tile < D / 64; ++tile) {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
-        wgmma(Value{}, output[tile], values[tile * kSteps + i], describe(weights) + i * kDescribedColumns, true);
+        wgmma(Value{}, output[tile], values[tile * kSteps + i], Weights::describe(weights) + i * kDescribedColumns, true);
       }
     }
     wgmma_commit();

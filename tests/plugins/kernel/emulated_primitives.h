@@ -19,6 +19,7 @@
 namespace dflash::kv_injection {
 
 using emulator::cta;
+using std::fabs;
 using std::max;
 using std::min;
 
@@ -215,6 +216,16 @@ inline float exp2_fast(float x) {
   cta().touch_registers();
   return std::exp2(x);
 }
+inline float multiply_add(float a, float b, float c) {
+  cta().touch_registers();
+  return std::fma(a, b, c);
+}
+// [9.7.3, .sat] NaN becomes 0.
+inline float multiply_add_saturated(float a, float b, float c) {
+  const float sum = multiply_add(a, b, c);
+  return sum > 0 ? min(sum, 1.0f) : 0.0f;
+}
+inline int largest(int a, int b, int c) { return max(max(a, b), c); }
 inline float inverse(float x) { return 1 / x; }
 inline float inverse_sqrt(float x) { return 1 / std::sqrt(x); }
 

@@ -47,11 +47,21 @@ inline void store_matrices_transposed(Shared column, const uint32_t (&m)[4]) {
   for (uint32_t i = 0; i < 4; ++i) cta().write_word(column + 4 * i, mine.words[i]);
 }
 
+// [9.7.9.21, cvt, .satfinite]
+inline uint32_t pack_e4m3(float a, float b, float c, float d) {
+  using emulator::encode_e4m3;
+  return encode_e4m3(d) << 24 | encode_e4m3(c) << 16 | encode_e4m3(b) << 8 | encode_e4m3(a);
+}
 
 // m64nNk16, N = 2 kSums: A in registers, B in shared memory and not transposed.
 template <class Format, int kSums>
 void wgmma(Format, float (&d)[kSums], const uint32_t (&a)[4], uint64_t b, bool add) {
-  emulator::wgmma({d, kSums, a, b, add, name(Format{}), [](uint32_t bits) { return decode(Format{}, bits); }});
+  emulator::wgmma({d, kSums, a, b, add, 16, name(Format{}), [](uint32_t bits) { return decode(Format{}, bits); }});
+}
+// m64nNk32.
+template <int kSums>
+void wgmma(E4M3, float (&d)[kSums], const uint32_t (&a)[4], uint64_t b, bool add) {
+  emulator::wgmma({d, kSums, a, b, add, 8, "mma.e4m3", emulator::decode_e4m3});
 }
 
 }  // namespace dflash::kv_injection

@@ -25,7 +25,7 @@ void check_wgmma(const kv::Params& p, int sms) {
   expect(plan.shared_bytes <= kv::kWgmmaShared, "too much shared memory");
   expect(plan.stages_at + stages <= plan.shared_bytes, "stages do not fit");
   expect(plan.block_at % 16 == 0 && plan.stages_at % 16 == 0 && plan.stage_bytes % 16 == 0, "misaligned");
-  expect(kv::wgmma_query_bytes(p.head_dim, plan.tile_rows) % 1024 == 0, "queries that no pattern begins with");
+  expect(kv::wgmma_query_bytes(p.head_dim, plan.tile_rows, bytes) % 1024 == 0, "queries that no pattern begins with");
   expect(kv::wgmma_weight_bytes(plan.tile_rows) % 1024 == 0, "weights that no pattern begins with");
   expect(plan.tile_rows >= plan.rows, "rows that no column has");
   expect(threads <= 65536 / (p.head_dim == 64 ? 168 : 255), "too many threads for their registers");

@@ -57,4 +57,18 @@ inline float decode_e4m3(uint32_t bits) {
   return sign * (exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10));
 }
 
+// What is larger than 448 becomes that.
+inline uint32_t encode_e4m3(float value) {
+  const uint32_t sign = std::bit_cast<uint32_t>(value) >> 24 & 0x80;
+  if (std::isnan(value)) return 0x7f;
+  const float size = std::fabs(value);
+  if (size >= 448) return sign | 0x7e;
+  int exponent;
+  std::frexp(size, &exponent);  // size = m * 2^exponent with m in [0.5, 1)
+  if (size == 0 || exponent < -5) return sign | static_cast<uint32_t>(std::nearbyint(std::ldexp(size, 9)));
+  // 4 bits of m; a carry out of them raises the exponent by itself.
+  const auto mantissa = static_cast<uint32_t>(std::nearbyint(std::ldexp(size, 4 - exponent)));
+  return sign | ((static_cast<uint32_t>(exponent + 5) << 3) + mantissa);
+}
+
 }  // namespace emulator

@@ -22,11 +22,13 @@ uint32_t field(uint64_t descriptor, int first, int last) {
 // [9.7.15.5.1.2.2] matrix-descriptor-encode(x) = (x & 0x3FFFF) >> 4
 uint32_t bytes_of(uint64_t descriptor, int first) { return field(descriptor, first, first + 13) << 4; }
 
-// Words of shared memory that hold the N rows of 16 columns.
+constexpr int kRowBytes = 32;  // of what a product reads: 16 columns of 16 bits, or 32 of 8
+
+// Words of shared memory that hold the N rows.
 std::vector<uint32_t> words_of(uint64_t descriptor, int columns) {
   std::vector<uint32_t> words;
   for (int n = 0; n < columns; ++n) {
-    for (int k = 0; k < 16; k += 2) words.push_back(address_of(descriptor, n, k));
+    for (int k = 0; k < kRowBytes; k += 4) words.push_back(address_of(descriptor, n, k));
   }
   return words;
 }
@@ -37,30 +39,32 @@ struct Lane {
 };
 
 // [9.7.15.5.1.1.1] Figures 148 and 149: a warp has 16 rows; of these a thread has lane / 4 and lane / 4 + 8.
-// A: register r has columns 2 (lane % 4) and the next, of row + 8 if r is odd, 8 columns on if r > 1.
+// A of 16 bits: register r has columns 2 (lane % 4) and the next, of row + 8 if r is odd, 8 columns on if r > 1.
+// A of 8 bits [9.7.15.5.1.1.3, figure 152]: columns 4 (lane % 4) and the next three, 16 columns on if r > 1.
 // D: sum 4 j + 2 h + i is of column 8 j + 2 (lane % 4) + i, of row + 8 h.
 int row_of(int thread, int half) { return thread / 32 * 16 + thread % 32 / 4 + half * 8; }
 
 void multiply_all(Lane** lanes) {
   const Wgmma& first = *lanes[0]->call;
-  const int columns = 2 * first.sums;
-  std::vector<float> left(64 * 16), right(16 * columns);
+  const int columns = 2 * first.sums, bits = first.bits, depth = 8 * kRowBytes / bits, pack = 32 / bits;
+  const uint32_t mask = (1u << bits) - 1;
+  std::vector<float> left(64 * depth), right(depth * columns);
   for (int thread = 0; thread < 128; ++thread) {
     const Wgmma& call = *lanes[thread]->call;
-    if (call.b != first.b || call.sums != first.sums || call.add != first.add) {
+    if (call.b != first.b || call.sums != first.sums || call.add != first.add || call.bits != bits) {
       fail("threads of a warpgroup differ in a product's descriptor, shape or scale");
     }
     for (int r = 0; r < 4; ++r) {
-      for (int i = 0; i < 2; ++i) {
-        const int k = thread % 4 * 2 + i + r / 2 * 8;
-        left[row_of(thread, r % 2) * 16 + k] = call.decode(call.a[r] >> (16 * i) & 0xffff);
+      for (int i = 0; i < pack; ++i) {
+        const int k = thread % 4 * pack + i + r / 2 * 4 * pack;
+        left[row_of(thread, r % 2) * depth + k] = call.decode(call.a[r] >> (bits * i) & mask);
       }
     }
   }
   for (int n = 0; n < columns; ++n) {
-    for (int k = 0; k < 16; ++k) {
-      const uint32_t at = address_of(first.b, n, k);
-      right[k * columns + n] = first.decode(cta().peek(at & ~3u) >> (at % 4 * 8) & 0xffff);
+    for (int k = 0; k < depth; ++k) {
+      const uint32_t at = address_of(first.b, n, k * bits / 8);
+      right[k * columns + n] = first.decode(cta().peek(at & ~3u) >> (at % 4 * 8) & mask);
     }
   }
   for (int thread = 0; thread < 128; ++thread) {
@@ -68,7 +72,7 @@ void multiply_all(Lane** lanes) {
     for (int s = 0; s < first.sums; ++s) {
       const int row = row_of(thread, s / 2 % 2), column = s / 4 * 8 + thread % 4 * 2 + s % 2;
       double sum = first.add ? lane.sums[s] : 0;
-      for (int k = 0; k < 16; ++k) sum += double{left[row * 16 + k]} * right[k * columns + column];
+      for (int k = 0; k < depth; ++k) sum += double{left[row * depth + k]} * right[k * columns + column];
       lane.sums[s] = static_cast<float>(sum);
     }
   }
@@ -108,12 +112,12 @@ uint32_t address_of(uint64_t descriptor, int n, int k) {
   if (reserved != 0) fail("reserved bits of a descriptor are set");
   if (field(descriptor, 49, 51) != 0) fail("a descriptor's base offset: patterns are taken to begin at their size");
   const uint32_t mode = field(descriptor, 62, 63);  // 0: none, 1: 128 bytes, 2: 64, 3: 32
-  const auto row = static_cast<uint32_t>(n), column = static_cast<uint32_t>(k);
-  // Canonical layouts [9.7.15.5.1.2.1.3], T = 8 elements of 16 bits, in bytes:
+  const auto row = static_cast<uint32_t>(n), byte = static_cast<uint32_t>(k);
+  // Canonical layouts [9.7.15.5.1.2.1.3], T elements being 16 bytes whatever an element has, in bytes:
   //   none ((8,m),(T,2k)) : ((1T,SBO),(1,LBO)); else ((8,m),(T,2k)) : ((T * bytes / 16,SBO),(1,T))
-  if (mode == 0) return start + row % 8 * 16 + row / 8 * stride + column % 8 * 2 + column / 8 * leading;
+  if (mode == 0) return start + row % 8 * 16 + row / 8 * stride + byte % 16 + byte / 16 * leading;
   const int bits = 4 - static_cast<int>(mode);  // Swizzle<bits, 4, 3> on the address
-  const uint32_t at = start + row % 8 * (16u << bits) + row / 8 * stride + column * 2;
+  const uint32_t at = start + row % 8 * (16u << bits) + row / 8 * stride + byte;
   return at ^ (at >> 3 & ((1u << bits) - 1) << 4);
 }
 

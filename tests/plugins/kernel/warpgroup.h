@@ -17,6 +17,7 @@ struct Wgmma {
   const uint32_t* a;  // four registers
   uint64_t b;         // descriptor
   bool add;           // scale-d
+  int bits;           // of an element: 16, or 8
   const char* name;
   float (*decode)(uint32_t bits);
 };
@@ -26,7 +27,7 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(int pending);
 
-// The byte address of element (n, k), 16 bits each, of a K-major matrix in shared memory [9.7.15.5.1.2].
+// The address of byte k of row n of a K-major matrix in shared memory [9.7.15.5.1.2].
 uint32_t address_of(uint64_t descriptor, int n, int k);
 
 }  // namespace emulator

@@ -2,6 +2,11 @@
 // wgmma_faults NAME: a warpgroup and one warp more do something wrong on purpose, for the emulator to find.
 // wgmma_faults layout DESCRIPTOR: "thread sum value" for each sum of a product whose B is described, in a shared memory
 // where the 16 bits at address 2 i are i, and whose A has warp + 1 at [16 warp + k, k] and 0 elsewhere.
+// wgmma_faults layout8 DESCRIPTOR DIGIT: the same of bytes, of which byte i is hexadecimal digit DIGIT of i, and whose A
+// has warp + 1 at [16 warp + k, k] in warps 0 and 1, at [16 warp + k, k + 16] in warps 2 and 3.
+// wgmma_faults exp2: the largest relative error of exp2_by_polynomial(), and what it is of numbers that it clamps.
+#include <bit>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -9,6 +14,7 @@
 #include <map>
 #include <string>
 
+#include "kv_injection_attention/kernel/exp2.cuh"
 #include "kv_injection_attention/kernel/wgmma.cuh"
 
 using namespace dflash::kv_injection;
@@ -197,13 +203,58 @@ void print_layout(uint64_t matrix) {
   for (int i = 0; i < 16; ++i) std::printf("%d %d %g\n", thread, i, d[i]);
 }
 
+void print_layout_of_bytes(uint64_t matrix, int digit) {
+  const auto value = [digit](int at) { return static_cast<float>(at >> (4 * digit) & 15); };
+  for (int at = thread_index() * 4; at < kBytes; at += thread_count() * 4) {
+    store_word(at, pack_e4m3(value(at), value(at + 1), value(at + 2), value(at + 3)));
+  }
+  fence_for_wgmma();
+  cta_sync();
+  if (!of_warpgroup()) return;
+  // Figure 152: registers 0 to 3 have rows g, g + 8, g, g + 8 of the warp's 16, and four columns from 4 t, 4 t, 4 t + 16,
+  // 4 t + 16 on.
+  const int thread = thread_index(), g = thread % 32 / 4, t = thread % 4;
+  const auto at = [&](int row, int k) {
+    return k == row + thread / 64 * 16 ? static_cast<float>(thread / 32 + 1) : 0.0f;
+  };
+  const auto four = [&](int row, int k) { return pack_e4m3(at(row, k), at(row, k + 1), at(row, k + 2), at(row, k + 3)); };
+  uint32_t a[4] = {four(g, 4 * t), four(g + 8, 4 * t), four(g, 4 * t + 16), four(g + 8, 4 * t + 16)};
+  float d[16];
+  wgmma_fence();
+  wgmma(E4M3{}, d, a, matrix, false);
+  wgmma_commit();
+  wgmma_wait();
+  for (int i = 0; i < 16; ++i) std::printf("%d %d %g\n", thread, i, d[i]);
+}
+
+void print_exp2() {
+  double worst = 0;
+  const auto look = [&](uint32_t first, uint32_t last) {
+    for (uint32_t bits = first; bits < last; bits += 64) {
+      const float x = std::bit_cast<float>(bits);
+      if (x >= -126) worst = std::fmax(worst, std::fabs(exp2_by_polynomial(x) / std::exp2(double{x}) - 1));
+    }
+  };
+  look(0x34000000, std::bit_cast<uint32_t>(9.0f));
+  look(0xb4000000, std::bit_cast<uint32_t>(-127.0f));
+  std::printf("%.9g", worst);
+  for (const float x : {-127.0f, -128.0f, -INFINITY, NAN, 9.0f, 1e30f, INFINITY}) {
+    std::printf(" %.9g", exp2_by_polynomial(x));
+  }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
   emulator::Cta cta(160, kBytes, 0, 0, 0);
-  if (count == 3) {
+  if (count == 4) {
+    const uint64_t matrix = std::strtoull(arguments[2], nullptr, 0);
+    cta.run([=] { print_layout_of_bytes(matrix, std::atoi(arguments[3])); });
+  } else if (count == 3) {
     const uint64_t matrix = std::strtoull(arguments[2], nullptr, 0);
     cta.run([=] { print_layout(matrix); });
+  } else if (arguments[1] == std::string("exp2")) {
+    cta.run([] { if (thread_index() == 0) print_exp2(); });
   } else {
     cta.run(kFaults.at(arguments[1]));
   }
