@@ -129,13 +129,16 @@ class Decoder:
         """Brings running requests forward by one pass of the target."""
         self._admit()
         begin = time.perf_counter()
-        parts = [*self._draft(), *self._prompt_chunks()]
+        parts = self._draft()
+        drafted = time.perf_counter()
+        parts += self._prompt_chunks()
         if not parts:
             return
         logits = self._pair.verify([part.segment for part in parts])
         accepted = _accept(parts, logits)
         self._pair.commit([part.num_committed(tokens) for part, tokens in zip(parts, accepted, strict=True)])
         self._counts.passes += 1
+        self._learn(parts, accepted)
         for part, tokens in zip(parts, accepted, strict=True):
             if part.num_logits > 0 and not tokens:
                 self._fail(part)
@@ -144,15 +147,26 @@ class Decoder:
         if self.slots.prefix_caching:
             for slot in self.running:
                 self._publish(slot)
-        self._price(parts, time.perf_counter() - begin)
+        self._price(parts, time.perf_counter() - begin, drafted - begin)
 
-    def _price(self, parts: Sequence[_Part], seconds: float) -> None:
+    def _learn(self, parts: Sequence[_Part], accepted: Sequence[Sequence[int]]) -> None:
+        """Tells what became of drafts, of requests that decode and have a next token."""
+        told = [
+            (part.slot, len(part.proposals), len(tokens) - 1)
+            for part, tokens in zip(parts, accepted, strict=True)
+            if tokens and part.request.is_prefilled
+        ]
+        if told:
+            slots, proposed, held = zip(*told, strict=True)
+            self._draft_length.observe(slots, proposed, held)
+
+    def _price(self, parts: Sequence[_Part], seconds: float, draft_seconds: float) -> None:
         """Tells what a step cost, unless it did other things, too: read prompts, or caught up on contexts."""
         drafting = frozenset(part.slot for part in parts if part.proposals)
         if all(len(part.token_ids) == part.num_logits for part in parts) and drafting <= self._has_drafted:
             length = round(sum(len(part.proposals) for part in parts) / len(parts))
             if length > 0 or not drafting:
-                self._draft_length.measure(len(parts), length, seconds)
+                self._draft_length.measure(len(parts), length, seconds, draft_seconds)
         self._has_drafted = drafting
 
     def _admit(self) -> None:
@@ -214,9 +228,7 @@ class Decoder:
     def _emit(self, part: _Part, tokens: Sequence[int]) -> None:
         """Reports what came of a part; a request that has ended leaves its slot."""
         request = part.request
-        if request.is_prefilled:
-            self._draft_length.observe(part.slot, len(part.proposals), len(tokens) - 1)
-        else:
+        if not request.is_prefilled:
             request.num_prefilled += len(part.token_ids)
         if not tokens:
             return

@@ -32,11 +32,14 @@ class DraftLength(Protocol):
     def choose(self, slots: Sequence[int]) -> list[int]:
         """0 .. K for each of the requests in these slots; 0 is plain decoding."""
 
-    def observe(self, slot: int, proposed: int, accepted: int) -> None:
-        """Learns from one request's pass that verified `proposed` tokens and accepted the first `accepted`."""
+    def observe(self, slots: Sequence[int], proposed: Sequence[int], accepted: Sequence[int]) -> None:
+        """Learns from a step: how many drafts the request of each slot verified, and how many of these it accepted."""
 
-    def measure(self, batch_size: int, length: int, seconds: float) -> None:
-        """Learns what a step took over `batch_size` requests that verified `length` drafts of each, on average."""
+    def measure(self, batch_size: int, length: int, seconds: float, draft_seconds: float) -> None:
+        """Learns what a step took over `batch_size` requests that verified `length` drafts of each, on average.
+
+        `draft_seconds` of it until the drafts were there.
+        """
 
     def release(self, slot: int) -> None:
         """The request in this slot has ended."""
@@ -56,10 +59,10 @@ class _UniformLength:
         """The length of a step over so many requests."""
         raise NotImplementedError
 
-    def observe(self, slot: int, proposed: int, accepted: int) -> None:
+    def observe(self, slots: Sequence[int], proposed: Sequence[int], accepted: Sequence[int]) -> None:
         """Nothing to learn."""
 
-    def measure(self, batch_size: int, length: int, seconds: float) -> None:
+    def measure(self, batch_size: int, length: int, seconds: float, draft_seconds: float) -> None:
         """Nothing to learn."""
 
     def release(self, slot: int) -> None:
@@ -121,9 +124,9 @@ class AdaptiveLength(_UniformLength):
             self._reconsider(batch_size)
         return self._length
 
-    def observe(self, slot: int, proposed: int, accepted: int) -> None:
+    def observe(self, slots: Sequence[int], proposed: Sequence[int], accepted: Sequence[int]) -> None:
         """Counts which positions were reached and which of them held."""
-        self._acceptance.observe(proposed, accepted)
+        self._acceptance.observe(slots, proposed, accepted)
 
     def explain(self) -> str:
         """The present choice."""

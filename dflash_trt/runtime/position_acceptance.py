@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import mul
+
+import numpy as np
+import numpy.typing as npt
 
 DECAY = 0.98
 """Weight of older passes against the next one: a memory of about 50 passes."""
@@ -16,49 +19,83 @@ FIRST = 0.5
 POOLED = 6.0
 """Passes' weight of the guess that one request's drafts hold as often as all requests'."""
 
+MAX_TOLD = 64
+"""Steps that wait to be counted: many at once cost hardly more than one."""
+
 
 class Acceptance:
-    """Decayed counts by position, of passes in which all drafts before it were accepted."""
+    """Decayed counts by position of passes that accepted all drafts before it: of all requests, and of each."""
 
     def __init__(self, num_positions: int) -> None:
         self.num_positions = num_positions
-        self._judged = [0.0] * num_positions
-        self._accepted = [0.0] * num_positions
+        self._positions = np.arange(num_positions)
+        self._pooled = np.zeros((2, num_positions))
+        """Judged, and accepted [2, K]."""
+        self._own = np.zeros((2, 0, num_positions))
+        """The same by slot [2, slots, K]."""
+        self._told: list[tuple[Sequence[int], Sequence[int], Sequence[int]]] = []
 
-    def observe(self, proposed: int, accepted: int) -> None:
-        """Counts a pass that verified `proposed` drafts and accepted the first `accepted`."""
-        for position in range(proposed):  # all fade: what is seldom reached would else be believed for ever
-            self._judged[position] = DECAY * self._judged[position] + (position <= accepted)
-            self._accepted[position] = DECAY * self._accepted[position] + (position < accepted)
+    def observe(self, slots: Sequence[int], proposed: Sequence[int], accepted: Sequence[int]) -> None:
+        """Notes a step: of the request in each slot how many drafts it verified, and how many of them it accepted."""
+        self._told.append((slots, proposed, accepted))
+        if len(self._told) == MAX_TOLD:
+            self._count()
 
-    def fade(self, begin: int) -> None:
-        """A pass that did not look at the positions from `begin` on: what is known of them becomes less certain."""
-        for position in range(begin, self.num_positions):
-            self._judged[position] *= DECAY
-            self._accepted[position] *= DECAY
+    def release(self, slot: int) -> None:
+        """Forgets what is known of a slot's request."""
+        self._count()
+        self._own[:, slot : slot + 1] = 0
 
-    def shares(self) -> list[float]:
+    def reached(self, slots: Sequence[int]) -> npt.NDArray[np.float64]:
+        """P(1) .. P(K) [B, K], the share of each slot's passes that accept position i and all before it.
+
+        What is seldom judged there is taken to hold as often as for all requests together.
+        """
+        shares = np.array(self._shares())
+        self._cover(max(slots))
+        judged, accepted = self._own[:, slots]
+        return np.cumprod((accepted + POOLED * shares) / (judged + POOLED), axis=1)
+
+    def expected_tokens(self) -> list[float]:
+        """1 + P(1) + .. + P(k) by k = 0 .. K, of all requests together."""
+        return list(accumulate(accumulate(self._shares(), mul), initial=1.0))
+
+    def _shares(self) -> list[float]:
         """How often each position holds where all before it did.
 
         A position seldom judged is taken to hold as often as the one before it.
         """
+        self._count()
         shares, share = [], FIRST
-        for accepted, judged in zip(self._accepted, self._judged, strict=True):
+        for judged, accepted in self._pooled.T.tolist():
             share = (accepted + PRIOR * share) / (judged + PRIOR)
             shares.append(share)
         return shares
 
-    def reached(self, prior: Sequence[float] | None = None) -> list[float]:
-        """P(1) .. P(K), the share of passes that accept position i and all before it.
+    def _count(self) -> None:
+        """Counts the N passes that were told of.
 
-        `prior` are the shares of all requests together, which what is seldom judged here is taken to have.
+        With each pass older ones fade: of all requests together at the positions that it verified, because what is
+        seldom reached would else be believed for ever; of its own request at all of them, because what it did not look
+        at becomes less certain.
         """
-        if prior is None:
-            return list(accumulate(self.shares(), mul))
-        counts = zip(self._accepted, self._judged, prior, strict=True)
-        own = ((accepted + POOLED * share) / (judged + POOLED) for accepted, judged, share in counts)
-        return list(accumulate(own, mul))
+        if not self._told:
+            return
+        slots, proposed, accepted = (np.array([*chain(*values)]) for values in zip(*self._told, strict=True))
+        ages = np.repeat(np.arange(len(self._told))[::-1], [len(step[0]) for step in self._told])
+        self._told = []
+        verified = self._positions < proposed[:, None]
+        held = self._positions < accepted[:, None]
+        seen = np.stack([verified & (self._positions <= accepted[:, None]), held])  # [2, N, K]
 
-    def expected_tokens(self) -> list[float]:
-        """1 + P(1) + .. + P(k) by k = 0 .. K."""
-        return list(accumulate(self.reached(), initial=1.0))
+        passes = verified[::-1].cumsum(axis=0)[::-1]  # from each on
+        self._pooled = DECAY ** passes[0] * self._pooled + (seen * DECAY ** (passes - verified)).sum(axis=1)
+
+        self._cover(slots.max())
+        self._own *= DECAY ** np.bincount(slots, minlength=self._own.shape[1])[:, None]
+        for own, judged in zip(self._own, seen, strict=True):
+            np.add.at(own, slots, judged * DECAY ** ages[:, None])
+
+    def _cover(self, slot: int) -> None:
+        if (missing := slot + 1 - self._own.shape[1]) > 0:
+            self._own = np.pad(self._own, ((0, 0), (0, missing), (0, 0)))

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-Reached = Sequence[Sequence[float]]
+Reached = Sequence[Sequence[float]] | npt.NDArray[np.float64]
 """[B, K]: for each request P(1) .. P(K), the probability that its first i drafts are all accepted."""
 
 

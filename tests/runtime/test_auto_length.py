@@ -5,27 +5,39 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import pytest
 
 from dflash_trt.runtime.auto_length import AutoLength
 
 K = 7
-Cost = Callable[[int, int], float]
-"""Seconds of a step, by requests and length."""
+
+
+class Cost(NamedTuple):
+    """Milliseconds of a step, by requests and length."""
+
+    draft: float
+    target: Callable[[int, int], float]
+
+    def __call__(self, batch: int, length: int) -> float:
+        """Seconds."""
+        return 1e-3 * (self.draft * (length > 0) + self.target(batch, length))
+
+
 HIGH, MIDDLING, NOTHING = (0.9,) * K, (0.6,) * K, (0.0,) * K
 
 
 def linear(draft: float, token: float) -> Cost:
     """A pass of 1 ms + `token` ms for each token of each request, and `draft` ms for drafting."""
-    return lambda batch, length: 1e-3 * (1 + token * batch * (1 + length) + draft * (length > 0))
+    return Cost(draft, lambda batch, length: 1 + token * batch * (1 + length))
 
 
 COSTS = {
     "idle arithmetic": linear(0.2, 0.001),
     "a dear drafter": linear(2.0, 0.01),
     "dear tokens": linear(0.3, 0.2),
-    "a step at 4": lambda batch, length: 1e-3 * (1 + (length > 0) * 0.2 + 2 * (length > 4)),
+    "a step at 4": Cost(0.2, lambda batch, length: 1 + 2 * (length > 4)),
 }
 
 
@@ -43,15 +55,12 @@ def simulate(
     lengths = []
     for _ in range(steps):
         chosen = policy.choose(range(batch))
-        for slot, length in enumerate(chosen):
-            accepted = 0
-            while accepted < length and rng.random() < acceptance[accepted]:
-                accepted += 1
-            policy.observe(slot, length, accepted)
+        held = [next((i for i in range(length) if rng.random() >= acceptance[i]), length) for length in chosen]
+        policy.observe(range(batch), chosen, held)
         mean = round(sum(chosen) / batch)
         assert mean * batch == sum(chosen)
         factor = 10.0 if rng.random() < outliers else rng.uniform(0.9, 1.1)
-        policy.measure(batch, mean, factor * cost(batch, mean))
+        policy.measure(batch, mean, factor * cost(batch, mean), factor * 1e-3 * cost.draft)
         lengths.append(mean)
     return lengths
 
@@ -100,10 +109,9 @@ def test_requests_whose_drafts_hold_get_more() -> None:
     cost = linear(0.1, 0.1)
     for _ in range(400):
         chosen = policy.choose(range(batch))
-        for slot, length in enumerate(chosen):
-            policy.observe(slot, length, length if slot % 2 else 0)
+        policy.observe(range(batch), chosen, [length if slot % 2 else 0 for slot, length in enumerate(chosen)])
         mean = round(sum(chosen) / batch)
-        policy.measure(batch, mean, rng.uniform(0.95, 1.05) * cost(batch, mean))
+        policy.measure(batch, mean, rng.uniform(0.95, 1.05) * cost(batch, mean), 1e-3 * cost.draft)
     assert chosen == [1, K] * 4
 
 
@@ -111,9 +119,8 @@ def test_the_next_request_of_a_slot_is_a_new_one() -> None:
     policy, cost = AutoLength(K), linear(0.1, 0.1)
     for _ in range(401):
         chosen = policy.choose([0, 1])
-        policy.observe(0, chosen[0], 0)
-        policy.observe(1, chosen[1], chosen[1])
-        policy.measure(2, sum(chosen) // 2, cost(2, sum(chosen) // 2))
+        policy.observe([0, 1], chosen, [0, chosen[1]])
+        policy.measure(2, sum(chosen) // 2, cost(2, sum(chosen) // 2), 1e-3 * cost.draft)
     assert chosen == [1, K]
     policy.release(0)
     known_to_none = policy.choose([0, 9])
@@ -143,7 +150,14 @@ def test_a_machine_that_is_faster_or_slower_as_a_whole_changes_little(factor: fl
     for seed in range(3):
         policy, rng = AutoLength(K), random.Random(seed)
         simulate(policy, HIGH, cost, batch=1, steps=600, rng=rng)
-        lengths = simulate(policy, HIGH, lambda b, k: factor * cost(b, k), batch=1, steps=600, rng=rng)
+        lengths = simulate(
+            policy,
+            HIGH,
+            Cost(factor * cost.draft, lambda b, k: factor * cost.target(b, k)),
+            batch=1,
+            steps=600,
+            rng=rng,
+        )
         assert share_of_best(lengths[100:], HIGH, cost, 1) > 0.93
 
 

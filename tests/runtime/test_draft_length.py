@@ -47,7 +47,7 @@ def simulate(
             accepted = 0
             while accepted < length and rng.random() < acceptance[accepted]:
                 accepted += 1
-            policy.observe(0, length, accepted)
+            policy.observe([0], [length], [accepted])
         lengths.append(length)
     return lengths
 
@@ -69,7 +69,7 @@ def settled(lengths: Sequence[int]) -> list[int]:
 def test_a_number_is_the_length_at_every_batch_size(length: int) -> None:
     policy = parse_draft_length(str(length), K)
     assert isinstance(policy, FixedLength)
-    policy.observe(0, length, 0)
+    policy.observe([0], [length], [0])
     assert [policy.choose(range(batch_size))[0] for batch_size in BATCH_SIZES] == [length] * len(BATCH_SIZES)
 
 
@@ -77,7 +77,7 @@ def test_a_number_is_the_length_at_every_batch_size(length: int) -> None:
 def test_a_schedule_holds_from_its_batch_sizes_on(text: str) -> None:
     policy = parse_draft_length(text, K)
     assert isinstance(policy, LengthByBatch)
-    policy.observe(0, 7, 0)
+    policy.observe([0], [7], [0])
     assert [policy.choose(range(batch_size))[0] for batch_size in BATCH_SIZES] == [7, 7, 7, 3, 3, 0, 0]
 
 
@@ -189,7 +189,7 @@ def test_drafts_that_no_request_had_room_for_are_not_judged() -> None:
     for _ in range(300):
         for each in (policy, other):
             each.choose([0])
-            each.observe(0, K, K)
-        policy.observe(0, 2, 2)
-        policy.observe(0, 0, 0)
+            each.observe([0], [K], [K])
+        policy.observe([0], [2], [2])
+        policy.observe([0], [0], [0])
     assert policy.choose([0]) == other.choose([0]) == [K]
