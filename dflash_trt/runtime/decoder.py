@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dflash_trt.errors import EngineError
+from dflash_trt.pages.page_table import TOKENS_PER_PAGE
 from dflash_trt.runtime.accept import accept, likeliest
 from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.metrics import Counts, DecoderMetrics
@@ -171,6 +172,8 @@ class Decoder:
 
     def _admit(self) -> None:
         while self.waiting and self.slots.fits(self.waiting[0].max_length):
+            if self._awaits_prefix(self.waiting[0]):
+                return
             self._take_turn()
             request = self.waiting.popleft()
             request.admit()
@@ -183,6 +186,26 @@ class Decoder:
                 self._counts.prefix_cache_queries += len(request.prompt_ids)
                 self._counts.prefix_cache_hits += request.num_cached_tokens
             self.running[slot] = request
+
+    def _awaits_prefix(self, request: Request) -> bool:
+        """Whether somebody is computing the next page that `request` could begin with: then it shares it in a moment.
+
+        Prompts are read oldest first, so it would seldom have been read before that.
+        """
+        if not self.slots.prefix_caching:
+            return False
+        prompt_ids = request.prompt_ids
+        while (end := self.slots.num_cached(prompt_ids) + TOKENS_PER_PAGE) < len(prompt_ids):
+            begin = prompt_ids[:end]
+            ahead = {slot: other for slot, other in self.running.items() if other.prompt_ids[:end] == begin}
+            computed = [slot for slot, other in ahead.items() if other.num_computed >= end]
+            for slot in computed:
+                self._keep(slot)
+            if not computed:
+                return bool(ahead)
+            if self.slots.num_cached(prompt_ids) < end:  # somebody else has used the caches: it is shared no more
+                return False
+        return False
 
     def _take_turn(self) -> None:
         """Cancels what another decoder, abandoned or not, has in the caches."""

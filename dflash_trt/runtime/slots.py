@@ -78,11 +78,15 @@ class SlotPool:
         """Whether `allocate` would succeed now, whatever of the prompt is cached."""
         return bool(self._free) and num_pages_for(num_tokens) <= self._num_free_pages
 
-    def allocate(self, num_tokens: int, prompt_ids: Sequence[int] = ()) -> Reservation:
-        """A free slot, and pages for `num_tokens` tokens that begin with `prompt_ids`; ValueError when there is none.
+    def num_cached(self, prompt_ids: Sequence[int]) -> int:
+        """Tokens of a prompt that are in full pages which are kept or shared.
 
-        The prompt's last token is never cached: somebody must compute the logits behind it.
+        Its last token is never one of them: somebody must compute the logits behind it.
         """
+        return TOKENS_PER_PAGE * len(list(self._index.find(prompt_ids[:-1])))
+
+    def allocate(self, num_tokens: int, prompt_ids: Sequence[int] = ()) -> Reservation:
+        """A free slot and pages for `num_tokens` tokens that begin with `prompt_ids`; ValueError when there is none."""
         if not self.fits(num_tokens):
             raise ValueError(
                 f"expected a free slot with room for {num_tokens} tokens, found {self.free_slots} slots"

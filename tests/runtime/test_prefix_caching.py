@@ -198,6 +198,31 @@ def test_requests_share_pages_while_they_run(session: Session) -> None:
         assert same(request, alone(session, ids, request.params.max_tokens))
 
 
+@pytest.mark.parametrize(
+    ("length", "chunk"),
+    [(0, 1000), (DRAFTS, P + 7), *(pytest.param(*c, marks=pytest.mark.full) for c in ((0, P + 7), (DRAFTS, 1000)))],
+)
+def test_requests_that_come_together_share_what_they_begin_with(session: Session, length: int, chunk: int) -> None:
+    """The first computes it, the others a moment later only what is their own; nobody waits for its answer."""
+    text, own = texts(session)[2], range(3)
+    prompts_ = [[*text[: 3 * P], 5 + i, *text[: i * P]] for i in own]
+    decoder = caching(session, length=length, chunk=chunk)
+    requests = [session.request(prompt, greedy(P)) for prompt in prompts_]
+    for request in requests:
+        decoder.add(request)
+    num_steps = 0
+    while len(decoder.running) < 3:
+        decoder.step()
+        num_steps += 1
+    assert num_steps <= -(-len(prompts_[0]) // chunk) + 1
+    drive(decoder, [])
+    assert [request.num_cached_tokens for request in requests] == [0, 3 * P, 3 * P]
+    drafted = sum(len(request.steps) + sum(step.proposed for step in request.steps) for request in requests)
+    assert decoder._pair.computed == 3 * P + sum(len(prompt) - 3 * P for prompt in prompts_) + drafted
+    for request, prompt in zip(requests, prompts_, strict=True):
+        assert same(request, alone(session, prompt, P, length))
+
+
 def test_the_least_recently_used_go_first(session: Session) -> None:
     """From their ends: what is left of a prefix is of use."""
     one, two, three = (text[: 3 * P + 1] for text in (texts(session)[0], texts(session)[1], texts(session)[0][P:]))
