@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 
@@ -21,14 +22,20 @@ class Taps:
     def __init__(self, model: PreTrainedModel, target_layer_ids: Sequence[int]) -> None:
         """Of a model whose decoder layers stand in `layers`, and give their output to the next as it is."""
         self._layer_ids = list(target_layer_ids)
+        self._layers = model.get_decoder().layers
         self._caught: dict[int, Tensor] = {}
-        self._is_on = False
-        for index in set(self._layer_ids):
-            model.get_decoder().layers[index].register_forward_hook(partial(self._catch, index))
+        self._hooks: list[RemovableHandle] = []
 
     def start(self, with_taps: bool) -> None:
-        """Before a pass: whether its taps are wanted."""
-        self._is_on = with_taps
+        """Before a pass: whether its taps are wanted. Torch calls a layer with a hook by a longer way."""
+        if with_taps and not self._hooks:
+            self._hooks = [
+                self._layers[index].register_forward_hook(partial(self._catch, index)) for index in {*self._layer_ids}
+            ]
+        elif not with_taps:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
 
     def take(self) -> Tensor:
         """Taps [R, A*H] of the pass, in the order of the layer ids."""
@@ -37,5 +44,4 @@ class Taps:
         return taps
 
     def _catch(self, index: int, layer: nn.Module, arguments: object, output: Tensor | tuple[Tensor, ...]) -> None:
-        if self._is_on:
-            self._caught[index] = output[0] if isinstance(output, tuple) else output
+        self._caught[index] = output[0] if isinstance(output, tuple) else output
