@@ -10,7 +10,18 @@ import torch
 
 from tests.gpu.launches import Launch, bits, moved
 from tests.plugins.calls import UNTOUCHED, Guarded, inputs, reference
-from tests.plugins.cases import CORNER, FAR, FAR_FP8, FEATURES, OUT_OF_RANGE, PERFORMANCE, REGULAR, Case, wgmma_rows
+from tests.plugins.cases import (
+    CORNER,
+    FAR,
+    FAR_FP8,
+    FEATURES,
+    MANY_ROWS_FP8,
+    OUT_OF_RANGE,
+    PERFORMANCE,
+    REGULAR,
+    Case,
+    wgmma_rows,
+)
 from tests.plugins.compare import assert_close, rounding
 from tests.plugins.kernel.oracle import Expected
 from tests.plugins.kernel.oracle import expect as expect_in_float64
@@ -18,7 +29,7 @@ from tests.plugins.tensors import BAD, Tensors, draw, out_of_range
 
 pytestmark = pytest.mark.gpu
 
-CASES = [*REGULAR, *FEATURES, *CORNER]
+CASES = [*REGULAR, *FEATURES, *CORNER, *MANY_ROWS_FP8]
 LONG = [case for case in PERFORMANCE if sum(case.context_lengths) <= 131072]
 # One with a split context and one without; a sink and a window; 16-bit and FP8 caches.
 SOME = [case for case in CASES if case.name in ("gpt-oss-B4", "odd", "fp8-everything", "one-long", "no-context")]

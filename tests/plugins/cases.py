@@ -92,6 +92,16 @@ QWEN3_8B = Case(name="qwen3-8b", N=32, G=8, D=128, S=16)
 RAGGED = Case(name="ragged", C_max=200, context_lengths=(150, 73))
 FP8_CACHE = replace(RAGGED, name="fp8", cache_dtype=FP8, k_scale=0.02, v_scale=0.03)
 
+# Rows that the attention of sm_90a is chosen for, which rounds queries there. With few ranges one ends a request and
+# begins the next.
+GPT_OSS_FP8 = Case(name="gpt-oss-fp8", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_scale=0.03, norm=4.0,
+                   sinks=True, context_lengths=(300, 3, 130))  # fmt: skip
+MANY_ROWS_FP8 = [
+    GPT_OSS_FP8,
+    replace(GPT_OSS_FP8, name="qwen3-8b-fp8", N=4, S=16, D=128, norm=2.0, sinks=False),
+    replace(GPT_OSS_FP8, name="rows-56-f16-fp8", S=7, dtype=F16, window=90, causal=True),
+]
+
 REGULAR = [
     replace(draft, name=f"{draft.name}-B{len(lengths)}", context_lengths=lengths, C_max=512, L=2, layer=1)
     for draft, lengths in product((GPT_OSS, QWEN3_8B), ((512,), (300, 511, 37, 128)))

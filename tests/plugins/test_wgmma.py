@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.plugins.cases import CORNER, FEATURES, FP8, OUT_OF_RANGE, REGULAR, Case, wgmma_rows
+from tests.plugins.cases import (
+    CORNER,
+    FEATURES,
+    GPT_OSS_FP8,
+    MANY_ROWS_FP8,
+    OUT_OF_RANGE,
+    REGULAR,
+    Case,
+    wgmma_rows,
+)
 from tests.plugins.compare import assert_close
 from tests.plugins.kernel import emulation
 from tests.plugins.kernel.emulation import EmulationError, build, build_kernel
@@ -18,10 +27,7 @@ from tests.plugins.kernel.oracle import Expected
 from tests.plugins.kernel.oracle import expect as expect_in_float64
 from tests.plugins.tensors import BAD, Tensors, draw, out_of_range
 
-# Two ranges of gpt-oss's rows, of which the first ends one request and begins the next.
-GPT_OSS_FP8 = Case(name="gpt-oss-fp8", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_scale=0.03, norm=4.0,
-                   sinks=True, context_lengths=(300, 3, 130))  # fmt: skip
-CASES = [case for case in (*REGULAR, *FEATURES, *CORNER) if wgmma_rows(case)]
+CASES = [case for case in (*MANY_ROWS_FP8, *REGULAR, *FEATURES, *CORNER) if wgmma_rows(case)]
 Program = Callable[[Case], Path]
 
 
@@ -42,7 +48,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", [GPT_OSS_FP8, *CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_against_float64(case: Case, program: Program, tmp_path: Path) -> None:
     tensors = draw(case)
     assert_close(emulation.call(program(case), tmp_path / "call", case, tensors, ctas=132).out, *expect(case, tensors))

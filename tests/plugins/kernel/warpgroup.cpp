@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -44,6 +46,19 @@ struct Lane {
 // D: sum 4 j + 2 h + i is of column 8 j + 2 (lane % 4) + i, of row + 8 h.
 int row_of(int thread, int half) { return thread / 32 * 16 + thread % 32 / 4 + half * 8; }
 
+double sum_of(const std::vector<double>& summands) { return std::accumulate(summands.begin(), summands.end(), 0.0); }
+
+// What Hopper was found to keep of products of FP8: of each summand what stands up to 13 bits behind the first bit of the
+// largest (DeepSeek-V3, arXiv 2412.19437, 3.5.2).
+double sum_of_13_bits(std::vector<double> summands) {
+  double most = 0;
+  for (const double summand : summands) most = std::fmax(most, std::fabs(summand));
+  if (most == 0 || !std::isfinite(sum_of(summands))) return sum_of(summands);
+  const double unit = std::ldexp(1.0, std::ilogb(most) - 13);
+  for (double& summand : summands) summand = std::trunc(summand / unit) * unit;
+  return sum_of(summands);
+}
+
 void multiply_all(Lane** lanes) {
   const Wgmma& first = *lanes[0]->call;
   const int columns = 2 * first.sums, bits = first.bits, depth = 8 * kRowBytes / bits, pack = 32 / bits;
@@ -71,9 +86,11 @@ void multiply_all(Lane** lanes) {
     Lane& lane = *lanes[thread];
     for (int s = 0; s < first.sums; ++s) {
       const int row = row_of(thread, s / 2 % 2), column = s / 4 * 8 + thread % 4 * 2 + s % 2;
-      double sum = first.add ? lane.sums[s] : 0;
-      for (int k = 0; k < depth; ++k) sum += double{left[row * depth + k]} * right[k * columns + column];
-      lane.sums[s] = static_cast<float>(sum);
+      std::vector<double> summands{first.add ? lane.sums[s] : 0};
+      for (int k = 0; k < depth; ++k) {
+        summands.push_back(double{left[row * depth + k]} * right[k * columns + column]);
+      }
+      lane.sums[s] = static_cast<float>(bits == 8 ? sum_of_13_bits(summands) : sum_of(summands));
     }
   }
 }
