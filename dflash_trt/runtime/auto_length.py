@@ -105,10 +105,9 @@ class AutoLength:
 
     def explain(self) -> str:
         """What is chosen, and why: "7 of 7: 412 tokens/s at 1 request, 230 without drafts"."""
-        K = self._num_draft_tokens
-        if not self._prices.has_ends(self._bucket):
+        K, speeds = self._num_draft_tokens, self._speeds()
+        if not speeds:
             return f"{self._length} of {K}: not measured yet"
-        speeds = self._speeds()
         number = len(self._reached)
         requests = f"{number} request" + "s" * (number > 1)
         return (
@@ -172,6 +171,11 @@ class AutoLength:
         return MIN_SAMPLES + (self._length == 0)
 
     def _speeds(self) -> list[float]:
-        """Expected tokens a second of all requests, by length 0 .. K, both of which have a price."""
+        """Expected tokens a second of all requests, by length 0 .. K; none while there are no prices.
+
+        `explain` asks from other threads, while prices come and go.
+        """
         prices, pace = self._prices.by_length(self._bucket), self._prices.pace
+        if not prices or not all(prices):
+            return []
         return [count / (price * pace) for count, price in zip(tokens_by_length(self._reached), prices, strict=True)]

@@ -87,11 +87,13 @@ class StepPrices:
         return bool(self.known(bucket, 0) and self.known(bucket, self._num_draft_tokens))
 
     def by_length(self, bucket: int) -> list[float]:
-        """Prices of 0 .. K of a bucket that has both ends.
+        """Prices of 0 .. K; none while an end has no price.
 
         One that is not known lies on the line between its neighbours; the shorter one of length 1 is a step that drafts
         and verifies nothing of it.
         """
+        if not self.has_ends(bucket):
+            return []
         floor = self.floor(bucket)
         known = {k: price for k in range(1, self._num_draft_tokens + 1) if (price := self.known(bucket, k))}
         lengths = range(1, self._num_draft_tokens + 1)
