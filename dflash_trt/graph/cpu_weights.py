@@ -31,9 +31,9 @@ BITS = {TensorProto.BFLOAT16: "<u2", TensorProto.FLOAT16: "<f2", TensorProto.FLO
 def float_weights(model: onnx.ModelProto, directory: Path) -> Iterator[Path]:
     """Makes each weight of `model`, whose data lies in `directory`, a FLOAT initializer in a file of its own.
 
-    Gives their folder, which is gone afterwards; a session that has been made by then keeps what it needs. Nodes that
-    computed weights from weights are gone. Raises EngineError for data that is not in `directory`, and where there is
-    no room for the files.
+    Gives their folder, for one session: its files go as they are mapped, and afterwards it is gone. Nodes that computed
+    weights from weights are gone. Raises EngineError for data that is not in `directory`, and where there is no room
+    for the files.
     """
     graph = model.graph
     stored = _Stored(graph, directory)
