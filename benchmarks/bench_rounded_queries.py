@@ -13,6 +13,7 @@ the outputs of random rows are moved, beside what the cache's own rounding does.
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +85,10 @@ NO_KEY = """
 def with_rounded_queries(softmax: str) -> str:
     """The last lines of the node's function."""
     keys = "\n    keys = Concat <axis: int = 1> (all_k, no_key)"
-    return ROUNDED + softmax.replace(keys, NO_KEY).replace("q_rows", "q_both").replace("all_k", "k_both")
+    changed = softmax.replace(keys, NO_KEY).replace("q_rows", "q_both").replace("all_k", "k_both")
+    if not {"q_both", "k_both"} <= set(re.findall(r"\w+", changed)):
+        raise click.ClickException(f"cpu_attention.py: expected attention of q_rows to all_k, found {softmax}")
+    return ROUNDED + changed
 
 
 def walk(engine: Path, features: FeatureFile) -> list[Replayed]:
