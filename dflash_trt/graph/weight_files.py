@@ -82,7 +82,7 @@ def weight_files(matrices: Sequence[Matrix]) -> Iterator[Path]:
 
 def _folder_for(num_bytes: int) -> Path | None:
     """Shared memory where it has the room; else where temporary files go, which costs seconds a GiB."""
-    has_room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * num_bytes
+    has_room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 1.25 * num_bytes
     return SHARED_MEMORY if has_room else None
 
 
