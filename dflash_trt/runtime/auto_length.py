@@ -22,8 +22,8 @@ LOOK_COST = 0.02
 """Share of the time that a look may take of that since the one before it."""
 HOPE = 0.3
 """The same share, where a length that was never tried may be better: of what it would gain at best."""
-RECONSIDER_EVERY = 8
-"""Steps; looks begin on the same, because both reckon with all lengths."""
+SOON, LATER = 8, 32
+"""Steps between thoughts: up to `FIRST_LOOK` steps behind a look, and from then on."""
 
 log = logging.getLogger("dflash_trt.runtime")
 
@@ -32,9 +32,10 @@ class AutoLength:
     """Takes the mean length k with the most expected tokens / price(requests, k), and shares it out to the requests.
 
     What a request's drafts are worth is what its own passes say, and all requests' passes where it has few. Prices
-    are medians of measured steps. It begins with the whole block and no drafts, for two steps each, and from then
-    on verifies what promises most. A length that was never tried is taken to cost what lies on the line between
-    its neighbours; it is looked at where it would be best at the price of the shorter one.
+    are medians of measured steps. It begins with the whole block for eight steps, which say what drafts are worth, and
+    no drafts for two, and from then on verifies what promises most. A length that was never tried is taken to cost
+    what lies on the line between its neighbours; it is looked at where it would be best at the price of the shorter
+    one.
     """
 
     def __init__(self, num_draft_tokens: int) -> None:
@@ -44,55 +45,48 @@ class AutoLength:
         self._slots: list[int] = []
         self._reached = np.ones((1, num_draft_tokens))
         """P(1) .. P(K) of each of `_slots`, as they were last looked up."""
-        self._shared: dict[int, list[int]] = {}
-        """Lengths of each of `_slots`, by their mean."""
+        self._steps: list[tuple[int, int, float, float, bool]] = []
+        """That have been measured since."""
         self._length = num_draft_tokens
+        """The present best."""
+        self._chosen: list[int] = []
+        """What the next `_left` steps verify of each of `_slots`."""
+        self._left = 0
         self._bucket = 1
-        self._trial = num_draft_tokens
-        self._trial_steps = 0
+        self._is_look = False
         self._since_look = 0
         self._pause = HOPEFUL_LOOK
         self._num_looks = 0
 
     def choose(self, slots: Sequence[int]) -> list[int]:
         """The present best, or a length that is looked at; more of it for requests whose drafts hold."""
-        if list(slots) != self._slots:
-            self._meet(list(slots))
-        length = self._mean_length()
-        if length not in self._shared:
-            self._shared[length] = share_out(self._reached, length)
-        return list(self._shared[length])
+        if list(slots) != self._slots or self._left == 0:
+            self._slots = list(slots)
+            self._think()
+        self._left -= 1
+        self._since_look += not self._is_look
+        return list(self._chosen)
 
-    def _meet(self, slots: list[int]) -> None:
-        """Other requests; where they are clearly more or fewer than before, what was best may be so no longer."""
-        self._slots = slots
-        self._look_up()
-        if (bucket := bucket_of(len(slots))) != self._bucket:
-            self._bucket = bucket
-            if self._prices.has_ends(bucket):
-                self._reconsider()
-
-    def _look_up(self) -> None:
+    def _think(self) -> None:
+        """Counts what steps have shown, and chooses for the next ones; between two thoughts nothing is reckoned."""
+        K, self._bucket = self._num_draft_tokens, bucket_of(len(self._slots))
+        for step in self._steps:
+            self._prices.measure(*step)
+        self._steps.clear()
         self._reached = self._acceptance.reached(self._slots)
-        self._shared.clear()
-
-    def _mean_length(self) -> int:
         if not self._prices.has_ends(self._bucket):
-            return 0 if self._prices.known(self._bucket, self._num_draft_tokens) else self._num_draft_tokens
-        if self._trial_steps == 0:
-            self._since_look += 1
-            if self._since_look % RECONSIDER_EVERY == 0:
-                self._look_up()
-                self._reconsider()
-                if self._since_look >= self._pause:
-                    self._look()
-        if self._trial_steps == 0:
-            return self._length
-        self._trial_steps -= 1
-        return self._trial
+            length, self._left = (0, MIN_SAMPLES) if self._prices.known(self._bucket, K) else (K, SOON)
+        else:
+            self._reconsider()
+            length, self._left = self._length, SOON if self._since_look < FIRST_LOOK else LATER
+            trial = self._trial() if self._since_look >= self._pause else None
+            self._is_look = trial is not None
+            if trial is not None:
+                length, self._left, self._since_look = trial, self._num_trial_steps, 0
+        self._chosen = share_out(self._reached, length)
 
     def observe(self, slots: Sequence[int], proposed: Sequence[int], accepted: Sequence[int]) -> None:
-        """Counts which positions were reached and which of them held."""
+        """Notes which positions were reached and which of them held."""
         self._acceptance.observe(slots, proposed, accepted)
 
     def release(self, slot: int) -> None:
@@ -101,7 +95,7 @@ class AutoLength:
 
     def measure(self, batch_size: int, length: int, seconds: float, draft_seconds: float) -> None:
         """Notes what a step took."""
-        self._prices.measure(batch_size, length, seconds, draft_seconds, is_look=length != self._length)
+        self._steps.append((batch_size, length, seconds, draft_seconds, length != self._length))
 
     def explain(self) -> str:
         """What is chosen, and why: "7 of 7: 412 tokens/s at 1 request, 230 without drafts"."""
@@ -120,12 +114,11 @@ class AutoLength:
         best = max(range(len(speeds)), key=speeds.__getitem__)
         is_sure = self._prices.num_samples(self._bucket, best) >= FEW_SAMPLES
         if speeds[best] > (1 + (MIN_GAIN if is_sure else MIN_GAIN_OF_FEW)) * speeds[self._length]:
-            self._try(best)
-            self._length, self._pause = best, HOPEFUL_LOOK
+            self._length, self._pause, self._since_look = best, HOPEFUL_LOOK, 0
             log.info("draft length %s", self.explain())
 
-    def _look(self) -> None:
-        """Tries another length: one without a price that may be best, else none, all and the neighbours in turn.
+    def _trial(self) -> int | None:
+        """Another length to look at: one without a price that may be best, else none, all and the neighbours in turn.
 
         Not before steps without a look have earned it: its time is `LOOK_COST` of theirs, or more where it may gain.
         """
@@ -137,13 +130,13 @@ class AutoLength:
         prices = self._prices.by_length(self._bucket)
         steps = self._num_trial_steps * prices[trial] / prices[self._length]
         if self._since_look < steps / max(HOPE * gain, LOOK_COST):
-            return
-        self._try(trial)
+            return None
         if hopeful is None:
             self._num_looks += 1
             self._pause = min(2 * max(self._pause, FIRST_LOOK // 2), LAST_LOOK)
         else:
             self._pause = HOPEFUL_LOOK
+        return trial
 
     def _hopeful(self) -> tuple[int | None, float]:
         """The length of few steps that would be best, and better than the present one; and by which share.
@@ -160,10 +153,6 @@ class AutoLength:
             if length != self._length and not is_sure and (speed := tokens[length] / price) > best:
                 best, hopeful = speed, length
         return hopeful, best / now - 1 if hopeful else 0.0
-
-    def _try(self, length: int) -> None:
-        self._trial, self._trial_steps = length, self._num_trial_steps
-        self._since_look = 0
 
     @property
     def _num_trial_steps(self) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections import deque
+from functools import cache
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class StepPrices:
         """What steps take now beside their prices."""
 
     def measure(
-        self, batch_size: int, length: int, seconds: float, draft_seconds: float, *, is_look: bool = False
+        self, batch_size: int, length: int, seconds: float, draft_seconds: float, is_look: bool = False
     ) -> None:
         """Notes what a step over `batch_size` requests took that verified `length` drafts of each, on average.
 
@@ -61,16 +62,18 @@ class StepPrices:
             self._add((bucket_of(batch_size), _DRAFTING), draft_seconds)
 
     def known(self, bucket: int, length: int) -> float:
-        """The price: measured, or where a bucket nearby has it, by the ratio to a length that both have; else 0."""
-        prices = self._prices
+        """The price, 0 for none: the bucket's own, or where it has no prices at all, the nearest one's.
+
+        No drafts, the whole block and drafting itself are lent by buckets nearby, too, by the ratio to a length that
+        both have.
+        """
+        prices, near = self._prices, _near(bucket)
         if own := prices.get((bucket, length)):
             return own
-        near = [b for b in BUCKETS if 1 / NEAR <= b / bucket <= NEAR]
-        near.sort(key=lambda b: abs(b - bucket))
-        has_prices = {b for b, k in list(prices) if k >= 0}
-        base = next((b for b in near if b in has_prices), None)
-        if base is None or (base, length) in prices:
-            return 0.0 if base is None else prices[base, length]
+        priced = {b for b, k in list(prices) if k >= 0}
+        base = next((b for b in near if b in priced), None)
+        if base is None or (base, length) in prices or 0 < length < self._num_draft_tokens:
+            return 0.0 if base is None else prices.get((base, length), 0.0)
         lengths = sorted(range(self._num_draft_tokens + 1), key=lambda k: abs(k - length))
         for b in near:
             for k in lengths:
@@ -116,6 +119,12 @@ class StepPrices:
         self._seconds, self._prices = {what: deque([price] * MIN_SAMPLES, maxlen=WINDOW)}, {what: price}
         self._ratios.clear()
         self.pace = 1.0
+
+
+@cache
+def _near(bucket: int) -> list[int]:
+    """Buckets that lend it prices, the nearest first, and first of all itself."""
+    return sorted((b for b in BUCKETS if 1 / NEAR <= b / bucket <= NEAR), key=lambda b: abs(b - bucket))
 
 
 def bucket_of(batch_size: int) -> int:

@@ -173,8 +173,8 @@ def test_it_follows_acceptance() -> None:
 def test_it_begins_with_both_ends_and_says_what_it_found() -> None:
     policy = AutoLength(K)
     assert policy.explain() == "7 of 7: not measured yet"
-    lengths = simulate(policy, HIGH, COSTS["idle arithmetic"], batch=1, steps=4, rng=random.Random(0))
-    assert lengths == [K, K, 0, 0]
+    lengths = simulate(policy, HIGH, COSTS["idle arithmetic"], batch=1, steps=11, rng=random.Random(0))
+    assert lengths == [*[K] * 8, 0, 0, K]
     assert policy.explain().startswith("7 of 7: ")
     assert "tokens/s at 1 request, " in policy.explain()
 
