@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PACKED_SUFFIX, SCALES_SUFFIX = "_blocks", "_scales"
 """Of gpt-oss's MXFP4 experts: two 4-bit codes a byte, which transformers unpacks, and the scales, which it uses up."""
+EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -35,12 +36,19 @@ def check_memory(directory: Path, weights: Mapping[str, Tensor], dtype: torch.dt
 
 
 def loaded_bytes(weights: Mapping[str, Tensor], dtype: torch.dtype) -> int:
-    """What transformers holds once every weight is `dtype`."""
+    """What the running target holds once every weight is `dtype`."""
     sizes = {name: math.prod(tensor.shape) for name, tensor in weights.items()}
     packed = {name for name, tensor in weights.items() if name.endswith(PACKED_SUFFIX) and tensor.dtype == "U8"}
     scales = {name.removesuffix(PACKED_SUFFIX) + SCALES_SUFFIX for name in packed}
     counts = (0 if name in scales else size * (2 if name in packed else 1) for name, size in sizes.items())
-    return dtype.itemsize * sum(counts)
+    return dtype.itemsize * (sum(counts) + _head_copy(sizes) * (dtype.itemsize == 4))
+
+
+def _head_copy(sizes: Mapping[str, int]) -> int:
+    """Values of the embeddings where they are the head, too: `prepack` lays them out beside themselves."""
+    if any(name.endswith(HEAD) for name in sizes):
+        return 0
+    return max((size for name, size in sizes.items() if name.endswith(EMBEDDINGS)), default=0)
 
 
 def free_bytes() -> int | None:

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dflash_trt.errors import CheckpointError
+from dflash_trt.targets.prepacked_linear import weight_of
 from dflash_trt.targets.taps import Taps
 from dflash_trt.targets.target import Segment, Verified
 
@@ -79,7 +80,7 @@ class HuggingFaceTarget:
                 f" {type(self._lm_head).__name__}"
             )
         bias = {} if self._lm_head.bias is None else {"lm_head_bias": self._lm_head.bias.detach()}
-        return {"lm_head": self._lm_head.weight.detach(), **bias}
+        return {"lm_head": weight_of(self._lm_head), **bias}
 
     def _forward(
         self, token_ids: Sequence[int], logits_rows: Sequence[int], *, with_taps: bool, **inputs: Any

@@ -34,6 +34,12 @@ def test_every_weight_becomes_a_float() -> None:
     assert loaded_bytes(mixed, torch.bfloat16) == 2 * (12 + 2 + 1)
 
 
+def test_embeddings_that_are_the_head_are_laid_out_once_more() -> None:
+    table, head = tensor("model.embed_tokens.weight", "BF16", 8, 4), tensor("lm_head.weight", "BF16", 8, 4)
+    assert loaded_bytes(weights(table), torch.float32) == loaded_bytes(weights(table, head), torch.float32) == 4 * 64
+    assert loaded_bytes(weights(table), torch.bfloat16) == 2 * 32
+
+
 def test_packed_experts_are_unpacked() -> None:
     """gpt-oss: gate_up_proj_blocks U8 [E, 2I, H/32, 16], two codes a byte, and a scale for 32 of them."""
     blocks, scales = tensor("x.gate_up_proj_blocks", "U8", 2, 8, 3, 16), tensor("x.gate_up_proj_scales", "U8", 2, 8, 3)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers in oneDNN's layout: the same products, the same tokens, and no weight held twice."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from dflash_trt.targets import prepacked_linear
+from dflash_trt.targets.huggingface import make_target
+from dflash_trt.targets.prepacked_linear import prepack, weight_of
+from dflash_trt.targets.target import Segment
+from tests.targets.families import NUM_SLOTS, TAPS, computed, random_history, random_model, recomputed, relative_error
+from tests.targets.test_slot_attention import PACKED
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs a torch with oneDNN")
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_pass_is_the_models_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every family, with all its linear layers laid out."""
+    model_type, settings = PACKED[name]
+    model = random_model(model_type, **settings)
+    expected = recomputed(copy.deepcopy(model), history := random_history(0, num_turns=3))
+    monkeypatch.setattr(prepacked_linear, "MIN_BYTES", 0)
+    target = make_target(model, TAPS, NUM_SLOTS)
+    assert any(weight.numel() == 0 for weight in model.parameters())
+    assert relative_error(computed(target, history), expected) < 1e-4
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_are_held_once_but_for_a_head_that_is_the_embeddings(tied: bool) -> None:
+    settings = {"hidden_size": 512, "vocab_size": 1024, "intermediate_size": 512, "tie_word_embeddings": tied}
+    model = random_model("llama", **settings)
+    head, down = model.lm_head.weight.detach().clone(), model.model.layers[0].mlp.down_proj
+    before = down.weight.detach().clone()
+    prepack(model)
+    assert down.weight.numel() == 0
+    assert model.model.layers[0].self_attn.k_proj.weight.numel() > 0, "too small to pay"
+    assert model.lm_head.weight.numel() == (head.numel() if tied else 0)
+    assert torch.equal(weight_of(down), before)
+    assert torch.equal(weight_of(model.lm_head), head)
+    rows = torch.randn(2, 3, 512)
+    assert torch.allclose(down(rows), rows @ before.T, atol=1e-5)
+    assert down(rows[:, :0]).shape == (2, 0, 512)
+
+
+def test_another_type_stays_as_it_is() -> None:
+    model = random_model("llama", hidden_size=512, intermediate_size=512).bfloat16()
+    prepack(model)
+    assert all(weight.numel() for weight in model.parameters())
+
+
+def test_a_block_has_the_choices_of_single_tokens() -> None:
+    model = random_model("llama", hidden_size=512, intermediate_size=2048, vocab_size=4096)
+    target = make_target(model, TAPS, 2)
+    prompt = torch.randint(4096, (24,), generator=torch.Generator().manual_seed(0)).tolist()
+    block = target.verify([Segment(slot=0, token_ids=prompt, num_logits=24)], with_taps=False).logits
+    single = [
+        target.verify([Segment(slot=1, token_ids=[token], num_logits=1)], with_taps=False).logits[0] for token in prompt
+    ]
+    assert torch.equal(block.argmax(-1), torch.stack(single).argmax(-1))
