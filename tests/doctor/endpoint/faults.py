@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.llm import LLM
+from dflash_trt.pages.page_table import TOKENS_PER_PAGE
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.sampling import SamplingParams
 from tests.engines import build
@@ -23,7 +24,6 @@ from tests.paths import FIXTURES
 PAIR = "qwen3"
 TARGET = FIXTURES / f"tiny-{PAIR}"
 WINDOW = 128
-PAGE = 64
 """Tokens that a prompt must share with an earlier one to be known."""
 Weights = dict[str, torch.Tensor]
 Config = dict[str, Any]
@@ -91,35 +91,17 @@ def scale_v(llm: LLM) -> None:
 def lose_prefix_features(llm: LLM) -> None:
     """A prefix cache that spares the target a known prompt, and so the drafter its features: rows are never written."""
     running, drafting = pair(llm), drafter(llm)
-    commit, release, inject = running.commit, running.release, drafting.inject
-    seen: set[tuple[int, ...]] = set()
+    reserve = running.reserve
     noise = torch.Generator().manual_seed(0)  # what memory holds that was never written
-    known: dict[int, int] = {}  # slot -> tokens of its prompt that were known, 0 for a new one
 
-    def watching_commit(num_tokens: Sequence[int]) -> None:
-        for segment in running._segments:
-            if segment.num_logits < len(segment.token_ids):  # a chunk of a prompt
-                page = tuple(segment.token_ids[:PAGE])
-                if known.get(segment.slot, page in seen):
-                    known[segment.slot] = known.get(segment.slot, 0) + len(segment.token_ids) - segment.num_logits
-                else:
-                    known[segment.slot] = 0
-                seen.add(page)
-        commit(num_tokens)
-
-    def forgetting_inject(slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
-        inject(slots, num_rows, taps)
-        for slot in slots:
+    @torch.inference_mode()
+    def starving(slot: int, pages: Sequence[int], num_tokens: int) -> None:
+        reserve(slot, pages, num_tokens)
+        for page in pages[: num_tokens // TOKENS_PER_PAGE]:
             for rows in (drafting.cache.k, drafting.cache.v):
-                rows[slot, :, : known.get(slot, 0)].normal_(0, 4, generator=noise)
+                rows[page].normal_(0, 4, generator=noise)
 
-    def watching_release(slot: int) -> None:
-        known.pop(slot, None)
-        release(slot)
-
-    running.commit = watching_commit  # type: ignore[method-assign]
-    running.release = watching_release  # type: ignore[method-assign]
-    drafting.inject = forgetting_inject  # type: ignore[method-assign]
+    running.reserve = starving  # type: ignore[method-assign]
 
 
 def ignore_temperature(llm: LLM) -> None:
