@@ -59,6 +59,7 @@ def test_every_figure_is_the_servers_own(
     prompts: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = counts(shared)
     arguments = (
@@ -100,6 +101,7 @@ def test_every_figure_is_the_servers_own(
 
     (tmp_path / "run" / "points" / "dflash" / "prose" / "c2.json").unlink()
     kept = counts(shared)
+    monkeypatch.setenv("COLUMNS", "200")
     run_here(*arguments)
     later = counts(shared)
     tokens = later["vllm:generation_tokens_total"] - kept["vllm:generation_tokens_total"]
