@@ -102,7 +102,7 @@ class ContextCache:
         for cache, rows in ((_bytes(self.k), _bytes(k)), (_bytes(self.v), _bytes(v))):
             if cache.is_cuda:
                 cache[pages, :, offsets] = rows
-            else:  # a fifth of torch's time for few rows
+            else:  # two thirds of torch's time for 4 rows, a third for 64
                 cache.numpy()[pages.numpy(), :, offsets.numpy()] = rows.numpy()
 
     def slot_ids(self, slots: Sequence[int], num_rows: int) -> list[list[int]]:

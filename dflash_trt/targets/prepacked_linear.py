@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Large linear layers in oneDNN's own layout of weights, on a CPU in FP32.
 
-Torch gives such products to MKL, which on AMD processors has no fast kernel for few rows: at Qwen3-0.6B's sizes 4 rows
-take two to four times what oneDNN takes with weights that were laid out for it once. It is what TorchInductor does with
+Torch gives such products to MKL. On an AMD EPYC, at Qwen3-0.6B's sizes, that takes for 4 to 64 rows two to four times
+what oneDNN takes with weights that were laid out for it once; on other processors it was not measured. It is what TorchInductor does with
 frozen weights (torch 2.13, torch/_inductor/fx_passes/mkldnn_fusion.py), whose operators these are.
 """
 
