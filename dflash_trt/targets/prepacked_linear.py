@@ -2,8 +2,9 @@
 """Large linear layers in oneDNN's own layout of weights, on a CPU in FP32.
 
 Torch gives such products to MKL. On an AMD EPYC, at Qwen3-0.6B's sizes, that takes for 4 to 64 rows two to four times
-what oneDNN takes with weights that were laid out for it once; on other processors it was not measured. It is what TorchInductor does with
-frozen weights (torch 2.13, torch/_inductor/fx_passes/mkldnn_fusion.py), whose operators these are.
+what oneDNN takes with weights that were laid out for it once; on other processors it was not measured. It is what
+TorchInductor does with frozen weights (torch 2.13, torch/_inductor/fx_passes/mkldnn_fusion.py), whose operators these
+are.
 """
 
 from __future__ import annotations
