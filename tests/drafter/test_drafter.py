@@ -152,3 +152,11 @@ def test_context_of_a_slot(drafter: Drafter) -> None:
     assert torch.equal(found[1], v.transpose(0, 1))
     drafter.release(1)
     assert drafter.cache.rows(1)[0].shape == (len(spec.layers), 0, spec.num_key_value_heads, spec.head_dim)
+
+
+def test_hidden_states_outlive_the_next_pass(drafter: Drafter) -> None:
+    first, second = torch.randn(2, 1, drafter.spec.block_size, drafter.spec.hidden_size)
+    hidden = drafter.draft([0], first)
+    kept = hidden.clone()
+    drafter.draft([0], second)
+    assert torch.equal(hidden, kept)
