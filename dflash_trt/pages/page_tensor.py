@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import errno
+import mmap
+from collections.abc import Collection, Iterator, Sequence
+from math import prod
 
 import numpy as np
 import torch
@@ -14,11 +17,25 @@ FIRST_PAGES = 16
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU by calloc, whose pages take memory when they are written (torch.zeros writes them all)."""
+    """Zeros; on a CPU a mapping of its own, whose pages take memory when they are written.
+
+    It goes back to the system with the tensor. torch.zeros writes all of it, and so does calloc where a process keeps
+    freed memory (runtime/freed_memory.py): then every cache that was outgrown leaves a hole in the heap.
+    MemoryError where there is no room.
+    """
+    num_bytes = max(1, prod(shape) * dtype.itemsize)
     if device.type != "cpu":
         return torch.zeros(*shape, dtype=dtype, device=device)
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(*shape)
+    return torch.from_numpy(np.frombuffer(_mapped(num_bytes), dtype=np.uint8)).view(dtype).view(*shape)
+
+
+def _mapped(num_bytes: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        raise MemoryError(f"{num_bytes} bytes") from None
 
 
 def grown(cache: Tensor, dim: int, num_pages: int, written: Collection[int]) -> Tensor:
@@ -29,6 +46,15 @@ def grown(cache: Tensor, dim: int, num_pages: int, written: Collection[int]) -> 
     shape = list(cache.shape)
     shape[dim] = max(num_pages, shape[dim] + shape[dim] // 2)
     new = zeros(shape, cache.dtype, cache.device)
-    pages = torch.tensor([page for page in written if page < cache.shape[dim]], dtype=torch.int64, device=cache.device)
-    new.index_copy_(dim, pages, cache.index_select(dim, pages))
+    for begin, end in _runs(sorted(page for page in written if page < cache.shape[dim])):
+        new.narrow(dim, begin, end - begin).copy_(cache.narrow(dim, begin, end - begin))
     return new
+
+
+def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Begin and end of each run of pages that lie one behind the other; `pages` in order."""
+    begin = 0
+    for i in range(1, len(pages) + 1):
+        if i == len(pages) or pages[i] != pages[i - 1] + 1:
+            yield pages[begin], pages[i - 1] + 1
+            begin = i

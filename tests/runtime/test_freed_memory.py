@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from dflash_trt.pages.page_tensor import zeros
 from dflash_trt.runtime.freed_memory import USERS_OWN, keep_freed_memory
 
 FAULTS = """
@@ -24,7 +28,8 @@ def faults():
 is_kept = keep_freed_memory()
 print(is_kept, [faults() for _ in range(3)][-1])
 """
-PAGES = 100 * 2**20 // 4096
+PAGE = 4096
+PAGES = 100 * 2**20 // PAGE
 
 
 def run(monkeypatch: pytest.MonkeyPatch, **chosen: str) -> tuple[str, int]:
@@ -51,3 +56,26 @@ def test_the_users_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_libc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
     assert keep_freed_memory() is False
+
+
+def resident(begin: int, end: int) -> float:
+    """Share of the pages between two addresses that take memory."""
+    with Path("/proc/self/pagemap").open("rb") as file:
+        file.seek(begin // PAGE * 8)
+        entries = np.frombuffer(file.read((end - begin) // PAGE * 8), np.uint64)
+    return float((entries >> 63).mean())
+
+
+def test_a_cache_takes_no_kept_memory_and_leaves_none() -> None:
+    """Its unwritten pages would be written with zeros there, and each that was outgrown would stay as a hole."""
+    keep_freed_memory()
+    num_bytes = 24 * 2**20
+    np.ones(num_bytes, np.uint8)  # freed, and kept
+    cache = zeros((num_bytes,), torch.uint8, torch.device("cpu"))
+    begin, middle = cache.data_ptr(), cache.data_ptr() + num_bytes // 2
+    assert resident(begin, middle + num_bytes // 2) == 0
+    cache[: num_bytes // 2] = 1
+    assert resident(begin, middle) == 1
+    assert resident(middle, middle + num_bytes // 2) < 0.25, "a huge page at most"
+    del cache
+    assert resident(begin, middle) == 0
