@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,8 +15,10 @@ from dflash_trt.runtime.accept import argmax
 from dflash_trt.runtime.pending_taps import PendingTaps
 from dflash_trt.targets.target import Segment, Target
 
-MAX_PENDING_ROWS = 256
-"""Of context that is not injected yet: as many as a chunk of a prompt, whose pass costs them a few percent."""
+MAX_PENDING_BYTES = 2**25
+"""Of taps whose rows are not context yet: what ends before it drafts never pays for its own."""
+MAX_ROWS = 256
+"""That become context in one pass: as many as a chunk of a prompt."""
 
 
 class Pair(Protocol):
@@ -118,14 +120,23 @@ class LocalPair:
             commits.append((segment.slot, committed, num_rejected))
         if self._drafter is not None:
             self._pending.add(self._taps, commits)
-            if self._pending.num_rows > MAX_PENDING_ROWS:
-                self._inject()
+            if self._pending.num_bytes > MAX_PENDING_BYTES:
+                self._pending.compact()
+                if self._pending.num_bytes > MAX_PENDING_BYTES // 2:
+                    self._inject()
 
     def _inject(self) -> None:
-        """Makes what is pending context, in one pass."""
+        """Makes what is pending context."""
         slots, counts, taps = self._pending.take()
-        if self._drafter is not None and taps is not None:
+        if self._drafter is None or taps is None:
+            return
+        if len(taps) <= MAX_ROWS:
             self._drafter.inject(slots, counts, taps)
+            return
+        owners = np.repeat(slots, counts)
+        for begin in range(0, len(taps), MAX_ROWS):
+            part = Counter(owners[begin : begin + MAX_ROWS].tolist())
+            self._drafter.inject([*part], [*part.values()], taps[begin : begin + MAX_ROWS])
 
     def release(self, slot: int) -> None:
         """Empties a slot of both."""

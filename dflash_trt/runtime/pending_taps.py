@@ -20,6 +20,11 @@ class PendingTaps:
         self._rows: dict[int, list[int]] = {}
         """By slot: rows of the passes, end to end."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the kept passes."""
+        return self.num_rows * self._passes[0][0].nbytes if self._passes else 0
+
     def count(self, slot: int) -> int:
         """Rows of a slot that wait."""
         return len(self._rows.get(slot, ()))
@@ -46,6 +51,12 @@ class PendingTaps:
                 taps = taps.index_select(0, torch.from_numpy(np.array(order)).to(taps.device))
         self._passes, self._rows, self.num_rows = [], {}, 0
         return slots, counts, taps
+
+    def compact(self) -> None:
+        """Lets go of rows that no slot waits for: rejected ones, and those of slots that were dropped."""
+        slots, counts, taps = self.take()
+        if taps is not None:
+            self.add(taps.clone(), [(slot, count, 0) for slot, count in zip(slots, counts, strict=True)])
 
     def drop(self, slot: int) -> None:
         """Forgets a slot's rows."""

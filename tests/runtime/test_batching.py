@@ -13,9 +13,9 @@ import torch
 
 from dflash_trt.pages.page_table import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.draft_length import parse_draft_length
+from dflash_trt.runtime.draft_length import FixedLength, parse_draft_length
 from dflash_trt.runtime.pair import LocalPair
-from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.runtime.request import FinishReason, Request, Step
 from dflash_trt.targets.target import Segment
 from tests.decoding import greedy
 from tests.runtime.batches import MAX_NEW_TOKENS, NUM_SLOTS, Job, Workload, drive, fixture_workload, random_workload
@@ -118,6 +118,35 @@ def test_steps_are_those_of_decoding_alone(workloads: Callable[[str], Workload],
     drive(workload.decoder(length, prefill_chunk=7), requests, random.Random(1))
     for job, request in zip(jobs, requests, strict=True):
         assert request.steps == workload.alone(job, length).steps
+
+
+class LateDrafts(FixedLength):
+    """None for the first twelve steps."""
+
+    num_steps = 0
+
+    def length_of(self, batch_size: int) -> int:
+        self.num_steps += 1
+        return self.length if self.num_steps > 12 else 0
+
+
+@pytest.mark.parametrize(("num_bytes", "num_rows"), [(10**9, 5), (40_000, 256)], ids=["all at once", "in between"])
+def test_drafts_after_a_pause_are_those_of_a_context_that_kept_up(
+    workloads: Callable[[str], Workload], monkeypatch: pytest.MonkeyPatch, num_bytes: int, num_rows: int
+) -> None:
+    """Requests come and go while taps wait."""
+    workload = workloads("tiny-qwen3")
+
+    def steps(num_bytes: int, num_rows: int) -> list[list[Step]]:
+        monkeypatch.setattr("dflash_trt.runtime.pair.MAX_PENDING_BYTES", num_bytes)
+        monkeypatch.setattr("dflash_trt.runtime.pair.MAX_ROWS", num_rows)
+        requests = [workload.request(job) for job in workload.jobs[:24]]
+        drive(workload.decoder(LateDrafts(7)), requests, random.Random(2))
+        return [request.steps for request in requests]
+
+    late = steps(num_bytes, num_rows)
+    assert late == steps(0, 10**6)
+    assert max(step.accepted for request in late for step in request) >= 5
 
 
 def test_no_token_is_computed_twice(workload: Workload) -> None:

@@ -29,6 +29,10 @@ def test_each_slot_gets_its_committed_rows_in_order(seed: int) -> None:
             pending.drop(0)
             expected.pop(0, None)
         assert [pending.count(slot) for slot in range(6)] == [len(expected[slot]) for slot in range(6)]
+        if rng.random() < 0.2:
+            pending.compact()
+            assert pending.num_rows == sum(map(len, expected.values()))
+            assert pending.num_bytes == 4 * pending.num_rows
         if rng.random() < 0.3:
             check(pending, expected)
             expected.clear()
