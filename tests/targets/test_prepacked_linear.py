@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dflash_trt.targets import prepacked_linear
 from dflash_trt.targets.huggingface import make_target
@@ -14,6 +16,21 @@ from dflash_trt.targets.prepacked_linear import prepack, weight_of
 from dflash_trt.targets.target import Segment
 from tests.targets.families import NUM_SLOTS, TAPS, computed, random_history, random_model, recomputed, relative_error
 from tests.targets.test_slot_attention import PACKED
+
+
+class Operators(TorchDispatchMode):
+    """Notes what is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packets: set[object] = set()
+
+    def __torch_dispatch__(
+        self, operator: torch._ops.OpOverload, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        self.packets.add(operator.overloadpacket)
+        return operator(*args, **(kwargs or {}))
+
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs a torch with oneDNN")
 
@@ -45,6 +62,23 @@ def test_weights_are_held_once_but_for_a_head_that_is_the_embeddings(tied: bool)
     rows = torch.randn(2, 3, 512)
     assert torch.allclose(down(rows), rows @ before.T, atol=1e-5)
     assert down(rows[:, :0]).shape == (2, 0, 512)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_small_weight_is_held_in_both_layouts_and_the_product_says_which_one_multiplies(bias: bool) -> None:
+    model = random_model("llama", hidden_size=128, intermediate_size=256, mlp_bias=bias)
+    up = model.model.layers[0].mlp.up_proj
+    before = copy.deepcopy(up)
+    prepack(model)
+    assert torch.equal(weight_of(up), before.weight)
+    num_rows = prepacked_linear.MAX_MULTIPLICATIONS // up.weight.numel()
+    for rows, operator in ((num_rows, torch.ops.aten.mm), (num_rows + 1, torch.ops.mkldnn._linear_pointwise)):
+        given = torch.randn(1, rows, 128)
+        with torch.no_grad(), Operators() as called:
+            product = up(given)
+        assert (torch.ops.aten.addmm if bias and operator is torch.ops.aten.mm else operator) in called.packets
+        assert torch.allclose(product, before(given), atol=1e-5)
+    assert up(torch.randn(1, 0, 128)).shape == (1, 0, 256)
 
 
 def test_another_type_stays_as_it_is() -> None:
