@@ -12,10 +12,8 @@ from dflash_trt.bench.run_directory import read_points, read_run
 from dflash_trt.cli.bench_methods import Plan
 from dflash_trt.cli.output import print_json, print_table
 
-COLUMNS = (
-    "method", "category", "at once", "answers", "failed", "timed out", "cut", "tokens/s", "tokens/s a user", "TTFT",
-    "tau",
-)  # fmt: skip
+IF_ANY = ("lost", "cut")
+"""Columns that are there where something in them is."""
 
 
 def print_plan(plan: Plan, *, as_json: bool) -> None:
@@ -49,26 +47,38 @@ def print_points(output: Path, *, as_json: bool) -> None:
         ]
         print_json("bench-run", {"run": msgspec.to_builtins(run), "points": short})
     else:
-        print_table(f"{run.prompt_set.name}, {_settings(run.request)}", COLUMNS, [_row(point) for point in points])
+        for category in dict.fromkeys(point.category for point in points):
+            of = "" if category is None else f", {category}"
+            rows = [_row(point) for point in points if point.category == category]
+            columns = [name for name in rows[0] if name not in IF_ANY or any(row[name] != "0" for row in rows)]
+            title = f"{run.prompt_set.name}{of}: {_settings(run.request)}"
+            print_table(title, columns, [[row[name] for name in columns] for row in rows])
 
 
-def _row(point: Point) -> tuple[str, ...]:
-    requests, acceptance = point.requests, point.acceptance
-    tau = "-" if acceptance.tau is None else f"{acceptance.tau:.2f}"
-    return (
-        point.method, point.category or "all", str(point.concurrency), f"{requests.completed} of {requests.sent}",
-        str(requests.failed), str(requests.timed_out), str(requests.cut), f"{point.output_tokens_per_second:.1f}",
-        _median(point.user_tokens_per_second, 1, ""), _median(point.ttft_seconds, 1e3, " ms"), tau,
-    )  # fmt: skip
+def _row(point: Point) -> dict[str, str]:
+    requests, tau = point.requests, point.acceptance.tau
+    return {
+        "method": point.method,
+        "at once": str(point.concurrency),
+        "done": str(requests.completed),
+        "lost": str(requests.failed + requests.timed_out),
+        "cut": str(requests.cut),
+        "tokens/s": f"{point.output_tokens_per_second:.1f}",
+        "tokens/s per user": _median(point.user_tokens_per_second, 1, 1),
+        "TTFT, ms": _median(point.ttft_seconds, 1e3, 0),
+        "tau": "-" if tau is None else f"{tau:.2f}",
+    }
 
 
-def _median(found: Distribution | None, scale: float, unit: str) -> str:
-    return "-" if found is None else f"{found.p50 * scale:.1f}{unit}"
+def _median(found: Distribution | None, scale: float, decimals: int) -> str:
+    return "-" if found is None else f"{found.p50 * scale:.{decimals}f}"
 
 
 def _settings(request: msgspec.Struct) -> str:
+    """Those that were chosen."""
     fields = msgspec.to_builtins(request)
-    return ", ".join(f"{key} {_text(value)}" for key, value in fields.items() if value is not None)
+    chosen = {key: value for key, value in fields.items() if value not in (None, {}) and value is not False}
+    return ", ".join(f"{key} {_text(value)}" for key, value in chosen.items())
 
 
 def _text(value: object) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -18,6 +19,8 @@ from dflash_trt.errors import printable
 NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)? ?(%|x|s|ms|[KMGT]i?B|B)?")
 NO_NUMBER = ("", "-", "?", "any")  # in a column of numbers
 PIPE_WIDTH = 10_000
+BORDER = 3  # of a column: two spaces and a line
+NARROW_TEXT = 8  # a column of text is folded down to this
 has_document = False
 """Whether this process has printed its one JSON document."""
 
@@ -38,8 +41,9 @@ def _escaped(document: str) -> str:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints a table, columns of numbers right-aligned; cells are folded to a terminal's width, in a pipe never.
+    """Prints a table, columns of numbers right-aligned; text is folded to a terminal's width, in a pipe never.
 
+    A number is never folded: two halves of one would be read as two. A terminal too narrow for that folds whole lines.
     Control characters, which a checkpoint's or a configuration's names may hold, are shown as escapes.
     """
     from rich.console import Console
@@ -49,13 +53,29 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     # Text, because rich would take the brackets of 'dflash-trt[run]' for markup.
     table = Table(title=Text(printable(title), style="bold"), title_justify="left", header_style="dim")
     cells = [tuple(map(printable, row)) for row in rows]
+    is_measured = sys.stdout.isatty() or "COLUMNS" in os.environ
+    needed = 1
     for index, column in enumerate(columns):
-        is_number = _are_numbers([row[index] for row in cells if index < len(row)])
-        table.add_column(column, overflow="fold", justify="right" if is_number else "left")
+        values = [row[index] for row in cells if index < len(row)]
+        width = max(map(len, values), default=0)
+        if _are_numbers(values):
+            header = _as_narrow_as(column, width) if is_measured else column
+            table.add_column(header, no_wrap=True, justify="right")
+            width = max(width, *map(len, header.split("\n")))
+        else:
+            table.add_column(column, overflow="fold")
+            width = min(max(width, len(column)), NARROW_TEXT)
+        needed += width + BORDER
     for row in cells:
         table.add_row(*map(Text, row))
-    is_measured = sys.stdout.isatty() or "COLUMNS" in os.environ
-    Console(width=None if is_measured else PIPE_WIDTH).print(table)
+    console = Console(width=None if is_measured else PIPE_WIDTH)
+    console.width = max(console.width, needed)
+    console.print(table)
+
+
+def _as_narrow_as(header: str, width: int) -> str:
+    """A header on as many lines as it takes to be no wider than its column's numbers; words stay whole."""
+    return textwrap.fill(header, max(1, width), break_long_words=False, break_on_hyphens=False)
 
 
 def _are_numbers(values: Sequence[str]) -> bool:

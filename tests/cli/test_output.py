@@ -64,3 +64,15 @@ def test_nothing_is_folded_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeyp
     monkeypatch.setenv("COLUMNS", "80")
     print_table("t", ("name",), [("x" * 300,)])
     assert "x" * 300 not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("width", "found"), [("20", 33), ("40", 40), ("200", 42)])
+def test_numbers_are_whole_at_any_width(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: str, found: int
+) -> None:
+    """Text is folded first, down to eight characters, and headers at their spaces."""
+    monkeypatch.setenv("COLUMNS", width)
+    print_table("t", ("what", "tokens/s per user", "size"), [("a long name of it", "12345.6", "1.5 GiB")])
+    lines = capsys.readouterr().out.splitlines()
+    assert {len(line) for line in lines} == {found}
+    assert any("│  12345.6 │ 1.5 GiB │" in line for line in lines)
