@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from dflash_trt.cli.output import print_table
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.graph import cpu_attention
+from dflash_trt.graph import cpu_attention, ort_session
+from dflash_trt.graph.cpu_lowering import lower_to_cpu
 from dflash_trt.measure.replay import BATCH_SIZE, Replayed, replay
 from dflash_trt.measure.statistics import mean_tau, tau_loss
 from dflash_trt.quantize.features import FeatureFile, open_features
@@ -98,7 +99,9 @@ def walk(engine: Path, features: FeatureFile) -> list[Replayed]:
 def tau_row(engine: Path, features: Path) -> list[str]:
     """What an engine's tau is with queries as they are and rounded, and its loss with the 95 % interval."""
     functions = {name: with_rounded_queries(getattr(cpu_attention, name)) for name in ("SOFTMAX", "SOFTMAX_WITH_SINKS")}
-    with open_features(features, read_manifest(engine).draft) as file:
+    # The node as that function, which can be changed, in the place of the compiled operator.
+    as_function = patch.object(ort_session, "lower_to_cpu", lambda *graph, **_: lower_to_cpu(*graph))
+    with open_features(features, read_manifest(engine).draft) as file, as_function:
         plain = walk(engine, file)
         with patch.multiple(cpu_attention, **functions):
             rounded = walk(engine, file)

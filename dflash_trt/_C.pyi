@@ -103,9 +103,9 @@ def token_logprobs(logits: NDArray[np.float32], token_ids: list[int]) -> list[fl
     """
 
 def cpu_features() -> list[str]:
-    """Instruction sets the packers can use here, best first: of "avx512", "avx2", "scalar".
+    """Instruction sets that have kernels of their own here, best first: of "avx512", "avx2", "scalar".
 
-    The first is what isa="best" chooses. All write the same bytes.
+    The first is what isa="best" chooses. All packers write the same bytes.
     """
 
 def amax(weights: _Weights, threads: int = 0, isa: str = "best") -> float:

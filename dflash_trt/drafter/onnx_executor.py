@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two graphs on ONNX Runtime, lowered to FLOAT and standard operators."""
+"""The two graphs on ONNX Runtime, lowered to FLOAT."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DFlashKVInjectionAttention means, in standard ops, for ONNX Runtime."""
+"""What DFlashKVInjectionAttention means, in standard ops, for ONNX Runtime on a GPU, and to test against.
+
+On a CPU the node is an operator of its own, `cpp/onnxruntime/attention_op.cpp`.
+"""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 
 The files on disk are TensorRT's: activations in BFLOAT16, FP4 and FP8 weights, attention as a plugin node. The
 CPU provider of onnxruntime 1.31 has no BFLOAT16 MatMul, no FP4 and no plugin, so activations are widened to
-FLOAT, quantised values are computed by standard ops with the same numerics, and the plugin node's meaning is
-added as a model-local function. It is added here, never in the file: onnx-tensorrt versions differ on whether
-a function or a registered plugin wins.
+FLOAT, quantised values are computed by standard ops with the same numerics, and the plugin node is `_C`'s
+operator of its name or, where a session has none, a model-local function. That is added here, never in the file:
+onnx-tensorrt versions differ on whether a function or a registered plugin wins.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ from dflash_trt.graph.onnx_builder import COMPUTE
 HALF_TYPES = (TensorProto.BFLOAT16, TensorProto.FLOAT16)
 
 
-def lower_to_cpu(model: onnx.ModelProto, expose: Sequence[str] = ()) -> onnx.ModelProto:
-    """A copy of `model` with FLOAT activations and every node defined; `expose` names values to return as well."""
+def lower_to_cpu(
+    model: onnx.ModelProto, expose: Sequence[str] = (), *, keep_attention: bool = False
+) -> onnx.ModelProto:
+    """A copy of `model` with FLOAT activations and every node defined; `expose` names values to return as well.
+
+    With `keep_attention` the attention nodes stay, for a session that has `_C`'s operator of their name.
+    """
     lowered = onnx.ModelProto()
     lowered.CopyFrom(model)
     lowered.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in expose)
@@ -34,12 +39,12 @@ def lower_to_cpu(model: onnx.ModelProto, expose: Sequence[str] = ()) -> onnx.Mod
     for value in lowered.graph.input:
         if value.name == "slot_ids":
             value.type.tensor_type.ClearField("shape")  # [B] or a table of pages [B, M]
-    for node in lowered.graph.node:
+    for node in () if keep_attention else lowered.graph.node:
         if node.op_type == ATTENTION and len(node.input) > NUM_INPUTS:
             node.op_type = WITH_SINKS
     used = {node.op_type for node in lowered.graph.node}
     for name, with_sinks in ((ATTENTION, False), (WITH_SINKS, True)):
-        if name in used:
+        if name in used and not keep_attention:
             lowered.functions.append(attention_function(with_sinks=with_sinks))
     # onnxruntime 1.31 would infer shapes inside a function before its attributes are bound, and read them as 0.
     return onnx.inliner.inline_local_functions(lowered)

@@ -13,6 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from dflash_trt import _C
 from dflash_trt._C import unpack_fp8, unpack_nvfp4
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import EngineError
@@ -56,8 +57,9 @@ def test_outputs_equal_those_of_folded_constants(
     directory = engine(recipe, tmp_path)
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(directory))
-    lowered = lower_to_cpu(onnx.load(directory / graph, load_external_data=False)).SerializeToString()
-    folded = onnxruntime.InferenceSession(lowered, options, providers=["CPUExecutionProvider"])
+    options.register_custom_ops_library(_C.__file__)
+    lowered = lower_to_cpu(onnx.load(directory / graph, load_external_data=False), keep_attention=True)
+    folded = onnxruntime.InferenceSession(lowered.SerializeToString(), options, providers=["CPUExecutionProvider"])
     for actual, expected in zip(outputs(graph_session(directory, graph)), outputs(folded), strict=True):
         np.testing.assert_array_equal(actual, expected)
 

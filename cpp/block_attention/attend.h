@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel, compiled once for each instruction set; so everything here has internal linkage.
+//
+// The rows of a KV head's queries, S of each of its query heads, are the lanes of vectors: a score is a sum of products
+// of such a vector with one number of a key, and so is an output with one number of a value. So keys and values are
+// read where they lie, and nothing is summed across lanes.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "block_attention/block_attention.h"
+
+namespace dflash {
+namespace {
+
+constexpr int64_t kLanes = 16;
+constexpr int64_t kTile = 32;  // keys at a time: with 64 dimensions they and their values take 16 KiB
+
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+
+inline int64_t in_vectors(int64_t count) { return (count + kLanes - 1) / kLanes; }
+
+// e^x for x <= 0 to two units in the last place (Cephes' expf, S. Moshier), 0 below -87; NaN stays NaN.
+inline Floats exponential(Floats x) {
+  constexpr float kLowest = -87.0f, kRound = 0x1.8p23f;
+  const Floats bounded = x < kLowest ? Floats{} + kLowest : x;
+  const Floats shifted = bounded * 0x1.715476p+0f + kRound;  // the nearest integer to x / ln 2 in its low bits
+  const Floats power = shifted - kRound;
+  const Floats r = bounded - power * 0x1.62e4p-1f - power * 0x1.7f7d1cp-20f;
+  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + (r + 1.0f);
+  const Floats scaled = (Floats)((Ints)p + ((Ints)shifted << 23));
+  return x < kLowest ? Floats{} : (x == x ? scaled : x);
+}
+
+// x / sqrt(mean(x^2) + eps) * gamma, its two halves turned by cos and sin [D/2] each.
+inline void norm_and_rotate(const float* __restrict__ x, const float* __restrict__ gamma, const float* __restrict__ rope,
+                            int64_t D, float eps, float* __restrict__ out) {
+  Floats squares{};
+  int64_t d = 0;
+  for (; d + kLanes <= D; d += kLanes) {
+    Floats part;
+    std::memcpy(&part, x + d, sizeof part);
+    squares += part * part;
+  }
+  float sum = 0;
+  for (; d < D; ++d) sum += x[d] * x[d];
+  for (int64_t i = 0; i < kLanes; ++i) sum += squares[i];
+  const float factor = 1.0f / std::sqrt(sum / static_cast<float>(D) + eps);
+  const int64_t half = D / 2;
+  for (d = 0; d < half; ++d) {
+    const float first = x[d] * factor * gamma[d], second = x[half + d] * factor * gamma[half + d];
+    out[d] = first * rope[d] - second * rope[half + d];
+    out[half + d] = second * rope[d] + first * rope[half + d];
+  }
+}
+
+// 16 rows of queries on their way over the keys: a softmax that never needs all scores (FlashAttention, 2205.14135).
+struct Lanes {
+  Ints positions;
+  Floats maximum;
+  Floats total;
+};
+
+template <int kAtOnce>  // accumulators that fit into the registers; divides 16
+class Head {
+ public:
+  Head(const BlockAttention& attention, int64_t request, int64_t kv_head)
+      : a_(attention),
+        b_(request),
+        g_(kv_head),
+        D_(a_.head_dim),
+        dims_(in_vectors(D_) * kLanes),
+        group_(a_.num_heads / a_.num_kv_heads),
+        rows_(group_ * a_.block),
+        length_(a_.context_lengths[request]),
+        lanes_(in_vectors(rows_)),
+        queries_(lanes_.size() * dims_),
+        mixed_(lanes_.size() * dims_),
+        block_keys_(a_.block * D_),
+        keys_(kTile * dims_),
+        values_(D_ % kLanes ? kTile * dims_ : 0),
+        row_(D_) {}
+
+  void attend() {
+    load_queries();
+    load_block_keys();
+    // The first block slot sees furthest back.
+    const int64_t first = a_.sliding_window == 0 ? 0 : std::max<int64_t>(0, length_ - a_.sliding_window + 1);
+    for (int64_t key = first; key < length_ + a_.block; key += kTile) {
+      const int64_t count = std::min(kTile, length_ + a_.block - key);
+      load_tile(key, count);
+      prefetch(key + kTile);
+      for (size_t i = 0; i < lanes_.size(); ++i) attend_tile(i, key, count);
+    }
+    write();
+  }
+
+ private:
+  const float* slot(int64_t s) const {
+    return a_.qkv + (b_ * a_.block + s) * (a_.num_heads + 2 * a_.num_kv_heads) * D_;
+  }
+  const float* rope(int64_t s) const { return a_.rope + (b_ * a_.block + s) * D_; }
+
+  void load_queries() {
+    for (int64_t r = 0; r < static_cast<int64_t>(lanes_.size()) * kLanes; ++r) {
+      const int64_t head = std::min(r, rows_ - 1) / a_.block, s = std::min(r, rows_ - 1) % a_.block;
+      const int64_t i = r / kLanes, lane = r % kLanes, n = g_ * group_ + head;
+      lanes_[i].positions[lane] = static_cast<int32_t>(length_ + s);
+      lanes_[i].maximum[lane] = a_.sinks ? a_.sinks[n] : -std::numeric_limits<float>::max();
+      lanes_[i].total[lane] = a_.sinks ? 1.0f : 0.0f;
+      norm_and_rotate(slot(s) + n * D_, a_.q_norm, rope(s), D_, a_.rms_norm_eps, row_.data());
+      float* column = reinterpret_cast<float*>(&queries_[i * dims_]) + lane;
+      for (int64_t d = 0; d < D_; ++d) column[d * kLanes] = row_[d] * a_.softmax_scale;
+    }
+  }
+
+  void load_block_keys() {
+    for (int64_t s = 0; s < a_.block; ++s) {
+      const float* key = slot(s) + (a_.num_heads + g_) * D_;
+      norm_and_rotate(key, a_.k_norm, rope(s), D_, a_.rms_norm_eps, block_keys_.data() + s * D_);
+    }
+  }
+
+  // Keys [D / 16, kTile, 16] and where values are, of `count` positions from `key` on; block slots follow the context.
+  void load_tile(int64_t key, int64_t count) {
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t position = key + j, s = position - length_;
+      const float *k, *v;
+      if (s < 0) {
+        const int64_t page = a_.page_table[b_ * a_.pages_per_row + position / a_.page_rows];
+        const int64_t row = (page * a_.layers + a_.layer) * a_.page_rows + position % a_.page_rows;
+        const int64_t at = (row * a_.num_kv_heads + g_) * D_;
+        k = a_.k_cache + at;
+        v = a_.v_cache + at;
+      } else {
+        k = block_keys_.data() + s * D_;
+        v = slot(s) + (a_.num_heads + a_.num_kv_heads + g_) * D_;
+      }
+      int64_t d = 0;
+      float* out = &keys_[j * kLanes];
+      for (; d + kLanes <= D_; d += kLanes, out += kTile * kLanes) std::memcpy(out, k + d, sizeof(Floats));
+      if (d < D_) std::copy(k + d, k + D_, out);
+      if (!values_.empty()) {
+        std::memcpy(&values_[j * dims_], v, sizeof(float) * D_);
+        v = &values_[j * dims_];
+      }
+      value_rows_[j] = v;
+    }
+  }
+
+  // The context rows of the tile at `key`, while the one before is computed: they come from memory, one page a tile.
+  void prefetch(int64_t key) const {
+    for (int64_t j = key; j < std::min(key + kTile, length_); ++j) {
+      const int64_t page = a_.page_table[b_ * a_.pages_per_row + j / a_.page_rows];
+      const int64_t row = (page * a_.layers + a_.layer) * a_.page_rows + j % a_.page_rows;
+      const int64_t at = (row * a_.num_kv_heads + g_) * D_;
+      for (int64_t d = 0; d < D_; d += kLanes) {
+        __builtin_prefetch(a_.k_cache + at + d);
+        __builtin_prefetch(a_.v_cache + at + d);
+      }
+    }
+  }
+
+  void attend_tile(int64_t i, int64_t key, int64_t count) {
+    Floats scores[kTile];
+    for (int64_t j = 0; j < count; j += kAtOnce) score(&queries_[i * dims_], j, scores);
+    hide(lanes_[i].positions, key, count, scores);
+    Floats maximum = lanes_[i].maximum;
+    for (int64_t j = 0; j < count; ++j) maximum = scores[j] > maximum ? scores[j] : maximum;
+    const Floats kept = exponential(lanes_[i].maximum - maximum);
+    Floats total = lanes_[i].total * kept;
+    for (int64_t j = 0; j < count; ++j) {
+      scores[j] = exponential(scores[j] - maximum);
+      total += scores[j];
+    }
+    lanes_[i].maximum = maximum;
+    lanes_[i].total = total;
+    for (int64_t d = 0; d < dims_; d += kAtOnce) mix(&mixed_[i * dims_ + d], kept, scores, d, count);
+  }
+
+  void score(const Floats* query, int64_t j, Floats* scores) const {
+    Floats sums[kAtOnce] = {};
+    for (int64_t d = 0; d < dims_; d += kLanes) {
+      const float* key = &keys_[(d / kLanes * kTile + j) * kLanes];
+      for (int64_t e = 0; e < kLanes; ++e) {
+        const Floats q = query[d + e];
+#pragma GCC unroll 16
+        for (int n = 0; n < kAtOnce; ++n) sums[n] += q * key[n * kLanes + e];
+      }
+    }
+    for (int n = 0; n < kAtOnce; ++n) scores[j + n] = sums[n];
+  }
+
+  void hide(Ints positions, int64_t key, int64_t count, Floats* scores) const {
+    const int64_t window = a_.sliding_window, last = length_ + a_.block - 1;
+    const bool all_near = window == 0 || (last - key < window && key + count - 1 - length_ < window);
+    const bool all_before = !a_.causal || key + count - 1 <= length_;
+    if (all_near && all_before) return;
+    for (int64_t j = 0; j < count; ++j) {
+      const Ints distance = positions - static_cast<int32_t>(key + j);
+      const Ints size = distance < 0 ? -distance : distance;
+      Ints hidden = Ints{};
+      if (window != 0) hidden |= size >= static_cast<int32_t>(std::min<int64_t>(window, INT32_MAX));
+      if (a_.causal) hidden |= distance < 0;
+      scores[j] = hidden ? Floats{} - std::numeric_limits<float>::infinity() : scores[j];
+    }
+  }
+
+  void mix(Floats* mixed, Floats kept, const Floats* weights, int64_t d, int64_t count) const {
+    Floats sums[kAtOnce];
+#pragma GCC unroll 16
+    for (int n = 0; n < kAtOnce; ++n) sums[n] = mixed[n] * kept;
+    for (int64_t j = 0; j < count; ++j) {
+      const Floats weight = weights[j];
+      const float* value = value_rows_[j] + d;
+      asm("" : "+r"(value));  // GCC 12 would keep each n's offset from the row in memory
+#pragma GCC unroll 16
+      for (int n = 0; n < kAtOnce; ++n) sums[n] += weight * value[n];
+    }
+#pragma GCC unroll 16
+    for (int n = 0; n < kAtOnce; ++n) mixed[n] = sums[n];
+  }
+
+  void write() {
+    for (int64_t r = 0; r < rows_; ++r) {
+      const int64_t head = g_ * group_ + r / a_.block, s = r % a_.block, i = r / kLanes, lane = r % kLanes;
+      float* out = a_.out + ((b_ * a_.block + s) * a_.num_heads + head) * D_;
+      const float factor = 1.0f / lanes_[i].total[lane];
+      const float* column = reinterpret_cast<const float*>(&mixed_[i * dims_]) + lane;
+      for (int64_t d = 0; d < D_; ++d) out[d] = column[d * kLanes] * factor;
+    }
+  }
+
+  const BlockAttention& a_;
+  const int64_t b_, g_, D_, dims_, group_, rows_, length_;
+  std::vector<Lanes> lanes_;
+  std::vector<Floats> queries_;  // [lanes, dims], times the scale of the softmax
+  std::vector<Floats> mixed_;    // [lanes, dims], not yet divided by the totals
+  std::vector<float> block_keys_, keys_, values_, row_;
+  const float* value_rows_[kTile];
+};
+
+}  // namespace
+}  // namespace dflash

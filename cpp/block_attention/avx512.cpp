@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "block_attention/attend.h"
+
+namespace dflash {
+
+void attend_head_avx512(const BlockAttention& attention, int64_t request, int64_t kv_head) {
+  Head<16>(attention, request, kv_head).attend();
+}
+
+}  // namespace dflash
