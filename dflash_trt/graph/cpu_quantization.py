@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dflash_trt.checkpoint.quantization import BLOCK
 from dflash_trt.graph.onnx_builder import OPSET, TRT_DOMAIN
+from dflash_trt.graph.pruning import prune
 
 DOMAIN = "dflash_trt.cpu"
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # code points of FP4 by their low three bits; bit 3 is the sign
@@ -114,18 +115,11 @@ def lower_quantization(model: onnx.ModelProto) -> None:
     _widen_cache(graph, nodes)
     del graph.node[:]
     graph.node.extend(nodes)
-    _drop_unused_initializers(graph)
+    prune(graph)  # of zero points, which the functions do without
     model.functions.extend(map(_function, FUNCTIONS))
     model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     for imported in [i for i in model.opset_import if i.domain == TRT_DOMAIN]:
         model.opset_import.remove(imported)
-
-
-def _drop_unused_initializers(graph: onnx.GraphProto) -> None:
-    """The zero points, which the functions do without; onnxruntime warns of each."""
-    used = {name for node in graph.node for name in node.input}
-    for initializer in [i for i in graph.initializer if i.name not in used]:
-        graph.initializer.remove(initializer)
 
 
 def _function(body: str) -> onnx.FunctionProto:

@@ -22,6 +22,7 @@ from onnx import TensorProto, numpy_helper
 from dflash_trt import _C
 from dflash_trt.checkpoint.quantization import BLOCK
 from dflash_trt.errors import EngineError
+from dflash_trt.graph.pruning import prune
 from dflash_trt.graph.weight_files import Matrix, split, weight_files
 
 BITS = {TensorProto.BFLOAT16: "<u2", TensorProto.FLOAT16: "<f2", TensorProto.FLOAT: "<f4"}
@@ -50,13 +51,8 @@ def float_weights(model: onnx.ModelProto, directory: Path) -> Iterator[Path]:
 
 def _replace(graph: onnx.GraphProto, weights: dict[str, Matrix]) -> None:
     """Initializers in the place of what computed the weights, each in a file named by its number."""
-    kept: list[onnx.NodeProto] = []
-    read = {value.name for value in graph.output}
-    for node in reversed(graph.node):
-        if node.output[0] not in weights and any(output in read for output in node.output):
-            kept.append(node)
-            read |= set(node.input)
-    initializers = [i for i in graph.initializer if i.name in read and i.name not in weights]
+    nodes = [node for node in graph.node if node.output[0] not in weights]
+    initializers = [i for i in graph.initializer if i.name not in weights]
     for number, (name, matrix) in enumerate(weights.items()):
         proto = TensorProto(
             name=name, data_type=TensorProto.FLOAT, dims=matrix.shape, data_location=TensorProto.EXTERNAL
@@ -64,8 +60,9 @@ def _replace(graph: onnx.GraphProto, weights: dict[str, Matrix]) -> None:
         proto.external_data.add(key="location", value=str(number))
         initializers.append(proto)
     del graph.node[:], graph.initializer[:]
-    graph.node.extend(reversed(kept))
+    graph.node.extend(nodes)
     graph.initializer.extend(initializers)
+    prune(graph)
 
 
 def _computed(node: onnx.NodeProto, matrices: dict[str, Matrix], stored: _Stored) -> Matrix | None:
