@@ -27,8 +27,6 @@ class _Totals(msgspec.Struct, kw_only=True):
     proposed: int = 0
     """Draft tokens that were verified."""
     accepted: int = 0
-    accepted_by_position: dict[int, int] = msgspec.field(default_factory=Counter)
-    """Verify passes that accepted the draft token at position 1, 2, ... and so all before it."""
     prefix_cache_queries: int = 0
     """Prompt tokens of admitted requests, where prefixes are cached."""
     prefix_cache_hits: int = 0
@@ -49,6 +47,8 @@ class DecoderMetrics(_Totals, kw_only=True):
     """How many drafted tokens a step verifies now, and why."""
     tau: float | None
     """Tokens that verify passes emitted / steps; None without a step."""
+    accepted_by_position: dict[int, int]
+    """Verify passes that accepted the draft token at position 1, 2, ... and so all before it."""
 
 
 class Counts(_Totals):
@@ -70,7 +70,7 @@ class Counts(_Totals):
         self.accepted_counts[step.accepted] += 1
 
     def read(self) -> dict[str, Any]:
-        """The totals as they stand now, and tau."""
+        """The totals as they stand now, and what follows from them: tau and acceptance by position."""
         totals = {name: getattr(self, name) for name in _Totals.__struct_fields__}
         most = max(self.accepted_counts, default=0)
         reached = list(accumulate(self.accepted_counts.get(count, 0) for count in range(most, 0, -1)))[::-1]
