@@ -23,8 +23,9 @@ from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Schema, load_schema, versions
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from tests.contract.bare_import import import_bare
+from tests.deploy.broken import CASES
+from tests.deploy.broken.configuration import changed
 from tests.deploy.deployments import resolved
-from tests.deploy.test_broken import CASES, changed
 
 USAGE = """\
 expected the directory of a TensorRT-LLM, found none
