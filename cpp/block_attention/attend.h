@@ -72,6 +72,12 @@ struct Lanes {
   Floats total;
 };
 
+// Rows [D] of keys and values.
+struct Tile {
+  const float* keys[kTile];
+  const float* values[kTile];
+};
+
 template <int kAtOnce>  // accumulators that fit into the registers; divides 16
 class Head {
  public:
@@ -93,14 +99,19 @@ class Head {
         row_(D_) {}
 
   void attend() {
-    load_queries();
-    load_block_keys();
     // The first block slot sees furthest back.
     const int64_t first = a_.sliding_window == 0 ? 0 : std::max<int64_t>(0, length_ - a_.sliding_window + 1);
-    for (int64_t key = first; key < length_ + a_.block; key += kTile) {
-      const int64_t count = std::min(kTile, length_ + a_.block - key);
-      load_tile(key, count);
-      prefetch(key + kTile);
+    const int64_t end = length_ + a_.block;
+    locate(first, std::min(kTile, end - first));
+    for (int64_t d = 0; d < D_; d += kLanes) {
+      for (int64_t j = 0; j < kTile; ++j) __builtin_prefetch(next_.keys[j] + d);
+    }
+    load_queries();
+    load_block_keys();
+    for (int64_t key = first; key < end; key += kTile) {
+      const int64_t count = std::min(kTile, end - key);
+      load_tile(count);
+      if (key + kTile < end) locate(key + kTile, std::min(kTile, end - key - kTile));
       for (size_t i = 0; i < lanes_.size(); ++i) attend_tile(i, key, count);
     }
     write();
@@ -132,42 +143,35 @@ class Head {
     }
   }
 
-  // Keys [D / 16, kTile, 16] and where values are, of `count` positions from `key` on; block slots follow the context.
-  void load_tile(int64_t key, int64_t count) {
-    for (int64_t j = 0; j < count; ++j) {
-      const int64_t position = key + j, s = position - length_;
-      const float *k, *v;
+  // Where the `count` keys and values from position `key` on are; block slots follow the context.
+  void locate(int64_t key, int64_t count) {
+    for (int64_t j = 0; j < kTile; ++j) {
+      const int64_t position = key + std::min(j, count - 1), s = position - length_;
       if (s < 0) {
         const int64_t page = a_.page_table[b_ * a_.pages_per_row + position / a_.page_rows];
         const int64_t row = (page * a_.layers + a_.layer) * a_.page_rows + position % a_.page_rows;
         const int64_t at = (row * a_.num_kv_heads + g_) * D_;
-        k = a_.k_cache + at;
-        v = a_.v_cache + at;
+        next_.keys[j] = a_.k_cache + at;
+        next_.values[j] = a_.v_cache + at;
       } else {
-        k = block_keys_.data() + s * D_;
-        v = slot(s) + (a_.num_heads + a_.num_kv_heads + g_) * D_;
+        next_.keys[j] = block_keys_.data() + s * D_;
+        next_.values[j] = slot(s) + (a_.num_heads + a_.num_kv_heads + g_) * D_;
       }
-      int64_t d = 0;
-      float* out = &keys_[j * kLanes];
-      for (; d + kLanes <= D_; d += kLanes, out += kTile * kLanes) std::memcpy(out, k + d, sizeof(Floats));
-      if (d < D_) std::copy(k + d, k + D_, out);
-      if (!values_.empty()) {
-        std::memcpy(&values_[j * dims_], v, sizeof(float) * D_);
-        v = &values_[j * dims_];
-      }
-      value_rows_[j] = v;
     }
   }
 
-  // The context rows of the tile at `key`, while the one before is computed: they come from memory, one page a tile.
-  void prefetch(int64_t key) const {
-    for (int64_t j = key; j < std::min(key + kTile, length_); ++j) {
-      const int64_t page = a_.page_table[b_ * a_.pages_per_row + j / a_.page_rows];
-      const int64_t row = (page * a_.layers + a_.layer) * a_.page_rows + j % a_.page_rows;
-      const int64_t at = (row * a_.num_kv_heads + g_) * D_;
-      for (int64_t d = 0; d < D_; d += kLanes) {
-        __builtin_prefetch(a_.k_cache + at + d);
-        __builtin_prefetch(a_.v_cache + at + d);
+  // Makes the located tile the one that is attended to: its keys as [D / 16, kTile, 16].
+  void load_tile(int64_t count) {
+    tile_ = next_;
+    for (int64_t j = 0; j < count; ++j) {
+      const float* key = tile_.keys[j];
+      int64_t d = 0;
+      float* out = &keys_[j * kLanes];
+      for (; d + kLanes <= D_; d += kLanes, out += kTile * kLanes) std::memcpy(out, key + d, sizeof(Floats));
+      if (d < D_) std::copy(key + d, key + D_, out);
+      if (!values_.empty()) {
+        std::memcpy(&values_[j * dims_], tile_.values[j], sizeof(float) * D_);
+        tile_.values[j] = &values_[j * dims_];
       }
     }
   }
@@ -194,6 +198,7 @@ class Head {
     for (int64_t d = 0; d < dims_; d += kLanes) {
       const float* key = &keys_[(d / kLanes * kTile + j) * kLanes];
       for (int64_t e = 0; e < kLanes; ++e) {
+        if (e < kAtOnce) __builtin_prefetch(next_.values[j + e] + d);
         const Floats q = query[d + e];
 #pragma GCC unroll 16
         for (int n = 0; n < kAtOnce; ++n) sums[n] += q * key[n * kLanes + e];
@@ -223,7 +228,8 @@ class Head {
     for (int n = 0; n < kAtOnce; ++n) sums[n] = mixed[n] * kept;
     for (int64_t j = 0; j < count; ++j) {
       const Floats weight = weights[j];
-      const float* value = value_rows_[j] + d;
+      if (d % kLanes == 0) __builtin_prefetch(next_.keys[j] + d);
+      const float* value = tile_.values[j] + d;
       asm("" : "+r"(value));  // GCC 12 would keep each n's offset from the row in memory
 #pragma GCC unroll 16
       for (int n = 0; n < kAtOnce; ++n) sums[n] += weight * value[n];
@@ -248,7 +254,8 @@ class Head {
   std::vector<Floats> queries_;  // [lanes, dims], times the scale of the softmax
   std::vector<Floats> mixed_;    // [lanes, dims], not yet divided by the totals
   std::vector<float> block_keys_, keys_, values_, row_;
-  const float* value_rows_[kTile];
+  Tile tile_;
+  Tile next_;  // what comes out of memory while the tile is computed, a line at a time
 };
 
 }  // namespace
