@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dflash_trt.targets.delta_net import DeltaNets
+from dflash_trt.targets.prepacked_experts import prepack_experts
 from dflash_trt.targets.prepacked_linear import prepack
 from dflash_trt.targets.quiet import quiet_transformers
 from dflash_trt.targets.refusal import refusing
@@ -31,6 +32,7 @@ class PackedTarget(HuggingFaceTarget):
         self._catcher = Taps(model, target_layer_ids)
         model.set_attn_implementation(IMPLEMENTATION)
         prepack(model)
+        prepack_experts(model)
         self._min_rows = 0
         if model.dtype == torch.bfloat16:
             self._min_rows = MIN_ROWS

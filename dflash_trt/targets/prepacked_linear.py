@@ -28,19 +28,24 @@ ROWS = 8
 """For which the layout is chosen: a block of one request."""
 
 
+def can_prepack(model: PreTrainedModel) -> bool:
+    """Not on other devices, in other types, and where this torch was built without oneDNN."""
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return model.dtype == torch.float32 and model.device.type == "cpu" and has_onednn
+
+
 def prepack(model: PreTrainedModel) -> None:
     """Lays out the weights of linear layers, one after the other; a head that is the embeddings, too, stays as well.
 
-    Does nothing on other devices, in other types, for shards, and where this torch was built without oneDNN.
+    Does nothing where `can_prepack` says no, and for shards.
     """
-    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if model.dtype != torch.float32 or model.device.type != "cpu" or not has_onednn:
+    if not can_prepack(model):
         return
     embeddings = model.get_input_embeddings().weight
     for module in model.modules():
         weight = module.weight if type(module) is nn.Linear else None
         if weight is not None and type(weight.data) is Tensor:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight.data, ROWS)
+            packed = reordered(weight.data)
             if weight.nbytes < MIN_BYTES:
                 module.forward = partial(_faster_product, weight.data, packed, module.bias)
                 continue
@@ -59,13 +64,23 @@ def _faster_product(weight: Tensor, packed: Tensor, bias: Tensor | None, rows: T
     """rows [..., in] -> [..., out] by the one of two layouts of a weight [out, in] that suits so many rows."""
     if rows.numel() * len(weight) <= MAX_MULTIPLICATIONS:
         return F.linear(rows, weight, bias)
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
-    return product
+    return product(packed, bias, rows)
 
 
 def _product(packed: Tensor, bias: Tensor | None, num_outputs: int, rows: Tensor) -> Tensor:
     """rows [..., in] -> [..., out]."""
     if rows.numel() == 0:
         return rows.new_empty(*rows.shape[:-1], num_outputs)
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
-    return product
+    return product(packed, bias, rows)
+
+
+def reordered(weight: Tensor) -> Tensor:
+    """A weight [out, in] in oneDNN's layout."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+    return packed
+
+
+def product(packed: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
+    """rows [..., in], at least one -> [..., out]."""
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
+    return found

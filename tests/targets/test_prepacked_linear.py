@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers in oneDNN's layout: the same products, the same tokens, and no weight held twice."""
+"""Linear layers and experts in oneDNN's layout: the same products and tokens, and no large weight held twice."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dflash_trt.targets import prepacked_linear
+from dflash_trt.targets import prepacked_experts, prepacked_linear
 from dflash_trt.targets.huggingface import make_target
+from dflash_trt.targets.prepacked_experts import prepack_experts
 from dflash_trt.targets.prepacked_linear import prepack, weight_of
 from dflash_trt.targets.target import Segment
-from tests.targets.families import NUM_SLOTS, TAPS, computed, random_history, random_model, recomputed, relative_error
+from tests.targets.families import (
+    EXPERTS,
+    NUM_SLOTS,
+    TAPS,
+    computed,
+    random_history,
+    random_model,
+    recomputed,
+    relative_error,
+)
 from tests.targets.test_slot_attention import PACKED
 
 
@@ -37,13 +47,15 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 
 @pytest.mark.parametrize("name", PACKED)
 def test_a_pass_is_the_models_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every family, with all its linear layers laid out."""
+    """Every family, with all its linear layers and experts laid out."""
     model_type, settings = PACKED[name]
     model = random_model(model_type, **settings)
     expected = recomputed(copy.deepcopy(model), history := random_history(0, num_turns=3))
-    monkeypatch.setattr(prepacked_linear, "MIN_BYTES", 0)
+    for module in (prepacked_linear, prepacked_experts):
+        monkeypatch.setattr(module, "MIN_BYTES", 0)
     target = make_target(model, TAPS, NUM_SLOTS)
     assert any(weight.numel() == 0 for weight in model.parameters())
+    assert not [key for key, weight in model.named_parameters() if "experts.gate_up" in key and weight.dim() == 3]
     assert relative_error(computed(target, history), expected) < 1e-4
 
 
@@ -79,6 +91,13 @@ def test_a_small_weight_is_held_in_both_layouts_and_the_product_says_which_one_m
         assert (torch.ops.aten.addmm if bias and operator is torch.ops.aten.mm else operator) in called.packets
         assert torch.allclose(product, before(given), atol=1e-5)
     assert up(torch.randn(1, 0, 128)).shape == (1, 0, 256)
+
+
+def test_small_experts_stay_with_transformers() -> None:
+    model = random_model("qwen3_moe", **EXPERTS)
+    prepack_experts(model)
+    assert all(weight.numel() for weight in model.parameters())
+    assert model.config._experts_implementation != prepacked_experts.EXPERTS
 
 
 def test_another_type_stays_as_it_is() -> None:
