@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "packing/isa.h"
+#include "cpu/isa.h"
 
 namespace dflash {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "packing/isa.h"
+#include "cpu/isa.h"
 #include "packing/weights.h"
 
 namespace dflash {

@@ -3,7 +3,7 @@
 
 #include <stdexcept>
 
-#include "packing/isa.h"
+#include "cpu/isa.h"
 #include "packing/weights.h"
 
 namespace dflash {

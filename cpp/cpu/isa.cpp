@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "packing/isa.h"
+#include "cpu/isa.h"
 
 #include <stdexcept>
 #include <utility>
