@@ -22,6 +22,52 @@ def accept_greedy(proposals: list[int], verified: list[int]) -> int:
     Raises ValueError unless verified is one longer than proposals.
     """
 
+KV_LANES: int
+"""Elements to a multiple of which rows of V are filled up in a cache that PassRows reads."""
+
+class PassRows:
+    """The rows of one pass over sequences in pages of 32 tokens, end to end.
+
+    Sequence i has begins[i] tokens, to which the pass adds num_tokens[i] >= 1, and lies in pages[i], in order, which
+    have room for all. Raises ValueError where lengths do not fit.
+    """
+
+    def __init__(self, begins: Sequence[int], num_tokens: Sequence[int], pages: Sequence[Sequence[int]]) -> None: ...
+    def attend(
+        self,
+        query: tuple[int, int, int],
+        key: tuple[int, int, int],
+        value: tuple[int, int, int],
+        k_cache: int,
+        v_cache: int,
+        out: int,
+        shape: tuple[int, int, int, int, int],
+        is_bf16: bool,
+        scale: float,
+        softcap: float,
+        window: int,
+        sinks: int,
+        threads: int,
+        start: int,
+        isa: str = "best",
+    ) -> None:
+        """Writes a layer's new keys and values into its caches, and attends. Nothing is checked: addresses are trusted.
+
+        Tensors are on the CPU, all of float32, or with is_bf16 all of bfloat16 but sinks:
+
+            query, key, value   [N, R, D], [G, R, D] and [G, R, E]: address, and strides of a head and of a row in
+                                elements; each row is dense
+            k_cache, v_cache    [G, P, D, 32] and [G, P, 32, E'], dense; E' is E, up to a multiple of KV_LANES
+            out                 [R, N, E], dense, to be filled
+            shape               N, G, D, E, P
+            softcap, window     0: none
+            sinks               [N] float32, or 0
+            threads, start      of a team, and the address of GOMP_parallel that starts it, or 0: one thread
+
+        Token t of a sequence sees positions max(0, t - window + 1) .. t. Sums are float32. A row's bits depend on its
+        own sequence and on isa (of cpu_features()), not on the other rows and not on threads.
+        """
+
 class SamplingParams:
     """How one request is sampled; the defaults sample from softmax(logits). Read-only.
 

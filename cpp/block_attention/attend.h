@@ -14,34 +14,17 @@
 #include <vector>
 
 #include "block_attention/block_attention.h"
+#include "cpu/vectors.h"
 
 namespace dflash {
 namespace {
 
-constexpr int64_t kLanes = 16;
 constexpr int64_t kTile = 32;  // keys at a time: with 64 dimensions they and their values take 16 KiB
 
-typedef float Floats __attribute__((vector_size(4 * kLanes)));
-typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+using Floats = Floats16;
+using Ints = Ints16;
 
 inline int64_t in_vectors(int64_t count) { return (count + kLanes - 1) / kLanes; }
-
-// e^x for x <= 0 to two units in the last place (Cephes' expf, S. Moshier), 0 below -87; NaN stays NaN.
-inline Floats exponential(Floats x) {
-  constexpr float kLowest = -87.0f, kRound = 0x1.8p23f;
-  const Floats bounded = x < kLowest ? Floats{} + kLowest : x;
-  const Floats shifted = bounded * 0x1.715476p+0f + kRound;  // the nearest integer to x / ln 2 in its low bits
-  const Floats power = shifted - kRound;
-  const Floats r = bounded - power * 0x1.62e4p-1f - power * 0x1.7f7d1cp-20f;
-  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + (r + 1.0f);
-  const Floats scaled = (Floats)((Ints)p + ((Ints)shifted << 23));
-  return x < kLowest ? Floats{} : (x == x ? scaled : x);
-}
 
 // x / sqrt(mean(x^2) + eps) * gamma, its two halves turned by cos and sin [D/2] each.
 inline void norm_and_rotate(const float* __restrict__ x, const float* __restrict__ gamma, const float* __restrict__ rope,
@@ -182,10 +165,10 @@ class Head {
     hide(lanes_[i].positions, key, count, scores);
     Floats maximum = lanes_[i].maximum;
     for (int64_t j = 0; j < count; ++j) maximum = scores[j] > maximum ? scores[j] : maximum;
-    const Floats kept = exponential(lanes_[i].maximum - maximum);
+    const Floats kept = exp(lanes_[i].maximum - maximum);
     Floats total = lanes_[i].total * kept;
     for (int64_t j = 0; j < count; ++j) {
-      scores[j] = exponential(scores[j] - maximum);
+      scores[j] = exp(scores[j] - maximum);
       total += scores[j];
     }
     lanes_[i].maximum = maximum;

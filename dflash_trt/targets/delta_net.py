@@ -24,7 +24,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
-from dflash_trt.targets.slot_attention import Group, Pass
+from dflash_trt.targets.packed_pass import Group, Pass
 
 CLASS_NAMES = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
 CHUNK = 64

@@ -9,13 +9,17 @@ import torch
 from transformers import PreTrainedModel
 
 from dflash_trt.targets.delta_net import DeltaNets
+from dflash_trt.targets.gathered_attention import GatheredPass
+from dflash_trt.targets.packed_pass import Pass
+from dflash_trt.targets.paged_attention import PagedPass
 from dflash_trt.targets.prepacked_experts import prepack_experts
 from dflash_trt.targets.prepacked_linear import prepack
 from dflash_trt.targets.quiet import quiet_transformers
 from dflash_trt.targets.refusal import refusing
 from dflash_trt.targets.row_independence import EXPERTS, MIN_ROWS, agrees
 from dflash_trt.targets.running_model import HuggingFaceTarget
-from dflash_trt.targets.slot_attention import IMPLEMENTATION, Pass, SlotCache
+from dflash_trt.targets.slot_attention import IMPLEMENTATION
+from dflash_trt.targets.slot_cache import SlotCache
 from dflash_trt.targets.taps import Taps
 from dflash_trt.targets.target import Segment, Verified
 
@@ -23,9 +27,16 @@ from dflash_trt.targets.target import Segment, Verified
 class PackedTarget(HuggingFaceTarget):
     """All segments in one forward call, their rows end to end."""
 
-    def __init__(self, model: PreTrainedModel, target_layer_ids: Sequence[int], num_slots: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        target_layer_ids: Sequence[int],
+        num_slots: int,
+        pass_type: type[Pass] | None = None,
+    ) -> None:
         """Replaces the model's attention: the model serves nobody else from here on.
 
+        Attention is computed as `pass_type` does; by default C++ on a CPU, torch elsewhere.
         Raises CheckpointError for a model that its configuration keeps from computing a token.
         """
         super().__init__(model, target_layer_ids)
@@ -37,6 +48,7 @@ class PackedTarget(HuggingFaceTarget):
         if model.dtype == torch.bfloat16:
             self._min_rows = MIN_ROWS
             model.set_experts_implementation(EXPERTS)
+        self._pass_type = pass_type or (PagedPass if model.device.type == "cpu" else GatheredPass)
         self._cache = SlotCache(num_slots, model.device)
         self._delta_nets = DeltaNets(model, num_slots)
         self._table = self._cache.table
@@ -56,7 +68,7 @@ class PackedTarget(HuggingFaceTarget):
         self._delta_nets.settle()
         for segment in segments:
             self._cache.clear(self._table.cover(segment.slot, len(segment.token_ids)))
-        current = Pass(segments, self._table, self._device)
+        current = self._pass_type(segments, self._cache, self._device)
         token_ids: list[int] = []
         logits_rows: list[int] = []
         for segment in segments:
@@ -71,7 +83,6 @@ class PackedTarget(HuggingFaceTarget):
             with_taps=with_taps,
             position_ids=current.padded_positions(len(token_ids))[None],
             use_cache=False,
-            slot_cache=self._cache,
             slot_pass=current,
         )
         for segment in segments:

@@ -50,4 +50,6 @@ def test_the_stub_names_what_the_module_has() -> None:
     """dflash_trt/_C.pyi is written by hand."""
     stub = ast.parse((REPOSITORY / "dflash_trt" / "_C.pyi").read_text())
     described = {node.name for node in stub.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    constants = {ast.unparse(node.target) for node in stub.body if isinstance(node, ast.AnnAssign)}
+    described |= {name for name in constants if not name.startswith("_")}
     assert described == {name for name in dir(_C) if not name.startswith("__")}

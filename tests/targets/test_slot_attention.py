@@ -13,7 +13,8 @@ from transformers import DynamicCache
 from dflash_trt.errors import CheckpointError
 from dflash_trt.pages.page_table import TOKENS_PER_PAGE
 from dflash_trt.pages.page_tensor import FIRST_PAGES
-from dflash_trt.targets import slot_attention
+from dflash_trt.targets import gathered_attention, slot_cache
+from dflash_trt.targets.gathered_attention import GatheredPass
 from dflash_trt.targets.huggingface import PACKED_MODEL_TYPES, can_pack, make_target
 from dflash_trt.targets.packed_target import PackedTarget
 from dflash_trt.targets.running_model import HuggingFaceTarget
@@ -83,7 +84,7 @@ TOLERANCE = 1e-4
 @pytest.fixture
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that sequences outgrow it."""
-    monkeypatch.setattr(slot_attention, "FIRST_PAGES", 1)
+    monkeypatch.setattr(slot_cache, "FIRST_PAGES", 1)
 
 
 def test_every_packed_family_is_compared() -> None:
@@ -100,6 +101,16 @@ def test_a_packed_pass_is_the_models_own(name: str) -> None:
     target = make_target(model, TAPS, NUM_SLOTS)
     assert isinstance(target, PackedTarget)
     assert relative_error(computed(target, turns), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.usefixtures("small_cache")
+def test_a_packed_pass_by_torchs_operators_is_the_models_own(name: str) -> None:
+    """As on a GPU."""
+    model_type, settings = PACKED[name]
+    model, turns = random_model(model_type, **settings), random_history(seed=len(name))
+    expected = recomputed(model, turns)
+    assert relative_error(computed(PackedTarget(model, TAPS, NUM_SLOTS, GatheredPass), turns), expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", SEQUENTIAL)
@@ -149,8 +160,9 @@ def test_attention_segment_by_segment_is_that_of_a_group(name: str, monkeypatch:
     model_type, settings = PACKED[name]
     model, turns = random_model(model_type, **settings), random_history(seed=3, longest=60)
     expected = recomputed(model, turns)
-    monkeypatch.setattr(slot_attention, "GATHERED_VALUES", 0)
-    assert relative_error(computed(PackedTarget(model, TAPS, NUM_SLOTS), turns), expected) < TOLERANCE
+    monkeypatch.setattr(gathered_attention, "GATHERED_VALUES", 0)
+    target = PackedTarget(model, TAPS, NUM_SLOTS, GatheredPass)
+    assert relative_error(computed(target, turns), expected) < TOLERANCE
 
 
 @torch.inference_mode()
@@ -187,7 +199,7 @@ def test_bytes_per_token_are_those_of_k_and_v(target_type: type[HuggingFaceTarge
     if target_type is SequentialTarget:  # transformers keeps the latent vector and the rotated part of k
         assert latent.cache_bytes_per_token == 4 * (4 * (16 + 8))
     else:
-        assert latent.cache_bytes_per_token == 4 * (4 * 4 * (16 + 12))
+        assert latent.cache_bytes_per_token == 4 * (4 * 4 * (16 + 16))  # 12 of V, filled up to a vector
 
 
 @pytest.mark.parametrize("target_type", [PackedTarget, SequentialTarget])

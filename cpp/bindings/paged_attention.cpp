@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "paged_attention/paged_attention.h"
+#include "bindings/bindings.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using Address = uintptr_t;
+using Rows = std::tuple<Address, int64_t, int64_t>;
+using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
+
+dflash::HeadRows view(const Rows& rows) {
+  const auto [data, head_stride, row_stride] = rows;
+  return {.data = reinterpret_cast<const void*>(data),
+          .head_stride = head_stride,
+          .row_stride = row_stride};
+}
+
+// Tensors come as addresses: DLPack would take longer for eight of them than short attention
+// itself.
+class PassRows {
+ public:
+  PassRows(const std::vector<int64_t>& begins, const std::vector<int64_t>& num_tokens,
+           std::vector<std::vector<int32_t>> pages) {
+    if (begins.size() != num_tokens.size() || begins.size() != pages.size()) {
+      throw std::invalid_argument("expected begins, num_tokens and pages of one length");
+    }
+    int64_t first_row = 0;
+    for (size_t i = 0; i < begins.size(); ++i) {
+      const int64_t needed =
+          (begins[i] + num_tokens[i] + dflash::kTokensPerPage - 1) / dflash::kTokensPerPage;
+      if (begins[i] < 0 || num_tokens[i] < 1 || static_cast<int64_t>(pages[i].size()) < needed) {
+        throw std::invalid_argument(
+            "expected at least one token, and pages for all of each sequence");
+      }
+      segments_.push_back({.first_row = first_row,
+                           .num_tokens = num_tokens[i],
+                           .begin = begins[i],
+                           .pages = std::move(pages[i])});
+      first_row += num_tokens[i];
+    }
+  }
+
+  void attend(const Rows& query, const Rows& key, const Rows& value, Address k_cache,
+              Address v_cache, Address out, const Shape& shape, bool is_bf16, float scale,
+              float softcap, int64_t window, Address sinks, int threads, Address start,
+              const std::string& isa) const {
+    const auto [num_heads, num_kv_heads, head_dim, value_dim, num_pages] = shape;
+    const dflash::PagedAttention layer{
+        .type = is_bf16 ? dflash::CacheType::kBf16 : dflash::CacheType::kF32,
+        .query = view(query),
+        .key = view(key),
+        .value = view(value),
+        .k_cache = reinterpret_cast<void*>(k_cache),
+        .v_cache = reinterpret_cast<void*>(v_cache),
+        .out = reinterpret_cast<void*>(out),
+        .num_heads = num_heads,
+        .num_kv_heads = num_kv_heads,
+        .head_dim = head_dim,
+        .value_dim = value_dim,
+        .num_pages = num_pages,
+        .scale = scale,
+        .softcap = softcap,
+        .window = window,
+        .sinks = reinterpret_cast<const float*>(sinks)};
+    const dflash::Threads team{threads, reinterpret_cast<dflash::GompParallel>(start)};
+    const nb::gil_scoped_release release;
+    dflash::paged_attention(layer, segments_, team, isa);
+  }
+
+ private:
+  std::vector<dflash::SegmentRows> segments_;
+};
+
+}  // namespace
+
+void bind_paged_attention(nb::module_& module) {
+  module.attr("KV_LANES") = dflash::kLanes;
+  nb::class_<PassRows>(module, "PassRows")
+      .def(nb::init<const std::vector<int64_t>&, const std::vector<int64_t>&,
+                    std::vector<std::vector<int32_t>>>(),
+           nb::arg("begins"), nb::arg("num_tokens"), nb::arg("pages"))
+      .def("attend", &PassRows::attend, nb::arg("query"), nb::arg("key"), nb::arg("value"),
+           nb::arg("k_cache"), nb::arg("v_cache"), nb::arg("out"), nb::arg("shape"),
+           nb::arg("is_bf16"), nb::arg("scale"), nb::arg("softcap"), nb::arg("window"),
+           nb::arg("sinks"), nb::arg("threads"), nb::arg("start"), nb::arg("isa") = "best");
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+namespace dflash {
+
+// libgomp's entry point of a parallel region, which every compiler's `#pragma omp parallel` calls
+// and LLVM's and Intel's OpenMP have, too. The caller brings the one of the library whose threads
+// are to work here: a second pool would spin against the first.
+using GompParallel = void (*)(void (*work)(void*), void* data, unsigned num_threads,
+                              unsigned flags);
+
+struct Threads {
+  int count;
+  GompParallel start;  // null: one thread
+};
+
+// Runs task(i) for i in [0, count), each once, in any order, on all threads of the team.
+template <class Task>
+void for_each(const Threads& threads, int64_t count, const Task& task) {
+  struct Shared {
+    const Task& task;
+    int64_t count;
+    std::atomic<int64_t> next;
+  } shared{task, count, 0};
+  const auto work = [](void* data) {
+    auto& shared = *static_cast<Shared*>(data);
+    for (int64_t i; (i = shared.next.fetch_add(1, std::memory_order_relaxed)) < shared.count;)
+      shared.task(i);
+  };
+  if (threads.start == nullptr || threads.count < 2 || count < 2) {
+    work(&shared);
+  } else {
+    threads.start(work, &shared, static_cast<unsigned>(threads.count),
+                  0);  // a team of another size would be made anew
+  }
+}
+
+}  // namespace dflash

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "paged_attention/kernels.h"
+#include "cpu/vectors.h"
+
+// Attention of some rows over the pages of their sequence, page after page with a running maximum
+// (FlashAttention-2, https://arxiv.org/abs/2307.08691, algorithm 1). Both products are sums over
+// one index in order, and pages lie at absolute positions, so what a row adds up in which order
+// does not depend on the rows beside it.
+
+namespace dflash {
+namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+// out [kRows, 16 * kVectors] = a [kRows, depth] @ b [depth, 16 * kVectors], added to what is there
+// or not.
+template <class Element, int kRows, int kVectors>
+void product(const float* a, int64_t a_stride, const Element* b, int64_t b_stride, int64_t depth,
+             bool adds, float* out, int64_t out_stride) {
+  Floats16 sums[kRows][kVectors] = {};
+  if (adds) {
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = load(out + r * out_stride + v * kLanes);
+    }
+  }
+  for (int64_t i = 0; i < depth; ++i) {
+    Floats16 values[kVectors];
+    for (int v = 0; v < kVectors; ++v) values[v] = load(b + i * b_stride + v * kLanes);
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVectors; ++v) sums[r][v] += a[r * a_stride + i] * values[v];
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) store(sums[r][v], out + r * out_stride + v * kLanes);
+  }
+}
+
+// The same for 1 to kMaxRows rows.
+template <class Element, int kMaxRows, int kVectors, class... Arguments>
+void product_of(int64_t rows, Arguments... arguments) {
+  if constexpr (kMaxRows > 1) {
+    if (rows < kMaxRows) return product_of<Element, kMaxRows - 1, kVectors>(rows, arguments...);
+  }
+  product<Element, kMaxRows, kVectors>(arguments...);
+}
+
+template <class Element>
+const Element* row_of(const HeadRows& rows, int64_t head, int64_t row) {
+  return static_cast<const Element*>(rows.data) + head * rows.head_stride + row * rows.row_stride;
+}
+
+// Rows [begin, end) of a segment and KV head on their way through the pages. kTile of them share
+// what is loaded.
+template <class Element, int kTile>
+class Block {
+ public:
+  Block(const PagedAttention& layer, const SegmentRows& segment, int64_t kv_head, int64_t begin,
+        int64_t end)
+      : layer_(layer),
+        segment_(segment),
+        kv_head_(kv_head),
+        begin_(begin),
+        count_(end - begin),
+        width_(padded(layer.value_dim)) {
+    thread_local std::vector<float> scratch;
+    const int64_t floats = count_ * (layer.head_dim + width_ + kLanes);
+    if (static_cast<int64_t>(scratch.size()) < floats) scratch.resize(floats);
+    query_ = scratch.data();
+    mixed_ = query_ + count_ * layer.head_dim;
+    weights_ = mixed_ + count_ * width_;
+    std::fill_n(mixed_, count_ * (width_ + kLanes), 0.0f);
+    for (int64_t r = 0; r < count_; ++r) start(r);
+  }
+
+  void run() {
+    const int64_t first =
+        layer_.window == 0 ? 0 : std::max<int64_t>(0, position(0) - layer_.window + 1);
+    const int64_t last = position(count_ - 1);
+    for (int64_t page = first / kTokensPerPage; page <= last / kTokensPerPage; ++page) {
+      const int64_t at = (kv_head_ * layer_.num_pages + segment_.pages[page]) * kTokensPerPage;
+      const Element* k = static_cast<const Element*>(layer_.k_cache) + at * layer_.head_dim;
+      const Element* v = static_cast<const Element*>(layer_.v_cache) + at * width_;
+      for (int64_t r = 0; r < count_; r += kTile) {
+        read(page * kTokensPerPage, k, v, r, std::min(count_ - r, int64_t{kTile}));
+      }
+    }
+    for (int64_t r = 0; r < count_; ++r) finish(r);
+  }
+
+ private:
+  int64_t position(int64_t r) const { return segment_.begin + (begin_ + r) / layer_.group_size(); }
+  int64_t head(int64_t r) const {
+    return kv_head_ * layer_.group_size() + (begin_ + r) % layer_.group_size();
+  }
+  int64_t row(int64_t r) const { return segment_.first_row + (begin_ + r) / layer_.group_size(); }
+
+  void start(int64_t r) {
+    const Element* query = row_of<Element>(layer_.query, head(r), row(r));
+    float* scaled = query_ + r * layer_.head_dim;
+    for (int64_t i = 0; i < layer_.head_dim; ++i) scaled[i] = to_float(query[i]) * layer_.scale;
+    const bool has_sink = layer_.sinks != nullptr;
+    maximum_[r] = has_sink ? layer_.sinks[head(r)] : kMinusInfinity;
+    weights_[r * kLanes] = has_sink ? 1.0f : 0.0f;  // e^(sink - maximum); it carries no value
+  }
+
+  // One page, whose first position is `first`, for `rows` rows from r on.
+  void read(int64_t first, const Element* k, const Element* v, int64_t r, int64_t rows) {
+    const int64_t low = position(r), high = position(r + rows - 1);
+    const int64_t seen = std::min(kTokensPerPage, high - first + 1);  // behind it nothing is written
+    if (seen <= 0) return;
+    if (layer_.window != 0 && first + kTokensPerPage - 1 <= low - layer_.window) return;
+    float scores[kTile * kTokensPerPage];
+    product_of<Element, kTile, 2>(rows, query_ + r * layer_.head_dim, layer_.head_dim, k,
+                                  kTokensPerPage, layer_.head_dim, false, scores, kTokensPerPage);
+    for (int64_t i = 0; i < rows; ++i) weigh(first, r + i, scores + i * kTokensPerPage);
+    for (int64_t column = 0; column < width_;) {
+      const auto mix = [&]<int kVectors>() {
+        product_of<Element, kTile, kVectors>(rows, scores, kTokensPerPage, v + column, width_,
+                                             seen, true, mixed_ + r * width_ + column, width_);
+        column += kVectors * kLanes;
+      };
+      if (width_ - column >= 2 * kLanes) {
+        mix.template operator()<2>();
+      } else {
+        mix.template operator()<1>();
+      }
+    }
+  }
+
+  // scores [32] of row r become e^(score - maximum); what it has summed is scaled to a new maximum.
+  void weigh(int64_t first, int64_t r, float* scores) {
+    Floats16 parts[2] = {visible(first, r, capped(load(scores))),
+                         visible(first + kLanes, r, capped(load(scores + kLanes)))};
+    const float highest = largest(max(parts[0], parts[1]));
+    Floats16 weight = load(weights_ + r * kLanes);
+    if (!(highest <= maximum_[r])) {
+      const Floats16 factor = exp(Floats16{} + (maximum_[r] - highest));
+      for (int64_t i = 0; i < width_; i += kLanes) {
+        float* mixed = mixed_ + r * width_ + i;
+        store(load(mixed) * factor, mixed);
+      }
+      weight *= factor;
+      maximum_[r] = highest;
+    }
+    const float base = maximum_[r] == kMinusInfinity ? 0.0f : maximum_[r];  // nothing seen yet
+    for (int half = 0; half < 2; ++half) {
+      const Floats16 e = exp(parts[half] - base);
+      weight += e;
+      store(e, scores + half * kLanes);
+    }
+    store(weight, weights_ + r * kLanes);
+  }
+
+  Floats16 capped(Floats16 scores) const {
+    return layer_.softcap == 0.0f ? scores : tanh(scores / layer_.softcap) * layer_.softcap;
+  }
+
+  // Minus infinity where row r does not see the positions from `first` on.
+  Floats16 visible(int64_t first, int64_t r, Floats16 scores) const {
+    const int64_t last = position(r) - first;  // the last lane that is seen
+    const int64_t before = layer_.window == 0 ? -1 : last - layer_.window;
+    if (last >= kLanes - 1 && before < 0) return scores;
+    constexpr Ints16 kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const auto clamped = [](int64_t lane) {
+      return static_cast<int32_t>(std::clamp<int64_t>(lane, -1, kLanes));
+    };
+    const Ints16 seen = (kLane <= clamped(last)) & (kLane > clamped(before));
+    return seen ? scores : Floats16{} + kMinusInfinity;
+  }
+
+  void finish(int64_t r) {
+    const float weight = sum(load(weights_ + r * kLanes));
+    Element* out = static_cast<Element*>(layer_.out) +
+                   (row(r) * layer_.num_heads + head(r)) * layer_.value_dim;
+    for (int64_t i = 0; i < width_; i += kLanes) {
+      Element values[kLanes];
+      store(load(mixed_ + r * width_ + i) / weight, values);
+      std::copy_n(values, std::min(kLanes, layer_.value_dim - i), out + i);
+    }
+  }
+
+  const PagedAttention& layer_;
+  const SegmentRows& segment_;
+  const int64_t kv_head_, begin_, count_, width_;
+  float* query_;    // [count, D], times the scale
+  float* mixed_;    // [count, E']
+  float* weights_;  // [count, 16], to be summed
+  float maximum_[kBlockRows];
+};
+
+template <class Element, int kTile>
+void attend(const PagedAttention& layer, const SegmentRows& segment, int64_t kv_head, int64_t begin,
+            int64_t end) {
+  Block<Element, kTile>(layer, segment, kv_head, begin, end).run();
+}
+
+template <class Element>
+void store_rows(const PagedAttention& layer, const SegmentRows& segment, int64_t kv_head) {
+  const int64_t width = padded(layer.value_dim);
+  for (int64_t i = 0; i < segment.num_tokens; ++i) {
+    const int64_t position = segment.begin + i, slot = position % kTokensPerPage;
+    const int64_t at =
+        (kv_head * layer.num_pages + segment.pages[position / kTokensPerPage]) * kTokensPerPage;
+    Element* k = static_cast<Element*>(layer.k_cache) + at * layer.head_dim + slot;
+    Element* v = static_cast<Element*>(layer.v_cache) + (at + slot) * width;
+    const Element* key = row_of<Element>(layer.key, kv_head, segment.first_row + i);
+    const Element* value = row_of<Element>(layer.value, kv_head, segment.first_row + i);
+    for (int64_t d = 0; d < layer.head_dim; ++d) k[d * kTokensPerPage] = key[d];
+    std::copy_n(value, layer.value_dim, v);
+  }
+}
+
+template <int kTile>
+AttentionKernels attention_kernels(CacheType type) {
+  if (type == CacheType::kBf16) return {.store = store_rows<Bf16>, .attend = attend<Bf16, kTile>};
+  return {.store = store_rows<float>, .attend = attend<float, kTile>};
+}
+
+}  // namespace
+}  // namespace dflash

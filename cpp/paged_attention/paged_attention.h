@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "cpu/lanes.h"
+#include "cpu/parallel.h"
+
+namespace dflash {
+
+inline constexpr int64_t kTokensPerPage = 32;
+
+enum class CacheType { kF32, kBf16 };
+
+// The rows of one sequence in a pass, which follow on the `begin` tokens that it has.
+struct SegmentRows {
+  int64_t first_row;
+  int64_t num_tokens;
+  int64_t begin;
+  std::vector<int32_t> pages;  // of the sequence, in order, those of these rows included
+};
+
+// [heads, rows, dim] of the cache's type; strides count elements, those of a row are dense.
+struct HeadRows {
+  const void* data;
+  int64_t head_stride;
+  int64_t row_stride;
+};
+
+// One layer's attention of a pass. Shape letters: N heads, G KV heads, P pages, D head_dim, E that
+// of V.
+struct PagedAttention {
+  CacheType type;
+  HeadRows query;  // [N, rows, D]
+  HeadRows key;    // [G, rows, D]
+  HeadRows value;  // [G, rows, E]
+  void* k_cache;   // [G, P, D, 32]: what is multiplied with one number of a query lies together
+  void* v_cache;   // [G, P, 32, E'], E' = padded(E)
+  void* out;       // [rows, N, E]
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t value_dim;
+  int64_t num_pages;
+  float scale;
+  float softcap;       // 0: none
+  int64_t window;      // positions that a token sees, itself included; 0: all
+  const float* sinks;  // [N], or null
+
+  int64_t group_size() const { return num_heads / num_kv_heads; }
+};
+
+// Rows of V are filled up to whole vectors.
+inline int64_t padded(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
+
+// Writes the rows of all segments into the caches and attends: out of each row is softmax over the
+// positions up to its own. A row's numbers depend on its sequence alone, to the last bit: neither
+// on the other rows of the pass nor on the number of threads. They do on the instruction set
+// ("best" or one of usable_isas()).
+void paged_attention(const PagedAttention& layer, const std::vector<SegmentRows>& segments,
+                     const Threads& threads, std::string_view isa);
+
+}  // namespace dflash

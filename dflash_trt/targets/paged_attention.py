@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention on a CPU, in C++ (cpp/paged_attention): one call a layer stores the new rows and reads the pages in place.
+
+What a row adds up, and in which order, depends on its own sequence alone, so a token's numbers are the same to the
+last bit in a block, by itself, and beside any other requests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache, cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dflash_trt._C import KV_LANES, PassRows
+from dflash_trt.targets.packed_pass import Pass
+
+IS_BF16 = {torch.float32: False, torch.bfloat16: True}
+
+
+class PagedPass(Pass):
+    """Over K [G, pages, D, 32] and V [G, pages, 32, E], whose rows are filled up to a multiple of KV_LANES."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """As `Pass` says; float32 or bfloat16, all three alike."""
+        assert query.dtype == key.dtype == value.dtype, "one type for query, key and value"
+        num_heads, num_rows, head_dim = query.shape
+        num_kv_heads, value_dim = len(value), value.shape[-1]
+        size = self._table.tokens_per_page
+        v_page = size, -(-value_dim // KV_LANES) * KV_LANES
+        k_cache, v_cache = self._cache.layer(layer, num_kv_heads, (head_dim, size), v_page, key.dtype)
+        query, key, value = _dense(query), _dense(key), _dense(value)
+        sinks = None if sinks is None else sinks.float().contiguous()
+        out = query.new_empty(num_rows, num_heads, value_dim)
+        self._rows.attend(
+            _place(query),
+            _place(key),
+            _place(value),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            out.data_ptr(),
+            (num_heads, num_kv_heads, head_dim, value_dim, k_cache.shape[1]),
+            is_bf16=IS_BF16[query.dtype],
+            scale=scale,
+            softcap=softcap or 0.0,
+            window=window or 0,
+            sinks=0 if sinks is None else sinks.data_ptr(),
+            threads=torch.get_num_threads(),
+            start=_parallel_region(),
+        )
+        return out
+
+    @cached_property
+    def _rows(self) -> PassRows:
+        return PassRows(self._begins, self._counts, [self._table.pages[slot] for slot in self._slots])
+
+
+def _dense(rows: Tensor) -> Tensor:
+    """One whose rows are dense; heads and rows may lie anywhere."""
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def _place(rows: Tensor) -> tuple[int, int, int]:
+    """Address, and strides of a head and of a row in elements."""
+    return rows.data_ptr(), rows.stride(0), rows.stride(1)
+
+
+@cache
+def _parallel_region() -> int:
+    """The address of GOMP_parallel in the OpenMP library that torch computes with, so that its threads work here, too.
+
+    0 where torch was built with other threads: then attention has one.
+    """
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        return ctypes.cast(ctypes.CDLL(str(library)).GOMP_parallel, ctypes.c_void_p).value or 0
+    except (OSError, AttributeError):
+        return 0
