@@ -22,11 +22,11 @@ class _Norm(NamedTuple):
 
 
 def fuse_norms(graph: onnx.GraphProto) -> None:
-    """Makes a RMSNormalization of each `normalize` and `scale` of `layers` by a vector, in place."""
+    """Makes a RMSNormalization of each `normalize` and `scale` of `layers`, in place."""
     producers = {output: node for node in graph.node for output in node.output}
     initializers = {initializer.name: initializer for initializer in graph.initializer}
     for node in graph.node:
-        if node.op_type != "Mul" or not _is_vector(node.input[1], producers, initializers):
+        if node.op_type != "Mul" or not _is_stored(node.input[1], producers, initializers):
             continue
         if (norm := _match(node.input[0], producers, initializers)) is not None:
             inputs = [norm.x, node.input[1]]
@@ -54,8 +54,8 @@ def _match(value: str, producers: dict[str, onnx.NodeProto], initializers: dict[
     return _Norm(x, float(numpy_helper.to_array(epsilon)))
 
 
-def _is_vector(value: str, producers: dict[str, onnx.NodeProto], initializers: dict[str, onnx.TensorProto]) -> bool:
-    """Whether `value` is a stored vector, perhaps cast."""
-    while value in producers and producers[value].op_type == "Cast":
-        value = producers[value].input[0]
-    return value in initializers and len(initializers[value].dims) == 1
+def _is_stored(value: str, producers: dict[str, onnx.NodeProto], initializers: dict[str, onnx.TensorProto]) -> bool:
+    """Whether `value` is made of stored weights alone."""
+    if value not in producers:
+        return value in initializers
+    return all(_is_stored(part, producers, initializers) for part in producers[value].input)
