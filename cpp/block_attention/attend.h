@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel, compiled once for each instruction set; so everything here has internal linkage.
+// The kernel, compiled once for each instruction set; so everything here has internal linkage. What includes it defines
+// kLanes before, the floats of a vector.
 //
 // The rows of a KV head's queries, S of each of its query heads, are the lanes of vectors: a score is a sum of products
 // of such a vector with one number of a key, and so is an output with one number of a value. So keys and values are
@@ -48,7 +49,7 @@ inline void norm_and_rotate(const float* __restrict__ x, const float* __restrict
   }
 }
 
-// 16 rows of queries on their way over the keys: a softmax that never needs all scores (FlashAttention, 2205.14135).
+// Rows of queries on their way over the keys: a softmax that never needs all scores (FlashAttention, 2205.14135).
 struct Lanes {
   Ints positions;
   Floats maximum;
@@ -61,7 +62,6 @@ struct Tile {
   const float* values[kTile];
 };
 
-template <int kAtOnce>  // accumulators that fit into the registers; divides 16
 class Head {
  public:
   Head(const BlockAttention& attention, int64_t request, int64_t kv_head)
@@ -143,7 +143,7 @@ class Head {
     }
   }
 
-  // Makes the located tile the one that is attended to: its keys as [D / 16, kTile, 16].
+  // Makes the located tile the one that is attended to: its keys as [D / kLanes, kTile, kLanes].
   void load_tile(int64_t count) {
     tile_ = next_;
     for (int64_t j = 0; j < count; ++j) {
@@ -161,7 +161,7 @@ class Head {
 
   void attend_tile(int64_t i, int64_t key, int64_t count) {
     Floats scores[kTile];
-    for (int64_t j = 0; j < count; j += kAtOnce) score(&queries_[i * dims_], j, scores);
+    for (int64_t j = 0; j < count; j += kLanes) score(&queries_[i * dims_], j, scores);
     hide(lanes_[i].positions, key, count, scores);
     Floats maximum = lanes_[i].maximum;
     for (int64_t j = 0; j < count; ++j) maximum = scores[j] > maximum ? scores[j] : maximum;
@@ -173,21 +173,21 @@ class Head {
     }
     lanes_[i].maximum = maximum;
     lanes_[i].total = total;
-    for (int64_t d = 0; d < dims_; d += kAtOnce) mix(&mixed_[i * dims_ + d], kept, scores, d, count);
+    for (int64_t d = 0; d < dims_; d += kLanes) mix(&mixed_[i * dims_ + d], kept, scores, d, count);
   }
 
   void score(const Floats* query, int64_t j, Floats* scores) const {
-    Floats sums[kAtOnce] = {};
+    Floats sums[kLanes] = {};
     for (int64_t d = 0; d < dims_; d += kLanes) {
       const float* key = &keys_[(d / kLanes * kTile + j) * kLanes];
       for (int64_t e = 0; e < kLanes; ++e) {
-        if (e < kAtOnce) __builtin_prefetch(next_.values[j + e] + d);
+        __builtin_prefetch(next_.values[j + e] + d);
         const Floats q = query[d + e];
 #pragma GCC unroll 16
-        for (int n = 0; n < kAtOnce; ++n) sums[n] += q * key[n * kLanes + e];
+        for (int64_t n = 0; n < kLanes; ++n) sums[n] += q * key[n * kLanes + e];
       }
     }
-    for (int n = 0; n < kAtOnce; ++n) scores[j + n] = sums[n];
+    for (int64_t n = 0; n < kLanes; ++n) scores[j + n] = sums[n];
   }
 
   void hide(Ints positions, int64_t key, int64_t count, Floats* scores) const {
@@ -206,19 +206,19 @@ class Head {
   }
 
   void mix(Floats* mixed, Floats kept, const Floats* weights, int64_t d, int64_t count) const {
-    Floats sums[kAtOnce];
+    Floats sums[kLanes];
 #pragma GCC unroll 16
-    for (int n = 0; n < kAtOnce; ++n) sums[n] = mixed[n] * kept;
+    for (int64_t n = 0; n < kLanes; ++n) sums[n] = mixed[n] * kept;
     for (int64_t j = 0; j < count; ++j) {
       const Floats weight = weights[j];
-      if (d % kLanes == 0) __builtin_prefetch(next_.keys[j] + d);
+      __builtin_prefetch(next_.keys[j] + d);
       const float* value = tile_.values[j] + d;
       asm("" : "+r"(value));  // GCC 12 would keep each n's offset from the row in memory
 #pragma GCC unroll 16
-      for (int n = 0; n < kAtOnce; ++n) sums[n] += weight * value[n];
+      for (int64_t n = 0; n < kLanes; ++n) sums[n] += weight * value[n];
     }
 #pragma GCC unroll 16
-    for (int n = 0; n < kAtOnce; ++n) mixed[n] = sums[n];
+    for (int64_t n = 0; n < kLanes; ++n) mixed[n] = sums[n];
   }
 
   void write() {

@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "block_attention/block_attention.h"
+
+namespace dflash {
+namespace {
+constexpr int64_t kLanes = 8;
+}
+}  // namespace dflash
+
 #include "block_attention/attend.h"
 
 namespace dflash {
 
 void attend_head_avx2(const BlockAttention& attention, int64_t request, int64_t kv_head) {
-  Head<4>(attention, request, kv_head).attend();
+  Head(attention, request, kv_head).attend();
 }
 
 }  // namespace dflash
