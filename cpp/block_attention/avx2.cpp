@@ -3,7 +3,7 @@
 
 namespace dflash {
 namespace {
-constexpr int64_t kLanes = 8;
+constexpr int64_t kWidth = 8;
 }
 }  // namespace dflash
 

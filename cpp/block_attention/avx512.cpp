@@ -3,7 +3,7 @@
 
 namespace dflash {
 namespace {
-constexpr int64_t kLanes = 16;
+constexpr int64_t kWidth = 16;
 }
 }  // namespace dflash
 

@@ -3,7 +3,7 @@
 
 namespace dflash {
 namespace {
-constexpr int64_t kLanes = 4;  // of SSE2 and NEON, which compilers may assume
+constexpr int64_t kWidth = 4;  // of SSE2 and NEON, which compilers may assume
 }
 }  // namespace dflash
 

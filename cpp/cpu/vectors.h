@@ -70,22 +70,24 @@ inline float sum(Floats16 values) {
 }
 
 // e^x within 2 units of the last place for x <= 88, 0 below -87 (the polynomial of Cephes' expf, S.
-// Moshier); NaN stays NaN.
-inline Floats16 exp(Floats16 x) {
+// Moshier); NaN stays NaN. Of vectors of any width.
+template <class Floats>
+Floats exp(Floats x) {
+  using Ints = decltype(x < x);
   constexpr float kLowest = -87.0f, kRound = 0x1.8p23f;
-  const Floats16 clamped = x < kLowest ? Floats16{} + kLowest : x;
-  const Floats16 shifted =
+  const Floats clamped = x < kLowest ? Floats{} + kLowest : x;
+  const Floats shifted =
       clamped * 0x1.715476p+0f + kRound;  // its low bits are the nearest integer to x / ln 2
-  const Floats16 power = shifted - kRound;
-  const Floats16 r = clamped - power * 0x1.62e4p-1f - power * 0x1.7f7d1cp-20f;
-  Floats16 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  const Floats power = shifted - kRound;
+  const Floats r = clamped - power * 0x1.62e4p-1f - power * 0x1.7f7d1cp-20f;
+  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + (r + 1.0f);
-  const Floats16 scaled = (Floats16)((Ints16)p + ((Ints16)shifted << 23));
-  return x < kLowest ? Floats16{} : (x == x ? scaled : x);
+  const Floats scaled = (Floats)((Ints)p + ((Ints)shifted << 23));
+  return x < kLowest ? Floats{} : (x == x ? scaled : x);
 }
 
 inline Floats16 tanh(Floats16 x) {  // of |x| = 1 - 2 / (e^2|x| + 1), and the sign of x
