@@ -22,7 +22,7 @@ def accept_greedy(proposals: list[int], verified: list[int]) -> int:
     Raises ValueError unless verified is one longer than proposals.
     """
 
-KV_LANES: int
+VALUE_ALIGNMENT: int
 """Elements to a multiple of which rows of V are filled up in a cache that PassRows reads."""
 
 class PassRows:
@@ -57,7 +57,7 @@ class PassRows:
 
             query, key, value   [N, R, D], [G, R, D] and [G, R, E]: address, and strides of a head and of a row in
                                 elements; each row is dense
-            k_cache, v_cache    [G, P, D, 32] and [G, P, 32, E'], dense; E' is E, up to a multiple of KV_LANES
+            k_cache, v_cache    [G, P, D, 32] and [G, P, 32, E'], dense; E' is E, up to a multiple of VALUE_ALIGNMENT
             out                 [R, N, E], dense, to be filled
             shape               N, G, D, E, P
             softcap, window     0: none

@@ -82,7 +82,7 @@ class PassRows {
 }  // namespace
 
 void bind_paged_attention(nb::module_& module) {
-  module.attr("KV_LANES") = dflash::kLanes;
+  module.attr("VALUE_ALIGNMENT") = dflash::kAlignment;
   nb::class_<PassRows>(module, "PassRows")
       .def(nb::init<const std::vector<int64_t>&, const std::vector<int64_t>&,
                     std::vector<std::vector<int32_t>>>(),

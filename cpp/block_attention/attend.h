@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel, compiled once for each instruction set; so everything here has internal linkage. What includes it defines
-// kWidth before: the floats of a vector that the machine has, as GCC takes longer ones apart through memory.
+// The kernel, compiled once for each instruction set; so everything here has internal linkage.
 //
 // The rows of a KV head's queries, S of each of its query heads, are the lanes of vectors: a score is a sum of products
 // of such a vector with one number of a key, and so is an output with one number of a value. So keys and values are
@@ -22,24 +21,21 @@ namespace {
 
 constexpr int64_t kTile = 32;  // keys at a time: with 64 dimensions they and their values take 16 KiB
 
-typedef float Floats __attribute__((vector_size(4 * kWidth)));
-typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
-
-inline int64_t in_vectors(int64_t count) { return (count + kWidth - 1) / kWidth; }
+inline int64_t in_vectors(int64_t count) { return (count + kLanes - 1) / kLanes; }
 
 // x / sqrt(mean(x^2) + eps) * gamma, its two halves turned by cos and sin [D/2] each.
 inline void norm_and_rotate(const float* __restrict__ x, const float* __restrict__ gamma, const float* __restrict__ rope,
                             int64_t D, float eps, float* __restrict__ out) {
   Floats squares{};
   int64_t d = 0;
-  for (; d + kWidth <= D; d += kWidth) {
+  for (; d + kLanes <= D; d += kLanes) {
     Floats part;
     std::memcpy(&part, x + d, sizeof part);
     squares += part * part;
   }
   float sum = 0;
   for (; d < D; ++d) sum += x[d] * x[d];
-  for (int64_t i = 0; i < kWidth; ++i) sum += squares[i];
+  for (int64_t i = 0; i < kLanes; ++i) sum += squares[i];
   const float factor = 1.0f / std::sqrt(sum / static_cast<float>(D) + eps);
   const int64_t half = D / 2;
   for (d = 0; d < half; ++d) {
@@ -69,7 +65,7 @@ class Head {
         b_(request),
         g_(kv_head),
         D_(a_.head_dim),
-        dims_(in_vectors(D_) * kWidth),
+        dims_(in_vectors(D_) * kLanes),
         group_(a_.num_heads / a_.num_kv_heads),
         rows_(group_ * a_.block),
         length_(a_.context_lengths[request]),
@@ -78,7 +74,7 @@ class Head {
         mixed_(lanes_.size() * dims_),
         block_keys_(a_.block * D_),
         keys_(kTile * dims_),
-        values_(D_ % kWidth ? kTile * dims_ : 0),
+        values_(D_ % kLanes ? kTile * dims_ : 0),
         row_(D_) {}
 
   void attend() {
@@ -86,7 +82,7 @@ class Head {
     const int64_t first = a_.sliding_window == 0 ? 0 : std::max<int64_t>(0, length_ - a_.sliding_window + 1);
     const int64_t end = length_ + a_.block;
     locate(first, std::min(kTile, end - first));
-    for (int64_t d = 0; d < D_; d += kWidth) {
+    for (int64_t d = 0; d < D_; d += kLanes) {
       for (int64_t j = 0; j < kTile; ++j) __builtin_prefetch(next_.keys[j] + d);
     }
     load_queries();
@@ -107,15 +103,15 @@ class Head {
   const float* rope(int64_t s) const { return a_.rope + (b_ * a_.block + s) * D_; }
 
   void load_queries() {
-    for (int64_t r = 0; r < static_cast<int64_t>(lanes_.size()) * kWidth; ++r) {
+    for (int64_t r = 0; r < static_cast<int64_t>(lanes_.size()) * kLanes; ++r) {
       const int64_t head = std::min(r, rows_ - 1) / a_.block, s = std::min(r, rows_ - 1) % a_.block;
-      const int64_t i = r / kWidth, lane = r % kWidth, n = g_ * group_ + head;
+      const int64_t i = r / kLanes, lane = r % kLanes, n = g_ * group_ + head;
       lanes_[i].positions[lane] = static_cast<int32_t>(length_ + s);
       lanes_[i].maximum[lane] = a_.sinks ? a_.sinks[n] : -std::numeric_limits<float>::max();
       lanes_[i].total[lane] = a_.sinks ? 1.0f : 0.0f;
       norm_and_rotate(slot(s) + n * D_, a_.q_norm, rope(s), D_, a_.rms_norm_eps, row_.data());
       float* column = reinterpret_cast<float*>(&queries_[i * dims_]) + lane;
-      for (int64_t d = 0; d < D_; ++d) column[d * kWidth] = row_[d] * a_.softmax_scale;
+      for (int64_t d = 0; d < D_; ++d) column[d * kLanes] = row_[d] * a_.softmax_scale;
     }
   }
 
@@ -143,14 +139,14 @@ class Head {
     }
   }
 
-  // Makes the located tile the one that is attended to: its keys as [D / kWidth, kTile, kWidth].
+  // Makes the located tile the one that is attended to: its keys as [D / kLanes, kTile, kLanes].
   void load_tile(int64_t count) {
     tile_ = next_;
     for (int64_t j = 0; j < count; ++j) {
       const float* key = tile_.keys[j];
       int64_t d = 0;
-      float* out = &keys_[j * kWidth];
-      for (; d + kWidth <= D_; d += kWidth, out += kTile * kWidth) std::memcpy(out, key + d, sizeof(Floats));
+      float* out = &keys_[j * kLanes];
+      for (; d + kLanes <= D_; d += kLanes, out += kTile * kLanes) std::memcpy(out, key + d, sizeof(Floats));
       if (d < D_) std::copy(key + d, key + D_, out);
       if (!values_.empty()) {
         std::memcpy(&values_[j * dims_], tile_.values[j], sizeof(float) * D_);
@@ -161,7 +157,7 @@ class Head {
 
   void attend_tile(int64_t i, int64_t key, int64_t count) {
     Floats scores[kTile];
-    for (int64_t j = 0; j < count; j += kWidth) score(&queries_[i * dims_], j, scores);
+    for (int64_t j = 0; j < count; j += kLanes) score(&queries_[i * dims_], j, scores);
     hide(lanes_[i].positions, key, count, scores);
     Floats maximum = lanes_[i].maximum;
     for (int64_t j = 0; j < count; ++j) maximum = scores[j] > maximum ? scores[j] : maximum;
@@ -173,21 +169,21 @@ class Head {
     }
     lanes_[i].maximum = maximum;
     lanes_[i].total = total;
-    for (int64_t d = 0; d < dims_; d += kWidth) mix(&mixed_[i * dims_ + d], kept, scores, d, count);
+    for (int64_t d = 0; d < dims_; d += kLanes) mix(&mixed_[i * dims_ + d], kept, scores, d, count);
   }
 
   void score(const Floats* query, int64_t j, Floats* scores) const {
-    Floats sums[kWidth] = {};
-    for (int64_t d = 0; d < dims_; d += kWidth) {
-      const float* key = &keys_[(d / kWidth * kTile + j) * kWidth];
-      for (int64_t e = 0; e < kWidth; ++e) {
+    Floats sums[kLanes] = {};
+    for (int64_t d = 0; d < dims_; d += kLanes) {
+      const float* key = &keys_[(d / kLanes * kTile + j) * kLanes];
+      for (int64_t e = 0; e < kLanes; ++e) {
         __builtin_prefetch(next_.values[j + e] + d);
         const Floats q = query[d + e];
 #pragma GCC unroll 16
-        for (int64_t n = 0; n < kWidth; ++n) sums[n] += q * key[n * kWidth + e];
+        for (int64_t n = 0; n < kLanes; ++n) sums[n] += q * key[n * kLanes + e];
       }
     }
-    for (int64_t n = 0; n < kWidth; ++n) scores[j + n] = sums[n];
+    for (int64_t n = 0; n < kLanes; ++n) scores[j + n] = sums[n];
   }
 
   void hide(Ints positions, int64_t key, int64_t count, Floats* scores) const {
@@ -206,28 +202,28 @@ class Head {
   }
 
   void mix(Floats* mixed, Floats kept, const Floats* weights, int64_t d, int64_t count) const {
-    Floats sums[kWidth];
+    Floats sums[kLanes];
 #pragma GCC unroll 16
-    for (int64_t n = 0; n < kWidth; ++n) sums[n] = mixed[n] * kept;
+    for (int64_t n = 0; n < kLanes; ++n) sums[n] = mixed[n] * kept;
     for (int64_t j = 0; j < count; ++j) {
       const Floats weight = weights[j];
       __builtin_prefetch(next_.keys[j] + d);
       const float* value = tile_.values[j] + d;
       asm("" : "+r"(value));  // GCC 12 would keep each n's offset from the row in memory
 #pragma GCC unroll 16
-      for (int64_t n = 0; n < kWidth; ++n) sums[n] += weight * value[n];
+      for (int64_t n = 0; n < kLanes; ++n) sums[n] += weight * value[n];
     }
 #pragma GCC unroll 16
-    for (int64_t n = 0; n < kWidth; ++n) mixed[n] = sums[n];
+    for (int64_t n = 0; n < kLanes; ++n) mixed[n] = sums[n];
   }
 
   void write() {
     for (int64_t r = 0; r < rows_; ++r) {
-      const int64_t head = g_ * group_ + r / a_.block, s = r % a_.block, i = r / kWidth, lane = r % kWidth;
+      const int64_t head = g_ * group_ + r / a_.block, s = r % a_.block, i = r / kLanes, lane = r % kLanes;
       float* out = a_.out + ((b_ * a_.block + s) * a_.num_heads + head) * D_;
       const float factor = 1.0f / lanes_[i].total[lane];
       const float* column = reinterpret_cast<const float*>(&mixed_[i * dims_]) + lane;
-      for (int64_t d = 0; d < D_; ++d) out[d] = column[d * kWidth] * factor;
+      for (int64_t d = 0; d < D_; ++d) out[d] = column[d * kLanes] * factor;
     }
   }
 

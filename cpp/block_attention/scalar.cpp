@@ -1,12 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "block_attention/block_attention.h"
-
-namespace dflash {
-namespace {
-constexpr int64_t kWidth = 4;  // of SSE2 and NEON, which compilers may assume
-}
-}  // namespace dflash
-
 #include "block_attention/attend.h"
 
 namespace dflash {

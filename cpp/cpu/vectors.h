@@ -1,85 +1,90 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
-#include <bit>
 #include <cstdint>
 #include <cstring>
 
-#include "cpu/lanes.h"
-
-// 16 floats by the vector extensions of GCC and Clang, which make them of what the instruction set
-// has. As in packing/vector_kernels.h everything has internal linkage, because each including file
-// is compiled for its own.
+// Vectors of floats by the extensions of GCC and Clang, as wide as the registers of the instruction set
+// for which the including file is compiled: GCC takes wider ones apart through memory. As in
+// packing/vector_kernels.h everything has internal linkage for that reason.
 
 namespace dflash {
 namespace {
 
-typedef float Floats16 __attribute__((vector_size(4 * kLanes)));
-typedef float Floats8 __attribute__((vector_size(32)));
-typedef float Floats4 __attribute__((vector_size(16)));
-typedef int32_t Ints16 __attribute__((vector_size(4 * kLanes)));
-typedef uint32_t Words16 __attribute__((vector_size(64)));
-typedef uint16_t Halves16 __attribute__((vector_size(32)));
+#if defined(__AVX512F__)
+constexpr int64_t kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int64_t kLanes = 8;
+#else
+constexpr int64_t kLanes = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
 
 using Bf16 = uint16_t;  // its bits
 
 inline float to_float(float value) { return value; }
-inline float to_float(Bf16 bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+inline float to_float(Bf16 bits) {
+  const uint32_t word = uint32_t{bits} << 16;
+  float value;
+  std::memcpy(&value, &word, sizeof value);
+  return value;
+}
 
-inline Floats16 load(const float* at) {
-  Floats16 values;
+inline Floats load(const float* at) {
+  Floats values;
   std::memcpy(&values, at, sizeof values);
   return values;
 }
 
-inline Floats16 load(const Bf16* at) {
-  Halves16 bits;
+inline Floats load(const Bf16* at) {
+  Halves bits;
   std::memcpy(&bits, at, sizeof bits);
-  return (Floats16)(__builtin_convertvector(bits, Words16) << 16);
+  return (Floats)(__builtin_convertvector(bits, Words) << 16);
 }
 
-inline void store(Floats16 values, float* out) { std::memcpy(out, &values, sizeof values); }
+inline void store(Floats values, float* out) { std::memcpy(out, &values, sizeof values); }
 
-inline void store(Floats16 values, Bf16* out) {  // rounds to nearest even, a NaN to a quiet one
-  const Words16 bits = (Words16)values;
-  const Words16 rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  const Words16 word = values == values ? rounded : (bits >> 16 | 0x40);
-  const Halves16 halves = __builtin_convertvector(word, Halves16);
+inline void store(Floats values, Bf16* out) {  // rounds to nearest even, a NaN to a quiet one
+  const Words bits = (Words)values;
+  const Words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const Words words = values == values ? rounded : (bits >> 16 | 0x40);
+  const Halves halves = __builtin_convertvector(words, Halves);
   std::memcpy(out, &halves, sizeof halves);
 }
 
-inline Floats16 max(Floats16 a, Floats16 b) { return a > b ? a : b; }
+inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
-// By halves, in one order whatever the instruction set.
+// By halves.
 template <class Combine>
-float reduced(Floats16 values, Combine combine) {
-  const auto eights = std::bit_cast<std::array<Floats8, 2>>(values);
-  const auto fours = std::bit_cast<std::array<Floats4, 2>>(combine(eights[0], eights[1]));
-  const Floats4 four = combine(fours[0], fours[1]);
-  const std::array<float, 4> v = std::bit_cast<std::array<float, 4>>(four);
-  return combine(combine(v[0], v[2]), combine(v[1], v[3]));
+float reduced(Floats values, Combine combine) {
+  float lanes[kLanes];
+  store(values, lanes);
+  for (int64_t width = kLanes / 2; width > 0; width /= 2) {
+    for (int64_t i = 0; i < width; ++i) lanes[i] = combine(lanes[i], lanes[i + width]);
+  }
+  return lanes[0];
 }
 
-inline float largest(Floats16 values) {
-  return reduced(values, [](auto a, auto b) { return a > b ? a : b; });
+inline float largest(Floats values) {
+  return reduced(values, [](float a, float b) { return a > b ? a : b; });
 }
 
-inline float sum(Floats16 values) {
-  return reduced(values, [](auto a, auto b) { return a + b; });
+inline float sum(Floats values) {
+  return reduced(values, [](float a, float b) { return a + b; });
 }
 
-// e^x within 2 units of the last place for x <= 88, 0 below -87 (the polynomial of Cephes' expf, S.
-// Moshier); NaN stays NaN. Of vectors of any width.
-template <class Floats>
-Floats exp(Floats x) {
-  using Ints = decltype(x < x);
+// e^x within 2 units of the last place for x <= 88, 0 below -87 (the polynomial of Cephes' expf,
+// S. Moshier); NaN stays NaN.
+inline Floats exp(Floats x) {
   constexpr float kLowest = -87.0f, kRound = 0x1.8p23f;
-  const Floats clamped = x < kLowest ? Floats{} + kLowest : x;
-  const Floats shifted =
-      clamped * 0x1.715476p+0f + kRound;  // its low bits are the nearest integer to x / ln 2
+  const Floats bounded = x < kLowest ? Floats{} + kLowest : x;
+  const Floats shifted = bounded * 0x1.715476p+0f + kRound;  // low bits: the nearest integer to x / ln 2
   const Floats power = shifted - kRound;
-  const Floats r = clamped - power * 0x1.62e4p-1f - power * 0x1.7f7d1cp-20f;
+  const Floats r = bounded - power * 0x1.62e4p-1f - power * 0x1.7f7d1cp-20f;
   Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
@@ -90,10 +95,10 @@ Floats exp(Floats x) {
   return x < kLowest ? Floats{} : (x == x ? scaled : x);
 }
 
-inline Floats16 tanh(Floats16 x) {  // of |x| = 1 - 2 / (e^2|x| + 1), and the sign of x
-  const Floats16 magnitude = x < 0.0f ? -x : x;
-  const Floats16 limited = magnitude > 20.0f ? Floats16{} + 20.0f : magnitude;  // 1 in FLOAT
-  const Floats16 value = 1.0f - 2.0f / (exp(limited * 2.0f) + 1.0f);
+inline Floats tanh(Floats x) {  // of |x| = 1 - 2 / (e^2|x| + 1), and the sign of x
+  const Floats magnitude = x < 0.0f ? -x : x;
+  const Floats limited = magnitude > 20.0f ? Floats{} + 20.0f : magnitude;  // 1 in FLOAT
+  const Floats value = 1.0f - 2.0f / (exp(limited * 2.0f) + 1.0f);
   return x < 0.0f ? -value : value;
 }
 

@@ -18,19 +18,19 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// out [kRows, 16 * kVectors] = a [kRows, depth] @ b [depth, 16 * kVectors], added to what is there
-// or not.
+// out [kRows, kVectors vectors] = a [kRows, depth] @ b [depth, kVectors vectors], added to what is
+// there or not.
 template <class Element, int kRows, int kVectors>
 void product(const float* a, int64_t a_stride, const Element* b, int64_t b_stride, int64_t depth,
              bool adds, float* out, int64_t out_stride) {
-  Floats16 sums[kRows][kVectors] = {};
+  Floats sums[kRows][kVectors] = {};
   if (adds) {
     for (int r = 0; r < kRows; ++r) {
       for (int v = 0; v < kVectors; ++v) sums[r][v] = load(out + r * out_stride + v * kLanes);
     }
   }
   for (int64_t i = 0; i < depth; ++i) {
-    Floats16 values[kVectors];
+    Floats values[kVectors];
     for (int v = 0; v < kVectors; ++v) values[v] = load(b + i * b_stride + v * kLanes);
     for (int r = 0; r < kRows; ++r) {
       for (int v = 0; v < kVectors; ++v) sums[r][v] += a[r * a_stride + i] * values[v];
@@ -116,8 +116,11 @@ class Block {
     if (seen <= 0) return;
     if (layer_.window != 0 && first + kTokensPerPage - 1 <= low - layer_.window) return;
     float scores[kTile * kTokensPerPage];
-    product_of<Element, kTile, 2>(rows, query_ + r * layer_.head_dim, layer_.head_dim, k,
-                                  kTokensPerPage, layer_.head_dim, false, scores, kTokensPerPage);
+    for (int64_t key = 0; key < kTokensPerPage; key += 2 * kLanes) {
+      product_of<Element, kTile, 2>(rows, query_ + r * layer_.head_dim, layer_.head_dim, k + key,
+                                    kTokensPerPage, layer_.head_dim, false, scores + key,
+                                    kTokensPerPage);
+    }
     for (int64_t i = 0; i < rows; ++i) weigh(first, r + i, scores + i * kTokensPerPage);
     for (int64_t column = 0; column < width_;) {
       const auto mix = [&]<int kVectors>() {
@@ -135,12 +138,15 @@ class Block {
 
   // scores [32] of row r become e^(score - maximum); what it has summed is scaled to a new maximum.
   void weigh(int64_t first, int64_t r, float* scores) {
-    Floats16 parts[2] = {visible(first, r, capped(load(scores))),
-                         visible(first + kLanes, r, capped(load(scores + kLanes)))};
-    const float highest = largest(max(parts[0], parts[1]));
-    Floats16 weight = load(weights_ + r * kLanes);
+    Floats parts[kTokensPerPage / kLanes], most = Floats{} + kMinusInfinity;
+    for (int64_t i = 0; i < kTokensPerPage / kLanes; ++i) {
+      parts[i] = visible(first + i * kLanes, r, capped(load(scores + i * kLanes)));
+      most = max(parts[i], most);
+    }
+    const float highest = largest(most);
+    Floats weight = load(weights_ + r * kLanes);
     if (!(highest <= maximum_[r])) {
-      const Floats16 factor = exp(Floats16{} + (maximum_[r] - highest));
+      const Floats factor = exp(Floats{} + (maximum_[r] - highest));
       for (int64_t i = 0; i < width_; i += kLanes) {
         float* mixed = mixed_ + r * width_ + i;
         store(load(mixed) * factor, mixed);
@@ -149,29 +155,30 @@ class Block {
       maximum_[r] = highest;
     }
     const float base = maximum_[r] == kMinusInfinity ? 0.0f : maximum_[r];  // nothing seen yet
-    for (int half = 0; half < 2; ++half) {
-      const Floats16 e = exp(parts[half] - base);
+    for (int64_t i = 0; i < kTokensPerPage / kLanes; ++i) {
+      const Floats e = exp(parts[i] - base);
       weight += e;
-      store(e, scores + half * kLanes);
+      store(e, scores + i * kLanes);
     }
     store(weight, weights_ + r * kLanes);
   }
 
-  Floats16 capped(Floats16 scores) const {
+  Floats capped(Floats scores) const {
     return layer_.softcap == 0.0f ? scores : tanh(scores / layer_.softcap) * layer_.softcap;
   }
 
   // Minus infinity where row r does not see the positions from `first` on.
-  Floats16 visible(int64_t first, int64_t r, Floats16 scores) const {
+  Floats visible(int64_t first, int64_t r, Floats scores) const {
     const int64_t last = position(r) - first;  // the last lane that is seen
     const int64_t before = layer_.window == 0 ? -1 : last - layer_.window;
     if (last >= kLanes - 1 && before < 0) return scores;
-    constexpr Ints16 kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const auto clamped = [](int64_t lane) {
-      return static_cast<int32_t>(std::clamp<int64_t>(lane, -1, kLanes));
+    Ints lane;
+    for (int32_t i = 0; i < kLanes; ++i) lane[i] = i;
+    const auto clamped = [](int64_t i) {
+      return static_cast<int32_t>(std::clamp<int64_t>(i, -1, kLanes));
     };
-    const Ints16 seen = (kLane <= clamped(last)) & (kLane > clamped(before));
-    return seen ? scores : Floats16{} + kMinusInfinity;
+    const Ints seen = (lane <= clamped(last)) & (lane > clamped(before));
+    return seen ? scores : Floats{} + kMinusInfinity;
   }
 
   void finish(int64_t r) {
@@ -190,7 +197,7 @@ class Block {
   const int64_t kv_head_, begin_, count_, width_;
   float* query_;    // [count, D], times the scale
   float* mixed_;    // [count, E']
-  float* weights_;  // [count, 16], to be summed
+  float* weights_;  // [count, kLanes], to be summed
   float maximum_[kBlockRows];
 };
 

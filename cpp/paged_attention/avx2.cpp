@@ -3,6 +3,6 @@
 
 namespace dflash {
 
-AttentionKernels avx2_attention(CacheType type) { return attention_kernels<2>(type); }
+AttentionKernels avx2_attention(CacheType type) { return attention_kernels<4>(type); }
 
 }  // namespace dflash

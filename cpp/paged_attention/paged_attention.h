@@ -5,7 +5,6 @@
 #include <string_view>
 #include <vector>
 
-#include "cpu/lanes.h"
 #include "cpu/parallel.h"
 
 namespace dflash {
@@ -52,8 +51,9 @@ struct PagedAttention {
   int64_t group_size() const { return num_heads / num_kv_heads; }
 };
 
-// Rows of V are filled up to whole vectors.
-inline int64_t padded(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
+// Rows of V are filled up to whole vectors of any instruction set.
+inline constexpr int64_t kAlignment = 16;
+inline int64_t padded(int64_t dim) { return (dim + kAlignment - 1) / kAlignment * kAlignment; }
 
 // Writes the rows of all segments into the caches and attends: out of each row is softmax over the
 // positions up to its own. A row's numbers depend on its sequence alone, to the last bit: neither

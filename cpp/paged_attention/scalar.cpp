@@ -3,6 +3,6 @@
 
 namespace dflash {
 
-AttentionKernels scalar_attention(CacheType type) { return attention_kernels<2>(type); }
+AttentionKernels scalar_attention(CacheType type) { return attention_kernels<3>(type); }
 
 }  // namespace dflash

@@ -14,14 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dflash_trt._C import KV_LANES, PassRows
+from dflash_trt._C import VALUE_ALIGNMENT, PassRows
 from dflash_trt.targets.packed_pass import Pass
 
 IS_BF16 = {torch.float32: False, torch.bfloat16: True}
 
 
 class PagedPass(Pass):
-    """Over K [G, pages, D, 32] and V [G, pages, 32, E], whose rows are filled up to a multiple of KV_LANES."""
+    """Over K [G, pages, D, 32] and V [G, pages, 32, E], whose rows are filled up to a multiple of VALUE_ALIGNMENT."""
 
     def attend(
         self,
@@ -40,7 +40,7 @@ class PagedPass(Pass):
         num_heads, num_rows, head_dim = query.shape
         num_kv_heads, value_dim = len(value), value.shape[-1]
         size = self._table.tokens_per_page
-        v_page = size, -(-value_dim // KV_LANES) * KV_LANES
+        v_page = size, -(-value_dim // VALUE_ALIGNMENT) * VALUE_ALIGNMENT
         k_cache, v_cache = self._cache.layer(layer, num_kv_heads, (head_dim, size), v_page, key.dtype)
         query, key, value = _dense(query), _dense(key), _dense(value)
         sinks = None if sinks is None else sinks.float().contiguous()

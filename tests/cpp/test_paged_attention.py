@@ -95,7 +95,7 @@ class Cache:
         pages = list(range(sum(needed) + 3))
         random.Random(seed).shuffle(pages)
         self.pages = [[pages.pop() for _ in range(count)] for count in needed]
-        width = -(-layer.value_dim // _C.KV_LANES) * _C.KV_LANES
+        width = -(-layer.value_dim // _C.VALUE_ALIGNMENT) * _C.VALUE_ALIGNMENT
         shape = (layer.kv_heads, sum(needed) + 3)
         self.k = torch.full((*shape, layer.head_dim, PAGE), torch.nan, dtype=layer.dtype)
         self.v = torch.full((*shape, PAGE, width), torch.nan, dtype=layer.dtype)
