@@ -32,19 +32,24 @@ class Acceptance:
         self._pooled = np.zeros((2, num_positions))
         """Judged, and accepted [2, K]."""
         self._own = np.zeros((2, 0, num_positions))
-        """The same by slot [2, slots, K]."""
+        """The same by row of one slot [2, rows, K]."""
+        self._rows: dict[int, int] = {}
+        """By slot."""
+        self._free_rows: list[int] = []
+        self._left_rows: list[int] = []
+        """Of slots whose requests have ended, which steps that wait may tell of."""
         self._told: list[tuple[Sequence[int], Sequence[int], Sequence[int]]] = []
 
     def observe(self, slots: Sequence[int], proposed: Sequence[int], accepted: Sequence[int]) -> None:
         """Notes a step: of the request in each slot how many drafts it verified, and how many of them it accepted."""
-        self._told.append((slots, proposed, accepted))
+        self._told.append(([self._row(slot) for slot in slots], proposed, accepted))
         if len(self._told) == MAX_TOLD:
             self._count()
 
     def release(self, slot: int) -> None:
         """Forgets what is known of a slot's request."""
-        self._count()
-        self._own[:, slot : slot + 1] = 0
+        if (row := self._rows.pop(slot, None)) is not None:
+            self._left_rows.append(row)
 
     def reached(self, slots: Sequence[int]) -> npt.NDArray[np.float64]:
         """P(1) .. P(K) [B, K], the share of each slot's passes that accept position i and all before it.
@@ -52,8 +57,8 @@ class Acceptance:
         What is seldom judged there is taken to hold as often as for all requests together.
         """
         shares = np.array(self._shares())
-        self._cover(max(slots))
-        judged, accepted = self._own[:, slots]
+        rows = [self._row(slot) for slot in slots]
+        judged, accepted = self._own[:, rows]
         return np.cumprod((accepted + POOLED * shares) / (judged + POOLED), axis=1)
 
     def expected_tokens(self) -> list[float]:
@@ -79,9 +84,14 @@ class Acceptance:
         seldom reached would else be believed for ever; of its own request at all of them, because what it did not look
         at becomes less certain.
         """
-        if not self._told:
-            return
-        slots, proposed, accepted = (np.array([*chain(*values)]) for values in zip(*self._told, strict=True))
+        if self._told:
+            self._count_told()
+        self._own[:, self._left_rows] = 0
+        self._free_rows += self._left_rows
+        self._left_rows = []
+
+    def _count_told(self) -> None:
+        rows, proposed, accepted = (np.array([*chain(*values)]) for values in zip(*self._told, strict=True))
         ages = np.repeat(np.arange(len(self._told))[::-1], [len(step[0]) for step in self._told])
         self._told = []
         verified = self._positions < proposed[:, None]
@@ -91,11 +101,16 @@ class Acceptance:
         passes = verified[::-1].cumsum(axis=0)[::-1]  # from each on
         self._pooled = DECAY ** passes[0] * self._pooled + (seen * DECAY ** (passes - verified)).sum(axis=1)
 
-        self._cover(slots.max())
-        self._own *= DECAY ** np.bincount(slots, minlength=self._own.shape[1])[:, None]
+        self._own *= DECAY ** np.bincount(rows, minlength=self._own.shape[1])[:, None]
         for own, judged in zip(self._own, seen, strict=True):
-            np.add.at(own, slots, judged * DECAY ** ages[:, None])
+            np.add.at(own, rows, judged * DECAY ** ages[:, None])
 
-    def _cover(self, slot: int) -> None:
-        if (missing := slot + 1 - self._own.shape[1]) > 0:
-            self._own = np.pad(self._own, ((0, 0), (0, missing), (0, 0)))
+    def _row(self, slot: int) -> int:
+        """The slot's, its own until its request has ended."""
+        if (row := self._rows.get(slot)) is None:
+            if not self._free_rows:
+                number = self._own.shape[1]
+                self._own = np.pad(self._own, ((0, 0), (0, max(4, number)), (0, 0)))
+                self._free_rows = list(range(number, self._own.shape[1]))[::-1]
+            row = self._rows[slot] = self._free_rows.pop()
+        return row

@@ -3,31 +3,59 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_right
 from collections import deque
-from functools import cache
+from dataclasses import dataclass, field
 
 import numpy as np
 
-WINDOW = 15
-"""Steps whose lower median is a price: seven outliers among them move nothing."""
-MIN_SAMPLES = 2
-"""Steps that make a price, and so what a look at another length takes."""
+from dflash_trt.runtime.price_surface import Array, estimate
+
+WINDOW = 31
+"""Steps whose lower median is a price: fifteen outliers among them move nothing."""
 PACE_STEPS = 15
 """Steps whose median says how fast the machine is now."""
 DRIFT = 1.5
 """A pace that moves by this factor says that costs have changed: prices of what did not run since are forgotten."""
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of running requests that have prices of their own, each up to the next."""
-NEAR = 2.0
-"""Buckets within this factor lend each other prices."""
+NEAR = 4.0
+"""Buckets within this factor tell of each other's prices."""
+NOISE, NOISE_STEPS, LEAST_NOISE = 0.1, 32, 0.02
+"""Standard deviation of one step's time, as a share, until so many steps have shown it; and what it is at least."""
+DRAFTING_STEPS = 4
+"""Steps from one whose drafter's part is noted to the next."""
+AGEING = 0.1 / math.sqrt(1000)
+"""The same of a price that was not measured anew, by the root of the steps since."""
 _DRAFTING = -1
 """In the place of a length: the drafter's part of a step, which is the same for all of them."""
 
 
+@dataclass
+class _Price:
+    """Of one bucket and length."""
+
+    samples: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    step: int = 0
+    """At which it was measured last."""
+    _median: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Their lower median."""
+        if self._median is None:
+            self._median = statistics.median_low(self.samples)
+        return self._median
+
+    def add(self, seconds: float, step: int) -> None:
+        self.samples.append(seconds)
+        self.step, self._median = step, None
+
+
 class StepPrices:
-    """Seconds of a step by bucket and length 0 .. K; readable from other threads while prices come in.
+    """Seconds of a step by bucket and length 0 .. K.
 
     A machine has faster and slower minutes, and contexts grow. So that what runs now does not look dear beside what ran
     in a better minute, all prices are of one pace: the price of what runs now stays as its first `WINDOW` steps made
@@ -36,12 +64,20 @@ class StepPrices:
 
     def __init__(self, num_draft_tokens: int) -> None:
         self._num_draft_tokens = num_draft_tokens
-        self._seconds: dict[tuple[int, int], deque[float]] = {}
-        self._prices: dict[tuple[int, int], float] = {}
-        """Of those with enough samples."""
+        self._prices: dict[tuple[int, int], _Price] = {}
         self._ratios: deque[float] = deque(maxlen=PACE_STEPS)
-        self.pace = 1.0
+        self._pace: float | None = 1.0
+        self._deviations: deque[float] = deque(maxlen=2 * NOISE_STEPS)
+        self.noise = NOISE
+        """Standard deviation of one step's time, as a share."""
+        self._step = 0
+
+    @property
+    def pace(self) -> float:
         """What steps take now beside their prices."""
+        if self._pace is None:
+            self._pace = statistics.median(self._ratios)
+        return self._pace
 
     def measure(
         self, batch_size: int, length: int, seconds: float, draft_seconds: float, is_look: bool = False
@@ -50,81 +86,67 @@ class StepPrices:
 
         `is_look` where other steps run another length.
         """
-        what = bucket_of(batch_size), length
-        if not is_look and len(self._seconds.get(what, ())) == WINDOW:
-            self._ratios.append(seconds / self._prices[what])
-            self.pace = statistics.median(self._ratios)
-            if len(self._ratios) == PACE_STEPS and not 1 / DRIFT < self.pace < DRIFT:
-                self._forget(what)
+        bucket = bucket_of(batch_size)
+        price = self._prices.setdefault((bucket, length), _Price())
+        self._step += 1
+        if not is_look and len(price.samples) == WINDOW:
+            price.step = self._step
+            ratio = seconds / price.seconds
+            if self._ratios:
+                self._deviations.append(abs(math.log(ratio / self._ratios[-1])))
+            self._ratios.append(ratio)
+            self._pace = None
+            has_moved = not 1 / DRIFT < ratio < DRIFT
+            if has_moved and len(self._ratios) == PACE_STEPS and not 1 / DRIFT < self.pace < DRIFT:
+                self._forget(price, (bucket, length))
         else:
-            self._add(what, seconds)
-        if length > 0:
-            self._add((bucket_of(batch_size), _DRAFTING), draft_seconds)
+            price.add(seconds / self.pace, self._step)
+        if length > 0 and (is_look or self._step % DRAFTING_STEPS == 0 or (bucket, _DRAFTING) not in self._prices):
+            self._prices.setdefault((bucket, _DRAFTING), _Price()).add(draft_seconds / self.pace, self._step)
 
-    def known(self, bucket: int, length: int) -> float:
-        """The price, 0 for none: the bucket's own, or where it has no prices at all, the nearest one's.
+    def knows(self, bucket: int, length: int) -> bool:
+        """Whether a bucket nearby has had a step of this length."""
+        return any(k == length and _is_near(b, bucket) for b, k in self._prices)
 
-        No drafts, the whole block and drafting itself are lent by buckets nearby, too, by the ratio to a length that
-        both have.
+    def estimate(self, bucket: int) -> tuple[Array, Array]:
+        """Seconds [K + 1] of a step by length 0 .. K, at this pace, and their covariance [K + 1, K + 1].
+
+        Both ends must be known.
         """
-        prices, near = self._prices, _near(bucket)
-        if own := prices.get((bucket, length)):
-            return own
-        priced = {b for b, k in list(prices) if k >= 0}
-        base = next((b for b in near if b in priced), None)
-        if base is None or (base, length) in prices or 0 < length < self._num_draft_tokens:
-            return 0.0 if base is None else prices.get((base, length), 0.0)
-        lengths = sorted(range(self._num_draft_tokens + 1), key=lambda k: abs(k - length))
-        for b in near:
-            for k in lengths:
-                if (b, length) in prices and (b, k) in prices and (base, k) in prices:
-                    return prices[base, k] * prices[b, length] / prices[b, k]
-        return 0.0
+        K = self._num_draft_tokens
+        if len(self._deviations) >= NOISE_STEPS:
+            self.noise = max(LEAST_NOISE, 1.05 * statistics.median(self._deviations))  # of two steps' difference
+        rows = []
+        for (b, length), price in self._prices.items():
+            if not _is_near(b, bucket):
+                continue
+            if length != _DRAFTING:
+                rows.append((b / bucket, length / K, float(length > 0), price.seconds, self._variance(price)))
+            elif (plain := self._prices.get((b, 0))) is not None:
+                variance = self._variance(price) + self._variance(plain)
+                rows.append((b / bucket, 0.0, 1.0, price.seconds + plain.seconds, variance))
+        table = np.array(rows)
+        asked = np.array([(1.0, length / K, float(length > 0)) for length in range(K + 1)])
+        mean, covariance = estimate(table[:, :3], table[:, 3], table[:, 4], asked)
+        return mean * self.pace, covariance * self.pace**2
 
-    def num_samples(self, bucket: int, length: int) -> int:
-        """Steps that the bucket's own price is made of."""
-        return len(self._seconds.get((bucket, length), ()))
+    def _variance(self, price: _Price) -> float:
+        """Of a median, and of what may have changed since."""
+        share = self.noise**2 * math.pi / 2 / len(price.samples) + AGEING**2 * (self._step - price.step)
+        return share * price.seconds**2
 
-    def has_ends(self, bucket: int) -> bool:
-        """Whether no drafts and the whole block have prices."""
-        return bool(self.known(bucket, 0) and self.known(bucket, self._num_draft_tokens))
-
-    def by_length(self, bucket: int) -> list[float]:
-        """Prices of 0 .. K; none while an end has no price.
-
-        One that is not known lies on the line between its neighbours; the shorter one of length 1 is a step that drafts
-        and verifies nothing of it.
-        """
-        if not self.has_ends(bucket):
-            return []
-        floor = self.floor(bucket)
-        known = {k: price for k in range(1, self._num_draft_tokens + 1) if (price := self.known(bucket, k))}
-        lengths = range(1, self._num_draft_tokens + 1)
-        line: list[float] = np.interp(lengths, [0, *known], [floor, *known.values()]).tolist()
-        return [self.known(bucket, 0), *line]
-
-    def floor(self, bucket: int) -> float:
-        """What a step takes at least that drafts."""
-        return self.known(bucket, 0) + self.known(bucket, _DRAFTING)
-
-    def _add(self, what: tuple[int, int], seconds: float) -> None:
-        window = self._seconds.setdefault(what, deque(maxlen=WINDOW))
-        window.append(seconds / self.pace)
-        if len(window) >= MIN_SAMPLES:
-            self._prices[what] = statistics.median_low(window)
-
-    def _forget(self, what: tuple[int, int]) -> None:
+    def _forget(self, price: _Price, what: tuple[int, int]) -> None:
         """All but what runs now, at its present price."""
-        price = self._prices[what] * self.pace
-        self._seconds, self._prices = {what: deque([price] * MIN_SAMPLES, maxlen=WINDOW)}, {what: price}
+        kept = _Price()
+        for _ in range(2):
+            kept.add(price.seconds * self.pace, self._step)
+        self._prices = {what: kept}
         self._ratios.clear()
-        self.pace = 1.0
+        self._pace = 1.0
 
 
-@cache
-def _near(bucket: int) -> list[int]:
-    """Buckets that lend it prices, the nearest first, and first of all itself."""
-    return sorted((b for b in BUCKETS if 1 / NEAR <= b / bucket <= NEAR), key=lambda b: abs(b - bucket))
+def _is_near(bucket: int, other: int) -> bool:
+    return 1 / NEAR <= bucket / other <= NEAR
 
 
 def bucket_of(batch_size: int) -> int:

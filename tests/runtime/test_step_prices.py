@@ -1,22 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prices of steps: medians of one pace, lent between neighbouring numbers of requests."""
+"""Prices of steps: medians of one pace, and what they say of other lengths and other numbers of requests."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from dflash_trt.runtime.step_prices import BUCKETS, MIN_SAMPLES, WINDOW, StepPrices, bucket_of
+from dflash_trt.runtime.price_surface import Array
+from dflash_trt.runtime.step_prices import BUCKETS, WINDOW, StepPrices, bucket_of
 
 K = 7
 
 
-def cost(length: int) -> float:
-    return 1.0 + 0.1 * length + 0.5 * (length > 0)
+def cost(length: int, batch_size: int = 4) -> float:
+    return 1.0 + 0.02 * batch_size * (1 + length) + 0.5 * (length > 0)
 
 
-def measured(*lengths: int, batch_size: int = 4, steps: int = WINDOW) -> StepPrices:
+def costs(batch_size: int = 4) -> Array:
+    return np.array([cost(length, batch_size) for length in range(K + 1)])
+
+
+def measured(*lengths: int, batch_size: int = 4) -> StepPrices:
     prices = StepPrices(K)
-    run(prices, *lengths, batch_size=batch_size, steps=steps)
+    run(prices, *lengths, batch_size=batch_size)
     return prices
 
 
@@ -25,20 +31,42 @@ def run(
 ) -> None:
     for length in lengths:
         for _ in range(steps):
-            prices.measure(batch_size, length, slower * cost(length), slower * 0.5, is_look=look)
+            prices.measure(batch_size, length, slower * cost(length, batch_size), slower * 0.5, is_look=look)
 
 
-def test_a_price_takes_two_steps() -> None:
-    prices = measured(K, steps=MIN_SAMPLES - 1)
-    assert prices.known(4, K) == 0
-    run(prices, K, steps=1)
-    assert prices.known(4, K) == cost(K)
-    assert not prices.has_ends(4)
+def doubts(prices: StepPrices, batch_size: int = 4) -> Array:
+    """Standard deviations as shares of the prices."""
+    seconds, covariance = prices.estimate(batch_size)
+    deviations: Array = np.sqrt(np.diag(covariance)) / seconds
+    return deviations
 
 
-def test_lengths_between_lie_on_the_line_from_a_step_that_drafts() -> None:
+def test_lengths_between_lie_near_the_line_from_a_step_that_drafts() -> None:
     """Not from plain decoding, which has no drafter in it: here the line is the truth."""
-    assert measured(0, K).by_length(4) == pytest.approx([cost(length) for length in range(K + 1)])
+    assert measured(0, K).estimate(4)[0] == pytest.approx(costs(), rel=0.02)
+
+
+def test_what_was_measured_is_sure_and_the_rest_less_so() -> None:
+    deviations = doubts(measured(0, K))
+    assert deviations[[0, K]].max() < 0.06
+    assert deviations[1:K].min() > deviations[[0, K]].max()
+    assert doubts(measured(0, 3, K))[3] < 0.7 * deviations[3]
+    assert doubts(measured(0, K), batch_size=16).min() > deviations.max(), "farther away"
+
+
+def test_a_place_of_its_own_price_keeps_it() -> None:
+    """A surface is no line: tiles and experts make steps."""
+    prices = measured(0, 4, K)
+    for _ in range(WINDOW):
+        prices.measure(4, 5, 1.3 * cost(5), 0.5, is_look=True)
+    assert prices.estimate(4)[0][[4, 5]] == pytest.approx([cost(4), 1.3 * cost(5)], rel=0.05)
+
+
+def test_outliers_do_not_count() -> None:
+    prices = measured(0, K)
+    for _ in range(WINDOW // 2):
+        prices.measure(4, 0, 10 * cost(0), 0.0, is_look=True)
+    assert prices.estimate(4)[0] == pytest.approx(costs(), rel=0.02)
 
 
 @pytest.mark.parametrize("slower", [0.75, 1.4])
@@ -46,8 +74,8 @@ def test_a_slower_minute_makes_what_runs_in_it_no_dearer(slower: float) -> None:
     prices = measured(0, K)
     run(prices, K, slower=slower)
     assert prices.pace == pytest.approx(slower)
-    run(prices, 3, slower=slower, steps=MIN_SAMPLES, look=True)
-    assert prices.by_length(4) == pytest.approx([cost(length) for length in range(K + 1)])
+    run(prices, 3, slower=slower, steps=2, look=True)
+    assert prices.estimate(4)[0] == pytest.approx(slower * costs(), rel=0.03)
 
 
 def test_a_look_does_not_say_how_fast_the_machine_is() -> None:
@@ -59,18 +87,27 @@ def test_a_look_does_not_say_how_fast_the_machine_is() -> None:
 def test_a_price_that_is_another_altogether_makes_others_forgotten() -> None:
     prices = measured(0, K)
     run(prices, K, slower=2.0)
-    assert prices.known(4, K) == pytest.approx(2.0 * cost(K))
-    assert prices.known(4, 0) == 0
+    assert prices.knows(4, K)
+    assert not prices.knows(4, 0)
     assert prices.pace == 1.0
 
 
-def test_neighbours_lend_prices_and_others_do_not() -> None:
-    prices = measured(0, K, batch_size=8)
-    assert prices.by_length(6) == prices.by_length(8)
-    assert prices.has_ends(16)
-    assert not prices.has_ends(24)
-    run(prices, K, batch_size=16, slower=1.2)
-    assert prices.known(16, 0) == pytest.approx(1.2 * cost(0)), "by the ratio to what both have"
+def test_old_prices_are_less_sure() -> None:
+    prices = measured(0, K)
+    before = doubts(prices)
+    run(prices, K, steps=1000)
+    after = doubts(prices)
+    assert after[0] > 2 * before[0]
+    assert after[K] == pytest.approx(before[K], rel=0.5), "it ran all the time"
+
+
+def test_other_numbers_of_requests_tell_of_each_other() -> None:
+    prices = measured(0, 3, K, batch_size=8)
+    run(prices, 0, 3, K, batch_size=16)
+    for batch_size in (6, 12, 24):
+        assert prices.estimate(batch_size)[0] == pytest.approx(costs(batch_size), rel=0.08)
+    assert prices.knows(64, 0)
+    assert not prices.knows(96, 0), "far from all of them"
 
 
 def test_buckets_reach_up_to_the_next() -> None:
