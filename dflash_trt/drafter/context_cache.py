@@ -91,19 +91,21 @@ class ContextCache:
     def write(self, pages: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
         """Puts rows k, v [T, L, G, D] where `pages` and `positions` [T] INT32 say, which `extend` gave.
 
-        On a GPU in one launch, where the kernels were compiled in; else in two, with torch's copies of what they index.
+        In one call of `_C`, but on a GPU whose kernels were not compiled in.
         """
         offsets = positions % self.table.tokens_per_page if self.is_paged else positions
-        if self.k.is_cuda and _C.cuda_architectures():
+        tensors = (k, v, pages, offsets, self.k, self.v)
+        if not self.k.is_cuda:
+            if self.k.dtype == torch.float32:  # NumPy's cross over in half the time
+                _C.kv_injection_append_reference(*(tensor.numpy() for tensor in tensors))
+            else:
+                _C.kv_injection_append_reference(*tensors)
+        elif _C.cuda_architectures():
             with torch.cuda.device(self.k.device):
-                stream = torch.cuda.current_stream().cuda_stream
-                _C.kv_injection_append(k, v, pages, offsets, self.k, self.v, stream)
-            return
-        for cache, rows in ((_bytes(self.k), _bytes(k)), (_bytes(self.v), _bytes(v))):
-            if cache.is_cuda:
-                cache[pages, :, offsets] = rows
-            else:  # two thirds of torch's time for 4 rows, a third for 64
-                cache.numpy()[pages.numpy(), :, offsets.numpy()] = rows.numpy()
+                _C.kv_injection_append(*tensors, torch.cuda.current_stream().cuda_stream)
+        else:
+            for cache, rows in ((self.k, k), (self.v, v)):
+                _bytes(cache)[pages, :, offsets] = _bytes(rows)
 
     def slot_ids(self, slots: Sequence[int], num_rows: int) -> list[list[int]]:
         """What draft.onnx takes as slot_ids [B, M] so that it reads up to `num_rows` rows of each slot.
