@@ -68,6 +68,13 @@ class PassRows:
         own sequence and on isa (of cpu_features()), not on the other rows and not on threads.
         """
 
+def rms_norm(x: int, rows: int, dim: int, weight: int, eps: float, out: int, threads: int, start: int) -> None:
+    """Fills out with x / sqrt(mean(x^2) + eps) * weight, row by row.
+
+    Addresses of dense float32 tensors x and out [rows, dim] and weight [dim], which are trusted; threads and start are
+    those of PassRows.attend. A row's bits depend on itself alone, and on the instruction set.
+    """
+
 class SamplingParams:
     """How one request is sampled; the defaults sample from softmax(logits). Read-only.
 

@@ -3,8 +3,9 @@
 
 NB_MODULE(_C, module) {
   bind_acceptance(module);
-  bind_paged_attention(module);
   bind_kv_injection(module);
   bind_packing(module);
+  bind_paged_attention(module);
+  bind_rms_norm(module);
   bind_sampling(module);
 }

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dflash_trt.targets.delta_net import DeltaNets
+from dflash_trt.targets.fused_norm import fuse_norms
 from dflash_trt.targets.gathered_attention import GatheredPass
 from dflash_trt.targets.packed_pass import Pass
 from dflash_trt.targets.paged_attention import PagedPass
@@ -42,6 +43,7 @@ class PackedTarget(HuggingFaceTarget):
         super().__init__(model, target_layer_ids)
         self._catcher = Taps(model, target_layer_ids)
         model.set_attn_implementation(IMPLEMENTATION)
+        fuse_norms(model)
         prepack(model)
         prepack_experts(model)
         self._min_rows = 0

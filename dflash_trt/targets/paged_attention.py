@@ -7,15 +7,14 @@ last bit in a block, by itself, and beside any other requests.
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from dflash_trt._C import VALUE_ALIGNMENT, PassRows
 from dflash_trt.targets.packed_pass import Pass
+from dflash_trt.targets.torch_threads import team
 
 IS_BF16 = {torch.float32: False, torch.bfloat16: True}
 
@@ -44,6 +43,7 @@ class PagedPass(Pass):
         k_cache, v_cache = self._cache.layer(layer, num_kv_heads, (head_dim, size), v_page, key.dtype)
         query, key, value = _dense(query), _dense(key), _dense(value)
         sinks = None if sinks is None else sinks.float().contiguous()
+        threads, start = team()
         out = query.new_empty(num_rows, num_heads, value_dim)
         self._rows.attend(
             _place(query),
@@ -58,8 +58,8 @@ class PagedPass(Pass):
             softcap=softcap or 0.0,
             window=window or 0,
             sinks=0 if sinks is None else sinks.data_ptr(),
-            threads=torch.get_num_threads(),
-            start=_parallel_region(),
+            threads=threads,
+            start=start,
         )
         return out
 
@@ -76,16 +76,3 @@ def _dense(rows: Tensor) -> Tensor:
 def _place(rows: Tensor) -> tuple[int, int, int]:
     """Address, and strides of a head and of a row in elements."""
     return rows.data_ptr(), rows.stride(0), rows.stride(1)
-
-
-@cache
-def _parallel_region() -> int:
-    """The address of GOMP_parallel in the OpenMP library that torch computes with, so that its threads work here, too.
-
-    0 where torch was built with other threads: then attention has one.
-    """
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    try:
-        return ctypes.cast(ctypes.CDLL(str(library)).GOMP_parallel, ctypes.c_void_p).value or 0
-    except (OSError, AttributeError):
-        return 0

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/parallel.h"
+
+namespace dflash {
+
+// out = x / sqrt(mean(x^2) + eps) * weight for rows x and out [rows, dim], weight [dim]. A row's bits depend on itself
+// and the instruction set alone.
+void rms_norm(const float* x, int64_t rows, int64_t dim, const float* weight, float eps, float* out,
+              const Threads& threads);
+
+}  // namespace dflash
