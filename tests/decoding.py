@@ -10,6 +10,7 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.runtime.completion import Completion
+from dflash_trt.runtime.freed_memory import give_back_freed_memory, keep_freed_memory
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.session import Session, run
@@ -34,9 +35,11 @@ def generate(session: Session, prompt: Sequence[int], max_tokens: int) -> Comple
 
 
 def open_without_tokenizer(engine: Path, target: Path, *, num_slots: int = 1, dtype: str = "float32") -> Session:
-    """A session on a random pair, which has no tokenizer."""
+    """A session on a random pair, which has no tokenizer; otherwise as `Session.load` makes one."""
+    give_back_freed_memory()
     manifest = read_manifest(engine)
     taps = manifest.draft.target_layer_ids
     model = load_model(target, read_target(target).spec, taps, dtype=dtype)
-    drafter = open_drafter(engine, manifest, num_slots=num_slots)
-    return Session(manifest, make_target(model, taps, num_slots), drafter, None, frozenset(), num_slots=num_slots)
+    target, drafter = make_target(model, taps, num_slots), open_drafter(engine, manifest, num_slots=num_slots)
+    keep_freed_memory()
+    return Session(manifest, target, drafter, None, frozenset(), num_slots=num_slots)

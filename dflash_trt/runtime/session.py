@@ -21,7 +21,7 @@ from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.completion import Completion, completion
 from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK, Decoder, Turn
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
-from dflash_trt.runtime.freed_memory import keep_freed_memory
+from dflash_trt.runtime.freed_memory import give_back_freed_memory, keep_freed_memory
 from dflash_trt.runtime.pair import LocalPair, Pair
 from dflash_trt.runtime.prompts import check_prompt, max_positions
 from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow, rank_facts
@@ -124,7 +124,7 @@ class Session:
         manifest, checkpoint = pair.manifest, pair.target
         target_dtype(dtype, checkpoint.directory, checkpoint.weights)  # what is wrong is said before the drafter loads
         device = choose_device(device)
-        keep_freed_memory()
+        give_back_freed_memory()
         sharded: dict[str, object] = {}
         if ranks is not None and ranks.size > 1:
             ranks.agree({**rank_facts(pair.engine, checkpoint), "dtype": dtype})
@@ -145,6 +145,7 @@ class Session:
                 " than in plain decoding; --dtype float32 avoids that",
                 checkpoint.directory,
             )
+        keep_freed_memory()
         return cls(
             manifest,
             target,

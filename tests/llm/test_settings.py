@@ -62,16 +62,20 @@ def test_other_runtime_errors_stay_what_they_are() -> None:
         raise RuntimeError("ours")
 
 
-def test_loading_keeps_freed_memory(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_gives_freed_memory_back_and_steps_keep_it(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class ReachedError(Exception):
         pass
 
-    def reached(*_: object, **__: object) -> None:
+    def kept() -> None:
         raise ReachedError
 
-    asked: list[bool] = []
-    monkeypatch.setattr(session, "keep_freed_memory", lambda: asked.append(True))
-    monkeypatch.setattr(session, "load_model", reached)
+    called: list[str] = []
+    for name in ("give_back_freed_memory", "load_model", "make_target"):
+        real = getattr(session, name)
+        monkeypatch.setattr(
+            session, name, lambda *a, real=real, name=name, **k: (called.append(name), real(*a, **k))[1]
+        )
+    monkeypatch.setattr(session, "keep_freed_memory", kept)
     with pytest.raises(ReachedError):
         LLM(engine, TARGET)
-    assert asked
+    assert called == ["give_back_freed_memory", "load_model", "make_target"]
