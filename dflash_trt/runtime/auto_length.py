@@ -30,6 +30,8 @@ FIRST_STEPS = 8
 """Of whole blocks, where nothing is known."""
 SOON, LATER, SETTLED = 8, 64, 64
 """Steps between thoughts: up to so many steps behind a switch, and from then on."""
+SHARE_STEPS = 16
+"""Steps after which the drafts are shared out anew: requests come and go."""
 RETHINK = 1.5
 """Sooner where the number of requests has changed by this factor."""
 
@@ -68,6 +70,8 @@ class AutoLength:
         """The present best, or a length that is looked at; more of it for requests whose drafts hold."""
         if self._left <= 0 or not 1 / RETHINK < len(slots) / self._number < RETHINK:
             self._think(list(slots))
+        elif self._left % SHARE_STEPS == 0:
+            self._share(list(slots), self._acceptance.reached(slots))
         self._left -= 1
         self._since_look += self._next == self._length
         self._since_switch += 1
@@ -87,6 +91,9 @@ class AutoLength:
             self._next, self._left = 0, LOOK_STEPS
         else:
             self._reconsider(bucket, reached)
+        self._share(slots, reached)
+
+    def _share(self, slots: list[int], reached: Array) -> None:
         self._chosen = dict(zip(slots, share_out(reached, self._next), strict=True))
 
     def observe(self, slots: Sequence[int], proposed: Sequence[int], accepted: Sequence[int]) -> None:

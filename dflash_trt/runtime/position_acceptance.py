@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 DECAY = 0.98
-"""Weight of older passes against the next one: a memory of about 50 passes."""
+"""Weight of older steps against the next one: a memory of about 50 steps."""
 PRIOR = 2.0
 """Passes' weight of the guess that a position holds as often as the one before it."""
 FIRST = 0.5
@@ -80,8 +80,8 @@ class Acceptance:
     def _count(self) -> None:
         """Counts the N passes that were told of.
 
-        With each pass older ones fade: of all requests together at the positions that it verified, because what is
-        seldom reached would else be believed for ever; of its own request at all of them, because what it did not look
+        With each step older ones fade: of all requests together at the positions that it verified, because what is
+        seldom reached would else be believed for ever; of its own requests at all of them, because what it did not look
         at becomes less certain.
         """
         if self._told:
@@ -91,19 +91,21 @@ class Acceptance:
         self._left_rows = []
 
     def _count_told(self) -> None:
+        lengths = [len(step[0]) for step in self._told]
         rows, proposed, accepted = (np.array([*chain(*values)]) for values in zip(*self._told, strict=True))
-        ages = np.repeat(np.arange(len(self._told))[::-1], [len(step[0]) for step in self._told])
+        steps = np.repeat(np.arange(len(lengths)), lengths)
         self._told = []
         verified = self._positions < proposed[:, None]
         held = self._positions < accepted[:, None]
         seen = np.stack([verified & (self._positions <= accepted[:, None]), held])  # [2, N, K]
 
-        passes = verified[::-1].cumsum(axis=0)[::-1]  # from each on
-        self._pooled = DECAY ** passes[0] * self._pooled + (seen * DECAY ** (passes - verified)).sum(axis=1)
+        looked = np.logical_or.reduceat(verified, np.flatnonzero(np.diff(steps, prepend=-1)))
+        later = looked[::-1].cumsum(axis=0)[::-1]  # steps from each on
+        self._pooled = DECAY ** later[0] * self._pooled + (seen * DECAY ** (later - looked)[steps]).sum(axis=1)
 
         self._own *= DECAY ** np.bincount(rows, minlength=self._own.shape[1])[:, None]
         for own, judged in zip(self._own, seen, strict=True):
-            np.add.at(own, rows, judged * DECAY ** ages[:, None])
+            np.add.at(own, rows, judged * DECAY ** (steps[-1] - steps)[:, None])
 
     def _row(self, slot: int) -> int:
         """The slot's, its own until its request has ended."""

@@ -27,6 +27,8 @@ NOISE, NOISE_STEPS, LEAST_NOISE = 0.1, 32, 0.02
 """Standard deviation of one step's time, as a share, until so many steps have shown it; and what it is at least."""
 DRAFTING_STEPS = 4
 """Steps from one whose drafter's part is noted to the next."""
+COLD_STEPS = 16
+"""That warm caches up, so that what they took counts as one step, and no more when there is a later one."""
 AGEING = 0.1 / math.sqrt(1000)
 """The same of a price that was not measured anew, by the root of the steps since."""
 _DRAFTING = -1
@@ -50,6 +52,8 @@ class _Price:
         return self._median
 
     def add(self, seconds: float, step: int) -> None:
+        if self.step <= COLD_STEPS < step:
+            self.samples.clear()
         self.samples.append(seconds)
         self.step, self._median = step, None
 
@@ -132,7 +136,8 @@ class StepPrices:
 
     def _variance(self, price: _Price) -> float:
         """Of a median, and of what may have changed since."""
-        share = self.noise**2 * math.pi / 2 / len(price.samples) + AGEING**2 * (self._step - price.step)
+        num_samples = 1 if price.step <= COLD_STEPS else len(price.samples)
+        share = self.noise**2 * math.pi / 2 / num_samples + AGEING**2 * (self._step - price.step)
         return share * price.seconds**2
 
     def _forget(self, price: _Price, what: tuple[int, int]) -> None:

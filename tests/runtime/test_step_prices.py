@@ -97,7 +97,7 @@ def test_old_prices_are_less_sure() -> None:
     before = doubts(prices)
     run(prices, K, steps=1000)
     after = doubts(prices)
-    assert after[0] > 2 * before[0]
+    assert after[0] > 1.5 * before[0]
     assert after[K] == pytest.approx(before[K], rel=0.5), "it ran all the time"
 
 
