@@ -5,8 +5,8 @@
 #include <limits>
 #include <vector>
 
-#include "paged_attention/kernels.h"
 #include "cpu/vectors.h"
+#include "paged_attention/kernels.h"
 
 // Attention of some rows over the pages of their sequence, page after page with a running maximum
 // (FlashAttention-2, https://arxiv.org/abs/2307.08691, algorithm 1). Both products are sums over
@@ -112,8 +112,7 @@ class Block {
   // One page, whose first position is `first`, for `rows` rows from r on.
   void read(int64_t first, const Element* k, const Element* v, int64_t r, int64_t rows) {
     const int64_t low = position(r), high = position(r + rows - 1);
-    const int64_t seen = std::min(kTokensPerPage, high - first + 1);  // behind it nothing is written
-    if (seen <= 0) return;
+    if (high < first) return;
     if (layer_.window != 0 && first + kTokensPerPage - 1 <= low - layer_.window) return;
     float scores[kTile * kTokensPerPage];
     for (int64_t key = 0; key < kTokensPerPage; key += 2 * kLanes) {
@@ -122,16 +121,30 @@ class Block {
                                     kTokensPerPage);
     }
     for (int64_t i = 0; i < rows; ++i) weigh(first, r + i, scores + i * kTokensPerPage);
+    if (low >= first + kTokensPerPage - 1) {
+      mix(v, kTokensPerPage, scores, r, rows);
+    } else {  // token by token, so that none adds 0 * NaN of one that it does not see
+      for (int64_t i = 0, next; i < rows; i = next) {
+        for (next = i + 1; next < rows && position(r + next) == position(r + i);) ++next;
+        const int64_t seen = std::min(kTokensPerPage, position(r + i) - first + 1);
+        if (seen > 0) mix(v, seen, scores + i * kTokensPerPage, r + i, next - i);
+      }
+    }
+  }
+
+  // Adds the first `seen` values of a page, as `weights` [rows, 32] say, to rows from r on.
+  void mix(const Element* v, int64_t seen, const float* weights, int64_t r, int64_t rows) {
     for (int64_t column = 0; column < width_;) {
-      const auto mix = [&]<int kVectors>() {
-        product_of<Element, kTile, kVectors>(rows, scores, kTokensPerPage, v + column, width_,
-                                             seen, true, mixed_ + r * width_ + column, width_);
-        column += kVectors * kLanes;
-      };
+      float* mixed = mixed_ + r * width_ + column;
+      const Element* values = v + column;
       if (width_ - column >= 2 * kLanes) {
-        mix.template operator()<2>();
+        product_of<Element, kTile, 2>(rows, weights, kTokensPerPage, values, width_, seen, true,
+                                      mixed, width_);
+        column += 2 * kLanes;
       } else {
-        mix.template operator()<1>();
+        product_of<Element, kTile, 1>(rows, weights, kTokensPerPage, values, width_, seen, true,
+                                      mixed, width_);
+        column += kLanes;
       }
     }
   }

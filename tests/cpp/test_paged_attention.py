@@ -188,6 +188,19 @@ def test_nan_goes_to_those_who_see_it() -> None:
     assert second.isfinite().all()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_nan_does_not_reach_a_token_before_it(isa: str) -> None:
+    """A draft that will be rejected may be anything."""
+    layer = Layer(heads=2, lengths=((40, 8),))
+    data = random_data(layer)
+    before = prefill_and_pass(layer, data, isa=isa)[0]
+    for x in data.sequences[0]:
+        x[44:] = torch.nan
+    after = prefill_and_pass(layer, data, isa=isa)[0]
+    assert torch.equal(after[:4], before[:4])
+    assert after[4:].isnan().all()
+
+
 @pytest.mark.parametrize(
     ("begins", "counts", "pages"),
     [([0], [1], [[]]), ([32], [1], [[0]]), ([0], [0], [[0]]), ([-1], [1], [[0]]), ([0, 0], [1], [[0]])],
