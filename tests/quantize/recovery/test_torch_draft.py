@@ -90,7 +90,7 @@ def assert_equals_the_equations(draft: DraftCheckpoint, reference: ReferenceDraf
 def test_quantised_equals_the_graphs_of_what_is_packed(
     name: str, recipe: str, tmp_path: Path, features: dict[str, Path]
 ) -> None:
-    source, anchors = FIXTURES / f"{name}-dflash", [20, 31]
+    source, anchors = FIXTURES / f"{name}-dflash", [8, 14, 20, 26, 31]
     draft = read_draft(source)
     quantize_checkpoint(draft, load_recipe(recipe), tmp_path / "q")
     build(tmp_path / "q", tmp_path / "engine")
@@ -106,9 +106,9 @@ def test_quantised_equals_the_graphs_of_what_is_packed(
     for layer, (ours_k, ours_v) in enumerate(zip(context.k, context.v, strict=True)):
         assert relative_error(ours_k.numpy(), k[:, layer]) < 0.003
         assert relative_error(ours_v.numpy(), v[:, layer]) < 0.003
-    assert relative_error(found, expected) < 0.01  # sums in another order flip a code now and then
+    assert median_error(found, expected) < 0.001  # sums in another order flip a code now and then, in some block
     dense = torch_draft(source)
-    assert relative_error(dense.blocks(noise, torch.tensor(anchors), dense.context(taps)).numpy(), expected) > 0.02
+    assert median_error(dense.blocks(noise, torch.tensor(anchors), dense.context(taps)).numpy(), expected) > 0.02
 
 
 @pytest.mark.parametrize(
@@ -131,6 +131,10 @@ def test_dialects_equal_the_graphs_of_what_is_packed(dialect: str, recipe: str, 
     assert relative_error(found, graphs.draft(noise, caches, [0, 0], [5, 12])) < 0.02
     dense = torch_draft_of(draft).blocks(torch.from_numpy(noise), torch.tensor([5, 12]), context).numpy()
     assert relative_error(found, dense) > 0.05
+
+
+def median_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.median([relative_error(*blocks) for blocks in zip(actual, expected, strict=True)]))
 
 
 def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
