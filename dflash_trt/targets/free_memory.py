@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 PACKED_SUFFIX, SCALES_SUFFIX = "_blocks", "_scales"
 """Of gpt-oss's MXFP4 experts: two 4-bit codes a byte, which transformers unpacks, and the scales, which it uses up."""
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
+EXPERTS, SECOND_MATRICES = ".experts.", ("down_proj", ".w2.")
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -36,12 +38,13 @@ def check_memory(directory: Path, weights: Mapping[str, Tensor], dtype: torch.dt
 
 
 def loaded_bytes(weights: Mapping[str, Tensor], dtype: torch.dtype) -> int:
-    """What the running target holds once every weight is `dtype`."""
+    """What the target holds at most while every weight becomes `dtype` and is laid out."""
     sizes = {name: math.prod(tensor.shape) for name, tensor in weights.items()}
     packed = {name for name, tensor in weights.items() if name.endswith(PACKED_SUFFIX) and tensor.dtype == "U8"}
     scales = {name.removesuffix(PACKED_SUFFIX) + SCALES_SUFFIX for name in packed}
-    counts = (0 if name in scales else size * (2 if name in packed else 1) for name, size in sizes.items())
-    return dtype.itemsize * (sum(counts) + _head_copy(sizes) * (dtype.itemsize == 4))
+    counts = {name: 0 if name in scales else size * (2 if name in packed else 1) for name, size in sizes.items()}
+    copies = _head_copy(sizes) + _experts_copy(counts) if dtype.itemsize == 4 else 0
+    return dtype.itemsize * (sum(counts.values()) + copies)
 
 
 def _head_copy(sizes: Mapping[str, int]) -> int:
@@ -49,6 +52,15 @@ def _head_copy(sizes: Mapping[str, int]) -> int:
     if any(name.endswith(HEAD) for name in sizes):
         return 0
     return max((size for name, size in sizes.items() if name.endswith(EMBEDDINGS)), default=0)
+
+
+def _experts_copy(counts: Mapping[str, int]) -> int:
+    """Values of the first matrices of a layer's experts: `prepack_experts` lays them out before it lets them go."""
+    layers: Counter[str] = Counter()
+    for name, count in counts.items():
+        if EXPERTS in name and not any(second in name for second in SECOND_MATRICES):
+            layers[name.partition(EXPERTS)[0]] += count
+    return max(layers.values(), default=0)
 
 
 def free_bytes() -> int | None:

@@ -47,6 +47,25 @@ def test_packed_experts_are_unpacked() -> None:
     assert loaded_bytes(weights(scales), torch.float32) == 4 * (2 * 8 * 3)  # of something else
 
 
+def test_one_layers_experts_are_laid_out_beside_themselves() -> None:
+    """Their first matrices: one after the other as checkpoints of Qwen, MiniMax and gpt-oss name them."""
+    experts = [
+        *(
+            tensor(f"l.0.mlp.experts.{e}.{name}.weight", "BF16", 3, 4)
+            for e in (0, 1)
+            for name in ("gate_proj", "up_proj")
+        ),
+        tensor("l.0.mlp.experts.0.down_proj.weight", "BF16", 4, 3),
+        *(tensor(f"l.1.moe.experts.0.{name}.weight", "BF16", 3, 4) for name in ("w1", "w2", "w3")),
+        tensor("l.2.mlp.experts.gate_up_proj_blocks", "U8", 2, 3, 1, 5),
+    ]
+    values = 4 * 12 + 12 + 3 * 12 + 60
+    assert loaded_bytes(weights(*experts), torch.float32) == 4 * (values + 60)
+    assert loaded_bytes(weights(*experts[:-1]), torch.float32) == 4 * (values - 60 + 4 * 12)
+    assert loaded_bytes(weights(*experts[5:-1]), torch.float32) == 4 * (3 * 12 + 2 * 12)
+    assert loaded_bytes(weights(*experts), torch.bfloat16) == 2 * values
+
+
 def test_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda: 1_500_000_000)
     large = weights(tensor("a", "BF16", 10**9))
