@@ -42,7 +42,8 @@ def feeds_of(case: Case) -> Feeds:
     }
 
 
-def run(case: Case, feeds: Feeds, isa: str = "best", num_threads: int = 1) -> np.ndarray:
+def session(case: Case, feeds: Feeds, isa: str = "best", num_threads: int = 1) -> onnxruntime.InferenceSession:
+    """The node alone."""
     types = {name: TensorProto.INT32 if name in INTEGERS else TensorProto.FLOAT for name in feeds}
     node = helper.make_node(
         ATTENTION,
@@ -65,8 +66,11 @@ def run(case: Case, feeds: Feeds, isa: str = "best", num_threads: int = 1) -> np
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(_C.__file__)
     options.intra_op_num_threads = num_threads
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    (out,) = session.run(None, feeds)
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def run(case: Case, feeds: Feeds, isa: str = "best", num_threads: int = 1) -> np.ndarray:
+    (out,) = session(case, feeds, isa, num_threads).run(None, feeds)
     return out
 
 
