@@ -49,7 +49,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     itl_seconds: float | None
     """Inter-token latency: from first to last token / tokens after the first; None without one."""
     seconds: float
-    """From arrival to the last token."""
+    """From arrival to the end, right behind the last token."""
     other_metrics: dict[str, float] = {}
     """What only this runtime measures, by its own names."""
 

@@ -45,6 +45,8 @@ class Reading:
 class GatheredPass(Pass):
     """Over K and V [G, pages, 32, D]."""
 
+    reads_hidden_rows = True
+
     def __init__(self, segments: Sequence[Segment], cache: SlotCache, device: torch.device) -> None:
         super().__init__(segments, cache, device)
         self._readings: dict[tuple[Group, int | None, int, torch.dtype], Reading] = {}

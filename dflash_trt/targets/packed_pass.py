@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +43,9 @@ class Group:
 
 class Pass:
     """The segments of one pass, for every layer alike; how attention is computed over them is the subclass's."""
+
+    reads_hidden_rows: ClassVar[bool] = False
+    """Whether a cached row that no token sees takes part nevertheless, as 0 * value: then it may not be NaN."""
 
     def __init__(self, segments: Sequence[Segment], cache: SlotCache, device: torch.device) -> None:
         """The cache's table has room for the segments behind what their slots hold."""

@@ -69,7 +69,7 @@ class PackedTarget(HuggingFaceTarget):
         """Appends all segments in one forward call."""
         self._delta_nets.settle()
         for segment in segments:
-            self._cache.clear(self._table.cover(segment.slot, len(segment.token_ids)))
+            self._clear(self._table.cover(segment.slot, len(segment.token_ids)))
         current = self._pass_type(segments, self._cache, self._device)
         token_ids: list[int] = []
         logits_rows: list[int] = []
@@ -96,13 +96,18 @@ class PackedTarget(HuggingFaceTarget):
         """Rows that a pass over so many has."""
         return max(self._min_rows, padded_size(num_rows) if self._device.type == "cpu" else num_rows)
 
+    def _clear(self, pages: Sequence[int]) -> None:
+        """Pages that others have written."""
+        if self._pass_type.reads_hidden_rows:
+            self._cache.clear(pages)
+
     def claim(self, user: object) -> bool:
         """Whether nobody but `user` has written pages since it last claimed them."""
         return self._table.claim(user)
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """The pages of an empty slot's sequence; the first `num_tokens` tokens are in them already."""
-        self._cache.clear(self._table.reserve(slot, pages, num_tokens))
+        self._clear(self._table.reserve(slot, pages, num_tokens))
 
     def rollback(self, slot: int, num_tokens: int) -> None:
         """Shortens the sequence: rows behind it are overwritten by the next segment, recurrent state is replayed."""

@@ -16,7 +16,9 @@ from dflash_trt.pages.page_tensor import FIRST_PAGES
 from dflash_trt.targets import gathered_attention, slot_cache
 from dflash_trt.targets.gathered_attention import GatheredPass
 from dflash_trt.targets.huggingface import PACKED_MODEL_TYPES, can_pack, make_target
+from dflash_trt.targets.packed_pass import Pass
 from dflash_trt.targets.packed_target import PackedTarget
+from dflash_trt.targets.paged_attention import PagedPass
 from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.sequential_target import SequentialTarget
 from dflash_trt.targets.target import Segment
@@ -166,9 +168,11 @@ def test_attention_segment_by_segment_is_that_of_a_group(name: str, monkeypatch:
 
 
 @torch.inference_mode()
-def test_a_neighbours_nan_is_nobody_elses() -> None:
-    """Its page is zeros when it is used again, and a shorter sequence is filled up with a page of its own."""
-    target = PackedTarget(random_model("qwen3"), TAPS, NUM_SLOTS)
+@pytest.mark.parametrize("pass_type", [PagedPass, GatheredPass])
+def test_a_neighbours_nan_is_nobody_elses(pass_type: type[Pass]) -> None:
+    """Where hidden rows are read, its page is zeros when it is used again, and a shorter sequence is filled up with a
+    page of its own."""
+    target = PackedTarget(random_model("qwen3"), TAPS, NUM_SLOTS, pass_type)
     target.reserve(0, [0, 1], 0)
     target.verify([Segment(slot=0, token_ids=[1] * (2 * TOKENS_PER_PAGE), num_logits=0)], with_taps=False)
     for cache in (cache for layer in target._cache._layers.values() for cache in layer):
