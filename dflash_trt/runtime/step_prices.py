@@ -75,6 +75,8 @@ class StepPrices:
         self.noise = NOISE
         """Standard deviation of one step's time, as a share."""
         self._step = 0
+        self._last: tuple[tuple[int, int], float] = (0, 0), 0.0
+        """The last step's place, and its seconds."""
 
     @property
     def pace(self) -> float:
@@ -93,11 +95,12 @@ class StepPrices:
         bucket = bucket_of(batch_size)
         price = self._prices.setdefault((bucket, length), _Price())
         self._step += 1
+        if (bucket, length) == self._last[0]:
+            self._deviations.append(abs(math.log(seconds / self._last[1])))
+        self._last = (bucket, length), seconds
         if not is_look and len(price.samples) == WINDOW:
             price.step = self._step
             ratio = seconds / price.seconds
-            if self._ratios:
-                self._deviations.append(abs(math.log(ratio / self._ratios[-1])))
             self._ratios.append(ratio)
             self._pace = None
             has_moved = not 1 / DRIFT < ratio < DRIFT
