@@ -26,6 +26,8 @@ LEAST_LOSS = 0.2
 """What a look's time is taken to lose at least, as a share of it."""
 HOPE = 0.3
 """Of the share that a look may gain, how much it may lose."""
+REVIEW = 256
+"""Steps after which the better of no drafts and whole blocks is looked at, if nothing else is."""
 FIRST_STEPS = 8
 """Of whole blocks, where nothing is known."""
 SOON, LATER, SETTLED = 8, 64, 64
@@ -63,6 +65,7 @@ class AutoLength:
         """Of requests at the last thought."""
         self._since_look = 0
         self._since_switch = 0
+        self._since_review = 0
         self._told: tuple[int, list[float]] = (0, [])
         """Requests, and tokens a second by length, as they were last reckoned; `explain` asks from other threads."""
 
@@ -75,6 +78,7 @@ class AutoLength:
         self._left -= 1
         self._since_look += self._next == self._length
         self._since_switch += 1
+        self._since_review += 1
         return [self._chosen.get(slot, self._next) for slot in slots]
 
     def _think(self, slots: list[int]) -> None:
@@ -135,12 +139,17 @@ class AutoLength:
         self._next, self._left = self._length, SOON if self._since_switch < SETTLED else LATER
 
         hopes = gains + OPTIMISM * self._lessons(shares)
-        look = int(np.argmax(hopes))
+        look, rival = int(np.argmax(hopes)), 0 if speeds[0] > speeds[-1] else len(speeds) - 1
+        if self._length == rival:
+            self._since_review = 0
+        elif self._since_review >= REVIEW and hopes[look] <= MIN_GAIN:
+            look, hopes[rival] = rival, 2 * MIN_GAIN
         if look != self._length and hopes[look] > MIN_GAIN and self._since_look >= SOON:
             steps = LOOK_STEPS + (self._length == 0)  # the first one is not measured where contexts must catch up
             loss = steps * seconds[look] / seconds[self._length] * max(1 - math.exp(gains[look]), LEAST_LOSS)
             if self._since_look >= loss / max(LOOK_COST, HOPE * (math.exp(hopes[look]) - 1)):
                 self._next, self._left, self._since_look = look, steps, 0
+                self._since_review *= look != rival
 
     def _doubts(self, shares: Array) -> Array:
         """Standard deviations of each length's gain over the present one."""

@@ -88,7 +88,7 @@ def test_it_settles_near_the_best(acceptance: Sequence[float], cost: Cost, batch
     for seed in range(3):
         lengths = simulate(AutoLength(K), acceptance, cost, batch=batch, steps=1200, rng=random.Random(seed))
         assert all(0 <= length <= K for length in lengths)
-        assert share_of_best(lengths[64:], acceptance, cost, batch) > 0.93
+        assert share_of_best(lengths[64:], acceptance, cost, batch) > 0.92
 
 
 @pytest.mark.parametrize("batch", [2, *(pytest.param(batch, marks=pytest.mark.full) for batch in (1, 8, 32))])
@@ -101,6 +101,13 @@ def test_it_is_never_far_below_plain_and_full(acceptance: Sequence[float], cost:
     for seed in range(3):
         lengths = simulate(AutoLength(K), acceptance, cost, batch=batch, steps=1200, rng=random.Random(seed))
         assert share_of_best(lengths[64:], acceptance, cost, batch) * best / better > 0.97
+
+
+def test_the_better_end_is_seen_again_and_again() -> None:
+    """However bad it looked: what it is measured against may have changed."""
+    lengths = simulate(AutoLength(K), HIGH, COSTS["a step at 4"], batch=4, steps=1300, rng=random.Random(0))
+    assert lengths[100:].count(4) > 1000
+    assert all(K in lengths[begin : begin + 400] for begin in range(100, 901, 100))
 
 
 def test_requests_whose_drafts_hold_get_more() -> None:
