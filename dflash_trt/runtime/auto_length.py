@@ -73,7 +73,7 @@ class AutoLength:
         """The present best, or a length that is looked at; more of it for requests whose drafts hold."""
         if self._left <= 0 or not 1 / RETHINK < len(slots) / self._number < RETHINK:
             self._think(list(slots))
-        elif self._left % SHARE_STEPS == 0:
+        elif self._left % SHARE_STEPS == 0 and len(slots) > 1:
             self._share(list(slots), self._acceptance.reached(slots))
         self._left -= 1
         self._since_look += self._next == self._length
