@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # Before anything imports torch or huggingface_hub; subprocesses inherit both.
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network, and none may reach for it
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its processes; tables are as in a pipe
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # barriers among oversubscribed threads cost more than they gain
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; tests send Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -114,13 +114,13 @@ class Request:
 
         Returns what a verify pass came to, and None for the prefill's token.
         """
+        self.emitted.append(time.perf_counter())
         is_prefill = not self.token_ids
         taken = 0
         while taken < len(token_ids) and self.finished is None:
             self._append(token_ids[taken])
             taken += 1
         del self.logprobs[len(self.token_ids) :]  # of accepted tokens behind the end
-        self.emitted.append(time.perf_counter())
         if is_prefill:
             return None
         accepted = min(taken, len(token_ids) - 1)
