@@ -18,9 +18,10 @@ from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.graph.cpu_lowering import lower_to_cpu
 from dflash_trt.graph.cpu_weights import float_weights
 
-MIN_SHARED_BYTES = 2**20
-"""FLOAT weights of a matrix from which on a second thread is worth its wake-up: one thread reads 1 MiB in about 100 us,
-and a thread that sleeps, because it may not spin, wakes in tens of them."""
+MIN_SHARED_BYTES = 2**22
+"""FLOAT weights of a matrix from which on a second thread is worth its wake-up: it sleeps, because it may not spin.
+Measured (benchmarks/bench_ort_threads.py, two cores of an AMD EPYC): at 1.5 MiB two threads take 1.05 to 1.2 times as
+long as one, at 3.4 as long, at 6 MiB 0.8 to 0.9."""
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 REFUSALS = (
     DecodeError,  # of onnx; what follows is ONNX Runtime's (1.31), and has no common base

@@ -61,7 +61,7 @@ class Client:
     def run(self, num_requests: int) -> None:
         ways: list[Callable[[], None]] = [
             self._generate,
-            self._generate,
+            self._generate_several,
             self._stream,
             self._give_up,
             self._give_up,
@@ -84,7 +84,7 @@ class Client:
     def _generate(self) -> None:
         self.finished[self._llm.generate(*self._ask()).finish_reason] += 1
 
-    def _generate(self) -> None:
+    def _generate_several(self) -> None:
         asked = [self._ask() for _ in range(3)]
         for answer in self._llm.generate([p for p, _ in asked], [s for _, s in asked]):
             self.finished[answer.finish_reason] += 1
