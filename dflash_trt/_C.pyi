@@ -22,11 +22,13 @@ def accept_greedy(proposals: list[int], verified: list[int]) -> int:
     Raises ValueError unless verified is one longer than proposals.
     """
 
+TOKENS_PER_PAGE: int
+"""Of the caches that PassRows reads."""
 VALUE_ALIGNMENT: int
 """Elements to a multiple of which rows of V are filled up in a cache that PassRows reads."""
 
 class PassRows:
-    """The rows of one pass over sequences in pages of 32 tokens, end to end.
+    """The rows of one pass over sequences in pages of TOKENS_PER_PAGE, 32, tokens, end to end.
 
     Sequence i has begins[i] tokens, to which the pass adds num_tokens[i] >= 1, and lies in pages[i], in order, which
     have room for all. Raises ValueError where lengths do not fit.

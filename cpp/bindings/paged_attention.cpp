@@ -82,6 +82,7 @@ class PassRows {
 }  // namespace
 
 void bind_paged_attention(nb::module_& module) {
+  module.attr("TOKENS_PER_PAGE") = dflash::kTokensPerPage;
   module.attr("VALUE_ALIGNMENT") = dflash::kAlignment;
   nb::class_<PassRows>(module, "PassRows")
       .def(nb::init<const std::vector<int64_t>&, const std::vector<int64_t>&,

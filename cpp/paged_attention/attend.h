@@ -123,7 +123,7 @@ class Block {
     for (int64_t i = 0; i < rows; ++i) weigh(first, r + i, scores + i * kTokensPerPage);
     if (low >= first + kTokensPerPage - 1) {
       mix(v, kTokensPerPage, scores, r, rows);
-    } else {  // token by token, so that none adds 0 * NaN of one that it does not see
+    } else {  // token by token, so that none adds 0 * NaN of one behind it
       for (int64_t i = 0, next; i < rows; i = next) {
         for (next = i + 1; next < rows && position(r + next) == position(r + i);) ++next;
         const int64_t seen = std::min(kTokensPerPage, position(r + i) - first + 1);

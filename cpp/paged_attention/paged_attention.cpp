@@ -3,14 +3,14 @@
 
 #include <algorithm>
 
-#include "paged_attention/kernels.h"
 #include "cpu/isa.h"
+#include "paged_attention/kernels.h"
 
 namespace dflash {
 namespace {
 
-constexpr int64_t kMinWork =
-    1 << 20;  // multiplications, some 20 us: below, waking threads costs more than they bring
+// Multiplications, some 20 us at 100 GFLOP/s: below, waking threads should cost more than they bring.
+constexpr int64_t kMinWork = 1 << 20;
 
 struct Task {
   const SegmentRows* segment;

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dflash_trt._C import VALUE_ALIGNMENT, PassRows
+from dflash_trt._C import TOKENS_PER_PAGE, VALUE_ALIGNMENT, PassRows
 from dflash_trt.targets.packed_pass import Pass
 from dflash_trt.targets.torch_threads import team
 
@@ -39,6 +39,7 @@ class PagedPass(Pass):
         num_heads, num_rows, head_dim = query.shape
         num_kv_heads, value_dim = len(value), value.shape[-1]
         size = self._table.tokens_per_page
+        assert size == TOKENS_PER_PAGE, "C++ is compiled for one size of a page"
         v_page = size, -(-value_dim // VALUE_ALIGNMENT) * VALUE_ALIGNMENT
         k_cache, v_cache = self._cache.layer(layer, num_kv_heads, (head_dim, size), v_page, key.dtype)
         query, key, value = _dense(query), _dense(key), _dense(value)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from dflash_trt.targets.torch_threads import team
 
 PAGE = 32
 ISAS = _C.cpu_features()
+WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
@@ -102,7 +104,13 @@ class Cache:
         self.v = torch.full((*shape, PAGE, width), torch.nan, dtype=layer.dtype)
 
     def attend(
-        self, data: Data, rows: Sequence[tuple[int, int, int]], *, threads: int = 1, isa: str = "best"
+        self,
+        data: Data,
+        rows: Sequence[tuple[int, int, int]],
+        *,
+        threads: int = 1,
+        start: int | None = None,
+        isa: str = "best",
     ) -> list[Tensor]:
         """One pass over tokens begin .. end of sequences (index, begin, end) -> [n, N, E] of each."""
         layer = self.layer
@@ -124,7 +132,7 @@ class Cache:
             window=layer.window,
             sinks=0 if data.sinks is None else data.sinks.data_ptr(),
             threads=threads,
-            start=team()[1],
+            start=team()[1] if start is None else start,
             isa=isa,
         )
         return list(out.split(counts))
@@ -168,6 +176,26 @@ def test_threads_change_nothing() -> None:
     data = random_data(layer)
     for one, several in zip(prefill_and_pass(layer, data), prefill_and_pass(layer, data, threads=3), strict=True):
         assert torch.equal(one, several)
+
+
+def test_the_team_is_asked_where_there_is_enough_work() -> None:
+    """For storing and for attending, with all of its threads; whoever starts last finds nothing left to do."""
+    asked: list[int] = []
+
+    @ctypes.CFUNCTYPE(None, WORK, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    def start(work: Any, data: int, num_threads: int, _: int) -> None:
+        asked.append(num_threads)
+        for _thread in range(num_threads):
+            work(data)
+
+    address = ctypes.cast(start, ctypes.c_void_p).value
+    for layer, expected_calls in ((CASES["many heads"], [3, 3]), (Layer(lengths=((0, 5),)), [])):
+        data, rows = random_data(layer), [(i, 0, sum(length)) for i, length in enumerate(layer.lengths)]
+        alone = Cache(layer).attend(data, rows)
+        asked.clear()
+        found = Cache(layer).attend(data, rows, threads=3, start=address)
+        assert asked == expected_calls
+        assert all(map(torch.equal, found, alone))
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 60.0, 1e4])
