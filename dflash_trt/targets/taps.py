@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor
 from transformers import PreTrainedModel
+
+Forward = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 class Taps:
@@ -24,18 +26,20 @@ class Taps:
         self._layer_ids = list(target_layer_ids)
         self._layers = model.get_decoder().layers
         self._caught: dict[int, Tensor] = {}
-        self._hooks: list[RemovableHandle] = []
+        self._forwards: dict[int, Forward] = {}
+        """The layers' own, by layer, while taps are caught."""
 
     def start(self, with_taps: bool) -> None:
-        """Before a pass: whether its taps are wanted. Torch calls a layer with a hook by a longer way."""
-        if with_taps and not self._hooks:
-            self._hooks = [
-                self._layers[index].register_forward_hook(partial(self._catch, index)) for index in {*self._layer_ids}
-            ]
-        elif not with_taps:
-            for hook in self._hooks:
-                hook.remove()
-            self._hooks = []
+        """Before a pass: whether its taps are wanted. No hooks: torch calls a layer that has one by a longer way."""
+        if with_taps and not self._forwards:
+            for index in {*self._layer_ids}:
+                layer = self._layers[index]
+                self._forwards[index] = layer.forward
+                layer.forward = partial(self._catch, index, layer.forward)
+        elif not with_taps and self._forwards:
+            for index, forward in self._forwards.items():
+                self._layers[index].forward = forward
+            self._forwards = {}
 
     def take(self) -> Tensor:
         """Taps [R, A*H] of the pass, in the order of the layer ids."""
@@ -43,5 +47,7 @@ class Taps:
         self._caught.clear()
         return taps
 
-    def _catch(self, index: int, layer: nn.Module, arguments: object, output: Tensor | tuple[Tensor, ...]) -> None:
+    def _catch(self, index: int, forward: Forward, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
+        output = forward(*args, **kwargs)
         self._caught[index] = output[0] if isinstance(output, tuple) else output
+        return output
