@@ -7,19 +7,21 @@ import logging
 import math
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
-from dflash_trt.runtime.position_acceptance import Acceptance
-from dflash_trt.runtime.price_surface import Array
+from dflash_trt import _C
 from dflash_trt.runtime.shared_drafts import share_out, tokens_by_length
-from dflash_trt.runtime.step_prices import StepPrices, bucket_of
+from dflash_trt.runtime.step_prices import Array, StepPrices, bucket_of
 
 MIN_GAIN = 0.01
 """What a switch must promise beyond the present length, and beyond one standard deviation of what is not known."""
 OPTIMISM = 2.0
 """Standard deviations that a length may be better than it looks: then it is looked at."""
-LOOK_STEPS = 2
+LOOK_STEPS = 3
 """Steps of a look."""
+CATCH_UP = 0.02
+"""What a step without drafts leaves to do for the next one with drafts, as a share of it: context for the drafter."""
 LOOK_COST = 0.01
 """Share of the time since the last look that a look may lose."""
 LEAST_LOSS = 0.2
@@ -37,7 +39,19 @@ SHARE_STEPS = 16
 RETHINK = 1.5
 """Sooner where the number of requests has changed by this factor."""
 
+NO_SLOT = 1 << 20
+"""From here on slots are nobody's."""
+
 log = logging.getLogger("dflash_trt.runtime")
+
+
+class Remaining(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens requests will still get that are awaited together, and that nobody follows."""
+
+    running: dict[int, int]
+    """By slot, those included that still read their prompts."""
+    waiting: list[int]
+    """In the order in which they will run."""
 
 
 class AutoLength:
@@ -51,7 +65,7 @@ class AutoLength:
     def __init__(self, num_draft_tokens: int) -> None:
         self._num_draft_tokens = num_draft_tokens
         self._prices = StepPrices(num_draft_tokens)
-        self._acceptance = Acceptance(num_draft_tokens)
+        self._acceptance = _C.AcceptanceCounts(num_draft_tokens)
         self._steps: list[tuple[int, int, float, float, bool]] = []
         """That have been measured since the last thought."""
         self._length = num_draft_tokens
@@ -60,42 +74,62 @@ class AutoLength:
         """What the next `_left` steps verify, on average: it, or what is looked at."""
         self._chosen: dict[int, int] = {}
         """Of each slot; who came since gets `_next`."""
+        self._age = 0
+        """Steps of `_next` so far, the present one counted."""
         self._left = 0
         self._number = 0
         """Of requests at the last thought."""
+        self._are_last = False
+        """Whether nobody followed them."""
         self._since_look = 0
         self._since_switch = 0
+        self._since_drafting = 0
         self._since_review = 0
         self._told: tuple[int, list[float]] = (0, [])
         """Requests, and tokens a second by length, as they were last reckoned; `explain` asks from other threads."""
 
-    def choose(self, slots: Sequence[int]) -> list[int]:
-        """The present best, or a length that is looked at; more of it for requests whose drafts hold."""
-        if self._left <= 0 or not 1 / RETHINK < len(slots) / self._number < RETHINK:
-            self._think(list(slots))
-        elif self._left % SHARE_STEPS == 0 and len(slots) > 1:
+    def choose(self, slots: Sequence[int], remaining: Remaining | None = None) -> list[int]:
+        """The present best, or a length that is looked at; more of it for requests whose drafts hold.
+
+        With `remaining` what brings all requests to their end first, and the same of all of them.
+        """
+        number, are_last = len(slots if remaining is None else remaining.running), remaining is not None
+        if self._left <= 0 or are_last != self._are_last or not 1 / RETHINK < number / self._number < RETHINK:
+            self._number, self._are_last = number, are_last
+            self._think(list(slots), remaining)
+        elif self._left % SHARE_STEPS == 0 and len(slots) > 1 and not are_last:
             self._share(list(slots), self._acceptance.reached(slots))
         self._left -= 1
+        self._age += 1
         self._since_look += self._next == self._length
+        self._since_drafting = self._since_drafting + 1 if self._next == 0 else 0
         self._since_switch += 1
         self._since_review += 1
         return [self._chosen.get(slot, self._next) for slot in slots]
 
-    def _think(self, slots: list[int]) -> None:
+    def _think(self, slots: list[int], remaining: Remaining | None) -> None:
         """Counts what steps have shown, and chooses for the next ones; between two thoughts nothing is reckoned."""
-        K, self._number = self._num_draft_tokens, len(slots)
+        K, before = self._num_draft_tokens, self._next
         bucket = bucket_of(self._number)
         for step in self._steps:
             self._prices.measure(*step)
         self._steps.clear()
-        reached = self._acceptance.reached(slots)
+        if remaining is None:
+            reached = self._acceptance.reached(slots)
+        else:
+            nobodys = range(NO_SLOT, NO_SLOT + len(remaining.waiting))
+            reached = self._acceptance.reached([*remaining.running, *nobodys], like_earlier_ones=True)
         if not self._prices.knows(bucket, K):
             self._next, self._left = K, FIRST_STEPS
         elif not self._prices.knows(bucket, 0):
             self._next, self._left = 0, LOOK_STEPS
         else:
-            self._reconsider(bucket, reached)
-        self._share(slots, reached)
+            self._reconsider(bucket, reached, remaining)
+        self._age *= self._next == before
+        if remaining is None:
+            self._share(slots, reached)
+        else:
+            self._chosen = {}
 
     def _share(self, slots: list[int], reached: Array) -> None:
         self._chosen = dict(zip(slots, share_out(reached, self._next), strict=True))
@@ -110,8 +144,9 @@ class AutoLength:
         self._chosen.pop(slot, None)
 
     def measure(self, batch_size: int, length: int, seconds: float, draft_seconds: float) -> None:
-        """Notes what a step took."""
-        self._steps.append((batch_size, length, seconds, draft_seconds, length != self._length))
+        """Notes what a step took, unless it is the first of its length: other code and data come into the caches."""
+        if self._age > 1:
+            self._steps.append((batch_size, length, seconds, draft_seconds, length != self._length))
 
     def explain(self) -> str:
         """What is chosen, and why: "7 of 7: 412 tokens/s at 1 request, 230 without drafts"."""
@@ -124,10 +159,19 @@ class AutoLength:
             f" {speeds[K]:.0f} with the whole block"
         )
 
-    def _reconsider(self, bucket: int, reached: Array) -> None:
+    def _reconsider(self, bucket: int, reached: Array, remaining: Remaining | None) -> None:
         """Switches to what is surely better; looks at what may be, when steps without a look have earned it."""
-        seconds, covariance = self._prices.estimate(bucket)
-        speeds = np.array(tokens_by_length(reached)) / seconds
+        if remaining is None:
+            (seconds,), covariance = self._prices.estimate(bucket)
+            steps = np.full(len(seconds), math.inf)
+            speeds = np.array(tokens_by_length(reached)) / seconds
+        else:
+            number, tokens = self._number, [*remaining.running.values(), *remaining.waiting]
+            sizes = sorted({1, (number + 1) // 2, number})
+            prices, covariance = self._prices.estimate(bucket, [size / number for size in sizes])
+            seconds, to_end = prices[-1], np.array(_C.seconds_to_end(tokens, reached, sizes, prices))
+            to_end[1:] += CATCH_UP * self._since_drafting * seconds[0]
+            steps, speeds = to_end / seconds, sum(tokens) / to_end
         shares = covariance / np.outer(seconds, seconds)  # covariance of the logarithms
         self._told = self._number, speeds.tolist()
         gains, doubts = np.log(speeds / speeds[self._length]), self._doubts(shares)
@@ -145,10 +189,11 @@ class AutoLength:
         elif self._since_review >= REVIEW and hopes[look] <= MIN_GAIN:
             look, hopes[rival] = rival, 2 * MIN_GAIN
         if look != self._length and hopes[look] > MIN_GAIN and self._since_look >= SOON:
-            steps = LOOK_STEPS + (self._length == 0)  # the first one is not measured where contexts must catch up
-            loss = steps * seconds[look] / seconds[self._length] * max(1 - math.exp(gains[look]), LEAST_LOSS)
-            if self._since_look >= loss / max(LOOK_COST, HOPE * (math.exp(hopes[look]) - 1)):
-                self._next, self._left, self._since_look = look, steps, 0
+            loss = LOOK_STEPS * seconds[look] / seconds[self._length] * max(1 - math.exp(gains[look]), LEAST_LOSS)
+            loss += CATCH_UP * self._since_drafting
+            hope = HOPE * (math.exp(hopes[look]) - 1)
+            if self._since_look >= loss / max(LOOK_COST, hope) and hope * steps[self._length] >= loss:
+                self._next, self._left, self._since_look = look, LOOK_STEPS, 0
                 self._since_review *= look != rival
 
     def _doubts(self, shares: Array) -> Array:
@@ -160,5 +205,5 @@ class AutoLength:
     def _lessons(self, shares: Array) -> Array:
         """Standard deviations of what a look at each length would teach of its gain."""
         own = np.diag(shares)
-        lessons: Array = np.abs(own - shares[self._length]) / np.sqrt(own + self._prices.noise**2 / LOOK_STEPS)
+        lessons: Array = np.abs(own - shares[self._length]) / np.sqrt(own + self._prices.noise**2 / (LOOK_STEPS - 1))
         return lessons

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,6 +24,7 @@ import msgspec
 from dflash_trt.errors import EngineError
 from dflash_trt.pages.page_table import TOKENS_PER_PAGE
 from dflash_trt.runtime.accept import accept, likeliest
+from dflash_trt.runtime.auto_length import Remaining
 from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.metrics import Counts, DecoderMetrics
 from dflash_trt.runtime.request import FinishReason, Request
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from dflash_trt.runtime.pair import Pair
 
 DEFAULT_PREFILL_CHUNK = 256
+MAX_WAITING = 2
+"""Requests that wait, for each that runs, where one looks ahead to the last of them: far away, most tokens are best."""
+MAX_STOPPED = 0.1
+"""Answers that have ended before their limit, beside those that reached it, where limits tell how long answers are."""
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -222,8 +227,8 @@ class Decoder:
         decoding = {slot: request for slot, request in sorted(self.running.items()) if request.is_prefilled}
         if not decoding:
             return []
-        chosen = zip(decoding.items(), self._draft_length.choose(list(decoding)), strict=True)
-        lengths = {slot: request.draft_length(length) for (slot, request), length in chosen}
+        chosen = self._draft_length.choose(list(decoding), self._remaining())
+        lengths = {slot: request.draft_length(k) for (slot, request), k in zip(decoding.items(), chosen, strict=True)}
         drafting = [slot for slot, k in lengths.items() if k > 0]
         blocks = {}
         if drafting:
@@ -236,6 +241,23 @@ class Decoder:
             token_ids = [request.token_ids[-1], *proposals]
             parts.append(_Part(slot, request, token_ids, proposals, len(token_ids)))
         return parts
+
+    def _remaining(self) -> Remaining | None:
+        """What is left, where that is known, few wait, and all must end.
+
+        As limits say, unless answers have often ended before.
+        """
+        running, waiting, finished = self.running, self.waiting, self._counts.finished
+        if len(waiting) > MAX_WAITING * len(running):
+            return None
+        if finished[FinishReason.STOP] > MAX_STOPPED * finished[FinishReason.LENGTH]:
+            return None
+        if not all(request.awaited_together for request in chain(running.values(), waiting)):
+            return None
+        return Remaining(
+            running={slot: request.remaining for slot, request in running.items()},
+            waiting=[request.remaining for request in waiting],
+        )
 
     def _prompt_chunks(self) -> list[_Part]:
         """The next tokens of unfinished prompts, oldest request first."""

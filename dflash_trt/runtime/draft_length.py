@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from dflash_trt import _C
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.auto_length import AutoLength
-from dflash_trt.runtime.position_acceptance import Acceptance
+from dflash_trt.runtime.auto_length import AutoLength, Remaining
 from dflash_trt.runtime.sampling import is_integer
 
 DEFAULT_TOKEN_COST = 0.05
@@ -29,8 +29,12 @@ PROBE_EVERY = 64
 class DraftLength(Protocol):
     """Chooses, before each step, how many of the K drafted tokens of each request are verified."""
 
-    def choose(self, slots: Sequence[int]) -> list[int]:
-        """0 .. K for each of the requests in these slots; 0 is plain decoding."""
+    def choose(self, slots: Sequence[int], remaining: Remaining | None = None) -> list[int]:
+        """0 .. K for each of the requests in these slots; 0 is plain decoding.
+
+        `remaining` is what is left to do, where that is known, nobody else follows, and what counts is when the last
+        request ends.
+        """
 
     def observe(self, slots: Sequence[int], proposed: Sequence[int], accepted: Sequence[int]) -> None:
         """Learns from a step: how many drafts the request of each slot verified, and how many of these it accepted."""
@@ -51,7 +55,7 @@ class DraftLength(Protocol):
 class _UniformLength:
     """One length for all requests, which no measured time changes."""
 
-    def choose(self, slots: Sequence[int]) -> list[int]:
+    def choose(self, slots: Sequence[int], remaining: Remaining | None = None) -> list[int]:
         """The same for all."""
         return [self.length_of(len(slots))] * len(slots)
 
@@ -111,7 +115,7 @@ class AdaptiveLength(_UniformLength):
     def __init__(self, num_draft_tokens: int, token_cost: float = DEFAULT_TOKEN_COST) -> None:
         self._token_cost = token_cost
         self._length = num_draft_tokens
-        self._acceptance = Acceptance(num_draft_tokens)
+        self._acceptance = _C.AcceptanceCounts(num_draft_tokens)
         self._passes = 0
         self._last_switch = 0
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What steps have cost here: medians of measured times, by running requests and drafts verified of each."""
+"""What steps have cost here: medians of measured times, by running requests and drafts verified of each.
+
+What some steps took says what others will: `_C.estimate_prices`.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,21 @@ import math
 import statistics
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
-from dflash_trt.runtime.price_surface import Array, estimate
+from dflash_trt import _C
+
+Array = npt.NDArray[np.float64]
 
 WINDOW = 31
 """Steps whose lower median is a price: fifteen outliers among them move nothing."""
 PACE_STEPS = 15
 """Steps whose median says how fast the machine is now."""
-DRIFT = 1.5
+DRIFT = 2.2
 """A pace that moves by this factor says that costs have changed: prices of what did not run since are forgotten."""
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of running requests that have prices of their own, each up to the next."""
@@ -42,6 +49,8 @@ class _Price:
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     step: int = 0
     """At which it was measured last."""
+    num_steady: int = 0
+    """Of the last samples, those of steps among others of the same length: a look begins with cold caches."""
     _median: float | None = None
 
     @property
@@ -98,7 +107,7 @@ class StepPrices:
         if (bucket, length) == self._last[0]:
             self._deviations.append(abs(math.log(seconds / self._last[1])))
         self._last = (bucket, length), seconds
-        if not is_look and len(price.samples) == WINDOW:
+        if not is_look and price.num_steady == WINDOW:
             price.step = self._step
             ratio = seconds / price.seconds
             self._ratios.append(ratio)
@@ -108,6 +117,7 @@ class StepPrices:
                 self._forget(price, (bucket, length))
         else:
             price.add(seconds / self.pace, self._step)
+            price.num_steady = 0 if is_look else price.num_steady + 1
         if length > 0 and (is_look or self._step % DRAFTING_STEPS == 0 or (bucket, _DRAFTING) not in self._prices):
             self._prices.setdefault((bucket, _DRAFTING), _Price()).add(draft_seconds / self.pace, self._step)
 
@@ -115,27 +125,27 @@ class StepPrices:
         """Whether a bucket nearby has had a step of this length."""
         return any(k == length and _is_near(b, bucket) for b, k in self._prices)
 
-    def estimate(self, bucket: int) -> tuple[Array, Array]:
-        """Seconds [K + 1] of a step by length 0 .. K, at this pace, and their covariance [K + 1, K + 1].
+    def estimate(self, bucket: int, shares: Sequence[float] = (1.0,)) -> tuple[Array, Array]:
+        """Seconds [S, K + 1] of steps over these shares of the bucket's requests by length 0 .. K, at this pace.
 
-        Both ends must be known.
+        And the covariance [K + 1, K + 1] of those over the last share. Lengths 0 and K must be known.
         """
         K = self._num_draft_tokens
         if len(self._deviations) >= NOISE_STEPS:
             self.noise = max(LEAST_NOISE, 1.05 * statistics.median(self._deviations))  # of two steps' difference
-        rows = []
+        known = []
         for (b, length), price in self._prices.items():
             if not _is_near(b, bucket):
                 continue
             if length != _DRAFTING:
-                rows.append((b / bucket, length / K, float(length > 0), price.seconds, self._variance(price)))
+                known.append((b / bucket, length / K, length > 0, price.seconds, self._variance(price)))
             elif (plain := self._prices.get((b, 0))) is not None:
                 variance = self._variance(price) + self._variance(plain)
-                rows.append((b / bucket, 0.0, 1.0, price.seconds + plain.seconds, variance))
-        table = np.array(rows)
-        asked = np.array([(1.0, length / K, float(length > 0)) for length in range(K + 1)])
-        mean, covariance = estimate(table[:, :3], table[:, 3], table[:, 4], asked)
-        return mean * self.pace, covariance * self.pace**2
+                known.append((b / bucket, 0.0, True, price.seconds + plain.seconds, variance))
+        asked = [(share, length / K, length > 0) for share in shares for length in range(K + 1)]
+        seconds, covariance = _C.estimate_prices(known, asked)
+        last = slice(-K - 1, None)
+        return np.array(seconds).reshape(len(shares), -1) * self.pace, covariance[last, last] * self.pace**2
 
     def _variance(self, price: _Price) -> float:
         """Of a median, and of what may have changed since."""

@@ -105,9 +105,9 @@ def test_it_is_never_far_below_plain_and_full(acceptance: Sequence[float], cost:
 
 def test_the_better_end_is_seen_again_and_again() -> None:
     """However bad it looked: what it is measured against may have changed."""
-    lengths = simulate(AutoLength(K), HIGH, COSTS["a step at 4"], batch=4, steps=1300, rng=random.Random(0))
-    assert lengths[100:].count(4) > 1000
-    assert all(K in lengths[begin : begin + 400] for begin in range(100, 901, 100))
+    lengths = simulate(AutoLength(K), HIGH, COSTS["a step at 4"], batch=4, steps=2600, rng=random.Random(0))
+    assert lengths[100:].count(4) > 2300
+    assert all(K in lengths[begin : begin + 700] for begin in range(100, 1901, 100))
 
 
 def test_requests_whose_drafts_hold_get_more() -> None:
@@ -180,9 +180,9 @@ def test_it_follows_acceptance() -> None:
 def test_it_begins_with_both_ends_and_says_what_it_found() -> None:
     policy = AutoLength(K)
     assert policy.explain() == "7 of 7: not measured yet"
-    lengths = simulate(policy, HIGH, COSTS["idle arithmetic"], batch=1, steps=11, rng=random.Random(0))
-    assert lengths[:10] == [*[K] * 8, 0, 0]
-    assert policy.explain().split(": ")[0] == f"{lengths[10]} of 7"
+    lengths = simulate(policy, HIGH, COSTS["idle arithmetic"], batch=1, steps=12, rng=random.Random(0))
+    assert lengths[:11] == [*[K] * 8, 0, 0, 0]
+    assert policy.explain().split(": ")[0] == f"{lengths[11]} of 7"
     assert "tokens/s at 1 request, " in policy.explain()
 
 

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "draft_length/matrix.h"
+
+namespace dflash {
+
+// A step: the number of requests as a multiple of that asked for, the share of the block that each
+// verifies, and whether there is drafting.
+struct Place {
+  double requests;
+  double share;
+  bool drafting;
+};
+
+// That a step at a place took this long, and the variance of it.
+struct Price {
+  Place place;
+  double seconds;
+  double variance;
+};
+
+struct Estimate {
+  std::vector<double> seconds;  // [M]
+  Matrix covariance;            // [M, M]
+};
+
+// Prices of steps as a surface over requests and drafts: what some steps took says what others
+// will. A Gaussian process (Rasmussen and Williams 2006, chapter 2): a step costs something by
+// itself, for each request, for each token, and for drafting, by itself and for each request;
+// beyond that it bends smoothly, and each place a little by itself. What is not known of a price is
+// known, too: its covariance.
+Estimate estimate_prices(const std::vector<Price>& known, const std::vector<Place>& asked);
+
+}  // namespace dflash
