@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -32,6 +33,8 @@ REVIEW = 256
 """Steps after which the better of no drafts and whole blocks is looked at, if nothing else is."""
 FIRST_STEPS = 8
 """Of whole blocks, where nothing is known."""
+MIN_LEFT = 8
+"""Tokens of the longest request that are left where another length is still worth a thought."""
 SOON, LATER, SETTLED = 8, 64, 64
 """Steps between thoughts: up to so many steps behind a switch, and from then on."""
 SHARE_STEPS = 16
@@ -119,7 +122,9 @@ class AutoLength:
         else:
             nobodys = range(NO_SLOT, NO_SLOT + len(remaining.waiting))
             reached = self._acceptance.reached([*remaining.running, *nobodys], like_earlier_ones=True)
-        if not self._prices.knows(bucket, K):
+        if remaining is not None and max(chain(remaining.running.values(), remaining.waiting)) <= MIN_LEFT:
+            self._left = MIN_LEFT
+        elif not self._prices.knows(bucket, K):
             self._next, self._left = K, FIRST_STEPS
         elif not self._prices.knows(bucket, 0):
             self._next, self._left = 0, LOOK_STEPS
