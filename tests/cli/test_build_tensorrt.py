@@ -65,8 +65,7 @@ def test_without_tensorrt_the_engine_is_complete_for_onnx(engine: Path) -> None:
     manifest = read_manifest(engine)
     assert manifest.plan_options == PlanOptions(max_batch_size=2, max_seq_len=64, max_num_tokens=16)
     assert manifest.plans == {}
-    command = ["generate", engine, "--target", TARGET, "--max-tokens", "4", "--device", "cpu", "text"]
-    assert run(*command).returncode == 0
+    run_here("generate", engine, "--target", TARGET, "--max-tokens", "4", "--device", "cpu", "text")
 
 
 def test_in_one_go_or_later(engine: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -186,6 +186,13 @@ def test_it_begins_with_both_ends_and_says_what_it_found() -> None:
     assert "tokens/s at 1 request, " in policy.explain()
 
 
+def test_the_first_step_of_a_length_is_not_measured() -> None:
+    """It warms caches up."""
+    policy, rng, cost = AutoLength(K), random.Random(0), COSTS["idle arithmetic"]
+    simulate(policy, HIGH, cost, batch=1, steps=12, rng=rng)
+    assert [len(policy._prices._prices[1, length].samples) for length in (K, 0)] == [7, 2]
+
+
 def test_a_batch_size_nearby_is_not_looked_at_again() -> None:
     policy, rng, cost = AutoLength(K), random.Random(0), COSTS["idle arithmetic"]
     simulate(policy, HIGH, cost, batch=16, steps=40, rng=rng)

@@ -123,6 +123,23 @@ def test_prompts_of_one_call_are_awaited_together(
     assert set(listener.told) == {None}
 
 
+def test_nothing_new_is_tried_for_the_last_few_tokens() -> None:
+    """A batch size of which nothing is known begins with whole blocks, which a few tokens never pay for."""
+
+    def settled() -> AutoLength:
+        policy, slots = AutoLength(K), range(16)
+        for _ in range(200):
+            chosen = policy.choose(slots)
+            policy.observe(slots, chosen, [0] * 16)
+            policy.measure(16, chosen[0], 1e-3 * (1 + chosen[0]), 1e-4)
+        assert policy.choose(slots) == [0] * 16
+        return policy
+
+    assert settled().choose([0], Remaining(running={0: 100}, waiting=[])) == [K]
+    assert settled().choose([0], Remaining(running={0: 3}, waiting=[])) == [0]
+    assert settled().choose([0], Remaining(running={0: 3}, waiting=[100])) == [K]
+
+
 def seconds(batch: int, length: int) -> float:
     """Of a step. Drafting costs as much for one request as for many: who is left behind takes long."""
     return 1e-3 * (1 + 0.01 * batch * (1 + length) + 2 * (length > 0))

@@ -33,7 +33,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 
 
 @pytest.mark.parametrize(
-    ("name", "num_ranks"), [pytest.param("tiny-gpt-oss", 8, marks=pytest.mark.full), ("tiny-qwen3", 4)]
+    ("name", "num_ranks"),
+    [
+        ("tiny-qwen3", 2),
+        pytest.param("tiny-qwen3", 4, marks=pytest.mark.full),
+        pytest.param("tiny-gpt-oss", 8, marks=pytest.mark.full),
+    ],
 )
 def test_ranks_decode_like_one(ranks: Forks, name: str, num_ranks: int, tmp_path: Path) -> None:
     engine, output = tmp_path / "engine", tmp_path / "answers.pt"
