@@ -34,6 +34,6 @@ def llm(shared_llm: LLM) -> Iterator[LLM]:
 
 @pytest.fixture
 def own_llm(engine: Path) -> Iterator[LLM]:
-    """For tests that break it."""
-    with open_llm(engine) as llm:
+    """For tests that break it; it always drafts, so that what drafting calls is called."""
+    with open_llm(engine, draft_length=7) as llm:
         yield llm
