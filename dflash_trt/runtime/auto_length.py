@@ -62,7 +62,7 @@ class AutoLength:
 
     What a request's drafts are worth is what its own passes say, and all requests' passes where it has few. Prices are
     what a surface through measured steps says. It begins with the whole block for eight steps, which say what drafts
-    are worth, and no drafts for two; from then on it verifies what promises most, and looks at what may be better.
+    are worth, and no drafts for three; from then on it verifies what promises most, and looks at what may be better.
     """
 
     def __init__(self, num_draft_tokens: int) -> None:

@@ -77,6 +77,15 @@ def test_a_slower_minute_makes_what_runs_in_it_no_dearer(slower: float) -> None:
     assert prices.estimate(4)[0][0] == pytest.approx(slower * costs(), rel=0.03)
 
 
+def test_what_runs_for_long_costs_what_it_costs_then() -> None:
+    """A look begins with cold caches."""
+    prices = measured(K)
+    run(prices, 0, slower=1.4, look=True)
+    run(prices, 0, steps=3 * WINDOW)
+    assert prices.pace == pytest.approx(1.0)
+    assert prices.estimate(4)[0][0][[0, K]] == pytest.approx([cost(0), cost(K)], rel=0.03)
+
+
 def test_a_look_does_not_say_how_fast_the_machine_is() -> None:
     prices = measured(0, 3, K)
     run(prices, 3, slower=1.4, look=True)
