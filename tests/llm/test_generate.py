@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ import pytest
 
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
+from dflash_trt.runtime.auto_length import Remaining
+from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.request import FinishReason
 from tests.fixtures_data import prompts
 from tests.llm.serving import PATIENCE, PROMPTS, greedy, open_llm, within
@@ -27,6 +31,24 @@ def test_text_in_text_out(llm: LLM) -> None:
         assert answer.token_ids == plain_greedy(target, prompt_ids, 24, ())
         assert answer.text == llm._session.text(answer.token_ids)
         assert within(lambda ids=prompt_ids: llm.generate(ids, greedy(24))).token_ids == answer.token_ids
+
+
+def test_prompts_of_one_call_are_awaited_together(own_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Auto may then look ahead to their end."""
+    told: list[Remaining | None] = []
+
+    def choose(policy: FixedLength, slots: Sequence[int], remaining: Remaining | None = None) -> list[int]:
+        told.append(remaining)
+        return [2] * len(slots)
+
+    monkeypatch.setattr(FixedLength, "choose", choose)
+    within(lambda: own_llm.generate(PROMPTS[:2], greedy(12)))
+    assert told
+    assert None not in told
+    told.clear()
+    within(lambda: own_llm.generate(PROMPTS[0], greedy(12)))
+    within(lambda: list(own_llm.stream(PROMPTS[0], greedy(12))))
+    assert {type(what) for what in told} == {NoneType}
 
 
 def test_answers_come_in_the_prompts_order(llm: LLM) -> None:
