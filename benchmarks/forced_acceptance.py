@@ -74,16 +74,16 @@ class ForcedPair(LocalPair):
         self._answers = answers
         self.decoder = Decoder(self, session.decoder().slots, length)
 
-    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> torch.Tensor:
+    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> list[list[int]]:
         """The drafter's proposals [B, num_tokens], replaced. The draw depends on request and position alone."""
-        proposals = super().draft(slots, anchors, num_tokens).clone()
-        for row, slot in enumerate(slots):
+        proposals = super().draft(slots, anchors, num_tokens)
+        for row, slot in zip(proposals, slots, strict=True):
             request = self.decoder.running[slot]
             prompt, begin = tuple(request.prompt_ids), len(request.token_ids)
             draw = random.Random(hash((*prompt[:4], begin))).random()
             count = sum(share > draw for share in REACHED[:num_tokens])
             coming = self._answers[prompt][begin : begin + count + 1]
-            proposals[row, : min(count, len(coming))] = torch.tensor(coming[:count])
+            row[: min(count, len(coming))] = coming[:count]
             if count < min(num_tokens, len(coming)):
-                proposals[row, count] = (coming[count] + 1) % VOCAB_SIZE
+                row[count] = (coming[count] + 1) % VOCAB_SIZE
         return proposals

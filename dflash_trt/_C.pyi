@@ -22,6 +22,12 @@ def accept_greedy(proposals: list[int], verified: list[int]) -> int:
     Raises ValueError unless verified is one longer than proposals.
     """
 
+def likeliest(logits: NDArray[np.float32] | NDArray[np.uint16]) -> tuple[list[int], list[bool]]:
+    """The argmax [n] of each row of logits [n, V] FLOAT, or the bits of BF16, and whether the logit there is finite.
+
+    A NaN in a row is its argmax, the first of them, as in NumPy. Raises ValueError where V is 0.
+    """
+
 class AcceptanceCounts:
     """How often the draft token at each of K positions holds, as verify passes show it: of all requests, and of each.
 

@@ -37,26 +37,11 @@ def accept(request: Request, proposals: Sequence[int], logits: Tensor, begin: in
 
 def likeliest(logits: Tensor) -> tuple[list[int], list[bool]]:
     """The argmax [n] of each row of logits [n, V], and whether it is finite; a NaN in a row is its argmax."""
-    if (rows := _on_cpu(logits)) is not None:
-        tokens = rows.argmax(axis=-1)
-        return tokens.tolist(), np.isfinite(rows[np.arange(len(rows)), tokens]).tolist()
+    if logits.device.type == "cpu":  # torch's argmax takes 15 times as long
+        rows = logits.contiguous()
+        return _C.likeliest((rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy())
     best, greedy = logits.max(dim=-1)
     return greedy.tolist(), best.isfinite().tolist()
-
-
-def argmax(logits: Tensor) -> Tensor:
-    """The first argmax [...] int64 of logits [..., V] over their last axis."""
-    if logits.device.type == "cpu" and logits.dtype == torch.bfloat16:  # row by row, which stay in the cache
-        tokens = [int(row.float().numpy().argmax()) for row in logits.flatten(0, -2)]
-        return torch.tensor(tokens).view(logits.shape[:-1])
-    rows = _on_cpu(logits)
-    return logits.argmax(dim=-1) if rows is None else torch.from_numpy(rows.argmax(axis=-1))
-
-
-def _on_cpu(logits: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]] | None:
-    """FLOAT logits in this process's memory as numpy sees them, whose argmax has 15 times the speed of torch's."""
-    is_here = logits.device.type == "cpu" and logits.dtype == torch.float32
-    return logits.numpy() if is_here else None
 
 
 def _rows(logits: Tensor, begin: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -234,7 +234,7 @@ class Decoder:
         if drafting:
             anchors = [decoding[slot].token_ids[-1] for slot in drafting]
             drafted = self._pair.draft(drafting, anchors, max(lengths.values()))
-            blocks = dict(zip(drafting, drafted.tolist(), strict=True))
+            blocks = dict(zip(drafting, drafted, strict=True))
         parts = []
         for slot, request in decoding.items():
             proposals = blocks[slot][: lengths[slot]] if slot in blocks else []

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dflash_trt.drafter.drafter import Drafter
-from dflash_trt.runtime.accept import argmax
+from dflash_trt.runtime.accept import likeliest
 from dflash_trt.runtime.pending_taps import PendingTaps
 from dflash_trt.targets.target import Segment, Target
 
@@ -36,8 +36,8 @@ class Pair(Protocol):
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """Gives an empty slot its pages of both caches; its first `num_tokens` tokens are in them already."""
 
-    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> torch.Tensor:
-        """Proposals [B, num_tokens] int64 that follow the last verified tokens `anchors` of `slots`; greedy.
+    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> list[list[int]]:
+        """Proposals [B, num_tokens] that follow the last verified tokens `anchors` of `slots`; greedy.
 
         `num_tokens` is 1 to K.
         """
@@ -88,8 +88,8 @@ class LocalPair:
             self._drafter.reserve(slot, pages, num_tokens)
 
     @torch.inference_mode()
-    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> torch.Tensor:
-        """Proposals [B, num_tokens] int64 from one pass over the blocks [anchor, mask, mask, ...]."""
+    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> list[list[int]]:
+        """Proposals [B, num_tokens] from one pass over the blocks [anchor, mask, mask, ...]."""
         assert self._drafter is not None, "there is no drafter"
         self._inject()
         spec = self._drafter.spec
@@ -97,19 +97,20 @@ class LocalPair:
             torch.from_numpy(np.array(anchors)), spec.block_size, self._target.embed
         )
         if spec.has_own_head:
-            return self._drafter.propose(slots, embeds)[:, :num_tokens]
+            proposals: list[list[int]] = self._drafter.propose(slots, embeds)[:, :num_tokens].tolist()
+            return proposals
         hidden = self._drafter.draft(slots, embeds)
         # Row 0 predicts the token already known; proposals begin at row 1.
-        return argmax(self._target.logits(hidden[:, 1 : 1 + num_tokens]))
+        logits = self._target.logits(hidden[:, 1 : 1 + num_tokens])
+        tokens, _ = likeliest(logits.flatten(0, 1))
+        return [tokens[begin : begin + num_tokens] for begin in range(0, len(tokens), num_tokens)]
 
-    @torch.inference_mode()
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
         """One pass of the target; the taps stay here until `commit`."""
         verified = self._target.verify(segments, with_taps=self._drafter is not None)
         self._segments, self._taps = segments, verified.taps
         return verified.logits
 
-    @torch.inference_mode()
     def commit(self, num_tokens: Sequence[int]) -> None:
         """Rolls the target back behind what was accepted, and keeps its taps for the drafter's context."""
         commits = []
@@ -123,7 +124,7 @@ class LocalPair:
             if self._pending.num_bytes > MAX_PENDING_BYTES:
                 self._pending.compact()
                 if self._pending.num_bytes > MAX_PENDING_BYTES // 2:
-                    self._inject()
+                    self.catch_up()
 
     def _inject(self) -> None:
         """Makes what is pending context."""

@@ -130,13 +130,13 @@ class PartlyRight(LocalPair):
         slots, length = SlotPool(NUM_SLOTS, 10**6), FixedLength(workload.num_draft_tokens)
         self.decoder = Decoder(self, slots, length, prefill_chunk=7)
 
-    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> torch.Tensor:
-        proposals = super().draft(slots, anchors, num_tokens).clone()
+    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> list[list[int]]:
+        proposals = super().draft(slots, anchors, num_tokens)
         for row, slot in zip(proposals, slots, strict=True):
             request = self.decoder.running[slot]
             rest = self._answers[id(request)][len(request.token_ids) :]
             count = min(len(rest), self._rng.randint(0, len(row)))
-            row[:count] = torch.tensor(rest[:count], dtype=torch.int64)
+            row[:count] = rest[:count]
             if count < min(len(row), len(rest)):
                 row[count] = (rest[count] + 1) % VOCAB_SIZE
         return proposals

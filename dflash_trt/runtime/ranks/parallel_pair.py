@@ -69,8 +69,8 @@ class TensorParallelPair:
         self._send(Op.RESERVE, slot, num_tokens, *pages)
         self._local.reserve(slot, pages, num_tokens)
 
-    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> torch.Tensor:
-        """Rank 0's proposals [B, num_tokens] int64."""
+    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> list[list[int]]:
+        """Rank 0's proposals [B, num_tokens]."""
         self._send(Op.DRAFT, num_tokens, *slots, *anchors)
         return self._local.draft(slots, anchors, num_tokens)
 

@@ -177,7 +177,7 @@ class Recorder:
         self.calls: list[object] = []
         self._answer = answer
 
-    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> torch.Tensor:
+    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> list[list[int]]:
         self.calls.append(("draft", list(slots), list(anchors), num_tokens))
         return self._answer
 
