@@ -63,8 +63,8 @@ class ContextCache:
         else:
             assert num_rows == 0, "slots of a plan share nothing"
 
-    def extend(self, slots: Sequence[int], num_rows: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Lengthens the slots; the page and the position of each new row.
+    def extend(self, slots: Sequence[int], num_rows: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+        """Lengthens the slots; of each new row its position, its page and its row in that.
 
         RequestError when one would overflow. Where a cache of pages is too small for them, `k` and `v` are new tensors.
         """
@@ -86,14 +86,13 @@ class ContextCache:
             self.lengths[slot] += count
         if self.table.num_pages > len(self.k):
             self.k, self.v = (grown(cache, 0, self.table.num_pages, self.table.written) for cache in (self.k, self.v))
-        return pages, positions
+        return positions, pages, [position % size for position in positions]
 
-    def write(self, pages: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
-        """Puts rows k, v [T, L, G, D] where `pages` and `positions` [T] INT32 say, which `extend` gave.
+    def write(self, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+        """Puts rows k, v [T, L, G, D] where `pages` and the rows in them [T] INT32 say, which `extend` gave.
 
         In one call of `_C`, but on a GPU whose kernels were not compiled in.
         """
-        offsets = positions % self.table.tokens_per_page if self.is_paged else positions
         tensors = (k, v, pages, offsets, self.k, self.v)
         if not self.k.is_cuda:
             if self.k.dtype == torch.float32:  # NumPy's cross over in half the time

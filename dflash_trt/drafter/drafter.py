@@ -66,9 +66,9 @@ class Drafter:
         if self.cache.k is not bound:
             self.executor.bind(self.cache.k, self.cache.v)
         if places[0]:
-            pages, positions = self._upload(*(np.array(values, dtype=np.int32) for values in places))
+            positions, pages, offsets = self._upload(*np.array(places, dtype=np.int32))
             k, v = self.executor.context(taps, positions)
-            self.cache.write(pages, positions, k, v)
+            self.cache.write(pages, offsets, k, v)
 
     def draft(self, slots: Sequence[int], noise_embeds: Tensor) -> Tensor:
         """hidden [B, S, H] of blocks with embeddings noise_embeds [B, S, H], each right after its slot's context.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from typing import ClassVar
 
 import numpy as np
@@ -53,8 +53,8 @@ class Pass:
         self._slots = [segment.slot for segment in segments]
         self._counts = [len(segment.token_ids) for segment in segments]
         self._begins = [cache.table.lengths[slot] for slot in self._slots]
-        spans = [np.arange(begin, begin + n) for begin, n in zip(self._begins, self._counts, strict=True)]
-        self.positions = torch.from_numpy(np.concatenate(spans)).to(device)
+        spans = (range(begin, begin + n) for begin, n in zip(self._begins, self._counts, strict=True))
+        self.positions = torch.from_numpy(np.array([*chain.from_iterable(spans)])).to(device)
         """[R]"""
 
     def attend(
