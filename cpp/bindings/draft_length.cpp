@@ -18,7 +18,8 @@ namespace {
 using Out = nb::ndarray<nb::numpy, double, nb::ndim<2>>;
 using In = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using PlaceRow = std::tuple<double, double, bool>;
-using PriceRow = std::tuple<double, double, bool, double, double>;
+using TermRow = std::pair<size_t, double>;
+using RelationRow = std::tuple<std::vector<TermRow>, double, double>;
 
 Out array(dflash::Matrix matrix) {
   auto* owned = new dflash::Matrix(std::move(matrix));
@@ -33,17 +34,22 @@ dflash::Matrix matrix(const In& values) {
   return copy;
 }
 
-std::pair<std::vector<double>, Out> estimate(const std::vector<PriceRow>& known,
+std::vector<dflash::Place> places(const std::vector<PlaceRow>& rows) {
+  std::vector<dflash::Place> found;
+  for (const auto& [requests, share, drafting] : rows) found.push_back({requests, share, drafting});
+  return found;
+}
+
+std::pair<std::vector<double>, Out> estimate(const std::vector<PlaceRow>& at,
+                                             const std::vector<RelationRow>& known, double scale,
                                              const std::vector<PlaceRow>& asked) {
-  std::vector<dflash::Price> prices;
-  for (const auto& [requests, share, drafting, seconds, variance] : known) {
-    prices.push_back({{requests, share, drafting}, seconds, variance});
+  std::vector<dflash::Relation> relations;
+  for (const auto& [terms, seconds, variance] : known) {
+    dflash::Relation relation{{}, seconds, variance};
+    for (const auto& [place, weight] : terms) relation.terms.push_back({place, weight});
+    relations.push_back(std::move(relation));
   }
-  std::vector<dflash::Place> places;
-  for (const auto& [requests, share, drafting] : asked) {
-    places.push_back({requests, share, drafting});
-  }
-  dflash::Estimate found = dflash::estimate_prices(prices, places);
+  dflash::Estimate found = dflash::estimate_prices(places(at), relations, scale, places(asked));
   return {std::move(found.seconds), array(std::move(found.covariance))};
 }
 
@@ -63,7 +69,8 @@ void bind_draft_length(nb::module_& module) {
              bool like_earlier_ones) { return array(counts.reached(slots, like_earlier_ones)); },
           nb::arg("slots"), nb::arg("like_earlier_ones") = false)
       .def("expected_tokens", &AcceptanceCounts::expected_tokens);
-  module.def("estimate_prices", &estimate, nb::arg("known"), nb::arg("asked"));
+  module.def("estimate_prices", &estimate, nb::arg("places"), nb::arg("known"), nb::arg("scale"),
+             nb::arg("asked"));
   module.def(
       "seconds_to_end",
       [](const std::vector<double>& remaining, const In& reached, const std::vector<double>& sizes,

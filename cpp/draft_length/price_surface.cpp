@@ -22,6 +22,9 @@ constexpr double kBendLengths = 0.25;
 constexpr double kBendDoublings = 1.5;
 // What each place has by itself.
 constexpr double kOwn = 0.02;
+// No price is below this share of the scale, and no relation surer than that variance.
+constexpr double kLowest = 0.02;
+constexpr double kLeast = 1e-9;
 
 constexpr double square(double x) { return x * x; }
 
@@ -39,13 +42,6 @@ double covariance(const Place& a, const Place& b) {
   return sum;
 }
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + values.size() / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
-}
-
 double dot(const double* a, const double* b, size_t count) {
   double sum = 0.0;
   for (size_t i = 0; i < count; ++i) sum += a[i] * b[i];
@@ -59,36 +55,55 @@ double forward(const Matrix& lower, size_t row, const double* solved, double x) 
 
 }  // namespace
 
-Estimate estimate_prices(const std::vector<Price>& known, const std::vector<Place>& asked) {
-  const size_t N = known.size(), M = asked.size();
-  if (N == 0) throw std::invalid_argument("expected a price at least");
-  std::vector<double> prices;
-  for (const Price& price : known) prices.push_back(price.seconds);
-  const double scale = median(prices);
+Estimate estimate_prices(const std::vector<Place>& places, const std::vector<Relation>& known,
+                         double scale, const std::vector<Place>& asked) {
+  const size_t P = places.size(), N = known.size(), M = asked.size();
+  for (const Relation& relation : known) {
+    for (const Term& term : relation.terms) {
+      if (term.place >= P)
+        throw std::invalid_argument("expected terms of the places, found others");
+    }
+  }
+  Matrix between(P, P);
+  for (size_t i = 0; i < P; ++i) {
+    for (size_t j = 0; j <= i; ++j)
+      between[i][j] = between[j][i] = covariance(places[i], places[j]);
+  }
 
   // Cholesky: L L^T = K(known, known) + noise.
   Matrix lower(N, N);
   for (size_t i = 0; i < N; ++i) {
-    for (size_t j = 0; j < i; ++j) {
-      lower[i][j] = forward(lower, j, lower[i], covariance(known[i].place, known[j].place));
+    for (size_t j = 0; j <= i; ++j) {
+      double sum = 0.0;
+      for (const Term& a : known[i].terms) {
+        for (const Term& b : known[j].terms) sum += a.weight * b.weight * between[a.place][b.place];
+      }
+      if (j < i) {
+        lower[i][j] = forward(lower, j, lower[i], sum);
+      } else {
+        const double own = sum + known[i].variance / square(scale);
+        lower[i][i] = std::sqrt(std::max(own - dot(lower[i], lower[i], i), kLeast));
+      }
     }
-    const double own =
-        covariance(known[i].place, known[i].place) + known[i].variance / square(scale);
-    lower[i][i] = std::sqrt(own - dot(lower[i], lower[i], i));
   }
 
-  std::vector<double> residuals(N);  // L^-1 (prices - scale)
+  std::vector<double> residuals(N);  // L^-1 (what was found - what the mean says)
   for (size_t i = 0; i < N; ++i) {
-    residuals[i] = forward(lower, i, residuals.data(), prices[i] - scale);
+    double mean = 0.0;
+    for (const Term& term : known[i].terms) mean += term.weight * scale;
+    residuals[i] = forward(lower, i, residuals.data(), known[i].seconds - mean);
   }
   Estimate found{std::vector<double>(M), Matrix(M, M)};
   Matrix across(M, N);  // (L^-1 K(known, asked))^T
-  const double least = *std::min_element(prices.begin(), prices.end()) / 4;
+  std::vector<double> to_places(P);
   for (size_t i = 0; i < M; ++i) {
+    for (size_t j = 0; j < P; ++j) to_places[j] = covariance(places[j], asked[i]);
     for (size_t j = 0; j < N; ++j) {
-      across[i][j] = forward(lower, j, across[i], covariance(known[j].place, asked[i]));
+      double sum = 0.0;
+      for (const Term& term : known[j].terms) sum += term.weight * to_places[term.place];
+      across[i][j] = forward(lower, j, across[i], sum);
     }
-    found.seconds[i] = std::max(scale + dot(across[i], residuals.data(), N), least);
+    found.seconds[i] = std::max(scale + dot(across[i], residuals.data(), N), kLowest * scale);
     for (size_t j = 0; j <= i; ++j) {
       const double known_of_both = dot(across[i], across[j], N);
       found.covariance[i][j] = found.covariance[j][i] =

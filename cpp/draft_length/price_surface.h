@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "draft_length/matrix.h"
@@ -15,9 +16,16 @@ struct Place {
   bool drafting;
 };
 
-// That a step at a place took this long, and the variance of it.
-struct Price {
-  Place place;
+// Of the price of one of the known places.
+struct Term {
+  size_t place;
+  double weight;
+};
+
+// What steps have shown: that a sum of prices is this many seconds, and the variance of it. A price
+// by itself, or two that stand in a ratio.
+struct Relation {
+  std::vector<Term> terms;
   double seconds;
   double variance;
 };
@@ -31,7 +39,9 @@ struct Estimate {
 // will. A Gaussian process (Rasmussen and Williams 2006, chapter 2): a step costs something by
 // itself, for each request, for each token, and for drafting, by itself and for each request;
 // beyond that it bends smoothly, and each place a little by itself. What is not known of a price is
-// known, too: its covariance.
-Estimate estimate_prices(const std::vector<Price>& known, const std::vector<Place>& asked);
+// known, too: its covariance. What is known are linear functions of prices, of those at `places`;
+// `scale` is what a step takes, about.
+Estimate estimate_prices(const std::vector<Place>& places, const std::vector<Relation>& known,
+                         double scale, const std::vector<Place>& asked);
 
 }  // namespace dflash

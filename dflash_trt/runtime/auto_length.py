@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import msgspec
@@ -13,14 +13,16 @@ import numpy as np
 
 from dflash_trt import _C
 from dflash_trt.runtime.shared_drafts import share_out, tokens_by_length
-from dflash_trt.runtime.step_prices import Array, StepPrices, bucket_of
+from dflash_trt.runtime.step_prices import BESIDE, LOOK, Array, Place, Step, StepPrices, bucket_of
 
 MIN_GAIN = 0.01
 """What a switch must promise beyond the present length, and beyond one standard deviation of what is not known."""
 OPTIMISM = 2.0
 """Standard deviations that a length may be better than it looks: then it is looked at."""
-LOOK_STEPS = 3
-"""Steps of a look."""
+LOOK_STEPS = 1 + LOOK
+"""Steps of a look, the cold one included."""
+STEPS_BEHIND = 1 + BESIDE
+"""Of the present length behind a look, before what it took says anything."""
 CATCH_UP = 0.02
 """What a step without drafts leaves to do for the next one with drafts, as a share of it: context for the drafter."""
 LOOK_COST = 0.01
@@ -31,14 +33,16 @@ HOPE = 0.3
 """Of the share that a look may gain, how much it may lose."""
 REVIEW = 256
 """Steps after which the better of no drafts and whole blocks is looked at, if nothing else is."""
-FIRST_STEPS = 8
-"""Of whole blocks, where nothing is known."""
+FIRST_STEPS, FIRST_PASSES = 8, 24
+"""Of whole blocks where nothing is known, and over how many requests in all: they say what drafts are worth."""
 MIN_LEFT = 8
 """Tokens of the longest request that are left where another length is still worth a thought."""
 SOON, LATER, SETTLED = 8, 64, 64
 """Steps between thoughts: up to so many steps behind a switch, and from then on."""
 SHARE_STEPS = 16
 """Steps after which the drafts are shared out anew: requests come and go."""
+NOTICE_STEPS = 8
+"""Steps after which it asks what is left; sooner where requests have come or gone."""
 RETHINK = 1.5
 """Sooner where the number of requests has changed by this factor."""
 
@@ -57,6 +61,10 @@ class Remaining(msgspec.Struct, frozen=True, kw_only=True):
     """In the order in which they will run."""
 
 
+def unknown() -> None:
+    """Nobody knows what is left."""
+
+
 class AutoLength:
     """Takes the mean length k with the most expected tokens / price(requests, k), and shares it out to the requests.
 
@@ -69,7 +77,7 @@ class AutoLength:
         self._num_draft_tokens = num_draft_tokens
         self._prices = StepPrices(num_draft_tokens)
         self._acceptance = _C.AcceptanceCounts(num_draft_tokens)
-        self._steps: list[tuple[int, int, float, float, bool]] = []
+        self._steps: list[tuple[int, int, tuple[float, float, bool]]] = []
         """That have been measured since the last thought."""
         self._length = num_draft_tokens
         """The present best."""
@@ -82,6 +90,8 @@ class AutoLength:
         self._left = 0
         self._number = 0
         """Of requests at the last thought."""
+        self._num_slots = 0
+        """Of requests that decode."""
         self._are_last = False
         """Whether nobody followed them."""
         self._since_look = 0
@@ -91,16 +101,15 @@ class AutoLength:
         self._told: tuple[int, list[float]] = (0, [])
         """Requests, and tokens a second by length, as they were last reckoned; `explain` asks from other threads."""
 
-    def choose(self, slots: Sequence[int], remaining: Remaining | None = None) -> list[int]:
+    def choose(self, slots: Sequence[int], remaining: Callable[[], Remaining | None] = unknown) -> list[int]:
         """The present best, or a length that is looked at; more of it for requests whose drafts hold.
 
-        With `remaining` what brings all requests to their end first, and the same of all of them.
+        With what is `remaining`, what brings all requests to their end first, and the same of all of them.
         """
-        number, are_last = len(slots if remaining is None else remaining.running), remaining is not None
-        if self._left <= 0 or are_last != self._are_last or not 1 / RETHINK < number / self._number < RETHINK:
-            self._number, self._are_last = number, are_last
-            self._think(list(slots), remaining)
-        elif self._left % SHARE_STEPS == 0 and len(slots) > 1 and not are_last:
+        asks = self._left <= 0 or self._left % NOTICE_STEPS == 0 or len(slots) != self._num_slots
+        if asks and self._must_think(slots, left := remaining()):
+            self._think(list(slots), left)
+        elif self._left % SHARE_STEPS == 0 and len(slots) > 1 and not self._are_last:
             self._share(list(slots), self._acceptance.reached(slots))
         self._left -= 1
         self._age += 1
@@ -110,12 +119,23 @@ class AutoLength:
         self._since_review += 1
         return [self._chosen.get(slot, self._next) for slot in slots]
 
+    def _must_think(self, slots: Sequence[int], remaining: Remaining | None) -> bool:
+        """Whether what was chosen has run for as long as it should, or for others."""
+        number, are_last = len(slots if remaining is None else remaining.running), remaining is not None
+        self._num_slots = len(slots)
+        if self._left > 0 and are_last == self._are_last and 1 / RETHINK < number / self._number < RETHINK:
+            return False
+        self._number, self._are_last = number, are_last
+        return True
+
     def _think(self, slots: list[int], remaining: Remaining | None) -> None:
         """Counts what steps have shown, and chooses for the next ones; between two thoughts nothing is reckoned."""
+        if self._next != self._length and self._left <= 0:
+            self._return_from_look(slots, remaining)
+            return
         K, before = self._num_draft_tokens, self._next
         bucket = bucket_of(self._number)
-        for step in self._steps:
-            self._prices.measure(*step)
+        self._prices.measure([Step(Place.of(size, length), *rest) for size, length, rest in self._steps])
         self._steps.clear()
         if remaining is None:
             reached = self._acceptance.reached(slots)
@@ -125,7 +145,7 @@ class AutoLength:
         if remaining is not None and max(chain(remaining.running.values(), remaining.waiting)) <= MIN_LEFT:
             self._left = MIN_LEFT
         elif not self._prices.knows(bucket, K):
-            self._next, self._left = K, FIRST_STEPS
+            self._next, self._left = K, max(FIRST_STEPS, FIRST_PASSES // self._number)
         elif not self._prices.knows(bucket, 0):
             self._next, self._left = 0, LOOK_STEPS
         else:
@@ -135,6 +155,11 @@ class AutoLength:
             self._share(slots, reached)
         else:
             self._chosen = {}
+
+    def _return_from_look(self, slots: list[int], remaining: Remaining | None) -> None:
+        self._next, self._left, self._age, self._chosen = self._length, STEPS_BEHIND, 0, {}
+        if remaining is None:
+            self._share(slots, self._acceptance.reached(slots))
 
     def _share(self, slots: list[int], reached: Array) -> None:
         self._chosen = dict(zip(slots, share_out(reached, self._next), strict=True))
@@ -151,7 +176,7 @@ class AutoLength:
     def measure(self, batch_size: int, length: int, seconds: float, draft_seconds: float) -> None:
         """Notes what a step took, unless it is the first of its length: other code and data come into the caches."""
         if self._age > 1:
-            self._steps.append((batch_size, length, seconds, draft_seconds, length != self._length))
+            self._steps.append((batch_size, length, (seconds, draft_seconds, length != self._length)))
 
     def explain(self) -> str:
         """What is chosen, and why: "7 of 7: 412 tokens/s at 1 request, 230 without drafts"."""
@@ -210,5 +235,5 @@ class AutoLength:
     def _lessons(self, shares: Array) -> Array:
         """Standard deviations of what a look at each length would teach of its gain."""
         own = np.diag(shares)
-        lessons: Array = np.abs(own - shares[self._length]) / np.sqrt(own + self._prices.noise**2 / (LOOK_STEPS - 1))
+        lessons: Array = np.abs(own - shares[self._length]) / np.sqrt(own + self._prices.noise**2)
         return lessons

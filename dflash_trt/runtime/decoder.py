@@ -135,16 +135,19 @@ class Decoder:
         """Brings running requests forward by one pass of the target."""
         self._admit()
         begin = time.perf_counter()
-        parts = self._draft()
+        decoding = self._draft()
         drafted = time.perf_counter()
-        parts += self._prompt_chunks()
+        chunks = self._prompt_chunks()
+        parts = decoding + chunks
         if not parts:
             return
         logits = self._pair.verify([part.segment for part in parts])
         accepted = _accept(parts, logits)
         self._pair.commit([part.num_committed(tokens) for part, tokens in zip(parts, accepted, strict=True)])
         self._counts.passes += 1
-        self._learn(parts, accepted)
+        drafting = frozenset(part.slot for part in decoding if part.proposals)
+        if drafting:
+            self._learn(decoding, accepted)
         for part, tokens in zip(parts, accepted, strict=True):
             if part.num_logits > 0 and not tokens:
                 self._fail(part)
@@ -153,27 +156,27 @@ class Decoder:
         if self.slots.prefix_caching:
             for slot in self.running:
                 self._publish(slot)
-        self._price(parts, time.perf_counter() - begin, drafted - begin)
+        if not chunks and drafting <= self._has_drafted:
+            self._price(decoding, time.perf_counter() - begin, drafted - begin)
+        self._has_drafted = drafting
 
-    def _learn(self, parts: Sequence[_Part], accepted: Sequence[Sequence[int]]) -> None:
-        """Tells what became of drafts, of requests that decode and have a next token."""
+    def _learn(self, decoding: Sequence[_Part], accepted: Sequence[Sequence[int]]) -> None:
+        """Tells what became of drafts, of requests that have a next token."""
         told = [
             (part.slot, len(part.proposals), len(tokens) - 1)
-            for part, tokens in zip(parts, accepted, strict=True)
-            if tokens and part.request.is_prefilled
+            for part, tokens in zip(decoding, accepted, strict=False)
+            if tokens
         ]
         if told:
             slots, proposed, held = zip(*told, strict=True)
             self._draft_length.observe(slots, proposed, held)
 
-    def _price(self, parts: Sequence[_Part], seconds: float, draft_seconds: float) -> None:
-        """Tells what a step cost, unless it did other things, too: read prompts, or caught up on contexts."""
-        drafting = frozenset(part.slot for part in parts if part.proposals)
-        if all(len(part.token_ids) == part.num_logits for part in parts) and drafting <= self._has_drafted:
-            length = round(sum(len(part.proposals) for part in parts) / len(parts))
-            if length > 0 or not drafting:
-                self._draft_length.measure(len(parts), length, seconds, draft_seconds)
-        self._has_drafted = drafting
+    def _price(self, decoding: Sequence[_Part], seconds: float, draft_seconds: float) -> None:
+        """Tells what a step cost that did nothing else: neither read prompts nor caught up on contexts."""
+        num_drafts = sum(len(part.proposals) for part in decoding)
+        length = round(num_drafts / len(decoding))
+        if length > 0 or not num_drafts:
+            self._draft_length.measure(len(decoding), length, seconds, draft_seconds)
 
     def _admit(self) -> None:
         while self.waiting and self.slots.fits(self.waiting[0].max_length):
@@ -227,7 +230,7 @@ class Decoder:
         decoding = {slot: request for slot, request in sorted(self.running.items()) if request.is_prefilled}
         if not decoding:
             return []
-        chosen = self._draft_length.choose(list(decoding), self._remaining())
+        chosen = self._draft_length.choose(list(decoding), self._remaining)
         lengths = {slot: request.draft_length(k) for (slot, request), k in zip(decoding.items(), chosen, strict=True)}
         drafting = [slot for slot, k in lengths.items() if k > 0]
         blocks = {}

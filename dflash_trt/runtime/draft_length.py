@@ -8,12 +8,12 @@ read more experts. Output does not depend on it (docs/sampling.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from dflash_trt import _C
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.auto_length import AutoLength, Remaining
+from dflash_trt.runtime.auto_length import AutoLength, Remaining, unknown
 from dflash_trt.runtime.sampling import is_integer
 
 DEFAULT_TOKEN_COST = 0.05
@@ -29,10 +29,10 @@ PROBE_EVERY = 64
 class DraftLength(Protocol):
     """Chooses, before each step, how many of the K drafted tokens of each request are verified."""
 
-    def choose(self, slots: Sequence[int], remaining: Remaining | None = None) -> list[int]:
+    def choose(self, slots: Sequence[int], remaining: Callable[[], Remaining | None] = unknown) -> list[int]:
         """0 .. K for each of the requests in these slots; 0 is plain decoding.
 
-        `remaining` is what is left to do, where that is known, nobody else follows, and what counts is when the last
+        `remaining` says what is left to do, where that is known, nobody else follows, and what counts is when the last
         request ends.
         """
 
@@ -55,7 +55,7 @@ class DraftLength(Protocol):
 class _UniformLength:
     """One length for all requests, which no measured time changes."""
 
-    def choose(self, slots: Sequence[int], remaining: Remaining | None = None) -> list[int]:
+    def choose(self, slots: Sequence[int], remaining: Callable[[], Remaining | None] = unknown) -> list[int]:
         """The same for all."""
         return [self.length_of(len(slots))] * len(slots)
 

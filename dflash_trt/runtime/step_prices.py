@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What steps have cost here: medians of measured times, by running requests and drafts verified of each.
+"""What steps cost here, by running requests and drafts verified of each, next to steps right beside them.
 
-What some steps took says what others will: `_C.estimate_prices`.
+A machine has faster and slower minutes, and slow moments; contexts grow. What a step took says little by itself, and
+much beside what the steps before and behind it took. So what is kept are ratios of neighbours, and the seconds of what
+runs now; what they say of other steps is `_C.estimate_prices`.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import math
 import statistics
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, zip_longest
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,147 +24,204 @@ from dflash_trt import _C
 
 Array = npt.NDArray[np.float64]
 
-WINDOW = 31
-"""Steps whose lower median is a price: fifteen outliers among them move nothing."""
-PACE_STEPS = 15
-"""Steps whose median says how fast the machine is now."""
-DRIFT = 2.2
-"""A pace that moves by this factor says that costs have changed: prices of what did not run since are forgotten."""
+LOOK = 2
+"""Steps of a look that are measured, behind a cold one."""
+BESIDE = 3
+"""Steps on each side of it that it is compared with."""
+LOOK_WIDTH = BESIDE + 1 + LOOK + 1 + BESIDE
+"""All that, with the cold step that begins it and the one behind it."""
+OUTLIER = 1.3
+"""Of two times in the middle of all, the longer one does not count when it is so many times the other."""
+KEPT = 5
+"""Comparisons of the same two places whose median counts."""
+NOISE, NOISE_LOOKS, LEAST_NOISE = 0.1, 8, 0.02
+"""Standard deviation of what a comparison says, as a share, until so many have shown it; and what it is at least."""
+AGEING = 0.1 / math.sqrt(1000)
+"""The same of one that was not made again, by the root of the steps since."""
+COLD_STEPS = 16
+"""That warm caches up: a comparison of them does not count when there is a later one."""
+DRIFT, DRIFT_STEPS = 2.2, 15
+"""Steps that take so many times as long, or as short, as the first of their length: all else is forgotten."""
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of running requests that have prices of their own, each up to the next."""
 NEAR = 4.0
 """Buckets within this factor tell of each other's prices."""
-NOISE, NOISE_STEPS, LEAST_NOISE = 0.1, 32, 0.02
-"""Standard deviation of one step's time, as a share, until so many steps have shown it; and what it is at least."""
-DRAFTING_STEPS = 4
-"""Steps from one whose drafter's part is noted to the next."""
-COLD_STEPS = 16
-"""That warm caches up, so that what they took counts as one step, and no more when there is a later one."""
-AGEING = 0.1 / math.sqrt(1000)
-"""The same of a price that was not measured anew, by the root of the steps since."""
-_DRAFTING = -1
-"""In the place of a length: the drafter's part of a step, which is the same for all of them."""
+SURE = 0.01
+"""Standard deviation, as a share, of what runs now."""
+
+
+class Place(NamedTuple):
+    """What has a price."""
+
+    bucket: int
+    length: int
+    """Drafts verified of each request, on average."""
+    is_drafting: bool
+
+    @classmethod
+    def of(cls, batch_size: int, length: int) -> Place:
+        """A step's."""
+        return cls(bucket_of(batch_size), length, length > 0)
+
+
+class Step(NamedTuple):
+    """What one took."""
+
+    place: Place
+    seconds: float
+    draft_seconds: float
+    is_look: bool
+    """Whether other steps run another length."""
 
 
 @dataclass
-class _Price:
-    """Of one bucket and length."""
+class _Comparison:
+    """Of two places: by what factor the one takes longer."""
 
-    samples: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    logs: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    seconds: float = 0.0
+    """What the one took, about."""
     step: int = 0
-    """At which it was measured last."""
-    num_steady: int = 0
-    """Of the last samples, those of steps among others of the same length: a look begins with cold caches."""
-    _median: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Their lower median."""
-        if self._median is None:
-            self._median = statistics.median_low(self.samples)
-        return self._median
-
-    def add(self, seconds: float, step: int) -> None:
-        if self.step <= COLD_STEPS < step:
-            self.samples.clear()
-        self.samples.append(seconds)
-        self.step, self._median = step, None
+    """At which they were compared last."""
 
 
 class StepPrices:
-    """Seconds of a step by bucket and length 0 .. K.
-
-    A machine has faster and slower minutes, and contexts grow. So that what runs now does not look dear beside what ran
-    in a better minute, all prices are of one pace: the price of what runs now stays as its first `WINDOW` steps made
-    it, what it takes beside that is the pace, and a look's seconds are divided by it.
-    """
+    """Prices of steps of length 0 .. K."""
 
     def __init__(self, num_draft_tokens: int) -> None:
         self._num_draft_tokens = num_draft_tokens
-        self._prices: dict[tuple[int, int], _Price] = {}
-        self._ratios: deque[float] = deque(maxlen=PACE_STEPS)
-        self._pace: float | None = 1.0
-        self._deviations: deque[float] = deque(maxlen=2 * NOISE_STEPS)
+        self._comparisons: dict[tuple[Place, Place], _Comparison] = {}
+        self._drafting: dict[int, tuple[Place, deque[float]]] = {}
+        """By bucket: the drafter's share of last steps of a length, which without it are of length 0."""
+        self._recent: deque[Step] = deque(maxlen=LOOK_WIDTH)
+        """Steps that were no looks."""
+        self._num_here = 0
+        """Of them, those since another length or number of requests began."""
+        self._last_seconds: deque[float] = deque(maxlen=DRIFT_STEPS)
+        self._first_seconds = 0.0
+        """Median of the first of them."""
+        self._deviations: deque[float] = deque(maxlen=4 * NOISE_LOOKS)
         self.noise = NOISE
-        """Standard deviation of one step's time, as a share."""
+        """Standard deviation of what a comparison says, as a share."""
         self._step = 0
-        self._last: tuple[tuple[int, int], float] = (0, 0), 0.0
-        """The last step's place, and its seconds."""
 
-    @property
-    def pace(self) -> float:
-        """What steps take now beside their prices."""
-        if self._pace is None:
-            self._pace = statistics.median(self._ratios)
-        return self._pace
+    def measure(self, steps: Sequence[Step]) -> None:
+        """Notes what steps took, in their order; each look as a whole, with `BESIDE` steps behind it."""
+        runs = [list(run) for _, run in groupby(steps, key=lambda step: step.is_look)]
+        for run, after in zip_longest(runs, runs[1:]):
+            if run[0].is_look:
+                self._step += len(run)
+                self._compare(run, [*list(self._recent)[-BESIDE:], *(after or [])[:BESIDE]])
+                self._note_drafting(run[-1])
+            else:
+                for step in run:
+                    self._measure(step)
 
-    def measure(
-        self, batch_size: int, length: int, seconds: float, draft_seconds: float, is_look: bool = False
-    ) -> None:
-        """Notes what a step over `batch_size` requests took that verified `length` drafts of each, on average.
-
-        `is_look` where other steps run another length.
-        """
-        bucket = bucket_of(batch_size)
-        price = self._prices.setdefault((bucket, length), _Price())
+    def _measure(self, step: Step) -> None:
+        """One that was no look."""
         self._step += 1
-        if (bucket, length) == self._last[0]:
-            self._deviations.append(abs(math.log(seconds / self._last[1])))
-        self._last = (bucket, length), seconds
-        if not is_look and price.num_steady == WINDOW:
-            price.step = self._step
-            ratio = seconds / price.seconds
-            self._ratios.append(ratio)
-            self._pace = None
-            has_moved = not 1 / DRIFT < ratio < DRIFT
-            if has_moved and len(self._ratios) == PACE_STEPS and not 1 / DRIFT < self.pace < DRIFT:
-                self._forget(price, (bucket, length))
-        else:
-            price.add(seconds / self.pace, self._step)
-            price.num_steady = 0 if is_look else price.num_steady + 1
-        if length > 0 and (is_look or self._step % DRAFTING_STEPS == 0 or (bucket, _DRAFTING) not in self._prices):
-            self._prices.setdefault((bucket, _DRAFTING), _Price()).add(draft_seconds / self.pace, self._step)
+        if not self._recent or self._recent[-1].place != step.place:
+            self._num_here = 0
+        self._num_here += 1
+        self._recent.append(step)
+        self._last_seconds.append(step.seconds)
+        if self._num_here == BESIDE:
+            last = list(self._recent)
+            self._compare(last[-BESIDE:], last[-2 * BESIDE : -BESIDE])
+            self._note_drafting(step)
+        if self._num_here % LOOK_WIDTH == 0:
+            self._look_at_what_runs()
+            self._note_drafting(step)
+        if self._num_here % DRIFT_STEPS == 0:
+            self._follow()
+
+    def _compare(self, steps: Sequence[Step], beside: Sequence[Step]) -> None:
+        """Those of one place with those of another, as far as they are of one."""
+        if not beside or (other := beside[0].place) == (place := steps[0].place):
+            return
+        seconds = _median(step.seconds for step in steps if step.place == place)
+        log = math.log(seconds / _median(step.seconds for step in beside if step.place == other))
+        if place < other:  # so that one comparison says it both ways
+            place, other, log, seconds = other, place, -log, seconds / math.exp(log)
+        comparison = self._comparisons.setdefault((place, other), _Comparison())
+        if comparison.step <= COLD_STEPS < self._step:
+            comparison.logs.clear()
+        comparison.logs.append(log)
+        comparison.seconds, comparison.step = seconds, self._step
+
+    def _note_drafting(self, step: Step) -> None:
+        if step.place.is_drafting:
+            place, shares = self._drafting.get(step.place.bucket, (None, deque[float]()))
+            if place != step.place:
+                shares = deque(maxlen=KEPT)
+                self._drafting[step.place.bucket] = step.place, shares
+            shares.append(step.draft_seconds / step.seconds)
+
+    def _look_at_what_runs(self) -> None:
+        """What a look at the last steps would have said, had they been one."""
+        seconds = [step.seconds for step in self._recent]
+        look = _median(seconds[BESIDE + 1 : BESIDE + 1 + LOOK])
+        beside = _median(seconds[:BESIDE] + seconds[-BESIDE:])
+        self._deviations.append(abs(math.log(look / beside)))
+
+    def _follow(self) -> None:
+        """Forgets all but what runs now, when that has become another altogether."""
+        seconds = statistics.median(self._last_seconds)
+        if self._num_here == DRIFT_STEPS:
+            self._first_seconds = seconds
+        elif not 1 / DRIFT < seconds / self._first_seconds < DRIFT:
+            self._comparisons.clear()
+            self._drafting.clear()
+            self._num_here = 0
 
     def knows(self, bucket: int, length: int) -> bool:
         """Whether a bucket nearby has had a step of this length."""
-        return any(k == length and _is_near(b, bucket) for b, k in self._prices)
+        return any(place.length == length and _is_near(place.bucket, bucket) for place in self._places())
+
+    def _places(self) -> set[Place]:
+        found = {place for pair in self._comparisons for place in pair}
+        if self._recent:
+            found.add(self._recent[-1].place)
+        return found
 
     def estimate(self, bucket: int, shares: Sequence[float] = (1.0,)) -> tuple[Array, Array]:
-        """Seconds [S, K + 1] of steps over these shares of the bucket's requests by length 0 .. K, at this pace.
+        """Seconds [S, K + 1] of steps over these shares of the bucket's requests by length 0 .. K, as it runs now.
 
         And the covariance [K + 1, K + 1] of those over the last share. Lengths 0 and K must be known.
         """
         K = self._num_draft_tokens
-        if len(self._deviations) >= NOISE_STEPS:
-            self.noise = max(LEAST_NOISE, 1.05 * statistics.median(self._deviations))  # of two steps' difference
-        known = []
-        for (b, length), price in self._prices.items():
-            if not _is_near(b, bucket):
-                continue
-            if length != _DRAFTING:
-                known.append((b / bucket, length / K, length > 0, price.seconds, self._variance(price)))
-            elif (plain := self._prices.get((b, 0))) is not None:
-                variance = self._variance(price) + self._variance(plain)
-                known.append((b / bucket, 0.0, True, price.seconds + plain.seconds, variance))
+        if len(self._deviations) >= NOISE_LOOKS:
+            self.noise = max(LEAST_NOISE, 1.48 * statistics.median(self._deviations))  # a normal distribution's
+        now = self._recent[-1].place
+        seconds = _median(step.seconds for step in self._recent if step.place == now)
+        places: dict[Place, int] = {}
+
+        def term(place: Place, weight: float) -> tuple[int, float]:
+            return places.setdefault(place, len(places)), weight
+
+        known = [([term(now, 1.0)], seconds, (SURE * seconds) ** 2)]
+        for (place, other), comparison in self._comparisons.items():
+            if _is_near(place.bucket, bucket) and _is_near(other.bucket, bucket):
+                ratio = math.exp(_median(comparison.logs))
+                share = self.noise**2 / len(comparison.logs) + AGEING**2 * (self._step - comparison.step)
+                known.append(([term(place, 1.0), term(other, -ratio)], 0.0, share * comparison.seconds**2))
+        for place, found in self._drafting.values():
+            plain = Place(place.bucket, 0, False)
+            if place in places and plain in places:
+                terms = [term(Place(place.bucket, 0, True), 1.0), term(plain, -1.0), term(place, -_median(found))]
+                known.append((terms, 0.0, (self.noise * seconds) ** 2 / len(found)))
+        rows = [(place.bucket / bucket, place.length / K, place.is_drafting) for place in places]
         asked = [(share, length / K, length > 0) for share in shares for length in range(K + 1)]
-        seconds, covariance = _C.estimate_prices(known, asked)
+        prices, covariance = _C.estimate_prices(rows, known, seconds, asked)
         last = slice(-K - 1, None)
-        return np.array(seconds).reshape(len(shares), -1) * self.pace, covariance[last, last] * self.pace**2
+        return np.array(prices).reshape(len(shares), -1), covariance[last, last]
 
-    def _variance(self, price: _Price) -> float:
-        """Of a median, and of what may have changed since."""
-        num_samples = 1 if price.step <= COLD_STEPS else len(price.samples)
-        share = self.noise**2 * math.pi / 2 / num_samples + AGEING**2 * (self._step - price.step)
-        return share * price.seconds**2
 
-    def _forget(self, price: _Price, what: tuple[int, int]) -> None:
-        """All but what runs now, at its present price."""
-        kept = _Price()
-        for _ in range(2):
-            kept.add(price.seconds * self.pace, self._step)
-        self._prices = {what: kept}
-        self._ratios.clear()
-        self._pace = 1.0
+def _median(values: Iterable[float]) -> float:
+    """Between the two in the middle, or the lower one where the other is an outlier."""
+    ordered = sorted(values)
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return low if high > OUTLIER * low > 0 else (low + high) / 2
 
 
 def _is_near(bucket: int, other: int) -> bool:

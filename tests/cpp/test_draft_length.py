@@ -106,27 +106,38 @@ def covariance(a: Array, b: Array) -> Array:
 
 @pytest.mark.parametrize("number", [1, 2, 7, 40])
 def test_prices_are_a_gaussian_process(number: int) -> None:
+    """Known are one price, ratios of two, and sums of three."""
     rng = random.Random(number)
     places = [(rng.choice([0.25, 0.5, 1.0, 2.0]), k / K, k > 0) for k in (rng.randint(0, K) for _ in range(number))]
-    seconds = [0.01 * (1 + n * (0.5 + share) + 0.3 * drafting) for n, share, drafting in places]
-    variances = [rng.uniform(0.5, 2.0) * 1e-7 for _ in places]
+    prices = [0.01 * (1 + n * (0.5 + share) + 0.3 * drafting) for n, share, drafting in places]
+    known = [([(0, 1.0)], prices[0], 1e-8)]
+    for i in range(1, number):
+        j, k = rng.randrange(i), rng.randrange(i)
+        terms = [(i, 1.0), (j, -prices[i] / prices[j])] if i % 3 else [(i, 1.0), (j, -0.5), (k, -0.4)]
+        known.append((terms, sum(weight * prices[place] for place, weight in terms), rng.uniform(0.5, 2.0) * 1e-7))
     asked = [(n, k / K, k > 0) for n in (0.5, 1.0) for k in range(K + 1)]
-    known = [(*place, price, variance) for place, price, variance in zip(places, seconds, variances, strict=True)]
-    mean, found = _C.estimate_prices(known, asked)
+    scale = prices[0]
+    mean, found = _C.estimate_prices(places, known, scale, asked)
 
-    scale = np.median(seconds)
-    prior = covariance(np.array(places, float), np.array(places, float)) + np.diag(np.array(variances) / scale**2)
-    across = covariance(np.array(asked, float), np.array(places, float))
+    sums = np.zeros((number, number))
+    for row, (terms, _, _) in zip(sums, known, strict=True):
+        for place, weight in terms:
+            row[place] += weight
+    at, of = np.array(places, float), np.array(asked, float)
+    variances = np.array([variance for _, _, variance in known])
+    prior = sums @ covariance(at, at) @ sums.T + np.diag(variances / scale**2)
+    across = covariance(of, at) @ sums.T
     weights = np.linalg.solve(prior, across.T).T
-    expected = np.maximum(scale + weights @ (np.array(seconds) - scale), min(seconds) / 4)
+    seconds = np.array([seconds for _, seconds, _ in known])
+    expected = np.maximum(scale + weights @ (seconds - scale * sums.sum(axis=1)), 0.02 * scale)
     assert mean == pytest.approx(expected, rel=1e-6)
-    rest = covariance(np.array(asked, float), np.array(asked, float)) - weights @ across.T
+    rest = covariance(of, of) - weights @ across.T
     assert found == pytest.approx(rest * scale**2, rel=1e-5, abs=1e-10)
 
 
-def test_prices_of_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="a price"):
-        _C.estimate_prices([], [(1.0, 0.0, False)])
+def test_terms_need_places() -> None:
+    with pytest.raises(ValueError, match="terms of the places"):
+        _C.estimate_prices([(1.0, 0.0, False)], [([(1, 1.0)], 0.01, 1e-8)], 0.01, [(1.0, 0.0, False)])
 
 
 def drained(remaining: list[float], speeds: Array, prices: Array, first: int, then: int, part: float = 1e-3) -> float:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import NoneType
@@ -37,8 +37,8 @@ def test_prompts_of_one_call_are_awaited_together(own_llm: LLM, monkeypatch: pyt
     """Auto may then look ahead to their end."""
     told: list[Remaining | None] = []
 
-    def choose(policy: FixedLength, slots: Sequence[int], remaining: Remaining | None = None) -> list[int]:
-        told.append(remaining)
+    def choose(policy: FixedLength, slots: Sequence[int], remaining: Callable[[], Remaining | None]) -> list[int]:
+        told.append(remaining())
         return [2] * len(slots)
 
     monkeypatch.setattr(FixedLength, "choose", choose)

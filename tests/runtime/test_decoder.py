@@ -6,13 +6,15 @@ Acceptance must agree too: most mistakes in a drafter leave the text right and o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from dflash_trt.runtime.auto_length import Remaining, unknown
 from dflash_trt.runtime.completion import Completion
+from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session, run
 from tests.decoding import decode, generate, greedy, open_without_tokenizer
@@ -142,3 +144,29 @@ def test_prompts_do_not_leak_into_each_other(sessions: dict[str, Session]) -> No
     generate(session, first, 40)
     again = generate(session, second, 40)
     assert (again.token_ids, again.steps) == (alone.token_ids, alone.steps)
+
+
+class Alternating(FixedLength):
+    """Drafts at all steps but each fourth, and remembers what steps were told to cost."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.chosen: list[int] = []
+        self.measured: list[tuple[int, int]] = []
+
+    def choose(self, slots: Sequence[int], remaining: Callable[[], Remaining | None] = unknown) -> list[int]:
+        self.chosen.append(2 * (len(self.chosen) % 4 != 3))
+        return self.chosen[-1:] * len(slots)
+
+    def measure(self, batch_size: int, length: int, seconds: float, draft_seconds: float) -> None:
+        assert 0 < draft_seconds < seconds
+        self.measured.append((len(self.chosen), length))
+
+
+def test_what_is_told_of_a_steps_cost(sessions: dict[str, Session]) -> None:
+    """Not of the prompt's, nor of the first with drafts behind one without, which reads two steps' context."""
+    session, policy = sessions["tiny-qwen3"], Alternating()
+    run(session.decoder(policy), [session.request(prompts(session)[0], greedy(40))])
+    expected = [(number, length) for number, length in enumerate(policy.chosen, 1) if number % 4 != 1]
+    assert policy.measured[:-1] == expected[: len(policy.measured) - 1]
+    assert len(policy.measured) > 6
