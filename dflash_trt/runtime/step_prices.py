@@ -34,6 +34,8 @@ OUTLIER = 1.3
 """Of two times in the middle of all, the longer one does not count when it is so many times the other."""
 KEPT = 5
 """Comparisons of the same two places whose median counts."""
+MAX_COMPARISONS = 64
+"""Pairs of places that are remembered; the one that was compared longest ago goes first."""
 NOISE, NOISE_LOOKS, LEAST_NOISE = 0.1, 8, 0.02
 """Standard deviation of what a comparison says, as a share, until so many have shown it; and what it is at least."""
 AGEING = 0.1 / math.sqrt(1000)
@@ -148,6 +150,8 @@ class StepPrices:
             comparison.logs.clear()
         comparison.logs.append(log)
         comparison.seconds, comparison.step = seconds, self._step
+        if len(self._comparisons) > MAX_COMPARISONS:
+            del self._comparisons[min(self._comparisons, key=lambda pair: self._comparisons[pair].step)]
 
     def _note_drafting(self, step: Step) -> None:
         if step.place.is_drafting:

@@ -14,6 +14,7 @@ from dflash_trt.runtime.step_prices import (
     DRIFT,
     DRIFT_STEPS,
     LOOK,
+    MAX_COMPARISONS,
     Array,
     Place,
     Step,
@@ -167,6 +168,19 @@ def test_other_numbers_of_requests_tell_of_each_other() -> None:
         assert prices.estimate(batch_size)[0][0] == pytest.approx(costs(batch_size), rel=0.12)
     assert prices.knows(64, 0)
     assert not prices.knows(96, 0), "far from all of them"
+
+
+def test_it_remembers_no_more_than_it_can_use() -> None:
+    """Servers run for months, at every number of requests."""
+    prices = StepPrices(K)
+    for batch_size in (256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4):
+        prices.measure(steps(10, K, batch_size))
+        for length in range(K):
+            prices.measure(steps(LOOK, length, batch_size, look=True) + steps(BESIDE, K, batch_size))
+    assert len(prices._comparisons) == MAX_COMPARISONS
+    assert prices.estimate(4)[0][0] == pytest.approx(costs(), rel=0.05)
+    assert prices.knows(64, 3)
+    assert not prices.knows(256, 3)
 
 
 @pytest.mark.parametrize("deviation", [0.01, 0.04, 0.1])
