@@ -16,14 +16,11 @@ class PendingTaps:
     def __init__(self) -> None:
         self.num_rows = 0
         """That the kept passes hold, rejected ones too."""
+        self.num_bytes = 0
+        """Of the same."""
         self._passes: list[Tensor] = []
         self._rows: dict[int, list[int]] = {}
         """By slot: rows of the passes, end to end."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the kept passes."""
-        return self.num_rows * self._passes[0][0].nbytes if self._passes else 0
 
     def count(self, slot: int) -> int:
         """Rows of a slot that wait."""
@@ -39,6 +36,7 @@ class PendingTaps:
             begin += num_committed + num_rejected
         self._passes.append(taps)
         self.num_rows = begin
+        self.num_bytes += taps.nbytes
 
     def take(self) -> tuple[list[int], list[int], Tensor | None]:
         """Slots, how many rows each gets, and the rows [T, A*H], slot by slot; None for no row. Nothing waits then."""
@@ -49,7 +47,7 @@ class PendingTaps:
             taps = self._passes[0] if len(self._passes) == 1 else torch.cat(self._passes)
             if len(order) < self.num_rows or order != list(range(len(order))):
                 taps = taps.index_select(0, torch.from_numpy(np.array(order)).to(taps.device))
-        self._passes, self._rows, self.num_rows = [], {}, 0
+        self._passes, self._rows, self.num_rows, self.num_bytes = [], {}, 0, 0
         return slots, counts, taps
 
     def compact(self) -> None:
