@@ -109,8 +109,8 @@ class AutoLength:
         asks = self._left <= 0 or self._left % NOTICE_STEPS == 0 or len(slots) != self._num_slots
         if asks and self._must_think(slots, left := remaining()):
             self._think(list(slots), left)
-        elif self._left % SHARE_STEPS == 0 and len(slots) > 1 and not self._are_last:
-            self._share(list(slots), self._acceptance.reached(slots))
+        elif self._left % SHARE_STEPS == 0 and not self._are_last:
+            self._share(list(slots))
         self._left -= 1
         self._age += 1
         self._since_look += self._next == self._length
@@ -131,7 +131,7 @@ class AutoLength:
     def _think(self, slots: list[int], remaining: Remaining | None) -> None:
         """Counts what steps have shown, and chooses for the next ones; between two thoughts nothing is reckoned."""
         if self._next != self._length and self._left <= 0:
-            self._return_from_look(slots, remaining)
+            self._return_from_look(slots)
             return
         K, before = self._num_draft_tokens, self._next
         bucket = bucket_of(self._number)
@@ -151,18 +151,18 @@ class AutoLength:
         else:
             self._reconsider(bucket, reached, remaining)
         self._age *= self._next == before
-        if remaining is None:
-            self._share(slots, reached)
-        else:
-            self._chosen = {}
+        self._share(slots)
 
-    def _return_from_look(self, slots: list[int], remaining: Remaining | None) -> None:
-        self._next, self._left, self._age, self._chosen = self._length, STEPS_BEHIND, 0, {}
-        if remaining is None:
-            self._share(slots, self._acceptance.reached(slots))
+    def _return_from_look(self, slots: list[int]) -> None:
+        self._next, self._left, self._age = self._length, STEPS_BEHIND, 0
+        self._share(slots)
 
-    def _share(self, slots: list[int], reached: Array) -> None:
-        self._chosen = dict(zip(slots, share_out(reached, self._next), strict=True))
+    def _share(self, slots: list[int]) -> None:
+        """The same of all where all end together, and where there is nothing to choose."""
+        self._chosen = {}
+        if not self._are_last and len(slots) > 1 and 0 < self._next < self._num_draft_tokens:
+            lengths = share_out(self._acceptance.reached(slots), self._next)
+            self._chosen = dict(zip(slots, lengths, strict=True))
 
     def observe(self, slots: Sequence[int], proposed: Sequence[int], accepted: Sequence[int]) -> None:
         """Notes which positions were reached and which of them held."""
