@@ -36,7 +36,7 @@ KEPT = 5
 """Comparisons of the same two places whose median counts."""
 MAX_COMPARISONS = 64
 """Pairs of places that are remembered; the one that was compared longest ago goes first."""
-NOISE, NOISE_LOOKS, LEAST_NOISE = 0.1, 8, 0.02
+NOISE, NOISE_LOOKS, LEAST_NOISE = 0.05, 4, 0.02
 """Standard deviation of what a comparison says, as a share, until so many have shown it; and what it is at least."""
 AGEING = 0.1 / math.sqrt(1000)
 """The same of one that was not made again, by the root of the steps since."""
