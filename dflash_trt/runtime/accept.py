@@ -44,6 +44,11 @@ def likeliest(logits: Tensor) -> tuple[list[int], list[bool]]:
     return greedy.tolist(), best.isfinite().tolist()
 
 
+def argmax(logits: Tensor) -> list[int]:
+    """The same argmax alone: one wait for a GPU, not two."""
+    return likeliest(logits)[0] if logits.device.type == "cpu" else logits.argmax(dim=-1).tolist()
+
+
 def _rows(logits: Tensor, begin: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     rows: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = logits[begin : begin + count].cpu().numpy()
     return rows

@@ -143,7 +143,7 @@ class AutoLength:
             nobodys = range(NO_SLOT, NO_SLOT + len(remaining.waiting))
             reached = self._acceptance.reached([*remaining.running, *nobodys], like_earlier_ones=True)
         if remaining is not None and max(chain(remaining.running.values(), remaining.waiting)) <= MIN_LEFT:
-            self._left = MIN_LEFT
+            self._next, self._left = self._length, MIN_LEFT
         elif not self._prices.knows(bucket, K):
             self._next, self._left = K, max(FIRST_STEPS, FIRST_PASSES // self._number)
         elif not self._prices.knows(bucket, 0):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dflash_trt.drafter.drafter import Drafter
-from dflash_trt.runtime.accept import likeliest
+from dflash_trt.runtime.accept import argmax
 from dflash_trt.runtime.pending_taps import PendingTaps
 from dflash_trt.targets.target import Segment, Target
 
@@ -102,7 +102,7 @@ class LocalPair:
         hidden = self._drafter.draft(slots, embeds)
         # Row 0 predicts the token already known; proposals begin at row 1.
         logits = self._target.logits(hidden[:, 1 : 1 + num_tokens])
-        tokens, _ = likeliest(logits.flatten(0, 1))
+        tokens = argmax(logits.flatten(0, 1))
         return [tokens[begin : begin + num_tokens] for begin in range(0, len(tokens), num_tokens)]
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:

@@ -154,6 +154,14 @@ def test_nothing_new_is_tried_for_the_last_few_tokens() -> None:
     assert begins_with(settled(200, [0] * 16, draft=1, token=1), [3], waiting=[100]) == K
 
 
+def test_a_look_ends_where_only_few_tokens_are_left() -> None:
+    """It began while many were, and they ended all at once."""
+    policy = settled(200, [0], draft=2.8)
+    drafts_held(policy, [3])
+    assert begins_with(policy, [200]) in range(1, K), "a look"
+    assert policy.choose([0, 1], lambda: Remaining(running={0: 3, 1: 3}, waiting=[])) == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("steps", "tokens", "waiting", "length"),
     [(250, [40], [], K), (1500, [40], [], 0), (1500, [400], [], K), (1500, [40], [400], K)],
