@@ -159,6 +159,25 @@ def test_requests_whose_drafts_hold_get_more() -> None:
     assert chosen == [1, K] * 4
 
 
+def test_drafts_are_shared_out_anew_between_thoughts() -> None:
+    """Two requests are followed by others, and it is the other one's drafts that hold."""
+    policy, batch, cost = AutoLength(K), 8, linear(0.1, 0.1)
+    worthless, since = {0, 2, 4, 6}, 0
+    for step in range(600):
+        if step > 300 and not since and policy._left == 60:
+            for slot in (0, 1):
+                policy.release(slot)
+            worthless, since = {1, 2, 4, 6}, step
+        chosen = policy.choose(range(batch))
+        policy.observe(range(batch), chosen, [0 if slot in worthless else length for slot, length in enumerate(chosen)])
+        mean = round(sum(chosen) / batch)
+        policy.measure(batch, mean, cost(batch, mean), 1e-3 * cost.draft)
+        if since and step == since + 30:
+            break
+    assert policy._left == 60 - 31, "it has not thought since"
+    assert chosen == [K, 1, 1, K, 1, K, 1, K]
+
+
 def test_the_next_request_of_a_slot_is_a_new_one() -> None:
     policy, cost = AutoLength(K), linear(0.1, 0.1)
     for _ in range(401):
