@@ -20,7 +20,7 @@ struct KernelContext;
 struct Value;
 struct TensorInfo;
 
-enum ElementType : int { kFloat = 1, kInt32 = 6 };
+enum ElementType : int { kFloat = 1, kUint8 = 2, kInt32 = 6 };
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel, compiled once for each instruction set; so everything here has internal linkage.
+//
+// A number of the output is a sum of products of vectors along K, in which both operands lie as they are. Tiles of rows
+// of x by kColumns rows of the weight have their sums in registers, so that each vector is read, and its codes decoded,
+// for a whole tile.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "cpu/vectors.h"
+#include "linear/decode.h"
+#include "linear/linear.h"
+
+namespace dflash {
+namespace {
+
+constexpr int64_t kColumns = 3;
+constexpr int64_t kMaxRows = kLanes == 16 ? 8 : 4;  // so that sums and operands fit into the registers
+constexpr int64_t kDecoded =
+    12;  // columns that are decoded at a time where tiles have so few rows that codes cost more
+
+// The sums of four vectors.
+inline void sum_four(const Floats* v, float* out) {
+#if defined(__AVX512F__)
+  // Halves of one vector and another side by side, then quarters of four: each sum then stands in four neighbours.
+  const auto halves = [](Floats a, Floats b) {
+    const __m512 first = _mm512_mask_mov_ps((__m512)a, 0xff00, (__m512)b);
+    const __m512 second = _mm512_mask_mov_ps((__m512)b, 0xff00, (__m512)a);
+    return first + _mm512_shuffle_f32x4(second, second, 0x4e);
+  };
+  const auto quarters = [](__m512 a, __m512 b) {
+    const __m512 first = _mm512_mask_mov_ps(a, 0xf0f0, b), second = _mm512_mask_mov_ps(b, 0xf0f0, a);
+    return first + _mm512_shuffle_f32x4(second, second, 0xb1);
+  };
+  __m512 sums = quarters(halves(v[0], v[1]), halves(v[2], v[3]));
+  sums += _mm512_permute_ps(sums, 0x4e);
+  sums += _mm512_permute_ps(sums, 0xb1);
+  const __m512i places = _mm512_setr_epi32(0, 8, 4, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+  _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(places, sums)));
+#elif defined(__AVX2__)
+  const auto neighbours = [](Floats a, Floats b) { return _mm256_hadd_ps((__m256)a, (__m256)b); };
+  const __m256 sums = _mm256_hadd_ps(neighbours(v[0], v[1]), neighbours(v[2], v[3]));
+  _mm_storeu_ps(out, _mm256_castps256_ps128(sums) + _mm256_extractf128_ps(sums, 1));
+#else
+  for (int64_t i = 0; i < 4; ++i) out[i] = sum(v[i]);
+#endif
+}
+
+// kRows rows of x by the first `columns` of kColumns rows of the weight, from `codes` on.
+template <int64_t kRows, class Row>
+void multiply_tile(const Linear& linear, const float* x, const uint8_t* codes, const Row* decode, int64_t columns,
+                   float* out) {
+  constexpr int64_t kSums = kRows * kColumns, kFours = (kSums + 3) / 4 * 4;
+  const int64_t K = linear.weight.cols, bytes = row_bytes(linear.weight.format, K);
+  const uint8_t* rows[kColumns];
+  for (int64_t n = 0; n < kColumns; ++n) rows[n] = codes + std::min(n, columns - 1) * bytes;
+  const uint8_t* next = codes + kColumns * bytes;
+  Floats sums[kFours] = {};
+  const auto add = [&](const uint8_t* const* codes, const float* x, int64_t stride, int64_t k) {
+    Floats weights[kColumns];
+#pragma GCC unroll 8
+    for (int64_t n = 0; n < kColumns; ++n) weights[n] = decode[n](codes[n], k);
+#pragma GCC unroll 8
+    for (int64_t m = 0; m < kRows; ++m) {
+      Floats row = load(x + m * stride);
+#if defined(__x86_64__)
+      asm("" : "+v"(row));  // GCC 12 would load it again for each product
+#endif
+#pragma GCC unroll 8
+      for (int64_t n = 0; n < kColumns; ++n) sums[m * kColumns + n] += row * weights[n];
+    }
+  };
+  int64_t k = 0;
+  for (; k + kLanes <= K; k += kLanes) {
+    // The next tile's codes come out of memory meanwhile.
+    for (int64_t byte = 0; byte < kColumns * Row::kBytes; byte += 64) __builtin_prefetch(next + byte);
+    next += kColumns * Row::kBytes;
+    add(rows, x + k, K, k);
+    for (int64_t n = 0; n < kColumns; ++n) rows[n] += Row::kBytes;
+  }
+  if (k < K) {  // the rest, with zeros behind it
+    uint8_t rest[kColumns][Row::kBytes] = {};
+    float x_rest[kRows * kLanes] = {};
+    for (int64_t n = 0; n < kColumns; ++n) {
+      std::memcpy(rest[n], rows[n], row_bytes(linear.weight.format, K - k));
+      rows[n] = rest[n];
+    }
+    for (int64_t m = 0; m < kRows; ++m) std::copy(x + m * K + k, x + m * K + K, x_rest + m * kLanes);
+    add(rows, x_rest, kLanes, k);
+  }
+  float numbers[kFours];
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < kFours; i += 4) sum_four(sums + i, numbers + i);
+  for (int64_t m = 0; m < kRows; ++m) std::copy_n(numbers + m * kColumns, columns, out + m * linear.out_stride);
+}
+
+template <class Row>
+using MultiplyTile = void (*)(const Linear&, const float*, const uint8_t*, const Row*, int64_t, float*);
+
+template <class Row, int64_t... kRows>
+constexpr MultiplyTile<Row> tile_of(int64_t rows, std::integer_sequence<int64_t, kRows...>) {
+  constexpr MultiplyTile<Row> tiles[] = {multiply_tile<kRows + 1, Row>...};
+  return tiles[rows - 1];
+}
+
+// Columns [begin, end) of out, tile by tile; `decoder(row, n)` is the Row for a row of the weight, the n-th of a tile.
+template <class Decoder>
+void multiply_tiles(const Linear& linear, int64_t begin, int64_t end, const Decoder& decoder) {
+  using Row = decltype(decoder(0, 0));
+  const int64_t M = linear.num_rows, K = linear.weight.cols;
+  const int64_t num_tiles = (M + kMaxRows - 1) / kMaxRows;
+  for (int64_t tile = 0; tile < num_tiles; ++tile) {
+    const int64_t m = M * tile / num_tiles, rows = M * (tile + 1) / num_tiles - m;  // all of nearly one size
+    const MultiplyTile<Row> multiply_tile = tile_of<Row>(rows, std::make_integer_sequence<int64_t, kMaxRows>());
+    for (int64_t n = begin; n < end; n += kColumns) {
+      const int64_t columns = std::min(kColumns, end - n);
+      Row decode[kColumns];
+      for (int64_t i = 0; i < kColumns; ++i) decode[i] = decoder(n + std::min(i, columns - 1), i);
+      const uint8_t* codes = linear.weight.codes + n * row_bytes(linear.weight.format, K);
+      multiply_tile(linear, linear.x + m * K, codes, decode, columns, linear.out + m * linear.out_stride + n);
+    }
+  }
+}
+
+// The same from FLOAT in a core's cache.
+template <class Decoder>
+void multiply_decoded(const Linear& linear, int64_t begin, int64_t end, const Decoder& decoder) {
+  const PackedWeight& weight = linear.weight;
+  const int64_t K = weight.cols;
+  std::vector<float> values(kDecoded * K + kLanes);  // a row's last vector may end behind it
+  for (int64_t first = begin; first < end; first += kDecoded) {
+    const int64_t columns = std::min(kDecoded, end - first);
+    for (int64_t n = 0; n < columns; ++n) {
+      const uint8_t* codes = weight.codes + (first + n) * row_bytes(weight.format, K);
+      decode_row(codes, K, decoder(first + n, 0), &values[n * K]);
+    }
+    Linear decoded = linear;
+    decoded.weight = {WeightFormat::kFloat, columns, K, reinterpret_cast<const uint8_t*>(values.data()), nullptr, 1.0f};
+    decoded.out += first;
+    multiply_tiles(decoded, 0, columns, [](auto...) { return FloatRow(); });
+  }
+}
+
+template <class Decoder>
+void multiply_with(const Linear& linear, int64_t begin, int64_t end, const Decoder& decoder) {
+  if (kLanes < 16 && linear.num_rows > kMaxRows) {
+    multiply_decoded(linear, begin, end, decoder);
+  } else {
+    multiply_tiles(linear, begin, end, decoder);
+  }
+}
+
+inline void multiply(const Linear& linear, int64_t begin, int64_t end) {
+  const PackedWeight& weight = linear.weight;
+  switch (weight.format) {
+    case WeightFormat::kFloat:
+      return multiply_tiles(linear, begin, end, [](auto...) { return FloatRow(); });
+    case WeightFormat::kFloat16:
+      return multiply_with(linear, begin, end, [](auto...) { return Float16Row(); });
+    case WeightFormat::kBfloat16:
+      return multiply_with(linear, begin, end, [](auto...) { return Bfloat16Row(); });
+    case WeightFormat::kFp8:
+      return multiply_with(linear, begin, end, [&](auto...) { return Fp8Row{weight.scale}; });
+    case WeightFormat::kNvfp4:
+      break;
+  }
+  const int64_t stride = weight.cols / 16 / kLanes * kLanes + kLanes;
+  std::vector<float> block_scales(kColumns * stride);
+  multiply_with(linear, begin, end, [&](int64_t row, int64_t n) {
+    decode_block_scales(weight, row, &block_scales[n * stride]);
+    return Nvfp4Row{&block_scales[n * stride]};
+  });
+}
+
+}  // namespace
+}  // namespace dflash

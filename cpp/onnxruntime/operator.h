@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the operators share: tensors and attributes out of ONNX Runtime's C interface, and errors back into it.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cpu/isa.h"
+#include "onnxruntime/abi.h"
+
+namespace dflash::ort {
+
+extern const CustomOp kAttentionOperator;
+extern const CustomOp kLinearOperator;
+
+// What failed inside ONNX Runtime, to be given back to it.
+struct Failure {
+  Status* status;
+};
+
+inline void check(Status* status) {
+  if (status != nullptr) throw Failure{status};
+}
+
+Status* guarded(const Api& api, auto&& work) noexcept {
+  try {
+    work();
+    return nullptr;
+  } catch (const Failure& failure) {
+    return failure.status;
+  } catch (const std::invalid_argument& error) {
+    return api.create_status(kInvalidArgument, error.what());
+  } catch (const std::exception& error) {
+    return api.create_status(kFail, error.what());
+  }
+}
+
+struct Tensor {
+  void* data = nullptr;  // null for an optional input that is missing
+  std::vector<int64_t> dims;
+};
+
+inline Tensor input(const Api& api, const KernelContext* context, size_t index) {
+  const Value* value = nullptr;
+  check(api.input(context, index, &value));
+  if (value == nullptr) return {};
+  TensorInfo* info = nullptr;
+  check(api.tensor_info(value, &info));
+  const std::unique_ptr<TensorInfo, void (*)(TensorInfo*)> owner(info, api.at<void (*)(TensorInfo*)>(99));
+  Tensor tensor;
+  size_t rank = 0;
+  check(api.num_dims(info, &rank));
+  tensor.dims.resize(rank);
+  check(api.dims(info, tensor.dims.data(), rank));
+  check(api.data(const_cast<Value*>(value), &tensor.data));
+  return tensor;
+}
+
+// The first output, FLOAT.
+inline float* output(const Api& api, KernelContext* context, const std::vector<int64_t>& dims) {
+  Value* value = nullptr;
+  void* data = nullptr;
+  check(api.output(context, 0, dims.data(), dims.size(), &value));
+  check(api.data(value, &data));
+  return static_cast<float*>(data);
+}
+
+template <class Number>
+Number attribute(const Api& api, const KernelInfo* info, const char* name) {
+  Number value = 0;
+  check(api.attribute(info, name, &value));
+  return value;
+}
+
+// A short text. Throws Failure where there is none.
+inline std::string text(const Api& api, const KernelInfo* info, const char* name) {
+  char value[16] = {};
+  size_t size = sizeof value;
+  check(api.attribute(info, name, value, &size));
+  return value;
+}
+
+// Attribute instruction_set, which tests give; "best" where there is none.
+inline Isa instruction_set(const Api& api, const KernelInfo* info) {
+  std::string name = "best";
+  try {
+    name = text(api, info, "instruction_set");
+  } catch (const Failure& failure) {
+    api.release(failure.status);
+  }
+  return isa_named(name);
+}
+
+// Runs work(i) for i in [0, count) on the session's own threads.
+template <class Work>
+void parallel_for(const Api& api, const KernelContext* context, int64_t count, const Work& work) {
+  const auto one = [](void* data, size_t i) { (*static_cast<const Work*>(data))(static_cast<int64_t>(i)); };
+  check(api.parallel_for(context, one, count, const_cast<Work*>(&work)));
+}
+
+// Throws std::invalid_argument unless `holds`.
+inline void expect(bool holds, const char* name, const char* text) {
+  if (!holds) throw std::invalid_argument(std::string(name) + ": expected " + text);
+}
+
+template <class Kernel>
+constexpr CustomOp make_operator() {
+  return {
+      .version = kApiVersion,
+      .create_kernel = nullptr,
+      .name = [](const CustomOp*) { return Kernel::kName; },
+      .execution_provider = [](const CustomOp*) -> const char* { return nullptr; },  // the CPU's
+      .input_type = [](const CustomOp*, size_t i) { return Kernel::input_type(i); },
+      .num_inputs = [](const CustomOp*) { return Kernel::kNumInputs; },
+      .output_type = [](const CustomOp*, size_t) { return kFloat; },
+      .num_outputs = [](const CustomOp*) -> size_t { return 1; },
+      .compute = nullptr,
+      .destroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); },
+      // The last input may be missing.
+      .input_characteristic = [](const CustomOp*,
+                                 size_t i) { return i + 1 == Kernel::kNumInputs ? kOptional : kRequired; },
+      .output_characteristic = [](const CustomOp*, size_t) { return kRequired; },
+      .input_memory = [](const CustomOp*, size_t) { return 0; },
+      .variadic_input_min_arity = nullptr,
+      .variadic_input_homogeneity = nullptr,
+      .variadic_output_min_arity = nullptr,
+      .variadic_output_homogeneity = nullptr,
+      .create_kernel_v2 = [](const CustomOp*, const Api* api, const KernelInfo* info,
+                             void** kernel) { return guarded(*api, [&] { *kernel = new Kernel(*api, info); }); },
+      .compute_v2 =
+          [](void* kernel, KernelContext* context) {
+            const auto& self = *static_cast<const Kernel*>(kernel);
+            return guarded(self.api, [&] { self.compute(context); });
+          },
+  };
+}
+
+}  // namespace dflash::ort

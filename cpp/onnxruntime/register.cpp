@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// `_C` is a library of custom operators: SessionOptions.register_custom_ops_library calls RegisterCustomOps.
+#include "onnxruntime/operator.h"
+
+// Its name and signature are ONNX Runtime's. Domains live as long as the process: sessions outlive their options.
+extern "C" __attribute__((visibility("default"))) dflash::ort::Status* RegisterCustomOps(
+    dflash::ort::SessionOptions* options, const dflash::ort::ApiBase* base) {
+  using namespace dflash::ort;
+  const Api* api = base->get_api(kApiVersion);
+  static Domain* domain = nullptr;
+  static Status* const failed = [&]() -> Status* {
+    if (Status* status = api->create_domain("dflash_trt", &domain)) return status;
+    for (const CustomOp* op : {&kAttentionOperator, &kLinearOperator}) {
+      if (Status* status = api->add_operator(domain, op)) return status;
+    }
+    return nullptr;
+  }();
+  return failed != nullptr ? failed : api->add_domain(options, domain);
+}
