@@ -1,179 +1,189 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph's weights as FLOAT, each dequantised once, into files that ONNX Runtime maps and then packs from.
+"""A graph's weights as ONNX Runtime gets them: large matrices as they are stored, all else in FLOAT.
 
-ONNX Runtime would compute them, too, by folding constants; but it keeps every intermediate of that until the session
-stands, which for NVFP4 is five times the FLOAT weights. The values are the same to the bit. Files, because it keeps
-what it is given in memory (1.31: `add_external_initializers`) beside what it packs, but unmaps files as it goes.
+On a CPU `_C`'s operator PackedLinear multiplies with what is mapped from the engine's own file: opening a draft reads
+no weights, processes share them, and a pass reads an eighth to a half of what they would be in FLOAT. ONNX Runtime's
+own kernel is the faster one for small matrices and many rows (benchmarks/bench_packed_linear.py); on a GPU it has all.
+
+FLOAT weights are dequantised once, into files. ONNX Runtime would compute them, too, by folding constants; but it keeps
+every intermediate of that until the session stands, and what it is given in memory beside what it packs from that
+(1.31: `add_external_initializers`). Files it unmaps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import onnx
+import torch
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper
 
-from dflash_trt import _C
-from dflash_trt.checkpoint.quantization import BLOCK
 from dflash_trt.errors import EngineError
+from dflash_trt.graph.onnx_builder import PLUGIN_DOMAIN
 from dflash_trt.graph.pruning import prune
-from dflash_trt.graph.weight_files import Matrix, split, weight_files
+from dflash_trt.graph.stored_weights import BITS, Packed, Place, Weight, stored_weights
 
-BITS = {TensorProto.BFLOAT16: "<u2", TensorProto.FLOAT16: "<f2", TensorProto.FLOAT: "<f4"}
+PACKED_LINEAR = "PackedLinear"
+MIN_PACKED = 2**18
+"""Values of a matrix from which on it stays as it is stored."""
+ROOT = Path("/")
+"""ONNX Runtime takes all files from one folder; engine and temporary files lie in this one."""
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - TemporaryDirectory makes the names in it
+
+
+class _Initializer(NamedTuple):
+    """One whose data is mapped where it lies, or else computed."""
+
+    name: str
+    data_type: int
+    shape: tuple[int, ...]
+    data: Place | Callable[[], Iterable[NDArray[Any]]]
+
+    @property
+    def num_new_bytes(self) -> int:
+        """That have to be written."""
+        size = 4 if self.data_type == TensorProto.FLOAT else 1
+        return 0 if isinstance(self.data, Place) else size * math.prod(self.shape)
 
 
 @contextmanager
-def float_weights(model: onnx.ModelProto, directory: Path) -> Iterator[Path]:
-    """Makes each weight of `model`, whose data lies in `directory`, a FLOAT initializer in a file of its own.
+def mapped_weights(model: onnx.ModelProto, directory: Path, *, keep_packed: bool) -> Iterator[None]:
+    """Prepares `model`, whose data lies in `directory`, for the one session that is made within.
 
-    Gives their folder, for one session: its files go as they are mapped, and afterwards it is gone. Nodes that computed
-    weights from weights are gone. Raises EngineError for data that is not in `directory`, and where there is no room
-    for the files.
+    Its initializers in files then have places below ROOT, and nodes that computed weights from weights are gone. With
+    `keep_packed` each Gemm with a large matrix is a PackedLinear. Raises EngineError for data that is not in
+    `directory`, and where there is no room for FLOAT weights.
     """
     graph = model.graph
-    stored = _Stored(graph, directory)
-    matrices = {name: stored.dense(name) for name in stored.names(BITS)}
+    weights = stored_weights(graph, directory)
+    initializers: dict[str, _Initializer] = {}
+    nodes = []
     for node in graph.node:
-        if (matrix := _computed(node, matrices, stored)) is not None:
-            matrices[node.output[0]] = matrix
-    read = {name for node in graph.node if node.output[0] not in matrices for name in node.input}
-    weights = {name: matrix for name, matrix in matrices.items() if name in read}
-    _replace(graph, weights)
-    with weight_files(list(weights.values())) as folder:
-        yield folder
+        if keep_packed and node.op_type == "Gemm" and _can_stay(weights.get(node.input[1])):
+            inputs = _packed(node.input[1], weights[node.input[1]])
+            initializers |= {initializer.name: initializer for initializer in inputs}
+            nodes.append(_packed_linear(node, weights[node.input[1]].parts[0], inputs))
+        elif node.output[0] not in weights:
+            read = {name: weights[name] for name in node.input if name in weights}
+            initializers |= {n: _Initializer(n, TensorProto.FLOAT, w.shape, w.pieces) for n, w in read.items()}
+            nodes.append(node)
+    others = [initializer for initializer in graph.initializer if initializer.name not in weights]
+    with _in_files(initializers.values()) as protos:
+        del graph.node[:], graph.initializer[:]
+        graph.node.extend(nodes)
+        graph.initializer.extend([*others, *protos])
+        prune(graph)
+        if all(imported.domain != PLUGIN_DOMAIN for imported in model.opset_import):
+            model.opset_import.append(helper.make_opsetid(PLUGIN_DOMAIN, 1))
+        _refuse_others(model, {_location(proto) for proto in protos}, directory)
+        yield
 
 
-def _replace(graph: onnx.GraphProto, weights: dict[str, Matrix]) -> None:
-    """Initializers in the place of what computed the weights, each in a file named by its number."""
-    nodes = [node for node in graph.node if node.output[0] not in weights]
-    initializers = [i for i in graph.initializer if i.name not in weights]
-    for number, (name, matrix) in enumerate(weights.items()):
-        proto = TensorProto(
-            name=name, data_type=TensorProto.FLOAT, dims=matrix.shape, data_location=TensorProto.EXTERNAL
-        )
-        proto.external_data.add(key="location", value=str(number))
-        initializers.append(proto)
-    del graph.node[:], graph.initializer[:]
-    graph.node.extend(nodes)
-    graph.initializer.extend(initializers)
-    prune(graph)
+def _can_stay(weight: Weight | None) -> bool:
+    """Whether one operator can multiply with it as it is stored, and is worth it."""
+    if weight is None or weight.num_values < MIN_PACKED:
+        return False
+    formats = {part.format for part in weight.parts}
+    return len(weight.parts) == 1 or (len(formats) == 1 and formats <= set(BITS))
 
 
-def _computed(node: onnx.NodeProto, matrices: dict[str, Matrix], stored: _Stored) -> Matrix | None:
-    """What `node` makes of weights: a matrix once more, or None for all else."""
-    match node.op_type:
-        case "Cast" if node.input[0] in matrices:  # to the compute dtype, which is FLOAT here
-            return matrices[node.input[0]]
-        case "Concat" if all(name in matrices for name in node.input):
-            return _joined([matrices[name] for name in node.input])
-        case "DequantizeLinear" if any(attribute.name == "block_size" for attribute in node.attribute):
-            return stored.nvfp4(node.input[0], node.input[1])
-        case "DequantizeLinear":
-            return stored.fp8(node.input[0], node.input[1])
-    return None
+def _packed(name: str, weight: Weight) -> list[_Initializer]:
+    """What PackedLinear reads of a weight: codes [N, bytes of a row], and block scales [N, K / 16] of NVFP4."""
+    first, *others = weight.parts
+    rows = weight.shape[0]
+    num_bytes = sum(part.codes.num_bytes for part in weight.parts)
+    data = (lambda: [part.codes.map() for part in weight.parts]) if others else first.codes
+    initializers = [_Initializer(f"{name}/codes", TensorProto.UINT8, (rows, num_bytes // rows), data)]
+    if (scales := first.block_scales) is not None:
+        shape = rows, scales.num_bytes // rows
+        initializers.append(_Initializer(f"{name}/block_scales", TensorProto.UINT8, shape, scales))
+    return initializers
 
 
-def _joined(parts: Sequence[Matrix]) -> Matrix:
-    """Matrices joined along axis 0."""
-    num_rows = sum(part.shape[0] for part in parts)
-    return Matrix((num_rows, *parts[0].shape[1:]), lambda: chain.from_iterable(part.pieces() for part in parts))
+def _packed_linear(gemm: onnx.NodeProto, weight: Packed, inputs: Sequence[_Initializer]) -> onnx.NodeProto:
+    return helper.make_node(
+        PACKED_LINEAR,
+        [gemm.input[0], *(initializer.name for initializer in inputs)],
+        gemm.output,
+        name=gemm.name,
+        domain=PLUGIN_DOMAIN,
+        format=weight.format,
+        scale=weight.scale,
+    )
 
 
-class _Stored:
-    """The initializers of a graph, with their data in files of `directory` or in the graph."""
+@contextmanager
+def _in_files(initializers: Iterable[_Initializer]) -> Iterator[list[TensorProto]]:
+    """Initializers with their data in files; those that were written for it are gone afterwards.
 
-    def __init__(self, graph: onnx.GraphProto, directory: Path) -> None:
-        self._directory = directory.resolve()
-        self._initializers = {initializer.name: initializer for initializer in graph.initializer}
-        self._block_scales = {
-            node.output[0]: (node.input[0], node.input[1])
-            for node in graph.node
-            if node.op_type == "DequantizeLinear" and self._is(node.input[0], TensorProto.FLOAT8E4M3FN)
-        }
-
-    def names(self, types: Iterable[int]) -> list[str]:
-        """Those in files, of any of these types."""
-        types = set(types)
-        return [name for name, i in self._initializers.items() if i.data_type in types and _is_external(i)]
-
-    def dense(self, name: str) -> Matrix:
-        initializer = self._initializers[name]
-        shape = tuple(initializer.dims)
-
-        def pieces() -> Iterator[NDArray[np.float32]]:
-            for (values,) in split(self._map(name, BITS[initializer.data_type], shape)):
-                if initializer.data_type == TensorProto.BFLOAT16:
-                    yield np.left_shift(values, 16, dtype=np.uint32).view(np.float32)
-                else:
-                    yield values.astype(np.float32)
-
-        return Matrix(shape, pieces)
-
-    def fp8(self, codes: str, scale: str) -> Matrix | None:
-        """e4m3 codes times one scale, both stored."""
-        if not self._is(codes, TensorProto.FLOAT8E4M3FN) or scale not in self._initializers:
-            return None
-        shape = tuple(self._initializers[codes].dims)
-
-        def pieces() -> Iterator[NDArray[np.float32]]:
-            factor = self._scalar(scale)
-            for (values,) in split(self._map(codes, "u1", shape)):
-                out = np.empty(values.shape, np.float32)
-                _C.unpack_fp8(values, factor, out, threads=1)
-                yield out
-
-        return Matrix(shape, pieces)
-
-    def nvfp4(self, codes: str, scales: str) -> Matrix | None:
-        """e2m1 codes times block scales, which are e4m3 codes times one scale; all stored."""
-        if not self._is(codes, TensorProto.FLOAT4E2M1) or scales not in self._block_scales:
-            return None
-        block_scales, scale_2 = self._block_scales[scales]
-        rows, columns = self._initializers[codes].dims
-
-        def pieces() -> Iterator[NDArray[np.float32]]:
-            factor = self._scalar(scale_2)
-            data = self._map(codes, "u1", (rows, columns // 2))
-            for values, by_block in split(data, self._map(block_scales, "u1", (rows, columns // BLOCK))):
-                out = np.empty((len(values), columns), np.float32)
-                _C.unpack_nvfp4(values, by_block, factor, out, threads=1)
-                yield out
-
-        return Matrix((rows, columns), pieces)
-
-    def _is(self, name: str, data_type: int) -> bool:
-        initializer = self._initializers.get(name)
-        return initializer is not None and initializer.data_type == data_type and _is_external(initializer)
-
-    def _scalar(self, name: str) -> float:
-        initializer = self._initializers[name]
-        if _is_external(initializer):
-            return float(self._map(name, BITS[initializer.data_type], ()))
-        return float(numpy_helper.to_array(initializer))
-
-    def _map(self, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """The data of an initializer, read only, as the page cache holds it."""
-        place = {entry.key: entry.value for entry in self._initializers[name].external_data}
-        file = (self._directory / place["location"]).resolve()
-        if not file.is_relative_to(self._directory):
-            raise EngineError(
-                f"{self._directory}: expected weights inside it, found {place['location']} -> {file}",
-                hint="copy the engine with its files in the place of links (cp -rL), or build it again",
-            )
+    Raises EngineError where there is no room for them.
+    """
+    initializers = list(initializers)
+    size = sum(initializer.num_new_bytes for initializer in initializers)
+    with tempfile.TemporaryDirectory(prefix="dflash-trt-", dir=_folder_for(size)) as name:
+        files = [Path(name).resolve() / str(number) for number in range(len(initializers))]
         try:
-            data = np.memmap(file, dtype, mode="r", offset=int(place.get("offset", 0)), shape=shape or (1,))
-        except (OSError, ValueError) as error:  # gone, or shorter than the graph says
+            with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+                protos = list(pool.map(_in_file, initializers, files))
+        except OSError as error:
             raise EngineError(
-                f"{file}: expected {dtype} {list(shape)} for {name}, found: {error}", hint="build the engine again"
+                f"{name}: expected room for {size / 2**30:.1f} GiB of FLOAT weights while they load, found: {error}",
+                hint="set TMPDIR to a directory with more room",
             ) from None
-        return data.reshape(shape)
+        yield protos
 
 
-def _is_external(initializer: TensorProto) -> bool:
-    return initializer.data_location == TensorProto.EXTERNAL
+def _refuse_others(model: onnx.ModelProto, locations: Container[str], directory: Path) -> None:
+    """Below ROOT lies everything: no other file may be named, wherever a graph can name one."""
+    for tensor in _tensors(model.graph, model.functions):
+        if tensor.data_location == TensorProto.EXTERNAL and _location(tensor) not in locations:
+            raise EngineError(
+                f"{directory}: expected a weight in FLOAT, FLOAT16, BFLOAT16, FP8 or NVFP4, found {tensor.name} of "
+                f"{TensorProto.DataType.Name(tensor.data_type)} in {_location(tensor)}",
+                hint="build the engine again",
+            )
+
+
+def _tensors(*roots: Any) -> Iterator[TensorProto]:
+    """All that protobuf messages hold, however deep."""
+    for root in roots:
+        if isinstance(root, TensorProto):
+            yield root
+        elif isinstance(root, Message):
+            yield from _tensors(*(value for _, value in root.ListFields()))
+        elif isinstance(root, Iterable) and not isinstance(root, str | bytes):
+            yield from _tensors(*root)
+
+
+def _location(tensor: TensorProto) -> str:
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+
+
+def _folder_for(num_bytes: int) -> Path | None:
+    """Shared memory where it has the room; else where temporary files go, which costs seconds a GiB."""
+    has_room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 1.25 * num_bytes
+    return SHARED_MEMORY if has_room else None
+
+
+def _in_file(initializer: _Initializer, file: Path) -> TensorProto:
+    """Where its data lies, which is in `file` if it has to be written."""
+    name, data_type, shape, data = initializer
+    if not isinstance(data, Place):
+        with file.open("wb") as stream:
+            for piece in data():
+                stream.write(piece.data)
+        data = Place(file, 0, initializer.num_new_bytes)
+    proto = TensorProto(name=name, data_type=data_type, dims=shape, data_location=TensorProto.EXTERNAL)
+    location = str(data.file.relative_to(ROOT))
+    for key, value in (("location", location), ("offset", str(data.offset)), ("length", str(data.num_bytes))):
+        proto.external_data.add(key=key, value=value)
+    return proto

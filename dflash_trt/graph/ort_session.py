@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime sessions on the graphs, lowered to FLOAT; on a CPU with `_C`'s attention operator."""
+"""ONNX Runtime sessions on the graphs, lowered to FLOAT; on a CPU with `_C`'s operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from dflash_trt import _C
 from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.graph.cpu_lowering import lower_to_cpu
-from dflash_trt.graph.cpu_weights import float_weights
+from dflash_trt.graph.cpu_weights import ROOT, mapped_weights
 
 MIN_SHARED_BYTES = 2**22
 """FLOAT weights of a matrix from which on a second thread is worth its wake-up: it sleeps, because it may not spin.
@@ -77,16 +77,16 @@ def model_session(
     # It compares each value with all that are free: 0.75 s of the 2,800 nodes of a draft in NVFP4. Passes take the same
     # time and memory without, as the arena gives freed memory out again.
     options.enable_mem_reuse = False
-    has_operator = kind == "cpu"
-    if has_operator:
+    has_operators = kind == "cpu"
+    if has_operators:
         options.register_custom_ops_library(_C.__file__)
+    # The model comes from memory, its weights from files.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(ROOT))
     lowered = onnx.ModelProto()
     lowered.CopyFrom(model)
-    with float_weights(lowered, directory) as folder:
-        # The model comes from memory, its weights from that file.
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    with mapped_weights(lowered, directory, keep_packed=has_operators):
         return onnxruntime.InferenceSession(
-            lower_to_cpu(lowered, expose, keep_attention=has_operator).SerializeToString(),
+            lower_to_cpu(lowered, expose, keep_attention=has_operators).SerializeToString(),
             options,
             providers=[PROVIDERS[kind]],
             provider_options=[{"device_id": index} if index else {}],

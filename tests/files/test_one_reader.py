@@ -47,7 +47,6 @@ EXCEPTIONS = {
     ("engine/manifest.py", "open"): "hashes what the manifest names, block by block",
     ("estimate/comparison.py", "read_text"): "a page of this repository, which it writes",
     ("estimate/recipe_tables.py", "read_text"): "a page of this repository, which it writes",
-    ("graph/weight_files.py", "open"): "/proc/self/maps",
     ("plots/page_parts.py", "read_text"): "a style sheet of the package",
     ("runtime/ranks/key.py", "os.open"): "bounded, and refuses links and what others may write",
     ("runtime/ranks/key.py", "os.fdopen"): "the same",

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import onnx
 import pytest
 import torch
 
+from dflash_trt.graph import cpu_weights
 from dflash_trt.graph.onnx_builder import COMPUTE
 from tests.engines import Graphs, build
 from tests.paths import FIXTURES
@@ -49,8 +51,9 @@ CASES = [
 EngineMaker = Callable[[Case], tuple[Graphs, ReferenceDrafter]]
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> EngineMaker:
+@pytest.fixture(scope="module", params=[1, 2**40], ids=["packed", "float"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineMaker:
+    """Every matrix as it is stored, and every one in FLOAT."""
     made: dict[str, tuple[Graphs, ReferenceDrafter]] = {}
 
     def make(case: Case) -> tuple[Graphs, ReferenceDrafter]:
@@ -58,7 +61,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> EngineMaker:
             directory = tmp_path_factory.mktemp(case.name)
             draft = case.path(directory / "draft")
             build(draft, directory / "engine")
-            made[case.name] = Graphs(directory / "engine"), ReferenceDrafter.load(draft)
+            with patch.object(cpu_weights, "MIN_PACKED", request.param):
+                made[case.name] = Graphs(directory / "engine"), ReferenceDrafter.load(draft)
         return made[case.name]
 
     return make
