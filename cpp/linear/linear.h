@@ -31,8 +31,8 @@ struct Linear {
   int64_t out_stride;  // from one row of it to the next
 };
 
-// Computes columns [begin, end) of out. Each number depends on its row of x, its row of the weight and the instruction
-// set alone.
+// Computes columns [begin, end) of out, at most kColumnsAtATime. Each number depends on its row of x, its row of the
+// weight and the instruction set alone.
 using MultiplyColumns = void (*)(const Linear& linear, int64_t begin, int64_t end);
 MultiplyColumns multiply_columns(Isa isa);
 

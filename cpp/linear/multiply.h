@@ -107,21 +107,20 @@ constexpr MultiplyTile<Row> tile_of(int64_t rows, std::integer_sequence<int64_t,
   return tiles[rows - 1];
 }
 
-// Columns [begin, end) of out, tile by tile; `decoder(row, n)` is the Row for a row of the weight, the n-th of a tile.
+// At most kColumnsAtATime columns [begin, end) of out, tile by tile; `decoder(row)` is the Row of a row of the weight.
 template <class Decoder>
 void multiply_tiles(const Linear& linear, int64_t begin, int64_t end, const Decoder& decoder) {
-  using Row = decltype(decoder(0, 0));
-  const int64_t M = linear.num_rows, K = linear.weight.cols;
+  using Row = decltype(decoder(0));
+  const int64_t M = linear.num_rows, K = linear.weight.cols, bytes = row_bytes(linear.weight.format, K);
   const int64_t num_tiles = (M + kMaxRows - 1) / kMaxRows;
+  Row decode[kColumnsAtATime];
+  for (int64_t i = 0; i < kColumnsAtATime; ++i) decode[i] = decoder(std::min(begin + i, end - 1));
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
     const int64_t m = M * tile / num_tiles, rows = M * (tile + 1) / num_tiles - m;  // all of nearly one size
     const MultiplyTile<Row> multiply_tile = tile_of<Row>(rows, std::make_integer_sequence<int64_t, kMaxRows>());
     for (int64_t n = begin; n < end; n += kColumns) {
-      const int64_t columns = std::min(kColumns, end - n);
-      Row decode[kColumns];
-      for (int64_t i = 0; i < kColumns; ++i) decode[i] = decoder(n + std::min(i, columns - 1), i);
-      const uint8_t* codes = linear.weight.codes + n * row_bytes(linear.weight.format, K);
-      multiply_tile(linear, linear.x + m * K, codes, decode, columns, linear.out + m * linear.out_stride + n);
+      multiply_tile(linear, linear.x + m * K, linear.weight.codes + n * bytes, decode + (n - begin),
+                    std::min(kColumns, end - n), linear.out + m * linear.out_stride + n);
     }
   }
 }
@@ -136,12 +135,12 @@ void multiply_decoded(const Linear& linear, int64_t begin, int64_t end, const De
     const int64_t columns = std::min(kDecoded, end - first);
     for (int64_t n = 0; n < columns; ++n) {
       const uint8_t* codes = weight.codes + (first + n) * row_bytes(weight.format, K);
-      decode_row(codes, K, decoder(first + n, 0), &values[n * K]);
+      decode_row(codes, K, decoder(first + n), &values[n * K]);
     }
     Linear decoded = linear;
     decoded.weight = {WeightFormat::kFloat, columns, K, reinterpret_cast<const uint8_t*>(values.data()), nullptr, 1.0f};
     decoded.out += first;
-    multiply_tiles(decoded, 0, columns, [](auto...) { return FloatRow(); });
+    multiply_tiles(decoded, 0, columns, [](int64_t) { return FloatRow(); });
   }
 }
 
@@ -158,22 +157,20 @@ inline void multiply(const Linear& linear, int64_t begin, int64_t end) {
   const PackedWeight& weight = linear.weight;
   switch (weight.format) {
     case WeightFormat::kFloat:
-      return multiply_tiles(linear, begin, end, [](auto...) { return FloatRow(); });
+      return multiply_tiles(linear, begin, end, [](int64_t) { return FloatRow(); });
     case WeightFormat::kFloat16:
-      return multiply_with(linear, begin, end, [](auto...) { return Float16Row(); });
+      return multiply_with(linear, begin, end, [](int64_t) { return Float16Row(); });
     case WeightFormat::kBfloat16:
-      return multiply_with(linear, begin, end, [](auto...) { return Bfloat16Row(); });
+      return multiply_with(linear, begin, end, [](int64_t) { return Bfloat16Row(); });
     case WeightFormat::kFp8:
-      return multiply_with(linear, begin, end, [&](auto...) { return Fp8Row{weight.scale}; });
+      return multiply_with(linear, begin, end, [&](int64_t) { return Fp8Row{weight.scale}; });
     case WeightFormat::kNvfp4:
       break;
   }
   const int64_t stride = weight.cols / 16 / kLanes * kLanes + kLanes;
-  std::vector<float> block_scales(kColumns * stride);
-  multiply_with(linear, begin, end, [&](int64_t row, int64_t n) {
-    decode_block_scales(weight, row, &block_scales[n * stride]);
-    return Nvfp4Row{&block_scales[n * stride]};
-  });
+  std::vector<float> block_scales((end - begin) * stride);
+  for (int64_t n = begin; n < end; ++n) decode_block_scales(weight, n, &block_scales[(n - begin) * stride]);
+  multiply_with(linear, begin, end, [&](int64_t n) { return Nvfp4Row{&block_scales[(n - begin) * stride]}; });
 }
 
 }  // namespace

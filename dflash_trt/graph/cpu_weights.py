@@ -33,8 +33,9 @@ from dflash_trt.graph.pruning import prune
 from dflash_trt.graph.stored_weights import BITS, Packed, Place, Weight, stored_weights
 
 PACKED_LINEAR = "PackedLinear"
-MIN_PACKED = 2**18
-"""Values of a matrix from which on it stays as it is stored."""
+MIN_PACKED = 512
+"""Columns of a matrix from which on it stays as it is stored: beside their products, the sums across vectors at the end
+of a row then cost little."""
 ROOT = Path("/")
 """ONNX Runtime takes all files from one folder; engine and temporary files lie in this one."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - TemporaryDirectory makes the names in it
@@ -89,8 +90,8 @@ def mapped_weights(model: onnx.ModelProto, directory: Path, *, keep_packed: bool
 
 
 def _can_stay(weight: Weight | None) -> bool:
-    """Whether one operator can multiply with it as it is stored, and is worth it."""
-    if weight is None or weight.num_values < MIN_PACKED:
+    """Whether the operator can multiply with it as it is stored, and is worth it."""
+    if weight is None or weight.shape[1] < MIN_PACKED:
         return False
     formats = {part.format for part in weight.parts}
     return len(weight.parts) == 1 or (len(formats) == 1 and formats <= set(BITS))

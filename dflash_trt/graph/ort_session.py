@@ -18,10 +18,10 @@ from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.graph.cpu_lowering import lower_to_cpu
 from dflash_trt.graph.cpu_weights import ROOT, mapped_weights
 
-MIN_SHARED_BYTES = 2**22
-"""FLOAT weights of a matrix from which on a second thread is worth its wake-up: it sleeps, because it may not spin.
-Measured (benchmarks/bench_ort_threads.py, two cores of an AMD EPYC): at 1.5 MiB two threads take 1.05 to 1.2 times as
-long as one, at 3.4 as long, at 6 MiB 0.8 to 0.9."""
+MIN_SHARED_BYTES = 2**23
+"""FLOAT size of a matrix from which on a second thread is worth its wake-up: it sleeps, because it may not spin.
+Measured (benchmarks/bench_ort_threads.py, two cores of an AMD EPYC): at 6 MiB two threads take 1.0 to 1.1 times as long
+as one, at 13.5 0.8 to 1.1, at 24 0.75 to 1.1, at 63 0.6 to 0.8."""
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 REFUSALS = (
     DecodeError,  # of onnx; what follows is ONNX Runtime's (1.31), and has no common base

@@ -89,11 +89,6 @@ class Weight(NamedTuple):
         first = self.parts[0].shape
         return first if len(self.parts) == 1 else (sum(part.shape[0] for part in self.parts), *first[1:])
 
-    @property
-    def num_values(self) -> int:
-        """How many numbers it holds."""
-        return math.prod(self.shape)
-
     def pieces(self) -> Iterator[NDArray[np.float32]]:
         """Its values in FLOAT and in order, some at a time."""
         return chain.from_iterable(part.pieces() for part in self.parts)

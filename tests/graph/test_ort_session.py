@@ -23,7 +23,7 @@ def torch_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("size", "is_shared"), [(128, False), (1023, False), (1024, True)])
+@pytest.mark.parametrize(("size", "is_shared"), [(128, False), (1448, False), (1449, True)])
 def test_threads_by_the_largest_weight(torch_threads: int, size: int, is_shared: bool, tmp_path: Path) -> None:
     ports = f"(float[1,{size}] x) => (float[1,{size}] y)"
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> one {ports} {{ y = MatMul(x, w) }}')
