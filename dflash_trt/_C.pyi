@@ -134,6 +134,25 @@ class PassRows:
         own sequence and on isa (of cpu_features()), not on the other rows and not on threads.
         """
 
+def linear_bfloat16(
+    x: int,
+    rows: int,
+    weight: int,
+    num_outputs: int,
+    num_inputs: int,
+    bias: int,
+    out: int,
+    threads: int,
+    start: int,
+    isa: str = "best",
+) -> None:
+    """Fills out [M, N] with x [M, K] times the transpose of weight [N, K], and bias [N]; sums are FLOAT, rounded once.
+
+    Addresses of dense BF16 tensors, which are trusted; that of bias may be 0. `threads` and `start` are those of
+    PassRows.attend. A row's bits depend on itself alone, and on the instruction set: `isa` is best, avx512bf16 or
+    one of cpu_features(). Raises ValueError for one that the CPU lacks.
+    """
+
 def rms_norm(x: int, rows: int, dim: int, weight: int, eps: float, out: int, threads: int, start: int) -> None:
     """Fills out with x / sqrt(mean(x^2) + eps) * weight, row by row.
 

@@ -9,5 +9,6 @@ void bind_draft_length(nanobind::module_& module);
 void bind_kv_injection(nanobind::module_& module);
 void bind_packing(nanobind::module_& module);
 void bind_paged_attention(nanobind::module_& module);
+void bind_linear(nanobind::module_& module);
 void bind_rms_norm(nanobind::module_& module);
 void bind_sampling(nanobind::module_& module);

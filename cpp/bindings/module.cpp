@@ -7,6 +7,7 @@ NB_MODULE(_C, module) {
   bind_kv_injection(module);
   bind_packing(module);
   bind_paged_attention(module);
+  bind_linear(module);
   bind_rms_norm(module);
   bind_sampling(module);
 }

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
+from dflash_trt.targets.bfloat16_linear import replace_linear_layers
 from dflash_trt.targets.delta_net import DeltaNets
 from dflash_trt.targets.fused_norm import fuse_norms
 from dflash_trt.targets.gathered_attention import GatheredPass
@@ -44,6 +45,7 @@ class PackedTarget(HuggingFaceTarget):
         self._catcher = Taps(model, target_layer_ids)
         model.set_attn_implementation(IMPLEMENTATION)
         fuse_norms(model)
+        replace_linear_layers(model)
         prepack(model)
         prepack_experts(model)
         self._min_rows = 0

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles as in multiply.h, of dot products of pairs: both operands are read as they lie, 32 numbers at a time.
+#include "linear/bfloat16.h"
+#include "linear/multiply.h"
+#include "linear/round.h"
+
+namespace dflash {
+namespace {
+
+constexpr int64_t kStep = 32;
+constexpr int64_t kSlice = 1024;  // numbers of a row at a time: the first cache holds those of a tile
+
+inline __m512bh load_pairs(const uint16_t* at, int64_t count) {
+  return (__m512bh)_mm512_maskz_loadu_epi16(~0u >> (kStep - count), at);
+}
+
+constexpr int64_t kSums = kMaxRows * kColumns;
+
+// Adds to the sums of kRows rows of x by the first `columns` rows of a tile's weight the products of numbers [k, end).
+template <int64_t kRows>
+void add_products(const uint16_t* x, const uint16_t* weight, int64_t columns, int64_t K, int64_t k, int64_t end,
+                  __m512* sums) {
+  const uint16_t* rows[kColumns];
+  for (int64_t n = 0; n < kColumns; ++n) rows[n] = weight + std::min(n, columns - 1) * K;
+  __m512 acc[kRows * kColumns];
+#pragma GCC unroll 32
+  for (int64_t i = 0; i < kRows * kColumns; ++i) acc[i] = k == 0 ? __m512{} : sums[i];
+  const auto add = [&](int64_t k, auto load) {
+    __m512bh weights[kColumns];
+#pragma GCC unroll 8
+    for (int64_t n = 0; n < kColumns; ++n) weights[n] = load(rows[n] + k);
+#pragma GCC unroll 8
+    for (int64_t m = 0; m < kRows; ++m) {
+      __m512bh row = load(x + m * K + k);
+      asm("" : "+v"(row));  // GCC 12 would load it again for each product
+#pragma GCC unroll 8
+      for (int64_t n = 0; n < kColumns; ++n) {
+        acc[m * kColumns + n] = _mm512_dpbf16_ps(acc[m * kColumns + n], row, weights[n]);
+      }
+    }
+  };
+  for (; k + kStep <= end; k += kStep) {
+#pragma GCC unroll 8
+    for (int64_t n = 0; n < kColumns; ++n) __builtin_prefetch(rows[n] + kColumns * K + k);  // of the next tile
+    add(k, [](const uint16_t* at) { return (__m512bh)_mm512_loadu_si512(at); });
+  }
+  if (k < end) add(k, [&](const uint16_t* at) { return load_pairs(at, end - k); });
+#pragma GCC unroll 32
+  for (int64_t i = 0; i < kRows * kColumns; ++i) sums[i] = acc[i];
+}
+
+using AddProducts = void (*)(const uint16_t*, const uint16_t*, int64_t, int64_t, int64_t, int64_t, __m512*);
+
+template <int64_t... kRows>
+constexpr AddProducts products_of(int64_t rows, std::integer_sequence<int64_t, kRows...>) {
+  constexpr AddProducts tiles[] = {add_products<kRows + 1>...};
+  return tiles[rows - 1];
+}
+
+// The sums of a tile and a bias for each, rounded.
+void write(const __m512* sums, const float* bias, int64_t rows, int64_t columns, int64_t N, uint16_t* out) {
+  alignas(64) float numbers[kSums + 16];
+  alignas(64) uint16_t bits[kSums + 16];
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < rows * kColumns; i += 4) sum_four((const Floats*)sums + i, numbers + i);
+  for (int64_t i = 0; i < rows * kColumns; i += 16) {
+    const __m512 sum = _mm512_load_ps(numbers + i) + _mm512_load_ps(bias + i);
+    _mm256_store_si256((__m256i*)(bits + i), (__m256i)_mm512_cvtneps_pbh(sum));
+  }
+  for (int64_t m = 0; m < rows; ++m) {
+    if (columns == kColumns) {
+      std::memcpy(out + m * N, bits + m * kColumns, sizeof(uint16_t) * kColumns);
+    } else {
+      std::copy_n(bits + m * kColumns, columns, out + m * N);
+    }
+  }
+}
+
+}  // namespace
+
+void bfloat16_products(const Bfloat16Linear& layer, int64_t begin, int64_t end) {
+  const int64_t M = layer.num_rows, N = layer.num_outputs, K = layer.num_inputs;
+  const int64_t num_tiles = (M + kMaxRows - 1) / kMaxRows;
+  alignas(64) float bias[kColumnsAtATime / kColumns][kSums + 16] = {};  // of each number of a tile
+  if (layer.bias != nullptr) {
+    for (int64_t n = begin; n < end; ++n) {
+      float* tile = bias[(n - begin) / kColumns];
+      for (int64_t m = 0; m < kMaxRows; ++m) tile[m * kColumns + (n - begin) % kColumns] = widened(layer.bias[n]);
+    }
+  }
+  for (int64_t tile = 0; tile < num_tiles; ++tile) {
+    const int64_t m = M * tile / num_tiles, rows = M * (tile + 1) / num_tiles - m;  // all of nearly one size
+    const AddProducts add = products_of(rows, std::make_integer_sequence<int64_t, kMaxRows>());
+    __m512 sums[kColumnsAtATime / kColumns][kSums];
+    for (int64_t k = 0; k < K; k += kSlice) {
+      for (int64_t n = begin; n < end; n += kColumns) {
+        add(layer.x + m * K, layer.weight + n * K, std::min(kColumns, end - n), K, k, std::min(K, k + kSlice),
+            sums[(n - begin) / kColumns]);
+      }
+    }
+    for (int64_t n = begin; n < end; n += kColumns) {
+      const int64_t i = (n - begin) / kColumns;
+      write(sums[i], bias[i], rows, std::min(kColumns, end - n), N, layer.out + m * N + n);
+    }
+  }
+}
+
+}  // namespace dflash

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace dflash {
+
+inline float widened(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+
+// To BF16's nearest, ties to even, a NaN to a quiet one.
+inline uint16_t rounded(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if (value != value) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Sums [count] and a bias, which may be null, rounded once.
+inline void round_row(const float* sums, const uint16_t* bias, int64_t count, uint16_t* out) {
+  for (int64_t n = 0; n < count; ++n) out[n] = rounded(bias ? sums[n] + widened(bias[n]) : sums[n]);
+}
+
+}  // namespace dflash
