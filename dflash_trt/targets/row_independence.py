@@ -5,9 +5,10 @@ Verifying a block and decoding token by token are the same sums in another order
 enough to flip a greedy choice, so here the order is made the same, to the last bit, on CPUs (oneDNN 3.12, torch 2.13;
 `agrees` asks this machine):
 
-* A product of one row runs on another kernel than one of two or more, and those all sum a row alike (`MIN_ROWS`: at 4,
-  also MKL's in FP32, in which routers compute). So a pass is padded with copies of its last row, and so are the tokens
-  of an expert that is asked by only one.
+* Linear layers with long rows have one kernel for any number of rows (`bfloat16_linear`). Elsewhere a product of one
+  row runs on another than one of two or more, and those all sum a row alike (`MIN_ROWS`: at 4, also MKL's in FP32, in
+  which routers compute). So a pass is padded with copies of its last row, and so are the tokens of an expert that is
+  asked by only one.
 * Attention sums in the order of absolute positions (`paged_attention`).
 """
 

@@ -173,6 +173,7 @@ def test_codes_may_lie_anywhere() -> None:
     ("kind", "x", "shapes", "expected"),
     [
         ("FP8", (2, 16), {"codes": (4, 15)}, "as many codes in a row as x has columns"),
+        ("FP8", (2, 16), {"codes": (4, 17)}, "as many codes in a row as x has columns"),
         ("BFLOAT16", (2, 16), {"codes": (4, 16)}, "as many codes in a row as x has columns"),
         ("FP8", (2, 1, 16), {"codes": (4, 16)}, r"x \[M, K\] and codes \[N, bytes of a row\]"),
         ("NVFP4", (2, 24), {"codes": (4, 12), "block_scales": (4, 1)}, "rows of whole blocks"),
