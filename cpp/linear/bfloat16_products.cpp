@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles as in multiply.h, of dot products of pairs: both operands are read as they lie, 32 numbers at a time.
+// Tiles as in multiply.h, of dot products of pairs: both operands are read as they lie, 32 numbers at a time. To these
+// instructions a subnormal number is 0.
 #include "linear/bfloat16.h"
 #include "linear/multiply.h"
 #include "linear/round.h"
@@ -9,12 +10,11 @@ namespace {
 
 constexpr int64_t kStep = 32;
 constexpr int64_t kSlice = 1024;  // numbers of a row at a time: the first cache holds those of a tile
+constexpr int64_t kSums = kMaxRows * kColumns;
 
 inline __m512bh load_pairs(const uint16_t* at, int64_t count) {
   return (__m512bh)_mm512_maskz_loadu_epi16(~0u >> (kStep - count), at);
 }
-
-constexpr int64_t kSums = kMaxRows * kColumns;
 
 // Adds to the sums of kRows rows of x by the first `columns` rows of a tile's weight the products of numbers [k, end).
 template <int64_t kRows>

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+// BF16's bits from and to FLOAT. Compiled for several instruction sets, so everything here has internal linkage.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
 namespace dflash {
+namespace {
 
 inline float widened(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
@@ -20,4 +22,5 @@ inline void round_row(const float* sums, const uint16_t* bias, int64_t count, ui
   for (int64_t n = 0; n < count; ++n) out[n] = rounded(bias ? sums[n] + widened(bias[n]) : sums[n]);
 }
 
+}  // namespace
 }  // namespace dflash

@@ -69,7 +69,7 @@ def mapped_weights(model: onnx.ModelProto, directory: Path, *, keep_packed: bool
     initializers: dict[str, _Initializer] = {}
     nodes = []
     for node in graph.node:
-        if keep_packed and node.op_type == "Gemm" and _can_stay(weights.get(node.input[1])):
+        if keep_packed and _is_linear(node) and _can_stay(weights.get(node.input[1])):
             inputs = _packed(node.input[1], weights[node.input[1]])
             initializers |= {initializer.name: initializer for initializer in inputs}
             nodes.append(_packed_linear(node, weights[node.input[1]].parts[0], inputs))
@@ -89,9 +89,15 @@ def mapped_weights(model: onnx.ModelProto, directory: Path, *, keep_packed: bool
         yield
 
 
+def _is_linear(node: onnx.NodeProto) -> bool:
+    """Whether it is x times the transpose of a weight, and nothing else: as `linear` writes it."""
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    return node.op_type == "Gemm" and len(node.input) == 2 and attributes == {"transB": 1}
+
+
 def _can_stay(weight: Weight | None) -> bool:
     """Whether the operator can multiply with it as it is stored, and is worth it."""
-    if weight is None or weight.shape[1] < MIN_PACKED:
+    if weight is None or len(weight.shape) != 2 or weight.shape[1] < MIN_PACKED:
         return False
     formats = {part.format for part in weight.parts}
     return len(weight.parts) == 1 or (len(formats) == 1 and formats <= set(BITS))

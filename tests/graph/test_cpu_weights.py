@@ -118,6 +118,21 @@ def test_small_matrices_are_float(tmp_path: Path) -> None:
         assert not any(node.op_type == PACKED_LINEAR for node in model.graph.node)
 
 
+@pytest.mark.parametrize("change", [{"transB": 0}, {"transB": 1, "alpha": 2.0}])
+def test_another_product_stays_what_it_is(
+    change: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_weights, "MIN_PACKED", 1)
+    directory = engine("bf16", tmp_path)
+    model = onnx.load(directory / "draft.onnx", load_external_data=False)
+    gemm = next(node for node in model.graph.node if node.op_type == "Gemm")
+    name = gemm.name
+    del gemm.attribute[:]
+    gemm.attribute.extend(helper.make_attribute(key, value) for key, value in change.items())
+    with mapped_weights(model, directory, keep_packed=True):
+        assert [node.op_type for node in model.graph.node if node.name == name] == ["Gemm"]
+
+
 def test_a_gpu_gets_float_weights_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no operators of ours."""
     monkeypatch.setattr(cpu_weights, "MIN_PACKED", 1)
