@@ -56,7 +56,7 @@ void linear(const Bfloat16Linear& layer, const Threads& threads, std::string_vie
 #endif
   const MultiplyColumns multiply = multiply_columns(isa_named(isa));
   std::vector<float> x(layer.num_rows * layer.num_inputs);
-  std::transform(layer.x, layer.x + x.size(), x.begin(), widened);
+  std::transform(layer.x, layer.x + x.size(), x.begin(), [](uint16_t bits) { return to_float(bits); });
   for_columns([&](int64_t begin, int64_t end) { columns(layer, x.data(), multiply, begin, end); });
 }
 

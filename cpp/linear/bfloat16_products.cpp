@@ -3,7 +3,6 @@
 // instructions a subnormal number is 0.
 #include "linear/bfloat16.h"
 #include "linear/multiply.h"
-#include "linear/round.h"
 
 namespace dflash {
 namespace {
@@ -85,7 +84,7 @@ void bfloat16_products(const Bfloat16Linear& layer, int64_t begin, int64_t end) 
   if (layer.bias != nullptr) {
     for (int64_t n = begin; n < end; ++n) {
       float* tile = bias[(n - begin) / kColumns];
-      for (int64_t m = 0; m < kMaxRows; ++m) tile[m * kColumns + (n - begin) % kColumns] = widened(layer.bias[n]);
+      for (int64_t m = 0; m < kMaxRows; ++m) tile[m * kColumns + (n - begin) % kColumns] = to_float(layer.bias[n]);
     }
   }
   for (int64_t tile = 0; tile < num_tiles; ++tile) {

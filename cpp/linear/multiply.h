@@ -20,8 +20,8 @@ namespace {
 
 constexpr int64_t kColumns = 3;
 constexpr int64_t kMaxRows = kLanes == 16 ? 8 : 4;  // so that sums and operands fit into the registers
-constexpr int64_t kDecoded =
-    12;  // columns that are decoded at a time where tiles have so few rows that codes cost more
+// Columns that are decoded at a time where tiles have so few rows that decoding for each would cost more.
+constexpr int64_t kDecoded = 12;
 
 // The sums of four vectors.
 inline void sum_four(const Floats* v, float* out) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// BF16's bits from and to FLOAT. Compiled for several instruction sets, so everything here has internal linkage.
+// FLOAT to BF16's bits. Compiled for several instruction sets, so everything here has internal linkage.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
+#include "cpu/vectors.h"
+
 namespace dflash {
 namespace {
-
-inline float widened(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
 // To BF16's nearest, ties to even, a NaN to a quiet one.
 inline uint16_t rounded(float value) {
@@ -19,7 +19,7 @@ inline uint16_t rounded(float value) {
 
 // Sums [count] and a bias, which may be null, rounded once.
 inline void round_row(const float* sums, const uint16_t* bias, int64_t count, uint16_t* out) {
-  for (int64_t n = 0; n < count; ++n) out[n] = rounded(bias ? sums[n] + widened(bias[n]) : sums[n]);
+  for (int64_t n = 0; n < count; ++n) out[n] = rounded(bias ? sums[n] + to_float(bias[n]) : sums[n]);
 }
 
 }  // namespace

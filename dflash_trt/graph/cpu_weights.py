@@ -2,7 +2,7 @@
 """A graph's weights as ONNX Runtime gets them: large matrices as they are stored, all else in FLOAT.
 
 On a CPU `_C`'s operator PackedLinear multiplies with what is mapped from the engine's own file: opening a draft reads
-no weights, processes share them, and a pass reads an eighth to a half of what they would be in FLOAT. ONNX Runtime's
+no weights, processes share them, and a pass reads a sixth to a half of what they would be in FLOAT. ONNX Runtime's
 own kernel is the faster one for small matrices and many rows (benchmarks/bench_packed_linear.py); on a GPU it has all.
 
 FLOAT weights are dequantised once, into files. ONNX Runtime would compute them, too, by folding constants; but it keeps

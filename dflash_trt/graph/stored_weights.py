@@ -182,7 +182,7 @@ class _Stored:
             )
         place = Place(file, int(entries.get("offset", 0)), num_bytes)
         size = file.stat().st_size if file.is_file() else 0
-        if place.offset < 0 or place.offset + num_bytes > size:
+        if place.offset < 0 or num_bytes < 1 or place.offset + num_bytes > size:
             raise EngineError(
                 f"{file}: expected {num_bytes} bytes of {name} at {place.offset}, found a file of {size}",
                 hint="build the engine again",

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dflash_trt import _C
-from dflash_trt.targets.bfloat16_linear import linear
+from dflash_trt.targets.bfloat16_linear import MIN_INPUTS, linear, replace_linear_layers
 from dflash_trt.targets.torch_threads import team
 
 
@@ -103,3 +104,22 @@ def test_as_a_layer_of_torch() -> None:
         torch.testing.assert_close(actual, layer(rows), rtol=2**-7, atol=2**-7)
         with pytest.raises(RuntimeError, match="dtype"):
             linear(layer.weight.data, layer.bias.data, rows.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_wide_layers_of_a_model_are_replaced(dtype: torch.dtype) -> None:
+    config = Qwen3Config(
+        hidden_size=MIN_INPUTS, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, vocab_size=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config).to(dtype).eval()
+    with torch.inference_mode():
+        expected = model(torch.arange(9)[None]).logits
+        replace_linear_layers(model)
+        torch.testing.assert_close(model(torch.arange(9)[None]).logits, expected, rtol=2**-5, atol=2**-5)
+    replaced = {name for name, module in model.named_modules() if "forward" in vars(module)}
+    wide = {
+        f"model.layers.0.{name}_proj" for name in ("self_attn.q", "self_attn.k", "self_attn.v", "mlp.gate", "mlp.up")
+    }
+    assert replaced == ({*wide, "lm_head"} if dtype == torch.bfloat16 else set())
