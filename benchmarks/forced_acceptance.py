@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pair of real shape with random weights, and drafts that hold as often as a table says.
+"""Pairs with random weights, and drafts that hold as often as a table says.
 
 Random weights draft nothing that holds. So that steps cost what they cost users, target and drafter compute all they
 would, and then the proposals are replaced by the target's own continuation, each position with its probability.
@@ -10,9 +10,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength
@@ -22,7 +30,7 @@ from tests.reference.synthetic import DraftSizes, write_random_draft
 
 REACHED = (0.80, 0.66, 0.55, 0.46, 0.39, 0.33, 0.28, 0.24, 0.21, 0.18, 0.16, 0.14, 0.12, 0.10, 0.09)
 """The share of passes that accept position 1, 2, ... and all before it: tau 5.7 with the whole block of 16."""
-VOCAB_SIZE, PROMPT_TOKENS = 151936, 64
+PROMPT_TOKENS = 64
 DRAFT = DraftSizes(
     hidden=1024,
     intermediate=3072,
@@ -32,37 +40,64 @@ DRAFT = DraftSizes(
     num_taps=5,
     num_target_layers=28,
     block_size=16,
-    vocab_size=VOCAB_SIZE,
+    vocab_size=151936,
+)
+MOE_DRAFT = DraftSizes(
+    hidden=256,
+    intermediate=512,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    num_taps=3,
+    num_target_layers=4,
+    block_size=16,
+    vocab_size=4096,
 )
 
 
 def write_pair(directory: Path) -> tuple[Path, Path]:
     """Target (Qwen3-0.6B's shape) and draft (five layers of the same) below `directory`, BF16."""
+    config = Qwen3Config(tie_word_embeddings=True, **_target_sizes(DRAFT))
+    return _write(directory, Qwen3ForCausalLM, config, DRAFT, 5)
+
+
+def write_moe_pair(directory: Path) -> tuple[Path, Path]:
+    """A small Qwen3-MoE target of 16 experts, four to a token, and draft of two layers below `directory`, BF16."""
+    config = Qwen3MoeConfig(
+        num_experts=16, num_experts_per_tok=4, moe_intermediate_size=MOE_DRAFT.hidden, **_target_sizes(MOE_DRAFT)
+    )
+    return _write(directory, Qwen3MoeForCausalLM, config, MOE_DRAFT, 2)
+
+
+def _target_sizes(draft: DraftSizes) -> dict[str, Any]:
+    return {
+        "vocab_size": draft.vocab_size,
+        "hidden_size": draft.hidden,
+        "intermediate_size": draft.intermediate,
+        "num_hidden_layers": draft.num_target_layers,
+        "num_attention_heads": draft.num_heads,
+        "num_key_value_heads": draft.num_kv_heads,
+        "head_dim": draft.head_dim,
+        "max_position_embeddings": 4096,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def _write(
+    directory: Path, model: type[PreTrainedModel], config: PreTrainedConfig, sizes: DraftSizes, num_layers: int
+) -> tuple[Path, Path]:
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=DRAFT.hidden,
-        intermediate_size=DRAFT.intermediate,
-        num_hidden_layers=DRAFT.num_target_layers,
-        num_attention_heads=DRAFT.num_heads,
-        num_key_value_heads=DRAFT.num_kv_heads,
-        head_dim=DRAFT.head_dim,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(directory / "target")
-    layers = ["full_attention"] * 5
-    return directory / "target", write_random_draft(
-        directory / "draft", dialect="qwen3", layer_types=layers, sizes=DRAFT
-    )
+    model(config).to(torch.bfloat16).save_pretrained(directory / "target")
+    layers = ["full_attention"] * num_layers
+    draft = write_random_draft(directory / "draft", dialect="qwen3", layer_types=layers, sizes=sizes)
+    return directory / "target", draft
 
 
-def random_prompts(count: int) -> list[list[int]]:
+def random_prompts(count: int, sizes: DraftSizes = DRAFT) -> list[list[int]]:
     """Prompts of 64 tokens, the same each time."""
     rng = random.Random(0)
-    return [[rng.randrange(VOCAB_SIZE - 1) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
+    return [[rng.randrange(sizes.vocab_size - 1) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
 
 
 class ForcedPair(LocalPair):
@@ -72,6 +107,7 @@ class ForcedPair(LocalPair):
         """`answers` are what plain decoding gives, by prompt."""
         super().__init__(session.target, session.drafter)
         self._answers = answers
+        self._vocab_size = session.drafter.spec.vocab_size
         self.decoder = Decoder(self, session.decoder().slots, length)
 
     def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> list[list[int]]:
@@ -85,5 +121,5 @@ class ForcedPair(LocalPair):
             coming = self._answers[prompt][begin : begin + count + 1]
             row[: min(count, len(coming))] = coming[:count]
             if count < min(num_tokens, len(coming)):
-                row[count] = (coming[count] + 1) % VOCAB_SIZE
+                row[count] = (coming[count] + 1) % self._vocab_size
         return proposals

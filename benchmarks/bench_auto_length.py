@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Auto's draft length beside the better of plain decoding and whole blocks, as a ratio of tokens a second.
+
+Each way has a target, a drafter and requests of its own. They run in turns of 40 ms, or with --together of all prompts
+from begin to end, so that a slow moment of the machine meets all of them; seconds are the process's CPU time. Requests
+follow each other so that the batch stays full; with --together all begin at once, and the answers of all are awaited.
+What comes before --skip turns, and with the batch kept full before 64 steps of auto, is left out. Deviations are by
+bootstrap over turns. The MoE pair has random weights, and its acceptance is forced (forced_acceptance.py).
+Prints a table, asserts nothing; takes --seconds for each batch and pair.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+from transformers.utils import logging
+
+REPOSITORY = Path(__file__).parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks.forced_acceptance import MOE_DRAFT, ForcedPair, random_prompts, write_moe_pair  # noqa: E402
+from dflash_trt.cli.output import print_table  # noqa: E402
+from dflash_trt.doctor import cpu_model  # noqa: E402
+from dflash_trt.runtime.decoder import Decoder  # noqa: E402
+from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length  # noqa: E402
+from dflash_trt.runtime.session import Session, run  # noqa: E402
+from dflash_trt.runtime.slots import SlotPool  # noqa: E402
+from tests.decoding import greedy, open_without_tokenizer  # noqa: E402
+from tests.engines import build  # noqa: E402
+from tests.fixtures_data import PAIRS, prompts  # noqa: E402
+from tests.paths import FIXTURES  # noqa: E402
+
+MOE = "qwen3-moe-shape"
+TURN, LEARNING_STEPS, RESAMPLES = 0.04, 64, 500
+COLUMNS = ("pair", "batch", "prompts", "plain", "whole blocks", "auto, tokens/s", "of the better", "at the end it took")
+Answers = dict[tuple[int, ...], list[int]]
+
+
+@dataclass(kw_only=True)
+class Way:
+    """One way to decode, and what its turns brought."""
+
+    name: str
+    session: Session
+    length: DraftLength
+    answers: Answers
+    """Of plain decoding, where acceptance is forced."""
+    batch: int
+    prompts: Iterator[list[int]]
+    num_tokens: int
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.decoder = self._new_decoder()
+
+    def _new_decoder(self) -> Decoder:
+        is_plain = isinstance(self.length, FixedLength) and self.length.length == 0
+        if self.answers and not is_plain:
+            decoder = ForcedPair(self.session, self.answers, self.length).decoder
+        else:
+            decoder = self.session.decoder(self.length)
+        decoder.slots = SlotPool(self.batch, decoder.slots.num_tokens)
+        return decoder
+
+    def turn_of_full_batches(self) -> None:
+        """Steps for 40 ms; who ends is followed."""
+        begin, before = time.process_time(), self.decoder.metrics().output_tokens
+        while (seconds := time.process_time() - begin) < TURN:
+            while len(self.decoder.running) + len(self.decoder.waiting) < self.batch:
+                self.decoder.add(self.session.request(next(self.prompts), greedy(self.num_tokens)))
+            self.decoder.step()
+        self._note(before, seconds)
+
+    def turn_together(self, num_prompts: int) -> None:
+        """All prompts, from begin to end."""
+        self.decoder = self._new_decoder()
+        requests = [self.session.request(next(self.prompts), greedy(self.num_tokens)) for _ in range(num_prompts)]
+        begin = time.process_time()
+        run(self.decoder, requests)
+        self._note(0, time.process_time() - begin)
+
+    def _note(self, tokens_before: int, seconds: float) -> None:
+        self.tokens.append(self.decoder.metrics().output_tokens - tokens_before)
+        self.seconds.append(seconds)
+
+    def speed(self, turns: Sequence[int] | slice = slice(None)) -> float:
+        """Tokens a second of some turns."""
+        return float(np.array(self.tokens)[turns].sum() / np.array(self.seconds)[turns].sum())
+
+
+@click.command()
+@click.option("--pair", "pairs", multiple=True, type=click.Choice([*PAIRS, MOE]), default=(*PAIRS, MOE))
+@click.option("--batch", "batches", multiple=True, type=int, default=(1, 4, 8, 16, 32), show_default=True)
+@click.option("--together", type=int, default=None, help="So many prompts begin at once, and all are awaited.")
+@click.option("--tokens", default=128, show_default=True, help="New tokens a prompt.")
+@click.option("--seconds", default=60, show_default=True, help="For each batch and pair, of CPU time.")
+@click.option("--skip", default=2, show_default=True, help="Turns of each that do not count.")
+def main(
+    pairs: tuple[str, ...], batches: tuple[int, ...], together: int | None, tokens: int, seconds: int, skip: int
+) -> None:
+    """Measure tokens/s of plain decoding, whole blocks and auto."""
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    rows = []
+    for name in pairs:
+        with tempfile.TemporaryDirectory() as folder:
+            sessions, texts = _open(name, Path(folder), max(batches))
+            answers = _answers(sessions[0], texts, tokens) if name == MOE else {}
+            for batch in batches:
+                ways = _measure(sessions, texts, answers, batch, together, tokens, seconds, skip)
+                rows.append((name, str(batch), str(together or ""), *_row(ways)))
+    load = "all begin at once" if together else "the batch is kept full"
+    print_table(f"{cpu_model()}, one thread; {load}, {tokens} tokens each", COLUMNS, rows)
+
+
+def _open(name: str, folder: Path, num_slots: int) -> tuple[list[Session], list[list[int]]]:
+    if name == MOE:
+        target, draft = write_moe_pair(folder)
+        texts = random_prompts(2 * num_slots, MOE_DRAFT)
+    else:
+        target, draft = FIXTURES / name, FIXTURES / f"{name}-dflash"
+        texts = prompts(target)
+    build(draft, engine := folder / "engine", target)
+    return [open_without_tokenizer(engine, target, num_slots=num_slots) for _ in range(3)], texts
+
+
+def _answers(session: Session, texts: Sequence[list[int]], tokens: int) -> Answers:
+    done = run(session.plain_decoder(), [session.request(text, greedy(tokens)) for text in texts])
+    return {tuple(text): answer.token_ids for text, answer in zip(texts, done, strict=True)}
+
+
+def _measure(
+    sessions: Sequence[Session],
+    texts: Sequence[list[int]],
+    answers: Answers,
+    batch: int,
+    together: int | None,
+    tokens: int,
+    seconds: int,
+    skip: int,
+) -> list[Way]:
+    """Plain decoding, whole blocks and auto."""
+    block = sessions[0].manifest.draft.num_draft_tokens
+    ways = [
+        Way(
+            name=name,
+            session=session,
+            length=parse_draft_length(length, block),
+            answers=answers,
+            batch=batch,
+            prompts=itertools.cycle(texts),
+            num_tokens=tokens,
+        )
+        for session, name, length in zip(sessions, ("plain", "whole", "auto"), ("0", str(block), "auto"), strict=True)
+    ]
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        for way in ways:
+            if together:
+                way.turn_together(together)
+            else:
+                way.turn_of_full_batches()
+        if not together and ways[-1].decoder.metrics().passes < LEARNING_STEPS:
+            skip = len(ways[-1].tokens)
+    for way in ways:
+        way.tokens, way.seconds = way.tokens[skip:], way.seconds[skip:]
+    return ways
+
+
+def _row(ways: Sequence[Way]) -> tuple[str, ...]:
+    plain, whole, auto = ways
+    generator = np.random.default_rng(0)
+    number = len(auto.tokens)
+    drawn = [_ratio(ways, generator.integers(0, number, number)) for _ in range(RESAMPLES)]
+    ratio = f"{_ratio(ways):.3f} ± {np.std(drawn):.3f}"
+    chosen = auto.length.explain().partition(":")[0]
+    return f"{plain.speed():.0f}", f"{whole.speed():.0f}", f"{auto.speed():.0f}", ratio, chosen
+
+
+def _ratio(ways: Sequence[Way], turns: Sequence[int] | slice = slice(None)) -> float:
+    plain, whole, auto = (way.speed(turns) for way in ways)
+    return auto / max(plain, whole) if plain and whole else math.nan
+
+
+if __name__ == "__main__":
+    main()
