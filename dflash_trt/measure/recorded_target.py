@@ -59,9 +59,9 @@ class RecordedTarget:
             begin, end = place.length, place.length + len(segment.token_ids)
             _check(place.sequence, segment, begin)
             logits.append(self._logits(place.sequence, end - segment.num_logits, end))
-            taps.append(_rows(place.sequence.taps, begin, end) if with_taps else torch.empty(end - begin, 0))
+            taps.append(_rows(place.sequence.taps, begin, end))
             place.length = end
-        return Verified(logits=torch.cat(logits), taps=torch.cat(taps))
+        return Verified(logits=torch.cat(logits), tapped=[torch.cat(taps)] if with_taps else ())
 
     def rollback(self, slot: int, num_tokens: int) -> None:
         """Takes the slot's last tokens back."""

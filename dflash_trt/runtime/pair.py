@@ -59,7 +59,8 @@ class LocalPair:
         self._target = target
         self._drafter = drafter
         self._segments: Sequence[Segment] = ()
-        self._taps: torch.Tensor
+        self._tapped: Sequence[torch.Tensor] = ()
+        """Of the last pass."""
         self._pending = PendingTaps()
         """They become context before a slot drafts."""
         self._user = object()
@@ -108,7 +109,7 @@ class LocalPair:
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
         """One pass of the target; the taps stay here until `commit`."""
         verified = self._target.verify(segments, with_taps=self._drafter is not None)
-        self._segments, self._taps = segments, verified.taps
+        self._segments, self._tapped = segments, verified.tapped
         return verified.logits
 
     def commit(self, num_tokens: Sequence[int]) -> None:
@@ -120,7 +121,7 @@ class LocalPair:
             self._committed[segment.slot] += committed
             commits.append((segment.slot, committed, num_rejected))
         if self._drafter is not None:
-            self._pending.add(self._taps, commits)
+            self._pending.add(self._tapped, commits)
             if self._pending.num_bytes > MAX_PENDING_BYTES:
                 self._pending.compact()
                 if self._pending.num_bytes > MAX_PENDING_BYTES // 2:

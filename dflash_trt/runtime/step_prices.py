@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby, zip_longest
 from typing import NamedTuple
 
@@ -60,10 +61,11 @@ class Place(NamedTuple):
     """Drafts verified of each request, on average."""
     is_drafting: bool
 
-    @classmethod
-    def of(cls, batch_size: int, length: int) -> Place:
+    @staticmethod
+    @cache
+    def of(batch_size: int, length: int) -> Place:
         """A step's."""
-        return cls(bucket_of(batch_size), length, length > 0)
+        return Place(bucket_of(batch_size), length, length > 0)
 
 
 class Step(NamedTuple):

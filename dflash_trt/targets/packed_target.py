@@ -92,7 +92,7 @@ class PackedTarget(HuggingFaceTarget):
         for segment in segments:
             self._table.lengths[segment.slot] += len(segment.token_ids)
             self._delta_nets.appended(segment.slot, len(segment.token_ids))
-        return Verified(logits=verified.logits[:num_logits], taps=verified.taps[:num_rows])
+        return Verified(logits=verified.logits[:num_logits], tapped=[tap[:num_rows] for tap in verified.tapped])
 
     def _size(self, num_rows: int) -> int:
         """Rows that a pass over so many has."""

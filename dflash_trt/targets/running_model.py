@@ -98,8 +98,7 @@ class HuggingFaceTarget:
         )
         logits = output.logits[0].float()
         if not with_taps:
-            return Verified(logits=logits, taps=torch.empty(len(token_ids), 0))
+            return Verified(logits=logits)
         if self._catcher is not None:
-            return Verified(logits=logits, taps=self._catcher.take())
-        taps = [output.hidden_states[tap][0] for tap in self._taps]
-        return Verified(logits=logits, taps=torch.cat(taps, dim=-1))
+            return Verified(logits=logits, tapped=self._catcher.take())
+        return Verified(logits=logits, tapped=[output.hidden_states[tap][0] for tap in self._taps])

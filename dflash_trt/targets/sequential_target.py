@@ -34,9 +34,8 @@ class SequentialTarget(HuggingFaceTarget):
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         """Appends the segments one after the other."""
         parts = [self._append(segment, with_taps=with_taps) for segment in segments]
-        return Verified(
-            logits=torch.cat([part.logits for part in parts]), taps=torch.cat([part.taps for part in parts])
-        )
+        tapped = [torch.cat(rows) for rows in zip(*(part.tapped for part in parts), strict=True)]
+        return Verified(logits=torch.cat([part.logits for part in parts]), tapped=tapped)
 
     @torch.inference_mode()
     def rollback(self, slot: int, num_tokens: int) -> None:

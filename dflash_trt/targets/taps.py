@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -41,9 +40,9 @@ class Taps:
                 self._layers[index].forward = forward
             self._forwards = {}
 
-    def take(self) -> Tensor:
-        """Taps [R, A*H] of the pass, in the order of the layer ids."""
-        taps = torch.cat([self._caught[index][0] for index in self._layer_ids], dim=-1)
+    def take(self) -> list[Tensor]:
+        """Those of the pass, [R, H] each, in the order of the layer ids."""
+        taps = [self._caught[index][0] for index in self._layer_ids]
         self._caught.clear()
         return taps
 

@@ -28,8 +28,20 @@ class Verified:
 
     logits: torch.Tensor
     """[sum of num_logits, V] FLOAT."""
-    taps: torch.Tensor
-    """[R, A*H]: the tapped hidden states of each token, taps concatenated in the draft's order; [R, 0] unasked."""
+    tapped: Sequence[torch.Tensor] = ()
+    """[R, H] each: the tapped hidden states of each token, in the draft's order; none unasked."""
+
+    @property
+    def taps(self) -> torch.Tensor:
+        """[R, A*H]: what is tapped, side by side."""
+        return side_by_side(self.tapped)
+
+
+def side_by_side(tapped: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Taps [R, A*H] of A hidden states [R, H]."""
+    import torch
+
+    return tapped[0] if len(tapped) == 1 else torch.cat(list(tapped), dim=-1)
 
 
 class Target(Protocol):

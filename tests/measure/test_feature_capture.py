@@ -270,7 +270,7 @@ class BrokenTarget:
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         assert with_taps
         (segment,) = segments
-        return Verified(logits=torch.zeros(0, 1), taps=torch.full((len(segment.token_ids), 384), float("nan")))
+        return Verified(logits=torch.zeros(0, 1), tapped=[torch.full((len(segment.token_ids), 384), float("nan"))])
 
     def rollback(self, slot: int, num_tokens: int) -> None:
         pass

@@ -122,7 +122,7 @@ def test_a_target_whose_blocks_round_otherwise_is_found(monkeypatch: pytest.Monk
     def otherwise(segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         verified = ours(segments, with_taps=with_taps)
         factor = 1 + 2**-8 * (len(segments[0].token_ids) > 1)
-        return Verified(logits=verified.logits * factor, taps=verified.taps)
+        return Verified(logits=verified.logits * factor, tapped=verified.tapped)
 
     monkeypatch.setattr(target, "verify", otherwise)
     assert not agrees(target)
