@@ -153,6 +153,29 @@ def linear_bfloat16(
     one of cpu_features(). Raises ValueError for one that the CPU lacks.
     """
 
+PANEL: int
+"""Columns of a product whose weights `linear_panels` has side by side."""
+
+def linear_panels(
+    x: int,
+    counts: Sequence[int],
+    panels: int,
+    num_outputs: int,
+    num_inputs: int,
+    bias: int,
+    out: int,
+    threads: int,
+    start: int,
+    isa: str = "best",
+) -> None:
+    """Fills out [sum of counts, N] with x [.., K] times the transpose of weights, and biases [E, N]; all FLOAT.
+
+    The first counts[0] rows by the first of E weights, and so on; panels [E, N / PANEL rounded up, K, PANEL] hold them.
+    Addresses of dense tensors, which are trusted; that of bias may be 0. `threads` and `start` are those of
+    PassRows.attend. A number is the sum of its products in the order of K, and then the bias: its bits depend on
+    neither other rows nor threads. Raises ValueError for an `isa` that the CPU lacks.
+    """
+
 def rms_norm(x: int, rows: int, dim: int, weight: int, eps: float, out: int, threads: int, start: int) -> None:
     """Fills out with x / sqrt(mean(x^2) + eps) * weight, row by row.
 

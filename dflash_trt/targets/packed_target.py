@@ -14,8 +14,8 @@ from dflash_trt.targets.fused_norm import fuse_norms
 from dflash_trt.targets.gathered_attention import GatheredPass
 from dflash_trt.targets.packed_pass import Pass
 from dflash_trt.targets.paged_attention import PagedPass
-from dflash_trt.targets.prepacked_experts import prepack_experts
-from dflash_trt.targets.prepacked_linear import prepack
+from dflash_trt.targets.panel_experts import lay_out_experts
+from dflash_trt.targets.panel_linear import lay_out_linear_layers
 from dflash_trt.targets.quiet import quiet_transformers
 from dflash_trt.targets.refusal import refusing
 from dflash_trt.targets.row_independence import EXPERTS, MIN_ROWS, agrees
@@ -46,8 +46,8 @@ class PackedTarget(HuggingFaceTarget):
         model.set_attn_implementation(IMPLEMENTATION)
         fuse_norms(model)
         replace_linear_layers(model)
-        prepack(model)
-        prepack_experts(model)
+        lay_out_linear_layers(model)
+        lay_out_experts(model)
         self._min_rows = 0
         if model.dtype == torch.bfloat16:
             self._min_rows = MIN_ROWS
@@ -92,11 +92,14 @@ class PackedTarget(HuggingFaceTarget):
         for segment in segments:
             self._table.lengths[segment.slot] += len(segment.token_ids)
             self._delta_nets.appended(segment.slot, len(segment.token_ids))
+        if len(token_ids) == num_rows and len(logits_rows) == num_logits:
+            return verified
         return Verified(logits=verified.logits[:num_logits], tapped=[tap[:num_rows] for tap in verified.tapped])
 
     def _size(self, num_rows: int) -> int:
         """Rows that a pass over so many has."""
-        return max(self._min_rows, padded_size(num_rows) if self._device.type == "cpu" else num_rows)
+        pads = self._device.type == "cpu" and self._dtype == torch.bfloat16
+        return max(self._min_rows, padded_size(num_rows) if pads else num_rows)
 
     def _clear(self, pages: Sequence[int]) -> None:
         """Pages that others have written."""
@@ -125,8 +128,8 @@ class PackedTarget(HuggingFaceTarget):
 def padded_size(num_rows: int) -> int:
     """The next number of which there are eight from each power of two to the next, so at most an eighth more.
 
-    oneDNN makes kernels for each number of rows times each shape of a weight, and keeps a thousand of them: 0.3 to 0.6
-    MiB each at 128 x 256, in FP32 and in BF16. A pass may have any number of rows up to some hundreds.
+    oneDNN, which has BF16's short rows, makes kernels for each number of rows times each shape of a weight, and keeps a
+    thousand of them: 0.3 to 0.6 MiB each at 128 x 256. A pass may have any number of rows up to some hundreds.
     """
     step = 1 << max(0, (num_rows - 1).bit_length() - 4)
     return -(-num_rows // step) * step

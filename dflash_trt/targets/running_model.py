@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dflash_trt.errors import CheckpointError
-from dflash_trt.targets.prepacked_linear import weight_of
+from dflash_trt.targets.panel_linear import weight_of
 from dflash_trt.targets.taps import Taps
 from dflash_trt.targets.target import Segment, Verified
 

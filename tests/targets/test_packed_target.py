@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from dflash_trt.targets.packed_target import PackedTarget, padded_size
 from dflash_trt.targets.target import Segment
@@ -23,12 +24,13 @@ def test_every_size_holds_its_rows() -> None:
     assert len(set(sizes)) == 16 + 8 * 6
 
 
-def test_layers_see_few_sizes_and_callers_their_rows() -> None:
-    model = random_model("qwen3", num_hidden_layers=1)
+@pytest.mark.parametrize(("dtype", "sizes"), [(torch.bfloat16, [36, 20]), (torch.float32, [35, 19])])
+def test_layers_see_few_sizes_in_bf16_and_callers_their_rows(dtype: torch.dtype, sizes: list[int]) -> None:
+    model = random_model("qwen3", num_hidden_layers=1).to(dtype)
     target = PackedTarget(model, (0,), num_slots=1)
     seen = []
     for layer in (model.model.layers[0].mlp.up_proj, model.lm_head):
         layer.register_forward_pre_hook(lambda _, rows: seen.append(rows[0].numel() // rows[0].shape[-1]))
     verified = target.verify([Segment(slot=0, token_ids=[1] * 35, num_logits=19)], with_taps=True)
-    assert seen == [36, 20]
+    assert seen == sizes
     assert (len(verified.logits), len(verified.taps)) == (19, 35)

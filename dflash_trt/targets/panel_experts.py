@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts with weights in oneDNN's own layout, on a CPU in FP32, as `prepacked_linear` has them for linear layers.
+"""Experts in FP32 on a CPU, all of a layer in one call, with weights in panels as `panel_linear` has them.
 
 Transformers' grouped products come down to one of MKL for each expert.
 """
@@ -13,41 +13,42 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
-from dflash_trt.targets.prepacked_linear import MIN_BYTES, can_prepack, product, reordered
+from dflash_trt.targets.panel_linear import grouped_linear, panels, suits
 
-EXPERTS = "prepacked"
+EXPERTS = "panels"
 WEIGHTS = ("gate_up_proj", "down_proj")
 
 
-def prepack_experts(model: PreTrainedModel) -> None:
-    """Lays out the weights of experts of MIN_BYTES and more, layer by layer, in the place of the model's own.
+def lay_out_experts(model: PreTrainedModel) -> None:
+    """Lays out the weights of experts, layer by layer, in the place of the model's own.
 
-    Does nothing where `prepack` does nothing, for experts that are spread over ranks, and for those without a gate.
+    Does nothing where the model does not suit, for experts that are spread over ranks, and for those without a gate.
     """
-    if not can_prepack(model):
+    if not suits(model):
         return
     found = False
     for module in model.modules():
-        if _is_large(module):
-            module.prepacked = {name: _laid_out(module, name) for name in WEIGHTS}
+        if _is_known(module):
+            module.in_panels = {name: _laid_out(module, name) for name in WEIGHTS}
             found = True
     if found:
         model.set_experts_implementation(EXPERTS)
 
 
-def _is_large(module: nn.Module) -> bool:
-    """Whether its experts are as transformers (5.23) knows them, here, and worth it."""
+def _is_known(module: nn.Module) -> bool:
+    """Whether its experts are as transformers (5.23) knows them, and here."""
     if not getattr(module, "has_gate", False) or module._is_expert_parallel:
         return False
-    weights = [getattr(module, name) for name in WEIGHTS]
-    return all(type(weight.data) is Tensor and weight[0].nbytes >= MIN_BYTES for weight in weights)
+    return all(type(getattr(module, name).data) is Tensor for name in WEIGHTS)
 
 
-def _laid_out(module: nn.Module, name: str) -> list[Tensor]:
-    """Of each expert a weight [out, in]; the module's own is let go."""
+def _laid_out(module: nn.Module, name: str) -> tuple[Tensor, int]:
+    """Panels of all experts' weights [out, in], and out; the module's own are let go."""
     weights = getattr(module, name).data
     setattr(module, name, nn.Parameter(weights.new_empty(0), requires_grad=False))
-    return [reordered(weight.T.contiguous() if module.is_transposed else weight) for weight in weights]
+    if module.is_transposed:
+        weights = weights.transpose(-1, -2)
+    return panels(weights), weights.shape[-2]
 
 
 def experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -55,7 +56,7 @@ def experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights
 
     hidden_states [R, H], top_k_index and top_k_weights [R, K] -> [R, H].
     """
-    if not hasattr(self, "prepacked"):
+    if not hasattr(self, "in_panels"):
         mixed: Tensor = grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
         return mixed
     num_rows, top_k = top_k_index.shape
@@ -72,9 +73,9 @@ def experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights
 
 def _products(self: Any, name: str, rows: Tensor, counts: list[int]) -> Tensor:
     """rows [R*K, in], counts[e] of them for expert e -> [R*K, out]."""
-    biases = getattr(self, f"{name}_bias") if self.has_bias else [None] * len(counts)
-    parts = zip(torch.split(rows, counts), self.prepacked[name], biases, strict=True)
-    return torch.cat([product(weight, bias, part) for part, weight, bias in parts if len(part)])
+    laid_out, num_outputs = self.in_panels[name]
+    bias = getattr(self, f"{name}_bias").data if self.has_bias else None
+    return grouped_linear(laid_out, num_outputs, bias, rows, counts)
 
 
 ALL_EXPERTS_FUNCTIONS.register(EXPERTS, experts)
