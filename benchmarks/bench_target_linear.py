@@ -3,30 +3,38 @@
 
 In BF16 that is oneDNN, in FP32 the faster of MKL, which torch asks, and oneDNN with weights that it laid out before.
 One thread; they take turns, and --cold MiB of other memory are read between two calls, as other layers are in a pass.
-Each cell is the median in microseconds, and its ratio to torch's. Prints a table, asserts nothing; a minute.
+Experts, in FP32, stand beside transformers' grouped products; each token asks for some of them by chance.
+Each cell is the median in microseconds, and its ratio to torch's. Prints tables, asserts nothing; two minutes.
 """
 
 from __future__ import annotations
 
+import copy
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 import torch
 import torch.nn.functional as F
+from torch import nn
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.integrations.moe import grouped_mm_experts_forward
 
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
-from dflash_trt.targets import bfloat16_linear, panel_linear  # noqa: E402
+from dflash_trt.targets import bfloat16_linear, panel_experts, panel_linear  # noqa: E402
 
 SHAPES = ((128, 128), (128, 384), (128, 1024), (512, 512), (1024, 1024), (1024, 3072), (3072, 1024), (1024, 151936))
 """Inputs and outputs."""
+EXPERTS = ((128, 128, 8, 2), (2048, 768, 32, 8), (1440, 1440, 16, 4))
+"""Width, that of an expert, how many there are, and how many a token asks for."""
 ROWS = (1, 4, 8, 16, 64, 128, 512)
 LARGEST = 2**34
 """Multiplications of a call that is measured."""
@@ -39,7 +47,7 @@ Ways = tuple[Callable[[torch.Tensor], torch.Tensor], ...]
 @click.option("--seconds", default=0.5, show_default=True, help="For each shape and number of rows.")
 @click.option("--cold", default=16, show_default=True, help="MiB that are read between two calls.")
 def main(dtypes: Sequence[str], seconds: float, cold: int) -> None:
-    """Print microseconds a layer takes, and ratios to torch."""
+    """Print microseconds that layers take, and ratios to torch."""
     torch.set_num_threads(1)
     other = torch.ones(cold * 2**18)
     for dtype in dtypes:
@@ -53,6 +61,31 @@ def main(dtypes: Sequence[str], seconds: float, cold: int) -> None:
             rule = "ours" if is_ours else "torch"
             table.append((f"{inputs} -> {outputs}", *cells, *[""] * (len(ROWS) - len(cells)), rule))
         print_table(f"{cpu_model()}, one thread, {dtype}", ("weight", *map(str, ROWS), "rule"), table)
+    table = []
+    for sizes in EXPERTS:
+        ways = expert_ways(*sizes)
+        cells = [measured(ways, torch.randn(rows, sizes[0]), other, seconds) for rows in ROWS]
+        table.append(("{} -> {}, {} experts, {} asked".format(*sizes), *cells))
+    print_table(f"{cpu_model()}, one thread, float32", ("experts", *map(str, ROWS)), table)
+
+
+def expert_ways(hidden: int, inner: int, number: int, asked: int) -> Ways:
+    config = Qwen3MoeConfig(
+        hidden_size=hidden, moe_intermediate_size=inner, num_experts=number, num_experts_per_tok=asked,
+        num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, vocab_size=8,
+    )  # fmt: skip
+    theirs = Qwen3MoeForCausalLM(config)
+    ours = copy.deepcopy(theirs)
+    panel_experts.lay_out_experts(ours)
+    modules = [model.model.layers[0].mlp.experts for model in (ours, theirs)]
+
+    def mixed(function: Callable[..., torch.Tensor], module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        top = torch.rand(len(rows), number, generator=generator).topk(asked)
+        return function(module, rows, top.indices, top.values)
+
+    functions = (panel_experts.experts, grouped_mm_experts_forward)
+    return tuple(partial(mixed, *pair) for pair in zip(functions, modules, strict=True))
 
 
 def bfloat16_ways(weight: torch.Tensor) -> Ways:

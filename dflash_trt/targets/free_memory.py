@@ -48,14 +48,14 @@ def loaded_bytes(weights: Mapping[str, Tensor], dtype: torch.dtype) -> int:
 
 
 def _head_copy(sizes: Mapping[str, int]) -> int:
-    """Values of the embeddings where they are the head, too: `prepack` lays them out beside themselves."""
+    """Values of the embeddings where they are the head, too: `panel_linear` lays them out beside themselves."""
     if any(name.endswith(HEAD) for name in sizes):
         return 0
     return max((size for name, size in sizes.items() if name.endswith(EMBEDDINGS)), default=0)
 
 
 def _experts_copy(counts: Mapping[str, int]) -> int:
-    """Values of the first matrices of a layer's experts: `prepack_experts` lays them out before it lets them go."""
+    """Values of the first matrices of a layer's experts: `panel_experts` lays them out before it lets them go."""
     layers: Counter[str] = Counter()
     for name, count in counts.items():
         if EXPERTS in name and not any(second in name for second in SECOND_MATRICES):
