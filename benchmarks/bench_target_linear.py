@@ -3,7 +3,7 @@
 
 In BF16 that is oneDNN, in FP32 the faster of MKL, which torch asks, and oneDNN with weights that it laid out before.
 One thread; they take turns, and --cold MiB of other memory are read between two calls, as other layers are in a pass.
-Experts, in FP32, stand beside transformers' grouped products; each token asks for some of them by chance.
+Experts stand beside transformers' grouped products; each token asks for some of them by chance.
 Each cell is the median in microseconds, and its ratio to torch's. Prints tables, asserts nothing; two minutes.
 """
 
@@ -29,7 +29,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
-from dflash_trt.targets import bfloat16_linear, panel_experts, panel_linear  # noqa: E402
+from dflash_trt.targets import bfloat16_linear, grouped_experts, panel_linear  # noqa: E402
 
 SHAPES = ((128, 128), (128, 384), (128, 1024), (512, 512), (1024, 1024), (1024, 3072), (3072, 1024), (1024, 151936))
 """Inputs and outputs."""
@@ -61,30 +61,30 @@ def main(dtypes: Sequence[str], seconds: float, cold: int) -> None:
             rule = "ours" if is_ours else "torch"
             table.append((f"{inputs} -> {outputs}", *cells, *[""] * (len(ROWS) - len(cells)), rule))
         print_table(f"{cpu_model()}, one thread, {dtype}", ("weight", *map(str, ROWS), "rule"), table)
-    table = []
-    for sizes in EXPERTS:
-        ways = expert_ways(*sizes)
-        cells = [measured(ways, torch.randn(rows, sizes[0]), other, seconds) for rows in ROWS]
-        table.append(("{} -> {}, {} experts, {} asked".format(*sizes), *cells))
-    print_table(f"{cpu_model()}, one thread, float32", ("experts", *map(str, ROWS)), table)
+        table = []
+        for sizes in EXPERTS:
+            ways = expert_ways(*sizes, getattr(torch, dtype))
+            cells = [measured(ways, torch.randn(rows, sizes[0]).to(getattr(torch, dtype)), other, seconds) for rows in ROWS]
+            table.append(("{} -> {}, {} experts, {} asked".format(*sizes), *cells))
+        print_table(f"{cpu_model()}, one thread, {dtype}", ("experts", *map(str, ROWS)), table)
 
 
-def expert_ways(hidden: int, inner: int, number: int, asked: int) -> Ways:
+def expert_ways(hidden: int, inner: int, number: int, asked: int, dtype: torch.dtype) -> Ways:
     config = Qwen3MoeConfig(
         hidden_size=hidden, moe_intermediate_size=inner, num_experts=number, num_experts_per_tok=asked,
         num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, vocab_size=8,
     )  # fmt: skip
-    theirs = Qwen3MoeForCausalLM(config)
+    theirs = Qwen3MoeForCausalLM(config).to(dtype)
     ours = copy.deepcopy(theirs)
-    panel_experts.lay_out_experts(ours)
+    grouped_experts.group_experts(ours)
     modules = [model.model.layers[0].mlp.experts for model in (ours, theirs)]
 
     def mixed(function: Callable[..., torch.Tensor], module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator().manual_seed(0)
         top = torch.rand(len(rows), number, generator=generator).topk(asked)
-        return function(module, rows, top.indices, top.values)
+        return function(module, rows, top.indices, top.values.to(rows.dtype))
 
-    functions = (panel_experts.experts, grouped_mm_experts_forward)
+    functions = (grouped_experts.experts, grouped_mm_experts_forward)
     return tuple(partial(mixed, *pair) for pair in zip(functions, modules, strict=True))
 
 

@@ -134,9 +134,12 @@ class PassRows:
         own sequence and on isa (of cpu_features()), not on the other rows and not on threads.
         """
 
-def linear_bfloat16(
+PANEL: int
+"""Columns of a product whose weights `linear_panels` has side by side."""
+
+def linear_panels(
     x: int,
-    rows: int,
+    counts: Sequence[int],
     weight: int,
     num_outputs: int,
     num_inputs: int,
@@ -146,20 +149,18 @@ def linear_bfloat16(
     start: int,
     isa: str = "best",
 ) -> None:
-    """Fills out [M, N] with x [M, K] times the transpose of weight [N, K], and bias [N]; sums are FLOAT, rounded once.
+    """Fills out [R, N] with x [R, K] times the transposes of E weights, and biases [E, N]: counts[e] rows by each.
 
-    Addresses of dense BF16 tensors, which are trusted; that of bias may be 0. `threads` and `start` are those of
-    PassRows.attend. A row's bits depend on itself alone, and on the instruction set: `isa` is best, avx512bf16 or
-    one of cpu_features(). Raises ValueError for one that the CPU lacks.
+    Addresses of dense FLOAT tensors, which are trusted; that of bias may be 0. A weight is [N / PANEL rounded up, K,
+    PANEL]; R is the sum of counts. `threads` and `start` are those of PassRows.attend. A number is the sum of its
+    products in the order of K, and then the bias: its bits depend on neither other rows nor threads. Raises ValueError
+    for an `isa` that the CPU lacks.
     """
 
-PANEL: int
-"""Columns of a product whose weights `linear_panels` has side by side."""
-
-def linear_panels(
+def linear_bfloat16(
     x: int,
     counts: Sequence[int],
-    panels: int,
+    weight: int,
     num_outputs: int,
     num_inputs: int,
     bias: int,
@@ -168,12 +169,9 @@ def linear_panels(
     start: int,
     isa: str = "best",
 ) -> None:
-    """Fills out [sum of counts, N] with x [.., K] times the transpose of weights, and biases [E, N]; all FLOAT.
+    """The same in BF16, of weights [N, K]: sums are FLOAT, and sum and bias are rounded once.
 
-    The first counts[0] rows by the first of E weights, and so on; panels [E, N / PANEL rounded up, K, PANEL] hold them.
-    Addresses of dense tensors, which are trusted; that of bias may be 0. `threads` and `start` are those of
-    PassRows.attend. A number is the sum of its products in the order of K, and then the bias: its bits depend on
-    neither other rows nor threads. Raises ValueError for an `isa` that the CPU lacks.
+    A row's bits depend on itself alone, and on the instruction set: `isa` is best, avx512bf16 or one of cpu_features().
     """
 
 def rms_norm(x: int, rows: int, dim: int, weight: int, eps: float, out: int, threads: int, start: int) -> None:

@@ -2,8 +2,10 @@
 #include "linear/bfloat16.h"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
+#include "linear/grouped.h"
 #include "linear/linear.h"
 #include "linear/round.h"
 
@@ -41,23 +43,30 @@ void columns(const Bfloat16Linear& layer, const float* x, MultiplyColumns multip
 
 }  // namespace
 
-void linear(const Bfloat16Linear& layer, const Threads& threads, std::string_view isa) {
-  const int64_t N = layer.num_outputs;
+void linear(const Bfloat16Linear& first, const std::vector<int64_t>& counts, const Threads& threads,
+            std::string_view isa) {
+  const int64_t K = first.num_inputs, N = first.num_outputs;
+  const int64_t num_parts = (N + kColumnsAtATime - 1) / kColumnsAtATime;
+  const std::vector<Bfloat16Linear> layers = split_by_weight(first, counts, N * K);
   const auto for_columns = [&](auto&& work) {
-    for_each(threads, (N + kColumnsAtATime - 1) / kColumnsAtATime,
-             [&](int64_t i) { work(i * kColumnsAtATime, std::min(N, (i + 1) * kColumnsAtATime)); });
+    for_each(threads, num_parts * static_cast<int64_t>(layers.size()), [&](int64_t i) {
+      const int64_t begin = i % num_parts * kColumnsAtATime;
+      work(layers[i / num_parts], begin, std::min(N, begin + kColumnsAtATime));
+    });
   };
 #if DFLASH_X86_KERNELS
   if (isa == "avx512bf16" || (isa == "best" && has_products())) {
     if (!has_products()) isa_named(isa);  // throws
-    for_columns([&](int64_t begin, int64_t end) { bfloat16_products(layer, begin, end); });
+    for_columns(bfloat16_products);
     return;
   }
 #endif
   const MultiplyColumns multiply = multiply_columns(isa_named(isa));
-  std::vector<float> x(layer.num_rows * layer.num_inputs);
-  std::transform(layer.x, layer.x + x.size(), x.begin(), [](uint16_t bits) { return to_float(bits); });
-  for_columns([&](int64_t begin, int64_t end) { columns(layer, x.data(), multiply, begin, end); });
+  std::vector<float> x(std::accumulate(counts.begin(), counts.end(), int64_t{0}) * K);
+  std::transform(first.x, first.x + x.size(), x.begin(), [](uint16_t bits) { return to_float(bits); });
+  for_columns([&](const Bfloat16Linear& layer, int64_t begin, int64_t end) {
+    columns(layer, x.data() + (layer.x - first.x), multiply, begin, end);
+  });
 }
 
 }  // namespace dflash

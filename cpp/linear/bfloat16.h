@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "cpu/parallel.h"
 
@@ -19,10 +20,12 @@ struct Bfloat16Linear {
   uint16_t* out;           // [M, N]
 };
 
+// Layers of this shape, the first of them `first`, whose operands lie end to end; counts[e] is the M of one of them.
 // A row's numbers depend on that row alone, to the last bit: neither on the other rows nor on the number of threads.
 // They do on the instruction set: "best" of the CPU's, "avx512bf16", or one of usable_isas(). Throws
 // std::invalid_argument for one that the CPU lacks.
-void linear(const Bfloat16Linear& layer, const Threads& threads, std::string_view isa);
+void linear(const Bfloat16Linear& first, const std::vector<int64_t>& counts, const Threads& threads,
+            std::string_view isa);
 
 // Columns [begin, end) of out, by the dot products of AVX512-BF16.
 void bfloat16_products(const Bfloat16Linear& layer, int64_t begin, int64_t end);

@@ -48,7 +48,7 @@ void multiply_panel_tile(const PanelLinear& layer, int64_t m, int64_t panel, int
     }
   }
   const float* x = layer.x + m * K;
-  const float* weight = layer.panels + panel * kPanel * K;
+  const float* weight = layer.weight + panel * kPanel * K;
   for (int64_t k = begin; k < end; ++k) {
     Floats weights[kWidth];
 #pragma GCC unroll 8

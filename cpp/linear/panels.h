@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linear layers in FLOAT whose weights are laid out so that a vector of them belongs to neighbouring columns of out.
+// A linear layer in FLOAT whose weight is laid out so that a vector of it belongs to neighbouring columns of out.
 #pragma once
 
 #include <cstdint>
@@ -13,32 +13,22 @@ namespace dflash {
 inline constexpr int64_t kPanel = 16;         // such columns
 inline constexpr int64_t kPanelsAtATime = 4;  // a thread's; then a tile has many sums
 
-// One weight for all rows, or of each of E experts one for its own.
-struct PanelLinears {
-  const std::vector<int64_t>& num_rows;  // [E]
-  int64_t num_inputs;                    // K
-  int64_t num_outputs;                   // N
-  const float* x;                        // [sum of num_rows, K]
-  const float* panels;                   // [E, ceil(N / kPanel), K, kPanel]; what is behind column N is not used
-  const float* bias;                     // [E, N], or null
-  float* out;                            // [sum of num_rows, N]
+struct PanelLinear {
+  int64_t num_rows;     // M
+  int64_t num_inputs;   // K
+  int64_t num_outputs;  // N
+  const float* x;       // [M, K]
+  const float* weight;  // [ceil(N / kPanel), K, kPanel]; what is behind column N is not used
+  const float* bias;    // [N], or null
+  float* out;           // [M, N]
 };
 
+// Layers of this shape, the first of them `first`, whose operands lie end to end; counts[e] is the M of one of them.
 // A number is the sum of its products in the order of K, and then the bias, on any instruction set: it depends neither
 // on other rows nor on the number of threads. `isa` is "best" or one of usable_isas(). Throws std::invalid_argument for
 // one that the CPU lacks.
-void linear(const PanelLinears& layers, const Threads& threads, std::string_view isa);
-
-// One of them.
-struct PanelLinear {
-  int64_t num_rows;  // M
-  int64_t num_inputs;
-  int64_t num_outputs;
-  const float* x;
-  const float* panels;
-  const float* bias;
-  float* out;
-};
+void linear(const PanelLinear& first, const std::vector<int64_t>& counts, const Threads& threads,
+            std::string_view isa);
 
 // Panels [begin, end) of out.
 void multiply_panels_avx512(const PanelLinear& layer, int64_t begin, int64_t end);

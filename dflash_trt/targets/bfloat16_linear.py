@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dflash_trt import _C
-from dflash_trt.targets.torch_threads import team
+from dflash_trt.targets.linear_call import one_weight
 
 MIN_INPUTS = 512
 """Of a layer that is replaced: with shorter rows many of them take longer than with oneDNN."""
@@ -27,30 +27,17 @@ def replace_linear_layers(model: PreTrainedModel) -> None:
         return
     for module in model.modules():
         weight = module.weight.data if type(module) is nn.Linear else None
-        if type(weight) is Tensor and _suits(weight):
+        if type(weight) is Tensor and suits(weight):
             module.forward = partial(linear, weight, None if module.bias is None else module.bias.data)
 
 
-def _suits(weight: Tensor) -> bool:
-    """A weight [out, in]."""
-    return weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.shape[1] >= MIN_INPUTS
+def suits(weight: Tensor) -> bool:
+    """A weight [..., out, in]."""
+    return weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.shape[-1] >= MIN_INPUTS
 
 
 def linear(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
     """rows [..., in] times the transpose of weight [out, in], and bias [out], all BF16 -> [..., out]."""
-    if rows.dtype != torch.bfloat16:
+    if rows.dtype != torch.bfloat16 or rows.shape[-1] != weight.shape[-1]:
         return F.linear(rows, weight, bias)  # which says what is wrong
-    num_outputs, num_inputs = weight.shape
-    rows = rows.contiguous()
-    out = rows.new_empty(*rows.shape[:-1], num_outputs)
-    _C.linear_bfloat16(
-        rows.data_ptr(),
-        rows.numel() // num_inputs,
-        weight.data_ptr(),
-        num_outputs,
-        num_inputs,
-        0 if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        *team(),
-    )
-    return out
+    return one_weight(_C.linear_bfloat16, weight, len(weight), bias, rows)

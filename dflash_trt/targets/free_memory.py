@@ -43,7 +43,7 @@ def loaded_bytes(weights: Mapping[str, Tensor], dtype: torch.dtype) -> int:
     packed = {name for name, tensor in weights.items() if name.endswith(PACKED_SUFFIX) and tensor.dtype == "U8"}
     scales = {name.removesuffix(PACKED_SUFFIX) + SCALES_SUFFIX for name in packed}
     counts = {name: 0 if name in scales else size * (2 if name in packed else 1) for name, size in sizes.items()}
-    copies = _head_copy(sizes) + _experts_copy(counts) if dtype.itemsize == 4 else 0
+    copies = _experts_copy(counts) + (_head_copy(sizes) if dtype.itemsize == 4 else 0)
     return dtype.itemsize * (sum(counts.values()) + copies)
 
 
@@ -55,7 +55,7 @@ def _head_copy(sizes: Mapping[str, int]) -> int:
 
 
 def _experts_copy(counts: Mapping[str, int]) -> int:
-    """Values of the first matrices of a layer's experts: `panel_experts` lays them out before it lets them go."""
+    """Values of the first matrices of a layer's experts: `grouped_experts` lays them out before it lets them go."""
     layers: Counter[str] = Counter()
     for name, count in counts.items():
         if EXPERTS in name and not any(second in name for second in SECOND_MATRICES):

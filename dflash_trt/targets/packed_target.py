@@ -12,13 +12,13 @@ from dflash_trt.targets.bfloat16_linear import replace_linear_layers
 from dflash_trt.targets.delta_net import DeltaNets
 from dflash_trt.targets.fused_norm import fuse_norms
 from dflash_trt.targets.gathered_attention import GatheredPass
+from dflash_trt.targets.grouped_experts import group_experts
 from dflash_trt.targets.packed_pass import Pass
 from dflash_trt.targets.paged_attention import PagedPass
-from dflash_trt.targets.panel_experts import lay_out_experts
 from dflash_trt.targets.panel_linear import lay_out_linear_layers
 from dflash_trt.targets.quiet import quiet_transformers
 from dflash_trt.targets.refusal import refusing
-from dflash_trt.targets.row_independence import EXPERTS, MIN_ROWS, agrees
+from dflash_trt.targets.row_independence import MIN_ROWS, agrees
 from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.slot_attention import IMPLEMENTATION
 from dflash_trt.targets.slot_cache import SlotCache
@@ -47,11 +47,8 @@ class PackedTarget(HuggingFaceTarget):
         fuse_norms(model)
         replace_linear_layers(model)
         lay_out_linear_layers(model)
-        lay_out_experts(model)
-        self._min_rows = 0
-        if model.dtype == torch.bfloat16:
-            self._min_rows = MIN_ROWS
-            model.set_experts_implementation(EXPERTS)
+        group_experts(model)
+        self._min_rows = MIN_ROWS if model.dtype == torch.bfloat16 else 0
         self._pass_type = pass_type or (PagedPass if model.device.type == "cpu" else GatheredPass)
         self._cache = SlotCache(num_slots, model.device)
         self._delta_nets = DeltaNets(model, num_slots)

@@ -8,7 +8,6 @@ decode step that takes longer than multiplying.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dflash_trt import _C
-from dflash_trt.targets.torch_threads import team
+from dflash_trt.targets.linear_call import one_weight
 
 
 def suits(model: PreTrainedModel) -> bool:
@@ -69,29 +68,4 @@ def linear(panels: Tensor, num_outputs: int, bias: Tensor | None, rows: Tensor) 
     num_inputs = panels.shape[-2]
     if rows.dtype != torch.float32 or rows.shape[-1] != num_inputs:
         return F.linear(rows, rows_of(panels, num_outputs), bias)  # which says what is wrong
-    out = rows.new_empty(*rows.shape[:-1], num_outputs)
-    _fill(out, panels, bias, rows, (rows.numel() // num_inputs,))
-    return out
-
-
-def grouped_linear(
-    panels: Tensor, num_outputs: int, bias: Tensor | None, rows: Tensor, counts: Sequence[int]
-) -> Tensor:
-    """rows [R, in], counts[e] of them by weight e of panels [E, ...] with bias[e] of [E, out] -> [R, out]."""
-    out = rows.new_empty(len(rows), num_outputs)
-    _fill(out, panels, bias, rows, counts)
-    return out
-
-
-def _fill(out: Tensor, panels: Tensor, bias: Tensor | None, rows: Tensor, counts: Sequence[int]) -> None:
-    rows = rows.contiguous()
-    _C.linear_panels(
-        rows.data_ptr(),
-        counts,
-        panels.data_ptr(),
-        out.shape[-1],
-        rows.shape[-1],
-        0 if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        *team(),
-    )
+    return one_weight(_C.linear_panels, panels, num_outputs, bias, rows)

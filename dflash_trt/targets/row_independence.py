@@ -5,38 +5,29 @@ Verifying a block and decoding token by token are the same sums in another order
 enough to flip a greedy choice, so here the order is made the same, to the last bit, on CPUs (oneDNN 3.12, torch 2.13;
 `agrees` asks this machine):
 
-* Linear layers with long rows have one kernel for any number of rows (`bfloat16_linear`). Elsewhere a product of one
-  row runs on another than one of two or more, and those all sum a row alike (`MIN_ROWS`: at 4, also MKL's in FP32, in
-  which routers compute). So a pass is padded with copies of its last row, and so are the tokens of an expert that is
-  asked by only one.
+* Linear layers and experts with long rows have one kernel for any number of rows (`bfloat16_linear`,
+  `grouped_experts`). Elsewhere a product of one row runs on another than one of two or more, and those all sum a row
+  alike (`MIN_ROWS`: at 4, also MKL's in FP32, in which routers compute). So a pass is padded with copies of its last
+  row, and so are the tokens of an expert that is asked by only one.
 * Attention sums in the order of absolute positions (`paged_attention`).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
 from dflash_trt.targets.target import Segment, Target
 
 MIN_ROWS = 4
 PROBE_TOKENS = 8
-EXPERTS = "row_independent"
 
 
-def experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """An experts implementation of transformers (5.23): no expert that is asked computes a single row.
-
-    hidden_states [R, H], top_k_index and top_k_weights [R, K] -> [R, H].
-    """
-    asked = torch.bincount(top_k_index.flatten(), minlength=self.num_experts + 1)
+def unlike_one_row(top_k_index: Tensor, num_experts: int) -> Tensor:
+    """Rows of top_k_index [R, K], those again behind them that would be the only one of an expert."""
+    asked = torch.bincount(top_k_index.flatten(), minlength=num_experts + 1)
     alone = (asked[top_k_index] == 1).any(dim=-1).nonzero().flatten()
-    rows = torch.cat([torch.arange(len(hidden_states), device=alone.device), alone])
-    mixed: Tensor = grouped_mm_experts_forward(self, hidden_states[rows], top_k_index[rows], top_k_weights[rows])
-    return mixed[: len(hidden_states)]
+    return torch.cat([torch.arange(len(top_k_index), device=alone.device), alone])
 
 
 def agrees(target: Target) -> bool:
@@ -58,5 +49,3 @@ def agrees(target: Target) -> bool:
     target.release(0)
     return torch.equal(one_by_one, together)
 
-
-ALL_EXPERTS_FUNCTIONS.register(EXPERTS, experts)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ from dflash_trt.targets.torch_threads import team
 def usable(isa: str) -> bool:
     empty = torch.empty(0, dtype=torch.bfloat16).data_ptr()
     try:
-        _C.linear_bfloat16(empty, 0, empty, 0, 0, 0, empty, 1, 0, isa)
+        _C.linear_bfloat16(empty, [0], empty, 0, 0, 0, empty, 1, 0, isa)
     except ValueError:
         return False
     return True
@@ -35,14 +37,16 @@ def tensors(rows: int, outputs: int, inputs: int, seed: int = 0) -> tuple[Tensor
     return x, weight, bias
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, isa: str, threads: int = 1) -> Tensor:
-    """What is computed; a guard behind it must stay as it is."""
-    (M, K), N = x.shape, len(weight)
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, isa: str, threads: int = 1, counts: Sequence[int] | None = None
+) -> Tensor:
+    """What is computed, by weights [E, N, K] if there are counts; a guard behind it must stay as it is."""
+    (M, K), N = x.shape, weight.shape[-2]
     out = torch.full((M * N + 64,), BEHIND, dtype=torch.bfloat16)
     count, start = team()
     bias_at = 0 if bias is None else bias.data_ptr()
     _C.linear_bfloat16(
-        x.data_ptr(), M, weight.data_ptr(), N, K, bias_at, out.data_ptr(), min(threads, count), start, isa
+        x.data_ptr(), counts or [M], weight.data_ptr(), N, K, bias_at, out.data_ptr(), min(threads, count), start, isa
     )
     assert (out[M * N :] == BEHIND).all()
     return out[: M * N].view(M, N)
@@ -81,6 +85,16 @@ def test_a_row_depends_on_itself_alone(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("counts", [[3, 0, 9, 1], [0, 0, 2], [5, 0]])
+def test_each_expert_has_its_own_rows(isa: str, counts: list[int]) -> None:
+    torch.manual_seed(0)
+    x, weights, biases = (torch.randn(shape).bfloat16() for shape in ((sum(counts), 40), (len(counts), 50, 40), (len(counts), 50)))
+    actual = product(x, weights, biases, isa, counts=counts)
+    for rows, found, weight, bias in zip(x.split(counts), actual.split(counts), weights, biases, strict=True):
+        assert_rounded_once(found, rows, weight, bias)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_ties_go_to_even_and_nan_stays(isa: str) -> None:
     """256 + 1 and 256 + 3 lie between two numbers of BF16, whose distance is 2 there."""
     weight = torch.eye(2, dtype=torch.bfloat16)
@@ -104,6 +118,8 @@ def test_as_a_layer_of_torch() -> None:
         torch.testing.assert_close(actual, layer(rows), rtol=2**-7, atol=2**-7)
         with pytest.raises(RuntimeError, match="dtype"):
             linear(layer.weight.data, layer.bias.data, rows.float())
+        with pytest.raises(RuntimeError, match="shape"):
+            linear(layer.weight.data, layer.bias.data, rows[..., :47])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

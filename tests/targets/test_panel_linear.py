@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers and experts with weights in panels: against float64 on every instruction set, and in every family."""
+"""Linear layers with weights in panels: against float64 on every instruction set, and in every family."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from dflash_trt import _C
-from dflash_trt.targets import panel_experts
 from dflash_trt.targets.huggingface import make_target
-from dflash_trt.targets.panel_experts import lay_out_experts
 from dflash_trt.targets.panel_linear import lay_out_linear_layers, linear, panels, rows_of, weight_of
 from dflash_trt.targets.row_independence import agrees
 from dflash_trt.targets.torch_threads import team
 from tests.targets.families import (
-    EXPERTS,
     NUM_SLOTS,
     TAPS,
     computed,
@@ -163,11 +160,9 @@ def test_weights_are_held_once_but_for_a_head_that_is_the_embeddings(tied: bool)
 
 
 def test_another_type_stays_as_it_is() -> None:
-    model = random_model("qwen3_moe", **EXPERTS).bfloat16()
+    model = random_model("llama").bfloat16()
     lay_out_linear_layers(model)
-    lay_out_experts(model)
     assert all(weight.numel() for weight in model.parameters())
-    assert model.config._experts_implementation != panel_experts.EXPERTS
 
 
 def test_a_block_has_the_logits_of_single_tokens_to_the_bit() -> None:

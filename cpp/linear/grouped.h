@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace dflash {
+
+// Layers of one shape whose rows, weights, biases and outputs lie end to end: one layer, or the experts of one. `first`
+// says where they begin, `counts` how many rows each has, `weight_size` the numbers of a weight. Those that have rows.
+template <class Layer>
+std::vector<Layer> split_by_weight(const Layer& first, const std::vector<int64_t>& counts, int64_t weight_size) {
+  std::vector<Layer> found;
+  Layer layer = first;
+  for (const int64_t count : counts) {
+    layer.num_rows = count;
+    if (count > 0) found.push_back(layer);
+    layer.x += count * layer.num_inputs;
+    layer.out += count * layer.num_outputs;
+    layer.weight += weight_size;
+    if (layer.bias != nullptr) layer.bias += layer.num_outputs;
+  }
+  return found;
+}
+
+}  // namespace dflash

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experts on a CPU, all of a layer in one call of C++, as `panel_linear` and `bfloat16_linear` have linear layers.
+
+Transformers' grouped products come down to one of MKL or oneDNN for each expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
+
+from dflash_trt import _C
+from dflash_trt.targets import bfloat16_linear
+from dflash_trt.targets.linear_call import grouped
+from dflash_trt.targets.panel_linear import panels
+from dflash_trt.targets.row_independence import unlike_one_row
+
+EXPERTS = "dflash"
+WEIGHTS = ("gate_up_proj", "down_proj")
+Products = Callable[[Tensor, list[int]], Tensor]
+"""rows [R, in], how many of them each expert has -> [R, out]"""
+
+
+def group_experts(model: PreTrainedModel) -> None:
+    """Replaces the model's experts by those below; weights are laid out layer by layer, in the place of its own.
+
+    On other devices they stay with transformers, as do experts that are spread over ranks, those without a gate, and in
+    BF16 those with short rows.
+    """
+    known = [module for module in model.modules() if model.device.type == "cpu" and _is_known(module)]
+    for module in known:
+        module.products = {name: _products(module, name) for name in WEIGHTS}
+    if known or model.dtype == torch.bfloat16:
+        model.set_experts_implementation(EXPERTS)
+
+
+def _is_known(module: nn.Module) -> bool:
+    """Whether its experts are as transformers (5.23) knows them, here, and of a type that is worth it."""
+    if not getattr(module, "has_gate", False) or module._is_expert_parallel:
+        return False
+    weights = [getattr(module, name).data for name in WEIGHTS]
+    if not all(type(weight) is Tensor for weight in weights):
+        return False
+    num_inputs = min(weight.shape[-2 if module.is_transposed else -1] for weight in weights)
+    dtype = weights[0].dtype
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and num_inputs >= bfloat16_linear.MIN_INPUTS)
+
+
+def _products(module: nn.Module, name: str) -> Products:
+    """By all experts' weights, which are let go where they had to be laid out."""
+    own: Tensor = getattr(module, name).data
+    weights = own.transpose(-1, -2) if module.is_transposed else own  # [E, out, in]
+    bias = getattr(module, f"{name}_bias").data if module.has_bias else None
+    num_outputs = weights.shape[-2]
+    if weights.dtype == torch.float32:
+        fill, weights = _C.linear_panels, panels(weights)
+    else:
+        fill, weights = _C.linear_bfloat16, weights.contiguous()
+    if weights is not own:
+        setattr(module, name, nn.Parameter(own.new_empty(0), requires_grad=False))
+    return partial(grouped, fill, weights, num_outputs, bias)
+
+
+def experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """An experts implementation of transformers (5.23).
+
+    hidden_states [R, H], top_k_index and top_k_weights [R, K] -> [R, H].
+    """
+    if not hasattr(self, "products"):
+        return _transformers(self, hidden_states, top_k_index, top_k_weights)
+    num_rows, top_k = top_k_index.shape
+    order = top_k_index.flatten().argsort()
+    counts = torch.bincount(top_k_index.flatten(), minlength=self.num_experts).tolist()
+    gated = self._apply_gate(self.products["gate_up_proj"](hidden_states[order // top_k], counts))
+    out = self.products["down_proj"](gated, counts)  # [R*K, H], expert by expert
+    if self.has_post_expert_norm:
+        out = self.post_expert_norm(out)
+    weighted = out * top_k_weights.flatten()[order, None]
+    back = torch.empty_like(weighted)
+    back[order] = weighted
+    return back.view(num_rows, top_k, -1).sum(dim=1).to(hidden_states.dtype)
+
+
+def _transformers(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Theirs; in BF16 no expert that is asked computes a single row."""
+    num_rows = len(hidden_states)
+    if hidden_states.dtype == torch.bfloat16:
+        rows = unlike_one_row(top_k_index, self.num_experts)
+        hidden_states, top_k_index, top_k_weights = hidden_states[rows], top_k_index[rows], top_k_weights[rows]
+    mixed: Tensor = grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
+    return mixed[:num_rows]
+
+
+ALL_EXPERTS_FUNCTIONS.register(EXPERTS, experts)

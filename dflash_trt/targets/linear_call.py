@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of this package's linear layers in C++, on torch's tensors and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from dflash_trt.targets.torch_threads import team
+
+
+class Fill(Protocol):
+    """`_C.linear_panels` or `_C.linear_bfloat16`."""
+
+    def __call__(
+        self,
+        x: int,
+        counts: Sequence[int],
+        weight: int,
+        num_outputs: int,
+        num_inputs: int,
+        bias: int,
+        out: int,
+        threads: int,
+        start: int,
+    ) -> None:
+        """Of addresses of dense tensors."""
+
+
+def one_weight(fill: Fill, weight: Tensor, num_outputs: int, bias: Tensor | None, rows: Tensor) -> Tensor:
+    """rows [..., in] by a weight, and bias [out] -> [..., out]."""
+    out = rows.new_empty(*rows.shape[:-1], num_outputs)
+    num_inputs = rows.shape[-1]
+    _call(fill, (rows.numel() // num_inputs,), weight, bias, rows, out)
+    return out
+
+
+def grouped(
+    fill: Fill, weights: Tensor, num_outputs: int, biases: Tensor | None, rows: Tensor, counts: Sequence[int]
+) -> Tensor:
+    """rows [R, in], counts[e] of them by weights[e] and biases[e] of [E, out], end to end -> [R, out]."""
+    out = rows.new_empty(len(rows), num_outputs)
+    _call(fill, counts, weights, biases, rows, out)
+    return out
+
+
+def _call(fill: Fill, counts: Sequence[int], weight: Tensor, bias: Tensor | None, rows: Tensor, out: Tensor) -> None:
+    rows = rows.contiguous()
+    bias_at = 0 if bias is None else bias.data_ptr()
+    x, weight_at, out_at = rows.data_ptr(), weight.data_ptr(), out.data_ptr()
+    fill(x, counts, weight_at, out.shape[-1], rows.shape[-1], bias_at, out_at, *team())
