@@ -64,7 +64,9 @@ def main(dtypes: Sequence[str], seconds: float, cold: int) -> None:
         table = []
         for sizes in EXPERTS:
             ways = expert_ways(*sizes, getattr(torch, dtype))
-            cells = [measured(ways, torch.randn(rows, sizes[0]).to(getattr(torch, dtype)), other, seconds) for rows in ROWS]
+            cells = [
+                measured(ways, torch.randn(rows, sizes[0]).to(getattr(torch, dtype)), other, seconds) for rows in ROWS
+            ]
             table.append(("{} -> {}, {} experts, {} asked".format(*sizes), *cells))
         print_table(f"{cpu_model()}, one thread, {dtype}", ("experts", *map(str, ROWS)), table)
 

@@ -16,13 +16,13 @@ from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
 from dflash_trt import _C
-from dflash_trt.targets import bfloat16_linear
-from dflash_trt.targets.linear_call import grouped
+from dflash_trt.targets.linear_call import Fill, grouped
 from dflash_trt.targets.panel_linear import panels
 from dflash_trt.targets.row_independence import unlike_one_row
 
 EXPERTS = "dflash"
 WEIGHTS = ("gate_up_proj", "down_proj")
+FILLS: dict[torch.dtype, Fill] = {torch.float32: _C.linear_panels, torch.bfloat16: _C.linear_bfloat16}
 Products = Callable[[Tensor, list[int]], Tensor]
 """rows [R, in], how many of them each expert has -> [R, out]"""
 
@@ -30,8 +30,7 @@ Products = Callable[[Tensor, list[int]], Tensor]
 def group_experts(model: PreTrainedModel) -> None:
     """Replaces the model's experts by those below; weights are laid out layer by layer, in the place of its own.
 
-    On other devices they stay with transformers, as do experts that are spread over ranks, those without a gate, and in
-    BF16 those with short rows.
+    On other devices they stay with transformers, as do experts that are spread over ranks and those without a gate.
     """
     known = [module for module in model.modules() if model.device.type == "cpu" and _is_known(module)]
     for module in known:
@@ -41,15 +40,11 @@ def group_experts(model: PreTrainedModel) -> None:
 
 
 def _is_known(module: nn.Module) -> bool:
-    """Whether its experts are as transformers (5.23) knows them, here, and of a type that is worth it."""
+    """Whether its experts are as transformers (5.23) knows them, here, and of such a type."""
     if not getattr(module, "has_gate", False) or module._is_expert_parallel:
         return False
-    weights = [getattr(module, name).data for name in WEIGHTS]
-    if not all(type(weight) is Tensor for weight in weights):
-        return False
-    num_inputs = min(weight.shape[-2 if module.is_transposed else -1] for weight in weights)
-    dtype = weights[0].dtype
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and num_inputs >= bfloat16_linear.MIN_INPUTS)
+    weights: list[Tensor] = [getattr(module, name).data for name in WEIGHTS]
+    return all(type(weight) is Tensor and weight.dtype in FILLS for weight in weights)
 
 
 def _products(module: nn.Module, name: str) -> Products:
@@ -58,13 +53,10 @@ def _products(module: nn.Module, name: str) -> Products:
     weights = own.transpose(-1, -2) if module.is_transposed else own  # [E, out, in]
     bias = getattr(module, f"{name}_bias").data if module.has_bias else None
     num_outputs = weights.shape[-2]
-    if weights.dtype == torch.float32:
-        fill, weights = _C.linear_panels, panels(weights)
-    else:
-        fill, weights = _C.linear_bfloat16, weights.contiguous()
+    weights = panels(weights) if own.dtype == torch.float32 else weights.contiguous()
     if weights is not own:
         setattr(module, name, nn.Parameter(own.new_empty(0), requires_grad=False))
-    return partial(grouped, fill, weights, num_outputs, bias)
+    return partial(grouped, FILLS[own.dtype], weights, num_outputs, bias)
 
 
 def experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

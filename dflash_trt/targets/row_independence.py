@@ -5,8 +5,8 @@ Verifying a block and decoding token by token are the same sums in another order
 enough to flip a greedy choice, so here the order is made the same, to the last bit, on CPUs (oneDNN 3.12, torch 2.13;
 `agrees` asks this machine):
 
-* Linear layers and experts with long rows have one kernel for any number of rows (`bfloat16_linear`,
-  `grouped_experts`). Elsewhere a product of one row runs on another than one of two or more, and those all sum a row
+* Experts, and linear layers with long rows, have one kernel for any number of rows (`grouped_experts`,
+  `bfloat16_linear`). Elsewhere a product of one row runs on another than one of two or more, and those all sum a row
   alike (`MIN_ROWS`: at 4, also MKL's in FP32, in which routers compute). So a pass is padded with copies of its last
   row, and so are the tokens of an expert that is asked by only one.
 * Attention sums in the order of absolute positions (`paged_attention`).
@@ -48,4 +48,3 @@ def agrees(target: Target) -> bool:
     together = logits(0, PROBE_TOKENS)
     target.release(0)
     return torch.equal(one_by_one, together)
-

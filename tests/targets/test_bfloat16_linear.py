@@ -88,7 +88,9 @@ def test_a_row_depends_on_itself_alone(isa: str) -> None:
 @pytest.mark.parametrize("counts", [[3, 0, 9, 1], [0, 0, 2], [5, 0]])
 def test_each_expert_has_its_own_rows(isa: str, counts: list[int]) -> None:
     torch.manual_seed(0)
-    x, weights, biases = (torch.randn(shape).bfloat16() for shape in ((sum(counts), 40), (len(counts), 50, 40), (len(counts), 50)))
+    x, weights, biases = (
+        torch.randn(shape).bfloat16() for shape in ((sum(counts), 40), (len(counts), 50, 40), (len(counts), 50))
+    )
     actual = product(x, weights, biases, isa, counts=counts)
     for rows, found, weight, bias in zip(x.split(counts), actual.split(counts), weights, biases, strict=True):
         assert_rounded_once(found, rows, weight, bias)

@@ -63,7 +63,7 @@ def test_one_layers_experts_are_laid_out_beside_themselves() -> None:
     assert loaded_bytes(weights(*experts), torch.float32) == 4 * (values + 60)
     assert loaded_bytes(weights(*experts[:-1]), torch.float32) == 4 * (values - 60 + 4 * 12)
     assert loaded_bytes(weights(*experts[5:-1]), torch.float32) == 4 * (3 * 12 + 2 * 12)
-    assert loaded_bytes(weights(*experts), torch.bfloat16) == 2 * values
+    assert loaded_bytes(weights(*experts), torch.bfloat16) == 2 * (values + 60)
 
 
 def test_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

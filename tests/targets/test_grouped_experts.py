@@ -76,8 +76,11 @@ def test_only_weights_that_were_laid_out_are_let_go(family: str) -> None:
         assert (ours.down_proj.numel() > 0) == stays
 
 
-def test_short_rows_in_bf16_stay_with_transformers() -> None:
-    model = random_model("qwen3_moe", **EXPERTS).bfloat16()
-    group_experts(model)
-    assert not hasattr(experts_of(model), "products")
-    assert all(weight.numel() for weight in model.parameters())
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="needs oneDNN's products in BF16")
+def test_experts_that_stay_with_transformers_compute_no_single_row_in_bf16() -> None:
+    theirs, _ = wide_experts("qwen3_moe", torch.bfloat16)
+    rows = torch.randn(23, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
+    indices, shares = asked(23)
+    with torch.inference_mode():
+        whole = experts(theirs, rows, indices, shares.bfloat16())
+        assert torch.equal(experts(theirs, rows[:1], indices[:1], shares[:1].bfloat16())[0], whole[0])
