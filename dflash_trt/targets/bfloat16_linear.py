@@ -21,19 +21,23 @@ MIN_INPUTS = 512
 """Of a layer that is replaced: with shorter rows many of them take longer than with oneDNN."""
 
 
-def replace_linear_layers(model: PreTrainedModel) -> None:
-    """Replaces the `forward` of each linear layer. Does nothing on other devices, in other types, and for shards."""
+def replace_linear_layers(model: PreTrainedModel) -> bool:
+    """Replaces the `forward` of linear layers, and says whether that were all of them.
+
+    Does nothing on other devices, in other types, and for shards.
+    """
     if model.dtype != torch.bfloat16 or model.device.type != "cpu":
-        return
-    for module in model.modules():
-        weight = module.weight.data if type(module) is nn.Linear else None
-        if type(weight) is Tensor and suits(weight):
-            module.forward = partial(linear, weight, None if module.bias is None else module.bias.data)
+        return False
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    ours = [layer for layer in layers if type(layer.weight.data) is Tensor and _suits(layer.weight.data)]
+    for layer in ours:
+        layer.forward = partial(linear, layer.weight.data, None if layer.bias is None else layer.bias.data)
+    return len(ours) == len(layers)
 
 
-def suits(weight: Tensor) -> bool:
-    """A weight [..., out, in]."""
-    return weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.shape[-1] >= MIN_INPUTS
+def _suits(weight: Tensor) -> bool:
+    """A weight [out, in]."""
+    return weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.shape[1] >= MIN_INPUTS
 
 
 def linear(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:

@@ -45,10 +45,11 @@ class PackedTarget(HuggingFaceTarget):
         self._catcher = Taps(model, target_layer_ids)
         model.set_attn_implementation(IMPLEMENTATION)
         fuse_norms(model)
-        replace_linear_layers(model)
+        has_all = replace_linear_layers(model)
         lay_out_linear_layers(model)
         group_experts(model)
-        self._min_rows = MIN_ROWS if model.dtype == torch.bfloat16 else 0
+        self._pads = model.dtype == torch.bfloat16 and not has_all
+        """Whether passes are filled up, to numbers of rows on which other kernels than ours agree, and to few."""
         self._pass_type = pass_type or (PagedPass if model.device.type == "cpu" else GatheredPass)
         self._cache = SlotCache(num_slots, model.device)
         self._delta_nets = DeltaNets(model, num_slots)
@@ -58,7 +59,7 @@ class PackedTarget(HuggingFaceTarget):
             for token_ids in ([0], [0, 0]):
                 self.verify([Segment(slot=0, token_ids=token_ids, num_logits=0)], with_taps=False)
         self.release(0)
-        self.is_row_independent = model.dtype == torch.bfloat16 and agrees(self)
+        self.is_row_independent = model.dtype == torch.bfloat16 and self._agrees()
         self.cache_bytes_per_token = self._cache.bytes_per_token
         self.cache_bytes_per_slot = self._delta_nets.bytes_per_slot
         self.keeps_prefixes = self.cache_bytes_per_slot == 0  # recurrent state is of a sequence's end alone
@@ -93,10 +94,19 @@ class PackedTarget(HuggingFaceTarget):
             return verified
         return Verified(logits=verified.logits[:num_logits], tapped=[tap[:num_rows] for tap in verified.tapped])
 
+    def _agrees(self) -> bool:
+        """Whether rows are independent, if need be in passes that are filled up, for what is no linear layer."""
+        found = agrees(self)
+        if not found and not self._pads:
+            self._pads = True
+            found = agrees(self)
+        return found
+
     def _size(self, num_rows: int) -> int:
         """Rows that a pass over so many has."""
-        pads = self._device.type == "cpu" and self._dtype == torch.bfloat16
-        return max(self._min_rows, padded_size(num_rows) if pads else num_rows)
+        if not self._pads:
+            return num_rows
+        return max(MIN_ROWS, padded_size(num_rows) if self._device.type == "cpu" else num_rows)
 
     def _clear(self, pages: Sequence[int]) -> None:
         """Pages that others have written."""

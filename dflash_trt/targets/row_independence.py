@@ -7,8 +7,8 @@ enough to flip a greedy choice, so here the order is made the same, to the last 
 
 * Experts, and linear layers with long rows, have one kernel for any number of rows (`grouped_experts`,
   `bfloat16_linear`). Elsewhere a product of one row runs on another than one of two or more, and those all sum a row
-  alike (`MIN_ROWS`: at 4, also MKL's in FP32, in which routers compute). So a pass is padded with copies of its last
-  row, and so are the tokens of an expert that is asked by only one.
+  alike (`MIN_ROWS`: at 4, also MKL's in FP32, in which routers compute). So where a model has such products, a pass
+  is padded with copies of its last row, and so are the tokens of an expert that is asked by only one.
 * Attention sums in the order of absolute positions (`paged_attention`).
 """
 

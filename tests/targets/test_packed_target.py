@@ -10,6 +10,8 @@ from dflash_trt.targets.packed_target import PackedTarget, padded_size
 from dflash_trt.targets.target import Segment
 from tests.targets.families import random_model
 
+WIDE = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 64}
+
 
 @pytest.mark.parametrize(("rows", "size"), [(0, 0), (1, 1), (16, 16), (17, 18), (33, 36), (129, 144), (257, 288)])
 def test_sizes(rows: int, size: int) -> None:
@@ -24,13 +26,21 @@ def test_every_size_holds_its_rows() -> None:
     assert len(set(sizes)) == 16 + 8 * 6
 
 
-@pytest.mark.parametrize(("dtype", "sizes"), [(torch.bfloat16, [36, 20]), (torch.float32, [35, 19])])
-def test_layers_see_few_sizes_in_bf16_and_callers_their_rows(dtype: torch.dtype, sizes: list[int]) -> None:
-    model = random_model("qwen3", num_hidden_layers=1).to(dtype)
+@pytest.mark.parametrize(
+    ("dtype", "settings", "sizes"),
+    [(torch.bfloat16, {}, [36, 20]), (torch.bfloat16, WIDE, [35, 19]), (torch.float32, {}, [35, 19])],
+    ids=["bfloat16", "wide-bfloat16", "float32"],
+)
+def test_layers_see_few_sizes_where_onednn_is_asked(
+    dtype: torch.dtype, settings: dict[str, int], sizes: list[int]
+) -> None:
+    """In BF16, for short rows; callers see their rows."""
+    model = random_model("qwen3", num_hidden_layers=1, **settings).to(dtype)
     target = PackedTarget(model, (0,), num_slots=1)
     seen = []
     for layer in (model.model.layers[0].mlp.up_proj, model.lm_head):
         layer.register_forward_pre_hook(lambda _, rows: seen.append(rows[0].numel() // rows[0].shape[-1]))
     verified = target.verify([Segment(slot=0, token_ids=[1] * 35, num_logits=19)], with_taps=True)
     assert seen == sizes
+    assert target.is_row_independent == (dtype == torch.bfloat16), "asked in BF16"
     assert (len(verified.logits), len(verified.taps)) == (19, 35)
