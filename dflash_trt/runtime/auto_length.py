@@ -117,7 +117,7 @@ class AutoLength:
         self._since_drafting = self._since_drafting + 1 if self._next == 0 else 0
         self._since_switch += 1
         self._since_review += 1
-        return [self._chosen.get(slot, self._next) for slot in slots]
+        return [self._chosen.get(slot, self._next) for slot in slots] if self._chosen else [self._next] * len(slots)
 
     def _must_think(self, slots: Sequence[int], remaining: Remaining | None) -> bool:
         """Whether what was chosen has run for as long as it should, or for others."""

@@ -23,69 +23,69 @@ class PendingTaps:
     """
 
     def __init__(self) -> None:
-        self.num_rows = 0
-        """That the kept passes hold, rejected ones too."""
         self.num_bytes = 0
-        """Of the same."""
+        """That the kept passes hold, rejected rows too."""
         self._passes: list[tuple[Sequence[Tensor], Segments]] = []
-        self._counts: dict[int, int] = {}
-        """Rows that wait, by slot."""
         self._first: dict[int, int] = {}
-        """The pass with which they begin; an earlier one had them of a request that has gone."""
+        """By slot: the first pass that counts; earlier ones have rows of a request that has gone. 0 where none has."""
+        self._counts: defaultdict[int, int] = defaultdict(int)
+        """Rows that wait, by slot, of the first `_num_counted` passes."""
+        self._num_counted = 0
 
     def count(self, slot: int) -> int:
         """Rows of a slot that wait."""
-        return self._counts.get(slot, 0)
+        for _, segments in self._passes[self._num_counted :]:
+            for each, num_committed, _ in segments:
+                self._counts[each] += num_committed
+        self._num_counted = len(self._passes)
+        return self._counts[slot]
 
     def add(self, tapped: Sequence[Tensor], segments: Segments) -> None:
-        """Keeps a pass's tapped hidden states, [R, H] each, of R rows in all segments."""
-        counts, first = self._counts, self._first
-        for slot, num_committed, num_rejected in segments:
-            if slot in counts:
-                counts[slot] += num_committed
-            elif num_committed:
-                counts[slot], first[slot] = num_committed, len(self._passes)
-            self.num_rows += num_committed + num_rejected
+        """Keeps a pass's tapped hidden states, [R, H] or [1, R, H] each, of R rows in all segments."""
         self._passes.append((tapped, segments))
-        self.num_bytes += sum(tap.nbytes for tap in tapped)
+        for tap in tapped:
+            self.num_bytes += tap.nbytes
 
     def take(self) -> tuple[list[int], list[int], Tensor | None]:
         """Slots, how many rows each gets, and the rows [T, A*H], slot by slot; None for no row. Nothing waits then."""
-        slots, counts, tapped = self._take()
-        return slots, counts, side_by_side(tapped) if tapped else None
+        rows, num_rows = self._rows()
+        order = [row for of_slot in rows.values() for row in of_slot]
+        taps = None
+        if order:
+            each = zip(*(tapped for tapped, _ in self._passes), strict=True)
+            taps = side_by_side([_end_to_end(passes) for passes in each])
+            if order != list(range(num_rows)):
+                taps = taps.index_select(0, torch.from_numpy(np.array(order)).to(taps.device))
+        self._passes, self.num_bytes, self._num_counted = [], 0, 0
+        self._first.clear()
+        self._counts.clear()
+        return list(rows), [len(of_slot) for of_slot in rows.values()], taps
 
     def compact(self) -> None:
         """Lets go of rows that no slot waits for: rejected ones, and those of slots that were dropped."""
-        slots, counts, tapped = self._take()
-        if tapped:
-            self.add([tap.clone() for tap in tapped], [(slot, n, 0) for slot, n in zip(slots, counts, strict=True)])
+        widths = [tap.shape[-1] for tapped, _ in self._passes[:1] for tap in tapped]
+        slots, counts, taps = self.take()
+        if taps is not None:
+            self.add(taps.clone().split(widths, dim=-1), [(slot, n, 0) for slot, n in zip(slots, counts, strict=True)])
 
-    def _take(self) -> tuple[list[int], list[int], list[Tensor]]:
-        """The same, its rows [T, H] by tap; no tap for no row."""
-        rows = self._rows()
-        order = [row for of_slot in rows.values() for row in of_slot]
-        tapped: list[Tensor] = []
-        if order:
-            each = zip(*(tapped for tapped, _ in self._passes), strict=True)
-            tapped = [taps[0] if len(taps) == 1 else torch.cat(taps) for taps in each]
-            if len(order) < self.num_rows or order != list(range(len(order))):
-                index = torch.from_numpy(np.array(order)).to(tapped[0].device)
-                tapped = [taps.index_select(0, index) for taps in tapped]
-        self._passes, self._counts, self._first, self.num_rows, self.num_bytes = [], {}, {}, 0, 0
-        return list(rows), [len(of_slot) for of_slot in rows.values()], tapped
-
-    def _rows(self) -> dict[int, list[int]]:
-        """By slot: those that wait, in the passes end to end."""
+    def _rows(self) -> tuple[dict[int, list[int]], int]:
+        """By slot: those that wait, in the passes end to end; and how many these hold."""
         rows: defaultdict[int, list[int]] = defaultdict(list)
         begin = 0
         for number, (_, segments) in enumerate(self._passes):
             for slot, num_committed, num_rejected in segments:
-                if num_committed and number >= self._first.get(slot, len(self._passes)):
+                if num_committed and number >= self._first.get(slot, 0):
                     rows[slot] += range(begin, begin + num_committed)
                 begin += num_committed + num_rejected
-        return rows
+        return rows, begin
 
     def drop(self, slot: int) -> None:
         """Forgets a slot's rows."""
-        if self._counts.pop(slot, None) is not None:
-            del self._first[slot]
+        if self._passes:
+            self.count(slot)
+            self._counts[slot], self._first[slot] = 0, len(self._passes)
+
+
+def _end_to_end(taps: Sequence[Tensor]) -> Tensor:
+    """One tap of all passes."""
+    return taps[0] if len(taps) == 1 else torch.cat([tap.flatten(0, -2) for tap in taps])

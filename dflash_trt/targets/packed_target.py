@@ -92,7 +92,7 @@ class PackedTarget(HuggingFaceTarget):
             self._delta_nets.appended(segment.slot, len(segment.token_ids))
         if len(token_ids) == num_rows and len(logits_rows) == num_logits:
             return verified
-        return Verified(logits=verified.logits[:num_logits], tapped=[tap[:num_rows] for tap in verified.tapped])
+        return Verified(logits=verified.logits[:num_logits], tapped=[tap[:, :num_rows] for tap in verified.tapped])
 
     def _agrees(self) -> bool:
         """Whether rows are independent, if need be in passes that are filled up, for what is no linear layer."""

@@ -101,4 +101,4 @@ class HuggingFaceTarget:
             return Verified(logits=logits)
         if self._catcher is not None:
             return Verified(logits=logits, tapped=self._catcher.take())
-        return Verified(logits=logits, tapped=[output.hidden_states[tap][0] for tap in self._taps])
+        return Verified(logits=logits, tapped=[output.hidden_states[tap] for tap in self._taps])

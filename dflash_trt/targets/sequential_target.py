@@ -34,7 +34,7 @@ class SequentialTarget(HuggingFaceTarget):
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         """Appends the segments one after the other."""
         parts = [self._append(segment, with_taps=with_taps) for segment in segments]
-        tapped = [torch.cat(rows) for rows in zip(*(part.tapped for part in parts), strict=True)]
+        tapped = [torch.cat(rows, dim=-2) for rows in zip(*(part.tapped for part in parts), strict=True)]
         return Verified(logits=torch.cat([part.logits for part in parts]), tapped=tapped)
 
     @torch.inference_mode()

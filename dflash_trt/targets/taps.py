@@ -41,8 +41,8 @@ class Taps:
             self._forwards = {}
 
     def take(self) -> list[Tensor]:
-        """Those of the pass, [R, H] each, in the order of the layer ids."""
-        taps = [self._caught[index][0] for index in self._layer_ids]
+        """Those of the pass, [1, R, H] each, in the order of the layer ids."""
+        taps = [self._caught[index] for index in self._layer_ids]
         self._caught.clear()
         return taps
 

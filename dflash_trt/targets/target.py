@@ -29,7 +29,7 @@ class Verified:
     logits: torch.Tensor
     """[sum of num_logits, V] FLOAT."""
     tapped: Sequence[torch.Tensor] = ()
-    """[R, H] each: the tapped hidden states of each token, in the draft's order; none unasked."""
+    """[R, H] or [1, R, H] each: the tapped hidden states of each token, in the draft's order; none unasked."""
 
     @property
     def taps(self) -> torch.Tensor:
@@ -38,10 +38,10 @@ class Verified:
 
 
 def side_by_side(tapped: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Taps [R, A*H] of A hidden states [R, H]."""
+    """Taps [R, A*H] of A hidden states [R, H] or [1, R, H]."""
     import torch
 
-    return tapped[0] if len(tapped) == 1 else torch.cat(list(tapped), dim=-1)
+    return (tapped[0] if len(tapped) == 1 else torch.cat(list(tapped), dim=-1)).flatten(0, -2)
 
 
 class Target(Protocol):
