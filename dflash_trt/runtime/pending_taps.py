@@ -66,7 +66,9 @@ class PendingTaps:
         widths = [tap.shape[-1] for tapped, _ in self._passes[:1] for tap in tapped]
         slots, counts, taps = self.take()
         if taps is not None:
-            self.add(taps.clone().split(widths, dim=-1), [(slot, n, 0) for slot, n in zip(slots, counts, strict=True)])
+            self.add(
+                torch.split(taps.clone(), widths, dim=-1), [(slot, n, 0) for slot, n in zip(slots, counts, strict=True)]
+            )
 
     def _rows(self) -> tuple[dict[int, list[int]], int]:
         """By slot: those that wait, in the passes end to end; and how many these hold."""

@@ -8,6 +8,7 @@ its time: oneDNN (3.12, torch 2.13) takes twice as long for up to 8, as long for
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ def replace_linear_layers(model: PreTrainedModel) -> bool:
     """
     if model.dtype != torch.bfloat16 or model.device.type != "cpu":
         return False
-    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    layers: list[Any] = [module for module in model.modules() if type(module) is nn.Linear]
     ours = [layer for layer in layers if type(layer.weight.data) is Tensor and _suits(layer.weight.data)]
     for layer in ours:
         layer.forward = partial(linear, layer.weight.data, None if layer.bias is None else layer.bias.data)
