@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Auto's draft length beside the better of plain decoding and whole blocks, as a ratio of tokens a second.
 
-Each way has a target, a drafter and requests of its own. They run in turns of 40 ms, or with --together of all prompts
-from begin to end, so that a slow moment of the machine meets all of them; seconds are the process's CPU time. Requests
-follow each other so that the batch stays full; with --together all begin at once, and the answers of all are awaited.
-What comes before --skip turns, and with the batch kept full before 64 steps of auto, is left out. Deviations are by
-bootstrap over turns. The MoE pair has random weights, and its acceptance is forced (forced_acceptance.py).
+They take turns of 40 ms, or with --together of all prompts from begin to end, so that a slow moment of the machine
+meets all of them; seconds are the process's CPU time. Requests follow each other so that the batch stays full; with
+--together all begin at once, and the answers of all are awaited. Who is first changes with each turn. Where a model's
+memory lies makes some percent, so with --together all share one, and else each has each of three for a third of the
+time. What comes before --skip turns, and with the batch kept full before 64 steps of auto, is left out. Deviations are
+by bootstrap over turns. The MoE pair has random weights, and its acceptance is forced (forced_acceptance.py).
 Prints a table, asserts nothing; takes --seconds for each batch and pair.
 """
 
@@ -62,6 +63,11 @@ class Way:
     seconds: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.use(self.session)
+
+    def use(self, session: Session) -> None:
+        """Begins anew, with what is known of draft lengths."""
+        self.session = session
         self.decoder = self._new_decoder()
 
     def _new_decoder(self) -> Decoder:
@@ -164,18 +170,30 @@ def _measure(
         )
         for session, name, length in zip(sessions, ("plain", "whole", "auto"), ("0", str(block), "auto"), strict=True)
     ]
-    end = time.process_time() + seconds
+    parts = [sessions[:1] * len(ways)] if together else [[*sessions[i:], *sessions[:i]] for i in range(len(ways))]
+    for part in parts:
+        for way, session in zip(ways, part, strict=True):
+            way.use(session)
+        _take_turns(ways, together, time.process_time() + seconds / len(parts), skip)
+    return ways
+
+
+def _take_turns(ways: Sequence[Way], together: int | None, end: float, skip: int) -> None:
+    """Those that count are noted."""
+    begin = len(ways[0].tokens)
+    first = begin + skip
+    order = list(ways)
     while time.process_time() < end:
-        for way in ways:
+        order = [*order[1:], order[0]]
+        for way in order:
             if together:
                 way.turn_together(together)
             else:
                 way.turn_of_full_batches()
         if not together and ways[-1].decoder.metrics().passes < LEARNING_STEPS:
-            skip = len(ways[-1].tokens)
+            first = max(first, len(ways[-1].tokens))
     for way in ways:
-        way.tokens, way.seconds = way.tokens[skip:], way.seconds[skip:]
-    return ways
+        del way.tokens[begin:first], way.seconds[begin:first]
 
 
 def _row(ways: Sequence[Way]) -> tuple[str, ...]:
