@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.moe import grouped_mm_experts_forward
 
 from dflash_trt.targets.grouped_experts import experts, group_experts
+from dflash_trt.targets.row_independence import unlike_one_row
 from tests.targets.families import EXPERTS, random_model
 
 WIDE = {**EXPERTS, "hidden_size": 512, "intermediate_size": 512, "moe_intermediate_size": 512, "num_hidden_layers": 1}
@@ -76,11 +77,10 @@ def test_only_weights_that_were_laid_out_are_let_go(family: str) -> None:
         assert (ours.down_proj.numel() > 0) == stays
 
 
-@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="needs oneDNN's products in BF16")
-def test_experts_that_stay_with_transformers_compute_no_single_row_in_bf16() -> None:
-    theirs, _ = wide_experts("qwen3_moe", torch.bfloat16)
-    rows = torch.randn(23, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
-    indices, shares = asked(23)
-    with torch.inference_mode():
-        whole = experts(theirs, rows, indices, shares.bfloat16())
-        assert torch.equal(experts(theirs, rows[:1], indices[:1], shares[:1].bfloat16())[0], whole[0])
+def test_rows_that_an_expert_would_compute_alone_are_repeated() -> None:
+    """Experts that stay with transformers, in BF16."""
+    for num_rows in (1, 2, 5, 23):
+        indices, _ = asked(num_rows)
+        rows = unlike_one_row(indices, num_experts=4)
+        assert rows[:num_rows].tolist() == list(range(num_rows))
+        assert 1 not in torch.bincount(indices[rows].flatten()).tolist()
