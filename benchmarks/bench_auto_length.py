@@ -13,7 +13,6 @@ Prints a table, asserts nothing; takes --seconds for each batch and pair.
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 import tempfile
 import time
@@ -51,7 +50,6 @@ Answers = dict[tuple[int, ...], list[int]]
 class Way:
     """One way to decode, and what its turns brought."""
 
-    name: str
     session: Session
     length: DraftLength
     answers: Answers
@@ -160,7 +158,6 @@ def _measure(
     block = sessions[0].manifest.draft.num_draft_tokens
     ways = [
         Way(
-            name=name,
             session=session,
             length=parse_draft_length(length, block),
             answers=answers,
@@ -168,7 +165,7 @@ def _measure(
             prompts=itertools.cycle(texts),
             num_tokens=tokens,
         )
-        for session, name, length in zip(sessions, ("plain", "whole", "auto"), ("0", str(block), "auto"), strict=True)
+        for session, length in zip(sessions, ("0", str(block), "auto"), strict=True)
     ]
     parts = [sessions[:1] * len(ways)] if together else [[*sessions[i:], *sessions[:i]] for i in range(len(ways))]
     for part in parts:
@@ -208,7 +205,7 @@ def _row(ways: Sequence[Way]) -> tuple[str, ...]:
 
 def _ratio(ways: Sequence[Way], turns: Sequence[int] | slice = slice(None)) -> float:
     plain, whole, auto = (way.speed(turns) for way in ways)
-    return auto / max(plain, whole) if plain and whole else math.nan
+    return auto / max(plain, whole)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_expe
 from dflash_trt import _C
 from dflash_trt.targets.linear_call import Fill, grouped
 from dflash_trt.targets.panel_linear import panels
-from dflash_trt.targets.row_independence import unlike_one_row
+from dflash_trt.targets.row_independence import repeat_lone_rows
 
 EXPERTS = "dflash"
 WEIGHTS = ("gate_up_proj", "down_proj")
@@ -83,7 +83,7 @@ def _transformers(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_w
     """Theirs; in BF16 no expert that is asked computes a single row."""
     num_rows = len(hidden_states)
     if hidden_states.dtype == torch.bfloat16:
-        rows = unlike_one_row(top_k_index, self.num_experts)
+        rows = repeat_lone_rows(top_k_index, self.num_experts)
         hidden_states, top_k_index, top_k_weights = hidden_states[rows], top_k_index[rows], top_k_weights[rows]
     mixed: Tensor = grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
     return mixed[:num_rows]

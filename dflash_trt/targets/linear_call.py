@@ -3,30 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from dflash_trt.targets.torch_threads import team
 
-
-class Fill(Protocol):
-    """`_C.linear_panels` or `_C.linear_bfloat16`."""
-
-    def __call__(
-        self,
-        x: int,
-        counts: Sequence[int],
-        weight: int,
-        num_outputs: int,
-        num_inputs: int,
-        bias: int,
-        out: int,
-        threads: int,
-        start: int,
-    ) -> None:
-        """Of addresses of dense tensors."""
+Fill = Callable[..., None]
+"""`_C.linear_panels` or `_C.linear_bfloat16`."""
 
 
 def one_weight(fill: Fill, weight: Tensor, num_outputs: int, bias: Tensor | None, rows: Tensor) -> Tensor:

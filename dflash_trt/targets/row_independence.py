@@ -23,7 +23,7 @@ MIN_ROWS = 4
 PROBE_TOKENS = 8
 
 
-def unlike_one_row(top_k_index: Tensor, num_experts: int) -> Tensor:
+def repeat_lone_rows(top_k_index: Tensor, num_experts: int) -> Tensor:
     """Rows of top_k_index [R, K], those again behind them that would be the only one of an expert."""
     asked = torch.bincount(top_k_index.flatten(), minlength=num_experts + 1)
     alone = (asked[top_k_index] == 1).any(dim=-1).nonzero().flatten()

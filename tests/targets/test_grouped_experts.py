@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.moe import grouped_mm_experts_forward
 
 from dflash_trt.targets.grouped_experts import experts, group_experts
-from dflash_trt.targets.row_independence import unlike_one_row
+from dflash_trt.targets.row_independence import repeat_lone_rows
 from tests.targets.families import EXPERTS, random_model
 
 WIDE = {**EXPERTS, "hidden_size": 512, "intermediate_size": 512, "moe_intermediate_size": 512, "num_hidden_layers": 1}
@@ -81,6 +81,6 @@ def test_rows_that_an_expert_would_compute_alone_are_repeated() -> None:
     """Experts that stay with transformers, in BF16."""
     for num_rows in (1, 2, 5, 23):
         indices, _ = asked(num_rows)
-        rows = unlike_one_row(indices, num_experts=4)
+        rows = repeat_lone_rows(indices, num_experts=4)
         assert rows[:num_rows].tolist() == list(range(num_rows))
         assert 1 not in torch.bincount(indices[rows].flatten()).tolist()
