@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.runtime.accept import argmax
-from dflash_trt.runtime.pending_taps import PendingTaps
+from dflash_trt.runtime.pending_taps import NOBODY, PendingTaps
 from dflash_trt.targets.target import Segment, Target
 
 MAX_PENDING_BYTES = 2**25
@@ -64,8 +64,8 @@ class LocalPair:
         self._pending = PendingTaps()
         """They become context before a slot drafts."""
         self._user = object()
-        self._committed: defaultdict[int, int] = defaultdict(int)
-        """Tokens by slot."""
+        self._written: defaultdict[int, int] = defaultdict(int)
+        """Tokens by slot that are in both caches for good."""
 
     def claim(self) -> bool:
         """Whether nobody else has used the models' pages since this pair last asked."""
@@ -74,7 +74,7 @@ class LocalPair:
 
     def num_written(self, slot: int) -> int:
         """The target's committed tokens, less those that are not yet the drafter's context."""
-        return self._committed[slot] - self._pending.count(slot)
+        return self._written[slot]
 
     @torch.inference_mode()
     def catch_up(self) -> None:
@@ -83,7 +83,7 @@ class LocalPair:
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """The same pages for target and drafter."""
-        self._committed[slot] = num_tokens
+        self._written[slot] = num_tokens
         self._target.reserve(slot, pages, num_tokens)
         if self._drafter is not None:
             self._drafter.reserve(slot, pages, num_tokens)
@@ -114,24 +114,26 @@ class LocalPair:
 
     def commit(self, num_tokens: Sequence[int]) -> None:
         """Rolls the target back behind what was accepted, and keeps its taps for the drafter's context."""
-        commits = []
+        owners: list[int] = []
         for segment, committed in zip(self._segments, num_tokens, strict=True):
             num_rejected = len(segment.token_ids) - committed
             self._target.rollback(segment.slot, num_rejected)
-            self._committed[segment.slot] += committed
-            commits.append((segment.slot, committed, num_rejected))
-        if self._drafter is not None:
-            self._pending.add(self._tapped, commits)
-            if self._pending.num_bytes > MAX_PENDING_BYTES:
-                self._pending.compact()
-                if self._pending.num_bytes > MAX_PENDING_BYTES // 2:
-                    self.catch_up()
+            owners += [segment.slot] * committed + [NOBODY] * num_rejected
+        if self._drafter is None:
+            self._note_written(((each.slot, count) for each, count in zip(self._segments, num_tokens, strict=True)))
+            return
+        self._pending.add(self._tapped, owners)
+        if self._pending.num_bytes > MAX_PENDING_BYTES:
+            self._pending.compact()
+            if self._pending.num_bytes > MAX_PENDING_BYTES // 2:
+                self.catch_up()
 
     def _inject(self) -> None:
         """Makes what is pending context."""
         slots, counts, taps = self._pending.take()
         if self._drafter is None or taps is None:
             return
+        self._note_written(zip(slots, counts, strict=True))
         if len(taps) <= MAX_ROWS:
             self._drafter.inject(slots, counts, taps)
             return
@@ -140,10 +142,14 @@ class LocalPair:
             part = Counter(owners[begin : begin + MAX_ROWS].tolist())
             self._drafter.inject([*part], [*part.values()], taps[begin : begin + MAX_ROWS])
 
+    def _note_written(self, counts: Iterable[tuple[int, int]]) -> None:
+        for slot, num_tokens in counts:
+            self._written[slot] += num_tokens
+
     def release(self, slot: int) -> None:
         """Empties a slot of both."""
         self._target.release(slot)
-        self._committed.pop(slot, None)
+        self._written.pop(slot, None)
         self._pending.drop(slot)
         if self._drafter is not None:
             self._drafter.release(slot)

@@ -27,12 +27,15 @@ class FinishReason(enum.StrEnum):
     """The target's logits were NaN or infinite: there is no next token."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What one verify pass emitted for a request."""
+class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What one verify pass emitted for a request.
 
-    token_ids: list[int]
+    Numbers and tuples of numbers, so that the garbage collector need not go through them: a batch keeps thousands.
+    """
+
+    token_ids: tuple[int, ...]
     """Accepted drafts and the token after them, cut where the answer ends."""
-    proposals: Sequence[int]
+    proposals: tuple[int, ...]
     """The draft tokens that the pass verified, those that it rejected too."""
     accepted: int
     """Draft tokens among `token_ids`."""
@@ -126,7 +129,7 @@ class Request:
         if is_prefill:
             return None
         accepted = min(taken, len(token_ids) - 1)
-        self.steps.append(Step(token_ids=list(token_ids[:taken]), proposals=proposals, accepted=accepted))
+        self.steps.append(Step(token_ids=tuple(token_ids[:taken]), proposals=tuple(proposals), accepted=accepted))
         return self.steps[-1]
 
     def finish(self, reason: FinishReason) -> None:
