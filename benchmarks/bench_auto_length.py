@@ -2,17 +2,19 @@
 """Auto's draft length beside the better of plain decoding and whole blocks, as a ratio of tokens a second.
 
 They take turns of 40 ms, or with --together of all prompts from begin to end, so that a slow moment of the machine
-meets all of them; seconds are the process's CPU time. Requests follow each other so that the batch stays full; with
---together all begin at once, and the answers of all are awaited. Who is first changes with each turn. Where a model's
-memory lies makes some percent, so with --together all share one, and else each has each of three for a third of the
-time. What comes before --skip turns, and with the batch kept full before 64 steps of auto, is left out. Deviations are
-by bootstrap over turns. The MoE pair has random weights, and its acceptance is forced (forced_acceptance.py).
-Prints a table, asserts nothing; takes --seconds for each batch and pair.
+meets all of them, in an order that is drawn anew for each turn; seconds are the process's CPU time. Requests follow
+each other so that the batch stays full, each with half to one and a half times --tokens: plain decoding's would for
+ever begin and end together if all had as many. With --together all begin at once, with --tokens each, and the answers
+of all are awaited. Where a model's memory lies makes some percent, so with --together all share one, and else each has
+each of three for a third of the time. What comes before --skip turns, and with the batch kept full before 64 steps of
+auto, is left out. Deviations are by bootstrap over turns. The MoE pair has random weights, and its acceptance is forced
+(forced_acceptance.py). Prints a table, asserts nothing; takes --seconds for each batch and pair.
 """
 
 from __future__ import annotations
 
 import itertools
+import random
 import sys
 import tempfile
 import time
@@ -56,7 +58,8 @@ class Way:
     """Of plain decoding, where acceptance is forced."""
     batch: int
     prompts: Iterator[list[int]]
-    num_tokens: int
+    limits: Iterator[int]
+    """Of new tokens."""
     tokens: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
@@ -82,14 +85,14 @@ class Way:
         begin, before = time.process_time(), self.decoder.metrics().output_tokens
         while (seconds := time.process_time() - begin) < TURN:
             while len(self.decoder.running) + len(self.decoder.waiting) < self.batch:
-                self.decoder.add(self.session.request(next(self.prompts), greedy(self.num_tokens)))
+                self.decoder.add(self.session.request(next(self.prompts), greedy(next(self.limits))))
             self.decoder.step()
         self._note(before, seconds)
 
     def turn_together(self, num_prompts: int) -> None:
         """All prompts, from begin to end."""
         self.decoder = self._new_decoder()
-        requests = [self.session.request(next(self.prompts), greedy(self.num_tokens)) for _ in range(num_prompts)]
+        requests = [self.session.request(next(self.prompts), greedy(next(self.limits))) for _ in range(num_prompts)]
         begin = time.process_time()
         run(self.decoder, requests)
         self._note(0, time.process_time() - begin)
@@ -107,7 +110,7 @@ class Way:
 @click.option("--pair", "pairs", multiple=True, type=click.Choice([*PAIRS, MOE]), default=(*PAIRS, MOE))
 @click.option("--batch", "batches", multiple=True, type=int, default=(1, 4, 8, 16, 32), show_default=True)
 @click.option("--together", type=int, default=None, help="So many prompts begin at once, and all are awaited.")
-@click.option("--tokens", default=128, show_default=True, help="New tokens a prompt.")
+@click.option("--tokens", default=128, show_default=True, help="New tokens a prompt, on average.")
 @click.option("--seconds", default=60, show_default=True, help="For each batch and pair, of CPU time.")
 @click.option("--skip", default=2, show_default=True, help="Turns of each that do not count.")
 def main(
@@ -120,12 +123,12 @@ def main(
     for name in pairs:
         with tempfile.TemporaryDirectory() as folder:
             sessions, texts = _open(name, Path(folder), max(batches))
-            answers = _answers(sessions[0], texts, tokens) if name == MOE else {}
+            answers = _answers(sessions[0], texts, 3 * tokens // 2) if name == MOE else {}
             for batch in batches:
                 ways = _measure(sessions, texts, answers, batch, together, tokens, seconds, skip)
                 rows.append((name, str(batch), str(together or ""), *_row(ways)))
     load = "all begin at once" if together else "the batch is kept full"
-    print_table(f"{cpu_model()}, one thread; {load}, {tokens} tokens each", COLUMNS, rows)
+    print_table(f"{cpu_model()}, one thread; {load}, {tokens} tokens a prompt", COLUMNS, rows)
 
 
 def _open(name: str, folder: Path, num_slots: int) -> tuple[list[Session], list[list[int]]]:
@@ -137,6 +140,13 @@ def _open(name: str, folder: Path, num_slots: int) -> tuple[list[Session], list[
         texts = prompts(target)
     build(draft, engine := folder / "engine", target)
     return [open_without_tokenizer(engine, target, num_slots=num_slots) for _ in range(3)], texts
+
+
+def _limits(tokens: int) -> Iterator[int]:
+    """The same for each way to decode."""
+    rng = random.Random(0)
+    while True:
+        yield rng.randint(tokens // 2, 3 * tokens // 2)
 
 
 def _answers(session: Session, texts: Sequence[list[int]], tokens: int) -> Answers:
@@ -163,7 +173,7 @@ def _measure(
             answers=answers,
             batch=batch,
             prompts=itertools.cycle(texts),
-            num_tokens=tokens,
+            limits=itertools.repeat(tokens) if together else _limits(tokens),
         )
         for session, length in zip(sessions, ("0", str(block), "auto"), strict=True)
     ]
@@ -179,10 +189,9 @@ def _take_turns(ways: Sequence[Way], together: int | None, end: float, skip: int
     """Those that count are noted."""
     begin = len(ways[0].tokens)
     first = begin + skip
-    order = list(ways)
+    rng = random.Random(0)
     while time.process_time() < end:
-        order = [*order[1:], order[0]]
-        for way in order:
+        for way in rng.sample(ways, len(ways)):
             if together:
                 way.turn_together(together)
             else:
