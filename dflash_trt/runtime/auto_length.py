@@ -39,6 +39,8 @@ MIN_LEFT = 8
 """Tokens of the longest request that are left where another length is still worth a thought."""
 SOON, LATER, SETTLED = 8, 64, 64
 """Steps between thoughts: up to so many steps behind a switch, and from then on."""
+WITHOUT_DRAFTS = 256
+"""The same where none are made, and so nothing is learnt of them."""
 SHARE_STEPS = 16
 """Steps after which the drafts are shared out anew: requests come and go."""
 NOTICE_STEPS = 8
@@ -210,7 +212,9 @@ class AutoLength:
             self._length, self._since_switch = best, 0
             log.info("draft length %s", self.explain())
             gains = np.log(speeds / speeds[best])
-        self._next, self._left = self._length, SOON if self._since_switch < SETTLED else LATER
+        self._next, self._left = self._length, LATER if self._length else WITHOUT_DRAFTS
+        if self._since_switch < SETTLED:
+            self._left = SOON
 
         hopes = gains + OPTIMISM * self._lessons(shares)
         look, rival = int(np.argmax(hopes)), 0 if speeds[0] > speeds[-1] else len(speeds) - 1
