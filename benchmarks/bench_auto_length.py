@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Auto's draft length beside the better of plain decoding and whole blocks, as a ratio of tokens a second.
 
-They take turns of 40 ms, or with --together of all prompts from begin to end, so that a slow moment of the machine
-meets all of them, in an order that is drawn anew for each turn; seconds are the process's CPU time. Requests follow
-each other so that the batch stays full, each with half to one and a half times --tokens: plain decoding's would for
-ever begin and end together if all had as many. With --together all begin at once, with --tokens each, and the answers
-of all are awaited. Where a model's memory lies makes some percent, so with --together all share one, and else each has
-each of three for a third of the time. What comes before --skip turns, and with the batch kept full before 64 steps of
-auto, is left out. Deviations are by bootstrap over turns. The MoE pair has random weights, and its acceptance is forced
-(forced_acceptance.py). Prints a table, asserts nothing; takes --seconds for each batch and pair.
+They take turns of 40 ms, so that a slow moment of the machine meets all of them, in an order that is drawn anew for
+each turn; seconds are the process's CPU time. Requests follow each other so that the batch stays full, each with half
+to one and a half times --tokens: plain decoding's would for ever begin and end together if all had as many. With
+--together so many begin at once, with --tokens each, and the answers of all are awaited; then the next ones begin.
+Where a model's memory lies makes some percent, so each has each of three for a third of the time. What comes before
+--skip turns, and before 64 steps of auto, is left out. Deviations are by bootstrap over turns. The MoE pair has random
+weights, and its acceptance is forced (forced_acceptance.py). Prints a table for each pair, asserts nothing; takes
+--seconds for each batch and pair.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.forced_acceptance import MOE_DRAFT, ForcedPair, random_prompts, write_moe_pair  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
-from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length  # noqa: E402
 from dflash_trt.runtime.session import Session, run  # noqa: E402
 from dflash_trt.runtime.slots import SlotPool  # noqa: E402
@@ -57,6 +56,7 @@ class Way:
     answers: Answers
     """Of plain decoding, where acceptance is forced."""
     batch: int
+    together: int | None
     prompts: Iterator[list[int]]
     limits: Iterator[int]
     """Of new tokens."""
@@ -69,37 +69,32 @@ class Way:
     def use(self, session: Session) -> None:
         """Begins anew, with what is known of draft lengths."""
         self.session = session
-        self.decoder = self._new_decoder()
-
-    def _new_decoder(self) -> Decoder:
         is_plain = isinstance(self.length, FixedLength) and self.length.length == 0
         if self.answers and not is_plain:
-            decoder = ForcedPair(self.session, self.answers, self.length).decoder
+            self.decoder = ForcedPair(self.session, self.answers, self.length).decoder
         else:
-            decoder = self.session.decoder(self.length)
-        decoder.slots = SlotPool(self.batch, decoder.slots.num_tokens)
-        return decoder
+            self.decoder = self.session.decoder(self.length)
+        self.decoder.slots = SlotPool(self.batch, self.decoder.slots.num_tokens)
 
-    def turn_of_full_batches(self) -> None:
-        """Steps for 40 ms; who ends is followed."""
+    def turn(self) -> None:
+        """Steps for 40 ms."""
         begin, before = time.process_time(), self.decoder.metrics().output_tokens
         while (seconds := time.process_time() - begin) < TURN:
-            while len(self.decoder.running) + len(self.decoder.waiting) < self.batch:
-                self.decoder.add(self.session.request(next(self.prompts), greedy(next(self.limits))))
+            self._add_requests()
             self.decoder.step()
-        self._note(before, seconds)
-
-    def turn_together(self, num_prompts: int) -> None:
-        """All prompts, from begin to end."""
-        self.decoder = self._new_decoder()
-        requests = [self.session.request(next(self.prompts), greedy(next(self.limits))) for _ in range(num_prompts)]
-        begin = time.process_time()
-        run(self.decoder, requests)
-        self._note(0, time.process_time() - begin)
-
-    def _note(self, tokens_before: int, seconds: float) -> None:
-        self.tokens.append(self.decoder.metrics().output_tokens - tokens_before)
+        self.tokens.append(self.decoder.metrics().output_tokens - before)
         self.seconds.append(seconds)
+
+    def _add_requests(self) -> None:
+        """As many as have ended; of those that are awaited together, when all have."""
+        if self.together is None:
+            number = self.batch - len(self.decoder.running) - len(self.decoder.waiting)
+        else:
+            number = self.together if self.decoder.is_idle else 0
+        for _ in range(number):
+            request = self.session.request(next(self.prompts), greedy(next(self.limits)))
+            request.awaited_together = self.together is not None
+            self.decoder.add(request)
 
     def speed(self, turns: Sequence[int] | slice = slice(None)) -> float:
         """Tokens a second of some turns."""
@@ -119,16 +114,16 @@ def main(
     """Measure tokens/s of plain decoding, whole blocks and auto."""
     torch.set_num_threads(1)
     logging.disable_progress_bar()
-    rows = []
     for name in pairs:
+        rows = []
         with tempfile.TemporaryDirectory() as folder:
             sessions, texts = _open(name, Path(folder), max(batches))
             answers = _answers(sessions[0], texts, 3 * tokens // 2) if name == MOE else {}
             for batch in batches:
                 ways = _measure(sessions, texts, answers, batch, together, tokens, seconds, skip)
                 rows.append((name, str(batch), str(together or ""), *_row(ways)))
-    load = "all begin at once" if together else "the batch is kept full"
-    print_table(f"{cpu_model()}, one thread; {load}, {tokens} tokens a prompt", COLUMNS, rows)
+        load = "all begin at once" if together else "the batch is kept full"
+        print_table(f"{cpu_model()}, one thread; {load}, {tokens} tokens a prompt", COLUMNS, rows)
 
 
 def _open(name: str, folder: Path, num_slots: int) -> tuple[list[Session], list[list[int]]]:
@@ -172,31 +167,28 @@ def _measure(
             length=parse_draft_length(length, block),
             answers=answers,
             batch=batch,
+            together=together,
             prompts=itertools.cycle(texts),
             limits=itertools.repeat(tokens) if together else _limits(tokens),
         )
         for session, length in zip(sessions, ("0", str(block), "auto"), strict=True)
     ]
-    parts = [sessions[:1] * len(ways)] if together else [[*sessions[i:], *sessions[:i]] for i in range(len(ways))]
-    for part in parts:
-        for way, session in zip(ways, part, strict=True):
+    for i in range(len(ways)):
+        for way, session in zip(ways, [*sessions[i:], *sessions[:i]], strict=True):
             way.use(session)
-        _take_turns(ways, together, time.process_time() + seconds / len(parts), skip)
+        _take_turns(ways, time.process_time() + seconds / len(ways), skip)
     return ways
 
 
-def _take_turns(ways: Sequence[Way], together: int | None, end: float, skip: int) -> None:
+def _take_turns(ways: Sequence[Way], end: float, skip: int) -> None:
     """Those that count are noted."""
     begin = len(ways[0].tokens)
     first = begin + skip
     rng = random.Random(0)
     while time.process_time() < end:
         for way in rng.sample(ways, len(ways)):
-            if together:
-                way.turn_together(together)
-            else:
-                way.turn_of_full_batches()
-        if not together and ways[-1].decoder.metrics().passes < LEARNING_STEPS:
+            way.turn()
+        if ways[-1].decoder.metrics().passes < LEARNING_STEPS:
             first = max(first, len(ways[-1].tokens))
     for way in ways:
         del way.tokens[begin:first], way.seconds[begin:first]

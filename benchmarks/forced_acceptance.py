@@ -49,7 +49,7 @@ MOE_DRAFT = DraftSizes(
     num_kv_heads=2,
     head_dim=64,
     num_taps=3,
-    num_target_layers=4,
+    num_target_layers=5,
     block_size=16,
     vocab_size=4096,
 )
