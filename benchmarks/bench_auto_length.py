@@ -76,6 +76,11 @@ class Way:
             self.decoder = self.session.decoder(self.length)
         self.decoder.slots = SlotPool(self.batch, self.decoder.slots.num_tokens)
 
+    def stop(self) -> None:
+        """Leaves the session to others."""
+        for request in [*self.decoder.running.values(), *self.decoder.waiting]:
+            self.decoder.cancel(request)
+
     def turn(self) -> None:
         """Steps for 40 ms."""
         begin, before = time.process_time(), self.decoder.metrics().output_tokens
@@ -191,6 +196,7 @@ def _take_turns(ways: Sequence[Way], end: float, skip: int) -> None:
         if ways[-1].decoder.metrics().passes < LEARNING_STEPS:
             first = max(first, len(ways[-1].tokens))
     for way in ways:
+        way.stop()
         del way.tokens[begin:first], way.seconds[begin:first]
 
 
