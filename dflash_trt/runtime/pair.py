@@ -120,7 +120,7 @@ class LocalPair:
             self._target.rollback(segment.slot, num_rejected)
             owners += [segment.slot] * committed + [NOBODY] * num_rejected
         if self._drafter is None:
-            self._note_written(((each.slot, count) for each, count in zip(self._segments, num_tokens, strict=True)))
+            self._note_written(zip((segment.slot for segment in self._segments), num_tokens, strict=True))
             return
         self._pending.add(self._tapped, owners)
         if self._pending.num_bytes > MAX_PENDING_BYTES:
