@@ -43,6 +43,14 @@ def test_each_slot_gets_its_committed_rows_in_order(seed: int, monkeypatch: pyte
     assert pending.take() == ([], [], None)
 
 
+def test_rows_that_nobody_waits_for_take_no_more_room() -> None:
+    pending, row = PendingTaps(), torch.zeros(64, 2)
+    for _ in range(300):
+        pending.add([row], [0] * len(row))
+        pending.drop(0)
+    assert pending.num_bytes < 100 * row.nbytes
+
+
 def check(pending: PendingTaps, expected: defaultdict[int, list[int]]) -> None:
     slots, counts, taps = pending.take()
     assert pending.num_bytes == 0
