@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,12 @@ import click
 
 from dflash_trt.cli.bench_methods import BenchRequest
 from dflash_trt.cli.bench_tables import print_plan, print_points
+from dflash_trt.errors import shown
 from dflash_trt.files.command import quoted
 from dflash_trt.targets.dtype import DTYPES
 
 Command = Callable[..., None]
+NUMBER = re.compile("[0-9]{1,5}")
 
 
 class Concurrencies(click.ParamType[tuple[int, ...]]):
@@ -29,8 +32,8 @@ class Concurrencies(click.ParamType[tuple[int, ...]]):
         if isinstance(value, tuple):
             return value
         words = str(value).split(",")
-        if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 65536 for word in words):
-            self.fail(f"expected numbers of requests as in 1,2,4, found {value!r}", param, ctx)
+        if not all(NUMBER.fullmatch(word) and 0 < int(word) <= 65536 for word in words):
+            self.fail(f"expected numbers of requests as in 1,2,4, found {shown(value)}", param, ctx)
         return tuple(dict.fromkeys(map(int, words)))
 
 

@@ -16,6 +16,7 @@ from dflash_trt.deploy.schema import Schema
 # pydantic's lax mode (2.14).
 TRUE, FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", "off", "0")
 INTEGER = re.compile(r"\s*([+-]?[0-9]+(?:_[0-9]+)*)(?:\.0+)?\s*")
+MAX_DIGITS = 4300  # of an integer, as in Python's own int
 KINDS = ("integer", "number", "boolean")
 
 
@@ -69,7 +70,7 @@ def _as(kind: str, value: object) -> Iterator[bool | int | float]:
         elif isinstance(value, (int, float)) and value in (0, 1):
             yield bool(value)
     elif kind == "integer":
-        if isinstance(value, str) and (match := INTEGER.fullmatch(value)):
+        if isinstance(value, str) and (match := INTEGER.fullmatch(value)) and len(match[1]) <= MAX_DIGITS:
             yield int(match[1])
         elif isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
             yield int(value)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import ConfigError, cut, shown
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.strict_yaml import closest
 
 DATA = Path(__file__).parent / "data"
 MAX_GPUS = 8  # of one node; a deployment is one node
+COUNTS = {str(count): count for count in range(1, MAX_GPUS + 1)}
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,8 +58,8 @@ def parse_gpus(text: str, where: str) -> Gpus:
         word = text.rpartition("x")[0] or text
         raise ConfigError(
             f"{where}: expected a GPU ({', '.join(names)}) and a count, like b300x8,"
-            f" found {text!r}{closest(word, names, 'GPU')}"
+            f" found {shown(text)}{closest(word, names, 'GPU')}"
         )
-    if int(match[2]) > MAX_GPUS:
-        raise ConfigError(f"{where}: expected at most {MAX_GPUS} GPUs (one node), found {match[2]}")
-    return Gpus(match[1], known_gpus()[match[1]], int(match[2]))
+    if (count := COUNTS.get(match[2])) is None:
+        raise ConfigError(f"{where}: expected at most {MAX_GPUS} GPUs (one node), found {cut(match[2])}")
+    return Gpus(match[1], known_gpus()[match[1]], count)

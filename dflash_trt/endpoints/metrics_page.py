@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dflash_trt.errors import EndpointError
+from dflash_trt.errors import EndpointError, shown
+
+POSITION = re.compile("[0-9]{1,4}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,10 @@ class MetricsPage:
     def positions(self, name: str, label: str) -> tuple[int, ...]:
         """Totals of a counter at position 0, 1, ...; raises EndpointError where a position is none."""
         totals = self.by_label(name, label)
-        if not all(key.isascii() and key.isdigit() and int(key) < 4096 for key in totals):
-            raise EndpointError(f"{self.where}: expected {name} by {label} 0, 1, ..., found {sorted(totals)[:8]}")
+        if not all(POSITION.fullmatch(key) for key in totals):
+            raise EndpointError(
+                f"{self.where}: expected {name} by {label} 0, 1, ..., found {shown(sorted(totals)[:8])}"
+            )
         found = {int(key): value for key, value in totals.items()}
         return tuple(found.get(position, 0) for position in range(max(found, default=-1) + 1))
 

@@ -14,6 +14,7 @@ from dflash_trt.errors import BuildError, EngineError
 from dflash_trt.files.command import quoted
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+Version = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}\.[0-9]{1,9}(\.[0-9A-Za-z+]{1,20})*\Z")]
 Compatibility = Literal["none", "same_compute_capability", "ampere_plus"]
 DEFAULT_WORKSPACE_BYTES = 4 * 2**30
 GRAPHS = ("context", "draft")
@@ -56,7 +57,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     file: str
     made_from: dict[str, str]
     """sha256 of the graph and of the weight files it points into, by name."""
-    tensorrt: str
+    tensorrt: Version
     gpu: str
     compute_capability: str
     plugin_sha256: str | None

@@ -61,6 +61,7 @@ def test_a_plan_writes_nothing(
     [
         (["--concurrency", "1,x"], "expected numbers of requests as in 1,2,4"),
         (["--concurrency", "0"], "expected numbers of requests"),
+        (["--concurrency", "9" * 5001], "expected numbers of requests"),
         (["--endpoint", "nothing"], "expected NAME=URL, found 'nothing'"),
         (["--target", "t"], "belong to --engine"),
         (["--engine", "e", "--target", "t"], "and no --endpoint"),

@@ -26,6 +26,7 @@ MODELS = {key: pydantic.create_model(key, **{key: (kind, ...)}) for key, kind in
 SCALARS = (
     st.none() | st.booleans() | st.integers(0, 99) | st.floats(0, 99) | st.integers(0, 9).map(float)
     | st.sampled_from(["64", "64.0", " 64 ", "1_000", "0x10", "", "6e1", "+6", "0.8", "1.", "yes", "Off", " true "])
+    | st.just("9" * 5001)
 )  # fmt: skip
 
 

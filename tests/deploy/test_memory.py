@@ -216,5 +216,7 @@ def test_gpus() -> None:
     }  # fmt: skip
     with pytest.raises(ConfigError, match=r"at most 8 GPUs \(one node\), found 16"):
         parse_gpus("b300x16", "gpus")
+    with pytest.raises(ConfigError, match=r"at most 8 GPUs \(one node\), found 9{50,200}\.\.\."):
+        parse_gpus(f"b300x{'9' * 5001}", "gpus")
     with pytest.raises(ConfigError, match=r"nearest GPU: b300"):
         parse_gpus("b330x8", "gpus")

@@ -12,6 +12,7 @@ from dflash_trt.endpoints import meters
 from dflash_trt.endpoints.client import Client
 from dflash_trt.endpoints.identify import identify
 from dflash_trt.endpoints.meters import counted, meter
+from dflash_trt.endpoints.metrics_page import MetricsPage
 from dflash_trt.endpoints.observed_acceptance import Acceptance, of_request
 from dflash_trt.errors import EndpointError
 from tests.endpoints.canned import Page, canned, models
@@ -175,6 +176,14 @@ def test_tensorrt_llm_without_statistics() -> None:
 def test_what_is_unknown_is_not_guessed() -> None:
     assert measured("Triton Inference Server", {}, {}).source == "not published"
     assert measured("somebody", {}, {}).source == "not published"
+
+
+@pytest.mark.parametrize("position", ["²", "-1", "9" * 5001])
+def test_what_is_no_position(position: str) -> None:
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    text = vllm(1, 1, 1, (1,), 2) + page({f'{name}{{engine="0",model_name="m",position="{position}"}}': 1})
+    with pytest.raises(EndpointError, match=r"by position 0, 1, \.\.\., found"):
+        MetricsPage.parse(text.encode(), "here").positions(name, "position")
 
 
 def test_one_request() -> None:

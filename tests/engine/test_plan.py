@@ -74,6 +74,14 @@ def test_versions(version: str, exact: bool, compatible: bool) -> None:
     assert is_served(portable, B300, version) is compatible
 
 
+@pytest.mark.parametrize("version", ["", "11", "²", "11.²", "9" * 5001, "11.1\n"])
+def test_what_is_no_version(version: str) -> None:
+    document = msgspec.to_builtins(PLAN)
+    assert msgspec.convert(document, Plan) == PLAN
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.tensorrt"):
+        msgspec.convert(document | {"tensorrt": version}, Plan)
+
+
 def test_the_refusal_names_both_machines() -> None:
     message = refusal(lambda: check_plan(PLAN, DIRECTORY, FILES, H200, "11.4.0.106", "p"), EngineError)
     assert message == (
