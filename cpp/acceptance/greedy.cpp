@@ -26,6 +26,7 @@ struct Largest {
     value = x > value ? x : value;
     has_nan |= x != x;
   }
+  bool is(float x) const { return has_nan ? x != x : x == value; }
 };
 
 template <typename Logit>
@@ -53,6 +54,27 @@ Largest largest(const Logit* logits, size_t count) {
   return found;
 }
 
+bool any(Ints mask) {
+  bool found = false;
+  for (int64_t lane = 0; lane < kLanes; ++lane) found |= mask[lane] != 0;
+  return found;
+}
+
+// Where the largest value stands first, or the first NaN.
+template <typename Logit>
+const Logit* first(const Logit* begin, const Logit* end, const Largest& best) {
+  constexpr int64_t kStep = kVectors * kLanes;
+  for (; end - begin >= kStep; begin += kStep) {
+    Ints here{};
+    for (int64_t at = 0; at < kStep; at += kLanes) {
+      const Floats x = load(begin + at);
+      here |= best.has_nan ? x != x : x == best.value;
+    }
+    if (any(here)) break;
+  }
+  return std::find_if(begin, end, [&](Logit logit) { return best.is(to_float(logit)); });
+}
+
 template <typename Logit>
 Choices choose(const Logit* logits, size_t rows, size_t vocab) {
   if (vocab == 0) throw std::invalid_argument("expected a logit at least in each row, found none");
@@ -64,11 +86,7 @@ Choices choose(const Logit* logits, size_t rows, size_t vocab) {
       const Largest found = largest(row + begin, std::min(kBlock, vocab - begin));
       if (found.has_nan || found.value > best.value) best = found, block = begin;
     }
-    const auto is_best = [&](Logit logit) {
-      const float x = to_float(logit);
-      return best.has_nan ? x != x : x == best.value;
-    };
-    choices.tokens.push_back(std::find_if(row + block, row + vocab, is_best) - row);
+    choices.tokens.push_back(first(row + block, row + vocab, best) - row);
     choices.are_finite.push_back(!best.has_nan && std::isfinite(best.value));
   }
   return choices;
