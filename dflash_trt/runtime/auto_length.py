@@ -31,8 +31,9 @@ LEAST_LOSS = 0.2
 """What a look's time is taken to lose at least, as a share of it."""
 HOPE = 0.3
 """Of the share that a look may gain, how much it may lose."""
-REVIEW = 256
-"""Steps after which the better of no drafts and whole blocks is looked at, if nothing else is."""
+FIRST_REVIEW, REVIEW = 16, 256
+"""Steps after which no drafts, or whole blocks, are looked at again, if nothing else is: at first, then twice as many
+each time, up to these. What the very first look saw may have been a slow moment."""
 FIRST_STEPS, FIRST_PASSES = 8, 24
 """Of whole blocks where nothing is known, and over how many requests in all: they say what drafts are worth."""
 MIN_LEFT = 8
@@ -100,6 +101,7 @@ class AutoLength:
         self._since_switch = 0
         self._since_drafting = 0
         self._since_review = 0
+        self._num_reviews = 0
         self._told: tuple[int, list[float]] = (0, [])
         """Requests, and tokens a second by length, as they were last reckoned; `explain` asks from other threads."""
 
@@ -150,6 +152,7 @@ class AutoLength:
             self._next, self._left = K, max(FIRST_STEPS, FIRST_PASSES // self._number)
         elif not self._prices.knows(bucket, 0):
             self._next, self._left = 0, LOOK_STEPS
+            self._since_review = self._num_reviews = 0
         else:
             self._reconsider(bucket, reached, remaining)
         self._age *= self._next == before
@@ -217,18 +220,18 @@ class AutoLength:
             self._left = SOON
 
         hopes = gains + OPTIMISM * self._lessons(shares)
-        look, rival = int(np.argmax(hopes)), 0 if speeds[0] > speeds[-1] else len(speeds) - 1
-        if self._length == rival:
-            self._since_review = 0
-        elif self._since_review >= REVIEW and hopes[look] <= MIN_GAIN:
-            look, hopes[rival] = rival, 2 * MIN_GAIN
-        if look != self._length and hopes[look] > MIN_GAIN and self._since_look >= SOON:
-            loss = LOOK_STEPS * seconds[look] / seconds[self._length] * max(1 - math.exp(gains[look]), LEAST_LOSS)
-            loss += CATCH_UP * self._since_drafting
+        look, ends = int(np.argmax(hopes)), [end for end in (0, self._num_draft_tokens) if end != self._length]
+        losses = LOOK_STEPS * seconds / seconds[self._length] * np.maximum(1 - np.exp(gains), LEAST_LOSS)
+        losses += CATCH_UP * self._since_drafting
+        rival = max(ends, key=speeds.__getitem__)
+        is_due = self._since_review >= min(REVIEW, FIRST_REVIEW << self._num_reviews)
+        if is_due and losses[rival] <= LOOK_COST * min(self._since_review, steps[self._length]):
+            self._next, self._left, self._since_review = rival, LOOK_STEPS, 0
+            self._num_reviews += 1
+        elif look != self._length and hopes[look] > MIN_GAIN and self._since_look >= SOON:
             hope = HOPE * (math.exp(hopes[look]) - 1)
-            if self._since_look >= loss / max(LOOK_COST, hope) and hope * steps[self._length] >= loss:
+            if self._since_look >= losses[look] / max(LOOK_COST, hope) and hope * steps[self._length] >= losses[look]:
                 self._next, self._left, self._since_look = look, LOOK_STEPS, 0
-                self._since_review *= look != rival
 
     def _doubts(self, shares: Array) -> Array:
         """Standard deviations of each length's gain over the present one."""
