@@ -32,8 +32,12 @@ LEAST_LOSS = 0.2
 HOPE = 0.3
 """Of the share that a look may gain, how much it may lose."""
 FIRST_REVIEW, REVIEW = 16, 256
-"""Steps after which no drafts, or whole blocks, are looked at again, if nothing else is: at first, then twice as many
-each time, up to these. What the very first look saw may have been a slow moment."""
+"""Steps after which no drafts, or whole blocks, are looked at again, whatever is known of them: at first, then twice as
+many each time, up to these. What the first steps showed may have been a slow moment."""
+EARLY_REVIEWS, EARLY_COST, REVIEW_COST = 2, 0.02, 0.0025
+"""Share of the time since the last review that one may lose: the first ones, and later ones."""
+REVIEW_WAITS = 128
+"""Steps without drafts up to which there is more to catch up for a review: requests come and go."""
 FIRST_STEPS, FIRST_PASSES = 8, 24
 """Of whole blocks where nothing is known, and over how many requests in all: they say what drafts are worth."""
 MIN_LEFT = 8
@@ -222,16 +226,21 @@ class AutoLength:
         hopes = gains + OPTIMISM * self._lessons(shares)
         look, ends = int(np.argmax(hopes)), [end for end in (0, self._num_draft_tokens) if end != self._length]
         losses = LOOK_STEPS * seconds / seconds[self._length] * np.maximum(1 - np.exp(gains), LEAST_LOSS)
-        losses += CATCH_UP * self._since_drafting
         rival = max(ends, key=speeds.__getitem__)
-        is_due = self._since_review >= min(REVIEW, FIRST_REVIEW << self._num_reviews)
-        if is_due and losses[rival] <= LOOK_COST * min(self._since_review, steps[self._length]):
-            self._next, self._left, self._since_review = rival, LOOK_STEPS, 0
-            self._num_reviews += 1
+        if self._must_review(losses[rival], steps[self._length]):
+            self._next, self._left = rival, LOOK_STEPS
+            self._since_review, self._num_reviews = 0, self._num_reviews + 1
         elif look != self._length and hopes[look] > MIN_GAIN and self._since_look >= SOON:
-            hope = HOPE * (math.exp(hopes[look]) - 1)
-            if self._since_look >= losses[look] / max(LOOK_COST, hope) and hope * steps[self._length] >= losses[look]:
+            loss, hope = losses[look] + CATCH_UP * self._since_drafting, HOPE * (math.exp(hopes[look]) - 1)
+            if self._since_look >= loss / max(LOOK_COST, hope) and hope * steps[self._length] >= loss:
                 self._next, self._left, self._since_look = look, LOOK_STEPS, 0
+
+    def _must_review(self, loss: float, num_left: float) -> bool:
+        """Whether it is time to look again at what does not run, for a loss of so many steps."""
+        loss += CATCH_UP * min(self._since_drafting, REVIEW_WAITS)
+        share = EARLY_COST if self._num_reviews < EARLY_REVIEWS else REVIEW_COST
+        is_due = self._since_review >= min(REVIEW, FIRST_REVIEW << self._num_reviews)
+        return is_due and loss <= share * min(self._since_review, num_left)
 
     def _doubts(self, shares: Array) -> Array:
         """Standard deviations of each length's gain over the present one."""

@@ -164,7 +164,7 @@ def test_a_look_ends_where_only_few_tokens_are_left() -> None:
 
 @pytest.mark.parametrize(
     ("steps", "tokens", "waiting", "length"),
-    [(250, [40], [], K), (1500, [40], [], 0), (1500, [400], [], K), (1500, [40], [400], K)],
+    [(250, [40], [], K), (3000, [40], [], 0), (3000, [400], [], K), (3000, [40], [400], K)],
     ids=["little", "much", "much for many tokens", "and for those that wait"],
 )
 def test_drafts_wait_for_what_they_must_catch_up_with(
