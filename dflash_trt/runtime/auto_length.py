@@ -19,10 +19,11 @@ MIN_GAIN = 0.01
 """What a switch must promise beyond the present length, and beyond one standard deviation of what is not known."""
 OPTIMISM = 2.0
 """Standard deviations that a length may be better than it looks: then it is looked at."""
-LOOK_STEPS = 1 + LOOK
-"""Steps of a look, the cold one included."""
-STEPS_BEHIND = 1 + BESIDE
-"""Of the present length behind a look, before what it took says anything."""
+COLD, MAX_COLD = 2.0, 8
+"""The first step of another length warms caches up; of shorter steps, those do within so many times what they are
+shorter by, up to so many steps: what longer ones have driven out of the caches comes back little by little."""
+MAX_LOOK = 16
+"""Steps of a look at shorter steps, and of the present length behind any, until enough warm ones have been measured."""
 CATCH_UP = 0.02
 """What a step without drafts leaves to do for the next one with drafts, as a share of it: context for the drafter."""
 LOOK_COST = 0.01
@@ -95,6 +96,10 @@ class AutoLength:
         self._age = 0
         """Steps of `_next` so far, the present one counted."""
         self._left = 0
+        self._enough = 0
+        """More warm steps that end a look, or what is measured behind it; 0 where there is none."""
+        self._last_seconds = self._seconds_before = 0.0
+        """Of the last step, and of the last one before `_next`."""
         self._number = 0
         """Of requests at the last thought."""
         self._num_slots = 0
@@ -145,6 +150,7 @@ class AutoLength:
         bucket = bucket_of(self._number)
         self._prices.measure([Step(Place.of(size, length), *rest) for size, length, rest in self._steps])
         self._steps.clear()
+        self._enough = 0
         if remaining is None:
             reached = self._acceptance.reached(slots)
         else:
@@ -155,16 +161,26 @@ class AutoLength:
         elif not self._prices.knows(bucket, K):
             self._next, self._left = K, max(FIRST_STEPS, FIRST_PASSES // self._number)
         elif not self._prices.knows(bucket, 0):
-            self._next, self._left = 0, LOOK_STEPS
+            self._look_at(0)
             self._since_review = self._num_reviews = 0
         else:
             self._reconsider(bucket, reached, remaining)
-        self._age *= self._next == before
+        if self._next != before:
+            self._begin()
         self._share(slots)
 
+    def _look_at(self, length: int) -> None:
+        """Until enough warm steps of it have been measured; of longer ones only the first is cold."""
+        self._next, self._left, self._enough = length, MAX_LOOK if length < self._length else 1 + LOOK, LOOK
+
     def _return_from_look(self, slots: list[int]) -> None:
-        self._next, self._left, self._age = self._length, STEPS_BEHIND, 0
+        self._next, self._left, self._enough = self._length, MAX_LOOK, BESIDE
+        self._begin()
         self._share(slots)
+
+    def _begin(self) -> None:
+        """Another length than before."""
+        self._age, self._seconds_before = 0, self._last_seconds
 
     def _share(self, slots: list[int]) -> None:
         """The same of all where all end together, and where there is nothing to choose."""
@@ -183,9 +199,15 @@ class AutoLength:
         self._chosen.pop(slot, None)
 
     def measure(self, batch_size: int, length: int, seconds: float, draft_seconds: float) -> None:
-        """Notes what a step took, unless it is the first of its length: other code and data come into the caches."""
-        if self._age > 1:
-            self._steps.append((batch_size, length, (seconds, draft_seconds, length != self._length)))
+        """Notes what a step took, unless it is one of the first of its length: other data come into the caches."""
+        self._last_seconds = seconds
+        cold_seconds = COLD * (self._seconds_before - seconds)
+        if self._age == 1 or (self._age <= MAX_COLD and (self._age - 1) * seconds < cold_seconds):
+            return
+        self._steps.append((batch_size, length, (seconds, draft_seconds, length != self._length)))
+        if self._enough:
+            self._enough -= 1
+            self._left *= self._enough > 0
 
     def explain(self) -> str:
         """What is chosen, and why: "7 of 7: 412 tokens/s at 1 request, 230 without drafts"."""
@@ -225,15 +247,18 @@ class AutoLength:
 
         hopes = gains + OPTIMISM * self._lessons(shares)
         look, ends = int(np.argmax(hopes)), [end for end in (0, self._num_draft_tokens) if end != self._length]
-        losses = LOOK_STEPS * seconds / seconds[self._length] * np.maximum(1 - np.exp(gains), LEAST_LOSS)
+        ratios = seconds / seconds[self._length]
+        times = LOOK * ratios + np.maximum(ratios, COLD * (1 - ratios))
+        losses = times * np.maximum(1 - np.exp(gains), LEAST_LOSS)
         rival = max(ends, key=speeds.__getitem__)
         if self._must_review(losses[rival], steps[self._length]):
-            self._next, self._left = rival, LOOK_STEPS
+            self._look_at(rival)
             self._since_review, self._num_reviews = 0, self._num_reviews + 1
         elif look != self._length and hopes[look] > MIN_GAIN and self._since_look >= SOON:
             loss, hope = losses[look] + CATCH_UP * self._since_drafting, HOPE * (math.exp(hopes[look]) - 1)
             if self._since_look >= loss / max(LOOK_COST, hope) and hope * steps[self._length] >= loss:
-                self._next, self._left, self._since_look = look, LOOK_STEPS, 0
+                self._look_at(look)
+                self._since_look = 0
 
     def _must_review(self, loss: float, num_left: float) -> bool:
         """Whether it is time to look again at what does not run, for a loss of so many steps."""
