@@ -32,13 +32,11 @@ LEAST_LOSS = 0.2
 """What a look's time is taken to lose at least, as a share of it."""
 HOPE = 0.3
 """Of the share that a look may gain, how much it may lose."""
-FIRST_REVIEW, REVIEW = 16, 256
+FIRST_REVIEW, DOUBLINGS = 16, 4
 """Steps after which no drafts, or whole blocks, are looked at again, whatever is known of them: at first, then twice as
-many each time, up to these. What the first steps showed may have been a slow moment."""
-EARLY_REVIEWS, EARLY_COST, REVIEW_COST = 2, 0.02, 0.0025
-"""Share of the time since the last review that one may lose: the first ones, and later ones."""
-REVIEW_WAITS = 128
-"""Steps without drafts up to which there is more to catch up for a review: requests come and go."""
+many, so many times. What the first steps showed may have been a slow moment."""
+FIRST_REVIEW_COST = 0.02
+"""Share of the time before it that the first review may lose, beside what drafts must catch up with."""
 FIRST_STEPS, FIRST_PASSES = 8, 24
 """Of whole blocks where nothing is known, and over how many requests in all: they say what drafts are worth."""
 MIN_LEFT = 8
@@ -262,9 +260,10 @@ class AutoLength:
 
     def _must_review(self, loss: float, num_left: float) -> bool:
         """Whether it is time to look again at what does not run, for a loss of so many steps."""
-        loss += CATCH_UP * min(self._since_drafting, REVIEW_WAITS)
-        share = EARLY_COST if self._num_reviews < EARLY_REVIEWS else REVIEW_COST
-        is_due = self._since_review >= min(REVIEW, FIRST_REVIEW << self._num_reviews)
+        is_first = self._num_reviews == 0
+        share = FIRST_REVIEW_COST if is_first else LOOK_COST
+        loss += 0 if is_first else CATCH_UP * self._since_drafting
+        is_due = self._since_review >= FIRST_REVIEW << min(self._num_reviews, DOUBLINGS)
         return is_due and loss <= share * min(self._since_review, num_left)
 
     def _doubts(self, shares: Array) -> Array:

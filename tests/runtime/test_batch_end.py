@@ -111,6 +111,7 @@ def settled(steps: int, held: Sequence[int], *, draft: float, token: float = 0.0
         policy.measure(len(held), length, rng.uniform(0.98, 1.02) * took, 1e-3 * draft)
     for slot in slots:
         policy.release(slot)
+    policy._since_review = 0  # what is looked at next has its own reasons
     ask(policy, slots, None)  # nobody's end, so that the next ones get a thought of their own
     return policy
 
