@@ -61,17 +61,17 @@ class AcceptanceCounts:
 def estimate_prices(
     places: Sequence[tuple[float, float, bool]],
     known: Sequence[tuple[Sequence[tuple[int, float]], float, float]],
-    scale: float,
+    scale: tuple[float, float],
     asked: Sequence[tuple[float, float, bool]],
 ) -> tuple[list[float], NDArray[np.float64]]:
     """Seconds [M] of steps at the places `asked`, and their covariance [M, M].
 
     A place is the number of requests as a multiple of that asked for, the share of the block that each verifies, and
     whether there is drafting. `known` are sums of prices: the terms, each the index of one of `places` and a weight,
-    the seconds found, and their variance. `scale` is what a step takes, about. A Gaussian process (Rasmussen and
-    Williams 2006, chapter 2, and 9.8 for sums): a step costs something by itself, for each request, for each token, and
-    for drafting, by itself and for each request; beyond that it bends smoothly, and each place a little by itself.
-    Raises ValueError for a term without a place.
+    the seconds found, and their variance. `scale` are the seconds of a step without drafts and of one of whole blocks,
+    about. A Gaussian process (Rasmussen and Williams 2006, chapter 2, and 9.8 for sums): a step costs something by
+    itself, for each request, for each token, and for drafting, by itself and for each request; beyond that it bends
+    smoothly, and each place a little by itself. Raises ValueError for a term without a place.
     """
 
 def seconds_to_end(

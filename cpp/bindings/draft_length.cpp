@@ -41,7 +41,8 @@ std::vector<dflash::Place> places(const std::vector<PlaceRow>& rows) {
 }
 
 std::pair<std::vector<double>, Out> estimate(const std::vector<PlaceRow>& at,
-                                             const std::vector<RelationRow>& known, double scale,
+                                             const std::vector<RelationRow>& known,
+                                             std::pair<double, double> scale,
                                              const std::vector<PlaceRow>& asked) {
   std::vector<dflash::Relation> relations;
   for (const auto& [terms, seconds, variance] : known) {
@@ -49,7 +50,8 @@ std::pair<std::vector<double>, Out> estimate(const std::vector<PlaceRow>& at,
     for (const auto& [place, weight] : terms) relation.terms.push_back({place, weight});
     relations.push_back(std::move(relation));
   }
-  dflash::Estimate found = dflash::estimate_prices(places(at), relations, scale, places(asked));
+  dflash::Estimate found = dflash::estimate_prices(
+      places(at), relations, {scale.first, scale.second}, places(asked));
   return {std::move(found.seconds), array(std::move(found.covariance))};
 }
 

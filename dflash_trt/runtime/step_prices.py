@@ -190,10 +190,16 @@ class StepPrices:
             found.add(self._recent[-1].place)
         return found
 
+    def _nearest(self, bucket: int, length: int) -> Place:
+        """Of those that had steps of this length."""
+        found = (place for place in self._places() if place.length == length)
+        return min(found, key=lambda place: abs(math.log(place.bucket / bucket)))
+
     def estimate(self, bucket: int, shares: Sequence[float] = (1.0,)) -> tuple[Array, Array]:
         """Seconds [S, K + 1] of steps over these shares of the bucket's requests by length 0 .. K, as it runs now.
 
-        And the covariance [K + 1, K + 1] of those over the last share. Lengths 0 and K must be known.
+        And the covariance [K + 1, K + 1] of those over the last share. Lengths 0 and K must be known: what has had
+        steps of them says at which scale all others are.
         """
         K = self._num_draft_tokens
         if len(self._deviations) >= NOISE_LOOKS:
@@ -216,9 +222,15 @@ class StepPrices:
             if place in places and plain in places:
                 terms = [term(Place(place.bucket, 0, True), 1.0), term(plain, -1.0), term(place, -_median(found))]
                 known.append((terms, 0.0, (self.noise * seconds) ** 2 / len(found)))
-        rows = [(place.bucket / bucket, place.length / K, place.is_drafting) for place in places]
+
+        def row(place: Place) -> tuple[float, float, bool]:
+            return place.bucket / bucket, place.length / K, place.is_drafting
+
+        rows = [row(place) for place in places]
+        ends = [row(self._nearest(bucket, length)) for length in (0, K)]
+        (without, whole), _ = _C.estimate_prices(rows, known, (seconds, seconds), ends)
         asked = [(share, length / K, length > 0) for share in shares for length in range(K + 1)]
-        prices, covariance = _C.estimate_prices(rows, known, seconds, asked)
+        prices, covariance = _C.estimate_prices(rows, known, (without, whole), asked)
         last = slice(-K - 1, None)
         return np.array(prices).reshape(len(shares), -1), covariance[last, last]
 

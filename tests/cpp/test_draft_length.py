@@ -88,19 +88,22 @@ def test_more_than_a_block_is_counted_as_a_block() -> None:
     assert counts.reached([0]).shape == (1, 2)
 
 
-def covariance(a: Array, b: Array) -> Array:
-    """[N, M] of places, as shares of the typical price."""
+def mean(places: Array, plain: float, whole: float) -> Array:
+    """Seconds [N] where nothing else is known."""
+    share = 2 * 0.7**2 / (2 * 0.7**2 + 1.5**2)
+    found: Array = plain + (whole - plain) * places[:, 2] * (share + (1 - share) * places[:, 1])
+    return found
+
+
+def covariance(a: Array, b: Array, plain: float, whole: float) -> Array:
+    """[N, M] of places."""
     (requests, share, drafting), (requests_, share_, drafting_) = a.T[:, :, None], b.T[:, None, :]
     by_request, doublings = requests * requests_, np.log2(requests / requests_)
     bend = np.exp(-((doublings / 1.5) ** 2 + ((share - share_) / 0.25) ** 2) / 2) * (drafting == drafting_)
     same = (requests == requests_) & (share == share_) & (drafting == drafting_)
-    found: Array = (
-        1.0
-        + by_request * (1.0 + 1.5**2 * share * share_)
-        + drafting * drafting_ * 0.7**2 * (1.0 + by_request)
-        + 0.2**2 * bend
-        + 0.02**2 * same
-    )
+    drafts = by_request * 1.5**2 * share * share_ + drafting * drafting_ * 0.7**2 * (1.0 + by_request)
+    rest = np.outer(mean(a, plain, whole), mean(b, plain, whole)) * (0.2**2 * bend + 0.02**2 * same)
+    found: Array = plain**2 * (1.0 + by_request) + max(whole - plain, plain) ** 2 * drafts + rest
     return found
 
 
@@ -116,8 +119,8 @@ def test_prices_are_a_gaussian_process(number: int) -> None:
         terms = [(i, 1.0), (j, -prices[i] / prices[j])] if i % 3 else [(i, 1.0), (j, -0.5), (k, -0.4)]
         known.append((terms, sum(weight * prices[place] for place, weight in terms), rng.uniform(0.5, 2.0) * 1e-7))
     asked = [(n, k / K, k > 0) for n in (0.5, 1.0) for k in range(K + 1)]
-    scale = prices[0]
-    mean, found = _C.estimate_prices(places, known, scale, asked)
+    scale = prices[0], 3 * prices[0]
+    found, covariances = _C.estimate_prices(places, known, scale, asked)
 
     sums = np.zeros((number, number))
     for row, (terms, _, _) in zip(sums, known, strict=True):
@@ -125,19 +128,17 @@ def test_prices_are_a_gaussian_process(number: int) -> None:
             row[place] += weight
     at, of = np.array(places, float), np.array(asked, float)
     variances = np.array([variance for _, _, variance in known])
-    prior = sums @ covariance(at, at) @ sums.T + np.diag(variances / scale**2)
-    across = covariance(of, at) @ sums.T
+    prior = sums @ covariance(at, at, *scale) @ sums.T + np.diag(variances)
+    across = covariance(of, at, *scale) @ sums.T
     weights = np.linalg.solve(prior, across.T).T
-    seconds = np.array([seconds for _, seconds, _ in known])
-    expected = np.maximum(scale + weights @ (seconds - scale * sums.sum(axis=1)), 0.02 * scale)
-    assert mean == pytest.approx(expected, rel=1e-6)
-    rest = covariance(of, of) - weights @ across.T
-    assert found == pytest.approx(rest * scale**2, rel=1e-5, abs=1e-10)
+    surprises = np.array([seconds for _, seconds, _ in known]) - sums @ mean(at, *scale)
+    assert found == pytest.approx(np.maximum(mean(of, *scale) + weights @ surprises, 0.02 * scale[0]), rel=1e-6)
+    assert covariances == pytest.approx(covariance(of, of, *scale) - weights @ across.T, rel=1e-5, abs=1e-10)
 
 
 def test_terms_need_places() -> None:
     with pytest.raises(ValueError, match="terms of the places"):
-        _C.estimate_prices([(1.0, 0.0, False)], [([(1, 1.0)], 0.01, 1e-8)], 0.01, [(1.0, 0.0, False)])
+        _C.estimate_prices([(1.0, 0.0, False)], [([(1, 1.0)], 0.01, 1e-8)], (0.01, 0.02), [(1.0, 0.0, False)])
 
 
 def drained(remaining: list[float], speeds: Array, prices: Array, first: int, then: int, part: float = 1e-3) -> float:

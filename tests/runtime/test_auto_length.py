@@ -165,7 +165,7 @@ def test_what_the_first_look_was_compared_with_in_a_slow_moment_is_made_good() -
         paces = slow_at_first(policy, K, 3.0)
         lengths = simulate(policy, acceptance, cost, batch=16, steps=1500, rng=rng, paces=paces)
         assert lengths[30:200].count(0) > 150
-        assert lengths[900:].count(K) > 500
+        assert sum(length >= K - 1 for length in lengths[900:]) > 500
 
 
 def warming_up(policy: AutoLength) -> Iterator[float]:

@@ -187,10 +187,10 @@ def test_a_look_is_paid_before_the_end(tokens: int, looks: bool) -> None:
 
 def test_new_requests_are_like_earlier_ones() -> None:
     """On average as many drafts held; but a batch waits for the one of which none did."""
-    policy = settled(100, [0] * 4, draft=1.5)
+    policy = settled(100, [0] * 4, draft=2.5)
     drafts_held(policy, [K, K, K, 0])
     assert begins_with(policy, [96] * 4) == 0
-    policy = settled(100, [0] * 4, draft=1.5)
+    policy = settled(100, [0] * 4, draft=2.5)
     drafts_held(policy, [5] * 4)
     assert begins_with(policy, [96] * 4) >= 5
 

@@ -170,6 +170,21 @@ def test_other_numbers_of_requests_tell_of_each_other() -> None:
     assert not prices.knows(96, 0), "far from all of them"
 
 
+@pytest.mark.parametrize("present", [0, K])
+def test_blocks_that_take_ten_times_as_long_say_little_of_plain_steps(present: int) -> None:
+    """On a mixture of experts: with three quarters of the requests they take no longer, whichever runs."""
+
+    def dear(number: int, length: int, *, look: bool = False) -> list[Step]:
+        return [Step(Place.of(32, length), 0.01 + 0.09 * length / K, 0.001, look) for _ in range(number)]
+
+    prices = StepPrices(K)
+    prices.measure(dear(20, present) + dear(LOOK, K - present, look=True) + dear(4, present))
+    (seconds,), covariance = prices.estimate(24)
+    assert 0.0075 < seconds[0] < 0.0101
+    assert 0.075 < seconds[K] < 0.101
+    assert np.sqrt(covariance[0, 0]) < 0.3 * seconds[0]
+
+
 def test_it_remembers_no_more_than_it_can_use() -> None:
     """Servers run for months, at every number of requests."""
     prices = StepPrices(K)
