@@ -73,17 +73,15 @@ class OnnxExecutor:
 
     def draft(self, inputs: DraftInputs) -> Tensor:
         """hidden [B, S, H]."""
-        return self._draft_values(inputs, ["hidden"])[0].to(inputs.noise_embeds.dtype, copy=True)
+        embeds = inputs.noise_embeds
+        (hidden,) = self._bound["draft"].run(inputs._asdict(), {"hidden": embeds.shape})
+        return hidden.to(embeds.dtype, copy=True)
 
     def draft_values(self, inputs: DraftInputs, names: Sequence[str]) -> list[Tensor]:
         """The named values of one pass as `draft` makes it, each [B, S, H] FLOAT."""
-        return [value.clone() for value in self._draft_values(inputs, names)]
-
-    def _draft_values(self, inputs: DraftInputs, names: Sequence[str]) -> list[Tensor]:
-        """The same, until the next call."""
         B, S, H = inputs.noise_embeds.shape
         shapes = {name: (B, S, H) if name == "hidden" else (B * S, H) for name in names}
-        return [value.view(B, S, H) for value in self._bound["draft"].run(inputs._asdict(), shapes)]
+        return [value.view(B, S, H).clone() for value in self._bound["draft"].run(inputs._asdict(), shapes)]
 
     def propose(self, inputs: DraftInputs) -> Tensor:
         """Proposals [B, S-1]."""

@@ -72,7 +72,9 @@ class PendingTaps:
             numbers[slot].append(number)
         numbers.pop(NOBODY, None)
         order = [*chain.from_iterable(numbers.values())]
-        if order != list(range(len(owners))):
+        if order == list(range(len(order))):
+            taps = taps[: len(order)]
+        else:
             taps = taps.index_select(0, torch.from_numpy(np.array(order)).to(taps.device))
         return list(numbers), [len(own) for own in numbers.values()], taps if order else None
 
@@ -86,9 +88,10 @@ class PendingTaps:
 
     def _join(self) -> None:
         """Moves the last passes into the buffer."""
-        owners, taps = self._take_passes()
+        owners, joined = self._take_passes()
         if not owners:
             return
+        taps = [tap.flatten(0, -2) for tap in joined]
         if len(owners) > len(self._owners) - self._num_rows:
             self._make_room(taps)
         begin, end = self._num_rows, self._num_rows + len(owners)
@@ -97,11 +100,11 @@ class PendingTaps:
         self._set_num_rows(end)
 
     def _take_passes(self) -> tuple[list[int], list[Tensor]]:
-        """Whose each row of the last passes is, and their A taps [R, H]."""
+        """Whose each row of the last passes is, and their A taps, [R, H] or [1, R, H]."""
         passes, self._passes = self._passes, []
         owners = [*chain.from_iterable(own for _, own in passes)]
         each = zip(*(tapped for tapped, _ in passes), strict=True)
-        return owners, [(tap[0] if len(tap) == 1 else torch.cat(tap, dim=-2)).flatten(0, -2) for tap in each]
+        return owners, [tap[0] if len(tap) == 1 else torch.cat(tap, dim=-2) for tap in each]
 
     def _set_num_rows(self, number: int) -> None:
         """Of the buffer, which is all there is then."""

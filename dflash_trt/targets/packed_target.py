@@ -77,8 +77,9 @@ class PackedTarget(HuggingFaceTarget):
             token_ids += segment.token_ids
             logits_rows += range(len(token_ids) - segment.num_logits, len(token_ids))
         num_rows, num_logits = len(token_ids), len(logits_rows)
-        token_ids += token_ids[-1:] * (self._size(num_rows) - num_rows)
-        logits_rows += logits_rows[-1:] * (self._size(num_logits) - num_logits)
+        if self._pads:
+            token_ids += token_ids[-1:] * (self._size(num_rows) - num_rows)
+            logits_rows += logits_rows[-1:] * (self._size(num_logits) - num_logits)
         verified = self._forward(
             token_ids,
             logits_rows,
@@ -90,7 +91,7 @@ class PackedTarget(HuggingFaceTarget):
         for segment in segments:
             self._table.lengths[segment.slot] += len(segment.token_ids)
             self._delta_nets.appended(segment.slot, len(segment.token_ids))
-        if len(token_ids) == num_rows and len(logits_rows) == num_logits:
+        if not self._pads:
             return verified
         return Verified(logits=verified.logits[:num_logits], tapped=[tap[:, :num_rows] for tap in verified.tapped])
 
@@ -103,9 +104,7 @@ class PackedTarget(HuggingFaceTarget):
         return found
 
     def _size(self, num_rows: int) -> int:
-        """Rows that a pass over so many has."""
-        if not self._pads:
-            return num_rows
+        """Rows that a pass over so many is filled up to."""
         return max(MIN_ROWS, padded_size(num_rows) if self._device.type == "cpu" else num_rows)
 
     def _clear(self, pages: Sequence[int]) -> None:
