@@ -65,7 +65,7 @@ def simulate(
         held = [next((i for i in range(length) if rng.random() >= acceptance[i]), length) for length in chosen]
         policy.observe(range(batch), chosen, held)
         mean = round(sum(chosen) / batch)
-        assert mean * batch == sum(chosen)
+        assert all(0 <= length <= K for length in chosen)
         factor = next(paces or STEADY) * (10.0 if rng.random() < outliers else rng.uniform(0.9, 1.1))
         policy.measure(batch, mean, factor * cost(batch, mean), factor * 1e-3 * cost.draft)
         lengths.append(mean)
@@ -125,6 +125,34 @@ def test_it_is_never_far_below_plain_and_full(acceptance: Sequence[float], cost:
         shares.append(share_of_best(lengths[64:], acceptance, cost, batch) * best / better)
     assert min(shares) > 0.96
     assert sum(shares) / 3 > 0.97
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        Cost(1.0, lambda batch, length: max(8.0, 0.08 * batch * (1 + length))),
+        Cost(0.5, lambda batch, length: 2 + 0.3 * batch + min(30.0, 0.25 * batch * length)),
+    ],
+    ids=["memory, then arithmetic", "all experts"],
+)
+@pytest.mark.parametrize("acceptance", [HIGH, MIDDLING], ids=["high", "middling"])
+def test_requests_may_come_and_go(acceptance: Sequence[float], cost: Cost) -> None:
+    """What is known at one number of requests says enough of others."""
+    for seed in range(3):
+        policy, rng = AutoLength(K), random.Random(seed)
+        seconds = better = 0.0
+        for number in range(150):
+            batch = rng.randint(1, 48)
+            lengths = simulate(policy, acceptance, cost, batch=batch, steps=rng.randint(1, 40), rng=rng)
+            if number >= 3:
+                ends = max(speed(acceptance, cost, batch, length) for length in (0, K))
+                took = [cost(batch, length) for length in lengths]
+                seconds += sum(took)
+                better += sum(
+                    speed(acceptance, cost, batch, length) / ends * each
+                    for length, each in zip(lengths, took, strict=True)
+                )
+        assert better / seconds > 0.96
 
 
 @pytest.mark.parametrize("batch", [1, 16])
