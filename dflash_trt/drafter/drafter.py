@@ -29,7 +29,6 @@ class Drafter:
         self.embedding = embedding or DraftEmbedding(spec.mask_token_id)
         self.cache_bytes_per_token = cache.bytes_per_token
         """What one context row of one slot takes."""
-        self._offsets = np.arange(spec.block_size, dtype=np.int32)
 
     @classmethod
     def open(
@@ -85,10 +84,10 @@ class Drafter:
         """What `draft` gives the executor."""
         lengths = [self.cache.lengths[slot] for slot in slots]
         slot_ids = self.cache.slot_ids(slots, max(lengths))
-        ids, context_lengths = np.array(slot_ids, dtype=np.int32), np.array(lengths, dtype=np.int32)
-        positions = context_lengths[:, None] + self._offsets
+        positions = [[*range(length, length + self.spec.block_size)] for length in lengths]
+        rows, ids, context_lengths = (np.array(each, dtype=np.int32) for each in (positions, slot_ids, lengths))
         ids = ids[:, 0] if ids.shape[1] == 1 else ids
-        return DraftInputs(noise_embeds, *self._upload(positions, ids, context_lengths))
+        return DraftInputs(noise_embeds, *self._upload(rows, ids, context_lengths))
 
     def release(self, slot: int) -> None:
         """Empties a slot's context."""

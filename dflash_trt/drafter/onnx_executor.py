@@ -37,6 +37,8 @@ class OnnxExecutor:
         self._directory = directory
         self._manifest = manifest
         self._expose = expose
+        self._context_rows = {port.name: port.sizes({"T": 1})[1:] for port in manifest.graphs["context"].outputs}
+        """[L, G, D] of k and v."""
         self._sessions: dict[str, onnxruntime.InferenceSession] = {}
         self._bound: dict[str, BoundGraph] = {}
 
@@ -67,15 +69,14 @@ class OnnxExecutor:
     def context(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """k, v [T, L, G, D] FLOAT."""
         inputs = {"target_hidden": taps, "positions": positions}
-        outputs = {port.name: port.sizes({"T": len(taps)}) for port in self._manifest.graphs["context"].outputs}
-        k, v = self._bound["context"].run(inputs, outputs)
+        k, v = self._bound["context"].run(inputs, {name: (len(taps), *row) for name, row in self._context_rows.items()})
         return k, v
 
     def draft(self, inputs: DraftInputs) -> Tensor:
         """hidden [B, S, H]."""
         embeds = inputs.noise_embeds
         (hidden,) = self._bound["draft"].run(inputs._asdict(), {"hidden": embeds.shape})
-        return hidden.to(embeds.dtype, copy=True)
+        return hidden.clone() if embeds.dtype == hidden.dtype else hidden.to(embeds.dtype)
 
     def draft_values(self, inputs: DraftInputs, names: Sequence[str]) -> list[Tensor]:
         """The named values of one pass as `draft` makes it, each [B, S, H] FLOAT."""
