@@ -81,9 +81,9 @@ def build(program: Path, plugins: Path = emulation.PLUGINS) -> Path:
     return emulation.build(program, [emulation.HERE / "emulated_append.cpp", *emulation.emulator()], plugins=plugins)
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("append") / "append")
+@pytest.fixture
+def program() -> Path:
+    return emulation.once("append", build)
 
 
 def emulate(program: Path, directory: Path, case: Case, tensors: Tensors, seed: int = 0) -> list[Path]:

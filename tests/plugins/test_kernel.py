@@ -6,9 +6,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,7 @@ import torch
 from tests.plugins.cases import CORNER, FAR, FEATURES, OUT_OF_RANGE, PLANE, REGULAR, Case
 from tests.plugins.compare import assert_close
 from tests.plugins.kernel import emulation
-from tests.plugins.kernel.emulation import EmulationError, build, build_kernel
+from tests.plugins.kernel.emulation import EmulationError, build, build_kernel, once
 from tests.plugins.kernel.oracle import expect
 from tests.plugins.tensors import BAD, draw, out_of_range
 
@@ -38,19 +36,10 @@ MANY = Case(name="many", N=2, G=1, S=2, context_lengths=(200, 0, 129, 128, 513, 
 Program = Callable[[int], Path]
 
 
-@pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
+@pytest.fixture
+def program() -> Program:
     """The emulated kernel of a head_dim, compiled when it is first asked for."""
-    base = tmp_path_factory.getbasetemp()
-    directory = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # of all workers: who is first compiles
-
-    def get(head_dim: int) -> Path:
-        built = directory / f"emulated_head_dim_{head_dim}"
-        with (directory / f"{built.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            return built if built.exists() else build_kernel(built, head_dim)
-
-    return get
+    return lambda head_dim: once(f"emulated_head_dim_{head_dim}", lambda path: build_kernel(path, head_dim))
 
 
 @pytest.mark.parametrize(
@@ -108,9 +97,9 @@ def test_a_request_out_of_range_is_nan_and_leaves_the_others_alone(
         assert_close(out[b], expected.output[b], expected.tolerance[b])
 
 
-@pytest.fixture(scope="module")
-def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("faults") / "faults", [emulation.HERE / "faults.cpp", *emulation.emulator()])
+@pytest.fixture
+def faults() -> Path:
+    return once("faults", lambda path: build(path, [emulation.HERE / "faults.cpp", *emulation.emulator()]))
 
 
 @pytest.mark.parametrize(

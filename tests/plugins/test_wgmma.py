@@ -22,7 +22,7 @@ from tests.plugins.cases import (
 )
 from tests.plugins.compare import assert_close
 from tests.plugins.kernel import emulation
-from tests.plugins.kernel.emulation import EmulationError, build, build_kernel
+from tests.plugins.kernel.emulation import EmulationError, build, build_kernel, once
 from tests.plugins.kernel.oracle import Expected
 from tests.plugins.kernel.oracle import expect as expect_in_float64
 from tests.plugins.tensors import BAD, Tensors, draw, out_of_range
@@ -35,14 +35,13 @@ def expect(case: Case, tensors: Tensors) -> Expected:
     return expect_in_float64(case, tensors, rounded_queries=True)
 
 
-@pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
+@pytest.fixture
+def program() -> Program:
     """The emulated kernel for a case, compiled when it is first asked for."""
-    directory = tmp_path_factory.mktemp("wgmma")
 
     def get(case: Case) -> Path:
-        built = directory / f"head_dim_{case.D}_rows_{wgmma_rows(case)}"
-        return built if built.exists() else build_kernel(built, case.D, wgmma_rows(case))
+        rows = wgmma_rows(case)
+        return once(f"wgmma_head_dim_{case.D}_rows_{rows}", lambda path: build_kernel(path, case.D, rows))
 
     return get
 
@@ -120,10 +119,9 @@ def test_a_cache_beyond_32_bits(program: Program, tmp_path: Path) -> None:
     assert_close(emulation.call(program(far), tmp_path / "call", far, moved).out, *expect(plane, tensors))
 
 
-@pytest.fixture(scope="module")
-def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    program = tmp_path_factory.mktemp("faults") / "wgmma_faults"
-    return build(program, [emulation.HERE / "wgmma_faults.cpp", *emulation.emulator()])
+@pytest.fixture
+def faults() -> Path:
+    return once("wgmma_faults", lambda path: build(path, [emulation.HERE / "wgmma_faults.cpp", *emulation.emulator()]))
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
-import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ FLAGS = [
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
 ]  # fmt: skip
 DTYPES = {F16: 0, BF16: 1, FP8: 2}
+shared = Path("unknown before conftest.py says it")
+"""Where what is built once lies, for all workers."""
 
 
 def compiler() -> str:
@@ -47,19 +50,23 @@ def build(program: Path, sources: list[Path], *defines: str, plugins: Path = PLU
     return program
 
 
-@cache
+def once(name: str, build: Callable[[Path], object]) -> Path:
+    """What `build` makes of a path; the first worker that asks for it builds it for all."""
+    path = shared / name
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            build(path)
+    return path
+
+
 def emulator() -> list[Path]:
     """The emulator's objects, to be built into programs."""
-    directory = Path(_objects().name)
-    objects = [directory / source.with_suffix(".o").name for source in EMULATOR]
-    for source, built in zip(EMULATOR, objects, strict=True):
-        compile_with("-c", str(source), "-o", str(built))
-    return objects
+    return [once(f"{source.stem}.o", partial(_compile, source)) for source in EMULATOR]
 
 
-@cache
-def _objects() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="emulator-")  # until this process ends
+def _compile(source: Path, built: Path) -> None:
+    compile_with("-c", str(source), "-o", str(built))
 
 
 def compile_with(*arguments: str) -> None:
