@@ -35,7 +35,7 @@ def fake_hub(repository: str, directory: Path) -> Iterator[FakeHub]:
     hub = FakeHub(repository, directory)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
         yield hub

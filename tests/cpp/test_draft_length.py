@@ -141,7 +141,7 @@ def test_terms_need_places() -> None:
         _C.estimate_prices([(1.0, 0.0, False)], [([(1, 1.0)], 0.01, 1e-8)], (0.01, 0.02), [(1.0, 0.0, False)])
 
 
-def drained(remaining: list[float], speeds: Array, prices: Array, first: int, then: int, part: float = 1e-3) -> float:
+def drained(remaining: list[float], speeds: Array, prices: Array, first: int, then: int, part: float = 5e-3) -> float:
     """Seconds until all have ended, small parts of steps one after the other."""
     left, seconds, num_slots = np.array(remaining), 0.0, len(prices)
     has_turned = False
