@@ -44,10 +44,10 @@ struct Estimate {
 // Prices of steps as a surface over requests and drafts: what some steps took says what others
 // will. A Gaussian process (Rasmussen and Williams 2006, chapter 2): a step costs something by
 // itself, for each request, for each token, and for drafting, by itself and for each request;
-// beyond that it bends smoothly, and each place a little by itself. Each of
-// these at the scale of its own: blocks may take ten times as long as plain steps, and say little
-// of those. What is not known of a price is known, too: its covariance. What is known are linear
-// functions of prices, of those at `places`.
+// beyond that it bends smoothly, and each place a little by itself. Each of these has a scale of
+// its own: blocks may take ten times as long as plain steps, and say little of those. What is not
+// known of a price is known, too: its covariance. What is known are linear functions of prices, of
+// those at `places`.
 Estimate estimate_prices(const std::vector<Place>& places, const std::vector<Relation>& known,
                          const Scale& scale, const std::vector<Place>& asked);
 

@@ -84,10 +84,10 @@ class Drafter:
         """What `draft` gives the executor."""
         lengths = [self.cache.lengths[slot] for slot in slots]
         slot_ids = self.cache.slot_ids(slots, max(lengths))
-        positions = [[*range(length, length + self.spec.block_size)] for length in lengths]
-        rows, ids, context_lengths = (np.array(each, dtype=np.int32) for each in (positions, slot_ids, lengths))
+        blocks = [[*range(length, length + self.spec.block_size)] for length in lengths]
+        positions, ids, context_lengths = (np.array(each, dtype=np.int32) for each in (blocks, slot_ids, lengths))
         ids = ids[:, 0] if ids.shape[1] == 1 else ids
-        return DraftInputs(noise_embeds, *self._upload(rows, ids, context_lengths))
+        return DraftInputs(noise_embeds, *self._upload(positions, ids, context_lengths))
 
     def release(self, slot: int) -> None:
         """Empties a slot's context."""

