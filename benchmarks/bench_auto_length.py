@@ -33,9 +33,9 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.forced_acceptance import MOE_DRAFT, ForcedPair, random_prompts, write_moe_pair  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
+from dflash_trt.kvcache.slots import SlotPool  # noqa: E402
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length  # noqa: E402
 from dflash_trt.runtime.session import Session, run  # noqa: E402
-from dflash_trt.runtime.slots import SlotPool  # noqa: E402
 from tests.decoding import greedy, open_without_tokenizer  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.fixtures_data import PAIRS, prompts  # noqa: E402

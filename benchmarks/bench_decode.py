@@ -41,11 +41,11 @@ from benchmarks.forced_acceptance import ForcedPair, random_prompts, write_pair 
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
 from dflash_trt.graph import ort_session  # noqa: E402
+from dflash_trt.kvcache.slots import SlotPool  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import DraftLength, parse_draft_length  # noqa: E402
 from dflash_trt.runtime.request import Request  # noqa: E402
 from dflash_trt.runtime.session import Session, run  # noqa: E402
-from dflash_trt.runtime.slots import SlotPool  # noqa: E402
 from tests.decoding import greedy, open_without_tokenizer  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.fixtures_data import PAIRS, prompts  # noqa: E402

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import overload
 
 from dflash_trt.errors import RequestError, shown
+from dflash_trt.kvcache.slots import DEFAULT_CACHE_GIB
 from dflash_trt.runtime.backend import Chunk, Messages, Prompt
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.completion import Completion
@@ -20,7 +21,6 @@ from dflash_trt.runtime.metrics import DecoderMetrics
 from dflash_trt.runtime.prompts import is_prompt
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams, is_integer
-from dflash_trt.runtime.slots import DEFAULT_CACHE_GIB
 from dflash_trt.targets.dtype import check_dtype
 
 MAX_SIZE = 2**31 - 1

@@ -17,9 +17,10 @@ PACKAGE = REPOSITORY / "dflash_trt"
 # A room imports from lower floors and from itself.
 FLOORS = [
     {"errors", "_C", ""},  # "": the package itself, for its version
-    {"files", "launch_environment", "pages"},
+    {"files", "launch_environment"},
     {"plots"},
     {"checkpoint", "endpoints", "engine"},
+    {"kvcache"},
     {"graph", "quantize", "drafter", "targets"},
     {"runtime"},
     {"llm"},

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.drafter.context_cache import ContextCache
 from dflash_trt.drafter.embedding import DraftEmbedding
 from dflash_trt.drafter.executor import DraftInputs, Executor
+from dflash_trt.kvcache.context_cache import ContextCache
 
 
 class Drafter:

@@ -23,6 +23,7 @@ from dflash_trt.checkpoint.producer import metadata
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.write import Kind
+from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.quantize.features import (
     LM_HEAD_BIAS,
     MASK_EMBEDDING,
@@ -38,7 +39,6 @@ from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.runtime.slots import SlotPool
 from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.target import Segment, Target
 

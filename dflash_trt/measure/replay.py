@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from dflash_trt.drafter.drafter import Drafter
+from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.measure.recorded_target import RecordedTarget
 from dflash_trt.quantize.features import FeatureFile, PromptFacts
 from dflash_trt.runtime.decoder import Decoder
@@ -29,7 +30,6 @@ from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request, Step
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.runtime.slots import SlotPool
 
 BATCH_SIZE = 8
 """Sequences at once. More fill the CPU no better, and each holds its taps."""

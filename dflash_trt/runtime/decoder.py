@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dflash_trt.errors import EngineError
-from dflash_trt.pages.page_table import TOKENS_PER_PAGE
+from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
+from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.accept import accept, likeliest
 from dflash_trt.runtime.auto_length import Remaining
 from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.metrics import Counts, DecoderMetrics
 from dflash_trt.runtime.request import FinishReason, Request
-from dflash_trt.runtime.slots import SlotPool
 from dflash_trt.targets.target import Segment
 
 if TYPE_CHECKING:

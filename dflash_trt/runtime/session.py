@@ -16,7 +16,8 @@ from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import MissingDependencyError, RequestError, cut, shown
-from dflash_trt.pages.page_table import TOKENS_PER_PAGE
+from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
+from dflash_trt.kvcache.slots import DEFAULT_CACHE_GIB, SlotPool
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.completion import Completion, completion
 from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK, Decoder, Turn
@@ -28,7 +29,6 @@ from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow, r
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.runtime.slots import DEFAULT_CACHE_GIB, SlotPool
 from dflash_trt.runtime.text import TextStream
 from dflash_trt.targets.dtype import target_dtype
 from dflash_trt.targets.huggingface import load_model, make_target, stop_token_ids

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dflash_trt.pages.page_table import num_pages_for
+from dflash_trt.kvcache.page_table import num_pages_for
+from dflash_trt.kvcache.slot_cache import SlotCache
 from dflash_trt.targets.packed_pass import Group, Pass
-from dflash_trt.targets.slot_cache import SlotCache
 from dflash_trt.targets.target import Segment
 
 GATHERED_VALUES = 2**15

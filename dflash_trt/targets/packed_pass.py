@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dflash_trt.targets.slot_cache import SlotCache
+from dflash_trt.kvcache.slot_cache import SlotCache
 from dflash_trt.targets.target import Segment
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
+from dflash_trt.kvcache.slot_cache import SlotCache
 from dflash_trt.targets.bfloat16_linear import replace_linear_layers
 from dflash_trt.targets.delta_net import DeltaNets
 from dflash_trt.targets.fused_norm import fuse_norms
@@ -21,7 +22,6 @@ from dflash_trt.targets.refusal import refusing
 from dflash_trt.targets.row_independence import MIN_ROWS, agrees
 from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.slot_attention import IMPLEMENTATION
-from dflash_trt.targets.slot_cache import SlotCache
 from dflash_trt.targets.taps import Taps
 from dflash_trt.targets.target import Segment, Verified
 

@@ -13,8 +13,8 @@ import torch
 from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.pages.page_table import TOKENS_PER_PAGE
-from dflash_trt.pages.page_tensor import FIRST_PAGES
+from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
+from dflash_trt.kvcache.page_tensor import FIRST_PAGES
 from tests.engines import Graphs, build
 
 NUM_SLOTS = 3

@@ -11,13 +11,13 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.session import Session
-from dflash_trt.runtime.slots import SlotPool
 from dflash_trt.targets.huggingface import load_model
 from dflash_trt.targets.packed_target import PackedTarget
 from dflash_trt.targets.sequential_target import SequentialTarget

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dflash_trt.pages.page_table import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength, parse_draft_length
 from dflash_trt.runtime.pair import LocalPair

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_trt.pages.page_tensor import zeros
+from dflash_trt.kvcache.page_tensor import zeros
 from dflash_trt.runtime.freed_memory import USERS_OWN, keep_freed_memory
 
 FAULTS = """

@@ -10,13 +10,13 @@ from itertools import chain
 import pytest
 import torch
 
-from dflash_trt.pages.page_table import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import FinishReason, Request
 from dflash_trt.runtime.session import Session
-from dflash_trt.runtime.slots import SlotPool
 from dflash_trt.targets.huggingface import make_target
 from dflash_trt.targets.target import Segment
 from tests.decoding import greedy

@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.session import Session
-from dflash_trt.runtime.slots import SlotPool
 from dflash_trt.targets.packed_target import PackedTarget
 from dflash_trt.targets.target import Segment
 from tests.decoding import open_without_tokenizer

@@ -11,9 +11,10 @@ import torch
 from transformers import DynamicCache
 
 from dflash_trt.errors import CheckpointError
-from dflash_trt.pages.page_table import TOKENS_PER_PAGE
-from dflash_trt.pages.page_tensor import FIRST_PAGES
-from dflash_trt.targets import gathered_attention, slot_cache
+from dflash_trt.kvcache import slot_cache
+from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
+from dflash_trt.kvcache.page_tensor import FIRST_PAGES
+from dflash_trt.targets import gathered_attention
 from dflash_trt.targets.gathered_attention import GatheredPass
 from dflash_trt.targets.huggingface import PACKED_MODEL_TYPES, can_pack, make_target
 from dflash_trt.targets.packed_pass import Pass

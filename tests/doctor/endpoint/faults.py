@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.drafter.drafter import Drafter
+from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.llm import LLM
-from dflash_trt.pages.page_table import TOKENS_PER_PAGE
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.sampling import SamplingParams
 from tests.engines import build

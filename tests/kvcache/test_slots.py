@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dflash_trt.pages.page_table import TOKENS_PER_PAGE
-from dflash_trt.runtime.slots import SlotPool
+from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
+from dflash_trt.kvcache.slots import SlotPool
 
 SLOTS = st.integers(1, 6)
 PAGES = st.integers(0, 12)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dflash_trt.pages.page_table import TOKENS_PER_PAGE, PageTable
-from dflash_trt.pages.page_tensor import grown, zeros
+from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE, PageTable
+from dflash_trt.kvcache.page_tensor import grown, zeros
 
 P = TOKENS_PER_PAGE
 

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dflash_trt.pages.page_pool import PagePool
-from dflash_trt.pages.page_table import TOKENS_PER_PAGE, num_pages_for
-from dflash_trt.pages.prefix_index import ROOT, PrefixIndex
+from dflash_trt.kvcache.page_pool import PagePool
+from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.kvcache.prefix_index import ROOT, PrefixIndex
 
 DEFAULT_CACHE_GIB = 4.0
 """Room for both caches."""

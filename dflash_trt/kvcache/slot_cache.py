@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dflash_trt.pages.page_table import PageTable
-from dflash_trt.pages.page_tensor import FIRST_PAGES, grown, zeros
+from dflash_trt.kvcache.page_table import PageTable
+from dflash_trt.kvcache.page_tensor import FIRST_PAGES, grown, zeros
 
 
 class SlotCache:

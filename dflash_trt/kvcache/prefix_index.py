@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from dflash_trt.pages.page_table import TOKENS_PER_PAGE
+from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
 
 Key = tuple[int, tuple[int, ...]]
 """The number of the entry before, and a page's tokens."""
