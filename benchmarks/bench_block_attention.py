@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from dflash_trt import _C
 from dflash_trt.cli.output import print_table
 from dflash_trt.doctor import cpu_model
-from tests.graph.test_attention_operator import feeds_of, session
+from tests.graph.cpu.test_attention_operator import feeds_of, session
 from tests.plugins import test_reference
 from tests.plugins.cases import Case
 

@@ -13,7 +13,7 @@ from dflash_trt.builder.engine_directory import build_engine, describe_source
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, read_target
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.graph.ort_session import graph_session
+from dflash_trt.graph.cpu.ort_session import graph_session
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dflash_trt.drafter.executor import DraftInputs
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.graph.ort_session import graph_session
+from dflash_trt.graph.cpu.ort_session import graph_session
 
 NUMPY_TYPES = {torch.float32: np.float32, torch.int32: np.int32}
 PROPOSALS = "token_ids"

@@ -23,9 +23,9 @@ from dflash_trt.checkpoint.draft_spec import EMBEDDING, MASK_EMBEDDING, DraftSpe
 from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graph.context_graph import context_graph
+from dflash_trt.graph.cpu.ort_session import model_session
 from dflash_trt.graph.draft_graph import draft_graph
 from dflash_trt.graph.linear import input_name
-from dflash_trt.graph.ort_session import model_session
 from dflash_trt.quantize.features import FeatureFile, FeatureSequence, open_features
 from dflash_trt.quantize.ranges import CAPTURE, Ranges
 

@@ -20,7 +20,7 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import BuildError
-from dflash_trt.graph.ort_session import graph_session
+from dflash_trt.graph.cpu.ort_session import graph_session
 from dflash_trt.measure.feature_capture import answer_prompts
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.features import open_features

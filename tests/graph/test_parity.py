@@ -14,7 +14,7 @@ import onnx
 import pytest
 import torch
 
-from dflash_trt.graph import cpu_weights
+from dflash_trt.graph.cpu import weights as cpu_weights
 from dflash_trt.graph.onnx_builder import COMPUTE
 from tests.engines import Graphs, build
 from tests.paths import FIXTURES

@@ -12,7 +12,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from dflash_trt.graph.ort_session import model_session
+from dflash_trt.graph.cpu.ort_session import model_session
 
 
 @pytest.fixture(params=[1, 3])

@@ -16,10 +16,11 @@ from dflash_trt import _C
 from dflash_trt._C import unpack_fp8, unpack_nvfp4
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import EngineError
-from dflash_trt.graph import cpu_weights, stored_weights
-from dflash_trt.graph.cpu_lowering import lower_to_cpu
-from dflash_trt.graph.cpu_weights import PACKED_LINEAR, ROOT, mapped_weights
-from dflash_trt.graph.ort_session import graph_session
+from dflash_trt.graph.cpu import stored_weights
+from dflash_trt.graph.cpu import weights as cpu_weights
+from dflash_trt.graph.cpu.lowering import lower_to_cpu
+from dflash_trt.graph.cpu.ort_session import graph_session
+from dflash_trt.graph.cpu.weights import PACKED_LINEAR, ROOT, mapped_weights
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.engines import build

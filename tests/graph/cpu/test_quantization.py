@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, parser
 from onnx.reference import ReferenceEvaluator
 
-from dflash_trt.graph.cpu_lowering import lower_to_cpu
+from dflash_trt.graph.cpu.lowering import lower_to_cpu
 
 HEADER = '<ir_version: 11, opset_import: ["" : 23, "trt" : 1]>\n'
 

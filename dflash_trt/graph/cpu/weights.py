@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from dflash_trt.errors import EngineError
+from dflash_trt.graph.cpu.stored_weights import BITS, Packed, Place, Weight, stored_weights
 from dflash_trt.graph.onnx_builder import PLUGIN_DOMAIN
 from dflash_trt.graph.pruning import prune
-from dflash_trt.graph.stored_weights import BITS, Packed, Place, Weight, stored_weights
 
 PACKED_LINEAR = "PackedLinear"
 MIN_PACKED = 512
