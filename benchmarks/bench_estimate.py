@@ -32,10 +32,10 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.estimate_served import LOAD_SLOTS, Pair, under_load  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
-from dflash_trt.estimate.constants import Rates  # noqa: E402
-from dflash_trt.estimate.inputs import draft_shape, eagle3_shape, target_shape  # noqa: E402
-from dflash_trt.estimate.shapes import System  # noqa: E402
-from dflash_trt.estimate.step import Load, StepModel  # noqa: E402
+from dflash_trt.observe.estimate.constants import Rates  # noqa: E402
+from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape  # noqa: E402
+from dflash_trt.observe.estimate.shapes import System  # noqa: E402
+from dflash_trt.observe.estimate.step import Load, StepModel  # noqa: E402
 from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.session import Session  # noqa: E402
 from tests.decoding import greedy  # noqa: E402

@@ -23,14 +23,14 @@ import click
 import msgspec
 import numpy as np
 
-from dflash_trt.bench.own_server import MODEL, OwnServer
 from dflash_trt.cli.output import print_table
-from dflash_trt.estimate.acceptance import from_tau
-from dflash_trt.estimate.arrivals import Arrival, poisson
-from dflash_trt.estimate.constants import Rates
-from dflash_trt.estimate.shapes import System
-from dflash_trt.estimate.simulation import Server
-from dflash_trt.estimate.step import StepModel
+from dflash_trt.observe.bench.own_server import MODEL, OwnServer
+from dflash_trt.observe.estimate.acceptance import from_tau
+from dflash_trt.observe.estimate.arrivals import Arrival, poisson
+from dflash_trt.observe.estimate.constants import Rates
+from dflash_trt.observe.estimate.shapes import System
+from dflash_trt.observe.estimate.simulation import Server
+from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK
 from dflash_trt.runtime.session import Session
 from tests.decoding import greedy

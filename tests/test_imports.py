@@ -18,23 +18,32 @@ PACKAGE = REPOSITORY / "dflash_trt"
 FLOORS = [
     {"errors", "_C", ""},  # "": the package itself, for its version
     {"files", "launch_environment"},
-    {"plots"},
-    {"checkpoint", "endpoints", "engine"},
+    {"checkpoint", "engine"},
     {"kvcache"},
     {"graph", "quantize", "drafter", "targets"},
     {"runtime"},
     {"llm"},
-    {"bench", "builder", "dashboards", "deploy", "doctor", "estimate", "measure", "server", "triton", "trtllm"},
+    {"builder", "dashboards", "deploy", "doctor", "measure", "server", "triton", "trtllm"},
+    {"observe"},
     {"cli"},
     {"__main__"},
 ]
 # The only steps sideways: the manifest holds specs; the CPU drafter and calibration run the graphs; Triton serves what
-# TensorRT-LLM runs, and both read deployments, as the estimate and the bench do;
-# the estimate reads what the bench measured.
+# TensorRT-LLM runs, and both read deployments.
 SIDEWAYS = {
     ("engine", "checkpoint"), ("drafter", "graph"), ("quantize", "graph"),
-    ("trtllm", "deploy"), ("triton", "deploy"), ("triton", "trtllm"), ("estimate", "deploy"),
-    ("bench", "deploy"), ("estimate", "bench"),
+    ("trtllm", "deploy"), ("triton", "deploy"), ("triton", "trtllm"),
+}  # fmt: skip
+# Three circles (docs/structure.md): the mission, its rehearsal without a GPU, and the annex.
+MISSION = {"checkpoint", "quantize", "graph", "engine", "builder", "deploy", "trtllm", "triton"}
+REHEARSAL = {"kvcache", "targets", "drafter", "runtime", "measure", "server", "llm"}
+ANNEX = {"observe", "doctor"}
+# What the mission may know of the rehearsal: the Backend protocol with its values, and the drafter's TensorRT executor,
+# which runs inside TensorRT-LLM, too.
+BOUNDARY = {
+    "dflash_trt.runtime.backend", "dflash_trt.runtime.completion", "dflash_trt.runtime.metrics",
+    "dflash_trt.runtime.prompts", "dflash_trt.runtime.sampling", "dflash_trt.llm", "dflash_trt.targets.tokenizer",
+    "dflash_trt.drafter.executor", "dflash_trt.drafter.launcher", "dflash_trt.drafter.tensorrt_executor",
 }  # fmt: skip
 HEAVY = {
     "torch",
@@ -102,6 +111,35 @@ def upward_imports(file: Path) -> Iterator[str]:
         there = room_of(module).replace("__version__", "")
         if not (here == there or floor(there) < floor(here) or (here, there) in SIDEWAYS):
             yield f"{file.relative_to(PACKAGE)}:{line}: {here} may not import {there} ({module})"
+
+
+def test_the_mission_knows_of_the_other_circles_by_the_backend_protocol_alone() -> None:
+    assert [wrong for file in sources() for wrong in imports_across_circles(file)] == []
+
+
+def test_only_the_command_line_imports_the_annex() -> None:
+    importers = {
+        parts[0]
+        for file in sources()
+        for parts in [file.relative_to(PACKAGE).parts]
+        for _, module in imports(file)
+        if room_of(module) in ANNEX and parts[0] != room_of(module)
+    }
+    assert importers <= {"cli"} | ANNEX
+
+
+def imports_across_circles(file: Path) -> Iterator[str]:
+    """What a file of the mission imports from another circle, beyond the boundary."""
+    if file.relative_to(PACKAGE).parts[0] in MISSION:
+        for line, module in imports(file):
+            if room_of(module) in REHEARSAL | ANNEX and module not in BOUNDARY:
+                yield f"{file.relative_to(PACKAGE)}:{line}: {module}"
+
+
+def test_an_import_across_circles_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = PACKAGE / "deploy" / "planted.py"
+    monkeypatch.setattr(Path, "read_text", lambda _: "def late():\n    from dflash_trt.observe.estimate import step\n")
+    assert list(imports_across_circles(file)) == ["deploy/planted.py:2: dflash_trt.observe.estimate"]
 
 
 def test_an_upward_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

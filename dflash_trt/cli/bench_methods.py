@@ -17,14 +17,14 @@ import click
 import msgspec
 
 from dflash_trt import __version__
-from dflash_trt.bench.records import Client as ClientMachine
-from dflash_trt.bench.records import Method, RequestSettings, Run, check_name
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.json_file import json_document
+from dflash_trt.observe.bench.records import Client as ClientMachine
+from dflash_trt.observe.bench.records import Method, RequestSettings, Run, check_name
 
 if TYPE_CHECKING:
-    from dflash_trt.bench.prompt_list import PromptList
-    from dflash_trt.bench.sweep import Sweep, Target
+    from dflash_trt.observe.bench.prompt_list import PromptList
+    from dflash_trt.observe.bench.sweep import Sweep, Target
 
 PLAIN, DFLASH = "none", "dflash"
 KINDS = {"temperature": float, "max_tokens": int, "template": str, "thinking": str, "ignore_eos": str}
@@ -72,8 +72,8 @@ class BenchRequest:
 
     def plan(self) -> Plan:
         """Prompts and methods; asks the endpoints what they are. Raises DFlashError for what cannot be measured."""
-        from dflash_trt.bench.prompt_list import read_prompt_list
-        from dflash_trt.bench.run_settings import settings_warnings
+        from dflash_trt.observe.bench.prompt_list import read_prompt_list
+        from dflash_trt.observe.bench.run_settings import settings_warnings
 
         prompts = read_prompt_list(self.prompts, split=self.split)
         if self.categories:
@@ -105,9 +105,9 @@ class BenchRequest:
         self, plan: Plan, output: Path, aiperf: Path, command: tuple[str, ...]
     ) -> tuple[Sweep, tuple[Target, ...]]:
         """The run in `output`, begun or gone on with."""
-        from dflash_trt.bench.aiperf_environment import VERSION
-        from dflash_trt.bench.run_settings import begin_run
-        from dflash_trt.bench.sweep import Sweep
+        from dflash_trt.observe.bench.aiperf_environment import VERSION
+        from dflash_trt.observe.bench.run_settings import begin_run
+        from dflash_trt.observe.bench.sweep import Sweep
 
         wanted = msgspec.structs.replace(plan.run, command=command, versions={**plan.run.versions, "aiperf": VERSION})
         run = begin_run(output, wanted)
@@ -128,9 +128,9 @@ class BenchRequest:
             yield dataclasses.replace(target, method=method)
 
     def _endpoint_targets(self) -> Iterator[Target]:
-        from dflash_trt.bench.sweep import Target
-        from dflash_trt.endpoints.client import Client
-        from dflash_trt.endpoints.identify import identify
+        from dflash_trt.observe.bench.sweep import Target
+        from dflash_trt.observe.endpoints.client import Client
+        from dflash_trt.observe.endpoints.identify import identify
 
         if any(option is not None for option in (self.target, self.draft_length, self.dtype)):
             raise click.UsageError("--target, --draft-length and --dtype belong to --engine")
@@ -151,8 +151,8 @@ class BenchRequest:
             yield Target(method=method, opened=_already(client.url))
 
     def _own_targets(self) -> Iterator[Target]:
-        from dflash_trt.bench.own_server import MODEL, OwnServer
-        from dflash_trt.bench.sweep import Target
+        from dflash_trt.observe.bench.own_server import MODEL, OwnServer
+        from dflash_trt.observe.bench.sweep import Target
 
         if self.endpoints or self.target is None or self.engine is None:
             raise click.UsageError("--engine: expected --target, and no --endpoint")

@@ -11,8 +11,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dflash_trt.bench.records import Point
-from dflash_trt.bench.sweep import PointPlan, Sweep, add_warning
+from dflash_trt.observe.bench.records import Point
+from dflash_trt.observe.bench.sweep import PointPlan, Sweep, add_warning
 
 
 class Bar:

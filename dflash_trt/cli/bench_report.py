@@ -49,10 +49,10 @@ def report(
     """
     import matplotlib  # noqa: F401 - what is missing is said before the work, not after it
 
-    from dflash_trt.bench.comparison_report import report as report_on
-    from dflash_trt.bench.report_blocks import category_table, reasons_of, speed_table, sweep_table
-    from dflash_trt.bench.report_directory import HTML, REPORT, write_report
-    from dflash_trt.bench.workloads import load_runs
+    from dflash_trt.observe.bench.comparison_report import report as report_on
+    from dflash_trt.observe.bench.report_blocks import category_table, reasons_of, speed_table, sweep_table
+    from dflash_trt.observe.bench.report_directory import HTML, REPORT, write_report
+    from dflash_trt.observe.bench.workloads import load_runs
 
     check_replaceable(output, REPORT, force=force)
     loaded = load_runs(runs)

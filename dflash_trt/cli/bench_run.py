@@ -101,8 +101,8 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
     if dry_run:
         print_plan(request.plan(), as_json=as_json)
         return
-    from dflash_trt.bench.aiperf_environment import find_aiperf
     from dflash_trt.cli.bench_progress import watching
+    from dflash_trt.observe.bench.aiperf_environment import find_aiperf
 
     plan = request.plan()
     program = find_aiperf(aiperf, lambda text: click.echo(text, err=True))

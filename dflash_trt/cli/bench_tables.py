@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.bench.records import Distribution, Point
-from dflash_trt.bench.run_directory import read_points, read_run
 from dflash_trt.cli.bench_methods import Plan
 from dflash_trt.cli.output import print_json, print_table
+from dflash_trt.observe.bench.records import Distribution, Point
+from dflash_trt.observe.bench.run_directory import read_points, read_run
 
 IF_ANY = ("lost", "cut")
 """Columns that are there where something in them is."""

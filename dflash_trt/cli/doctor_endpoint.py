@@ -13,9 +13,9 @@ from dflash_trt.cli.output import print_json, print_table, progress_line
 from dflash_trt.errors import ConfigError, EndpointError, printable
 
 if TYPE_CHECKING:
-    from dflash_trt.doctor.endpoint.diagnosis import Diagnosis
-    from dflash_trt.doctor.endpoint.judge import Finding
-    from dflash_trt.doctor.endpoint.sample import Group
+    from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
+    from dflash_trt.observe.diagnosis.judge import Finding
+    from dflash_trt.observe.diagnosis.sample import Group
 
 SHOWN_POSITIONS = 16
 MAX_KEY_BYTES = 2**16
@@ -40,10 +40,10 @@ class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def examine_endpoint(url: str, options: EndpointOptions, as_json: bool) -> None:
     """Prints the diagnosis; raises EndpointError where something is wrong."""
-    from dflash_trt.doctor.endpoint.baseline import read_baseline
-    from dflash_trt.doctor.endpoint.diagnosis import SECONDS, diagnose
-    from dflash_trt.doctor.endpoint.probes import LONG_TOKENS
-    from dflash_trt.endpoints.client import Client
+    from dflash_trt.observe.diagnosis.baseline import read_baseline
+    from dflash_trt.observe.diagnosis.diagnosis import SECONDS, diagnose
+    from dflash_trt.observe.diagnosis.probes import LONG_TOKENS
+    from dflash_trt.observe.endpoints.client import Client
 
     baseline = None if options.baseline is None else read_baseline(options.baseline)
     key = None if options.api_key_file is None else _key(options.api_key_file)

@@ -13,15 +13,15 @@ from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.picture import PICTURE
 from dflash_trt.files.write import Kind, check_replaceable
-from dflash_trt.plots.methods import TITLES
+from dflash_trt.observe.plots.methods import TITLES
 
 if TYPE_CHECKING:
     from dflash_trt.deploy.deployment_file import DeploymentFile
     from dflash_trt.deploy.resolve import ResolvedDeployment
-    from dflash_trt.estimate.acceptance import Acceptance
-    from dflash_trt.estimate.bands import Band
-    from dflash_trt.estimate.report import Curve, Estimate
-    from dflash_trt.estimate.shapes import Method, System
+    from dflash_trt.observe.estimate.acceptance import Acceptance
+    from dflash_trt.observe.estimate.bands import Band
+    from dflash_trt.observe.estimate.report import Curve, Estimate
+    from dflash_trt.observe.estimate.shapes import Method, System
 
 ROUTINGS = ("power-law", "uniform")
 
@@ -81,10 +81,10 @@ def estimate(
       dflash-trt estimate gpt-oss-120b.b300x8.latency --tau 4.7 --html curve.html
       dflash-trt estimate gpt-oss-120b.b300x8.latency --tau 4.7 --simulate poisson:15 --slo 300
     """
-    from dflash_trt.estimate.curve import Traffic
-    from dflash_trt.estimate.page import write_page
-    from dflash_trt.estimate.report import estimate as predict
-    from dflash_trt.plots.page_parts import PAGE
+    from dflash_trt.observe.estimate.curve import Traffic
+    from dflash_trt.observe.estimate.page import write_page
+    from dflash_trt.observe.estimate.report import estimate as predict
+    from dflash_trt.observe.plots.page_parts import PAGE
 
     _check_file("--plot", plot, ".png", PICTURE)
     _check_file("--html", html, ".html", PAGE)
@@ -116,7 +116,7 @@ def estimate(
     else:
         print_estimate(result)
     if plot is not None:
-        from dflash_trt.estimate.plot import draw
+        from dflash_trt.observe.estimate.plot import draw
 
         draw(result, plot)
     if html is not None:
@@ -140,7 +140,7 @@ def open_system(
 ) -> tuple[ResolvedDeployment, System]:
     """The resolved deployment that CONFIG names, with another recipe or its own, and what the model makes of it."""
     from dflash_trt.deploy.resolve import resolve
-    from dflash_trt.estimate.inputs import system
+    from dflash_trt.observe.estimate.inputs import system
 
     file = read_file(config)
     if recipe is not None:
@@ -153,9 +153,9 @@ def open_acceptances(
     system: System, acceptance: Path | None, tau: float | None, eagle3_tau: float | None
 ) -> tuple[dict[Method, Acceptance], str]:
     """Acceptance by method, and where DFlash's is from; usage error unless exactly one source is given."""
-    from dflash_trt.estimate.acceptance import Acceptance, from_tau, read_acceptance
-    from dflash_trt.estimate.comparison import published_taus
-    from dflash_trt.estimate.constants import constants
+    from dflash_trt.observe.estimate.acceptance import Acceptance, from_tau, read_acceptance
+    from dflash_trt.observe.estimate.comparison import published_taus
+    from dflash_trt.observe.estimate.constants import constants
 
     assert system.draft is not None
     if (acceptance is None) == (tau is None):
@@ -177,8 +177,8 @@ def open_acceptances(
 
 def open_routing(text: str, system: System) -> list[float] | None:
     """The probability that a token takes each expert; None: the power law of the constants."""
-    from dflash_trt.estimate.acceptance import read_routing
-    from dflash_trt.estimate.routing import inclusion
+    from dflash_trt.observe.estimate.acceptance import read_routing
+    from dflash_trt.observe.estimate.routing import inclusion
 
     target = system.target
     if text == "power-law" or not target.num_experts:

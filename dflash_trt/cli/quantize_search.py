@@ -137,8 +137,8 @@ def _price(draft: DraftCheckpoint, options: SearchOptions) -> Price | None:
     """Seconds of a drafter's pass on --gpu; ConfigError for one whose rates are not known."""
     if options.gpu is None:
         return None
-    from dflash_trt.estimate.constants import rates
-    from dflash_trt.estimate.drafter_pass import DrafterLoad, drafter_pass
+    from dflash_trt.observe.estimate.constants import rates
+    from dflash_trt.observe.estimate.drafter_pass import DrafterLoad, drafter_pass
 
     constants = rates(options.gpu, "trtllm")
 

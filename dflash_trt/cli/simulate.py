@@ -14,11 +14,11 @@ from dflash_trt.errors import ConfigError
 
 if TYPE_CHECKING:
     from dflash_trt.deploy.resolve import ResolvedDeployment
-    from dflash_trt.estimate.acceptance import Acceptance
-    from dflash_trt.estimate.arrivals import Arrival
-    from dflash_trt.estimate.curve import Traffic
-    from dflash_trt.estimate.shapes import Method, System
-    from dflash_trt.estimate.simulation import Percentiles, Simulation
+    from dflash_trt.observe.estimate.acceptance import Acceptance
+    from dflash_trt.observe.estimate.arrivals import Arrival
+    from dflash_trt.observe.estimate.curve import Traffic
+    from dflash_trt.observe.estimate.shapes import Method, System
+    from dflash_trt.observe.estimate.simulation import Percentiles, Simulation
 
 TITLES = {"none": "plain", "dflash": "DFlash"}
 MAX_REQUESTS = 1_000_000
@@ -39,10 +39,10 @@ def simulate_load(
 
     Raises ConfigError for a load that is none, requests longer than the deployment takes, and memory for none of them.
     """
-    from dflash_trt.estimate.batch_limit import batch_limit
-    from dflash_trt.estimate.constants import rates
-    from dflash_trt.estimate.simulation import Server
-    from dflash_trt.estimate.step import StepModel
+    from dflash_trt.observe.estimate.batch_limit import batch_limit
+    from dflash_trt.observe.estimate.constants import rates
+    from dflash_trt.observe.estimate.simulation import Server
+    from dflash_trt.observe.estimate.step import StepModel
 
     arrivals = _arrivals(load, traffic, seconds)
     longest = max(arrival.prompt_tokens + arrival.output_tokens for arrival in arrivals)
@@ -96,7 +96,7 @@ def print_simulations(
 
 
 def _arrivals(load: str, traffic: Traffic, seconds: float) -> list[Arrival]:
-    from dflash_trt.estimate.arrivals import poisson, read_trace
+    from dflash_trt.observe.estimate.arrivals import poisson, read_trace
 
     if not load.startswith("poisson:"):
         return read_trace(Path(load))

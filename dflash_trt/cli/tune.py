@@ -17,7 +17,7 @@ from dflash_trt.files.write import Kind, new_file
 
 if TYPE_CHECKING:
     from dflash_trt.deploy.deployment_file import DeploymentFile
-    from dflash_trt.estimate.tuning import Candidate, Tuning
+    from dflash_trt.observe.estimate.tuning import Candidate, Tuning
 
 DEPLOYMENT = Kind(name="a deployment file", recognizes=lambda file: False, form="file", option="--output FILE")
 """People edit them: none is replaced."""
@@ -67,10 +67,10 @@ def tune(
     Example:
       dflash-trt tune gpt-oss-120b.b300x8.latency --slo 500 --tau 4.7 -o tuned.yaml
     """
-    from dflash_trt.estimate.constants import rates
-    from dflash_trt.estimate.curve import Traffic
-    from dflash_trt.estimate.run_points import open_points
-    from dflash_trt.estimate.tuning import tune as choose
+    from dflash_trt.observe.estimate.constants import rates
+    from dflash_trt.observe.estimate.curve import Traffic
+    from dflash_trt.observe.estimate.run_points import open_points
+    from dflash_trt.observe.estimate.tuning import tune as choose
 
     if output is not None and (output.suffix != ".yaml" or not output.parent.is_dir()):
         raise click.UsageError(f"--output: expected a .yaml file in an existing directory, found {output}")

@@ -12,7 +12,7 @@ import pytest
 
 from dflash_trt.errors import DFlashError
 from tests.cli.commands import run_here
-from tests.endpoints.canned import canned, models
+from tests.observe.endpoints.canned import canned, models
 
 
 @pytest.fixture

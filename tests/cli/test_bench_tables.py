@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dflash_trt.bench.records import Point, Row
-from dflash_trt.bench.run_directory import write_point, write_run
 from dflash_trt.cli.bench_tables import print_points
-from tests.bench.samples import UNPUBLISHED, counters, flat, point, run
+from dflash_trt.observe.bench.records import Point, Row
+from dflash_trt.observe.bench.run_directory import write_point, write_run
+from tests.observe.bench.samples import UNPUBLISHED, counters, flat, point, run
 from tests.paths import REPOSITORY
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bench_run.txt"

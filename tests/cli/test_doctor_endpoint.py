@@ -11,12 +11,12 @@ import click
 import msgspec
 import pytest
 
-from dflash_trt.doctor.endpoint.diagnosis import SCHEMA, Diagnosis
-from dflash_trt.doctor.endpoint.judge import Finding, low_acceptance
 from dflash_trt.errors import ConfigError, EndpointError
+from dflash_trt.observe.diagnosis.diagnosis import SCHEMA, Diagnosis
+from dflash_trt.observe.diagnosis.judge import Finding, low_acceptance
 from tests.cli.commands import run_here
-from tests.doctor.endpoint.samples import group
-from tests.endpoints.canned import canned, models
+from tests.observe.diagnosis.samples import group
+from tests.observe.endpoints.canned import canned, models
 
 Diagnosing = Callable[..., Diagnosis]
 
@@ -31,7 +31,7 @@ def diagnosis(*findings: Finding) -> Diagnosis:
 @pytest.fixture
 def result(monkeypatch: pytest.MonkeyPatch) -> Callable[[Diagnosis], None]:
     def install(found: Diagnosis) -> None:
-        monkeypatch.setattr("dflash_trt.doctor.endpoint.diagnosis.diagnose", lambda client, **_: found)
+        monkeypatch.setattr("dflash_trt.observe.diagnosis.diagnosis.diagnose", lambda client, **_: found)
 
     return install
 

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.bench.run_directory import write_point, write_run
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.doctor.endpoint.diagnosis import SCHEMA
+from dflash_trt.observe.bench.run_directory import write_point, write_run
+from dflash_trt.observe.diagnosis.diagnosis import SCHEMA
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.sampling import SamplingParams
-from tests.bench import samples
-from tests.bench.aiperf_samples import record, write_export
 from tests.checkpoint.dialect_samples import WRITERS
 from tests.checkpoint.samples import shard, write_target
-from tests.doctor.endpoint.samples import SHARES, sample
 from tests.engines import build
+from tests.observe.bench import samples
+from tests.observe.bench.aiperf_samples import record, write_export
+from tests.observe.diagnosis.samples import SHARES, sample
 from tests.paths import REPOSITORY
 from tests.reference.synthetic import write_random_draft
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.doctor.endpoint.samples import group
 from tests.mutation.mutations import NASTY, Mutation, mutate_document, mutate_header, mutate_lines
+from tests.observe.diagnosis.samples import group
 
 
 @dataclass(frozen=True)
@@ -95,25 +95,25 @@ def read_prompts(directory: Path, rng: Random) -> None:
 
 
 def read_report(directory: Path, rng: Random) -> None:
-    from dflash_trt.estimate.acceptance import read_acceptance
+    from dflash_trt.observe.estimate.acceptance import read_acceptance
 
     read_acceptance(directory / "verify.json").tau(7)
 
 
 def read_bench(directory: Path, rng: Random) -> None:
-    from dflash_trt.bench.run_directory import read_points, read_run
+    from dflash_trt.observe.bench.run_directory import read_points, read_run
 
     read_points(directory / "bench", read_run(directory / "bench"))
 
 
 def read_bench_prompts(directory: Path, rng: Random) -> None:
-    from dflash_trt.bench.prompt_list import read_prompt_list
+    from dflash_trt.observe.bench.prompt_list import read_prompt_list
 
     read_prompt_list(str(directory / "turns.jsonl")).exactly(3)
 
 
 def read_export(directory: Path, rng: Random) -> None:
-    from dflash_trt.bench import aiperf_export
+    from dflash_trt.observe.bench import aiperf_export
 
     aiperf_export.read_export(directory / "aiperf")
 
@@ -141,8 +141,8 @@ def ask(directory: Path, rng: Random) -> None:
 
 
 def read_diagnosis(directory: Path, rng: Random) -> None:
-    from dflash_trt.doctor.endpoint import judge
-    from dflash_trt.doctor.endpoint.baseline import read_baseline
+    from dflash_trt.observe.diagnosis import judge
+    from dflash_trt.observe.diagnosis.baseline import read_baseline
 
     baseline = read_baseline(directory / "healthy.json")
     if (short := baseline.group("short prompts")) is not None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.doctor.endpoint.asking import Asker, chats
-from dflash_trt.doctor.endpoint.probe_prompts import Question, prompts
-from dflash_trt.doctor.endpoint.probes import OUT_OF_TIME, group, plain
-from dflash_trt.doctor.endpoint.sample import Group
-from dflash_trt.endpoints.answer import Answer
-from dflash_trt.endpoints.client import Client
-from dflash_trt.endpoints.identify import identify
+from dflash_trt.observe.diagnosis.asking import Asker, chats
+from dflash_trt.observe.diagnosis.probe_prompts import Question, prompts
+from dflash_trt.observe.diagnosis.probes import OUT_OF_TIME, group, plain
+from dflash_trt.observe.diagnosis.sample import Group
+from dflash_trt.observe.endpoints.answer import Answer
+from dflash_trt.observe.endpoints.client import Client
+from dflash_trt.observe.endpoints.identify import identify
 from tests.server.live import PATIENCE, Live
 
 FIELDS = ("prompt", "text", "output_tokens", "steps", "proposed", "accepted", "by_position", "tau")

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 from dflash_trt import __version__
-from dflash_trt.endpoints.client import Client
-from dflash_trt.endpoints.identify import identify
-from dflash_trt.endpoints.meters import counted, meter
 from dflash_trt.errors import EndpointError
+from dflash_trt.observe.endpoints.client import Client
+from dflash_trt.observe.endpoints.identify import identify
+from dflash_trt.observe.endpoints.meters import counted, meter
 from tests.server.live import MODEL, Live
 
 

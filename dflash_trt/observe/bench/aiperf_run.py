@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of AIPerf: prompts in, its exports out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.errors import DFlashError, EndpointError, cut
+from dflash_trt.files.read import open_file
+from dflash_trt.observe.bench.aiperf_export import RECORDS, Export, first_error, read_export
+from dflash_trt.observe.bench.records import RequestSettings
+from dflash_trt.observe.bench.tied_process import tied
+from dflash_trt.observe.bench.turns import PromptTurns
+
+POLL_SECONDS = 0.5
+LOG_TAIL_BYTES = 64 * 2**10
+TOKENIZER = {
+    "tokenizer_config.json": b'{"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "?"}',
+    "tokenizer.json": b'{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,'
+    b' "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,'
+    b' "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}}',
+}
+"""AIPerf insists on a tokenizer; the server's own counts are what is used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is sent to one server at one concurrency."""
+
+    url: str
+    model: str
+    prompts: Sequence[PromptTurns]
+    request: RequestSettings
+    concurrency: int
+    seed: int
+    timeout_seconds: float
+    api_key: str | None = None
+
+    @property
+    def num_requests(self) -> int:
+        """Planned: a conversation whose request fails is not gone on with."""
+        return sum(prompt.num_requests for prompt in self.prompts)
+
+
+def body_fields(request: RequestSettings, seed: int) -> dict[str, object]:
+    """Of each request's body, all but the prompt."""
+    fields: dict[str, object] = {"max_tokens": request.max_tokens, "temperature": request.temperature}
+    if request.temperature > 0:
+        fields["seed"] = seed
+    if request.ignore_eos:
+        fields["ignore_eos"] = True
+    if request.thinking is not None:
+        fields["chat_template_kwargs"] = {"enable_thinking": request.thinking == "on"}
+    return fields | request.extra
+
+
+def command(program: Path, load: Load, prompts: Path, tokenizer: Path, output: Path) -> list[str]:
+    """AIPerf's command line; the key is none of its words, because other users may see those."""
+    return [
+        str(program), "profile",
+        "--model", load.model, "--url", load.url,
+        "--endpoint-type", "chat" if load.request.template == "chat" else "completions",
+        "--streaming", "--use-server-token-count", "--tokenizer", str(tokenizer),
+        "--custom-dataset-type", "multi-turn", "--input-file", str(prompts),
+        "--dataset-sampling-strategy", "sequential", "--conversation-num", str(len(load.prompts)),
+        "--concurrency", str(load.concurrency), "--random-seed", str(load.seed),
+        "--extra-inputs", msgspec.json.encode(body_fields(load.request, load.seed)).decode(),
+        "--request-timeout-seconds", str(load.timeout_seconds),
+        "--no-gpu-telemetry", "--no-server-metrics", "--ui-type", "none",
+        "--output-artifact-dir", str(output),
+    ]  # fmt: skip
+
+
+def run_load(program: Path, load: Load, output: Path, progress: Callable[[int], None]) -> Export:
+    """Sends `load` and leaves AIPerf's exports in `output`; `progress` is told how many answers have come.
+
+    Raises EndpointError, with AIPerf's last words, where it does not end well.
+    """
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    inputs = output / "inputs"
+    _write_inputs(inputs, load.prompts)
+    words = command(program, load, inputs / "prompts.jsonl", inputs, output)
+    environment = _environment(load.api_key)
+    with (output / "aiperf.log").open("wb") as log, tied(words, log.fileno(), environment=environment) as process:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_SECONDS)
+                break
+            progress(_num_lines(output / RECORDS))
+    shutil.rmtree(inputs)
+    (output / "inputs.json").unlink(missing_ok=True)  # AIPerf's copy: whose prompts they are may forbid it
+    if process.returncode:
+        raise _failure(output, f"exit code {process.returncode}")
+    try:
+        export = read_export(output)
+    except DFlashError as error:
+        raise _failure(output, error.message) from None
+    progress(len(export.records))
+    return export
+
+
+def _write_inputs(folder: Path, prompts: Sequence[PromptTurns]) -> None:
+    folder.mkdir()
+    for name, content in TOKENIZER.items():
+        (folder / name).write_bytes(content)
+    with (folder / "prompts.jsonl").open("wb") as file:
+        for prompt in prompts:
+            turns = [{"role": turn.role, "text": turn.text} for turn in prompt.turns]
+            file.write(msgspec.json.encode({"session_id": prompt.id, "turns": turns}) + b"\n")
+
+
+def _environment(api_key: str | None) -> dict[str, str]:
+    """HF_HUB_OFFLINE makes AIPerf refuse a tokenizer that is a directory."""
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    return environment if api_key is None else environment | {"AIPERF_INJECTED_API_KEY": api_key}
+
+
+def _num_lines(file: Path) -> int:
+    if not file.exists():  # not begun
+        return 0
+    with open_file(file, EndpointError) as stream:
+        return sum(block.count(b"\n") for block in iter(lambda: stream.read(2**20), b""))
+
+
+def _failure(output: Path, found: str) -> EndpointError:
+    log = output / "aiperf.log"
+    with open_file(log, EndpointError) as stream:
+        stream.seek(-min(log.stat().st_size, LOG_TAIL_BYTES), os.SEEK_END)
+        lines = stream.read(LOG_TAIL_BYTES).decode(errors="replace").splitlines()
+    said = [line.split(" ERROR ", 1)[1].strip() for line in lines if " ERROR " in line]
+    error = first_error(output)
+    why = "" if error is None else f" (the first error: {error})"
+    return EndpointError(
+        f"{output}: expected a run of AIPerf, found: {cut(said[-1]) if said else found}{why}", hint=f"{log} says more"
+    )

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Intervals: what the figures would be, had other prompts of the same kind been drawn.
+
+Completed requests are drawn again, with replacement, NUM_SAMPLES times, and each figure is computed from every draw; an
+interval spans the middle 95 %. That is the spread between prompts: not between runs, machines or days.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_trt.observe.bench.records import Point, Row
+
+NUM_SAMPLES = 1000
+ENDS = (2.5, 97.5)
+Samples = NDArray[np.float64]
+
+
+def interval(values: Samples) -> tuple[float, float] | None:
+    """The middle 95 % of `values` [NUM_SAMPLES]; None where some draw gave no figure."""
+    if not np.isfinite(values).all():
+        return None
+    low, high = np.percentile(values, ENDS)
+    return float(low), float(high)
+
+
+def request_rate(rows: Sequence[Row]) -> float | None:
+    """Tokens a second of one request, from sending it to its last token: sum of tokens / sum of seconds."""
+    seconds = sum(row.seconds for row in rows)
+    return sum(row.output_tokens for row in rows) / seconds if seconds else None
+
+
+def request_rates(rows: Sequence[Row], seed: int, name: str) -> Samples:
+    """`request_rate` of each draw; `name` makes draws of different rows independent."""
+    drawn = _draw(len(rows), seed, name)
+    tokens = np.array([row.output_tokens for row in rows], dtype=float)
+    seconds = np.array([row.seconds for row in rows])
+    return _divide(tokens[drawn].sum(axis=1), seconds[drawn].sum(axis=1))
+
+
+def point_rates(point: Point, seed: int, name: str) -> tuple[Samples, Samples]:
+    """(one user's speed, throughput) of each draw: the point's own figures, moved as its requests move."""
+    drawn = _draw(len(point.rows), seed, name)
+    tokens = np.array([row.output_tokens for row in point.rows], dtype=float)
+    seconds = np.array([row.seconds for row in point.rows])
+    whole = _divide(tokens[drawn].sum(axis=1), seconds[drawn].sum(axis=1)) / _divide(tokens.sum(), seconds.sum())
+    waits = np.array([np.nan if row.ttft_seconds is None else row.ttft_seconds for row in point.rows])
+    user = np.where(tokens > 1, _divide(tokens - 1, seconds - waits), np.nan)
+    known = user[np.isfinite(user)]
+    if point.user_tokens_per_second is None or not len(known):
+        return np.full(NUM_SAMPLES, np.nan), point.output_tokens_per_second * whole
+    medians = np.median(known[_draw(len(known), seed, name)], axis=1)
+    return point.user_tokens_per_second.p50 * medians / np.median(known), point.output_tokens_per_second * whole
+
+
+def _draw(count: int, seed: int, name: str) -> NDArray[np.int64]:
+    """Indices [NUM_SAMPLES, count] of drawn rows; the same for the same seed and name."""
+    generator = np.random.default_rng((abs(seed), zlib.crc32(name.encode())))
+    return generator.integers(count, size=(NUM_SAMPLES, count))
+
+
+def _divide(above: Samples | np.float64, below: Samples | np.float64) -> Samples:
+    """NaN where `below` is not above 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.asarray(below) > 0, np.divide(above, below), np.nan)

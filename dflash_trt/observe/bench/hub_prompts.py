@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data sets that DFlash is published with, from the hub's cache or the hub, in the reference's prompt templates.
+
+Which files, splits and templates: dflash/benchmark.py of z-lab/dflash, and for AIME25 and LiveCodeBench its
+predecessor model/utils.py. Files are read as data; no code of a repository is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_lines import read_json_lines
+from dflash_trt.observe.bench.parquet_rows import read_parquet
+from dflash_trt.observe.bench.turns import PromptTurns, Turn
+
+Fields = Mapping[str, object]
+REASONING = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubSet:
+    """Where a set lies, and how a row becomes the turns of a prompt."""
+
+    repository: str
+    files: tuple[str, ...]
+    columns: tuple[str, ...]
+    turns: Callable[[Fields], tuple[str, ...]]
+
+
+def _reasoning(column: str) -> Callable[[Fields], tuple[str, ...]]:
+    return lambda row: (f"{row[column]}{REASONING}",)
+
+
+def _humaneval(row: Fields) -> tuple[str, ...]:
+    task = "Write a solution to the following problem and make sure that it passes the tests:"
+    return (f"{task}\n```python\n{row['prompt']}\n```",)
+
+
+def _mt_bench(row: Fields) -> tuple[str, ...]:
+    turns = row["prompt"]
+    return tuple(turns) if isinstance(turns, list) else ()
+
+
+def _live_code_bench(row: Fields) -> tuple[str, ...]:
+    role = (
+        "You are an expert Python programmer. You will be given a question (problem specification) and will generate a"
+        " correct Python program that matches the specification and passes all tests. You will NOT return anything"
+        " except for the program"
+    )
+    form, code = "Use the following code structure:", row["starter_code"]
+    if not code:
+        form, code = "Write your code in the following format:", "# YOUR CODE HERE"
+    question = f"### Question:\n{row['question_content']}\n\n### Format: {form}\n```python\n{code}\n```"
+    return (f"{role}\n\n{question}\n\n### Answer: (use the provided format with backticks)",)
+
+
+HUB_SETS = {
+    "gsm8k": HubSet(
+        repository="openai/gsm8k", files=("main/test-00000-of-00001.parquet",), columns=("question",),
+        turns=_reasoning("question"),
+    ),
+    "math500": HubSet(
+        repository="HuggingFaceH4/MATH-500", files=("test.jsonl",), columns=("problem",), turns=_reasoning("problem")
+    ),
+    "aime25": HubSet(
+        repository="MathArena/aime_2025", files=("data/train-00000-of-00001.parquet",), columns=("problem",),
+        turns=_reasoning("problem"),
+    ),
+    "humaneval": HubSet(
+        repository="openai/openai_humaneval", files=("openai_humaneval/test-00000-of-00001.parquet",),
+        columns=("prompt",), turns=_humaneval,
+    ),
+    "mbpp": HubSet(
+        repository="google-research-datasets/mbpp", files=("sanitized/test-00000-of-00001.parquet",),
+        columns=("prompt",), turns=lambda row: (str(row["prompt"]),),
+    ),
+    "livecodebench": HubSet(
+        repository="livecodebench/code_generation_lite",
+        files=("test.jsonl", "test2.jsonl", "test3.jsonl", "test4.jsonl", "test5.jsonl", "test6.jsonl"),
+        columns=("question_content", "starter_code"), turns=_live_code_bench,
+    ),
+    "mt-bench": HubSet(
+        repository="HuggingFaceH4/mt_bench_prompts", files=("raw/question.jsonl",), columns=("prompt",),
+        turns=_mt_bench,
+    ),
+}  # fmt: skip
+
+
+def read_hub_set(name: str) -> tuple[str, list[PromptTurns]]:
+    """Where it came from, with the revision, and its prompts; raises ConfigError where it cannot be had or is other."""
+    found = HUB_SETS[name]
+    files = [_file(found.repository, file) for file in found.files]
+    prompts = [
+        PromptTurns(id=f"{name}-{number}", turns=tuple(Turn("user", text) for text in turns))
+        for number, turns in enumerate((turns for file in files for turns in _turns(file, found)), start=1)
+    ]
+    return f"{found.repository}@{_revision(files[0], found.files[0])} {' '.join(found.files)}", prompts
+
+
+def _turns(file: Path, found: HubSet) -> Iterator[tuple[str, ...]]:
+    hint = f"is it {found.repository}, as the reference reads it?"
+    rows: Iterator[tuple[str, dict[str, object]]] = (
+        read_json_lines(file, dict[str, object], ConfigError, what="an object", hint=hint)
+        if file.suffix == ".jsonl"
+        else read_parquet(file, found.columns, dict[str, object], hint=hint)
+    )
+    for where, row in rows:
+        if missing := [column for column in found.columns if column not in row]:
+            raise ConfigError(f"{where}: expected {', '.join(found.columns)}, found no {missing[0]}", hint=hint)
+        try:
+            yield msgspec.convert(found.turns(row), tuple[str, ...])
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{where}: expected texts, found {error}", hint=hint) from None
+
+
+def _file(repository: str, file: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repository, file, repo_type="dataset"))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise ConfigError(
+            f"{repository}: expected {file} in the hub's cache or on the hub, found: {str(error).splitlines()[0]}",
+            hint=f"where there is a network: hf download {repository} {file} --repo-type dataset",
+        ) from None
+
+
+def _revision(file: Path, name: str) -> str:
+    """The commit, which the cache has as the folder above the repository's files."""
+    return file.parents[len(Path(name).parts) - 1].name

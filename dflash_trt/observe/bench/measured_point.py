@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What AIPerf saw and what the server counted, as one point."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from dflash_trt.observe.bench.aiperf_export import Export, RequestRecord
+from dflash_trt.observe.bench.records import Acceptance, Distribution, Point, Requests, Row
+from dflash_trt.observe.endpoints.observed_acceptance import Acceptance as Observed
+
+
+def measured_point(
+    export: Export,
+    observed: Observed,
+    *,
+    method: str,
+    category: str | None,
+    concurrency: int,
+    seed: int,
+    max_tokens: int,
+    categories: Mapping[str, str | None],
+) -> Point:
+    """`categories` are those of the conversations. An answer of `max_tokens` tokens was cut: AIPerf keeps no reason."""
+    lost = [record for record in export.records if record.error is not None]
+    rows = tuple(_row(record, max_tokens, categories) for record in export.records if record.error is None)
+    decodings = [(row, row.seconds - row.ttft_seconds) for row in rows if row.ttft_seconds is not None]
+    later = [(row.output_tokens - 1, seconds) for row, seconds in decodings if row.output_tokens > 1]
+    output_tokens = sum(row.output_tokens for row in rows)
+    is_hidden = observed.source == "not published"
+    return Point(
+        method=method,
+        category=category,
+        concurrency=concurrency,
+        seed=seed,
+        requests=Requests(
+            sent=len(export.records),
+            completed=len(rows),
+            failed=sum(not record.is_timeout for record in lost),
+            timed_out=sum(record.is_timeout for record in lost),
+            cut=sum(row.finish == "length" for row in rows),
+            errors=dict(Counter(record.error or "" for record in lost)),
+        ),
+        seconds=export.seconds,
+        input_tokens=sum(row.input_tokens for row in rows),
+        output_tokens=output_tokens,
+        output_tokens_per_second=output_tokens / export.seconds if export.seconds else 0.0,
+        ttft_seconds=_distribution([row.ttft_seconds for row in rows if row.ttft_seconds is not None]),
+        itl_seconds=_distribution([seconds / tokens for tokens, seconds in later]),
+        request_seconds=_distribution([row.seconds for row in rows]),
+        user_tokens_per_second=_distribution([tokens / seconds for tokens, seconds in later if seconds > 0]),
+        rows=rows,
+        acceptance=recorded(_of_requests(export.records) or observed if is_hidden else observed),
+    )
+
+
+def recorded(observed: Observed) -> Acceptance:
+    """`observed` as a run keeps it: counts where all are published, else the average, else why there is none."""
+    if observed.source == "not published":
+        return Acceptance(source="not published", why=observed.how)
+    if observed.proposed is None or observed.steps is None or observed.accepted is None:
+        if observed.tau is None:
+            return Acceptance(source="not published", why=f"no verify pass: {observed.how}")
+        return Acceptance(source="gauges", tau=observed.tau, how=observed.how)
+    return Acceptance(
+        source=observed.source,
+        steps=observed.steps,
+        proposed=observed.proposed,
+        accepted=observed.accepted,
+        by_position=observed.by_position or None,
+        tau=observed.tau,
+        how=observed.how,
+    )
+
+
+def _of_requests(records: Sequence[RequestRecord]) -> Observed | None:
+    """The sum over answers, where each tells its own."""
+    told = [record for record in records if record.error is None]
+    figures = [
+        (record.steps, record.proposed, record.accepted)
+        for record in told
+        if record.steps is not None and record.proposed is not None and record.accepted is not None
+    ]
+    if not figures or len(figures) < len(told):
+        return None
+    steps, proposed, accepted = (sum(column) for column in zip(*figures, strict=True))
+    how = "metrics.speculative_decoding of each answer"
+    return Observed(source="per request", how=how, steps=steps, proposed=proposed, accepted=accepted)
+
+
+def _row(record: RequestRecord, max_tokens: int, categories: Mapping[str, str | None]) -> Row:
+    return Row(
+        input_tokens=record.input_tokens,
+        output_tokens=record.output_tokens,
+        ttft_seconds=record.ttft_seconds,
+        seconds=record.seconds,
+        finish="length" if record.output_tokens >= max_tokens else None,
+        category=categories.get(record.conversation),
+        accepted=record.accepted,
+        steps=record.steps,
+    )
+
+
+def _distribution(values: Sequence[float]) -> Distribution | None:
+    import numpy as np
+
+    if not values:
+        return None
+    p50, p90, p99 = (float(value) for value in np.percentile(values, (50, 90, 99)))
+    return Distribution(mean=float(np.mean(values)), p50=p50, p90=p90, p99=p99)

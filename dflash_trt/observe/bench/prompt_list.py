@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prompts of a run: where they come from, which of them are sent, and their hash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_lines import read_json_lines
+from dflash_trt.observe.bench.hub_prompts import HUB_SETS, read_hub_set
+from dflash_trt.observe.bench.records import PromptSet
+from dflash_trt.observe.bench.speed_bench import read_speed_bench
+from dflash_trt.observe.bench.turns import PromptTurns, Turn
+
+HINT = 'each line is {"prompt": "..."}, {"turns": ["...", "..."]} or {"messages": [{"role": ..., "content": ...}]}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptList:
+    """In the order in which they are sent."""
+
+    name: str
+    source: str
+    prompts: tuple[PromptTurns, ...]
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """Each once, in order; none where the prompts have none."""
+        return tuple(dict.fromkeys(prompt.category for prompt in self.prompts if prompt.category is not None))
+
+    def only(self, categories: Sequence[str]) -> PromptList:
+        """Those of some categories; raises ConfigError for one that has no prompt."""
+        if missing := [name for name in categories if name not in self.categories]:
+            known = ", ".join(self.categories) or "none"
+            raise ConfigError(f"--category: expected one of {known}, found {', '.join(missing)}")
+        return replace(self, prompts=tuple(prompt for prompt in self.prompts if prompt.category in categories))
+
+    def of(self, category: str | None) -> tuple[PromptTurns, ...]:
+        """What a point sends; None: all."""
+        return tuple(prompt for prompt in self.prompts if category in (None, prompt.category))
+
+    def exactly(self, number: int) -> PromptList:
+        """The first `number` of each category; where there are fewer they are repeated, under new names."""
+        prompts: list[PromptTurns] = []
+        for category in self.categories or (None,):
+            those = self.of(category)
+            rounds = islice(cycle(those), number)
+            prompts += (
+                msgspec.structs.replace(prompt, id=prompt.id if index < len(those) else f"{prompt.id}.{index}")
+                for index, prompt in enumerate(rounds)
+            )
+        return replace(self, prompts=tuple(prompts))
+
+    def record(self, *, is_pooled: bool) -> PromptSet:
+        """For run.json."""
+        return PromptSet(
+            name=self.name,
+            source=self.source,
+            sha256=hashlib.sha256(msgspec.json.encode(self.prompts)).hexdigest(),
+            num_prompts=len(self.prompts),
+            categories=() if is_pooled else self.categories,
+        )
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    role: str
+    content: str
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    id: str | None = None
+    prompt: str | None = None
+    turns: tuple[str, ...] | None = None
+    messages: tuple[_Message, ...] | None = None
+    category: str | None = None
+
+
+def read_prompt_list(given: str, *, split: str | None = None) -> PromptList:
+    """A set of the hub by its name, a SPEED-Bench folder, or a file of our own.
+
+    Raises ConfigError for what is none, and for a set that is neither cached nor to be had.
+    """
+    path = Path(given)
+    if given in HUB_SETS and not path.exists():
+        source, prompts = read_hub_set(given)
+        return PromptList(name=given, source=source, prompts=_checked(given, prompts))
+    if path.is_dir():
+        split = split or "qualitative"
+        return PromptList(
+            name=f"speed-bench-{split}", source=given, prompts=_checked(given, read_speed_bench(path, split))
+        )
+    if split is not None:
+        raise ConfigError(f"--split: expected it with a SPEED-Bench folder, found --prompts {given}")
+    if not path.exists():
+        known = ", ".join(HUB_SETS)
+        raise ConfigError(f"--prompts: expected a file, a SPEED-Bench folder or one of {known}, found {given}")
+    return PromptList(name=path.stem, source=given, prompts=_checked(given, _read_file(path)))
+
+
+def _read_file(file: Path) -> Iterable[PromptTurns]:
+    lines = read_json_lines(file, _Line, ConfigError, what="a prompt", hint=HINT, may_be_pipe=True)
+    for index, (where, line) in enumerate(lines):
+        ways = [line.prompt, line.turns, line.messages]
+        if sum(way is not None for way in ways) != 1:
+            raise ConfigError(f"{where}: expected one of prompt, turns and messages", hint=HINT)
+        texts = line.turns if line.prompt is None else (line.prompt,)
+        turns = tuple(Turn("user", text) for text in texts or ())
+        turns += tuple(Turn(message.role, message.content) for message in line.messages or ())
+        yield PromptTurns(id=line.id or f"line{index + 1}", turns=turns, category=line.category)
+
+
+def _checked(where: str, prompts: Iterable[PromptTurns]) -> tuple[PromptTurns, ...]:
+    found = tuple(prompts)
+    if not found:
+        raise ConfigError(f"{where}: expected at least one prompt, found none")
+    seen: set[str] = set()
+    for prompt in found:
+        roles = [turn.role for turn in prompt.turns]
+        users = roles[1:] if roles[:1] == ["system"] else roles
+        if not users or set(users) != {"user"}:
+            raise ConfigError(
+                f"{where}: {prompt.id}: expected turns of the user, behind a system prompt or none, found {roles}",
+                hint="what the model said is what it says in the run",
+            )
+        if not all(turn.text for turn in prompt.turns):
+            raise ConfigError(f"{where}: {prompt.id}: expected a text in each turn, found an empty one")
+        if prompt.id in seen:
+            raise ConfigError(f"{where}: expected each id once, found {prompt.id} twice")
+        seen.add(prompt.id)
+    with_category = sum(prompt.category is not None for prompt in found)
+    if with_category not in (0, len(found)):
+        raise ConfigError(
+            f"{where}: expected a category for all prompts or for none, found {with_category} of {len(found)}"
+        )
+    return found

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The curve of each method, and how many times the throughput one gives where users get the same speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from dflash_trt.observe.bench.bootstrap import NUM_SAMPLES, Samples, interval, point_rates
+from dflash_trt.observe.bench.workloads import BASELINE, Series, Workload
+from dflash_trt.observe.plots.axes import round_up
+from dflash_trt.observe.plots.pareto import frontier, rate_between
+
+ANNOUNCED_SPEED = 550.0  # tokens/s/user: the middle of the announcement's range
+
+
+class CurvePoint(msgspec.Struct, frozen=True):
+    """A measured point."""
+
+    user_rate: float
+    """Tokens a second of one user, the median over requests."""
+    gpu_rate: float
+    """Tokens a second of all users, per GPU or per server."""
+    concurrency: int
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """One method."""
+
+    name: str
+    title: str
+    points: tuple[CurvePoint, ...]
+    """All that are measured, by concurrency."""
+    front: tuple[CurvePoint, ...]
+    """Those that no other beats, fastest user first: what is read between."""
+
+
+class Factor(msgspec.Struct, frozen=True):
+    """A method's throughput over another's."""
+
+    value: float | None
+    interval: tuple[float, float] | None = None
+    why: str | None = None
+    """Why there is none."""
+
+
+class AtSpeed(msgspec.Struct, frozen=True):
+    """All methods where each user gets `user_rate`."""
+
+    user_rate: float
+    gpu_rates: dict[str, float | None]
+    """Between measured points; None where a curve does not reach it."""
+    factors: dict[str, Factor]
+    """Over plain decoding."""
+
+
+def num_gpus(workload: Workload) -> int | None:
+    """What throughput is divided by, if every run tells it."""
+    counts = [series.run.num_gpus for series in workload.series]
+    return None if None in counts else max(count or 1 for count in counts)
+
+
+def gpus_of(series: Series, workload: Workload) -> int:
+    """The divisor of that series: its own GPUs, or 1 where throughput is per server."""
+    return 1 if num_gpus(workload) is None else series.run.num_gpus or 1
+
+
+def curve(series: Series, gpus: int) -> Curve:
+    """Of all points where a user's speed is known."""
+    points = tuple(
+        CurvePoint(point.user_tokens_per_second.p50, point.output_tokens_per_second / gpus, point.concurrency)
+        for point in series.points
+        if point.user_tokens_per_second is not None and point.user_tokens_per_second.p50 and point.output_tokens
+    )
+    return Curve(series.name, series.title, points, tuple(frontier(points)))
+
+
+def speeds(curves: Sequence[Curve]) -> tuple[float, ...]:
+    """Round speeds over what some curve covers and over what all cover; the announcement's where one reaches it."""
+    ranges = [(one.front[-1].user_rate, one.front[0].user_rate) for one in curves if one.front]
+    if not ranges:
+        return ()
+    lowest, highest = min(slow for slow, _ in ranges), max(fast for _, fast in ranges)
+    found = _round_speeds(lowest, highest, 4) | _round_speeds(max(s for s, _ in ranges), min(f for _, f in ranges), 2)
+    if lowest <= ANNOUNCED_SPEED <= highest:
+        found.add(ANNOUNCED_SPEED)
+    return tuple(sorted(found))
+
+
+def _round_speeds(low: float, high: float, parts: int) -> set[float]:
+    """At the ends of about `parts` equal parts; none where `low` is not below `high`."""
+    if low >= high:
+        return set()
+    step = round_up((high - low) / parts)
+    return {step * index for index in range(math.ceil(low / step), math.floor(high / step) + 1)}
+
+
+def at_speeds(workload: Workload, user_rates: Sequence[float], seed: int) -> tuple[AtSpeed, ...]:
+    """Every method at those speeds of a user, and its factor over plain decoding."""
+    curves = {one.name: curve(one, gpus_of(one, workload)) for one in workload.series}
+    draws = {one.name: _drawn_fronts(workload, one, seed) for one in workload.series}
+    return tuple(_at_speed(workload, curves, draws, user_rate) for user_rate in user_rates)
+
+
+def _at_speed(
+    workload: Workload, curves: dict[str, Curve], draws: dict[str, list[list[CurvePoint]]], user_rate: float
+) -> AtSpeed:
+    rates = {name: rate_between(one.front, user_rate) for name, one in curves.items()}
+    factors = {}
+    for series in workload.others():
+        ours, theirs = rates[series.name], rates.get(BASELINE)
+        if BASELINE not in curves:
+            factors[series.name] = Factor(None, why="plain decoding was not measured")
+        elif ours is None or theirs is None:
+            missing = [curves[name] for name in (series.name, BASELINE) if rates[name] is None]
+            factors[series.name] = Factor(None, why="; ".join(_does_not_reach(one, user_rate) for one in missing))
+        else:
+            drawn = [_rates_between(draws[name], user_rate) for name in (series.name, BASELINE)]
+            factors[series.name] = Factor(ours / theirs, interval(drawn[0] / drawn[1]))
+    return AtSpeed(user_rate, rates, factors)
+
+
+def ends(one: Curve, per: str) -> str:
+    """Where a curve ends, in words."""
+    if not one.front:
+        return f"{one.title}: no point"
+    fast, slow = one.front[0], one.front[-1]
+    if fast == slow:
+        return f"{one.title}: one point, {_place(fast, per)}"
+    return f"{one.title}: from {_place(fast, per)} to {_place(slow, per)}"
+
+
+def _place(point: CurvePoint, per: str) -> str:
+    return (
+        f"{point.user_rate:,.0f} tokens/s/user, {point.gpu_rate:,.1f} tokens/s/{per} (concurrency {point.concurrency})"
+    )
+
+
+def _does_not_reach(one: Curve, user_rate: float) -> str:
+    if not one.front:
+        return f"{one.title} has no point"
+    is_fast = user_rate > one.front[0].user_rate
+    end = one.front[0 if is_fast else -1]
+    word = "does not reach it: its fastest" if is_fast else "was not measured there: its slowest"
+    return f"{one.title} {word} point is {end.user_rate:,.0f} tokens/s/user at concurrency {end.concurrency}"
+
+
+def _drawn_fronts(workload: Workload, series: Series, seed: int) -> list[list[CurvePoint]]:
+    """The frontier of each draw of every point's requests."""
+    gpus = gpus_of(series, workload)
+    points = [p for p in series.points if p.user_tokens_per_second is not None and p.requests.completed]
+    draws = [point_rates(p, seed, f"{series.name}/{p.category}/{p.concurrency}") for p in points]
+    fronts = []
+    for index in range(NUM_SAMPLES):
+        found = [CurvePoint(float(users[index]), float(rates[index]) / gpus, 0) for users, rates in draws]
+        fronts.append(frontier(p for p in found if math.isfinite(p.user_rate)))
+    return fronts
+
+
+def _rates_between(fronts: Sequence[Sequence[CurvePoint]], user_rate: float) -> Samples:
+    """Throughput of each draw at that speed; NaN where its curve does not reach it."""
+    rates = [rate_between(front, user_rate) for front in fronts]
+    return np.array([np.nan if rate is None else rate for rate in rates])

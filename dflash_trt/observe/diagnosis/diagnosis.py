@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All probes in order, and what they come to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from dflash_trt.errors import EndpointError
+from dflash_trt.observe.diagnosis import judge, probes
+from dflash_trt.observe.diagnosis.asking import Asker, chats
+from dflash_trt.observe.diagnosis.judge import Finding
+from dflash_trt.observe.diagnosis.probes import Speed
+from dflash_trt.observe.diagnosis.sample import Group
+from dflash_trt.observe.endpoints.client import Client
+from dflash_trt.observe.endpoints.identify import Kind, identify
+from dflash_trt.observe.endpoints.metrics_page import MetricsPage
+
+SECONDS = 110.0
+SCHEMA = "dflash-trt/doctor-endpoint/1"
+HITS = (  # vLLM's present names, and those of 0.10
+    ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
+    ("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"),
+)
+Report = Callable[[str], None]
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked and found. A healthy one is the baseline of later ones."""
+
+    schema: str = SCHEMA
+    url: str
+    runtime: Kind
+    version: str | None
+    model: str
+    is_chat: bool
+    acceptance: str
+    """From which figures of the server it was read."""
+    foreign_tokens: int = 0
+    """Output tokens that the server counted beside ours: then others' acceptance is in these figures."""
+    seconds: float
+    groups: list[Group]
+    speeds: list[Speed]
+    findings: list[Finding]
+    """What is wrong."""
+    notes: list[Finding]
+    """What is worth knowing."""
+
+    def group(self, name: str) -> Group | None:
+        """One that has samples."""
+        return next((group for group in self.groups if group.name == name and group.samples), None)
+
+
+def diagnose(
+    client: Client,
+    *,
+    model: str | None = None,
+    baseline: Diagnosis | None = None,
+    expected_tau: float | None = None,
+    long_tokens: int = probes.LONG_TOKENS,
+    has_load: bool = True,
+    seconds: float = SECONDS,
+    report: Report = lambda name: None,
+) -> Diagnosis:
+    """Asks for at most about `seconds`, `report` hearing what is asked.
+
+    Raises EndpointError where nothing can be asked, or for a baseline of another API.
+    """
+    began = time.monotonic()
+    runtime = identify(client, model=model)
+    is_chat = chats(client, runtime)
+    if baseline is not None:
+        _check(baseline, is_chat)
+    asker = Asker(client, runtime, is_chat=is_chat, seconds=seconds)
+    kind = runtime.kind
+
+    report("short prompts")
+    short = probes.short(asker)
+    report("temperature 1")
+    one, other = probes.sampled(asker)
+    report("repeated prefixes")
+    before = _prefix_hits(client)
+    first, again = probes.prefixes(asker, short)
+    hits = _grown(before, _prefix_hits(client))
+    report("long prompts")
+    long = probes.long(asker, short, long_tokens)
+    report("plain decoding")
+    plain = probes.plain(asker)
+    report("other languages")
+    foreign = probes.foreign(asker)
+    report("thinking on and off")
+    thinking = probes.thinking(asker)
+    report("one request and sixteen")
+    speeds = probes.speeds(asker, len(short.by_position)) if has_load else []
+
+    groups = [short, one, other, first, again, long, plain, foreign, *thinking]
+
+    def healthy(group: Group) -> Group | None:
+        return None if baseline is None else baseline.group(group.name)
+
+    findings = judge.low_acceptance(kind, short, healthy(short), expected_tau)
+    if not findings:  # what follows compares with the short prompts, or would say the same again
+        findings += judge.long_contexts(kind, short, long, healthy(long))
+        findings += judge.repeated_prefixes(kind, first, again)
+    if not findings:
+        findings += judge.sampled_acceptance(kind, one, healthy(one))
+    findings += judge.temperature(kind, one, other)
+    findings += judge.lossless(kind, short, plain)
+    findings += judge.load(kind, speeds)
+    return Diagnosis(
+        url=client.url,
+        runtime=kind,
+        version=runtime.version,
+        model=runtime.model,
+        is_chat=is_chat,
+        acceptance=asker.how,
+        foreign_tokens=asker.foreign_tokens,
+        seconds=time.monotonic() - began,
+        groups=groups,
+        speeds=speeds,
+        findings=findings,
+        notes=judge.notes(kind, short, one, foreign, thinking) + judge.prefix_hits(kind, again, hits),
+    )
+
+
+def _check(baseline: Diagnosis, is_chat: bool) -> None:
+    if baseline.is_chat != is_chat:
+        api = {True: "chats", False: "completions"}
+        raise EndpointError(f"baseline: expected one of {api[is_chat]}, found {api[baseline.is_chat]}")
+
+
+def _prefix_hits(client: Client) -> tuple[int, int] | None:
+    """Tokens asked of the prefix cache, and found; None where it does not say."""
+    with suppress(EndpointError):
+        page = MetricsPage.parse(client.get("/metrics"), f"{client.url}/metrics")
+        for queries, hits in HITS:
+            if page.has(queries):
+                return page.count(queries), page.count(hits)
+    return None
+
+
+def _grown(before: tuple[int, int] | None, after: tuple[int, int] | None) -> int | None:
+    if before is None or after is None or after[0] == before[0]:
+        return None
+    return after[1] - before[1]

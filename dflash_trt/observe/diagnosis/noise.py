@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is more than noise. The unit is a request: passes of one request resemble each other.
+
+Every test is one-sided at 99.95 %: a diagnosis makes a handful, and a healthy server must hear nothing in years.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, variance
+
+from dflash_trt.observe.diagnosis.sample import Group
+
+# Student's t, one-sided 99.95 %, for 1, 2, ... degrees of freedom; beyond the last, the last: on the safe side.
+T_QUANTILES = (
+    636.6, 31.60, 12.92, 8.610, 6.869, 5.959, 5.408, 5.041, 4.781, 4.587, 4.437, 4.318, 4.221, 4.140, 4.073, 4.015,
+)  # fmt: skip
+MIN_SAMPLES = 4
+SAME_LENGTH = 0.05
+"""Two mean draft lengths that differ by less than this share may be compared by tau."""
+
+
+def upper_bound(values: Sequence[float]) -> float:
+    """Below which their mean lies; infinite where there are too few."""
+    return _bound(fmean(values), _error(values), len(values)) if len(values) >= MIN_SAMPLES else math.inf
+
+
+def is_share_below(values: Sequence[float], reference: Sequence[float], share: float) -> bool:
+    """Whether mean(values) < share * mean(reference) beyond doubt, of other prompts than the reference's."""
+    if min(len(values), len(reference)) < MIN_SAMPLES:
+        return False
+    error = math.hypot(_error(values), share * _error(reference))
+    return _bound(fmean(values) - share * fmean(reference), error, min(len(values), len(reference))) < 0
+
+
+def paired_loss(after: dict[str, float], before: dict[str, float], smallest: float) -> float | None:
+    """Share of `before` that `after` lost on the same prompts; None where it is noise, or less than `smallest`."""
+    names = sorted(after.keys() & before.keys())
+    if len(names) < MIN_SAMPLES:
+        return None
+    # Relative to the pair's mean, from -2 to 2: one prompt that is easy to draft hides no collapse of all others.
+    differences = [
+        2 * (after[name] - before[name]) / (after[name] + before[name]) if after[name] + before[name] > 0 else 0.0
+        for name in names
+    ]
+    reference = fmean(before[name] for name in names)
+    if reference <= 0 or _bound(fmean(differences), _error(differences), len(names)) >= 0:
+        return None
+    loss = 1 - fmean(after[name] for name in names) / reference
+    return loss if loss >= smallest else None
+
+
+def is_ratio_below(values: Sequence[float], reference: Sequence[float], ratio: float) -> bool:
+    """Whether values[i] / reference[i], measured side by side, lies below `ratio` beyond doubt; all are positive."""
+    logarithms = [math.log(value / other) for value, other in zip(values, reference, strict=False)]
+    return len(logarithms) >= MIN_SAMPLES and upper_bound(logarithms) < math.log(ratio)
+
+
+def is_first_compared(one: Group, other: Group) -> bool:
+    """Whether only the first draft's acceptance can be compared: drafts were not equally long."""
+    lengths = one.draft_length, other.draft_length
+    if None in lengths or not one.by_position or not other.by_position:
+        return False
+    shorter, longer = sorted(length or 0.0 for length in lengths)
+    return longer - shorter > SAME_LENGTH * longer
+
+
+def _error(values: Sequence[float]) -> float:
+    return math.sqrt(variance(values) / len(values)) if len(values) > 1 else math.inf
+
+
+def _bound(mean: float, error: float, count: int) -> float:
+    return mean + T_QUANTILES[min(count - 1, len(T_QUANTILES)) - 1] * error

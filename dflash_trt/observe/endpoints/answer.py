@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one request brought, put together from the events of its stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dflash_trt.errors import EndpointError, shown
+from dflash_trt.observe.endpoints.observed_acceptance import Acceptance, of_request
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One choice, streamed."""
+
+    text: str
+    reasoning: str
+    """Of a chat that thinks: `reasoning_content`, or `reasoning`."""
+    finish: str | None
+    """The server's `finish_reason`: stop, length, ..."""
+    input_tokens: int | None
+    """By the server's `usage`, as the two below."""
+    output_tokens: int | None
+    cached_tokens: int | None
+    """Of the prompt, those from a prefix cache; None where the server does not say."""
+    emitted: tuple[float, ...]
+    """Seconds from the request to each event that carried text."""
+    seconds: float
+    """From the request to the end of the stream."""
+    acceptance: Acceptance | None
+    """Where the server tells it for each request."""
+
+    @property
+    def ttft_seconds(self) -> float | None:
+        """From the request to its first text."""
+        return self.emitted[0] if self.emitted else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """(output tokens - 1) / (last text - first text): what its user sees; None where that is not defined."""
+        if self.output_tokens is None or len(self.emitted) < 2 or self.emitted[-1] <= self.emitted[0]:
+            return None
+        return (self.output_tokens - 1) / (self.emitted[-1] - self.emitted[0])
+
+
+class AnswerReader:
+    """Collects the events of one stream."""
+
+    def __init__(self, where: str, *, is_chat: bool) -> None:
+        self._where = where
+        self._is_chat = is_chat
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._emitted: list[float] = []
+        self._finish: str | None = None
+        self._usage: dict[str, object] = {}
+        self._metrics: dict[str, object] = {}
+
+    def add(self, event: dict[str, object], seconds: float) -> None:
+        """An event that came `seconds` after the request; raises EndpointError for what is none of OpenAI's."""
+        self._usage = self._optional(event, "usage", dict) or self._usage
+        self._metrics = self._optional(event, "metrics", dict) or self._metrics
+        choices = self._optional(event, "choices", list) or []
+        if not choices:
+            return
+        choice = choices[0]
+        if not isinstance(choice, dict):
+            raise EndpointError(f"{self._where}: expected choices as objects, found {shown(choice)}")
+        part = (self._optional(choice, "delta", dict) or {}) if self._is_chat else choice
+        text = self._optional(part, "content" if self._is_chat else "text", str) or ""
+        thought = self._optional(part, "reasoning_content", str) or self._optional(part, "reasoning", str) or ""
+        self._text.append(text)
+        self._reasoning.append(thought)
+        if text or thought:
+            self._emitted.append(seconds)
+        self._finish = self._optional(choice, "finish_reason", str) or self._finish
+
+    def end(self, seconds: float) -> Answer:
+        """The answer; raises EndpointError where the server did not say why it ended."""
+        if self._finish is None:
+            raise EndpointError(f"{self._where}: expected an answer with a finish_reason, found none")
+        details = self._optional(self._usage, "prompt_tokens_details", dict) or {}
+        speculative = self._optional(self._metrics, "speculative_decoding", dict)
+        return Answer(
+            text="".join(self._text),
+            reasoning="".join(self._reasoning),
+            finish=self._finish,
+            input_tokens=self._optional(self._usage, "prompt_tokens", int),
+            output_tokens=self._optional(self._usage, "completion_tokens", int),
+            cached_tokens=self._optional(details, "cached_tokens", int),
+            emitted=tuple(self._emitted),
+            seconds=seconds,
+            acceptance=None if speculative is None else of_request(speculative, self._where),
+        )
+
+    def _optional(self, holder: dict[str, object], name: str, kind: type[T]) -> T | None:
+        value = holder.get(name)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise EndpointError(f"{self._where}: expected {name} as {kind.__name__}, found {shown(value)}")
+        return value

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP requests to a server that is not ours to trust: bounded in time and size, with one error for what goes wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+from urllib.parse import urlsplit
+
+from dflash_trt.errors import EndpointError, shown
+from dflash_trt.files.json_file import json_object
+from dflash_trt.observe.endpoints.answer import Answer, AnswerReader
+from dflash_trt.observe.endpoints.event_stream import events
+
+if TYPE_CHECKING:
+    import httpx
+
+MAX_PAGE_BYTES = 64 * 2**20  # of an answer that is no stream: /metrics of a large deployment has some MiB
+MAX_ERROR_BYTES = 64 * 2**10
+PATHS = {True: "/v1/chat/completions", False: "/v1/completions"}
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Client:
+    """One server; use it as a context manager. Safe to share among threads."""
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 60.0) -> None:
+        """`url` with or without /v1; `timeout`: seconds for a connection, and for each wait for bytes.
+
+        Raises EndpointError for what is no http(s) URL.
+        """
+        import httpx
+
+        self.url = base_url(url)
+        host = urlsplit(self.url).hostname
+        headers = {"accept-encoding": "identity"}  # a limit on bytes is then one on memory
+        if api_key is not None:
+            headers["authorization"] = f"Bearer {api_key}"
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
+            limits=httpx.Limits(max_connections=None),
+            trust_env=host not in LOOPBACK,  # no proxy between us and this machine
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends its connections."""
+        self._http.close()
+
+    def get(self, path: str) -> bytes:
+        """The body of a 200; raises EndpointError, whose `status` says what else came."""
+        with self._sent("GET", path) as response:
+            return _body(response, MAX_PAGE_BYTES)
+
+    def get_object(self, path: str) -> dict[str, object]:
+        """`get`, a JSON object; raises EndpointError."""
+        return json_object(self.get(path), f"{self.url}{path}", EndpointError, finite=False)
+
+    def post_object(self, path: str, body: Mapping[str, object]) -> dict[str, object]:
+        """What answers a JSON body, a JSON object; raises EndpointError."""
+        with self._sent("POST", path, body) as response:
+            return json_object(_body(response, MAX_PAGE_BYTES), f"{self.url}{path}", EndpointError, finite=False)
+
+    def answer(
+        self, body: Mapping[str, object], *, is_chat: bool, deadline_seconds: float = 600.0, path: str | None = None
+    ) -> Answer:
+        """A streamed answer to `body` (model, prompt or messages, and fields of sampling), with its times.
+
+        Raises EndpointError where it is refused, breaks off, or has not ended after `deadline_seconds`.
+        """
+        path = PATHS[is_chat] if path is None else path
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        reader = AnswerReader(f"{self.url}{path}", is_chat=is_chat)
+        began = time.perf_counter()
+        with self._sent("POST", path, asked) as response:
+            for event in events(response.iter_raw(), f"{self.url}{path}", began + deadline_seconds):
+                reader.add(event, time.perf_counter() - began)
+        return reader.end(time.perf_counter() - began)
+
+    @contextmanager
+    def _sent(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Iterator[httpx.Response]:
+        import httpx
+
+        where = f"{self.url}{path}"
+        try:
+            with self._http.stream(method, path, json=body) as response:
+                if response.status_code != 200:
+                    raise refusal(where, response.status_code, _body(response, MAX_ERROR_BYTES, is_cut=True))
+                yield response
+        except httpx.HTTPError as error:
+            raise _unreachable(where, error) from None
+        except httpx.InvalidURL as error:
+            raise EndpointError(f"{where}: expected the URL of a server, found {error}") from None
+
+
+def base_url(url: str) -> str:
+    """`http://host:port[/prefix]` without /v1 or a slash at its end; raises EndpointError."""
+    found = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(found)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_url = False
+    if not is_url or parts.query or parts.fragment or parts.username is not None:
+        raise EndpointError(
+            f"expected the URL of a server as http://HOST:PORT, found {shown(url)}",
+            hint="keys go into --api-key-file, never into the URL",
+        )
+    return found.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def refusal(where: str, status: int, body: bytes) -> EndpointError:
+    """The error for an answer that is no 200."""
+    hint = None
+    if status in (401, 403):
+        hint = "give the server's key with --api-key-file"
+    elif status == 404:
+        hint = "is this the address of an OpenAI-compatible server, without a path behind /v1?"
+    elif 300 <= status < 400:
+        hint = "redirections are not followed: give the address that it points to"
+    said = body.decode(errors="replace").strip()
+    return EndpointError(f"{where}: expected 200, found {status}: {shown(said)}", hint=hint, status=status)
+
+
+def _body(response: httpx.Response, limit: int, *, is_cut: bool = False) -> bytes:
+    content = b""
+    for piece in response.iter_raw():
+        content += piece
+        if len(content) > limit:
+            if is_cut:
+                break
+            raise EndpointError(f"{response.url}: expected at most {limit} bytes, found more")
+    return content
+
+
+def _unreachable(where: str, error: httpx.HTTPError) -> EndpointError:
+    import httpx
+
+    if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
+        return EndpointError(f"{where}: expected a server, found none that answers in time", hint="is it running?")
+    if isinstance(error, httpx.TimeoutException):
+        return EndpointError(f"{where}: expected bytes within the time-out, found none", hint="is it overloaded?")
+    if isinstance(error, httpx.ConnectError):
+        said = str(error) or "no connection"
+        hint = "is it running, and is the port right?"
+        if "SSL" in said or "CERTIFICATE" in said.upper():
+            hint = "is it https? Its certificate must be trusted here (SSL_CERT_FILE names others)"
+        return EndpointError(f"{where}: expected a server, found: {said}", hint=hint)
+    return EndpointError(f"{where}: expected a whole answer, found: {str(error) or type(error).__name__}")

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which runtime answers at an address: by what it says of its models, or by the names of its metrics.
+
+`owned_by` of GET /v1/models: vLLM's entrypoints/openai protocol says "vllm", SGLang's "sglang", TensorRT-LLM's
+serve/openai_protocol.py "tensorrt_llm", Triton's OpenAI frontend "Triton Inference Server", ours "dflash-trt".
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from dflash_trt.errors import EndpointError, shown
+from dflash_trt.observe.endpoints.client import Client
+
+Kind = Literal["dflash-trt", "vllm", "sglang", "tensorrt-llm", "triton", "unknown"]
+OWNERS: dict[str, Kind] = {
+    "dflash-trt": "dflash-trt",
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "tensorrt_llm": "tensorrt-llm",
+    "Triton Inference Server": "triton",
+}
+METRICS: dict[bytes, Kind] = {
+    b"vllm:": "vllm", b"sglang:": "sglang", b"trtllm_": "tensorrt-llm", b"nv_inference_": "triton",
+}  # fmt: skip
+VERSION_PATHS: dict[Kind, tuple[str, ...]] = {
+    "dflash-trt": ("/version",),
+    "vllm": ("/version",),
+    "tensorrt-llm": ("/version",),
+    "sglang": ("/server_info", "/get_server_info"),  # the second until 0.5
+    "triton": ("/v2",),
+    "unknown": ("/version",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What a server says that it is."""
+
+    kind: Kind
+    version: str | None
+    model: str
+    """The name that requests must give."""
+    models: tuple[str, ...]
+    max_model_len: int | None
+    """Tokens of prompt and answer, where it says so."""
+
+
+def identify(client: Client, *, model: str | None = None) -> Runtime:
+    """The runtime behind `client`, and its model: the only one, or `model`.
+
+    Raises EndpointError when nothing answers, when it is no OpenAI-compatible API, or has not that one model.
+    """
+    try:
+        document = client.get_object("/v1/models")
+    except EndpointError as error:
+        if error.status == 404 and _is_triton(client):
+            raise EndpointError(
+                f"{client.url}: expected an OpenAI-compatible API, found Triton's own protocol",
+                hint="start Triton's OpenAI frontend (openai_frontend/main.py), and give its address",
+                status=404,
+            ) from None
+        raise
+    cards = _cards(document, f"{client.url}/v1/models")
+    card = _chosen(cards, model, client.url)
+    kind = OWNERS.get(str(card.get("owned_by"))) or _kind_by_metrics(client)
+    length = card.get("max_model_len")
+    return Runtime(
+        kind=kind,
+        version=_version(client, kind),
+        model=str(card["id"]),
+        models=tuple(str(each["id"]) for each in cards),
+        max_model_len=length if isinstance(length, int) else None,
+    )
+
+
+def _cards(document: dict[str, object], where: str) -> list[dict[str, object]]:
+    data = document.get("data")
+    cards = [card for card in data if isinstance(card, dict) and "id" in card] if isinstance(data, list) else []
+    if not cards:
+        raise EndpointError(f"{where}: expected a list of models, found {shown(document)}")
+    return cards
+
+
+def _chosen(cards: list[dict[str, object]], model: str | None, url: str) -> dict[str, object]:
+    names = [str(card["id"]) for card in cards]
+    if model is None and len(cards) > 1:
+        raise EndpointError(f"{url}: expected one model, found {', '.join(names)}", hint="say which with --model")
+    if model is not None and model not in names:
+        raise EndpointError(f"{url}: expected the model {shown(model)}, found {', '.join(names)}")
+    return cards[0 if model is None else names.index(model)]
+
+
+def _kind_by_metrics(client: Client) -> Kind:
+    """For what answers through a router, which owns its models itself."""
+    for path in ("/metrics", "/prometheus/metrics"):
+        with suppress(EndpointError):
+            page = client.get(path)
+            for prefix, kind in METRICS.items():
+                if page.startswith(prefix) or b"\n" + prefix in page:
+                    return kind
+    return "unknown"
+
+
+def _is_triton(client: Client) -> bool:
+    with suppress(EndpointError):
+        return client.get_object("/v2").get("name") == "triton"
+    return False
+
+
+def _version(client: Client, kind: Kind) -> str | None:
+    for path in VERSION_PATHS[kind]:
+        with suppress(EndpointError):
+            version = client.get_object(path).get("version")
+            if isinstance(version, str):
+                return version
+    return None

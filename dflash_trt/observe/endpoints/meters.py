@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Acceptance between two moments, from what each runtime publishes; one small class for each way.
+
+vLLM (and ours): counters, vllm/v1/spec_decode/metrics.py. SGLang: counters of finished requests and gauges,
+sglang/srt/observability/metrics_collector.py, or the averages of its server info. TensorRT-LLM: counters of finished
+requests under /prometheus/metrics (return_perf_metrics), tensorrt_llm/metrics/collector.py, or the statistics of its
+iterations, which GET /metrics hands out once (enable_iter_perf_stats), SpecDecodingStats in executor/types.h.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from dflash_trt.errors import EndpointError
+from dflash_trt.observe.endpoints.client import Client
+from dflash_trt.observe.endpoints.identify import Runtime
+from dflash_trt.observe.endpoints.iteration_stats import IterationStats
+from dflash_trt.observe.endpoints.metrics_page import MetricsPage
+from dflash_trt.observe.endpoints.observed_acceptance import Acceptance
+
+SETTLE_SECONDS = 10.0  # for counters that lag behind the last answer, and for requests that were given up
+VLLM = "vllm:spec_decode_num"
+SGLANG_STEPS = "sglang:spec_verify_calls_total"
+TRTLLM = "trtllm_spec_decode"
+
+
+class Meter(Protocol):
+    """One way to count."""
+
+    sample_seconds: float | None
+    """How often `sample` wants to be called; None: never."""
+
+    def begin(self) -> None:
+        """Now begins what is counted."""
+
+    def sample(self) -> None:
+        """While it runs."""
+
+    def end(self) -> Acceptance:
+        """What came since `begin`; raises EndpointError where counters went backwards: the server was restarted."""
+
+
+def meter(client: Client, runtime: Runtime) -> Meter:
+    """The one for what `runtime` publishes now; never fails for a server that publishes nothing."""
+    page = _page(client, "/metrics")
+    if page is not None and page.has(f"{VLLM}_drafts_total"):
+        return VllmMeter(client)
+    if runtime.kind in ("dflash-trt", "vllm"):
+        return NoMeter("its /metrics has no vllm:spec_decode_* counters: it decodes without drafts")
+    if runtime.kind == "sglang":
+        return SglangInfoMeter(client) if page is None else SglangMeter(client)
+    if runtime.kind == "tensorrt-llm":
+        return TrtllmMeter(client) if _counts_positions(client) else IterationMeter(client)
+    if runtime.kind == "triton":
+        return NoMeter("Triton's OpenAI frontend leaves acceptance out; its llmapi model tells it per request")
+    return NoMeter("nobody knows this runtime's metrics")
+
+
+@contextmanager
+def counted(meter: Meter) -> Iterator[Callable[[], Acceptance]]:
+    """Counts what happens in the block, and samples meanwhile; the function, called at its end, says what it was."""
+    over = threading.Event()
+
+    def sample() -> None:
+        while meter.sample_seconds is not None and not over.wait(meter.sample_seconds):
+            meter.sample()
+
+    meter.begin()
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+
+    def end() -> Acceptance:
+        over.set()
+        thread.join()
+        return meter.end()
+
+    try:
+        yield end
+    finally:
+        over.set()
+        thread.join()
+
+
+class NoMeter:
+    """Where nothing is published."""
+
+    sample_seconds: float | None = None
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def begin(self) -> None:
+        """Nothing."""
+
+    def sample(self) -> None:
+        """Nothing."""
+
+    def end(self) -> Acceptance:
+        """Says why."""
+        return Acceptance(source="not published", how=self._why)
+
+
+class CounterMeter:
+    """Prometheus counters, by difference."""
+
+    sample_seconds: float | None = None
+    path = "/metrics"
+    running: tuple[str, ...] = ()
+    """Gauges that are 0 once every request is counted."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._before: MetricsPage | None = None
+
+    def begin(self) -> None:
+        """Reads them."""
+        self._before = self._settled()
+
+    def sample(self) -> None:
+        """Nothing."""
+
+    def end(self) -> Acceptance:
+        """Reads them again."""
+        assert self._before is not None
+        return self.difference(self._before, self._settled())
+
+    def difference(self, before: MetricsPage, after: MetricsPage) -> Acceptance:
+        """Of two pages."""
+        raise NotImplementedError
+
+    def _read(self) -> MetricsPage:
+        return MetricsPage.parse(self._client.get(self.path), f"{self._client.url}{self.path}")
+
+    def _settled(self) -> MetricsPage:
+        deadline = time.monotonic() + SETTLE_SECONDS
+        page = self._read()
+        while any(page.total(name) for name in self.running) and time.monotonic() < deadline:
+            time.sleep(0.05)
+            page = self._read()
+        return page
+
+
+class VllmMeter(CounterMeter):
+    """vLLM's counters; a pass that verified no draft counts for none of them."""
+
+    running = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+
+    def difference(self, before: MetricsPage, after: MetricsPage) -> Acceptance:
+        """tau = 1 + accepted / drafts in vLLM's words."""
+        return Acceptance(
+            source="counters",
+            how="vllm:spec_decode_num_drafts, _draft_tokens, _accepted_tokens and _accepted_tokens_per_pos",
+            steps=grown(before, after, f"{VLLM}_drafts_total"),
+            proposed=grown(before, after, f"{VLLM}_draft_tokens_total"),
+            accepted=grown(before, after, f"{VLLM}_accepted_tokens_total"),
+            by_position=grown_by_position(before, after, f"{VLLM}_accepted_tokens_per_pos_total", "position"),
+            output_tokens=grown(before, after, "vllm:generation_tokens_total"),
+        )
+
+
+class SglangMeter(CounterMeter):
+    """SGLang's counters of finished requests; without them, the gauge while requests run."""
+
+    sample_seconds: float | None = 1.0
+    running = ("sglang:num_running_reqs", "sglang:num_queue_reqs")
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._samples: list[float] = []
+
+    def sample(self) -> None:
+        """The gauge of the average over the last log interval, which counts the bonus token, too."""
+        page = self._read()
+        if page.total("sglang:num_running_reqs"):
+            values = [value for _, value in page.samples.get("sglang:spec_accept_length", ()) if value > 0]
+            self._samples += values
+
+    def difference(self, before: MetricsPage, after: MetricsPage) -> Acceptance:
+        """SGLang counts no accepted drafts: they are what requests kept beyond one token for each pass and prefill."""
+        output = grown(before, after, "sglang:generation_tokens_total")
+        if steps := grown(before, after, SGLANG_STEPS):
+            requests = grown(before, after, "sglang:num_requests_total")
+            return Acceptance(
+                source="counters",
+                how="sglang:spec_verify_calls_total; accepted = generation_tokens - num_requests - spec_verify_calls: "
+                "drafts that requests kept, without those behind their end",
+                steps=steps,
+                accepted=max(0, output - requests - steps),
+                output_tokens=output,
+            )
+        if not self._samples:
+            why = "sglang:spec_verify_calls_total did not grow, and sglang:spec_accept_length had no value meanwhile"
+            return Acceptance(source="not published", how=why, output_tokens=output)
+        return Acceptance(
+            source="gauges",
+            how=f"mean of {len(self._samples)} samples of sglang:spec_accept_length, which counts the bonus token",
+            sampled_tau=sum(self._samples) / len(self._samples),
+            output_tokens=output,
+        )
+
+
+class SglangInfoMeter(NoMeter):
+    """Without --enable-metrics: the average since its start, in its server info."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__("start it with --enable-metrics")
+        self._client = client
+
+    def end(self) -> Acceptance:
+        """An average over more than was asked for, and said to be one."""
+        for path in ("/server_info", "/get_server_info"):
+            try:
+                states = self._client.get_object(path).get("internal_states")
+            except EndpointError:
+                continue
+            entries = [state for state in states if isinstance(state, dict)] if isinstance(states, list) else []
+            found = [state.get("avg_spec_accept_length") for state in entries]
+            values = [value for value in found if isinstance(value, int | float) and value > 0]
+            if values:
+                how = f"avg_spec_accept_length of {path}: since the server's start, not of these requests alone"
+                return Acceptance(source="gauges", how=how, sampled_tau=sum(values) / len(values))
+        return Acceptance(source="not published", how="no avg_spec_accept_length: start it with --enable-metrics")
+
+
+class TrtllmMeter(CounterMeter):
+    """TensorRT-LLM's counters of finished requests by position: position 0 is drafted once in each pass."""
+
+    path = "/prometheus/metrics"
+    running = ("trtllm_num_requests_running", "trtllm_num_requests_waiting")
+
+    def difference(self, before: MetricsPage, after: MetricsPage) -> Acceptance:
+        """Its own acceptance length, (accepted + requests) / requests of an iteration, is our tau."""
+        drafted = grown_by_position(before, after, f"{TRTLLM}_drafted_tokens_total", "token_position")
+        accepted = grown_by_position(before, after, f"{TRTLLM}_accepted_tokens_total", "token_position")
+        output = grown(before, after, "trtllm_generation_tokens_total")
+        if not drafted:
+            why = f"{TRTLLM}_drafted_tokens_total did not grow: no drafts, or a release without it"
+            return Acceptance(source="not published", how=why, output_tokens=output)
+        return Acceptance(
+            source="counters",
+            how=f"{TRTLLM}_drafted_tokens and _accepted_tokens by position; steps = drafted at position 0",
+            steps=drafted[0],
+            proposed=sum(drafted),
+            accepted=sum(accepted),
+            by_position=accepted,
+            output_tokens=output,
+        )
+
+
+class IterationMeter:
+    """TensorRT-LLM's iterations, which GET /metrics hands out once and keeps only so many of."""
+
+    sample_seconds: float | None = 0.5
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._stats = IterationStats()
+
+    def begin(self) -> None:
+        """Takes what is there, and drops it."""
+        self._fetch()
+        self._stats = IterationStats()
+
+    def sample(self) -> None:
+        """Takes them before they are dropped."""
+        self._fetch()
+
+    def end(self) -> Acceptance:
+        """The sum over all iterations."""
+        self._fetch()
+        return self._stats.acceptance()
+
+    def _fetch(self) -> None:
+        self._stats.add(self._client.get("/metrics"), f"{self._client.url}/metrics")
+
+
+def grown(before: MetricsPage, after: MetricsPage, name: str) -> int:
+    """By how much a counter has grown; raises EndpointError where it went backwards."""
+    return _difference(before.count(name), after.count(name), name, after.where)
+
+
+def grown_by_position(before: MetricsPage, after: MetricsPage, name: str, label: str) -> tuple[int, ...]:
+    """The same at position 0, 1, ..."""
+    ends, begins = after.positions(name, label), before.positions(name, label)
+    begins += (0,) * (len(ends) - len(begins))
+    return tuple(_difference(begin, end, name, after.where) for begin, end in zip(begins, ends, strict=True))
+
+
+def _difference(before: int, after: int, name: str, where: str) -> int:
+    if after < before:
+        raise EndpointError(
+            f"{where}: expected {name} to grow, found {after} after {before}",
+            hint="the server was restarted meanwhile: measure again",
+        )
+    return after - before
+
+
+def _counts_positions(client: Client) -> bool:
+    """Whether it has counters by position, or may have: none shows before the first request has finished."""
+    page = _page(client, TrtllmMeter.path)
+    name = f"{TRTLLM}_drafted_tokens_total"
+    return page is not None and (page.has(name) or not page.has("trtllm_request_success_total"))
+
+
+def _page(client: Client, path: str) -> MetricsPage | None:
+    """None where it has no such page."""
+    try:
+        return MetricsPage.parse(client.get(path), f"{client.url}{path}")
+    except EndpointError:
+        return None

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cost model's inputs from deployments, checkpoints and published facts, which only target_config knows besides."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec
+from dflash_trt.deploy.gpus import known_gpus
+from dflash_trt.deploy.memory import Load
+from dflash_trt.deploy.published import published_drafts
+from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.deploy.rules.memory_rules import POOL_FRACTION
+from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes, TargetSizes, draft_sizes
+from dflash_trt.engine.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import read_json
+from dflash_trt.files.read import is_directory
+from dflash_trt.files.strict_yaml import closest
+from dflash_trt.observe.estimate.constants import DATA, constants
+from dflash_trt.observe.estimate.shapes import DraftShape, System, TargetShape
+from dflash_trt.observe.estimate.target_config import read_target_shape
+
+MAX_EAGLE3_DRAFTS = 5
+RUNTIMES = ("trtllm", "vllm", "sglang")
+
+
+class _Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    source: str
+    targets: tuple[TargetShape, ...]
+
+
+@cache
+def known_targets() -> dict[str, TargetShape]:
+    """By repository id."""
+    known = read_json(DATA / "targets.json", _Targets, ConfigError, what="the package's data")
+    return {entry.target: entry for entry in known.targets}
+
+
+def target_shape(name: str) -> TargetShape:
+    """A target by directory or repository id; raises ConfigError, with the list, for one that is not known."""
+    if is_directory(name):
+        return read_target_shape(Path(name))
+    known = known_targets()
+    if name not in known:
+        raise ConfigError(
+            f"estimate: expected a target whose layers are known ({', '.join(sorted(known))}), or a directory, found"
+            f" {name!r}{closest(name, known, 'target')}",
+            hint="give its directory with --target; a config.json is all that is read of it",
+        )
+    return known[name]
+
+
+def system(deployment: ResolvedDeployment, runtime: str, target_directory: str | None = None) -> System:
+    """The system that a resolved deployment makes of a runtime; `target_directory` stands in for its target.
+
+    Raises ConfigError for a target without known layers, and for one that the draft was not made for.
+    """
+    target = target_shape(target_directory or deployment.target)
+    taps = deployment.draft_sizes.spec.target_layer_ids
+    layers = deployment.draft_sizes.spec.num_target_layers
+    if layers not in (None, target.num_layers) or max(taps) >= target.num_layers:
+        raise ConfigError(
+            f"{target.target}: expected a target of {layers or f'more than {max(taps)}'} layers, as"
+            f" {deployment.draft_sizes.name} was made for, found {target.num_layers}"
+        )
+    gpus = deployment.gpus
+    is_engine = deployment.mode == "engine"
+    drafter_ranks = 1 if is_engine else deployment.tensor_parallel
+    return System(
+        target=target,
+        draft=_draft_shape(deployment.draft_sizes, deployment.algorithms, runs_whole_block=is_engine),
+        eagle3=eagle3_shape(target),
+        gpu=gpus.name,
+        gpu_memory_bytes=gpus.gpu.memory_bytes,
+        num_gpus=gpus.count,
+        tensor_parallel=deployment.tensor_parallel,
+        expert_parallel=deployment.expert_parallel,
+        drafter_ranks=drafter_ranks,
+        runtime=runtime,
+        kv_bytes=1 if deployment.kv_cache_dtype == "fp8" else 2,
+        max_batch_size=deployment.max_batch_size,
+        max_seq_len=deployment.max_seq_len,
+        max_num_tokens=deployment.max_num_tokens,
+        memory=_memory_load(deployment, runtime, target, drafter_ranks),
+    )
+
+
+def _memory_load(deployment: ResolvedDeployment, runtime: str, target: TargetShape, drafter_ranks: int) -> Load:
+    """What the deployment asks of each GPU; the target's bytes are those of its shape, so that both go together."""
+    is_trtllm = runtime == "trtllm"
+    return Load(
+        gpus=deployment.gpus,
+        draft=msgspec.structs.replace(deployment.draft_sizes, checkpoint=None),
+        target=target_sizes_of(target),
+        algorithms=deployment.algorithms,
+        ranks=deployment.tensor_parallel,
+        drafter_ranks=drafter_ranks,
+        max_batch_size=deployment.max_batch_size,
+        max_num_tokens=deployment.max_num_tokens,
+        max_seq_len=deployment.max_seq_len,
+        draft_tokens=deployment.draft_tokens,
+        is_dense=is_trtllm and deployment.draft_attention == "VANILLA",
+        is_fp8_cache=deployment.kv_cache_dtype == "fp8",
+        pool_fraction=deployment.kv_cache_fraction if is_trtllm else POOL_FRACTION,
+        captures_by_graph=is_trtllm,
+        workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if deployment.mode == "engine" else 0,
+    )
+
+
+def target_sizes_of(target: TargetShape) -> TargetSizes:
+    """What memory must know of a target, from its shape."""
+    experts = target.num_expert_layers * target.num_experts * target.expert_params * target.expert_bits / 8
+    return TargetSizes(
+        name=target.target,
+        spec=PartialTargetSpec(
+            hidden_size=target.hidden_size, num_hidden_layers=target.num_layers, vocab_size=target.vocab_size
+        ),
+        cache=target.cache,
+        expert_bytes=round(experts),
+        dense_bytes=round(target.weight_bytes - experts),
+        num_attention_heads=target.num_attention_heads,
+    )
+
+
+def draft_shape(name: str, algorithm: str = "") -> DraftShape:
+    """A draft by directory or repository id, every linear layer but fc quantised by `algorithm`."""
+    sizes = draft_sizes(name)
+    if sizes is None:
+        known = sorted(published_drafts())
+        raise ConfigError(f"estimate: expected a draft whose facts are published ({', '.join(known)}), found {name!r}")
+    modules = [module for module in sizes.spec.linear_shapes() if module != "fc"]
+    return _draft_shape(sizes, dict.fromkeys(modules, algorithm), runs_whole_block=False)
+
+
+def _draft_shape(sizes: DraftSizes, algorithms: dict[str, str], *, runs_whole_block: bool) -> DraftShape:
+    def bits(modules: list[str]) -> float:
+        params = {module: shapes[module][0] * shapes[module][1] for module in modules}
+        total = sum(size * WEIGHT_BITS.get(algorithms.get(module, ""), BF16_BITS) for module, size in params.items())
+        return float(total / sum(params.values()))
+
+    spec = sizes.spec
+    shapes = spec.linear_shapes()
+    return DraftShape(
+        name=sizes.name,
+        num_layers=spec.num_layers,
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        num_attention_heads=spec.num_attention_heads,
+        num_key_value_heads=spec.num_key_value_heads,
+        head_dim=spec.head_dim,
+        num_taps=len(spec.target_layer_ids),
+        max_draft_tokens=spec.block_size - 1,
+        layer_bits=bits([module for module in shapes if module != "fc"]),
+        fc_bits=bits(["fc"]),
+        runs_whole_block=runs_whole_block,
+    )
+
+
+def eagle3_shape(target: TargetShape) -> DraftShape:
+    """An EAGLE-3 drafter for a target: one layer of the target's head shapes, three taps; the rest is assumed."""
+    assumed = constants().eagle3
+    # Latent attention's row is no head: EAGLE-3 has heads as wide as its values, and the usual eight of K and V.
+    heads, head_dim = target.cache.num_key_value_heads, target.cache.head_dim
+    if target.latent is not None:
+        heads, head_dim = min(8, target.num_attention_heads), target.latent.v_head_dim
+    return DraftShape(
+        name="EAGLE-3 (assumed shape)",
+        num_layers=1,
+        hidden_size=target.hidden_size,
+        intermediate_size=round(assumed["eagle3_intermediate_ratio"].value * target.hidden_size),
+        num_attention_heads=target.num_attention_heads,
+        num_key_value_heads=heads,
+        head_dim=head_dim,
+        num_taps=3,
+        max_draft_tokens=MAX_EAGLE3_DRAFTS,
+        head_rows=min(target.vocab_size, round(assumed["eagle3_head_rows"].value)),
+        is_chain=True,
+    )
+
+
+def gpu_memory_bytes(gpu: str) -> int:
+    """Of a GPU that deployments name; raises KeyError for others."""
+    return known_gpus()[gpu].memory_bytes

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes and estimated time of gpt-oss-120b's drafter by recipe and head; writes the tables of two pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
+from dflash_trt.checkpoint.quantization import FP8, NVFP4
+from dflash_trt.deploy.published import published_drafts
+from dflash_trt.observe.estimate.constants import rates
+from dflash_trt.observe.estimate.drafter_pass import DrafterLoad, Head, drafter_pass
+from dflash_trt.observe.estimate.inputs import target_shape
+from dflash_trt.observe.estimate.step import StepCost
+from dflash_trt.quantize.recipe import load_recipe, recipe_names
+
+DRAFT, TARGET = "z-lab/gpt-oss-120b-DFlash", "openai/gpt-oss-120b"
+RUNTIME = "trtllm"
+CONTEXT_TOKENS = 1024
+"""Of each request."""
+BATCHES = (1, 64)
+TRIMMED = 32768
+SYSTEMS = (("one B300", "b300", 1), ("8 x B300", "b300", 8), ("one H200", "h200", 1))
+"""What it is called, the GPU, and the ranks that share the target's lm_head."""
+CHECKOUT = Path(__file__).parents[3]
+PAGES = (CHECKOUT / "README.md", CHECKOUT / "docs" / "quantization.md")
+MARKS = "<!-- {name}: begin -->", "<!-- {name}: end -->"
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One cell: a recipe with a head on a GPU."""
+
+    recipe: str
+    head: Head
+    gpu: str = "b300"
+    batch: int = 1
+
+
+def heads(ranks: int = 1) -> dict[str, Head]:
+    """By what `--head` calls them."""
+    rows = target_shape(TARGET).vocab_size
+    return {
+        "target": Head(rows=rows, ranks=ranks),
+        "fp8": Head(rows=rows, algorithm=FP8),
+        "nvfp4": Head(rows=rows, algorithm=NVFP4),
+        f"trim:{TRIMMED}": Head(rows=TRIMMED),
+        f"trim:{TRIMMED}:fp8": Head(rows=TRIMMED, algorithm=FP8),
+        f"trim:{TRIMMED}:nvfp4": Head(rows=TRIMMED, algorithm=NVFP4),
+    }
+
+
+def cost(setting: Setting) -> StepCost:
+    """A pass of the drafter."""
+    spec = published_drafts()[DRAFT].spec
+    algorithms = load_recipe(setting.recipe).algorithms(spec.linear_modules())
+    load = DrafterLoad(batch=setting.batch, context_tokens=setting.batch * CONTEXT_TOKENS)
+    return drafter_pass(spec, algorithms, rates(setting.gpu, RUNTIME), load, setting.head)
+
+
+def weight_bytes(recipe: str) -> float:
+    """Of the drafter's linear layers, scales included."""
+    layers = ("tap projection", "context K and V", "layers")
+    spec = published_drafts()[DRAFT].spec
+    read = sum(term.bytes for term in cost(Setting(recipe=recipe, head=Head(rows=0))).terms if term.name in layers)
+    return read - _context_bytes(spec, recipe)
+
+
+def _context_bytes(spec: PartialDraftSpec, recipe: str) -> float:
+    """K and V's weights, which a pass reads twice: for the context and for the block."""
+    terms = cost(Setting(recipe=recipe, head=Head(rows=0))).terms
+    return next(term.bytes for term in terms if term.name == "context K and V")
+
+
+def tables() -> dict[str, str]:
+    """The tables in Markdown, by the name of their marks."""
+    found = {"summary": summary(), "bytes": _table("GB", heads(), _gigabytes)}
+    for name, gpu, ranks in SYSTEMS:
+        found[name] = _table(f"{name}, us", heads(ranks), partial(_microseconds, gpu=gpu))
+    return found
+
+
+def _table(corner: str, columns: dict[str, Head], cell: Callable[[str, Head], str]) -> str:
+    lines = [f"| {corner} | {' | '.join(f'`{head}`' for head in columns)} |", f"|---|{'---|' * len(columns)}"]
+    for recipe in _recipes():
+        lines.append(f"| `{recipe}` | {' | '.join(cell(recipe, head) for head in columns.values())} |")
+    return "\n".join(lines)
+
+
+def summary() -> str:
+    """README's table: two heads by recipe. A head of the drafter's own costs the same on one GPU and on eight."""
+    small = heads()[name := f"trim:{TRIMMED}:fp8"]
+    columns = [
+        *(f"GB, `{head}`" for head in ("target", name)),
+        *(f"us, `target`, {system}" for system, _, _ in SYSTEMS[:2]),
+        f"us, `{name}`",
+    ]
+    lines = [f"| recipe | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    for recipe in _recipes():
+        cells = [_gigabytes(recipe, head) for head in (heads()["target"], small)]
+        cells += [_microseconds(recipe, heads(ranks)["target"], gpu) for _, gpu, ranks in SYSTEMS[:2]]
+        lines.append(f"| `{recipe}` | {' | '.join(cells)} | {_microseconds(recipe, small, SYSTEMS[0][1])} |")
+    return "\n".join(lines)
+
+
+def _recipes() -> list[str]:
+    """The largest first."""
+    return sorted(recipe_names(), key=lambda name: (-weight_bytes(name), name))
+
+
+def _gigabytes(recipe: str, head: Head) -> str:
+    return f"{(weight_bytes(recipe) + head.num_bytes(published_drafts()[DRAFT].spec.hidden_size)) / 1e9:.2f}"
+
+
+def _microseconds(recipe: str, head: Head, gpu: str) -> str:
+    passes = (cost(Setting(recipe=recipe, head=head, gpu=gpu, batch=batch)) for batch in BATCHES)
+    return " / ".join(f"{one.seconds * 1e6:.0f}" for one in passes)
+
+
+def replace_tables(page: str) -> str:
+    """`page` with the present tables between those marks that it has."""
+    for name, text in tables().items():
+        begin, end = (mark.format(name=name) for mark in MARKS)
+        page = re.sub(f"{begin}.*{end}", f"{begin}\n{text}\n{end}", page, flags=re.DOTALL)
+    return page
+
+
+def main() -> None:
+    """Rewrites the tables of both pages, or prints them where there is no checkout."""
+    for page in PAGES:
+        if not page.is_file():
+            print("\n\n".join(tables().values()))
+            return
+        page.write_text(replace_tables(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that `dflash-trt estimate` says, as values: accounts, curves with bands, memory, headlines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from dflash_trt.errors import ConfigError
+from dflash_trt.observe.estimate.acceptance import Acceptance
+from dflash_trt.observe.estimate.bands import Band, Influence, vary
+from dflash_trt.observe.estimate.batch_limit import BatchLimit, MemoryItem, batch_limit, memory_items
+from dflash_trt.observe.estimate.constants import Rates, rates
+from dflash_trt.observe.estimate.curve import Point, Traffic, fastest, point, points, rate_at
+from dflash_trt.observe.estimate.shapes import METHODS, Method, System
+from dflash_trt.observe.estimate.step import Load, StepModel, Term
+from dflash_trt.observe.plots.pareto import frontier
+
+HEADLINE_RATES = (100.0, 200.0, 300.0, 400.0, 500.0, 550.0, 600.0)
+
+
+class CurvePoint(msgspec.Struct, frozen=True):
+    """A point of a frontier, with its bands."""
+
+    point: Point
+    user_rate: Band
+    gpu_rate: Band
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """One method."""
+
+    method: Method
+    limit: BatchLimit
+    points: list[CurvePoint]
+    """Fastest user first."""
+    memory: tuple[MemoryItem, ...]
+    """At the deployment's max_batch_size and the longest request that was asked for."""
+
+
+class Account(msgspec.Struct, frozen=True):
+    """One step, term by term."""
+
+    point: Point
+    terms: tuple[Term, ...]
+    experts_touched: float
+    """Of one layer; 0 for a dense target."""
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """Throughput per GPU of each method where users get `user_rate` tokens a second; 0 where a method ends before."""
+
+    user_rate: float
+    gpu_rates: dict[str, float]
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """The document."""
+
+    name: str
+    system: System
+    traffic: Traffic
+    acceptance: Acceptance
+    acceptance_source: str
+    accounts: list[Account]
+    curves: list[Curve]
+    at_rates: list[Ratio]
+    influences: list[Influence]
+    """On the speed of one user alone, under DFlash."""
+
+    def curve(self, method: Method) -> Curve:
+        """Of a method."""
+        return next(curve for curve in self.curves if curve.method == method)
+
+
+def estimate(
+    name: str,
+    system: System,
+    traffic: Traffic,
+    acceptances: dict[Method, Acceptance],
+    *,
+    source: str,
+    batch: int = 1,
+    routing: Sequence[float] | None = None,
+) -> Estimate:
+    """The estimate of a system; `batch` is the one whose step is accounted for, `source` says where tau is from.
+
+    Raises ConfigError where no request fits by any method.
+    """
+    model = StepModel(system, rates(system.gpu, system.runtime), routing)
+    fronts, curves, accounts = {}, [], []
+    influences: list[Influence] = []
+    for method in METHODS:
+        acceptance = acceptances.get(method)
+        limit = batch_limit(system, method, traffic.max_tokens)
+        candidates = points(model, method, acceptance, traffic, max(limit.batch, batch))
+        fronts[method] = frontier(p for p in candidates if p.batch <= limit.batch)
+        bands, by_constant = _bands(system, method, acceptance, traffic, fronts[method], routing)
+        if method == "dflash":
+            influences = by_constant
+        at = point(model, method, acceptance, traffic, batch, fastest_length(candidates, batch))
+        load = Load(batch=batch, draft_tokens=at.draft_tokens, context=traffic.mean_context)
+        count = model.touched_experts(batch * (at.draft_tokens + 1))
+        accounts.append(Account(at, model.price(method, load).terms, count))
+        memory = memory_items(system, method, system.max_batch_size, traffic.max_tokens)
+        curves.append(Curve(method, limit, bands, memory))
+    if not any(fronts.values()):
+        raise ConfigError(
+            f"estimate: expected memory for one request of {traffic.max_tokens} tokens, found none:"
+            f" {curves[0].limit.reason}",
+            hint="more GPUs, shorter requests or a smaller max_num_tokens",
+        )
+    at_rates = [Ratio(rate, {m: rate_at(front, rate) for m, front in fronts.items()}) for rate in HEADLINE_RATES]
+    return Estimate(
+        name=name,
+        system=system,
+        traffic=traffic,
+        acceptance=acceptances["dflash"],
+        acceptance_source=source,
+        accounts=accounts,
+        curves=curves,
+        at_rates=at_rates,
+        influences=influences,
+    )
+
+
+def fastest_length(candidates: Sequence[Point], batch: int) -> int:
+    """The draft length that serves the largest known batch up to `batch` best."""
+    known = max(p.batch for p in candidates if p.batch <= batch)
+    return fastest(candidates, known).draft_tokens
+
+
+def _bands(
+    system: System,
+    method: Method,
+    acceptance: Acceptance | None,
+    traffic: Traffic,
+    front: list[Point],
+    routing: Sequence[float] | None,
+) -> tuple[list[CurvePoint], list[Influence]]:
+    def predict(moved: Rates) -> list[float]:
+        model = StepModel(system, moved, routing)
+        return [point(model, method, acceptance, traffic, p.batch, p.draft_tokens).user_rate for p in front]
+
+    if not front:
+        return [], []
+    bands, influences = vary(system.gpu, system.runtime, predict)
+    share = [p.batch / system.num_gpus for p in front]
+    curve = [
+        CurvePoint(p, band, Band(p.gpu_rate, band.low * share, band.high * share))
+        for p, band, share in zip(front, bands, share, strict=True)
+    ]
+    return curve, influences

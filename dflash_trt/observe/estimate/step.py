@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one decode step costs, term by term, on one GPU of a system.
+
+A kernel takes a fixed time and the larger of bytes / rate and flops / rate; kernels run one after the other. With B
+requests and K drafts a step verifies n = B (K + 1) tokens. Seconds and bytes are of the busiest rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from dflash_trt.observe.estimate.constants import Rates
+from dflash_trt.observe.estimate.expert_kernels import expert_seconds
+from dflash_trt.observe.estimate.routing import power_law, touched
+from dflash_trt.observe.estimate.shapes import DraftShape, Method, System, TargetShape
+
+ACTIVATION_BYTES = 2  # BF16
+STATE_FLOPS = 7
+"""Of a token and a number of recurrent state: decay, k S, the outer product that is added, q S."""
+
+
+class Term(msgspec.Struct, frozen=True):
+    """One line of a step's account."""
+
+    name: str
+    part: str
+    """target, drafter, communication or host."""
+    seconds: float
+    bytes: float = 0.0
+    """Read from memory, and of recurrent states also written."""
+
+
+class StepCost(msgspec.Struct, frozen=True):
+    """A step's account."""
+
+    terms: tuple[Term, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return sum(term.seconds for term in self.terms)
+
+    @property
+    def bytes(self) -> float:
+        """Read from one GPU's memory."""
+        return sum(term.bytes for term in self.terms)
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step is given."""
+
+    batch: int
+    draft_tokens: int
+    """K; 0 decodes plainly."""
+    context: float
+    """Tokens of a request that are in the caches, mean."""
+    prompt_tokens: float = 0
+    """Tokens of new requests' prompts that join the step."""
+    prompts: float = 0
+    """Prompts that end with them."""
+
+
+class StepModel:
+    """Prices steps of a system."""
+
+    def __init__(self, system: System, rates: Rates, routing: Sequence[float] | None = None) -> None:
+        """`routing` is the measured probability that a token takes each expert; power law unless given."""
+        self.system = system
+        self.rates = rates
+        target = system.target
+        self._routing = routing
+        if routing is None and target.num_experts:
+            self._routing = power_law(target.num_experts, target.top_k, rates.routing_exponent)
+
+    def price(self, method: Method, load: Load) -> StepCost:
+        """The account of one step; `draft_tokens` 0 is plain decoding whatever the method."""
+        draft = self.system.drafter(method) if load.draft_tokens and load.batch else None
+        width = 1 if draft is None else load.draft_tokens + 1
+        load = msgspec.structs.replace(load, prompt_tokens=self.rates.prompt_factor * load.prompt_tokens)
+        terms = [*self._target(load, width)]
+        if draft is not None:
+            terms += self._drafter(draft, load)
+        terms.append(Term("host", "host", self._host(load, is_speculative=draft is not None)))
+        return StepCost(tuple(term for term in terms if term.seconds))
+
+    def _host(self, load: Load, *, is_speculative: bool) -> float:
+        """Host work that no kernel hides: of the step, of each request in it, and of each that joined it."""
+        rates = self.rates
+        joining = load.prompts * rates.host_prompt_seconds
+        if is_speculative:
+            return joining + rates.host_speculative_seconds + load.batch * rates.host_speculative_request_seconds
+        return joining + rates.host_plain_seconds + load.batch * rates.host_request_seconds
+
+    def touched_experts(self, tokens: float) -> float:
+        """Experts of one layer that `tokens` tokens take between them, all ranks together."""
+        return touched(self._routing or (), tokens)
+
+    def _target(self, load: Load, width: int) -> list[Term]:
+        target, ranks = self.system.target, self.system.tensor_parallel
+        verified = load.batch * width
+        tokens = verified + load.prompt_tokens
+        layers = target.num_layers
+        bits = target.weight_bits
+        terms = [
+            self._linear("attention projections", "target", target.attention_params, bits, tokens, ranks,
+                         self._projections(target)),
+            self._linear("latent projections", "target", target.replicated_attention_params, bits, tokens, 1, layers),
+            self._attention(load, width),
+            self._delta_nets(load, width),
+        ]  # fmt: skip
+        if target.num_experts:
+            terms.append(self._experts(target, tokens))
+            terms.append(Term("router", "target", target.num_expert_layers * self.rates.gemm_seconds))
+        if target.mlp_params:
+            dense = layers if target.shared_intermediate_size else layers - target.num_expert_layers
+            terms.append(self._linear("MLPs", "target", target.mlp_params, bits, tokens, ranks, 2 * dense))
+        terms.append(self._small("norms, RoPE and cache writes", "target", layers))
+        terms.append(self._linear("lm_head", "target", target.head_params, target.head_bits, verified, ranks, 1))
+        terms.append(self._allreduce("all-reduces", 2 * layers, tokens * target.hidden_size, ranks))
+        return terms
+
+    @staticmethod
+    def _projections(target: TargetShape) -> int:
+        """GEMMs of all layers: qkv and o; of latent attention q, the two halves of K and V, o; of a delta net three."""
+        attention = 2 if target.latent is None else 4
+        return attention * target.num_attention_layers + 3 * target.num_linear_layers
+
+    def _attention(self, load: Load, width: int) -> Term:
+        """Each request's cache is read once, whatever the width of its block."""
+        target, ranks = self.system.target, self.system.tensor_parallel
+        num_bytes = load.batch * target.cache.row_numbers(load.context, ranks) * self.system.kv_bytes
+        rows = target.cache.rows(load.context)
+        # A prompt's tokens see each other; half of them, on average.
+        cache, prompt = target.cache, load.prompt_tokens
+        own = cache.num_full_layers * prompt / 2 + cache.num_sliding_layers * min(prompt, cache.sliding_window)
+        flops = target.attention_flops(load.batch * width, rows, ranks, is_prompt=False)
+        flops += target.attention_flops(prompt, own, ranks, is_prompt=True)
+        busy = max(num_bytes / self.rates.read_rate, flops / self.rates.compute_rate(16))
+        floor = target.num_attention_layers * self.rates.attention_seconds
+        return Term("attention, KV cache", "target", floor + busy, num_bytes)
+
+    def _delta_nets(self, load: Load, width: int) -> Term:
+        """Each request's state is read once, and written behind every verified token, until some are accepted."""
+        state, name = self.system.target.cache.recurrent, "delta nets, state"
+        if state is None:
+            return Term(name, "target", 0.0)
+        num_bytes = load.batch * (1 + width) * state.bytes(self.system.tensor_parallel)
+        numbers = state.num_layers * state.num_value_heads * state.key_head_dim * state.value_head_dim
+        tokens = load.batch * width + load.prompt_tokens
+        flops = STATE_FLOPS * tokens * numbers / self.system.tensor_parallel
+        busy = max(num_bytes / self.rates.read_rate, flops / self.rates.compute_rate(16))
+        return Term(name, "target", state.num_layers * self.rates.attention_seconds + busy, num_bytes)
+
+    def _experts(self, target: TargetShape, tokens: float) -> Term:
+        system = self.system
+        count = self.touched_experts(tokens)
+        layer = expert_seconds(
+            system.gpu, target, system.tensor_parallel, system.expert_parallel, tokens, count, self.rates
+        )
+        num_bytes = count * target.expert_params * target.expert_bits / 8 / system.tensor_parallel
+        layers = target.num_expert_layers
+        return Term("experts", "target", layers * layer, layers * num_bytes)
+
+    def _drafter(self, draft: DraftShape, load: Load) -> list[Term]:
+        system, ranks = self.system, self.system.drafter_ranks
+        # A chain passes its layer once for each draft, and reads it as often.
+        passes = load.draft_tokens if draft.is_chain else 1
+        block = draft.max_draft_tokens if draft.runs_whole_block else load.draft_tokens
+        rows = load.batch * (1 if draft.is_chain else block + 1)
+        verified = load.batch * (load.draft_tokens + 1) + load.prompt_tokens  # all become context
+        layers = draft.num_layers * passes
+        fused = 0 if draft.is_chain else draft.context_params
+        heads = -(-draft.num_key_value_heads // ranks)
+        context = load.batch * load.context * draft.num_layers * 2 * heads * draft.head_dim * system.kv_bytes * passes
+        head = draft.head_rows or system.target.vocab_size
+        head_rows = load.batch * (1 if draft.is_chain else load.draft_tokens)
+        read_rate = self.rates.read_rate
+        return [
+            self._linear("tap projection", "drafter", draft.fc_params, draft.fc_bits, verified, 1, 1),
+            self._linear("context K and V", "drafter", fused, draft.layer_bits, verified, ranks, 1),
+            self._linear("layers", "drafter", layers * draft.layer_params, draft.layer_bits, rows, ranks, 4 * layers),
+            Term("attention, context", "drafter", layers * self.rates.attention_seconds + context / read_rate, context),
+            self._small("norms, RoPE and cache writes", "drafter", layers),
+            self._linear("lm_head", "drafter", passes * head * system.target.hidden_size, system.target.head_bits,
+                         head_rows, system.tensor_parallel, passes),
+            self._allreduce("drafter's all-reduces", 2 * layers, rows * draft.hidden_size, ranks),
+        ]  # fmt: skip
+
+    def _linear(
+        self, name: str, part: str, params: float, bits: float, tokens: float, ranks: int, kernels: float
+    ) -> Term:
+        """GEMMs over `params` weights that `ranks` ranks share: each weight is read once, whatever the tokens."""
+        if not params:
+            return Term(name, part, 0.0)
+        num_bytes = params * bits / 8 / ranks
+        flops = 2 * params * tokens / ranks
+        busy = max(num_bytes / self.rates.read_rate, flops / self.rates.compute_rate(bits))
+        return Term(name, part, kernels * self.rates.gemm_seconds + busy, num_bytes)
+
+    def _small(self, name: str, part: str, layers: float) -> Term:
+        return Term(name, part, layers * self.rates.small_kernels_per_layer * self.rates.small_kernel_seconds)
+
+    def _allreduce(self, name: str, count: float, elements: float, ranks: int) -> Term:
+        if ranks == 1:
+            return Term(name, "communication", 0.0)
+        sent = 2 * (ranks - 1) / ranks * elements * ACTIVATION_BYTES
+        one = self.rates.allreduce_seconds + sent / (self.rates.nvlink_bandwidth * self.rates.link_efficiency)
+        return Term(name, "communication", count * one)

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings with the most throughput per GPU among those that give each user the speed asked for."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from dflash_trt.errors import ConfigError
+from dflash_trt.observe.estimate.acceptance import Acceptance
+from dflash_trt.observe.estimate.bands import Band, Influence, vary
+from dflash_trt.observe.estimate.batch_limit import batch_limit
+from dflash_trt.observe.estimate.constants import Rates, rates
+from dflash_trt.observe.estimate.curve import BATCHES, Traffic, point
+from dflash_trt.observe.estimate.measured_points import MeasuredPoints, PredictedPoint
+from dflash_trt.observe.estimate.shapes import System
+from dflash_trt.observe.estimate.step import StepModel
+
+TIE = 0.02
+"""A shorter schedule wins where it costs less than this."""
+WORTH = 0.02
+"""What a quantised recipe must gain over bf16 before it is proposed: it is not free, see `verify`."""
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to deploy, at the largest batch that keeps users at their speed."""
+
+    tensor_parallel: int
+    expert_parallel: int
+    recipe: str
+    batch: int
+    draft_tokens: int
+    """At that batch; 0 decodes plainly."""
+    user_rate: float
+    gpu_rate: float
+    limit: str
+    """What keeps the batch from growing."""
+
+
+class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+    """The best candidate, what it needs at smaller batches, and the runners-up."""
+
+    slo: float
+    best: Candidate
+    schedule: tuple[tuple[int, int], ...]
+    """Smallest batch and drafts from there on, up to the best batch."""
+    user_rate: Band
+    gpu_rate: Band
+    influences: list[Influence]
+    others: list[Candidate]
+    """The best of every other way to deploy, best first."""
+    measured: tuple[PredictedPoint, ...]
+    """Points of --from that were used in place of the model, with what it says of them."""
+    model_error: float | None
+    """Of the model against them: the median of |predicted / measured - 1|."""
+    model_factor: float
+    """What the model is multiplied with where nothing was measured: the median of measured / predicted, or 1."""
+
+
+Price = Callable[[int, int], float]
+"""Tokens a second of one user by batch and draft length."""
+
+
+def tune(
+    systems: Mapping[str, System],
+    traffic: Traffic,
+    acceptance: Acceptance,
+    slo: float,
+    *,
+    lengths: Sequence[int] | None = None,
+    measured: MeasuredPoints | None = None,
+    is_scheduled: bool = True,
+) -> Tuning:
+    """The best of `systems` (by recipe) over ranks, batch and draft length.
+
+    `measured` points replace the model where there are any, for the parallelism that the systems have. Raises
+    ConfigError where no setting reaches `slo`, with the fastest that there is.
+    """
+    candidates: list[Candidate] = []
+    fastest = 0.0
+    for recipe, system in systems.items():
+        for variant in _parallelisms(system, is_fixed=measured is not None):
+            price = _price(variant, traffic, acceptance, rates(variant.gpu, variant.runtime), measured)
+            fastest = max(fastest, max(price(1, k) for k in _lengths(variant, lengths)))
+            candidates += _candidates(variant, recipe, price, traffic, slo, _lengths(variant, lengths))
+    if not candidates:
+        raise ConfigError(
+            f"tune: expected a setting with {slo:g} tokens/s for each user, found at most {fastest:.0f}, for one user",
+            hint="ask for less, or see what `dflash-trt estimate` says the time goes to",
+        )
+    candidates.sort(key=lambda candidate: -candidate.gpu_rate)
+    best = _prefer_unquantized(candidates)
+    variant = _variant(systems[best.recipe], best.tensor_parallel, best.expert_parallel)
+    nominal = rates(variant.gpu, variant.runtime)
+    price = _price(variant, traffic, acceptance, nominal, measured)
+    schedule = _schedule(price, best, _lengths(variant, lengths)) if is_scheduled else ((1, best.draft_tokens),)
+
+    def predict(moved: Rates) -> list[float]:
+        return [_price(variant, traffic, acceptance, moved, measured)(best.batch, best.draft_tokens)]
+
+    bands, influences = vary(variant.gpu, variant.runtime, predict)
+    scale = best.batch / best.tensor_parallel
+    model = _price(variant, traffic, acceptance, nominal, None)
+    beside = () if measured is None else measured.beside(model)
+    return Tuning(
+        slo=slo,
+        best=best,
+        schedule=schedule,
+        user_rate=bands[0],
+        gpu_rate=Band(bands[0].value * scale, bands[0].low * scale, bands[0].high * scale),
+        influences=influences,
+        others=[candidate for candidate in candidates if candidate is not best],
+        measured=beside,
+        model_error=statistics.median(abs(one.error) for one in beside) if beside else None,
+        model_factor=_factor(model, measured),
+    )
+
+
+def _parallelisms(system: System, *, is_fixed: bool) -> Iterator[System]:
+    """Ranks that divide the GPUs, each with experts shared and divided; measured points are of one of them."""
+    if is_fixed:
+        yield system
+        return
+    for ranks in (1, 2, 4, 8):
+        if ranks <= system.num_gpus and system.num_gpus % ranks == 0:
+            for expert_ranks in sorted({1, ranks} if system.target.num_experts else {1}):
+                yield _variant(system, ranks, expert_ranks)
+
+
+def _variant(system: System, ranks: int, expert_ranks: int) -> System:
+    return msgspec.structs.replace(
+        system,
+        num_gpus=ranks,
+        tensor_parallel=ranks,
+        expert_parallel=expert_ranks,
+        drafter_ranks=1 if system.drafter_ranks == 1 else ranks,
+    )
+
+
+def _lengths(system: System, lengths: Sequence[int] | None) -> list[int]:
+    assert system.draft is not None
+    return [0, *(lengths or range(1, system.draft.max_draft_tokens + 1))]
+
+
+def _price(
+    system: System, traffic: Traffic, acceptance: Acceptance, moved: Rates, measured: MeasuredPoints | None
+) -> Price:
+    model = StepModel(system, moved)
+
+    def predicted(batch: int, draft_tokens: int) -> float:
+        return point(model, "dflash", acceptance, traffic, batch, draft_tokens).user_rate
+
+    factor = _factor(predicted, measured)
+
+    def user_rate(batch: int, draft_tokens: int) -> float:
+        if measured is not None and (found := measured.user_rate(batch, draft_tokens)) is not None:
+            return found
+        return factor * predicted(batch, draft_tokens)
+
+    return user_rate
+
+
+def _factor(model: Price, measured: MeasuredPoints | None) -> float:
+    """measured / predicted, so that what was not measured and what was are compared on one scale."""
+    if measured is None:
+        return 1.0
+    return statistics.median(1 / (1 + one.error) for one in measured.beside(model))
+
+
+def _candidates(
+    system: System, recipe: str, price: Price, traffic: Traffic, slo: float, lengths: Sequence[int]
+) -> Iterator[Candidate]:
+    """The largest batch that keeps the speed, with the draft length that is best there; none where one user is slow."""
+
+    def best_length(batch: int) -> tuple[float, int]:
+        allowed = [k for k in lengths if batch * (k + 1) <= system.max_num_tokens]
+        return max((price(batch, k), -k) for k in allowed)
+
+    memory = batch_limit(system, "dflash", traffic.max_tokens)
+    if memory.batch < 1 or best_length(1)[0] < slo:
+        return
+    known = [batch for batch in BATCHES if batch <= memory.batch]
+    kept = next((i for i, batch in enumerate(known) if best_length(batch)[0] < slo), len(known)) - 1
+    low = known[kept]
+    high = known[kept + 1] if kept + 1 < len(known) else memory.batch
+    while low < high:  # between two batches of the grid, to the request
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if best_length(middle)[0] >= slo else (low, middle - 1)
+    rate, length = best_length(low)
+    yield Candidate(
+        tensor_parallel=system.tensor_parallel,
+        expert_parallel=system.expert_parallel,
+        recipe=recipe,
+        batch=low,
+        draft_tokens=-length,
+        user_rate=rate,
+        gpu_rate=low * rate / system.num_gpus,
+        limit=memory.reason if low == memory.batch else f"one request more falls below {slo:g} tokens/s/user",
+    )
+
+
+def _prefer_unquantized(candidates: Sequence[Candidate]) -> Candidate:
+    """The best, but bf16 in the place of a recipe that gains less than WORTH over it."""
+    best = candidates[0]
+    for candidate in candidates:
+        if candidate.recipe == "bf16" and candidate.gpu_rate * (1 + WORTH) >= best.gpu_rate:
+            return candidate
+    return best
+
+
+def _schedule(price: Price, best: Candidate, lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """The best length by batch, kept while no other is better by more than TIE."""
+    schedule: list[tuple[int, int]] = []
+    for batch in (*(batch for batch in BATCHES if batch < best.batch), best.batch):
+        prices = {k: price(batch, k) for k in lengths}
+        # Runtimes draft at most what they begin with.
+        top = max((k for k in lengths if not schedule or k <= schedule[0][1]), key=lambda k: (prices[k], -k))
+        if not schedule or prices[schedule[-1][1]] * (1 + TIE) < prices[top]:
+            schedule.append((batch, top))
+    return tuple(schedule)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run writes is read back as it was, and what does not add up is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_trt.errors import BuildError, ConfigError
+from dflash_trt.observe.bench.run_directory import point_file, read_point, read_points, read_run, write_point, write_run
+from tests.observe.bench.samples import counters, point, run
+
+SAMPLE = point("dflash", 2, 50.0, 90.0, acceptance=counters(10, (8, 5, 5)), failed=1)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    whole = run("none", "dflash", concurrencies=(1, 2))
+    write_run(tmp_path, whole)
+    points = (point("none", 1, 20.0, 15.0), SAMPLE)
+    for one in points:
+        write_point(tmp_path, one)
+    assert read_run(tmp_path) == whole
+    assert read_points(tmp_path, whole) == points
+    assert read_point(tmp_path, "none", None, 2) is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["points", "run.json"]
+
+
+def test_categories_have_folders_of_their_own(tmp_path: Path) -> None:
+    one = point("dflash", 1, 50.0, 40.0, category="coding")
+    assert write_point(tmp_path, one) == tmp_path / "points" / "dflash" / "coding" / "c1.json"
+    assert read_point(tmp_path, "dflash", "coding", 1) == one
+
+
+def test_a_point_is_replaced_by_one_that_is_measured_again_and_nothing_else_is(tmp_path: Path) -> None:
+    write_point(tmp_path, SAMPLE)
+    write_point(tmp_path, again := point("dflash", 2, 60.0, 99.0))
+    assert read_point(tmp_path, "dflash", None, 2) == again
+    point_file(tmp_path, "dflash", None, 2).write_text("somebody's notes")
+    with pytest.raises(BuildError, match="expected a record of a bench run or none, found another file"):
+        write_point(tmp_path, SAMPLE)
+
+
+def test_a_point_at_anothers_place_is_refused(tmp_path: Path) -> None:
+    write_point(tmp_path, SAMPLE).rename(point_file(tmp_path, "dflash", None, 4))
+    with pytest.raises(ConfigError, match=r"expected the point \('dflash', None, 4\), found \('dflash', None, 2\)"):
+        read_point(tmp_path, "dflash", None, 4)
+
+
+def set_to(*path: Any) -> Callable[[dict[str, Any]], None]:
+    """A change of one value: its path, then the value."""
+    *parents, key, value = path
+
+    def change(document: dict[str, Any]) -> None:
+        for parent in parents:
+            document = document[parent]
+        document[key] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_to("requests", "sent", 9), "expected sent = completed"),
+        (set_to("requests", "cut", 3), "cut of the completed"),
+        (set_to("requests", "errors", {}), "an error for each that was lost"),
+        (set_to("requests", "cut", 1), "expected 1 with finish 'length', found 0"),
+        (set_to("output_tokens", 23), "rows: expected one per completed request"),
+        (set_to("output_tokens_per_second", 91.0), "expected output_tokens / seconds = 90"),
+        (set_to("rows", 0, "steps", 3), "expected accepted and steps, or neither"),
+        (set_to("rows", 0, "ttft_seconds", 99), "expected ttft_seconds <= seconds"),
+        (set_to("rows", 0, "seconds", -1), "rows"),
+        (set_to("acceptance", "accepted", 31), "expected accepted <= proposed"),
+        (set_to("acceptance", "tau", 2.7), r"expected tau = \(accepted \+ steps\) / steps = 2.8, found 2.7"),
+        (set_to("acceptance", "by_position", [5, 8, 5]), "counts by position that fall"),
+        (set_to("acceptance", "by_position", [11, 5, 2]), "counts by position that fall"),
+        (set_to("acceptance", "by_position", [8, 5, 4]), "add up to 18, found 17"),
+        (set_to("acceptance", "steps", None), "expected steps, proposed and accepted"),
+        (set_to("acceptance", {"source": "not published"}), "expected why it is not published"),
+        (set_to("acceptance", {"source": "gauges"}), "expected tau"),
+        (set_to("acceptance", "tau", 0.5), "tau"),
+        (set_to("user_tokens_per_second", "p50", 51.0), "expected p50 <= p90 <= p99"),
+        (set_to("schema", "dflash-trt/bench/2"), "expected dflash-trt/bench/1, found 'dflash-trt/bench/2'"),
+        (set_to("method", "../x"), "expected a name that can be a folder's"),
+        (set_to("speed", 3), "unknown field `speed`"),
+        (set_to("seconds", float("nan")), "not finite"),
+    ],
+)  # fmt: skip
+def test_what_does_not_add_up_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    file = write_point(tmp_path, SAMPLE)
+    document = json.loads(file.read_text())
+    change(document)
+    file.write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match=message) as raised:
+        read_point(tmp_path, "dflash", None, 2)
+    assert str(file) in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_to("methods", []), "expected at least one of each"),
+        (set_to("methods", 0, "name", "a/b"), "methods: expected a name that can be a folder's, found 'a/b'"),
+        (set_to("concurrencies", [1, 1]), "expected each once"),
+        (set_to("concurrencies", [0]), "concurrencies"),
+        (set_to("prompt_set", "categories", ["aiperf"]), "expected a name"),
+        (set_to("num_gpus", 0), "num_gpus"),
+        (set_to("request", "template", "alpaca"), "template"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    write_run(tmp_path, run("none"))
+    document = json.loads((tmp_path / "run.json").read_text())
+    change(document)
+    (tmp_path / "run.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match=message):
+        read_run(tmp_path)
+
+
+def test_a_directory_without_a_run_says_what_writes_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file") as raised:
+        read_run(tmp_path)
+    assert raised.value.hint == "`dflash-trt bench run -o RUN` writes it"

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole of `bench run`, with AIPerf, against this project's own server: every token is counted alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dflash_trt.errors import DFlashError, MissingDependencyError
+from dflash_trt.observe.bench.aiperf_environment import find_aiperf
+from dflash_trt.observe.bench.run_directory import read_points, read_run
+from tests.cli.commands import run_here
+from tests.observe.endpoints.canned import canned, models
+from tests.server.conftest import chat_target, engine, llm, shared  # noqa: F401  # the server of tests/server
+from tests.server.live import MODEL, Live
+
+POSITIONS = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def aiperf() -> Path:
+    try:
+        return find_aiperf(None, print)
+    except MissingDependencyError as error:
+        pytest.skip(f"{error.message}; {error.hint}")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.jsonl"
+    rows: list[dict[str, Any]] = [
+        {"prompt": "def f(", "category": "code"},
+        {"turns": ["class A", "and more"], "category": "code"},
+        {"prompt": "import os", "category": "code"},
+        {"prompt": "the end of", "category": "prose"},
+        {"messages": [{"role": "system", "content": "be"}, {"role": "user", "content": "x"}], "category": "prose"},
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return file
+
+
+def counts(live: Live) -> dict[str, float]:
+    samples: dict[str, float] = {}
+    for family in text_string_to_metric_families(live.http.get("/metrics").text):
+        for sample in family.samples:
+            label = sample.labels.get("position") or sample.labels.get("finished_reason") or ""
+            samples[f"{sample.name}{label}"] = sample.value
+    return samples
+
+
+def test_every_figure_is_the_servers_own(
+    shared: Live,  # noqa: F811
+    aiperf: Path,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = counts(shared)
+    arguments = (
+        "bench", "run", "--endpoint", f"dflash={shared.url}", "--prompts", prompts, "--concurrency", "1,2",
+        "--max-tokens", "20", "--aiperf", aiperf, "-o", tmp_path / "run",
+    )  # fmt: skip
+    run_here(*arguments, "--json")
+    after = counts(shared)
+    document = json.loads(capsys.readouterr().out)
+    points = read_points(tmp_path / "run", read_run(tmp_path / "run"))
+    assert [(point.category, point.concurrency) for point in points] == [
+        ("code", 1), ("code", 2), ("prose", 1), ("prose", 2),
+    ]  # fmt: skip
+    assert document["run"]["warnings"] == []
+    chat = {"messages": [{"role": "user", "content": "def f("}], "max_tokens": 8, "temperature": 0}
+    shared.post("/v1/chat/completions", model=MODEL, **chat)
+    warm_up = counts(shared)  # what the warm-up was: the same request once more
+    total = {
+        "vllm:spec_decode_num_drafts_total": sum(point.acceptance.steps or 0 for point in points),
+        "vllm:spec_decode_num_draft_tokens_total": sum(point.acceptance.proposed or 0 for point in points),
+        "vllm:spec_decode_num_accepted_tokens_total": sum(point.acceptance.accepted or 0 for point in points),
+        "vllm:generation_tokens_total": sum(point.output_tokens for point in points),
+    }
+    for name, expected in total.items():  # to the last token
+        assert after[name] - before[name] - (warm_up[name] - after[name]) == expected, name
+    accepted = [after[f"{POSITIONS}{i}"] - before[f"{POSITIONS}{i}"] for i in range(7)]
+    again = [warm_up[f"{POSITIONS}{i}"] - after[f"{POSITIONS}{i}"] for i in range(7)]
+    by_position = [sum((point.acceptance.by_position or ())[i] for point in points) for i in range(7)]
+    assert [one - other for one, other in zip(accepted, again, strict=True)] == by_position
+    for point in points:
+        rows, acceptance = point.rows, point.acceptance
+        assert point.requests.sent == point.requests.completed == (4 if point.category == "code" else 2)
+        assert acceptance.steps == sum(row.steps or 0 for row in rows)  # AIPerf's from each answer, ours by difference
+        assert acceptance.accepted == sum(row.accepted or 0 for row in rows)
+        assert {row.category for row in rows} == {point.category}
+        assert point.requests.cut == sum(row.output_tokens == 20 for row in rows)
+    lengths = after["vllm:request_success_totallength"] - before["vllm:request_success_totallength"]
+    assert sum(point.requests.cut for point in points) == lengths - 1  # the warm-up's
+
+    (tmp_path / "run" / "points" / "dflash" / "prose" / "c2.json").unlink()
+    kept = counts(shared)
+    monkeypatch.setenv("COLUMNS", "200")
+    run_here(*arguments)
+    later = counts(shared)
+    tokens = later["vllm:generation_tokens_total"] - kept["vllm:generation_tokens_total"]
+    assert tokens == points[3].output_tokens + 8  # that point and a warm-up: the others are kept
+    assert "prose" in capsys.readouterr().out
+
+
+def test_what_fails_is_counted(shared: Live, aiperf: Path, tmp_path: Path) -> None:  # noqa: F811
+    """One prompt of three is too long for the target."""
+    file = tmp_path / "p.jsonl"
+    file.write_text(
+        "".join(json.dumps({"prompt": text}) + "\n" for text in ("a", "x " * shared.llm.backend.max_length, "b"))
+    )
+    run_here(
+        "bench", "run", "--endpoint", f"a={shared.url}", "--prompts", file, "--max-tokens", "8", "--template",
+        "completions", "--aiperf", aiperf, "-o", tmp_path / "run", "--model", MODEL,
+    )  # fmt: skip
+    run = read_run(tmp_path / "run")
+    (point,) = read_points(tmp_path / "run", run)
+    assert (point.requests.sent, point.requests.completed, point.requests.failed) == (3, 2, 1)
+    assert list(point.requests.errors.values()) == [1]
+    assert run.warnings == ("a, concurrency 1: 1 of 3 requests failed or timed out",)
+
+
+def test_our_own_engine_plain_and_dflash(
+    engine: Path,  # noqa: F811
+    chat_target: Path,  # noqa: F811
+    aiperf: Path,
+    prompts: Path,
+    tmp_path: Path,
+) -> None:
+    run_here(
+        "bench", "run", "--engine", engine, "--target", chat_target, "--draft-length", "7", "--prompts", prompts,
+        "--pooled", "--max-tokens", "20", "--aiperf", aiperf, "-o", tmp_path / "run",
+    )  # fmt: skip
+    plain, dflash = read_points(tmp_path / "run", read_run(tmp_path / "run"))
+    assert (plain.method, plain.acceptance.steps, plain.acceptance.tau) == ("none", 0, None)
+    assert dflash.acceptance.tau is not None
+    assert dflash.acceptance.tau > 1
+    assert [row.output_tokens for row in plain.rows] == [row.output_tokens for row in dflash.rows]  # lossless
+    assert plain.input_tokens == dflash.input_tokens
+
+
+def test_a_server_that_cannot_start(aiperf: Path, prompts: Path, tmp_path: Path) -> None:
+    (tmp_path / "engine").mkdir()
+    with pytest.raises(DFlashError, match=r"(?s)expected dflash-trt serve to start, found: .*error: "):
+        run_here(
+            "bench", "run", "--engine", tmp_path / "engine", "--target", tmp_path, "--prompts", prompts,
+            "--aiperf", aiperf, "-o", tmp_path / "run",
+        )  # fmt: skip
+
+
+def test_a_server_that_answers_no_more(aiperf: Path, prompts: Path, tmp_path: Path) -> None:
+    """It answers the warm-up, and then nothing."""
+    event = '{"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}], "usage": %s}'
+    stream = f"data: {event % json.dumps({'prompt_tokens': 1, 'completion_tokens': 1})}\n\ndata: [DONE]\n\n"
+    answers = iter([stream])
+    pages = {"/v1/models": models("somebody"), "/v1/chat/completions": lambda: next(answers, "no more")}
+    with canned(pages) as url, pytest.raises(DFlashError, match=r"All 6 inference request.* \(the first error: "):
+        run_here(
+            "bench", "run", "--endpoint", f"a={url}", "--prompts", prompts, "--pooled", "--max-tokens", "8",
+            "--aiperf", aiperf, "-o", tmp_path / "run",
+        )  # fmt: skip
+    assert read_points(tmp_path / "run", read_run(tmp_path / "run")) == ()

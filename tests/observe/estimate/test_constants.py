@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Constants: each with unit, range, source and date; units are SI; unknown hardware is refused with the list."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+
+from dflash_trt.deploy.gpus import known_gpus
+from dflash_trt.deploy.published import published_targets
+from dflash_trt.errors import ConfigError
+from dflash_trt.observe.estimate.constants import Rates, constants, rates
+from dflash_trt.observe.estimate.expert_kernels import tables
+from dflash_trt.observe.estimate.inputs import draft_shape, known_targets, target_shape
+
+UNITS = {"bandwidth": "bytes/s", "flops": "flop/s", "seconds": "s", "efficiency": "ratio"}
+# What a unit's numbers look like; a microsecond written as 3.5 or a bandwidth in GB/s falls out.
+PLAUSIBLE = {"bytes/s": (1e10, 1e13), "flop/s": (1e14, 1e17), "s": (1e-6, 1e-2), "ratio": (0.1, 10)}
+
+
+@pytest.mark.parametrize(("place", "constant"), list(constants()), ids=lambda value: str(value)[:60])
+def test_every_constant_is_accounted_for(place: str, constant: object) -> None:
+    entry = next(c for name, c in constants() if name == place)
+    assert entry.low <= entry.value <= entry.high
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", entry.date)
+    assert entry.source
+    for word, unit in UNITS.items():
+        if place.rpartition(".")[2].endswith(word):
+            assert entry.unit == unit
+    low, high = PLAUSIBLE.get(entry.unit, (0, float("inf")))
+    assert all(low <= value <= high or value == 0 for value in (entry.value, entry.low, entry.high))
+
+
+@pytest.mark.parametrize("gpu", sorted(known_gpus()))
+def test_every_deployable_gpu_has_rates(gpu: str) -> None:
+    assert rates(gpu, "trtllm").read_rate < rates(gpu, "trtllm").hbm_bandwidth
+
+
+def test_rates_are_all_of_the_file_and_nothing_else() -> None:
+    for gpu in constants().gpus:
+        for runtime in constants().runtimes:
+            assert set(constants().used(gpu, runtime)) == set(Rates.__struct_fields__)
+
+
+def test_ends_of_ranges() -> None:
+    name = "bandwidth_efficiency"
+    constant = constants().kernels[name]
+    assert rates("b300", "trtllm", {name: "low"}).bandwidth_efficiency == constant.low
+    assert rates("b300", "trtllm", {name: "high"}).bandwidth_efficiency == constant.high
+
+
+@pytest.mark.parametrize(
+    ("gpu", "runtime", "words"),
+    [
+        ("b30", "trtllm", "expected a GPU whose rates are known (a800, b200, b300"),
+        ("b300", "trt", "expected a runtime"),
+    ],
+)
+def test_unknown_hardware_is_refused_with_the_list(gpu: str, runtime: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rates(gpu, runtime)
+    assert words in caught.value.message
+    assert "(nearest " in caught.value.message
+
+
+def test_unknown_models_are_refused_with_the_list() -> None:
+    with pytest.raises(ConfigError, match=r"expected a target whose layers are known .*openai/gpt-oss-120b"):
+        target_shape("openai/gpt-oss-121b")
+    with pytest.raises(ConfigError, match=r"expected a draft whose facts are published .*z-lab/gpt-oss-120b-DFlash"):
+        draft_shape("z-lab/nothing")
+
+
+def test_targets_agree_with_those_of_deployments() -> None:
+    for name in published_targets():
+        assert name in known_targets()
+
+
+def test_gpt_oss_sizes() -> None:
+    """The published parameter counts: 116.8 B, 5.1 B active."""
+    target = target_shape("openai/gpt-oss-120b")
+    experts = target.num_layers * target.num_experts * target.expert_params
+    total = experts + target.attention_params + 2 * target.head_params
+    assert total == pytest.approx(116.8e9, rel=0.01)
+    assert target.active_params + target.head_params == pytest.approx(5.1e9, rel=0.05)
+    assert target.weight_bytes == pytest.approx(65.2e9, rel=0.03)  # as stored: MXFP4 experts, the rest BF16
+
+
+def test_draft_sizes() -> None:
+    """784.8 M parameters, of which fc 41.5 M."""
+    draft = draft_shape("z-lab/gpt-oss-120b-DFlash")
+    assert draft.fc_params == pytest.approx(41.5e6, rel=0.01)
+    assert draft.num_layers * draft.layer_params + draft.fc_params == pytest.approx(784.8e6, rel=0.001)
+
+
+def test_tables_are_whole() -> None:
+    for kernel in tables().kernels:
+        assert kernel.gpu in constants().gpus
+        tokens = [n for n, _ in kernel.microseconds]
+        assert tokens == sorted(set(tokens))
+        assert all(time > 1 for _, time in kernel.microseconds)
+    assert msgspec.json.encode(tables())

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Acceptance, curves, bands and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from dflash_trt.deploy.memory import gpu_memory, request_bytes
+from dflash_trt.errors import ConfigError
+from dflash_trt.observe.estimate.acceptance import Acceptance, from_tau, read_acceptance, read_routing
+from dflash_trt.observe.estimate.bands import vary
+from dflash_trt.observe.estimate.batch_limit import CACHES, batch_limit, memory_items
+from dflash_trt.observe.estimate.curve import Point, Traffic, point, points, rate_at
+from dflash_trt.observe.estimate.shapes import METHODS, Method
+from dflash_trt.observe.estimate.step import Load
+from dflash_trt.observe.plots.pareto import frontier
+from tests.observe.estimate.systems import DENSE, ENGINE, MOE, NAMES, model_of, system_of
+
+EXAMPLES = settings(max_examples=60, deadline=None)
+
+
+@EXAMPLES
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=16), st.integers(0, 20))
+def test_tau_is_within_1_and_the_block(shares: list[float], k: int) -> None:
+    acceptance = Acceptance(tuple(shares))
+    assert 1 <= acceptance.tau(k) <= k + 1
+    assert acceptance.tau(k) <= acceptance.tau(k + 1)
+
+
+@EXAMPLES
+@given(st.integers(1, 15), st.floats(0, 1))
+def test_from_tau_gives_that_tau(k: int, share: float) -> None:
+    tau = 1 + share * k
+    assert from_tau(tau, k).tau(k) == pytest.approx(tau)
+
+
+def test_one_tau_explains_the_card() -> None:
+    """GSM8K 5.3 at 9 drafts: the card's own 3.3 at 3 and 4.3 at 5 follow within 0.2."""
+    acceptance = from_tau(5.3, 9)
+    assert acceptance.tau(3) == pytest.approx(3.3, abs=0.2)
+    assert acceptance.tau(5) == pytest.approx(4.3, abs=0.2)
+
+
+@pytest.mark.parametrize("tau", [0.5, 11.0])
+def test_impossible_tau_is_refused(tau: float) -> None:
+    with pytest.raises(ConfigError, match="tau: expected 1 to 10 for 9 drafts"):
+        from_tau(tau, 9)
+
+
+def test_acceptance_of_a_verify_document(tmp_path: Path) -> None:
+    file = tmp_path / "verify.json"
+    file.write_text(
+        '{"schema": "dflash-trt/verify/1", "passed": true, "engine": {"source": "x", "acceptance": ['
+        '{"position": 2, "proposed": 4, "accepted": 2, "share": 0.5}, {"position": 1, "share": 0.8},'
+        '{"position": 3, "share": null}]}}'
+    )
+    assert read_acceptance(file) == Acceptance((0.8, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "expected the document of `dflash-trt verify --json`"),
+        (
+            '{"schema": "dflash-trt/inspect/1", "engine": {"acceptance": []}}',
+            "expected a document of dflash-trt verify",
+        ),
+        ('{"schema": "dflash-trt/verify/1", "engine": {"acceptance": []}}', "expected positions that verify passes"),
+    ],
+)
+def test_other_documents_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "verify.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_acceptance(file)
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "[1, 2, 3, -1]", "[0, 0, 0, 0]", "{}"])
+def test_routing_that_does_not_fit_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "routing.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"expected .*4 counts"):
+        read_routing(file, 4)
+
+
+@EXAMPLES
+@given(st.sampled_from(NAMES), st.sampled_from(METHODS), st.sampled_from([1, 8, 64, 512]), st.integers(1, 5))
+def test_throughput_stays_below_the_memory_roof(name: str, method: Method, batch: int, k: int) -> None:
+    model, traffic, acceptance = model_of(name), Traffic(), from_tau(1 + 0.8 * k, k)
+    length = 0 if method == "none" else k
+    at = point(model, method, acceptance, traffic, batch, length)
+    read = model.price(method, Load(batch=batch, draft_tokens=length, context=traffic.mean_context)).bytes
+    roof = batch * at.tau / (read / model.rates.hbm_bandwidth)
+    assert at.gpu_rate * model.system.num_gpus <= roof
+    assert 1 <= at.tau <= length + 1
+
+
+def test_longer_prompts_cost_speed() -> None:
+    model = model_of(MOE)
+    speeds = [point(model, "none", None, Traffic(prompt_tokens=tokens), 32, 0).user_rate for tokens in (1, 1024, 65536)]
+    assert speeds == sorted(speeds, reverse=True)
+    assert speeds[0] > 1.5 * speeds[2]
+
+
+def _point(user: float, gpu: float) -> Point:
+    return Point(method="none", batch=1, draft_tokens=0, tau=1, step_seconds=1, user_rate=user, gpu_rate=gpu)
+
+
+def test_frontier_and_its_reading() -> None:
+    front = frontier([_point(100, 10), _point(90, 5), _point(50, 30), _point(20, 25)])
+    assert [(p.user_rate, p.gpu_rate) for p in front] == [(100, 10), (50, 30)]
+    assert rate_at(front, 75) == 20
+    assert rate_at(front, 101) == 0
+    assert rate_at(front, 10) == 30
+    assert rate_at([], 10) == 0
+
+
+def test_speculation_pays_for_one_user_and_not_at_any_batch() -> None:
+    model, traffic, acceptance = model_of(MOE), Traffic(), from_tau(4.7, 9)
+    plain = {p.batch: p.user_rate for p in points(model, "none", None, traffic, 4096)}
+    dflash = {p.batch: p.user_rate for p in points(model, "dflash", acceptance, traffic, 4096, [9])}
+    assert dflash[1] > 2 * plain[1]
+    assert dflash[2048] < plain[2048]
+
+
+def test_bands_hold_the_prediction_and_name_what_moves_it() -> None:
+    bands, influences = vary("b300", "trtllm", lambda rates: [rates.read_rate, 1 / rates.gemm_seconds])
+    for band in bands:
+        assert band.low < band.value < band.high
+    moved = {influence.constant: influence for influence in influences}
+    assert moved["bandwidth_efficiency"].at_low < 1 < moved["bandwidth_efficiency"].at_high
+    assert moved["gemm_seconds"].spread == 0  # it moves the second value, not the first
+    assert influences[0].constant == "bandwidth_efficiency"
+
+
+@EXAMPLES
+@given(st.sampled_from(NAMES), st.sampled_from(METHODS), st.integers(1, 4000), st.integers(1, 100_000))
+def test_memory_grows_with_batch_and_context(name: str, method: Method, batch: int, tokens: int) -> None:
+    system = system_of(name)
+
+    def used(batch: int, tokens: int) -> int:
+        return sum(item.bytes for item in memory_items(system, method, batch, tokens))
+
+    assert used(batch + 1, tokens) > used(batch, tokens)
+    assert used(batch, tokens + 100) > used(batch, tokens) or tokens < 128
+
+
+def test_memory_is_that_of_the_deployment() -> None:
+    """Item by item, and what is allocated after the pool takes its part of it."""
+    system = system_of(DENSE)
+    assert system.memory is not None
+    deployed = {item.name: item for item in gpu_memory(system.memory).items}
+    ours = {item.name: item.bytes for item in memory_items(system, "dflash", system.max_batch_size, 1000)}
+    assert ours.pop(CACHES) == system.max_batch_size * request_bytes(replace(system.memory, max_seq_len=1000))
+    assert ours == {name: item.bytes for name, item in deployed.items() if not item.is_late}
+    assert {name for name, item in deployed.items() if item.is_late} == {"arena replaced", "captured by graphs"}
+    quiet = replace(system, memory=replace(system.memory, captures_by_graph=False))
+    assert batch_limit(quiet, "dflash", 8192).batch > batch_limit(system, "dflash", 8192).batch
+    plain = {item.name for item in memory_items(system, "none", 1, 1000)}
+    assert plain == {"target weights", "runtime", "activations", CACHES}
+
+
+def test_batch_limit_and_where_it_comes_from() -> None:
+    dense = batch_limit(system_of(DENSE), "dflash", 8192, 15)
+    assert 0 < dense.batch < 200
+    assert dense.reason == "memory: caches of requests of 8192 tokens fill h200"
+    assert batch_limit(system_of(DENSE), "none", 8192).batch > dense.batch
+    assert batch_limit(system_of(DENSE, gpu_memory_bytes=10**9), "none", 8192).reason.startswith("memory: weights")
+    by_tokens = batch_limit(system_of(MOE, max_num_tokens=100), "dflash", 100, 9)
+    assert (by_tokens.batch, by_tokens.reason) == (10, "max_num_tokens 100: each request verifies 10")
+    assert batch_limit(system_of(ENGINE), "dflash", 32768).batch < batch_limit(system_of(MOE), "dflash", 32768).batch

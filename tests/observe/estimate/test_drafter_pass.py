@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A drafter's pass by layers and formats: the step's own terms where all layers are alike, and what mixing changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_trt.deploy.published import published_drafts
+from dflash_trt.deploy.sizes import draft_sizes
+from dflash_trt.observe.estimate.constants import rates
+from dflash_trt.observe.estimate.drafter_pass import DrafterLoad, Head, drafter_pass
+from dflash_trt.observe.estimate.inputs import draft_shape, target_shape
+from dflash_trt.observe.estimate.recipe_tables import (
+    DRAFT,
+    PAGES,
+    TARGET,
+    Setting,
+    heads,
+    replace_tables,
+    tables,
+    weight_bytes,
+)
+from dflash_trt.observe.estimate.recipe_tables import cost as cost_of
+from dflash_trt.observe.estimate.shapes import System
+from dflash_trt.observe.estimate.step import Load, StepModel
+
+SPEC = published_drafts()[DRAFT].spec
+RATES = rates("b300", "trtllm")
+
+
+def test_pages_are_in_step_with_the_code() -> None:
+    """After a wanted change: python -m dflash_trt.observe.estimate.recipe_tables"""
+    pages = [page.read_text() for page in PAGES]
+    assert [replace_tables(page) for page in pages] == pages
+    assert all(any(table in page for page in pages) for table in tables().values())
+
+
+@pytest.mark.parametrize("algorithm", ["", "FP8", "NVFP4"])
+@pytest.mark.parametrize("batch", [1, 64])
+def test_alike_layers_cost_what_a_step_says(algorithm: str, batch: int) -> None:
+    """Of the drafter's part, with every module but fc in one format and all drafts verified."""
+    target = target_shape(TARGET)
+    system = System(
+        target=target, draft=draft_shape(DRAFT, algorithm), eagle3=None, gpu="b300", gpu_memory_bytes=0, num_gpus=1,
+        tensor_parallel=1, expert_parallel=1, drafter_ranks=1, runtime="trtllm",
+    )  # fmt: skip
+    load = Load(batch=batch, draft_tokens=SPEC.block_size - 1, context=1024)
+    terms = [term for term in StepModel(system, RATES).price("dflash", load).terms if term.part == "drafter"]
+    algorithms = {m: algorithm for m in SPEC.linear_modules() if m != "fc" and algorithm}
+    ours = drafter_pass(
+        SPEC, algorithms, RATES, DrafterLoad(batch=batch, context_tokens=1024 * batch), Head(rows=target.vocab_size)
+    )
+    assert [term.seconds for term in ours.terms] == pytest.approx([term.seconds for term in terms])
+    assert [term.bytes for term in ours.terms] == pytest.approx([term.bytes for term in terms])
+
+
+def test_what_shares_a_gemm_but_no_format_is_two_gemms() -> None:
+    load = DrafterLoad(batch=1, context_tokens=0)
+    gate = {"layers.0.mlp.gate_proj": "FP8"}
+    both = gate | {"layers.0.mlp.up_proj": "FP8"}
+    dense, one, two = (drafter_pass(SPEC, algorithms, RATES, load).seconds for algorithms in ({}, gate, both))
+    saved = SPEC.intermediate_size * SPEC.hidden_size / RATES.read_rate
+    assert dense - one == pytest.approx(saved - RATES.gemm_seconds)
+    assert dense - two == pytest.approx(2 * saved)
+
+
+def test_weights_alone_save_reading_but_no_arithmetic() -> None:
+    def seconds(recipe: str, batch: int) -> float:
+        return cost_of(Setting(recipe=recipe, head=heads()["target"], batch=batch)).seconds
+
+    assert seconds("nvfp4-w4a16", 1) == pytest.approx(seconds("nvfp4", 1))
+    assert seconds("nvfp4-w4a16", 4096) == pytest.approx(seconds("bf16", 4096))
+    assert seconds("nvfp4", 4096) < seconds("fp8", 4096) < seconds("bf16", 4096)
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "fp8", "nvfp4"])
+def test_weights_are_those_that_deployments_count(recipe: str) -> None:
+    """K and V's, which a pass reads twice, once."""
+    sizes = draft_sizes(DRAFT)
+    assert sizes is not None
+    algorithm = {"bf16": "", "fp8": "FP8", "nvfp4": "NVFP4"}[recipe]
+    algorithms = {module: algorithm for module in SPEC.linear_modules() if module != "fc"}
+    assert weight_bytes(recipe) == pytest.approx(sizes.weight_bytes(algorithms, 1))
+
+
+def test_an_fp8_context_is_read_in_half_the_bytes() -> None:
+    passes = [
+        drafter_pass(SPEC, {}, RATES, DrafterLoad(batch=1, context_tokens=8192, fp8_context=fp8)).bytes
+        for fp8 in (False, True)
+    ]
+    assert passes[0] - passes[1] == 8192 * SPEC.context_bytes_per_token(fp8=True)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bench run in the place of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dflash_trt.errors import ConfigError
+from dflash_trt.observe.bench.records import Acceptance, Point
+from dflash_trt.observe.bench.run_directory import write_point, write_run
+from dflash_trt.observe.estimate.measured_points import MeasuredPoint
+from dflash_trt.observe.estimate.run_points import open_points
+from tests.observe.bench import samples
+from tests.observe.estimate.systems import MOE, system_of
+
+HELD = samples.counters(10, (8, 5, 5))
+
+
+def write(directory: Path, *points: Point, **changes: object) -> Path:
+    names = list(dict.fromkeys(point.method for point in points))
+    methods = tuple(samples.method(name, runtime="tensorrt-llm") for name in names)
+    concurrencies = tuple(sorted({point.concurrency for point in points}))
+    values: dict[str, object] = {"concurrencies": concurrencies, "methods": methods, "num_gpus": 8}
+    write_run(directory, samples.run(**values | changes))
+    for point in points:
+        write_point(directory, point)
+    return directory
+
+
+def test_plain_and_dflash_are_taken_with_their_draft_lengths(tmp_path: Path) -> None:
+    whole = write(
+        tmp_path, samples.point("none", 4, 60, 200), samples.point("eagle3", 4, 90, 300, acceptance=HELD),
+        samples.point("dflash", 4, 120, 400, acceptance=HELD), samples.point("dflash", 8, 1, 1, rows=(), failed=1),
+    )  # fmt: skip
+    assert open_points(whole, system_of(MOE)).points == (MeasuredPoint(4, 0, 60.0), MeasuredPoint(4, 3, 120.0))
+
+
+def test_passes_of_several_lengths_are_refused(tmp_path: Path) -> None:
+    """25 drafts in 10 passes of up to 3; the last pass of an answer may be shorter."""
+    varied = msgspec.structs.replace(HELD, proposed=25)
+    whole = write(tmp_path / "varied", samples.point("dflash", 4, 120, 400, acceptance=varied))
+    with pytest.raises(ConfigError, match=r"expected passes of one draft length, found 2\.50 drafts a pass"):
+        open_points(whole, system_of(MOE))
+    nearly = msgspec.structs.replace(HELD, proposed=29)
+    whole = write(tmp_path / "nearly", samples.point("dflash", 4, 120, 400, acceptance=nearly))
+    assert open_points(whole, system_of(MOE)).points[0].draft_tokens == 3
+
+
+@pytest.mark.parametrize(
+    "acceptance", [Acceptance(source="gauges", tau=3.0), Acceptance(source="not published", why="a test")]
+)
+def test_drafts_that_nobody_counts_are_refused(tmp_path: Path, acceptance: Acceptance) -> None:
+    whole = write(tmp_path, samples.point("dflash", 4, 120, 400, acceptance=acceptance))
+    with pytest.raises(ConfigError, match="expected the server's counts of passes and drafts, found"):
+        open_points(whole, system_of(MOE))
+
+
+def test_a_run_of_something_else_is_refused(tmp_path: Path) -> None:
+    system = system_of(MOE)
+    plain = samples.point("none", 4, 60, 200)
+    other = samples.method("none", runtime="vllm")
+    for changes, words in (
+        ({"num_gpus": 4}, "expected a run on the deployment's 8 GPUs, found 4"),
+        ({"methods": (other,)}, "none: expected a run of trtllm, found vllm"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            open_points(write(tmp_path, plain, **changes), system)
+    with pytest.raises(ConfigError, match="expected a point of the method none or dflash on all prompts, found none"):
+        open_points(write(tmp_path / "eagle", samples.point("eagle3", 4, 90, 300)), system)
