@@ -60,10 +60,10 @@ lint: $(TOOLS)  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 catalog: $(INSTALLED)  ## write docs/checkpoints.md from the catalogue's data
-	$(BIN)/python -m dflash_trt.deploy.catalog docs/checkpoints.md
+	$(BIN)/python -m tools.catalog_page docs/checkpoints.md
 
 dashboards: $(INSTALLED)  ## write docs/dashboards/ from its list of panels
-	$(BIN)/python -m dflash_trt.dashboards docs/dashboards
+	$(BIN)/python -m tools.dashboards docs/dashboards
 
 bench: $(TOOLS)  ## measure decoding on this machine; prints tables, asserts nothing
 	$(BIN)/python benchmarks/bench_decode.py
@@ -82,7 +82,7 @@ bench-report: $(TOOLS)  ## the report of a small run that was measured on a CPU,
 	cp build/bench-report/pareto.svg docs/bench-pareto.svg && cp build/bench-report/pareto.png docs/bench-pareto.png
 
 count-kernel: $(TOOLS)  ## count the attention kernel's machine instructions; needs nvcc, no GPU
-	$(PIP) --editable '.[sass]' && $(BIN)/python benchmarks/count_kernel.py
+	$(PIP) --editable '.[sass]' && $(BIN)/python tools/count_kernel.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.attention_cases import Inputs, cases, context_bytes, make_inputs, memory_bytes, moved_bytes
 from benchmarks.attention_peers import PEERS, Call, Peer
-from benchmarks.count_kernel import GPUS
 from dflash_trt.cli.output import print_table
 from tests.gpu.launches import Launch, why_no_launch
 from tests.paths import REPOSITORY
 from tests.plugins.cases import Case
+from tools.count_kernel import GPUS
 
 COPY_BYTES = 2**30
 OURS = "dflash-trt"

@@ -34,7 +34,7 @@ from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
 from dflash_trt.drafter.open import open_drafter  # noqa: E402
 from dflash_trt.engine.manifest import read_manifest  # noqa: E402
-from dflash_trt.graph.cpu.weights import SHARED_MEMORY  # noqa: E402
+from dflash_trt.graph.cpu.session_weights import SHARED_MEMORY  # noqa: E402
 from dflash_trt.quantize.convert import quantize_checkpoint  # noqa: E402
 from dflash_trt.quantize.recipe import load_recipe  # noqa: E402
 from dflash_trt.runtime.freed_memory import keep_freed_memory  # noqa: E402

@@ -23,7 +23,7 @@ FLOORS = [
     {"graph", "quantize", "drafter", "targets"},
     {"runtime"},
     {"llm"},
-    {"builder", "dashboards", "deploy", "doctor", "measure", "server", "triton", "trtllm"},
+    {"builder", "deploy", "doctor", "measure", "server", "triton", "trtllm"},
     {"observe"},
     {"cli"},
     {"__main__"},

@@ -15,7 +15,7 @@ from tests.paths import REPOSITORY
 
 TOP_LEVEL = {
     "pyproject.toml", "dflash_trt", "plugins", "build_configs", "cpp", "tests", "Makefile", "README.md",
-    "LICENSE", "CHANGELOG.md", "docs", "benchmarks", ".ci",
+    "LICENSE", "CHANGELOG.md", "docs", "benchmarks", "tools", ".ci",
 }  # fmt: skip
 CPP_SUFFIXES = {".cpp", ".h"}
 CUDA_SUFFIXES = {".cu", ".cuh"}

@@ -154,8 +154,8 @@ def open_acceptances(
 ) -> tuple[dict[Method, Acceptance], str]:
     """Acceptance by method, and where DFlash's is from; usage error unless exactly one source is given."""
     from dflash_trt.observe.estimate.acceptance import Acceptance, from_tau, read_acceptance
-    from dflash_trt.observe.estimate.comparison import published_taus
     from dflash_trt.observe.estimate.constants import constants
+    from dflash_trt.observe.estimate.published_points import published_taus
 
     assert system.draft is not None
     if (acceptance is None) == (tau is None):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The catalogue of known drafts: `dflash-trt inspect --catalog`, and docs/checkpoints.md (`make catalog`).
+"""The catalogue of known drafts: `dflash-trt inspect --catalog`, and docs/checkpoints.md (tools/catalog_page.py).
 
 Facts of a draft stand in checkpoints.json, which plans deployments, or beside it in catalog.json; the memory follows
 from them. What is not known is None, and said.
@@ -7,9 +7,7 @@ from them. What is not known is None, and said.
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from pathlib import Path
 
 import msgspec
 
@@ -110,38 +108,3 @@ def row(known: KnownDraft) -> tuple[str, ...]:
     taps = ", ".join(map(str, facts.target_layer_ids))
     numbers = (facts.num_layers, facts.hidden_size, heads, facts.block_size, taps)
     return (known.draft, known.target, *map(str, numbers), *(f"{size / 1e9:.2f} GB" for size in sizes.values()))
-
-
-def page() -> str:
-    """docs/checkpoints.md."""
-    found = catalog()
-    lines = [
-        "# Known draft checkpoints", "",
-        "<!-- Written by `make catalog` from dflash_trt/deploy/data/catalog.json and checkpoints.json. -->", "",
-        "The same as `dflash-trt inspect --catalog`. Facts were " + found.source + ".", "",
-        "H is hidden_size, heads are query-KV (head_dim), S the block size, taps the target's layers; memory is of the",
-        "linear layers, with fc in BF16 always. ? is not known. Embedding and lm_head are the target's, but for",
-        "Nemotron's embedding.", "",
-        *_markdown(COLUMNS, [row(known) for known in found.drafts]), "",
-        "## Deployment files, and published speed-ups", "",
-        "Ratios against decoding without a draft, as published, each in its own setting; none was measured here.", "",
-    ]  # fmt: skip
-    for known in found.drafts:
-        lines.append(f"- **{known.draft}**" + (f" (facts: {known.source})" if known.source else ""))
-        lines += [f"  - `build_configs/{name}`" for name in known.deployments]
-        lines += [f"  - {speedup.ratio} x: {speedup.setting} ({speedup.source})" for speedup in known.speedups]
-    lines += ["", "## Who serves them, and what was verified here", ""]
-    for name, family in found.families.items():
-        members = ", ".join(known.draft for known in found.drafts if known.family == name)
-        lines += [f"### {name}: {members}", "", f"- dialect: {family.dialect or 'not read'}"]
-        lines += [f"- {runtime}: {answer}" for runtime, answer in family.runtimes.items()]
-        lines += [f"- verified here, on a CPU: {family.verified}", ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _markdown(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    return [f"| {' | '.join(line)} |" for line in (columns, ("---",) * len(columns), *rows)]
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

@@ -7,10 +7,11 @@ import json
 import re
 
 from dflash_trt.checkpoint.dialects.recognise import DIALECTS
-from dflash_trt.deploy.catalog import catalog, page, row
+from dflash_trt.deploy.catalog import catalog, row
 from dflash_trt.deploy.published import published_drafts
 from tests.cli.commands import run
 from tests.paths import REPOSITORY
+from tools.catalog_page import page
 
 
 def test_the_page_is_what_the_data_says() -> None:

@@ -45,8 +45,6 @@ EXCEPTIONS = {
     ("doctor/__init__.py", "open"): "/proc/cpuinfo",
     ("drafter/plan_runner.py", "read_bytes"): "a plan of many gigabytes, whose hash the manifest's reader has checked",
     ("engine/manifest.py", "open"): "hashes what the manifest names, block by block",
-    ("observe/estimate/comparison.py", "read_text"): "a page of this repository, which it writes",
-    ("observe/estimate/recipe_tables.py", "read_text"): "a page of this repository, which it writes",
     ("observe/plots/page_parts.py", "read_text"): "a style sheet of the package",
     ("runtime/ranks/key.py", "os.open"): "bounded, and refuses links and what others may write",
     ("runtime/ranks/key.py", "os.fdopen"): "the same",

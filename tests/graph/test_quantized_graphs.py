@@ -21,7 +21,7 @@ from dflash_trt.graph.draft_graph import ATTENTION
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.engines import Graphs, build
-from tests.graph.cpu.test_quantization import dynamic_nvfp4
+from tests.graph.cpu.test_dequantize import dynamic_nvfp4
 from tests.paths import FIXTURES
 from tests.reference.dflash_float64 import ReferenceDrafter
 

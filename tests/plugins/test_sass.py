@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/count_kernel.py reads machine code: on a listing small enough to count by hand."""
+"""tools/count_kernel.py reads machine code: on a listing small enough to count by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.sass import cheapest_round, parse, pipe
+from tools.sass import cheapest_round, parse, pipe
 
 # A loop over two products each turn, of which a rare branch (@P1) rescales and the last turn leaves by @P2.
 LISTING = """

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.dashboards.queries import expressions, metrics, selectors
 from tests.server.live import Live
+from tests.tools.dashboards.queries import expressions, metrics, selectors
 
 
 def test_every_metric_and_label_is_on_the_page(live: Live) -> None:

@@ -17,8 +17,8 @@ import onnx.inliner
 from onnx import TensorProto, helper
 
 from dflash_trt.graph.cpu.attention import NUM_INPUTS, WITH_SINKS, attention_function
+from dflash_trt.graph.cpu.dequantize import lower_quantization
 from dflash_trt.graph.cpu.fusion import fuse_norms
-from dflash_trt.graph.cpu.quantization import lower_quantization
 from dflash_trt.graph.draft_graph import ATTENTION
 from dflash_trt.graph.onnx_builder import COMPUTE
 

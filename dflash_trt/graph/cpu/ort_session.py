@@ -16,7 +16,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from dflash_trt import _C
 from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.graph.cpu.lowering import lower_to_cpu
-from dflash_trt.graph.cpu.weights import ROOT, mapped_weights
+from dflash_trt.graph.cpu.session_weights import ROOT, mapped_weights
 
 MIN_SHARED_BYTES = 2**23
 """FLOAT size of a matrix from which on a second thread is worth its wake-up: it sleeps, because it may not spin.

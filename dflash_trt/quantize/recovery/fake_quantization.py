@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What quantised values become once they are dequantised, in PyTorch: bit-equal to the packers and to the graphs.
 
-Weights follow `cpp/packing/pack.h`, activations and cache rows `dflash_trt/graph/cpu/quantization.py`. All values are
+Weights follow `cpp/packing/pack.h`, activations and cache rows `dflash_trt/graph/cpu/dequantize.py`. All values are
 FLOAT; scales are Python floats that float32 holds exactly.
 """
 

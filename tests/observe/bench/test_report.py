@@ -18,7 +18,7 @@ from dflash_trt.observe.bench.renderings import markdown, page
 from dflash_trt.observe.bench.report_blocks import report_blocks
 from dflash_trt.observe.bench.run_directory import write_point, write_run
 from dflash_trt.observe.bench.workloads import load_runs
-from dflash_trt.observe.estimate.comparison import published_points
+from dflash_trt.observe.estimate.published_points import published_points
 from tests.cli.commands import run, run_here
 from tests.observe.bench import samples
 from tests.paths import FIXTURES, REPOSITORY

@@ -10,7 +10,9 @@ from dflash_trt.deploy.sizes import draft_sizes
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.drafter_pass import DrafterLoad, Head, drafter_pass
 from dflash_trt.observe.estimate.inputs import draft_shape, target_shape
-from dflash_trt.observe.estimate.recipe_tables import (
+from dflash_trt.observe.estimate.shapes import System
+from dflash_trt.observe.estimate.step import Load, StepModel
+from tools.recipe_tables import (
     DRAFT,
     PAGES,
     TARGET,
@@ -20,16 +22,14 @@ from dflash_trt.observe.estimate.recipe_tables import (
     tables,
     weight_bytes,
 )
-from dflash_trt.observe.estimate.recipe_tables import cost as cost_of
-from dflash_trt.observe.estimate.shapes import System
-from dflash_trt.observe.estimate.step import Load, StepModel
+from tools.recipe_tables import cost as cost_of
 
 SPEC = published_drafts()[DRAFT].spec
 RATES = rates("b300", "trtllm")
 
 
 def test_pages_are_in_step_with_the_code() -> None:
-    """After a wanted change: python -m dflash_trt.observe.estimate.recipe_tables"""
+    """After a wanted change: python -m tools.recipe_tables"""
     pages = [page.read_text() for page in PAGES]
     assert [replace_tables(page) for page in pages] == pages
     assert all(any(table in page for page in pages) for table in tables().values())

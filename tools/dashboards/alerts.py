@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflash_trt.dashboards.panels import ALERTS, Alert
-from dflash_trt.dashboards.runtimes import Runtime
+from tools.dashboards.panels import ALERTS, Alert
+from tools.dashboards.runtimes import Runtime
 
 WINDOW = "30m"
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dflash_trt.dashboards.runtimes import Runtime, quantile
+from tools.dashboards.runtimes import Runtime, quantile
 
 Query = tuple[str, str]
 """Legend and expression; an empty expression is not published."""

@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import re
 import sys
-from functools import cache
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
-from dflash_trt.errors import ConfigError
-from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.estimate.acceptance import Acceptance, from_tau
 from dflash_trt.observe.estimate.bands import Band, vary
-from dflash_trt.observe.estimate.constants import DATA, Rates, constants
+from dflash_trt.observe.estimate.constants import Rates, constants
 from dflash_trt.observe.estimate.constants import rates as rates_of
 from dflash_trt.observe.estimate.curve import Traffic, point, points, rate_at
 from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape
-from dflash_trt.observe.estimate.shapes import Method, System
+from dflash_trt.observe.estimate.published_points import (
+    PublishedPoint,
+    Quantity,
+    not_predicted,
+    published_points,
+)
+from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.observe.plots.pareto import frontier
 
-Quantity = Literal["ratio", "user", "total", "gpu", "gpu-best", "pareto", "pareto-eagle3"]
 UNITS: dict[Quantity, str] = {
     "ratio": "x plain", "user": "tokens/s/user", "total": "tokens/s", "gpu": "tokens/s/GPU",
     "gpu-best": "tokens/s/GPU", "pareto": "x plain, per GPU", "pareto-eagle3": "x EAGLE-3, per GPU",
@@ -35,65 +36,7 @@ UNITS: dict[Quantity, str] = {
 AIM = 0.25
 MAX_BATCH = 1024
 MARKS = "<!-- {name}: begin -->", "<!-- {name}: end -->"
-PAGE = Path(__file__).parents[3] / "docs" / "estimate.md"
-
-
-class PublishedPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One published measurement, and the settings that it is predicted with."""
-
-    id: str
-    quantity: Quantity
-    published: float
-    use: Literal["calibration", "open", "held out"]
-    source: str
-    target: str
-    draft: str | None
-    gpu: str
-    runtime: str
-    tensor_parallel: int
-    expert_parallel: int
-    method: Method
-    batch: int
-    draft_tokens: int
-    tau: float
-    prompt_tokens: int
-    output_tokens: int
-    weight_bits: float = 16
-    head_bits: float = 16
-    kv_bytes: int = 2
-    algorithm: str = ""
-    """Of the drafter's layers."""
-    user_rate: float = 0
-    """Of pareto quantities, tokens/s."""
-    bound: Literal["", "at least"] = ""
-    missing: str = ""
-    """The term that the model lacks, where the error is large."""
-
-
-class _Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    points: tuple[PublishedPoint, ...]
-    not_predicted: tuple[tuple[str, str], ...]
-    taus: dict[str, str]
-
-
-@cache
-def _published() -> _Published:
-    return read_json(DATA / "published.json", _Published, ConfigError, what="the package's data")
-
-
-def published_points() -> tuple[PublishedPoint, ...]:
-    """All that are predicted."""
-    return _published().points
-
-
-def not_predicted() -> tuple[tuple[str, str], ...]:
-    """What was published besides, and why it is not predicted."""
-    return _published().not_predicted
-
-
-def published_taus() -> dict[str, str]:
-    """What the cards and papers of drafts report, in words, by draft."""
-    return _published().taus
+PAGE = Path(__file__).parents[1] / "docs" / "estimate.md"
 
 
 def system_of(published: PublishedPoint) -> System:

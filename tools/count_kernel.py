@@ -2,7 +2,7 @@
 """The attention kernel on paper: what its machine code issues for every byte of the cache. Needs nvcc, no GPU.
 
 Each (architecture, drafter, cache) is compiled and disassembled, the cheapest turn of the loop over the context is
-taken of every warp of a team (benchmarks/sass.py), and its instructions are counted. A ceiling is the rate at which a
+taken of every warp of a team (tools/sass.py), and its instructions are counted. A ceiling is the rate at which a
 GPU would read the cache if one thing alone held it up and everything else were free:
 
   issue  four warp instructions a clock and SM
@@ -32,10 +32,10 @@ import click
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.sass import PIPES, cheapest_round, parse, pipe
 from dflash_trt.cli.output import print_table
 from tests.paths import REPOSITORY
 from tests.plugins.cases import BF16, FP8, GPT_OSS, QWEN3_8B, SHORT, Case, wgmma_rows
+from tools.sass import PIPES, cheapest_round, parse, pipe
 
 PLUGINS = REPOSITORY / "plugins"
 SM_REGISTERS = 65536

@@ -27,7 +27,7 @@ BATCHES = (1, 64)
 TRIMMED = 32768
 SYSTEMS = (("one B300", "b300", 1), ("8 x B300", "b300", 8), ("one H200", "h200", 1))
 """What it is called, the GPU, and the ranks that share the target's lm_head."""
-CHECKOUT = Path(__file__).parents[3]
+CHECKOUT = Path(__file__).parents[1]
 PAGES = (CHECKOUT / "README.md", CHECKOUT / "docs" / "quantization.md")
 MARKS = "<!-- {name}: begin -->", "<!-- {name}: end -->"
 

@@ -16,11 +16,10 @@ from dflash_trt import _C
 from dflash_trt._C import unpack_fp8, unpack_nvfp4
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import EngineError
-from dflash_trt.graph.cpu import stored_weights
-from dflash_trt.graph.cpu import weights as cpu_weights
+from dflash_trt.graph.cpu import session_weights, stored_weights
 from dflash_trt.graph.cpu.lowering import lower_to_cpu
 from dflash_trt.graph.cpu.ort_session import graph_session
-from dflash_trt.graph.cpu.weights import PACKED_LINEAR, ROOT, mapped_weights
+from dflash_trt.graph.cpu.session_weights import PACKED_LINEAR, ROOT, mapped_weights
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.engines import build
@@ -61,7 +60,7 @@ def test_float_weights_equal_folded_constants(
     recipe: str, graph: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_weights, "PIECE", 64)  # more than one for each matrix, and rows longer than that
-    monkeypatch.setattr(cpu_weights, "MIN_PACKED", 2**40)
+    monkeypatch.setattr(session_weights, "MIN_PACKED", 2**40)
     directory = engine(recipe, tmp_path)
     for actual, expected in zip(
         outputs(graph_session(directory, graph)), outputs(folded(directory, graph)), strict=True
@@ -75,7 +74,7 @@ def test_packed_weights_mean_the_same(
     recipe: str, bound: float, graph: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums are rounded otherwise. Where activations are quantised one of them now and then is another code then."""
-    monkeypatch.setattr(cpu_weights, "MIN_PACKED", 1)
+    monkeypatch.setattr(session_weights, "MIN_PACKED", 1)
     directory = engine(recipe, tmp_path)
     actual, expected = outputs(graph_session(directory, graph)), outputs(folded(directory, graph))
     for a, b in zip(actual, expected, strict=True):
@@ -86,7 +85,7 @@ def test_packed_weights_mean_the_same(
 def test_each_matrix_stays_in_the_file_and_the_rest_is_float(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_weights, "MIN_PACKED", 1)
+    monkeypatch.setattr(session_weights, "MIN_PACKED", 1)
     directory = engine(recipe, tmp_path)
     model = onnx.load(directory / "draft.onnx", load_external_data=False)
     num_layers = len(read_draft(DRAFT).spec.layers)
@@ -123,7 +122,7 @@ def test_small_matrices_are_float(tmp_path: Path) -> None:
 def test_another_product_stays_what_it_is(
     change: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_weights, "MIN_PACKED", 1)
+    monkeypatch.setattr(session_weights, "MIN_PACKED", 1)
     directory = engine("bf16", tmp_path)
     model = onnx.load(directory / "draft.onnx", load_external_data=False)
     gemm = next(node for node in model.graph.node if node.op_type == "Gemm")
@@ -136,7 +135,7 @@ def test_another_product_stays_what_it_is(
 
 def test_a_gpu_gets_float_weights_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no operators of ours."""
-    monkeypatch.setattr(cpu_weights, "MIN_PACKED", 1)
+    monkeypatch.setattr(session_weights, "MIN_PACKED", 1)
     directory = engine("fp8", tmp_path)
     model = onnx.load(directory / "draft.onnx", load_external_data=False)
     with mapped_weights(model, directory, keep_packed=False):
@@ -189,7 +188,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def no_room(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cpu_weights, "_in_file", no_room)
+    monkeypatch.setattr(session_weights, "_in_file", no_room)
     with pytest.raises(EngineError, match=r"expected room for 0\.0 GiB of FLOAT weights .* No space left") as raised:
         graph_session(directory, "draft.onnx")
     assert "TMPDIR" in str(raised.value.hint)

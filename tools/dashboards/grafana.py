@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflash_trt.dashboards.panels import ROWS, Panel
-from dflash_trt.dashboards.runtimes import Runtime
+from tools.dashboards.panels import ROWS, Panel
+from tools.dashboards.runtimes import Runtime
 
 Json = dict[str, Any]
 WIDTH, HEIGHT = 12, 8

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dflash_trt.observe.estimate.comparison import (
+from dflash_trt.observe.estimate.constants import constants, rates
+from tools.estimate_tables import (
     AIM,
     PAGE,
     error_of,
@@ -11,11 +12,10 @@ from dflash_trt.observe.estimate.comparison import (
     published_points,
     replace_tables,
 )
-from dflash_trt.observe.estimate.constants import constants, rates
 
 
 def test_page_is_in_step_with_the_code() -> None:
-    """After a wanted change: python -m dflash_trt.observe.estimate.comparison"""
+    """After a wanted change: python -m tools.estimate_tables"""
     page = PAGE.read_text()
     assert replace_tables(page) == page
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dflash_trt.dashboards DIRECTORY` writes all dashboards and rules into it (`make dashboards`)."""
+"""`python -m tools.dashboards DIRECTORY` writes all dashboards and rules into it (`make dashboards`)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import yaml
 
-from dflash_trt.dashboards.alerts import rules
-from dflash_trt.dashboards.grafana import dashboard
-from dflash_trt.dashboards.runtimes import RUNTIMES
+from tools.dashboards.alerts import rules
+from tools.dashboards.grafana import dashboard
+from tools.dashboards.runtimes import RUNTIMES
 
-HEADER = "# Written by `make dashboards` from dflash_trt/dashboards/. Metric names: {}.\n"
+HEADER = "# Written by `make dashboards` from tools/dashboards/. Metric names: {}.\n"
 
 
 def files() -> dict[str, str]:
@@ -29,7 +29,7 @@ def files() -> dict[str, str]:
 def main() -> None:
     """Writes them; says which."""
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m dflash_trt.dashboards DIRECTORY")
+        sys.exit("usage: python -m tools.dashboards DIRECTORY")
     for name, text in files().items():
         path = Path(sys.argv[1]) / name
         path.write_text(text)

@@ -14,15 +14,15 @@ import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dflash_trt.dashboards.__main__ import files
-from dflash_trt.dashboards.runtimes import RUNTIMES
-from tests.dashboards.queries import DIRECTORY, dashboard, expressions, metrics, rules, selectors
+from tests.tools.dashboards.queries import DIRECTORY, dashboard, expressions, metrics, rules, selectors
+from tools.dashboards.__main__ import files
+from tools.dashboards.runtimes import RUNTIMES
 
 PREFIXES = {"dflash_trt": "vllm:", "vllm": "vllm:", "sglang": "sglang:", "tensorrt_llm": "trtllm_"}
 
 
 def test_committed_files_are_what_the_command_writes(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "dflash_trt.dashboards", str(tmp_path)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "tools.dashboards", str(tmp_path)], check=True, capture_output=True)
     written = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert written == files() == {path.name: path.read_text() for path in DIRECTORY.iterdir()}, "make dashboards"
 
