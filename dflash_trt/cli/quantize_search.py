@@ -24,11 +24,11 @@ from dflash_trt.quantize.loadable import LOADABLE, Runtime
 
 if TYPE_CHECKING:
     from dflash_trt.drafter.drafter import Drafter
-    from dflash_trt.measure.recipe_choice import Choice, Price, Space
-    from dflash_trt.measure.recipe_judge import OpenChoice, Split
-    from dflash_trt.measure.search import Found
     from dflash_trt.quantize.features import FeatureFacts, FeatureFile
     from dflash_trt.quantize.ranges import Ranges
+    from dflash_trt.quantize.search.recipe_choice import Choice, Price, Space
+    from dflash_trt.quantize.search.recipe_judge import OpenChoice, Split
+    from dflash_trt.quantize.search.search import Found
 
 MARK = "# dflash-trt quantize --search"
 """How a searched recipe begins."""
@@ -59,11 +59,11 @@ def write_searched(draft: DraftCheckpoint, name: str, options: SearchOptions, ou
     What was measured is kept beside `output` until it is written, so that the same command goes on after a kill.
     Raises VerificationError when --max-bytes cannot be met within --max-tau-loss.
     """
-    from dflash_trt.measure.recipe_choice import make_space
-    from dflash_trt.measure.recipe_judge import Journal, RecipeJudge, halves
-    from dflash_trt.measure.search import num_measurements, search
-    from dflash_trt.measure.search_report import recipe_file
     from dflash_trt.quantize.features import open_features
+    from dflash_trt.quantize.search.recipe_choice import make_space
+    from dflash_trt.quantize.search.recipe_judge import Journal, RecipeJudge, halves
+    from dflash_trt.quantize.search.search import num_measurements, search
+    from dflash_trt.quantize.search.search_report import recipe_file
 
     kind = Kind(name="a recipe that this command searched", recognizes=_is_ours, form="file", option="-o FILE")
     check_replaceable(output, kind, force=force)
@@ -128,7 +128,7 @@ def _is_ours(file: Path) -> bool:
 
 
 def _whole(file: FeatureFile) -> Split:
-    from dflash_trt.measure.recipe_judge import Split
+    from dflash_trt.quantize.search.recipe_judge import Split
 
     return Split(features=file, numbers=tuple(range(file.facts.num_sequences)))
 

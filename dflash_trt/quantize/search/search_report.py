@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dflash_trt.measure.recipe_choice import DENSE, Choice, Space
-from dflash_trt.measure.search import Found
 from dflash_trt.measure.statistics import TauLoss
 from dflash_trt.quantize.recipe import LAYER, recipe_text
+from dflash_trt.quantize.search.recipe_choice import DENSE, Choice, Space
+from dflash_trt.quantize.search.search import Found
 
 
 def recipe_file(space: Space, found: Found, settings: Sequence[str]) -> str:

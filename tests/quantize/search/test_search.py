@@ -12,16 +12,16 @@ import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.errors import BuildError
-from dflash_trt.measure.recipe_choice import Choice, Space, make_space
-from dflash_trt.measure.recipe_judge import Entry, Journal
-from dflash_trt.measure.search import Trial, search
-from dflash_trt.measure.search_report import recipe_file
 from dflash_trt.measure.statistics import TauLoss
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.drafter_pass import DrafterLoad, drafter_pass
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.loadable import FORMATS, LOADABLE, Runtime
 from dflash_trt.quantize.recipe import load_recipe
+from dflash_trt.quantize.search.recipe_choice import Choice, Space, make_space
+from dflash_trt.quantize.search.recipe_judge import Entry, Journal
+from dflash_trt.quantize.search.search import Trial, search
+from dflash_trt.quantize.search.search_report import recipe_file
 from tests.paths import FIXTURES
 
 

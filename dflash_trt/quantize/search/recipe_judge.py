@@ -16,12 +16,12 @@ from dflash_trt.drafter.executor import DraftInputs
 from dflash_trt.errors import BuildError
 from dflash_trt.files.json_file import MAX_BYTES, json_value
 from dflash_trt.files.read import read_bytes
-from dflash_trt.measure.recipe_choice import Choice
 from dflash_trt.measure.replay import Replayed, replay
 from dflash_trt.measure.replay_report import replay_loss
 from dflash_trt.measure.statistics import TauLoss
 from dflash_trt.quantize.calibrate import choose_anchors
 from dflash_trt.quantize.features import FeatureFile
+from dflash_trt.quantize.search.recipe_choice import Choice
 
 OpenChoice = Callable[[Choice], AbstractContextManager[Drafter]]
 

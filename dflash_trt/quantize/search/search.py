@@ -20,8 +20,8 @@ from typing import Protocol
 
 import msgspec
 
-from dflash_trt.measure.recipe_choice import Choice, Space
 from dflash_trt.measure.statistics import TauLoss
+from dflash_trt.quantize.search.recipe_choice import Choice, Space
 
 SMALLEST_ERROR = 1e-12
 """Stands in for an error of nothing, so that bytes saved for it can be compared."""
