@@ -64,7 +64,7 @@ def measure(target: PackedTarget | SequentialTarget, requests: int, block: int, 
             target.rollback(slot, block - kept)
         if isinstance(target, PackedTarget):
             with torch.inference_mode():
-                target._delta_nets.settle()
+                target._delta_nets.apply_rollbacks()
 
     for _ in range(rounds + 1):
         passes.append(timed(lambda: target.verify(segments, with_taps=False)))

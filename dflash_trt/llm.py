@@ -171,7 +171,7 @@ class LLM:
         ]
         try:
             for request in requests:
-                request.awaited_together = len(requests) > 1
+                request.in_closed_batch = len(requests) > 1
                 self.backend.submit(request)
             return [_whole(chunks) for chunks in queues]
         except BaseException:  # Ctrl-C while waiting, above all

@@ -105,7 +105,7 @@ class SlotPool:
         self._known[slot] = len(found), found[-1][0] if found else ROOT
         return Reservation(slot, pages, len(cached) * TOKENS_PER_PAGE)
 
-    def news(self, slot: int, num_tokens: int) -> range:
+    def unpublished(self, slot: int, num_tokens: int) -> range:
         """Positions of the full pages among the slot's first `num_tokens` tokens that were not published yet."""
         known = self._known[slot][0] * TOKENS_PER_PAGE
         return range(known, num_tokens // TOKENS_PER_PAGE * TOKENS_PER_PAGE if self.prefix_caching else known)

@@ -86,7 +86,7 @@ class Verification:
             block_size=self._session.manifest.draft.block_size,
             max_tokens=max_tokens,
             target_dtype=str(target.model.dtype).removeprefix("torch."),
-            is_row_independent=target.is_row_independent,
+            is_batch_invariant=target.is_batch_invariant,
             engine=engine.report(),
             reference=None if reference is None else reference.report(),
             comparison=None if reference is None else self._compare(engine.prompts, reference.prompts),

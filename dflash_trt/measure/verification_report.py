@@ -77,7 +77,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     target_dtype: str
     """In which the target was computed: "float32" or "bfloat16"."""
-    is_row_independent: bool
+    is_batch_invariant: bool
     """Whether, in BF16, a token's numbers were found not to depend on what else is in its pass."""
     engine: EngineReport
     reference: EngineReport | None
@@ -92,7 +92,7 @@ def find_failure(report: Report, max_tau_loss: float | None) -> VerificationErro
             assert engine is not None
             hint = None
             if report.target_dtype == "bfloat16":
-                hint = AGREED if report.is_row_independent else NEAR_TIES
+                hint = AGREED if report.is_batch_invariant else NEAR_TIES
             return VerificationError(f"{name}: {_describe_differences(differing, len(engine.prompts))}", hint=hint)
     if max_tau_loss is None:
         return None

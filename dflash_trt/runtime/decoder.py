@@ -43,7 +43,7 @@ MAX_STOPPED = 0.1
 """Answers that have ended before their limit, beside those that reached it, where limits tell how long answers are."""
 
 
-class _Part(msgspec.Struct, frozen=True):
+class StepInput(msgspec.Struct, frozen=True):
     """What a request brings to a step: a chunk of its prompt, or its last token and the proposals behind it."""
 
     slot: int
@@ -62,7 +62,7 @@ class _Part(msgspec.Struct, frozen=True):
         return len(self.token_ids) - len(self.proposals) + num_accepted
 
 
-class Turn:
+class CacheOwner:
     """Whose requests are in caches that several decoders share, one after the other."""
 
     holder: Decoder | None = None
@@ -79,11 +79,12 @@ class Decoder:
         draft_length: DraftLength,
         *,
         prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
-        turn: Turn | None = None,
+        cache_owner: CacheOwner | None = None,
     ) -> None:
         """At most `prefill_chunk` prompt tokens join a step, so that a long prompt does not stall the others.
 
-        Decoders of the same models have the same `turn`: as one admits a request, what runs on another is cancelled.
+        Decoders of the same models share one `cache_owner`: as one admits a request, what runs on another is
+        cancelled.
         """
         self.slots = slots
         self.waiting: deque[Request] = deque()
@@ -95,7 +96,7 @@ class Decoder:
         self._has_drafted: frozenset[int] = frozenset()
         """The slots that drafted in the last step."""
         self._prefill_chunk = prefill_chunk
-        self._turn = turn or Turn()
+        self._cache_owner = cache_owner or CacheOwner()
 
     def metrics(self) -> DecoderMetrics:
         """What the decoder does now, and has done."""
@@ -127,7 +128,7 @@ class Decoder:
         if request in self.waiting:
             self.waiting.remove(request)
         for slot in [slot for slot, running in self.running.items() if running is request]:
-            self._keep(slot)
+            self._cache_prefix(slot)
             self._release(slot)
         request.report()
 
@@ -160,7 +161,7 @@ class Decoder:
             self._price(decoding, time.perf_counter() - begin, drafted - begin)
         self._has_drafted = drafting
 
-    def _learn(self, decoding: Sequence[_Part], accepted: Sequence[Sequence[int]]) -> None:
+    def _learn(self, decoding: Sequence[StepInput], accepted: Sequence[Sequence[int]]) -> None:
         """Tells what became of drafts, of requests that have a next token."""
         told = [
             (part.slot, len(part.proposals), len(tokens) - 1)
@@ -171,7 +172,7 @@ class Decoder:
             slots, proposed, held = zip(*told, strict=True)
             self._draft_length.observe(slots, proposed, held)
 
-    def _price(self, decoding: Sequence[_Part], seconds: float, draft_seconds: float) -> None:
+    def _price(self, decoding: Sequence[StepInput], seconds: float, draft_seconds: float) -> None:
         """Tells what a step cost that did nothing else: neither read prompts nor caught up on contexts."""
         num_drafts = sum(len(part.proposals) for part in decoding)
         length = round(num_drafts / len(decoding))
@@ -182,7 +183,7 @@ class Decoder:
         while self.waiting and self.slots.fits(self.waiting[0].max_length):
             if self._awaits_prefix(self.waiting[0]):
                 return
-            self._take_turn()
+            self._take_caches()
             request = self.waiting.popleft()
             request.admit()
             if not self._pair.claim():
@@ -208,24 +209,24 @@ class Decoder:
             ahead = {slot: other for slot, other in self.running.items() if other.prompt_ids[:end] == begin}
             computed = [slot for slot, other in ahead.items() if other.num_computed >= end]
             for slot in computed:
-                self._keep(slot)
+                self._cache_prefix(slot)
             if not computed:
                 return bool(ahead)
             if self.slots.num_cached(prompt_ids) < end:  # somebody else has used the caches: it is shared no more
                 return False
         return False
 
-    def _take_turn(self) -> None:
+    def _take_caches(self) -> None:
         """Cancels what another decoder, abandoned or not, has in the caches."""
-        if (other := self._turn.holder) is not None and other is not self:
+        if (other := self._cache_owner.holder) is not None and other is not self:
             for slot, request in list(other.running.items()):
                 request.finish(FinishReason.CANCELLED)
                 other._counts.finished[FinishReason.CANCELLED] += 1
                 other._release(slot)
                 request.report()
-        self._turn.holder = self
+        self._cache_owner.holder = self
 
-    def _draft(self) -> list[_Part]:
+    def _draft(self) -> list[StepInput]:
         """The last token of each request behind its prompt, and what the drafter proposes to follow it."""
         decoding = {slot: request for slot, request in sorted(self.running.items()) if request.is_prefilled}
         if not decoding:
@@ -242,7 +243,7 @@ class Decoder:
         for slot, request in decoding.items():
             proposals = blocks[slot][: lengths[slot]] if slot in blocks else []
             token_ids = [request.token_ids[-1], *proposals]
-            parts.append(_Part(slot, request, token_ids, proposals, len(token_ids)))
+            parts.append(StepInput(slot, request, token_ids, proposals, len(token_ids)))
         return parts
 
     def _remaining(self) -> Remaining | None:
@@ -255,25 +256,25 @@ class Decoder:
             return None
         if finished[FinishReason.STOP] > MAX_STOPPED * finished[FinishReason.LENGTH]:
             return None
-        if not all(request.awaited_together for request in chain(running.values(), waiting)):
+        if not all(request.in_closed_batch for request in chain(running.values(), waiting)):
             return None
         return Remaining(
             running={slot: request.remaining for slot, request in running.items()},
             waiting=[request.remaining for request in waiting],
         )
 
-    def _prompt_chunks(self) -> list[_Part]:
+    def _prompt_chunks(self) -> list[StepInput]:
         """The next tokens of unfinished prompts, oldest request first."""
         parts, room = [], self._prefill_chunk
         for slot, request in self.running.items():
             begin = request.num_prefilled
             if chunk := request.prompt_ids[begin : begin + room]:
                 is_last = begin + len(chunk) == len(request.prompt_ids)
-                parts.append(_Part(slot, request, chunk, (), int(is_last)))
+                parts.append(StepInput(slot, request, chunk, (), int(is_last)))
                 room -= len(chunk)
         return parts
 
-    def _emit(self, part: _Part, tokens: Sequence[int]) -> None:
+    def _emit(self, part: StepInput, tokens: Sequence[int]) -> None:
         """Reports what came of a part; a request that has ended leaves its slot."""
         request = part.request
         if not request.is_prefilled:
@@ -287,11 +288,11 @@ class Decoder:
             self._counts.add_step(step)
         if request.finished is not None:
             self._counts.finished[request.finished] += 1
-            self._keep(part.slot)
+            self._cache_prefix(part.slot)
             self._release(part.slot)
         request.report()
 
-    def _fail(self, part: _Part) -> None:
+    def _fail(self, part: StepInput) -> None:
         """Ends a request whose next token cannot be told; the others go on."""
         request = part.request
         request.error = EngineError(
@@ -306,12 +307,12 @@ class Decoder:
 
     def _publish(self, slot: int) -> None:
         """Shares the slot's full pages of tokens that target and drafter both have."""
-        if news := self.slots.news(slot, self._pair.num_written(slot)):
-            self.slots.publish(slot, self.running[slot].tokens(news))
+        if unpublished := self.slots.unpublished(slot, self._pair.num_written(slot)):
+            self.slots.publish(slot, self.running[slot].tokens(unpublished))
 
-    def _keep(self, slot: int) -> None:
+    def _cache_prefix(self, slot: int) -> None:
         """Shares what a request leaves behind; the drafter catches up where that makes a page full."""
-        if self.slots.news(slot, self.running[slot].num_computed):
+        if self.slots.unpublished(slot, self.running[slot].num_computed):
             self._pair.catch_up()
             self._publish(slot)
 
@@ -321,10 +322,10 @@ class Decoder:
         self.slots.free(slot)
         del self.running[slot]
         if not self.running:
-            self._turn.holder = None
+            self._cache_owner.holder = None
 
 
-def _accept(parts: Sequence[_Part], logits: Tensor) -> list[list[int]]:
+def _accept(parts: Sequence[StepInput], logits: Tensor) -> list[list[int]]:
     """The tokens that the target emits for each part: accepted proposals and one more, or none inside a prompt.
 
     A row that is not finite ends the block before it, and a part that begins with one gets no token: plain decoding

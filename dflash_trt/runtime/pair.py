@@ -12,7 +12,7 @@ import torch
 
 from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.runtime.accept import argmax
-from dflash_trt.runtime.pending_taps import NOBODY, PendingTaps
+from dflash_trt.runtime.pending_taps import NO_SLOT, PendingTaps
 from dflash_trt.targets.target import Segment, Target
 
 MAX_PENDING_BYTES = 2**25
@@ -118,7 +118,7 @@ class LocalPair:
         for segment, committed in zip(self._segments, num_tokens, strict=True):
             num_rejected = len(segment.token_ids) - committed
             self._target.rollback(segment.slot, num_rejected)
-            owners += [segment.slot] * committed + [NOBODY] * num_rejected
+            owners += [segment.slot] * committed + [NO_SLOT] * num_rejected
         if self._drafter is None:
             self._note_written(zip((segment.slot for segment in self._segments), num_tokens, strict=True))
             return

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dflash_trt.targets.target import side_by_side
 
-NOBODY = -1
+NO_SLOT = -1
 """Whose row a rejected token's is."""
 MAX_PASSES = 32
 """That wait as they were tapped: what joins them costs each of them little."""
@@ -38,7 +38,7 @@ class PendingTaps:
         self._rows = torch.empty(0, 0)
         """[C, A*H], of which the first `_num_rows` are taken."""
         self._owners: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        """[C]: the slots that wait for the rows, or NOBODY."""
+        """[C]: the slots that wait for the rows, or NO_SLOT."""
         self._num_rows = 0
 
     def add(self, tapped: Sequence[Tensor], owners: list[int]) -> None:
@@ -51,9 +51,9 @@ class PendingTaps:
     def drop(self, slot: int) -> None:
         """Forgets a slot's rows."""
         before = self._owners[: self._num_rows]
-        before[before == slot] = NOBODY
+        before[before == slot] = NO_SLOT
         for _, owners in self._passes:
-            owners[:] = [NOBODY if owner == slot else owner for owner in owners]
+            owners[:] = [NO_SLOT if owner == slot else owner for owner in owners]
 
     def take(self) -> tuple[list[int], list[int], Tensor | None]:
         """Slots, how many rows each gets, and the rows [T, A*H], slot by slot; None for no row. Nothing waits then.
@@ -70,7 +70,7 @@ class PendingTaps:
         numbers: defaultdict[int, list[int]] = defaultdict(list)
         for number, slot in enumerate(owners):
             numbers[slot].append(number)
-        numbers.pop(NOBODY, None)
+        numbers.pop(NO_SLOT, None)
         order = [*chain.from_iterable(numbers.values())]
         if order == list(range(len(order))):
             taps = taps[: len(order)]
@@ -81,7 +81,7 @@ class PendingTaps:
     def compact(self) -> None:
         """Lets go of rows that no slot waits for: rejected ones, and those of slots that were dropped."""
         self._join()
-        waiting = np.flatnonzero(self._owners[: self._num_rows] != NOBODY)
+        waiting = np.flatnonzero(self._owners[: self._num_rows] != NO_SLOT)
         self._rows[: len(waiting)] = self._rows.index_select(0, torch.from_numpy(waiting).to(self._rows.device))
         self._owners[: len(waiting)] = self._owners[waiting]
         self._set_num_rows(len(waiting))

@@ -20,7 +20,7 @@ from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.kvcache.slots import DEFAULT_CACHE_GIB, SlotPool
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.completion import Completion, completion
-from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK, Decoder, Turn
+from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK, CacheOwner, Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
 from dflash_trt.runtime.freed_memory import give_back_freed_memory, keep_freed_memory
 from dflash_trt.runtime.pair import LocalPair, Pair
@@ -64,11 +64,11 @@ class Session:
         num_slots: int = 1,
         cache_gib: float = DEFAULT_CACHE_GIB,
         ranks: Leader | Follower | None = None,
-        turn: Turn | None = None,
+        cache_owner: CacheOwner | None = None,
     ) -> None:
         """`stop_ids` are the target's end-of-sequence tokens; `ranks` share the target with this process.
 
-        `turn` is that of sessions with the same target.
+        `cache_owner` is that of sessions with the same target.
         """
         self.ranks = ranks
         self.manifest = manifest
@@ -78,7 +78,7 @@ class Session:
         self.stop_ids = stop_ids
         self.num_slots = num_slots
         self.cache_gib = cache_gib
-        self._turn = turn or Turn()
+        self._cache_owner = cache_owner or CacheOwner()
 
     @classmethod
     def open(
@@ -139,7 +139,7 @@ class Session:
         if not sharded:  # transformers puts shards where they belong
             model = model.to(device)
         target = make_target(model, taps, num_slots)
-        if model.dtype == torch.bfloat16 and not target.is_row_independent:
+        if model.dtype == torch.bfloat16 and not target.is_batch_invariant:
             LOG.warning(
                 "%s in bfloat16: here a block rounds otherwise than one token a pass, so near-ties may fall another way"
                 " than in plain decoding; --dtype float32 avoids that",
@@ -167,7 +167,7 @@ class Session:
             self.stop_ids,
             num_slots=self.num_slots,
             cache_gib=self.cache_gib,
-            turn=self._turn,
+            cache_owner=self._cache_owner,
         )
 
     def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
@@ -221,7 +221,9 @@ class Session:
         is_plain = isinstance(length, FixedLength) and length.length == 0
         caches_prefixes = prefix_caching and self._keeps_prefixes(is_plain)
         slots = SlotPool(self.num_slots, self._num_tokens, prefix_caching=caches_prefixes)
-        return Decoder(self._pair(int(is_plain)), slots, length, prefill_chunk=prefill_chunk, turn=self._turn)
+        return Decoder(
+            self._pair(int(is_plain)), slots, length, prefill_chunk=prefill_chunk, cache_owner=self._cache_owner
+        )
 
     def _keeps_prefixes(self, is_plain: bool) -> bool:
         lacking = [
@@ -297,7 +299,7 @@ class Session:
 def run(decoder: Decoder, requests: Sequence[Request]) -> list[Completion]:
     """Steps a decoder until all `requests` have their answers."""
     for request in requests:
-        request.awaited_together = len(requests) > 1
+        request.in_closed_batch = len(requests) > 1
         decoder.add(request)
     while not decoder.is_idle:
         decoder.step()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers of targets in BF16 on a CPU, in C++ (cpp/linear): one kernel for any number of rows.
 
-So a row's sum does not depend on the others (`row_independence`). A decode step has few rows, and memory is what takes
+So a row's sum does not depend on the others (`batch_invariance`). A decode step has few rows, and memory is what takes
 its time: oneDNN (3.12, torch 2.13) takes twice as long for up to 8, as long for 64, and 0.8 of it for a prompt's 512.
 """
 

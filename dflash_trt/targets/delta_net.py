@@ -3,8 +3,8 @@
 
 A layer's state, K-1 inputs of its convolution and a matrix for each head, has one size however long the sequence is,
 and every token overwrites it. So a slot's state from before its last segment is kept, with what the segment fed to
-the recurrence; where tokens are taken back, the accepted ones are fed again to the older state (`settle`). Only the
-convolution and the recurrence run again, not the layer's projections, and all slots at once.
+the recurrence; where tokens are taken back, the accepted ones are fed again to the older state (`apply_rollbacks`).
+Only the convolution and the recurrence run again, not the layer's projections, and all slots at once.
 
 Legend: B segments, n tokens of each, R rows of a pass, C channels of the convolution, K its width, V value heads.
 """
@@ -171,14 +171,14 @@ class DeltaNets:
         self._appended[slot] = num_tokens
 
     def rollback(self, slot: int, num_tokens: int) -> None:
-        """Takes tokens of the slot's last segment back, at the next `settle`; with 0 its older state is dropped."""
+        """Takes tokens of the slot's last segment back, at `apply_rollbacks`; with 0 its older state is dropped."""
         if num_tokens:
             self._kept[slot] = self._appended[slot] - num_tokens
         else:
             for layer in self._layers:
                 layer.forget(slot)
 
-    def settle(self) -> None:
+    def apply_rollbacks(self) -> None:
         """Brings the states of all slots to the tokens that they hold."""
         if self._kept:
             for layer in self._layers:

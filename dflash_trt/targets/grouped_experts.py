@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
 from dflash_trt import _C
+from dflash_trt.targets.batch_invariance import repeat_lone_rows
 from dflash_trt.targets.linear_call import Fill, grouped
 from dflash_trt.targets.panel_linear import panels
-from dflash_trt.targets.row_independence import repeat_lone_rows
 
 EXPERTS = "dflash"
 WEIGHTS = ("gate_up_proj", "down_proj")

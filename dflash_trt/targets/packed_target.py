@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dflash_trt.kvcache.slot_cache import SlotCache
+from dflash_trt.targets.batch_invariance import MIN_ROWS, agrees
 from dflash_trt.targets.bfloat16_linear import replace_linear_layers
 from dflash_trt.targets.delta_net import DeltaNets
 from dflash_trt.targets.fused_norm import fuse_norms
@@ -19,7 +20,6 @@ from dflash_trt.targets.paged_attention import PagedPass
 from dflash_trt.targets.panel_linear import lay_out_linear_layers
 from dflash_trt.targets.quiet import quiet_transformers
 from dflash_trt.targets.refusal import refusing
-from dflash_trt.targets.row_independence import MIN_ROWS, agrees
 from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.slot_attention import IMPLEMENTATION
 from dflash_trt.targets.taps import Taps
@@ -59,7 +59,7 @@ class PackedTarget(HuggingFaceTarget):
             for token_ids in ([0], [0, 0]):
                 self.verify([Segment(slot=0, token_ids=token_ids, num_logits=0)], with_taps=False)
         self.release(0)
-        self.is_row_independent = model.dtype == torch.bfloat16 and self._agrees()
+        self.is_batch_invariant = model.dtype == torch.bfloat16 and self._agrees()
         self.cache_bytes_per_token = self._cache.bytes_per_token
         self.cache_bytes_per_slot = self._delta_nets.bytes_per_slot
         self.keeps_prefixes = self.cache_bytes_per_slot == 0  # recurrent state is of a sequence's end alone
@@ -67,7 +67,7 @@ class PackedTarget(HuggingFaceTarget):
     @torch.inference_mode()
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         """Appends all segments in one forward call."""
-        self._delta_nets.settle()
+        self._delta_nets.apply_rollbacks()
         for segment in segments:
             self._clear(self._table.cover(segment.slot, len(segment.token_ids)))
         current = self._pass_type(segments, self._cache, self._device)

@@ -21,7 +21,7 @@ class HuggingFaceTarget:
 
     cache_bytes_per_token: int
     cache_bytes_per_slot: int
-    is_row_independent = False
+    is_batch_invariant = False
     """Whether a token's numbers were found to be the same, to the bit, whatever else is in its pass; asked in BF16."""
 
     keeps_prefixes = False

@@ -93,7 +93,7 @@ def test_greedy_output_is_that_of_plain_decoding_alone(
     policy = parse_draft_length(length, workload.num_draft_tokens)
     requests = [workload.request(job) for job in workload.jobs]
     for request in requests:
-        request.awaited_together = True
+        request.in_closed_batch = True
     budget = max(request.max_length for request in requests) + ROOM
     decoder = workload.decoder(policy, num_tokens=budget, prefill_chunk=prefill_chunk)
     most_running = most_waiting = 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dflash_trt.runtime import pending_taps
-from dflash_trt.runtime.pending_taps import NOBODY, PendingTaps
+from dflash_trt.runtime.pending_taps import NO_SLOT, PendingTaps
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -27,7 +27,7 @@ def test_each_slot_gets_its_committed_rows_in_order(seed: int, monkeypatch: pyte
             expected[slot] += range(number, number + committed)
             rows += range(number, number + committed + rejected)
             number += committed + rejected
-            owners += [slot] * committed + [NOBODY] * rejected
+            owners += [slot] * committed + [NO_SLOT] * rejected
         column = torch.tensor(rows, dtype=torch.float32)[None, :, None]  # as a target gives them
         pending.add([column, -column], owners)
         if rng.random() < 0.2:

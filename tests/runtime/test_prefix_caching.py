@@ -108,7 +108,7 @@ def test_the_next_turn_computes_what_is_new(session: Session) -> None:
     drafted = len(again.steps) + sum(step.proposed for step in again.steps)
     assert decoder._pair.computed - before == len(second) - hit + drafted
     assert same(again, alone(session, second, 40))
-    assert session.target.model.dtype == torch.float32 or session.target.is_row_independent
+    assert session.target.model.dtype == torch.float32 or session.target.is_batch_invariant
     metrics = decoder.metrics()
     assert (metrics.prefix_cache_queries, metrics.prefix_cache_hits) == (len(first) + len(second), hit)
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.integrations.moe import grouped_mm_experts_forward
 
+from dflash_trt.targets.batch_invariance import repeat_lone_rows
 from dflash_trt.targets.grouped_experts import experts, group_experts
-from dflash_trt.targets.row_independence import repeat_lone_rows
 from tests.targets.families import EXPERTS, random_model
 
 WIDE = {**EXPERTS, "hidden_size": 512, "intermediate_size": 512, "moe_intermediate_size": 512, "num_hidden_layers": 1}

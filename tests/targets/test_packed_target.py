@@ -42,5 +42,5 @@ def test_layers_see_few_sizes_where_onednn_is_asked(
         layer.register_forward_pre_hook(lambda _, rows: seen.append(rows[0].numel() // rows[0].shape[-1]))
     verified = target.verify([Segment(slot=0, token_ids=[1] * 35, num_logits=19)], with_taps=True)
     assert seen == sizes
-    assert target.is_row_independent or not settings, "all products are ours"
+    assert target.is_batch_invariant or not settings, "all products are ours"
     assert (len(verified.logits), len(verified.taps)) == (19, 35)

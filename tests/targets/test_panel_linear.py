@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from dflash_trt import _C
+from dflash_trt.targets.batch_invariance import agrees
 from dflash_trt.targets.huggingface import make_target
 from dflash_trt.targets.panel_linear import lay_out_linear_layers, linear, panels, rows_of, weight_of
-from dflash_trt.targets.row_independence import agrees
 from dflash_trt.targets.torch_threads import team
 from tests.targets.families import (
     NUM_SLOTS,

@@ -12,8 +12,8 @@ import torch
 
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.runtime.session import Session, run
+from dflash_trt.targets.batch_invariance import agrees
 from dflash_trt.targets.huggingface import load_model, make_target
-from dflash_trt.targets.row_independence import agrees
 from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.target import Segment, Verified
 from tests.decoding import greedy
@@ -70,7 +70,7 @@ def check_histories(name: str, lengths: Sequence[int], dtype: str = "bfloat16") 
     rng = random.Random(name)
     sequences = [[rng.randrange(2, VOCAB) for _ in range(length)] for length in lengths]
     single, packed = open_target(name, 1, dtype), open_target(name, len(lengths), dtype)
-    assert single.is_row_independent == (dtype == "bfloat16"), "asked in BF16"
+    assert single.is_batch_invariant == (dtype == "bfloat16"), "asked in BF16"
     for found, tokens in zip(together(packed, sequences, rng), sequences, strict=True):
         for (logits, taps), (expected_logits, expected_taps) in zip(found, alone(single, tokens), strict=True):
             assert torch.equal(logits, expected_logits)
