@@ -42,8 +42,9 @@ ANNEX = {"observe", "doctor"}
 # What the mission may know of the rehearsal: the Backend protocol with its values, and the drafter's TensorRT executor,
 # which runs inside TensorRT-LLM, too.
 BOUNDARY = {
-    "dflash_trt.runtime.backend", "dflash_trt.runtime.completion", "dflash_trt.runtime.metrics",
-    "dflash_trt.runtime.prompts", "dflash_trt.runtime.sampling", "dflash_trt.llm", "dflash_trt.targets.tokenizer",
+    "dflash_trt.runtime.acceptance", "dflash_trt.runtime.backend", "dflash_trt.runtime.completion",
+    "dflash_trt.runtime.metrics", "dflash_trt.runtime.prompts", "dflash_trt.runtime.sampling", "dflash_trt.llm",
+    "dflash_trt.targets.tokenizer",
     "dflash_trt.drafter.executor", "dflash_trt.drafter.launcher", "dflash_trt.drafter.tensorrt_executor",
 }  # fmt: skip
 HEAVY = {

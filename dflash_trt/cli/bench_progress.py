@@ -50,11 +50,12 @@ class Bar:
         self._done += self._plan.num_requests
         self._progress.update(self._task, completed=self._done)
         if self._progress.disable:
-            tau = "" if point.acceptance.tau is None else f", tau {point.acceptance.tau:.2f}"
+            tau = point.acceptance.tau_of_drafting_passes
+            acceptance = "" if tau is None else f", tau of drafting passes {tau:.2f}"
             where = f"{point.method}{'' if point.category is None else f' {point.category}'} c{point.concurrency}"
             requests = f"{point.requests.completed} of {point.requests.sent} requests"
             rate = f"{point.output_tokens_per_second:.1f} tokens/s"
-            click.echo(f"{self._index}/{self._num_points} {where}: {requests}, {rate}{tau}", err=True)
+            click.echo(f"{self._index}/{self._num_points} {where}: {requests}, {rate}{acceptance}", err=True)
 
     def warn(self, text: str) -> None:
         """Says it, and keeps it in the run."""

@@ -56,7 +56,7 @@ def print_points(output: Path, *, as_json: bool) -> None:
 
 
 def _row(point: Point) -> dict[str, str]:
-    requests, tau = point.requests, point.acceptance.tau
+    requests, tau = point.requests, point.acceptance.tau_of_drafting_passes
     return {
         "method": point.method,
         "at once": str(point.concurrency),
@@ -66,7 +66,7 @@ def _row(point: Point) -> dict[str, str]:
         "tokens/s": f"{point.output_tokens_per_second:.1f}",
         "tokens/s per user": _median(point.user_tokens_per_second, 1, 1),
         "TTFT, ms": _median(point.ttft_seconds, 1e3, 0),
-        "tau": "-" if tau is None else f"{tau:.2f}",
+        "tau of drafting passes": "-" if tau is None else f"{tau:.2f}",
     }
 
 

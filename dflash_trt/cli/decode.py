@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 
 OpenBackend = Callable[[Method], Backend]
 """With the drafter ("dflash") or without ("none")."""
+COUNTS = {
+    "steps": "passes",
+    "drafts": "drafting_passes",
+    "accepted": "accepted",
+    "proposed": "proposed",
+    "accepted_by_position": "accepted_by_position",
+    "tau": "tau",
+    "tau_of_drafting_passes": "tau_of_drafting_passes",
+}
+"""Acceptance in the document of `generate --json`: its names, and Acceptance's."""
 
 
 class Job:
@@ -65,7 +75,7 @@ class Job:
             click.echo("\n" if self.baseline else "")
             _print_costs(drafted, plain)
             return
-        documents = [msgspec.structs.asdict(answer) for answer in drafted]
+        documents = [_document(answer) for answer in drafted]
         for document, other in zip(documents, plain, strict=self.baseline):
             document["baseline"] = {"token_ids": other.token_ids, "steps": other.steps, "seconds": other.seconds}
             document["identical"] = other.token_ids == document["token_ids"]
@@ -93,6 +103,13 @@ class Job:
                     if chunk.completion is not None:
                         answers.append(chunk.completion)
         return answers
+
+
+def _document(answer: Completion) -> dict[str, object]:
+    """Of `generate --json`: the counts of its passes stand beside its other fields."""
+    document = msgspec.structs.asdict(answer)
+    found = document.pop("acceptance")
+    return document | {name: getattr(found, field, None) for name, field in COUNTS.items()}
 
 
 def _print_costs(drafted: Sequence[Completion], plain: Sequence[Completion]) -> None:

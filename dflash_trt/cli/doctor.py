@@ -25,7 +25,7 @@ HASH_DIGITS = 12  # of 64, which tell files apart and fit a column
 @click.option("--model", help="With URL: the model to ask, where it serves several.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="With URL: a file with the server's API key.")
 @click.option("--baseline", type=click.Path(path_type=Path), help="With URL: the --json of a healthy server.")
-@click.option("--expect-tau", type=click.FloatRange(min=1), help="With URL: tau that the draft should reach.")
+@click.option("--expect-tau", type=click.FloatRange(min=1), help="With URL: expected tau of drafting passes.")
 @click.option("--long-tokens", type=click.IntRange(min=512), help="With URL: length of long prompts.  [default: 6000]")
 @click.option("--no-load", is_flag=True, help="With URL: never ask more than one request at a time.")
 @click.option("--seconds", type=click.FloatRange(min=1), help="With URL: stop asking after so long.  [default: 110]")

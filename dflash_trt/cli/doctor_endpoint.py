@@ -79,7 +79,7 @@ def _key(file: Path) -> str:
 def _print(diagnosis: Diagnosis) -> None:
     version = f" {diagnosis.version}" if diagnosis.version else ""
     title = f"{diagnosis.model} at {diagnosis.url} ({diagnosis.runtime}{version}), {diagnosis.seconds:.0f} s"
-    columns = ("probe", "requests", "prompt tokens", "tau", "accepted at position 1, 2, ... in %")
+    columns = ("probe", "requests", "prompt tokens", "tau of drafting passes", "accepted at position 1, 2, ... in %")
     print_table(title, columns, [_row(group) for group in diagnosis.groups])
     if diagnosis.speeds:
         rows = [
@@ -108,13 +108,13 @@ def _row(group: Group) -> tuple[str, ...]:
     if not group.samples:
         return group.name, "0", "-", "-", f"not asked: {group.why_not}"
     lengths = [sample.input_tokens for sample in group.samples if sample.input_tokens is not None]
-    shares = " ".join(f"{share * 100:.0f}" for share in group.by_position[:SHOWN_POSITIONS])
+    shares = " ".join(f"{share * 100:.0f}" for share in group.shares_by_position[:SHOWN_POSITIONS])
     remark = f"{shares} ({group.why_not})" if group.why_not else shares
     return (
         group.name,
         str(len(group.samples)),
         f"{min(lengths)} to {max(lengths)}" if lengths else "-",
-        "-" if group.tau is None else f"{group.tau:.2f}",
+        "-" if group.tau_of_drafting_passes is None else f"{group.tau_of_drafting_passes:.2f}",
         remark,
     )
 

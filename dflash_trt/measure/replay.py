@@ -25,6 +25,7 @@ from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.measure.recorded_target import RecordedTarget
 from dflash_trt.quantize.features import FeatureFile, PromptFacts
+from dflash_trt.runtime.acceptance import Acceptance
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.pair import LocalPair
@@ -48,8 +49,8 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tau(self) -> float | None:
-        """Tokens after the first / steps, as in `Completion`; None without a step."""
-        return (self.num_output_tokens - 1) / len(self.steps) if self.steps else None
+        """Emitted tokens per verify pass, as in `Completion`; None without one."""
+        return Acceptance.of(self.steps).tau
 
 
 def replay(

@@ -11,9 +11,10 @@ import msgspec
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.measure.replay import Replayed
 from dflash_trt.measure.sampled_acceptance import Expected, ExpectedLoss, expected, expected_loss, prompt_sums
-from dflash_trt.measure.statistics import Mean, PositionAcceptance, TauLoss, acceptance_by_position, mean_tau, tau_loss
+from dflash_trt.measure.statistics import Mean, TauLoss, mean_tau, tau_loss
 from dflash_trt.measure.verification_report import TauDifference
 from dflash_trt.quantize.features import FeatureFacts, FeatureFile, PromptFacts
+from dflash_trt.runtime.acceptance import PositionAcceptance, acceptance_by_position
 
 
 class ReplayedPrompt(PromptFacts, frozen=True, kw_only=True):

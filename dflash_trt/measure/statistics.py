@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-
-from dflash_trt.runtime.request import Step
 
 if TYPE_CHECKING:
     import torch
@@ -29,19 +27,6 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Index in the output, from 0."""
     expected: int | None
     found: int | None
-
-
-class PositionAcceptance(msgspec.Struct, frozen=True, kw_only=True):
-    """How one draft position of the block fared."""
-
-    position: int
-    """1 is the first proposal after the anchor."""
-    proposed: int
-    """Verify passes that judged a proposal here."""
-    accepted: int
-    """Of these, passes that accepted it, and so all proposals before it."""
-    share: float | None
-    """accepted / proposed; None when nothing was proposed."""
 
 
 class TauLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,29 +60,6 @@ def first_difference(expected: Sequence[int], found: Sequence[int]) -> Differenc
         if pair[0] != pair[1]:
             return Difference(position=position, expected=pair[0], found=pair[1])
     return None
-
-
-def acceptance_by_position(steps: Iterable[Step], num_draft_tokens: int) -> list[PositionAcceptance]:
-    """Acceptance at positions 1 to K over verify passes.
-
-    A pass that proposed fewer than K tokens (the output's end) says nothing about the positions beyond, nor
-    does one that was cut after a stop token: it emitted no bonus token, so nothing there was judged.
-    """
-    proposed, accepted = [0] * (num_draft_tokens + 1), [0] * (num_draft_tokens + 1)
-    for step in steps:
-        was_cut = step.accepted == len(step.token_ids)
-        for position in range(1, 1 + (step.accepted if was_cut else step.proposed)):
-            proposed[position] += 1
-            accepted[position] += position <= step.accepted
-    return [
-        PositionAcceptance(
-            position=k,
-            proposed=proposed[k],
-            accepted=accepted[k],
-            share=accepted[k] / proposed[k] if proposed[k] else None,
-        )
-        for k in range(1, num_draft_tokens + 1)
-    ]
 
 
 def tau_loss(taus: Sequence[float], reference_taus: Sequence[float]) -> TauLoss | None:

@@ -15,8 +15,9 @@ from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import RequestError
 from dflash_trt.measure.comparable import check_reference
 from dflash_trt.measure.drafter_error import ComparingDrafter, exposed_values
-from dflash_trt.measure.statistics import acceptance_by_position, first_difference, tau_loss
+from dflash_trt.measure.statistics import first_difference, tau_loss
 from dflash_trt.measure.verification_report import Comparison, EngineReport, PromptResult, Report, TauDifference
+from dflash_trt.runtime.acceptance import acceptance_by_position
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.prompts import Prompt
 from dflash_trt.runtime.request import Step

@@ -7,7 +7,8 @@ import msgspec
 
 from dflash_trt.errors import VerificationError
 from dflash_trt.measure.drafter_error import DrafterError
-from dflash_trt.measure.statistics import Difference, PositionAcceptance, TauLoss
+from dflash_trt.measure.statistics import Difference, TauLoss
+from dflash_trt.runtime.acceptance import PositionAcceptance
 
 NEAR_TIES = (
     "the target ran in bfloat16, and here a block rounds otherwise than one token a pass: a near-tie may have fallen"

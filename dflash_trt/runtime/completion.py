@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dflash_trt.runtime.acceptance import Acceptance
 from dflash_trt.runtime.request import FinishReason, Request
 
 
@@ -28,18 +29,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """Their sum."""
     seed: int | None
     """What tokens were drawn with; greedy decoding draws none."""
-    steps: int | None
-    """Verify passes of the target; the prefill is none."""
-    drafts: int | None
-    """The verify passes among them that verified draft tokens."""
-    accepted: int | None
-    """Draft tokens among the output."""
-    proposed: int | None
-    """Draft tokens that were verified."""
-    accepted_by_position: list[int] | None
-    """Passes that accepted the i-th draft token, and so all before it; as long as the longest proposal."""
-    tau: float | None
-    """Tokens after the first / steps; None without a step."""
+    acceptance: Acceptance | None
+    """Its verify passes, and what they accepted."""
     arrived: float
     """When it was asked, on the clock of time.perf_counter or of TensorRT-LLM."""
     queue_seconds: float | None
@@ -53,6 +44,16 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     other_metrics: dict[str, float] = {}
     """What only this runtime measures, by its own names."""
 
+    @property
+    def steps(self) -> int | None:
+        """Verify passes of the target; the prefill is none."""
+        return None if self.acceptance is None else self.acceptance.passes
+
+    @property
+    def tau(self) -> float | None:
+        """Tokens after the first / steps; None without a step."""
+        return None if self.acceptance is None else self.acceptance.tau
+
 
 def completion(request: Request) -> Completion:
     """The answer of a finished request; raises its error where the target could not say a token of it."""
@@ -61,7 +62,7 @@ def completion(request: Request) -> Completion:
         assert request.error is not None
         raise request.error
     assert request.ended is not None
-    steps, tokens = len(request.steps), len(request.token_ids)
+    tokens = len(request.token_ids)
     first, last = (request.emitted[0], request.emitted[-1]) if request.emitted else (None, None)
     return Completion(
         token_ids=list(request.token_ids),
@@ -71,12 +72,7 @@ def completion(request: Request) -> Completion:
         logprobs=list(request.logprobs) if request.params.logprobs else None,
         cumulative_logprob=sum(request.logprobs) if request.params.logprobs else None,
         seed=request.sampler.seed,
-        steps=steps,
-        drafts=sum(step.proposed > 0 for step in request.steps),
-        accepted=sum(step.accepted for step in request.steps),
-        proposed=sum(step.proposed for step in request.steps),
-        accepted_by_position=_accepted_by_position(request),
-        tau=(tokens - 1) / steps if steps else None,
+        acceptance=Acceptance.of(request.steps),
         arrived=request.arrived,
         queue_seconds=(request.admitted or request.ended) - request.arrived,
         ttft_seconds=None if first is None else first - request.arrived,
@@ -92,8 +88,3 @@ def _stop_reason(request: Request) -> str | int | None:
         return request.text.stopped_by
     last = request.token_ids[-1]
     return last if last in request.params.stop_ids else None
-
-
-def _accepted_by_position(request: Request) -> list[int]:
-    longest = max((step.proposed for step in request.steps), default=0)
-    return [sum(step.accepted > position for step in request.steps) for position in range(longest)]

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dflash_trt.runtime.acceptance import Acceptance
 from dflash_trt.runtime.backend import Chunk
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.server.channels import Channels, ChannelTokens
@@ -139,24 +140,23 @@ def _metrics(answer: Completion, num_draft_tokens: int) -> Json:
         "queue_time_ms": _ms(queue),
         "mean_itl_ms": _ms(itl),
         "tokens_per_second": after_first / generation if generation and after_first > 0 else None,
-        "speculative_decoding": _speculative_decoding(answer, num_draft_tokens),
+        "speculative_decoding": None
+        if answer.acceptance is None
+        else _speculative_decoding(answer.acceptance, num_draft_tokens),
     }
 
 
-def _speculative_decoding(answer: Completion, num_draft_tokens: int) -> Json | None:
+def _speculative_decoding(found: Acceptance, num_draft_tokens: int) -> Json:
     """As vLLM counts: passes that verified drafts; index j of the histogram are those that accepted exactly j."""
-    drafts, accepted, proposed = answer.drafts, answer.accepted, answer.proposed
-    if drafts is None or accepted is None or proposed is None or answer.accepted_by_position is None:
-        return None
-    at_least = [drafts, *answer.accepted_by_position]
+    at_least = [found.drafting_passes, *found.accepted_by_position]
     at_least += [0] * (num_draft_tokens + 2 - len(at_least))
     return {
-        "mean_acceptance_length": 1 + accepted / drafts if drafts else None,
-        "draft_acceptance_rate": accepted / proposed if proposed else None,
+        "mean_acceptance_length": found.tau_of_drafting_passes,
+        "draft_acceptance_rate": found.accepted / found.proposed if found.proposed else None,
         "acceptance_histogram": [at_least[j] - at_least[j + 1] for j in range(num_draft_tokens + 1)],
-        "num_spec_steps": drafts,
-        "num_accepted_draft_tokens": accepted,
-        "num_draft_tokens": proposed,
+        "num_spec_steps": found.drafting_passes,
+        "num_accepted_draft_tokens": found.accepted,
+        "num_draft_tokens": found.proposed,
         "num_spec_tokens": num_draft_tokens,
     }
 

@@ -8,6 +8,7 @@ gauges are the decoder's own, read when they are asked for; times are taken from
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -24,9 +25,9 @@ GAUGES = {
 }
 COUNTERS = {
     "vllm:generation_tokens": ("output_tokens", "Number of generation tokens processed."),
-    "vllm:spec_decode_num_drafts": ("drafts", "Number of spec decoding drafts."),
-    "vllm:spec_decode_num_draft_tokens": ("proposed", "Number of draft tokens."),
-    "vllm:spec_decode_num_accepted_tokens": ("accepted", "Number of accepted tokens."),
+    "vllm:spec_decode_num_drafts": ("acceptance.drafting_passes", "Number of spec decoding drafts."),
+    "vllm:spec_decode_num_draft_tokens": ("acceptance.proposed", "Number of draft tokens."),
+    "vllm:spec_decode_num_accepted_tokens": ("acceptance.accepted", "Number of accepted tokens."),
     "vllm:prefix_cache_queries": (
         "prefix_cache_queries",
         "Prefix cache queries, in terms of number of queried tokens.",
@@ -121,14 +122,15 @@ class _DecoderCollector(Collector):
         readings = self._read()
         for name, (field, text) in GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=LABELS)
-            gauge.add_metric(self._labels, getattr(readings, field))
+            gauge.add_metric(self._labels, attrgetter(field)(readings))
             yield gauge
         for name, (field, text) in COUNTERS.items():
-            yield self._counter(name, text, {(): getattr(readings, field)})
+            yield self._counter(name, text, {(): attrgetter(field)(readings)})
         yield self._counter("vllm:prompt_tokens", "Number of prefill tokens processed.", {(): self.num_prompt_tokens})
-        positions: dict[tuple[str, ...], int] = {
-            (str(position),): readings.accepted_by_position.get(position + 1, 0)  # vLLM counts from 0
-            for position in range(self._num_draft_tokens)
+        counts = readings.acceptance.accepted_by_position
+        counts += (0,) * (self._num_draft_tokens - len(counts))
+        positions: dict[tuple[str, ...], int] = {  # vLLM's count from 0
+            (str(index),): count for index, count in enumerate(counts)
         }
         text = "Accepted tokens per draft position."
         yield self._counter("vllm:spec_decode_num_accepted_tokens_per_pos", text, positions, "position")

@@ -19,8 +19,8 @@ FIELDS = {
     "dflash_waiting_requests": "waiting",
     "dflash_free_slots": "free_slots",
     "dflash_output_tokens": "output_tokens",
-    "dflash_verify_steps": "steps",
-    "dflash_draft_tokens": "proposed",
-    "dflash_accepted_draft_tokens": "accepted",
+    "dflash_verify_steps": "acceptance.passes",
+    "dflash_draft_tokens": "acceptance.proposed",
+    "dflash_accepted_draft_tokens": "acceptance.accepted",
 }
 """Their names in DecoderMetrics."""

@@ -12,6 +12,7 @@ import json
 import os
 import traceback
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ class TritonMetrics:
         if readings is None:
             return
         for name, metric in self._metrics.items():
-            value = getattr(readings, FIELDS[name])
+            value = attrgetter(FIELDS[name])(readings)
             if name in GAUGES:
                 metric.set(value)
             else:

@@ -64,12 +64,12 @@ def _perf_metrics(completion: Completion) -> Values:
     values: Values = {
         name: round((completion.arrived + seconds) * 1e9) for name, seconds in times.items() if seconds is not None
     }
-    if completion.proposed is not None and completion.accepted is not None:
+    if (found := completion.acceptance) is not None and found.proposed is not None:
         values |= {
-            "acceptance_rate": completion.accepted / completion.proposed if completion.proposed else 0.0,
-            "total_accepted_draft_tokens": completion.accepted,
-            "total_draft_tokens": completion.proposed,
-            "acceptance_length": completion.tau or 0.0,
+            "acceptance_rate": found.accepted / found.proposed if found.proposed else 0.0,
+            "total_accepted_draft_tokens": found.accepted,
+            "total_draft_tokens": found.proposed,
+            "acceptance_length": found.tau or 0.0,
         }
     other = completion.other_metrics
     values |= {tensor: other[name] for tensor, name in KV_CACHE.items() if name in other}

@@ -26,6 +26,7 @@ from dflash_trt.deploy.schema import load_schema, versions
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError, RequestError
 from dflash_trt.launch_environment import is_trtllm_launch
+from dflash_trt.runtime.acceptance import Acceptance
 from dflash_trt.runtime.backend import Chunk, Messages, Prompt
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.prompts import prompt_token_ids
@@ -108,10 +109,6 @@ class TrtllmBackend:
         output = result.outputs[0]
         measured = getattr(output, "request_perf_metrics", None)
         drafts = getattr(measured, "speculative_decoding", None)
-        proposed = None if drafts is None else drafts.total_draft_tokens
-        accepted = None if drafts is None else drafts.total_accepted_draft_tokens
-        # It counts the placeholders of a request's first pass as proposed: every pass counts num_draft_tokens.
-        steps = proposed / self._num_draft_tokens if proposed and self._num_draft_tokens else None
         return Completion(
             token_ids=list(output.token_ids),
             text=output.text,
@@ -120,14 +117,21 @@ class TrtllmBackend:
             logprobs=_logprobs(output) if params.logprobs else None,
             cumulative_logprob=getattr(output, "cumulative_logprob", None) if params.logprobs else None,
             seed=params.seed,
-            steps=None if steps is None else round(steps),
-            drafts=None,
-            accepted=accepted,
-            proposed=proposed,
-            accepted_by_position=None,
-            tau=None if steps is None or accepted is None else 1 + accepted / steps,
+            acceptance=None if drafts is None else self._acceptance(drafts),
             **_times(measured, arrived, seconds, len(output.token_ids)),
             other_metrics=_other_metrics(result, measured),
+        )
+
+    def _acceptance(self, drafts: Any) -> Acceptance:
+        """It counts the placeholders of a request's first pass as proposed: every pass has K, and none is plain."""
+        proposed, accepted = drafts.total_draft_tokens, drafts.total_accepted_draft_tokens
+        passes = round(proposed / self._num_draft_tokens) if proposed and self._num_draft_tokens else None
+        return Acceptance(
+            passes=passes,
+            drafting_passes=passes or 0,
+            emitted=None if passes is None else accepted + passes,
+            proposed=proposed,
+            accepted=accepted,
         )
 
 

@@ -81,7 +81,7 @@ def test_a_healthy_server(result: Callable[[Diagnosis], None], capsys: pytest.Ca
     run_here("doctor", "http://h")
     output = capsys.readouterr().out
     assert output.startswith("m at http://h (vllm 0.32.0), 61 s")
-    shares = " ".join(f"{share * 100:.0f}" for share in group("short prompts").by_position)
+    shares = " ".join(f"{share * 100:.0f}" for share in group("short prompts").shares_by_position)
     assert f"│ {shares} " in output
     assert "not asked" in output
     assert output.endswith("\nnothing is wrong\n")

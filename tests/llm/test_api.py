@@ -149,10 +149,9 @@ def test_draft_lengths_are_numbers_too(engine: Path) -> None:
             drafter = llm._session.drafter
             with patch.object(drafter, "inject", wraps=drafter.inject) as inject:
                 answer = within(lambda llm=llm: llm.generate(PROMPTS[0], greedy(12)))
-            assert answer.proposed is not None
-            assert answer.steps is not None
-            assert (answer.proposed == 0) == (length == 0)
-            assert answer.proposed <= int(length) * answer.steps
+            assert answer.acceptance is not None
+            assert (answer.acceptance.proposed == 0) == (length == 0)
+            assert answer.acceptance.proposed <= int(length) * answer.acceptance.passes
             assert inject.called == (length != 0), "plain decoding needs no drafter"
     for wrong in (8, -1, 1.5, True, "x"):
         with pytest.raises(RequestError, match="draft length: expected 0 to 7"):

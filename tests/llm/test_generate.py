@@ -104,21 +104,22 @@ def test_metrics_are_consistent(llm: LLM) -> None:
     answers = within(lambda: llm.generate([*PROMPTS, *PROMPTS], greedy(30)))
     for answer in answers:
         assert answer.tau == pytest.approx((len(answer.token_ids) - 1) / answer.steps)
-        assert answer.accepted == sum(answer.accepted_by_position) == len(answer.token_ids) - 1 - answer.steps
-        assert answer.accepted_by_position == sorted(answer.accepted_by_position, reverse=True)
-        assert len(answer.accepted_by_position) <= 7
-        assert answer.accepted <= answer.proposed <= 7 * answer.steps
+        found = answer.acceptance
+        assert found.emitted == len(answer.token_ids) - 1
+        assert found.accepted == sum(found.accepted_by_position) == found.emitted - found.passes
+        assert list(found.accepted_by_position) == sorted(found.accepted_by_position, reverse=True)
+        assert len(found.accepted_by_position) <= 7
+        assert found.accepted <= found.proposed <= 7 * found.passes
         assert answer.ttft_seconds is not None
         assert answer.itl_seconds is not None
         assert 0 <= answer.queue_seconds <= answer.ttft_seconds <= answer.seconds
         assert answer.itl_seconds * 29 + answer.ttft_seconds <= answer.seconds + 1e-9
     assert max(a.queue_seconds for a in answers[4:]) > max(a.queue_seconds for a in answers[:4]), "four slots"
     after = llm.metrics()
-    assert after.steps - before.steps == sum(a.steps for a in answers)
-    assert after.accepted - before.accepted == sum(a.accepted for a in answers)
+    assert after.acceptance == sum((a.acceptance for a in answers), before.acceptance)
     assert after.output_tokens - before.output_tokens == 8 * 30
     one = within(lambda: llm.generate(PROMPTS[0], greedy(1)))
-    assert (one.steps, one.tau, one.itl_seconds, one.proposed) == (0, None, None, 0)
+    assert (one.steps, one.tau, one.itl_seconds, one.acceptance.proposed) == (0, None, None, 0)
 
 
 def test_prompts_that_cannot_be_served_are_refused(llm: LLM) -> None:

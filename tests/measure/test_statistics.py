@@ -11,12 +11,10 @@ import torch
 
 from dflash_trt.measure.statistics import (
     Difference,
-    acceptance_by_position,
     first_difference,
     relative_error,
     tau_loss,
 )
-from dflash_trt.runtime.request import Step
 
 
 @pytest.mark.parametrize(
@@ -39,29 +37,6 @@ def test_first_difference(
     else:
         position, wanted, got = difference
         assert result == Difference(position=position, expected=wanted, found=got)
-
-
-def counts(steps: list[Step], num_draft_tokens: int = 3) -> list[tuple[int, int]]:
-    return [(entry.proposed, entry.accepted) for entry in acceptance_by_position(steps, num_draft_tokens)]
-
-
-def test_acceptance_by_position() -> None:
-    steps = [
-        Step(token_ids=[6, 7, 8], proposals=[0] * 3, accepted=2),
-        Step(token_ids=[9], proposals=[0] * 3, accepted=0),
-        Step(token_ids=[1, 2], proposals=[0] * 1, accepted=1),  # near the limit only one is proposed
-        Step(token_ids=[5], proposals=[0] * 0, accepted=0),  # and at last none
-    ]
-    assert counts(steps) == [(3, 2), (2, 1), (2, 0)]
-    assert [entry.share for entry in acceptance_by_position(steps, 3)] == [pytest.approx(2 / 3), 0.5, 0.0]
-
-
-def test_nothing_is_judged_behind_a_stop_token() -> None:
-    """The stop token was the second proposal: whether the third was right, nobody knows."""
-    assert counts([Step(token_ids=[6, 0], proposals=[0] * 3, accepted=2)]) == [(1, 1), (1, 1), (0, 0)]
-    # The stop token was the bonus: the second proposal was judged, and refused.
-    assert counts([Step(token_ids=[6, 0], proposals=[0] * 3, accepted=1)]) == [(1, 1), (1, 0), (1, 0)]
-    assert acceptance_by_position([], 1)[0].share is None
 
 
 def test_tau_loss_of_two_prompts() -> None:

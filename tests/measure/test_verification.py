@@ -83,8 +83,8 @@ def test_an_engine_alone(pair: Pair) -> None:
     assert report.engine.steps == sum(c.steps for c in completions)
     acceptance = report.engine.acceptance
     assert [entry.position for entry in acceptance] == list(range(1, report.block_size))
-    assert sum(entry.accepted for entry in acceptance) == sum(c.accepted for c in completions)
-    assert sum(entry.proposed for entry in acceptance) == sum(c.proposed for c in completions)
+    assert sum(entry.accepted for entry in acceptance) == sum(c.acceptance.accepted for c in completions)
+    assert sum(entry.proposed for entry in acceptance) == sum(c.acceptance.proposed for c in completions)
 
 
 def test_errors_appear_where_the_damage_is(pair: Pair) -> None:

@@ -166,14 +166,14 @@ def test_no_token_is_computed_twice(workload: Workload) -> None:
     assert max(step.proposed for step in steps) == 3
     counts = decoder.metrics()
     assert counts.passes == len(pair.passes)
-    assert counts.steps == len(steps)
-    assert counts.proposed == sum(step.proposed for step in steps)
-    assert counts.accepted == sum(step.accepted for step in steps)
+    assert counts.acceptance.passes == len(steps)
+    assert counts.acceptance.proposed == sum(step.proposed for step in steps)
+    assert counts.acceptance.accepted == sum(step.accepted for step in steps)
     assert counts.output_tokens == sum(len(request.token_ids) for request in requests)
     assert counts.tau == pytest.approx((counts.output_tokens - len(requests)) / len(steps))
     assert counts.finished == {FinishReason.LENGTH: len(requests)}
-    accepted = [sum(step.accepted >= position for step in steps) for position in range(1, 4)]
-    assert counts.accepted_by_position == {position: n for position, n in enumerate(accepted, start=1) if n}
+    accepted = tuple(sum(step.accepted >= position for step in steps) for position in range(1, 4))
+    assert counts.acceptance.accepted_by_position == accepted
     assert (counts.running, counts.waiting) == (0, 0)
 
 

@@ -226,8 +226,8 @@ def test_trap_9_tau_is_tokens_after_the_first_by_steps() -> None:
         assert request.finished is None
         request.emit(token_ids, [0] * num_proposed)
     answer = completion(request)
-    assert (answer.steps, answer.accepted, answer.proposed) == (3, 5, 17)
-    assert answer.accepted_by_position == [2, 2, 1, 0, 0, 0, 0]
+    assert (answer.steps, answer.acceptance.accepted, answer.acceptance.proposed) == (3, 5, 17)
+    assert answer.acceptance.accepted_by_position == (2, 2, 1, 0, 0, 0, 0)
     assert answer.tau == pytest.approx(8 / 3)
 
 

@@ -16,7 +16,7 @@ from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import identify
 from tests.server.live import PATIENCE, Live
 
-FIELDS = ("prompt", "text", "output_tokens", "steps", "proposed", "accepted", "by_position", "tau")
+FIELDS = ("prompt", "text", "output_tokens", "acceptance", "tau_of_drafting_passes")
 
 
 def some(asker: Asker) -> Group:
@@ -42,13 +42,14 @@ def test_a_probe_counts_what_the_server_counts(live: Live) -> None:
         counted = some(asker)
         undrafted = group("plain", [lambda: asker.ask("p", prompts().short["gcd"], max_tokens=5, draft_length=0)])
     assert asked.finished != before.finished  # whether it chats was asked
-    for name, mine in (("drafts", "steps"), ("proposed", "proposed"), ("accepted", "accepted")):
-        assert sum(getattr(s, mine) for s in found.samples) == getattr(after, name) - getattr(asked, name) > 0
+    for name in ("drafting_passes", "proposed", "accepted"):
+        served = getattr(after.acceptance, name) - getattr(asked.acceptance, name)
+        assert getattr(found.acceptance, name) == served > 0
     assert sum(s.output_tokens for s in found.samples) == after.output_tokens - asked.output_tokens
     for one, other in zip(found.samples, counted.samples, strict=True):
         assert [getattr(one, name) for name in FIELDS] == [getattr(other, name) for name in FIELDS]
     assert asker.foreign_tokens == 0
-    assert (undrafted.samples[0].steps, undrafted.tau) == (0, None)
+    assert (undrafted.acceptance.drafting_passes, undrafted.tau_of_drafting_passes) == (0, None)
 
 
 def test_others_tokens_are_told(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,18 +162,18 @@ def test_the_default_length_is_openais(live: Live) -> None:
 
 def test_acceptance_of_a_request(live: Live) -> None:
     """In vLLM's shape: metrics.speculative_decoding."""
-    answer = expected(live)
+    acceptance = expected(live).acceptance
     body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0}
     found = [live.complete(**body), live.events(**body)[-1]]
     found.append(live.events(**body, stream_options={"include_usage": True})[-1])
     for given in found:
         figures = given["metrics"]["speculative_decoding"]
-        assert figures["num_accepted_draft_tokens"] == answer.accepted
-        assert figures["num_draft_tokens"] == answer.proposed
+        assert figures["num_accepted_draft_tokens"] == acceptance.accepted
+        assert figures["num_draft_tokens"] == acceptance.proposed
         histogram = figures["acceptance_histogram"]
-        assert sum(histogram) == figures["num_spec_steps"] == answer.drafts
-        assert sum(j * steps for j, steps in enumerate(histogram)) == answer.accepted
-        assert figures["mean_acceptance_length"] == pytest.approx(1 + (answer.accepted or 0) / (answer.drafts or 1))
+        assert sum(histogram) == figures["num_spec_steps"] == acceptance.drafting_passes
+        assert sum(j * steps for j, steps in enumerate(histogram)) == acceptance.accepted
+        assert figures["mean_acceptance_length"] == acceptance.tau_of_drafting_passes
         assert len(histogram) == figures["num_spec_tokens"] + 1 == 8
         assert given["metrics"]["tokens_per_second"] > 0
 

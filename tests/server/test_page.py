@@ -55,7 +55,7 @@ def test_both_columns_end_with_the_same_text(live: Live, temperature: str) -> No
         passes = int(text_of(window, '#dflash [data-figure="passes"]'))
         plain_passes = int(text_of(window, '#plain [data-figure="passes"]'))
         assert len(bands) == passes < plain_passes
-        assert passes + plain_passes == after.steps - before.steps
+        assert passes + plain_passes == after.acceptance.passes - before.acceptance.passes
         tokens = int(text_of(window, '#dflash [data-figure="tokens"]'))
         assert 2 * tokens == after.output_tokens - before.output_tokens
         assert float(text_of(window, '#dflash [data-figure="tau"]')) == pytest.approx((tokens - 1) / passes, abs=0.01)

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.live import MODEL, Live
 
 # Of vLLM's docs (usage/metrics) and sources (v1/metrics/loggers.py, v1/spec_decode/metrics.py).
 COUNTERS = {
-    "vllm:spec_decode_num_drafts_total": "drafts",
-    "vllm:spec_decode_num_draft_tokens_total": "proposed",
-    "vllm:spec_decode_num_accepted_tokens_total": "accepted",
+    "vllm:spec_decode_num_drafts_total": "acceptance.drafting_passes",
+    "vllm:spec_decode_num_draft_tokens_total": "acceptance.proposed",
+    "vllm:spec_decode_num_accepted_tokens_total": "acceptance.accepted",
     "vllm:generation_tokens_total": "output_tokens",
     "vllm:num_requests_running": "running",
     "vllm:num_requests_waiting": "waiting",
@@ -49,10 +51,10 @@ def test_counters_are_the_decoders(live: Live) -> None:
     live.events(prompt="def f(", max_tokens=30, temperature=0)
     after, readings = scrape(live), live.llm.metrics()
     for name, field in COUNTERS.items():
-        assert after[name, ""] == getattr(readings, field), name
+        assert after[name, ""] == attrgetter(field)(readings), name
     for position in range(7):
         name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-        assert after[name, str(position)] == readings.accepted_by_position.get(position + 1, 0)
+        assert after[name, str(position)] == readings.acceptance.accepted_by_position[position]
     grown = {key: after[key] - before[key] for key in after if key in before}
     assert grown["vllm:prompt_tokens_total", ""] == sum(answer["usage"]["prompt_tokens"] for answer in answers) + 3
     figures = answers[0]["metrics"]["speculative_decoding"]
@@ -70,8 +72,8 @@ def readings_steps(grown: Samples) -> float:
 
 
 def test_times_between_steps_are_counted_once(live: Live) -> None:
-    before, steps = scrape(live), live.llm.metrics().steps
+    before, steps = scrape(live), live.llm.metrics().acceptance.passes
     live.complete(prompt="def f(", max_tokens=30, temperature=0)
     live.events(prompt="def f(", max_tokens=30, temperature=0)
     name = "vllm:inter_token_latency_seconds_count", ""
-    assert scrape(live)[name] - before[name] == live.llm.metrics().steps - steps
+    assert scrape(live)[name] - before[name] == live.llm.metrics().acceptance.passes - steps

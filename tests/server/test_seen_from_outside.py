@@ -33,13 +33,13 @@ def test_a_streamed_answer_and_its_acceptance(live: Live) -> None:
     assert answer.input_tokens == whole["usage"]["prompt_tokens"]
     assert answer.ttft_seconds is not None
     assert 0 < answer.ttft_seconds <= answer.emitted[-1] <= answer.seconds
-    assert (found.steps, found.accepted) == (after.drafts - before.drafts, after.accepted - before.accepted)
-    assert found.proposed == after.proposed - before.proposed
+    assert found.counts is not None
+    for name in ("drafting_passes", "proposed", "accepted"):
+        assert getattr(found.counts, name) == getattr(after.acceptance, name) - getattr(before.acceptance, name)
     assert found.output_tokens == after.output_tokens - before.output_tokens == answer.output_tokens
-    assert sum(found.by_position) == found.accepted
+    assert sum(found.counts.accepted_by_position) == found.counts.accepted
     assert answer.acceptance is not None
-    assert answer.acceptance.by_position == found.by_position
-    assert (answer.acceptance.steps, answer.acceptance.tau) == (found.steps, found.tau)
+    assert answer.acceptance.counts == found.counts
 
 
 def test_a_chat(live: Live) -> None:

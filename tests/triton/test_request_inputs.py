@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.errors import RequestError
+from dflash_trt.runtime.acceptance import Acceptance
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.triton.request_inputs import is_stop, read_inputs
@@ -71,7 +72,8 @@ def test_stop_requests(value: list[bool] | None, expected: bool) -> None:
 def test_tensors_of_an_answer() -> None:
     completion = Completion(
         token_ids=[1, 2, 3], text="ab", finish_reason="stop", stop_reason=None, logprobs=None, cumulative_logprob=None,
-        seed=None, steps=1, drafts=1, accepted=2, proposed=4, accepted_by_position=None, tau=2.0, arrived=1024.0,
+        seed=None, arrived=1024.0,
+        acceptance=Acceptance(passes=1, drafting_passes=1, emitted=2, proposed=4, accepted=2),
         queue_seconds=0.25, ttft_seconds=0.5, itl_seconds=None, seconds=1.0, other_metrics={"num_reused_blocks": 3},
     )  # fmt: skip
     assert response_tensors("b", None, frozenset({"finish_reason"})) == {"text_output": [b"b"]}

@@ -95,11 +95,11 @@ def test_a_wrong_name_would_fail() -> None:
 def test_counters(package: Package) -> None:
     deployment = resolved("qwen3-8b.h200x1.latency")
     (answer,) = generate(deployment, "dflash", [[1]], GREEDY)
-    assert (answer.accepted, answer.proposed, answer.steps) == (6, 3 * 15, 3)
+    assert (answer.acceptance.accepted, answer.acceptance.proposed, answer.steps) == (6, 3 * 15, 3)
     assert answer.tau == 1 + 6 / 3
     assert answer.other_metrics == {"decoding_iter": 4, "avg_decoded_tokens_per_iter": 2.0}
     (plain,) = generate(deployment, "none", [[1]], GREEDY)
-    assert (plain.accepted, plain.proposed, plain.tau) == (0, 0, None)
+    assert (plain.acceptance.accepted, plain.acceptance.proposed, plain.tau) == (0, 0, None)
 
 
 def test_a_stream_adds_up_to_the_answer(package: Package) -> None:

@@ -39,7 +39,7 @@ def before(expression: str, window: str, offset: str) -> str:
 ROWS: dict[str, list[Panel]] = {
     "Acceptance": [
         Panel(
-            "Acceptance length (tau)",
+            "Tau of drafting passes",
             "none",
             "Tokens that one verify pass brings: accepted drafts and the bonus token. 1 is no speculation.",
             lambda runtime: [("{{model_name}}", runtime.tau)],
@@ -62,8 +62,8 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Acceptance against the day before",
             "percentunit",
-            "tau over the tau of six hours a day ago. It drifts when prompts leave what the drafter was trained on, "
-            "or when target, template or drafter changed.",
+            "Tau of drafting passes over that of six hours a day ago. It drifts when prompts leave what the drafter "
+            "was trained on, or when target, template or drafter changed.",
             lambda runtime: [("{{model_name}}", f"({runtime.tau}) / ({before(runtime.tau, '6h', '1d')})")],
             threshold=DRIFT,
         ),
@@ -137,7 +137,7 @@ ALERTS = [
         "critical",
         "15m",
         lambda runtime: f"({runtime.tau}) < 1.2 and ({_enough(runtime)})",
-        'tau of {{ $labels.model_name }} is {{ $value | printf "%.2f" }}: speculation brings nothing',
+        'tau of drafting passes of {{ $labels.model_name }} is {{ $value | printf "%.2f" }}: drafts bring nothing',
         "Answers are right and slower than plain decoding. Likely a draft of another target, wrong taps, lost scales "
         "or a lost head. `dflash-trt doctor URL` looks for the cause.",
     ),
@@ -146,7 +146,7 @@ ALERTS = [
         "warning",
         "30m",
         lambda runtime: f"({runtime.tau}) / ({before(runtime.tau, '6h', '1d')}) < {DRIFT} and ({_enough(runtime)})",
-        "tau of {{ $labels.model_name }} is {{ $value | humanizePercentage }} of the day before",
+        "tau of drafting passes of {{ $labels.model_name }} is {{ $value | humanizePercentage }} of the day before",
         "Prompts, chat template, thinking mode, target or drafter changed. `dflash-trt doctor URL --baseline` compares "
         "with a healthy run.",
     ),

@@ -17,6 +17,8 @@ import msgspec
 from dflash_trt.errors import EndpointError, cut
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.json_lines import read_json_lines
+from dflash_trt.observe.endpoints.observed_acceptance import drafting
+from dflash_trt.runtime.acceptance import Acceptance
 
 SUMMARY = "profile_export_aiperf.json"
 RECORDS = "profile_export.jsonl"
@@ -76,10 +78,8 @@ class RequestRecord:
     output_tokens: int = 0
     ttft_seconds: float | None = None
     seconds: float = 0.0
-    accepted: int | None = None
-    """Where the server tells it with each answer, as the two below."""
-    proposed: int | None = None
-    steps: int | None = None
+    acceptance: Acceptance | None = None
+    """Where the server tells it with each answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +140,9 @@ def _read(where: str, record: _Record) -> RequestRecord:
         output_tokens=int(_value(where, record, "usage_completion_tokens", "tokens")),
         ttft_seconds=None if ttft is None else _value(where, record, "time_to_first_token", "ms") / 1e3,
         seconds=_value(where, record, "request_latency", "ms") / 1e3,
-        accepted=None if speculation is None else speculation.num_accepted_draft_tokens,
-        proposed=None if speculation is None else speculation.num_draft_tokens,
-        steps=None if speculation is None else speculation.num_spec_steps,
+        acceptance=None
+        if speculation is None
+        else drafting(speculation.num_spec_steps, speculation.num_accepted_draft_tokens, speculation.num_draft_tokens),
     )
 
 

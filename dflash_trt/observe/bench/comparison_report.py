@@ -17,15 +17,16 @@ from dflash_trt.observe.bench.comparison_tables import (
     matched_concurrencies,
     sweep,
 )
-from dflash_trt.observe.bench.records import Acceptance, Run
+from dflash_trt.observe.bench.records import RecordedAcceptance, Run
 from dflash_trt.observe.bench.speed_curve import AtSpeed, Curve, at_speeds, curve, ends, gpus_of, num_gpus, speeds
 from dflash_trt.observe.bench.workloads import BASELINE, LoadedRun, Series, Workload, workloads
 
 INVERSION = 1.1
 """Times faster at a higher concurrency: more is no chance."""
+TAU_COLUMN = "tau of drafting passes"
 TAU = (
-    "tau = (accepted drafts + verify passes) / verify passes: tokens that one pass of the target brings, its accepted"
-    " drafts and one of its own."
+    "Tau of drafting passes = (accepted drafts + drafting passes) / drafting passes: tokens that one pass of the target"
+    " over drafts brings, its accepted drafts and one of its own."
 )
 
 
@@ -34,7 +35,7 @@ class PositionShares(msgspec.Struct, frozen=True):
 
     method: str
     concurrency: int
-    acceptance: Acceptance
+    acceptance: RecordedAcceptance
     shares: tuple[float, ...]
     """Accepted drafts at position 1, 2, ... per verify pass."""
 
@@ -140,12 +141,12 @@ def _workload_report(work: Workload, seed: int, user_rates: Sequence[float]) -> 
 
 def _shares(series: Series) -> Iterator[PositionShares]:
     for point in series.points:
-        found = point.acceptance
-        if found.source != "not published" and (found.proposed is None or found.proposed > 0):
-            counts = found.by_position if found.steps and found.by_position else ()
-            yield PositionShares(
-                series.name, point.concurrency, found, tuple(count / (found.steps or 1) for count in counts)
-            )
+        found, counts = point.acceptance, point.acceptance.counts
+        if counts is not None and counts.proposed:
+            shares = tuple(count / counts.drafting_passes for count in counts.accepted_by_position)
+            yield PositionShares(series.name, point.concurrency, found, shares)
+        elif counts is None and found.source != "not published":
+            yield PositionShares(series.name, point.concurrency, found, ())
 
 
 def _category_reports(found: Sequence[Workload], seed: int, concurrency: int | None) -> Iterator[CategoryReport]:

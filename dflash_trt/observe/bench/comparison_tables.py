@@ -21,7 +21,7 @@ class Measured(msgspec.Struct, frozen=True):
     """Tokens a second: of all users in a sweep, of one request in the other tables."""
     speedup: Factor | None
     """Over plain decoding; None for itself."""
-    tau: float | None = None
+    tau_of_drafting_passes: float | None = None
     user_rate: float | None = None
     lost: int | None = None
     """Requests that failed or timed out, where they are known by row."""
@@ -40,7 +40,7 @@ class Average(msgspec.Struct, frozen=True):
 
     num_rows: int
     speedups: dict[str, float]
-    taus: dict[str, float]
+    taus_of_drafting_passes: dict[str, float]
 
 
 def sweep(workload: Workload, seed: int) -> tuple[Line, ...]:
@@ -54,7 +54,7 @@ def sweep(workload: Workload, seed: int) -> tuple[Line, ...]:
                 user = point.user_tokens_per_second
                 by_method[series.name] = Measured(
                     point.output_tokens_per_second / gpus_of(series, workload),
-                    _sweep_speedup(workload, series, concurrency, seed), point.acceptance.tau,
+                    _sweep_speedup(workload, series, concurrency, seed), point.acceptance.tau_of_drafting_passes,
                     user.p50 if user else None, point.requests.failed + point.requests.timed_out,
                 )  # fmt: skip
         if by_method:
@@ -111,7 +111,7 @@ def _line(
     by_method = {}
     for method, found in samples.items():
         speedup = None if method == BASELINE else _speedup(name, method, found, plain, seed)
-        by_method[method] = Measured(request_rate(found.rows), speedup, found.tau, None, found.lost)
+        by_method[method] = Measured(request_rate(found.rows), speedup, found.tau_of_drafting_passes, None, found.lost)
     return Line(name, concurrency, by_method)
 
 
@@ -134,7 +134,7 @@ def average(lines: Sequence[Line], methods: Sequence[str]) -> Average | None:
         factors = [one.speedup.value for one in found if one.speedup is not None and one.speedup.value is not None]
         if method != BASELINE:
             speedups[method] = statistics.fmean(factors)
-        known = [one.tau for one in found if one.tau is not None]
+        known = [tau for one in found if (tau := one.tau_of_drafting_passes) is not None]
         if len(known) == len(whole):
             taus[method] = statistics.fmean(known)
     return Average(len(whole), speedups, taus)

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from dflash_trt.observe.bench.aiperf_export import Export, RequestRecord
-from dflash_trt.observe.bench.records import Acceptance, Distribution, Point, Requests, Row
-from dflash_trt.observe.endpoints.observed_acceptance import Acceptance as Observed
+from dflash_trt.observe.bench.records import Distribution, Point, RecordedAcceptance, Requests, Row
+from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 
 
 def measured_point(
     export: Export,
-    observed: Observed,
+    observed: ObservedAcceptance,
     *,
     method: str,
     category: str | None,
@@ -55,38 +55,25 @@ def measured_point(
     )
 
 
-def recorded(observed: Observed) -> Acceptance:
+def recorded(observed: ObservedAcceptance) -> RecordedAcceptance:
     """`observed` as a run keeps it: counts where all are published, else the average, else why there is none."""
+    tau, counts = observed.tau_of_drafting_passes, observed.counts
     if observed.source == "not published":
-        return Acceptance(source="not published", why=observed.how)
-    if observed.proposed is None or observed.steps is None or observed.accepted is None:
-        if observed.tau is None:
-            return Acceptance(source="not published", why=f"no verify pass: {observed.how}")
-        return Acceptance(source="gauges", tau=observed.tau, how=observed.how)
-    return Acceptance(
-        source=observed.source,
-        steps=observed.steps,
-        proposed=observed.proposed,
-        accepted=observed.accepted,
-        by_position=observed.by_position or None,
-        tau=observed.tau,
-        how=observed.how,
-    )
+        return RecordedAcceptance(source="not published", why=observed.how)
+    if counts is not None and counts.proposed is not None:
+        return RecordedAcceptance(source=observed.source, counts=counts, tau_of_drafting_passes=tau, how=observed.how)
+    if tau is None:
+        return RecordedAcceptance(source="not published", why=f"no verify pass: {observed.how}")
+    return RecordedAcceptance(source="gauges", tau_of_drafting_passes=tau, how=observed.how)
 
 
-def _of_requests(records: Sequence[RequestRecord]) -> Observed | None:
+def _of_requests(records: Sequence[RequestRecord]) -> ObservedAcceptance | None:
     """The sum over answers, where each tells its own."""
-    told = [record for record in records if record.error is None]
-    figures = [
-        (record.steps, record.proposed, record.accepted)
-        for record in told
-        if record.steps is not None and record.proposed is not None and record.accepted is not None
-    ]
-    if not figures or len(figures) < len(told):
+    counts = [record.acceptance for record in records if record.error is None]
+    if not counts or None in counts:
         return None
-    steps, proposed, accepted = (sum(column) for column in zip(*figures, strict=True))
-    how = "metrics.speculative_decoding of each answer"
-    return Observed(source="per request", how=how, steps=steps, proposed=proposed, accepted=accepted)
+    total = sum((each for each in counts if each is not None), drafting(0, 0, 0))
+    return ObservedAcceptance(source="per request", how="metrics.speculative_decoding of each answer", counts=total)
 
 
 def _row(record: RequestRecord, max_tokens: int, categories: Mapping[str, str | None]) -> Row:
@@ -97,8 +84,7 @@ def _row(record: RequestRecord, max_tokens: int, categories: Mapping[str, str | 
         seconds=record.seconds,
         finish="length" if record.output_tokens >= max_tokens else None,
         category=categories.get(record.conversation),
-        accepted=record.accepted,
-        steps=record.steps,
+        acceptance=record.acceptance,
     )
 
 

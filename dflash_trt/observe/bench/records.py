@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `bench run` writes and `bench report` reads: one run, and one point per method, category and concurrency.
 
-tau = (accepted drafts + verify passes) / verify passes: each pass of the target yields its accepted drafts and one
-token of its own, the bonus. What other tools count is converted to this before it is written.
+Tau is tau of drafting passes throughout: servers count no other passes. What other tools count is converted to
+`Acceptance` before it is written.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import msgspec
 
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.read import is_file_name
+from dflash_trt.runtime.acceptance import Acceptance, Count
 
-SCHEMA = "dflash-trt/bench/1"
+SCHEMA = "dflash-trt/bench/2"
 TOLERANCE = 0.01  # between a rate as the load generator states it, and tokens / seconds
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
@@ -147,71 +147,57 @@ class Row(Record, frozen=True, kw_only=True):
     """From sending it to its last token."""
     finish: str | None = None
     category: str | None = None
-    accepted: Count | None = None
-    steps: Count | None = None
-    """Verify passes."""
+    acceptance: Acceptance | None = None
+    """Where the server tells it with each answer."""
 
     def __post_init__(self) -> None:
-        if (self.accepted is None) != (self.steps is None):
-            raise ConfigError("row: expected accepted and steps, or neither, found one of them")
         if (self.ttft_seconds or 0) > self.seconds:
             raise ConfigError(f"row: expected ttft_seconds <= seconds, found {self.ttft_seconds} and {self.seconds}")
 
 
-class Acceptance(Record, frozen=True, kw_only=True):
+class RecordedAcceptance(Record, frozen=True, kw_only=True):
     """What the server published about a point."""
 
     source: Literal["counters", "gauges", "per request", "not published"]
-    steps: Count | None = None
-    """Verify passes."""
-    proposed: Count | None = None
-    accepted: Count | None = None
-    by_position: tuple[Count, ...] | None = None
-    """Accepted drafts at position 1, 2, ...: where the server tells."""
-    tau: Annotated[float, msgspec.Meta(ge=1, le=1e6)] | None = None
-    """None where no pass was made."""
+    counts: Acceptance | None = None
+    """Where the server tells them: passes without drafts are in none of its counts."""
+    tau_of_drafting_passes: Annotated[float, msgspec.Meta(ge=1, le=1e6)] | None = None
+    """That of the counts, or where only an average is published, this. None where no pass was made."""
     why: str | None = None
     """Where it is not published."""
     how: str | None = None
     """From which figures of the server, and how they were converted."""
 
     def __post_init__(self) -> None:
-        counts = (self.steps, self.proposed, self.accepted)
         if self.source == "not published":
-            if any(value is not None for value in (*counts, self.by_position, self.tau)) or not self.why:
+            if self.counts is not None or self.tau_of_drafting_passes is not None or not self.why:
                 raise ConfigError("acceptance: expected why it is not published, and nothing else")
-        elif self.source == "gauges" and counts == (None, None, None):
-            if self.tau is None or self.by_position is not None:
-                raise ConfigError("acceptance: expected tau, and by_position only beside counts")
-        elif None in counts:
-            raise ConfigError(f"acceptance: expected steps, proposed and accepted, found {shown(counts)}")
-        else:
-            self._check_counts()
+        elif self.counts is not None:
+            self._check(self.counts)
+        elif self.source != "gauges" or self.tau_of_drafting_passes is None:
+            raise ConfigError("acceptance: expected counts, or of gauges tau_of_drafting_passes")
 
-    def _check_counts(self) -> None:
-        assert self.steps is not None
-        assert self.proposed is not None
-        assert self.accepted is not None
-        if self.accepted > self.proposed or (self.accepted and not self.steps):
+    def _check(self, counts: Acceptance) -> None:
+        passes, accepted, by_position = counts.drafting_passes, counts.accepted, counts.accepted_by_position
+        if counts.proposed is None or accepted > counts.proposed or (accepted and not passes):
             raise ConfigError(
-                f"acceptance: expected accepted <= proposed, found {self.accepted} of {self.proposed} in {self.steps}"
-                " verify passes"
+                f"acceptance: expected accepted <= proposed, found {accepted} of {counts.proposed} in {passes} passes"
             )
-        expected = tau_of(self.accepted, self.steps)
-        if (self.tau is None) != (expected is None) or abs((self.tau or 0) - (expected or 0)) > 1e-6 * (expected or 1):
-            raise ConfigError(f"acceptance: expected tau = (accepted + steps) / steps = {expected}, found {self.tau}")
-        if self.by_position is not None:
-            positions = [self.steps, *self.by_position]
-            if any(later > earlier for earlier, later in pairwise(positions)):
-                raise ConfigError(
-                    f"acceptance: expected counts by position that fall from {self.steps} verify passes, found"
-                    f" {shown(self.by_position)}"
-                )
-            if sum(self.by_position) != self.accepted:
-                raise ConfigError(
-                    f"acceptance: expected counts by position that add up to {self.accepted}, found"
-                    f" {sum(self.by_position)}"
-                )
+        tau, expected = self.tau_of_drafting_passes, counts.tau_of_drafting_passes
+        if (tau is None) != (expected is None) or abs((tau or 0) - (expected or 0)) > 1e-6 * (expected or 1):
+            raise ConfigError(
+                f"acceptance: expected tau_of_drafting_passes = (accepted + drafting_passes) / drafting_passes ="
+                f" {expected}, found {tau}"
+            )
+        if any(later > earlier for earlier, later in pairwise([passes, *by_position])):
+            raise ConfigError(
+                f"acceptance: expected counts by position that fall from {passes} verify passes, found"
+                f" {shown(by_position)}"
+            )
+        if by_position and sum(by_position) != accepted:
+            raise ConfigError(
+                f"acceptance: expected counts by position that add up to {accepted}, found {sum(by_position)}"
+            )
 
 
 class Point(Record, frozen=True, kw_only=True):
@@ -236,7 +222,7 @@ class Point(Record, frozen=True, kw_only=True):
     user_tokens_per_second: Distribution | None = None
     """(output tokens - 1) / (end - first token), per request; None where no request has two tokens."""
     rows: tuple[Row, ...]
-    acceptance: Acceptance
+    acceptance: RecordedAcceptance
 
     def __post_init__(self) -> None:
         check_schema(self.schema)
@@ -264,11 +250,6 @@ class Point(Record, frozen=True, kw_only=True):
                 f"rows: expected one per completed request that add up to its tokens, (requests, input, output) ="
                 f" {expected}, found {found}"
             )
-
-
-def tau_of(accepted: int, steps: int) -> float | None:
-    """Tokens per verify pass: accepted drafts and the bonus; None where there was no pass."""
-    return (accepted + steps) / steps if steps else None
 
 
 def check_schema(schema: str) -> None:

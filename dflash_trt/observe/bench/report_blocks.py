@@ -9,7 +9,14 @@ from dflash_trt.files.command import command_line
 from dflash_trt.observe.bench.announced import AVERAGE, Figure
 from dflash_trt.observe.bench.blocks import Block, Heading, Listing, Paragraph, Picture, Table
 from dflash_trt.observe.bench.bootstrap import NUM_SAMPLES
-from dflash_trt.observe.bench.comparison_report import TAU, CategoryReport, Published, Report, WorkloadReport
+from dflash_trt.observe.bench.comparison_report import (
+    TAU,
+    TAU_COLUMN,
+    CategoryReport,
+    Published,
+    Report,
+    WorkloadReport,
+)
 from dflash_trt.observe.bench.comparison_tables import Line
 from dflash_trt.observe.bench.curve_pictures import picture
 from dflash_trt.observe.bench.records import Run
@@ -97,27 +104,29 @@ def reasons_of(at_speeds: Sequence[AtSpeed]) -> tuple[str, ...]:
 
 def sweep_table(work: WorkloadReport) -> Table:
     """Every concurrency and method."""
-    columns = ("concurrency", "method", f"tokens/s/{work.per}", "tokens/s/user", "x plain", "tau", "lost")
+    columns = ("concurrency", "method", f"tokens/s/{work.per}", "tokens/s/user", "x plain", TAU_COLUMN, "lost")
     rows = []
     for line in work.sweep:
         for name, found in line.by_method.items():
             rates = (_rate(found.rate), _rate(found.user_rate))
             factor = "" if name == BASELINE else factor_text(found.speedup)
-            rows.append((line.name, work.titles[name], *rates, factor, _tau(found.tau), str(found.lost)))
+            rows.append(
+                (line.name, work.titles[name], *rates, factor, _tau(found.tau_of_drafting_passes), str(found.lost))
+            )
     return Table(columns, tuple(rows), texts=2)
 
 
 def _acceptance(work: WorkloadReport) -> Table:
     most = max(len(one.shares) for one in work.acceptance)
-    columns: tuple[str, ...] = ("method", "source", "concurrency", "passes", "proposed", "accepted", "tau")
+    columns: tuple[str, ...] = ("method", "source", "concurrency", "passes", "proposed", "accepted", TAU_COLUMN)
     columns += tuple(str(index) for index in range(1, most + 1))
     rows = []
     for one in work.acceptance:
-        found = one.acceptance
-        counts = [NONE if count is None else f"{count:,}" for count in (found.steps, found.proposed, found.accepted)]
+        found, counts = one.acceptance, one.acceptance.counts
+        cells = [NONE] * 3 if counts is None else _counts(counts.drafting_passes, counts.proposed, counts.accepted)
         shares = [f"{share:.0%}" for share in one.shares]
         head = (work.titles[one.method], found.source, str(one.concurrency))
-        rows.append((*head, *counts, _tau(found.tau), *shares, *[NONE] * (most - len(shares))))
+        rows.append((*head, *cells, _tau(found.tau_of_drafting_passes), *shares, *[NONE] * (most - len(shares))))
     return Table(columns, tuple(rows), texts=2)
 
 
@@ -161,16 +170,16 @@ def _tasks(report: Report) -> Iterator[Block]:
     lines += [(line.name, line) for line in report.data_sets]
     if not lines or not others:
         return
-    yield Heading("Speed-up and tau by task")
+    yield Heading("Speed-up and tau of drafting passes by task")
     columns: tuple[str, ...] = ("task", "concurrency")
     for name in others:
-        columns += (f"{report.titles[name]}, speed-up", "tau")
+        columns += (f"{report.titles[name]}, speed-up", TAU_COLUMN)
     rows = []
     for task, line in lines:
         cells = [task, str(line.concurrency)]
         for name in others:
             found = line.by_method.get(name)
-            cells += [_speedup(line, name), _tau(found.tau if found else None)]
+            cells += [_speedup(line, name), _tau(found.tau_of_drafting_passes if found else None)]
         rows.append(tuple(cells))
     yield Table(columns, tuple(rows))
 
@@ -187,7 +196,7 @@ def _published(report: Report) -> Iterator[Block]:
     )
     rows = [_published_row(report, one) for one in report.published if not one.differences]
     if rows:
-        yield Table(("source", "data set", "method", "speed-up", "tau", "here", "tau here"), tuple(rows), 3)
+        yield Table(("source", "data set", "method", "speed-up", "tau", "here", f"{TAU_COLUMN} here"), tuple(rows), 3)
     others = tuple(_other(report, one) for one in report.published if one.differences)
     if others:
         yield Paragraph("Of other deployments, and therefore not beside it:")
@@ -221,9 +230,9 @@ def _here(report: Report, one: Published) -> tuple[str, str]:
         means = next((c.average for c in report.categories if c.average), None)
         if means is None:
             return NONE, NONE
-        return f"{means.speedups[figure.method]:.2f}x", _tau(means.taus.get(figure.method))
+        return f"{means.speedups[figure.method]:.2f}x", _tau(means.taus_of_drafting_passes.get(figure.method))
     line = next(line for line in report.data_sets if _same(line.name, figure.data_set))
-    return _speedup(line, figure.method), _tau(line.by_method[figure.method].tau)
+    return _speedup(line, figure.method), _tau(line.by_method[figure.method].tau_of_drafting_passes)
 
 
 def _same(name: str, other: str) -> bool:
@@ -284,6 +293,10 @@ def _reached(one: Curve, at: AtSpeed) -> str:
 
 def _rate(rate: float | None) -> str:
     return NONE if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:,.1f}"
+
+
+def _counts(*counts: int | None) -> list[str]:
+    return [NONE if count is None else f"{count:,}" for count in counts]
 
 
 def _tau(tau: float | None) -> str:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dflash_trt.observe.bench.records import Acceptance, Method, Point, Row, Run, tau_of
+from dflash_trt.observe.bench.records import Method, Point, Row, Run
 from dflash_trt.observe.bench.workloads import LoadedRun
+from dflash_trt.runtime.acceptance import Acceptance
 
 ENGINES = {"tensorrt-llm": "TRTLLM", "vllm": "VLLM", "sglang": "SGLANG"}
 QUANTILES = (0.25, 0.5, 0.75)
@@ -43,7 +44,7 @@ def specdec_files(run: Run, method: Method, point: Point) -> Iterator[tuple[str,
     found = acceptance_rate(point)
     if found is not None:
         yield "acceptance_rate.json", [found]
-    if any(row.category is not None and row.steps for row in point.rows):
+    if any(row.category is not None and row.acceptance and row.acceptance.drafting_passes for row in point.rows):
         assert found is not None
         yield "specbench_results.json", {**found, "Category_AL": _category_lengths(point.rows)}
 
@@ -93,9 +94,9 @@ def compute_statistics(values: Sequence[float]) -> dict[str, object]:
 
 
 def acceptance_rate(point: Point) -> dict[str, object] | None:
-    """Lengths count the bonus token, as tau does; None where the server publishes nothing.
+    """Lengths count the bonus token, as tau of drafting passes does; None where the server publishes nothing.
 
-    Average_AL is the mean over requests where each is known, and else tau of the whole point.
+    Average_AL is the mean over requests where each is known, and else that of the whole point.
     """
     found: dict[str, object] = {}
     lengths = _request_lengths(point.rows)
@@ -103,17 +104,17 @@ def acceptance_rate(point: Point) -> dict[str, object] | None:
         found["Request_AL"] = {str(index): {"0": length} for index, length in lengths.items()}
         found["Average_AL"] = statistics.fmean(lengths.values())
         found["Average_AL_is"] = "mean over requests"
-    elif point.acceptance.tau is not None:
-        found["Average_AL"] = point.acceptance.tau
-        found["Average_AL_is"] = f"(accepted + passes) / passes of the whole point, from {point.acceptance.source}"
+    elif point.acceptance.tau_of_drafting_passes is not None:
+        found["Average_AL"] = point.acceptance.tau_of_drafting_passes
+        found["Average_AL_is"] = f"tau of drafting passes of the whole point, from {point.acceptance.source}"
     else:
         return None
-    return found | _histogram(point.acceptance)
+    return found | _histogram(point.acceptance.counts)
 
 
 def _request_lengths(rows: Sequence[Row]) -> dict[int, float]:
     """By place in the point; those of requests with a verify pass."""
-    taus = {index: tau_of(row.accepted or 0, row.steps or 0) for index, row in enumerate(rows)}
+    taus = {index: row.acceptance.tau_of_drafting_passes for index, row in enumerate(rows) if row.acceptance}
     return {index: tau for index, tau in taus.items() if tau is not None}
 
 
@@ -126,16 +127,17 @@ def _category_lengths(rows: Sequence[Row]) -> dict[str, float]:
     return {category: statistics.fmean(by_category[category]) for category in sorted(by_category)}
 
 
-def _histogram(found: Acceptance) -> dict[str, object]:
+def _histogram(found: Acceptance | None) -> dict[str, object]:
     """From counts by position: passes of each length, and the rates that follow; nothing where they are unknown."""
-    if not found.steps or found.by_position is None:
+    if found is None or not found.drafting_passes or not found.accepted_by_position:
         return {}
-    at_least = [found.steps, *found.by_position, 0]
+    passes = found.drafting_passes
+    at_least = [passes, *found.accepted_by_position, 0]
     lengths = {k + 1: at_least[k] - at_least[k + 1] for k in range(len(at_least) - 1)}
     histogram = {str(length): count for length, count in lengths.items() if count}
-    conditional, joint, left, before = {}, {}, found.steps, 1.0
+    conditional, joint, left, before = {}, {}, passes, 1.0
     for length, count in histogram.items():
-        joint[length] = left / found.steps
+        joint[length] = left / passes
         conditional[length] = joint[length] / before
         before, left = joint[length], left - count
     return {

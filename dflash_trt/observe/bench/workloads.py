@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.bench.records import Method, Point, Row, Run, tau_of
+from dflash_trt.observe.bench.records import Method, Point, Row, Run
 from dflash_trt.observe.bench.run_directory import read_points, read_run
 from dflash_trt.observe.plots.methods import TITLES
+from dflash_trt.runtime.acceptance import Acceptance
 
 BASELINE = "none"
 
@@ -118,7 +119,7 @@ class Sample(msgspec.Struct, frozen=True):
     """The completed requests of one method, category and concurrency."""
 
     rows: tuple[Row, ...]
-    tau: float | None
+    tau_of_drafting_passes: float | None
     lost: int | None
     """Requests that failed or timed out; None where the server's load was mixed and rows were picked from it."""
 
@@ -128,7 +129,7 @@ def sample(series: Series, concurrency: int) -> Sample | None:
     point = series.at(concurrency)
     if point is None:
         return None
-    return Sample(point.rows, point.acceptance.tau, point.requests.failed + point.requests.timed_out)
+    return Sample(point.rows, point.acceptance.tau_of_drafting_passes, point.requests.failed + point.requests.timed_out)
 
 
 def picked(category: str, series: Series, concurrency: int) -> Sample | None:
@@ -137,7 +138,6 @@ def picked(category: str, series: Series, concurrency: int) -> Sample | None:
     rows = tuple(row for row in point.rows if row.category == category) if point else ()
     if not rows:
         return None
-    counted = [(row.accepted, row.steps) for row in rows if row.accepted is not None and row.steps is not None]
-    is_whole = len(counted) == len(rows)
-    tau = tau_of(sum(accepted for accepted, _ in counted), sum(steps for _, steps in counted)) if is_whole else None
-    return Sample(rows, tau, None)
+    counts = [row.acceptance for row in rows if row.acceptance is not None]
+    total = sum(counts, Acceptance()) if len(counts) == len(rows) else Acceptance()
+    return Sample(rows, total.tau_of_drafting_passes, None)

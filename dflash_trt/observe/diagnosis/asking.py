@@ -14,7 +14,7 @@ from dflash_trt.observe.endpoints.answer import Answer
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime
 from dflash_trt.observe.endpoints.meters import counted, meter
-from dflash_trt.observe.endpoints.observed_acceptance import Acceptance
+from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance
 
 
 class OutOfTimeError(Exception):
@@ -82,7 +82,7 @@ class Asker:
             raise OutOfTimeError
         return left
 
-    def _sample(self, name: str, answer: Answer, found: Acceptance) -> Sample:
+    def _sample(self, name: str, answer: Answer, found: ObservedAcceptance) -> Sample:
         self.how = found.how
         tokens = answer.output_tokens or len(answer.emitted)
         if found.output_tokens is not None:
@@ -94,11 +94,8 @@ class Asker:
             input_tokens=answer.input_tokens,
             cached_tokens=answer.cached_tokens,
             seconds=answer.seconds,
-            steps=found.steps,
-            proposed=found.proposed,
-            accepted=found.accepted,
-            by_position=found.by_position,
-            tau=found.tau,
+            acceptance=found.counts,
+            tau_of_drafting_passes=found.tau_of_drafting_passes,
         )
 
 

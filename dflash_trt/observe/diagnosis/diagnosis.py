@@ -20,7 +20,7 @@ from dflash_trt.observe.endpoints.identify import Kind, identify
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
 
 SECONDS = 110.0
-SCHEMA = "dflash-trt/doctor-endpoint/1"
+SCHEMA = "dflash-trt/doctor-endpoint/2"
 HITS = (  # vLLM's present names, and those of 0.10
     ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
     ("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"),
@@ -94,7 +94,7 @@ def diagnose(
     report("thinking on and off")
     thinking = probes.thinking(asker)
     report("one request and sixteen")
-    speeds = probes.speeds(asker, len(short.by_position)) if has_load else []
+    speeds = probes.speeds(asker, len(short.shares_by_position)) if has_load else []
 
     groups = [short, one, other, first, again, long, plain, foreign, *thinking]
 

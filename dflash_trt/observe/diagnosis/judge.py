@@ -49,7 +49,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 def low_acceptance(kind: Kind, short: Group, baseline: Group | None, expected_tau: float | None) -> list[Finding]:
     """No drafts, drafts that are all rejected, or fewer accepted than in a healthy run."""
-    if any(sample.steps == 0 for sample in short.samples) and not short.steps:
+    drafting = [sample.acceptance.drafting_passes for sample in short.samples if sample.acceptance is not None]
+    if drafting and not any(drafting):
         figure = f"{len(short.samples)} requests were answered without one verified draft"
         return [Finding(name="no drafts", figure=figure, causes=causes(kind, "no drafter"))]
     values = list(short.values(is_first=False).values())
@@ -206,10 +207,10 @@ def notes(kind: Kind, short: Group, drawn: Group, foreign: Group, thinking: tupl
             name = f"drafted worse with {one.name}"
             found.append(Finding(name=name, figure=figure, causes=causes(kind, "thinking")))
     # Where a server verifies fewer drafts at times, a late position's share says less about the draft than about that.
-    is_whole = (short.draft_length or 0) > 0.9 * len(short.by_position)
-    shares = short.by_position if is_whole else []
+    is_whole = (short.draft_length or 0) > 0.9 * len(short.shares_by_position)
+    shares = short.shares_by_position if is_whole else []
     worth = next((i for i, share in enumerate(shares) if share < RARE), len(shares))
-    if worth < len(shares) and short.steps:
+    if worth < len(shares):
         figure = f"draft {worth + 1} of {len(shares)} is accepted in {shares[worth]:.0%} of passes"
         found.append(Finding(name="drafts that seldom pay", figure=figure, causes=causes(kind, "length")))
     return found
@@ -229,11 +230,12 @@ def _values(one: Group, other: Group) -> tuple[list[float], list[float]]:
 
 
 def _tau(group: Group | None) -> str:
-    return "no tau" if group is None or group.tau is None else f"tau {group.tau:.2f}"
+    tau = None if group is None else group.tau_of_drafting_passes
+    return "no tau" if tau is None else f"tau of drafting passes {tau:.2f}"
 
 
 def _dead_from(group: Group) -> str:
     """From which position on drafts are not accepted any more."""
-    shares = group.by_position
+    shares = group.shares_by_position
     first = next((index for index, share in enumerate(shares) if share < 0.01), None)
     return "all positions suffer" if first is None else f"no draft is accepted after position {first}"

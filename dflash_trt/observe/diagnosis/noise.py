@@ -60,7 +60,7 @@ def is_ratio_below(values: Sequence[float], reference: Sequence[float], ratio: f
 def is_first_compared(one: Group, other: Group) -> bool:
     """Whether only the first draft's acceptance can be compared: drafts were not equally long."""
     lengths = one.draft_length, other.draft_length
-    if None in lengths or not one.by_position or not other.by_position:
+    if None in lengths or not one.shares_by_position or not other.shares_by_position:
         return False
     shorter, longer = sorted(length or 0.0 for length in lengths)
     return longer - shorter > SAME_LENGTH * longer

@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import msgspec
 
+from dflash_trt.runtime.acceptance import Acceptance
+
+UNPUBLISHED = Acceptance(passes=None, emitted=None, proposed=None)
+
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One request. Figures that the server does not publish are None."""
@@ -17,22 +21,22 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int | None = None
     cached_tokens: int | None = None
     seconds: float
-    steps: int | None = None
-    """Verify passes with a draft."""
-    proposed: int | None = None
-    accepted: int | None = None
-    by_position: tuple[int, ...] = ()
-    tau: float | None = None
+    acceptance: Acceptance | None = None
+    tau_of_drafting_passes: float | None = None
+    """Of these counts; where the server publishes only an average, that."""
 
     @property
-    def per_step(self) -> float | None:
-        """Accepted drafts per verify pass, tau - 1; None without a pass."""
-        return None if self.tau is None else self.tau - 1
+    def accepted_per_pass(self) -> float | None:
+        """Accepted drafts per drafting pass; None without a pass."""
+        return None if self.tau_of_drafting_passes is None else self.tau_of_drafting_passes - 1
 
     @property
-    def first(self) -> float | None:
+    def first_acceptance(self) -> float | None:
         """Share of passes that accepted their first draft: it does not depend on how long drafts are."""
-        return self.by_position[0] / self.steps if self.steps and self.by_position else None
+        found = self.acceptance
+        if found is None or not found.drafting_passes or not found.accepted_by_position:
+            return None
+        return found.accepted_by_position[0] / found.drafting_passes
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,35 +48,33 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Why there are no samples, or not all."""
 
     @property
-    def steps(self) -> int:
+    def acceptance(self) -> Acceptance:
         """Of all samples."""
-        return sum(sample.steps or 0 for sample in self.samples)
+        return sum((sample.acceptance or UNPUBLISHED for sample in self.samples), Acceptance())
 
     @property
-    def tau(self) -> float | None:
+    def tau_of_drafting_passes(self) -> float | None:
         """Over all passes; a mean of samples where only averages are published."""
-        if self.steps:
-            accepted = sum(sample.accepted or 0 for sample in self.samples)
-            return (accepted + self.steps) / self.steps
-        found = [sample.tau for sample in self.samples if sample.tau is not None]
-        return sum(found) / len(found) if found else None
+        if (tau := self.acceptance.tau_of_drafting_passes) is not None:
+            return tau
+        taus = [sample.tau_of_drafting_passes for sample in self.samples if sample.tau_of_drafting_passes is not None]
+        return sum(taus) / len(taus) if taus else None
 
     @property
     def draft_length(self) -> float | None:
         """Mean number of verified drafts in a pass."""
-        proposed = [sample.proposed for sample in self.samples]
-        if not self.steps or None in proposed:
-            return None
-        return sum(count or 0 for count in proposed) / self.steps
+        proposed, passes = self.acceptance.proposed, self.acceptance.drafting_passes
+        return proposed / passes if passes and proposed is not None else None
 
     @property
-    def by_position(self) -> list[float]:
-        """Share of passes that accepted the draft at position 0, 1, ..."""
-        width = max((len(sample.by_position) for sample in self.samples), default=0)
-        counts = [sum(s.by_position[i] for s in self.samples if i < len(s.by_position)) for i in range(width)]
-        return [count / self.steps for count in counts] if self.steps else []
+    def shares_by_position(self) -> list[float]:
+        """Share of drafting passes that accepted the draft at position 1, 2, ..."""
+        found = self.acceptance
+        return [count / found.drafting_passes for count in found.accepted_by_position] if found.drafting_passes else []
 
     def values(self, *, is_first: bool) -> dict[str, float]:
         """Prompt -> accepted drafts per pass, or the first draft's acceptance."""
-        found = {sample.prompt: sample.first if is_first else sample.per_step for sample in self.samples}
+        found = {
+            sample.prompt: sample.first_acceptance if is_first else sample.accepted_per_pass for sample in self.samples
+        }
         return {name: value for name, value in found.items() if value is not None}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dflash_trt.errors import EndpointError, shown
-from dflash_trt.observe.endpoints.observed_acceptance import Acceptance, of_request
+from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, of_request
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Answer:
     """Seconds from the request to each event that carried text."""
     seconds: float
     """From the request to the end of the stream."""
-    acceptance: Acceptance | None
+    acceptance: ObservedAcceptance | None
     """Where the server tells it for each request."""
 
     @property

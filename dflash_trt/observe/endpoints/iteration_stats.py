@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dflash_trt.errors import EndpointError, shown
 from dflash_trt.files.json_file import json_document
-from dflash_trt.observe.endpoints.observed_acceptance import Acceptance
+from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 
-HOW = "specDecodingStats of iterations: steps = numRequestsWithDraftTokens, numDraftTokens, numAcceptedTokens"
+HOW = "specDecodingStats of iterations: drafting passes = numRequestsWithDraftTokens, numDraftTokens, numAcceptedTokens"
 
 
 class IterationStats:
@@ -16,7 +16,7 @@ class IterationStats:
     def __init__(self) -> None:
         self._num_iterations = self._num_lost = 0
         self._last: int | None = None
-        self._steps = self._proposed = self._accepted = 0
+        self._passes = self._proposed = self._accepted = 0
 
     def add(self, content: bytes, where: str) -> None:
         """A page of GET /metrics: a list of objects, or of their texts. Raises EndpointError for what is none."""
@@ -32,20 +32,18 @@ class IterationStats:
                 self._follow(stats.get("iter"))
                 self._add(stats.get("specDecodingStats") or {}, where)
 
-    def acceptance(self) -> Acceptance:
+    def acceptance(self) -> ObservedAcceptance:
         """The sums; not published where no iteration had any."""
         if not self._num_iterations:
             why = "GET /metrics lists no iterations: set enable_iter_perf_stats (or return_perf_metrics)"
-            return Acceptance(source="not published", how=why)
-        if not self._steps:
-            return Acceptance(source="not published", how="no iteration had specDecodingStats: no drafts")
-        whole = Acceptance(
-            source="counters", how=HOW, steps=self._steps, proposed=self._proposed, accepted=self._accepted
-        )
+            return ObservedAcceptance(source="not published", how=why)
+        if not self._passes:
+            return ObservedAcceptance(source="not published", how="no iteration had specDecodingStats: no drafts")
+        counts = drafting(self._passes, self._accepted, self._proposed)
         if not self._num_lost:
-            return whole
+            return ObservedAcceptance(source="counters", how=HOW, counts=counts)
         how = f"{HOW}, without {self._num_lost} iterations that were dropped or that somebody else took"
-        return Acceptance(source="gauges", how=how, sampled_tau=whole.tau)
+        return ObservedAcceptance(source="gauges", how=how, sampled_tau=counts.tau_of_drafting_passes)
 
     def _follow(self, number: object) -> None:
         """Iterations are numbered: a server keeps only so many (iter_stats_max_iterations)."""
@@ -64,4 +62,4 @@ class IterationStats:
         if count("numDraftTokens"):
             self._proposed += count("numDraftTokens")
             self._accepted += count("numAcceptedTokens")
-            self._steps += count("numRequestsWithDraftTokens")
+            self._passes += count("numRequestsWithDraftTokens")

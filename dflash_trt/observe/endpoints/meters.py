@@ -20,7 +20,7 @@ from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime
 from dflash_trt.observe.endpoints.iteration_stats import IterationStats
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
-from dflash_trt.observe.endpoints.observed_acceptance import Acceptance
+from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 
 SETTLE_SECONDS = 10.0  # for counters that lag behind the last answer, and for requests that were given up
 VLLM = "vllm:spec_decode_num"
@@ -40,7 +40,7 @@ class Meter(Protocol):
     def sample(self) -> None:
         """While it runs."""
 
-    def end(self) -> Acceptance:
+    def end(self) -> ObservedAcceptance:
         """What came since `begin`; raises EndpointError where counters went backwards: the server was restarted."""
 
 
@@ -61,7 +61,7 @@ def meter(client: Client, runtime: Runtime) -> Meter:
 
 
 @contextmanager
-def counted(meter: Meter) -> Iterator[Callable[[], Acceptance]]:
+def counted(meter: Meter) -> Iterator[Callable[[], ObservedAcceptance]]:
     """Counts what happens in the block, and samples meanwhile; the function, called at its end, says what it was."""
     over = threading.Event()
 
@@ -73,7 +73,7 @@ def counted(meter: Meter) -> Iterator[Callable[[], Acceptance]]:
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
 
-    def end() -> Acceptance:
+    def end() -> ObservedAcceptance:
         over.set()
         thread.join()
         return meter.end()
@@ -99,9 +99,9 @@ class NoMeter:
     def sample(self) -> None:
         """Nothing."""
 
-    def end(self) -> Acceptance:
+    def end(self) -> ObservedAcceptance:
         """Says why."""
-        return Acceptance(source="not published", how=self._why)
+        return ObservedAcceptance(source="not published", how=self._why)
 
 
 class CounterMeter:
@@ -123,12 +123,12 @@ class CounterMeter:
     def sample(self) -> None:
         """Nothing."""
 
-    def end(self) -> Acceptance:
+    def end(self) -> ObservedAcceptance:
         """Reads them again."""
         assert self._before is not None
         return self.difference(self._before, self._settled())
 
-    def difference(self, before: MetricsPage, after: MetricsPage) -> Acceptance:
+    def difference(self, before: MetricsPage, after: MetricsPage) -> ObservedAcceptance:
         """Of two pages."""
         raise NotImplementedError
 
@@ -145,19 +145,21 @@ class CounterMeter:
 
 
 class VllmMeter(CounterMeter):
-    """vLLM's counters; a pass that verified no draft counts for none of them."""
+    """vLLM's counters; a pass that verified no draft counts for none of them, and its positions count from 0."""
 
     running = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
-    def difference(self, before: MetricsPage, after: MetricsPage) -> Acceptance:
-        """tau = 1 + accepted / drafts in vLLM's words."""
-        return Acceptance(
+    def difference(self, before: MetricsPage, after: MetricsPage) -> ObservedAcceptance:
+        """Tau of drafting passes is 1 + accepted / drafts in vLLM's words."""
+        return ObservedAcceptance(
             source="counters",
             how="vllm:spec_decode_num_drafts, _draft_tokens, _accepted_tokens and _accepted_tokens_per_pos",
-            steps=grown(before, after, f"{VLLM}_drafts_total"),
-            proposed=grown(before, after, f"{VLLM}_draft_tokens_total"),
-            accepted=grown(before, after, f"{VLLM}_accepted_tokens_total"),
-            by_position=grown_by_position(before, after, f"{VLLM}_accepted_tokens_per_pos_total", "position"),
+            counts=drafting(
+                grown(before, after, f"{VLLM}_drafts_total"),
+                grown(before, after, f"{VLLM}_accepted_tokens_total"),
+                grown(before, after, f"{VLLM}_draft_tokens_total"),
+                grown_by_position(before, after, f"{VLLM}_accepted_tokens_per_pos_total", "position"),
+            ),
             output_tokens=grown(before, after, "vllm:generation_tokens_total"),
         )
 
@@ -179,23 +181,22 @@ class SglangMeter(CounterMeter):
             values = [value for _, value in page.samples.get("sglang:spec_accept_length", ()) if value > 0]
             self._samples += values
 
-    def difference(self, before: MetricsPage, after: MetricsPage) -> Acceptance:
+    def difference(self, before: MetricsPage, after: MetricsPage) -> ObservedAcceptance:
         """SGLang counts no accepted drafts: they are what requests kept beyond one token for each pass and prefill."""
         output = grown(before, after, "sglang:generation_tokens_total")
         if steps := grown(before, after, SGLANG_STEPS):
             requests = grown(before, after, "sglang:num_requests_total")
-            return Acceptance(
+            return ObservedAcceptance(
                 source="counters",
                 how="sglang:spec_verify_calls_total; accepted = generation_tokens - num_requests - spec_verify_calls: "
                 "drafts that requests kept, without those behind their end",
-                steps=steps,
-                accepted=max(0, output - requests - steps),
+                counts=drafting(steps, max(0, output - requests - steps), None),
                 output_tokens=output,
             )
         if not self._samples:
             why = "sglang:spec_verify_calls_total did not grow, and sglang:spec_accept_length had no value meanwhile"
-            return Acceptance(source="not published", how=why, output_tokens=output)
-        return Acceptance(
+            return ObservedAcceptance(source="not published", how=why, output_tokens=output)
+        return ObservedAcceptance(
             source="gauges",
             how=f"mean of {len(self._samples)} samples of sglang:spec_accept_length, which counts the bonus token",
             sampled_tau=sum(self._samples) / len(self._samples),
@@ -210,7 +211,7 @@ class SglangInfoMeter(NoMeter):
         super().__init__("start it with --enable-metrics")
         self._client = client
 
-    def end(self) -> Acceptance:
+    def end(self) -> ObservedAcceptance:
         """An average over more than was asked for, and said to be one."""
         for path in ("/server_info", "/get_server_info"):
             try:
@@ -222,31 +223,30 @@ class SglangInfoMeter(NoMeter):
             values = [value for value in found if isinstance(value, int | float) and value > 0]
             if values:
                 how = f"avg_spec_accept_length of {path}: since the server's start, not of these requests alone"
-                return Acceptance(source="gauges", how=how, sampled_tau=sum(values) / len(values))
-        return Acceptance(source="not published", how="no avg_spec_accept_length: start it with --enable-metrics")
+                return ObservedAcceptance(source="gauges", how=how, sampled_tau=sum(values) / len(values))
+        return ObservedAcceptance(
+            source="not published", how="no avg_spec_accept_length: start it with --enable-metrics"
+        )
 
 
 class TrtllmMeter(CounterMeter):
-    """TensorRT-LLM's counters of finished requests by position: position 0 is drafted once in each pass."""
+    """TensorRT-LLM's counters of finished requests by position: its position 0 is drafted once in each pass."""
 
     path = "/prometheus/metrics"
     running = ("trtllm_num_requests_running", "trtllm_num_requests_waiting")
 
-    def difference(self, before: MetricsPage, after: MetricsPage) -> Acceptance:
-        """Its own acceptance length, (accepted + requests) / requests of an iteration, is our tau."""
+    def difference(self, before: MetricsPage, after: MetricsPage) -> ObservedAcceptance:
+        """Its own acceptance length of an iteration, (accepted + requests) / requests, is tau of drafting passes."""
         drafted = grown_by_position(before, after, f"{TRTLLM}_drafted_tokens_total", "token_position")
         accepted = grown_by_position(before, after, f"{TRTLLM}_accepted_tokens_total", "token_position")
         output = grown(before, after, "trtllm_generation_tokens_total")
         if not drafted:
             why = f"{TRTLLM}_drafted_tokens_total did not grow: no drafts, or a release without it"
-            return Acceptance(source="not published", how=why, output_tokens=output)
-        return Acceptance(
+            return ObservedAcceptance(source="not published", how=why, output_tokens=output)
+        return ObservedAcceptance(
             source="counters",
-            how=f"{TRTLLM}_drafted_tokens and _accepted_tokens by position; steps = drafted at position 0",
-            steps=drafted[0],
-            proposed=sum(drafted),
-            accepted=sum(accepted),
-            by_position=accepted,
+            how=f"{TRTLLM}_drafted_tokens and _accepted_tokens by position; drafting passes = drafted at position 0",
+            counts=drafting(drafted[0], sum(accepted), sum(drafted), accepted),
             output_tokens=output,
         )
 
@@ -269,7 +269,7 @@ class IterationMeter:
         """Takes them before they are dropped."""
         self._fetch()
 
-    def end(self) -> Acceptance:
+    def end(self) -> ObservedAcceptance:
         """The sum over all iterations."""
         self._fetch()
         return self._stats.acceptance()
@@ -284,7 +284,7 @@ def grown(before: MetricsPage, after: MetricsPage, name: str) -> int:
 
 
 def grown_by_position(before: MetricsPage, after: MetricsPage, name: str, label: str) -> tuple[int, ...]:
-    """The same at position 0, 1, ..."""
+    """The same at position 1, 2, ..., whose label is 0, 1, ..."""
     ends, begins = after.positions(name, label), before.positions(name, label)
     begins += (0,) * (len(ends) - len(begins))
     return tuple(_difference(begin, end, name, after.where) for begin, end in zip(begins, ends, strict=True))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What drafts were worth, in one set of words whatever a server calls it.
 
-tau = (accepted + steps) / steps: accepted drafts and the bonus token, per verify pass that verified a draft.
+Servers count the passes that verified a draft, and no others: what is known from outside is tau of drafting passes.
 """
 
 from __future__ import annotations
@@ -11,37 +11,44 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dflash_trt.errors import EndpointError, shown
+from dflash_trt.runtime.acceptance import Acceptance
 
 Source = Literal["counters", "gauges", "per request", "not published"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
+class ObservedAcceptance:
     """Between two moments, or of one request. What a server does not publish is None, never guessed."""
 
     source: Source
     how: str
     """From which figures of the server, and how they were converted; where none, why."""
-    steps: int | None = None
-    """Verify passes that verified at least one draft, summed over requests."""
-    proposed: int | None = None
-    accepted: int | None = None
-    by_position: tuple[int, ...] = ()
-    """Accepted drafts at position 0, 1, ... of the block."""
+    counts: Acceptance | None = None
+    """None where only an average is published, or nothing."""
     sampled_tau: float | None = None
-    """Where only an average is published."""
+    """Tau of drafting passes, where only an average is published."""
     output_tokens: int | None = None
     """The server's own count in the same time: larger than the requests' where somebody else asks it, too."""
 
     @property
-    def tau(self) -> float | None:
-        """Accepted drafts and the bonus, per verify pass; None where no draft was verified."""
-        if self.steps and self.accepted is not None:
-            return (self.accepted + self.steps) / self.steps
-        return self.sampled_tau
+    def tau_of_drafting_passes(self) -> float | None:
+        """None where no draft was verified."""
+        return self.sampled_tau if self.counts is None else self.counts.tau_of_drafting_passes
 
 
-def of_request(figures: Mapping[str, object], where: str) -> Acceptance:
+def drafting(drafting_passes: int, accepted: int, proposed: int | None, by_position: Sequence[int] = ()) -> Acceptance:
+    """The counts of a server that leaves passes without drafts out."""
+    return Acceptance(
+        passes=None,
+        drafting_passes=drafting_passes,
+        emitted=None,
+        proposed=proposed,
+        accepted=accepted,
+        accepted_by_position=tuple(by_position),
+    )
+
+
+def of_request(figures: Mapping[str, object], where: str) -> ObservedAcceptance:
     """vLLM's `metrics.speculative_decoding` of one answer, which ours has, too."""
 
     def count(name: str) -> int:
@@ -53,16 +60,11 @@ def of_request(figures: Mapping[str, object], where: str) -> Acceptance:
     histogram = figures.get("acceptance_histogram") or []
     if not isinstance(histogram, list) or not all(isinstance(value, int) for value in histogram):
         raise EndpointError(f"{where}: expected an acceptance_histogram of counts, found {shown(histogram)}")
-    return Acceptance(
-        source="per request",
-        how="metrics.speculative_decoding of the answer",
-        steps=count("num_spec_steps"),
-        proposed=count("num_draft_tokens"),
-        accepted=count("num_accepted_draft_tokens"),
-        by_position=_by_position(histogram),
-    )
+    passes, accepted = count("num_spec_steps"), count("num_accepted_draft_tokens")
+    counts = drafting(passes, accepted, count("num_draft_tokens"), _by_position(histogram))
+    return ObservedAcceptance(source="per request", how="metrics.speculative_decoding of the answer", counts=counts)
 
 
 def _by_position(histogram: Sequence[int]) -> tuple[int, ...]:
-    """Entry n of `histogram` counts the passes that accepted n drafts; of the result, those that accepted draft n."""
-    return tuple(sum(histogram[position + 1 :]) for position in range(len(histogram) - 1))
+    """From passes that accepted exactly 0, 1, ... drafts: those that accepted the draft at position 1, 2, ..."""
+    return tuple(sum(histogram[position:]) for position in range(1, len(histogram)))

@@ -54,14 +54,14 @@ def _draft_length(path: Path, point: Point) -> int:
     """Drafts that each verify pass of the point had; raises ConfigError where they varied, or are not published."""
     if point.method == "none":
         return 0
-    found = point.acceptance
-    if not found.steps or found.proposed is None:
+    found, counts = point.acceptance, point.acceptance.counts
+    if counts is None or not counts.drafting_passes or counts.proposed is None:
         raise ConfigError(
             f"{path}: {point.method} at {point.concurrency} requests: expected the server's counts of passes and"
             f" drafts, found {found.source}: {found.why or found.how or 'no pass'}"
         )
-    mean = found.proposed / found.steps
-    length = len(found.by_position) if found.by_position else round(mean)
+    mean = counts.proposed / counts.drafting_passes
+    length = len(counts.accepted_by_position) or round(mean)
     if not length - WHOLE <= mean <= length:
         raise ConfigError(
             f"{path}: {point.method} at {point.concurrency} requests: expected passes of one draft length, found"

@@ -4,20 +4,20 @@
 from __future__ import annotations
 
 from dflash_trt.observe.bench.records import (
-    Acceptance,
     Client,
     Distribution,
     Method,
     Point,
     PromptSet,
+    RecordedAcceptance,
     Requests,
     RequestSettings,
     Row,
     Run,
-    tau_of,
 )
+from dflash_trt.observe.endpoints.observed_acceptance import drafting
 
-UNPUBLISHED = Acceptance(source="not published", why="a test")
+UNPUBLISHED = RecordedAcceptance(source="not published", why="a test")
 
 
 def flat(value: float) -> Distribution:
@@ -40,17 +40,14 @@ def run(*methods: str, concurrencies: tuple[int, ...] = (1,), **changes: object)
     return Run(**values | changes)
 
 
-def counters(steps: int, by_position: tuple[int, ...]) -> Acceptance:
-    accepted = sum(by_position)
-    return Acceptance(
-        source="counters", steps=steps, proposed=steps * len(by_position), accepted=accepted, by_position=by_position,
-        tau=tau_of(accepted, steps),
-    )  # fmt: skip
+def counters(passes: int, by_position: tuple[int, ...]) -> RecordedAcceptance:
+    counts = drafting(passes, sum(by_position), passes * len(by_position), by_position)
+    return RecordedAcceptance(source="counters", counts=counts, tau_of_drafting_passes=counts.tau_of_drafting_passes)
 
 
 def point(
     method: str, concurrency: int, user_rate: float, rate: float, *, category: str | None = None,
-    acceptance: Acceptance = UNPUBLISHED, rows: tuple[Row, ...] | None = None, failed: int = 0,
+    acceptance: RecordedAcceptance = UNPUBLISHED, rows: tuple[Row, ...] | None = None, failed: int = 0,
 ) -> Point:  # fmt: skip
     """Requests of 11 tokens each, the first after one second, at `user_rate` and `rate` tokens a second in all."""
     if rows is None:

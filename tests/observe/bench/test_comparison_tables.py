@@ -19,15 +19,13 @@ from dflash_trt.observe.bench.comparison_tables import (
 from dflash_trt.observe.bench.records import Point, Row
 from dflash_trt.observe.bench.run_directory import write_point, write_run
 from dflash_trt.observe.bench.workloads import BASELINE, load_runs, workloads
+from dflash_trt.observe.endpoints.observed_acceptance import drafting
 from tests.observe.bench import samples
 
 
-def row(
-    tokens: int, seconds: float, category: str | None = None, accepted: int | None = None, steps: int | None = None
-) -> Row:
-    return Row(
-        input_tokens=1, output_tokens=tokens, seconds=seconds, category=category, accepted=accepted, steps=steps
-    )  # fmt: skip
+def row(tokens: int, seconds: float, category: str | None = None, accepted: int | None = None, passes: int = 0) -> Row:
+    acceptance = None if accepted is None else drafting(passes, accepted, None)
+    return Row(input_tokens=1, output_tokens=tokens, seconds=seconds, category=category, acceptance=acceptance)
 
 
 def write(directory: Path, *points: Point, categories: tuple[str, ...] = (), name: str = "ours") -> Path:
@@ -91,14 +89,14 @@ def test_categories_from_points_of_their_own(tmp_path: Path) -> None:
 
 
 def test_categories_from_the_requests_of_points_on_all_prompts(tmp_path: Path) -> None:
-    """tau of a category: (accepted + steps) / steps over its requests."""
+    """Of a category: over its requests."""
     plain = (row(10, 1, "coding", 0, 10), row(20, 1, "math", 0, 20), row(20, 1, "math", 0, 20))
     ours = (row(40, 1, "coding", 30, 10), row(30, 1, "math", 10, 10), row(30, 1, "math", 30, 10))
     points = [samples.point("none", 1, 1, 1, rows=plain), samples.point("dflash", 1, 1, 1, rows=ours)]
     (whole,) = workloads(load_runs([write(tmp_path, *points)]))
     coding, math = category_lines(whole, (), 1, seed=7)
     assert (coding.name, math.name) == ("coding", "math")
-    assert [line.by_method["dflash"].tau for line in (coding, math)] == [4, 3]
+    assert [line.by_method["dflash"].tau_of_drafting_passes for line in (coding, math)] == [4, 3]
     found = average((coding, math), ["none", "dflash"])
     assert found == Average(2, {"dflash": (4 + 1.5) / 2}, {"none": 1, "dflash": 3.5})
 
@@ -117,7 +115,7 @@ def test_data_sets_of_several_runs_are_rows(tmp_path: Path) -> None:
     lines = [data_set_line(one, seed=7) for one in workloads(runs)]
     assert [(line.name, line.concurrency) for line in lines if line] == [("gsm8k", 1), ("humaneval", 2)]
     assert lines[0] is not None
-    assert lines[0].by_method["dflash"].tau == 2.5
+    assert lines[0].by_method["dflash"].tau_of_drafting_passes == 2.5
     assert lines[0].by_method["dflash"].speedup.value == 3  # type: ignore[union-attr]
 
 

@@ -11,13 +11,13 @@ from dflash_trt.errors import EndpointError
 from dflash_trt.observe.bench.aiperf_export import read_export
 from dflash_trt.observe.bench.measured_point import measured_point, recorded
 from dflash_trt.observe.bench.records import Point
-from dflash_trt.observe.endpoints.observed_acceptance import Acceptance
+from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 from tests.observe.bench.aiperf_samples import Json, record, write_export
 
-COUNTED = Acceptance(source="counters", how="x", steps=8, proposed=52, accepted=30, by_position=(8, 8, 8, 6))
+COUNTED = ObservedAcceptance(source="counters", how="x", counts=drafting(8, 30, 52, (8, 8, 8, 6)))
 
 
-def point(folder: Path, *records: Json, max_tokens: int = 24, observed: Acceptance = COUNTED) -> Point:
+def point(folder: Path, *records: Json, max_tokens: int = 24, observed: ObservedAcceptance = COUNTED) -> Point:
     export = read_export(write_export(folder, records))
     categories = {"a": "coding", "b": None}
     return measured_point(
@@ -50,8 +50,8 @@ def test_every_request_is_counted(tmp_path: Path) -> None:
     assert found.user_tokens_per_second.p50 == pytest.approx((19 / 0.2 + 23 / 0.46) / 2)
     assert [row.finish for row in found.rows] == [None, "length", None]
     assert [row.category for row in found.rows] == ["coding", None, None]
-    assert (found.rows[0].accepted, found.rows[0].steps) == (15, 4)
-    assert found.acceptance.tau == (30 + 8) / 8
+    assert found.rows[0].acceptance == drafting(4, 15, 26)
+    assert found.acceptance.tau_of_drafting_passes == (30 + 8) / 8
 
 
 def test_nothing_came(tmp_path: Path) -> None:
@@ -60,23 +60,23 @@ def test_nothing_came(tmp_path: Path) -> None:
 
 
 def test_answers_tell_what_the_server_does_not(tmp_path: Path) -> None:
-    hidden = Acceptance(source="not published", how="no /metrics")
+    hidden = ObservedAcceptance(source="not published", how="no /metrics")
     told = point(tmp_path, record("a", 0), record("b", 1), record("c", 2, error="x"), observed=hidden).acceptance
-    assert (told.source, told.steps, told.proposed, told.accepted) == ("per request", 8, 52, 30)
+    assert (told.source, told.counts) == ("per request", drafting(8, 30, 52))
     silent = record("b", 1)
     del silent["spec_decode_acceptance"]
     assert point(tmp_path, record("a", 0), silent, observed=hidden).acceptance.why == "no /metrics"
 
 
 def test_what_is_kept_of_acceptance() -> None:
-    hidden = recorded(Acceptance(source="not published", how="because"))
+    hidden = recorded(ObservedAcceptance(source="not published", how="because"))
     assert (hidden.source, hidden.why) == ("not published", "because")
-    kept = recorded(Acceptance(source="counters", how="kept", steps=20, accepted=50))
-    assert (kept.source, kept.tau, kept.how, kept.steps) == ("gauges", 3.5, "kept", None)
-    sampled = recorded(Acceptance(source="gauges", how="sampled", sampled_tau=2.5))
-    assert (sampled.source, sampled.tau) == ("gauges", 2.5)
-    plain = recorded(Acceptance(source="counters", how="x", steps=0, proposed=0, accepted=0, by_position=(0, 0)))
-    assert (plain.source, plain.tau, plain.steps) == ("counters", None, 0)
+    kept = recorded(ObservedAcceptance(source="counters", how="kept", counts=drafting(20, 50, None)))
+    assert (kept.source, kept.tau_of_drafting_passes, kept.how, kept.counts) == ("gauges", 3.5, "kept", None)
+    sampled = recorded(ObservedAcceptance(source="gauges", how="sampled", sampled_tau=2.5))
+    assert (sampled.source, sampled.tau_of_drafting_passes) == ("gauges", 2.5)
+    plain = recorded(ObservedAcceptance(source="counters", how="x", counts=drafting(0, 0, 0, (0, 0))))
+    assert (plain.source, plain.tau_of_drafting_passes, plain.counts) == ("counters", None, drafting(0, 0, 0, (0, 0)))
 
 
 @pytest.mark.parametrize(

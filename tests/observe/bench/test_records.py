@@ -14,6 +14,7 @@ from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.observe.bench.run_directory import point_file, read_point, read_points, read_run, write_point, write_run
 from tests.observe.bench.samples import counters, point, run
 
+TAU = "tau_of_drafting_passes"
 SAMPLE = point("dflash", 2, 50.0, 90.0, acceptance=counters(10, (8, 5, 5)), failed=1)
 
 
@@ -71,20 +72,20 @@ def set_to(*path: Any) -> Callable[[dict[str, Any]], None]:
         (set_to("requests", "cut", 1), "expected 1 with finish 'length', found 0"),
         (set_to("output_tokens", 23), "rows: expected one per completed request"),
         (set_to("output_tokens_per_second", 91.0), "expected output_tokens / seconds = 90"),
-        (set_to("rows", 0, "steps", 3), "expected accepted and steps, or neither"),
+        (set_to("rows", 0, "acceptance", {"steps": 3}), "unknown field `steps`"),
         (set_to("rows", 0, "ttft_seconds", 99), "expected ttft_seconds <= seconds"),
         (set_to("rows", 0, "seconds", -1), "rows"),
-        (set_to("acceptance", "accepted", 31), "expected accepted <= proposed"),
-        (set_to("acceptance", "tau", 2.7), r"expected tau = \(accepted \+ steps\) / steps = 2.8, found 2.7"),
-        (set_to("acceptance", "by_position", [5, 8, 5]), "counts by position that fall"),
-        (set_to("acceptance", "by_position", [11, 5, 2]), "counts by position that fall"),
-        (set_to("acceptance", "by_position", [8, 5, 4]), "add up to 18, found 17"),
-        (set_to("acceptance", "steps", None), "expected steps, proposed and accepted"),
+        (set_to("acceptance", "counts", "accepted", 31), "expected accepted <= proposed"),
+        (set_to("acceptance", TAU, 2.7), r"\(accepted \+ drafting_passes\) / drafting_passes = 2.8, found 2.7"),
+        (set_to("acceptance", "counts", "accepted_by_position", [5, 8, 5]), "counts by position that fall"),
+        (set_to("acceptance", "counts", "accepted_by_position", [11, 5, 2]), "counts by position that fall"),
+        (set_to("acceptance", "counts", "accepted_by_position", [8, 5, 4]), "add up to 18, found 17"),
+        (set_to("acceptance", "counts", "proposed", None), "expected accepted <= proposed, found 18 of None"),
         (set_to("acceptance", {"source": "not published"}), "expected why it is not published"),
-        (set_to("acceptance", {"source": "gauges"}), "expected tau"),
-        (set_to("acceptance", "tau", 0.5), "tau"),
+        (set_to("acceptance", {"source": "gauges"}), "expected counts, or of gauges tau_of"),
+        (set_to("acceptance", TAU, 0.5), TAU),
         (set_to("user_tokens_per_second", "p50", 51.0), "expected p50 <= p90 <= p99"),
-        (set_to("schema", "dflash-trt/bench/2"), "expected dflash-trt/bench/1, found 'dflash-trt/bench/2'"),
+        (set_to("schema", "dflash-trt/bench/1"), "expected dflash-trt/bench/2, found 'dflash-trt/bench/1'"),
         (set_to("method", "../x"), "expected a name that can be a folder's"),
         (set_to("speed", 3), "unknown field `speed`"),
         (set_to("seconds", float("nan")), "not finite"),

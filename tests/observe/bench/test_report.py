@@ -72,7 +72,7 @@ def test_hardware_versions_command_and_seed_are_on_every_page(written: Path) -> 
     for name in ("report.md", "report.html"):
         text = (written / name).read_text().replace("\\_", "_")
         assert [fact for fact in facts if fact not in text] == []
-        assert text.count("tau = (accepted drafts") == 1
+        assert text.count("Tau of drafting passes = (accepted drafts") == 1
 
 
 def test_the_same_run_gives_the_same_report(measured: Path, written: Path) -> None:

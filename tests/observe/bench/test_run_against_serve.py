@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dflash_trt.errors import DFlashError, MissingDependencyError
 from dflash_trt.observe.bench.aiperf_environment import find_aiperf
 from dflash_trt.observe.bench.run_directory import read_points, read_run
+from dflash_trt.runtime.acceptance import Acceptance
 from tests.cli.commands import run_here
 from tests.observe.endpoints.canned import canned, models
 from tests.server.conftest import chat_target, engine, llm, shared  # noqa: F401  # the server of tests/server
@@ -77,23 +78,25 @@ def test_every_figure_is_the_servers_own(
     chat = {"messages": [{"role": "user", "content": "def f("}], "max_tokens": 8, "temperature": 0}
     shared.post("/v1/chat/completions", model=MODEL, **chat)
     warm_up = counts(shared)  # what the warm-up was: the same request once more
+    total_counts = sum((point.acceptance.counts for point in points if point.acceptance.counts), Acceptance())
     total = {
-        "vllm:spec_decode_num_drafts_total": sum(point.acceptance.steps or 0 for point in points),
-        "vllm:spec_decode_num_draft_tokens_total": sum(point.acceptance.proposed or 0 for point in points),
-        "vllm:spec_decode_num_accepted_tokens_total": sum(point.acceptance.accepted or 0 for point in points),
+        "vllm:spec_decode_num_drafts_total": total_counts.drafting_passes,
+        "vllm:spec_decode_num_draft_tokens_total": total_counts.proposed,
+        "vllm:spec_decode_num_accepted_tokens_total": total_counts.accepted,
         "vllm:generation_tokens_total": sum(point.output_tokens for point in points),
     }
     for name, expected in total.items():  # to the last token
         assert after[name] - before[name] - (warm_up[name] - after[name]) == expected, name
     accepted = [after[f"{POSITIONS}{i}"] - before[f"{POSITIONS}{i}"] for i in range(7)]
     again = [warm_up[f"{POSITIONS}{i}"] - after[f"{POSITIONS}{i}"] for i in range(7)]
-    by_position = [sum((point.acceptance.by_position or ())[i] for point in points) for i in range(7)]
-    assert [one - other for one, other in zip(accepted, again, strict=True)] == by_position
+    grown = tuple(one - other for one, other in zip(accepted, again, strict=True))
+    assert grown == total_counts.accepted_by_position
     for point in points:
-        rows, acceptance = point.rows, point.acceptance
+        rows, counted = point.rows, point.acceptance.counts
+        assert counted is not None
         assert point.requests.sent == point.requests.completed == (4 if point.category == "code" else 2)
-        assert acceptance.steps == sum(row.steps or 0 for row in rows)  # AIPerf's from each answer, ours by difference
-        assert acceptance.accepted == sum(row.accepted or 0 for row in rows)
+        told = sum((row.acceptance for row in rows if row.acceptance), Acceptance())  # AIPerf's from each answer
+        assert (counted.drafting_passes, counted.accepted) == (told.drafting_passes, told.accepted)
         assert {row.category for row in rows} == {point.category}
         assert point.requests.cut == sum(row.output_tokens == 20 for row in rows)
     lengths = after["vllm:request_success_totallength"] - before["vllm:request_success_totallength"]
@@ -138,9 +141,11 @@ def test_our_own_engine_plain_and_dflash(
         "--pooled", "--max-tokens", "20", "--aiperf", aiperf, "-o", tmp_path / "run",
     )  # fmt: skip
     plain, dflash = read_points(tmp_path / "run", read_run(tmp_path / "run"))
-    assert (plain.method, plain.acceptance.steps, plain.acceptance.tau) == ("none", 0, None)
-    assert dflash.acceptance.tau is not None
-    assert dflash.acceptance.tau > 1
+    assert plain.acceptance.counts is not None
+    assert (plain.method, plain.acceptance.counts.drafting_passes) == ("none", 0)
+    assert plain.acceptance.tau_of_drafting_passes is None
+    assert dflash.acceptance.tau_of_drafting_passes is not None
+    assert dflash.acceptance.tau_of_drafting_passes > 1
     assert [row.output_tokens for row in plain.rows] == [row.output_tokens for row in dflash.rows]  # lossless
     assert plain.input_tokens == dflash.input_tokens
 

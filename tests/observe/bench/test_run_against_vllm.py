@@ -29,7 +29,7 @@ OPTIONS = (
     "--enable-per-request-metrics", "--per-request-spec-decode-metrics", "summary",
 )  # fmt: skip
 NAMES = {
-    "steps": "vllm:spec_decode_num_drafts_total",
+    "drafting_passes": "vllm:spec_decode_num_drafts_total",
     "proposed": "vllm:spec_decode_num_draft_tokens_total",
     "accepted": "vllm:spec_decode_num_accepted_tokens_total",
 }
@@ -97,9 +97,11 @@ def test_every_figure_is_vllms_own(url: str, tmp_path: Path) -> None:
     httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status()  # the warm-up once more
     again = page(url)
     for field, name in NAMES.items():
-        measured = sum(getattr(point.acceptance, field) for point in points)
+        measured = sum(getattr(point.acceptance.counts, field) for point in points)
         assert after.count(name) - before.count(name) - (again.count(name) - after.count(name)) == measured, field
     for point in points:  # by difference of the counters, and told with each answer
-        assert point.acceptance.steps == sum(row.steps or 0 for row in point.rows)
-        assert point.acceptance.accepted == sum(row.accepted or 0 for row in point.rows)
-        assert sum(point.acceptance.by_position or ()) == point.acceptance.accepted
+        counts = point.acceptance.counts
+        assert counts is not None
+        assert counts.drafting_passes == sum(row.acceptance.drafting_passes for row in point.rows if row.acceptance)
+        assert counts.accepted == sum(row.acceptance.accepted for row in point.rows if row.acceptance)
+        assert sum(counts.accepted_by_position) == counts.accepted

@@ -11,14 +11,15 @@ import pytest
 from dflash_trt.observe.bench.records import Row
 from dflash_trt.observe.bench.specdec_files import acceptance_rate, compute_statistics, timing, write_specdec_files
 from dflash_trt.observe.bench.workloads import LoadedRun
+from dflash_trt.observe.endpoints.observed_acceptance import drafting
 from tests.observe.bench import samples
 
 
 def row(tokens: int, ttft: float, seconds: float, category: str | None = None, *counts: int) -> Row:
-    accepted, steps = counts or (None, None)
+    acceptance = drafting(counts[1], counts[0], None) if counts else None
     return Row(
         input_tokens=1, output_tokens=tokens, ttft_seconds=ttft, seconds=seconds, category=category,
-        accepted=accepted, steps=steps,
+        acceptance=acceptance,
     )  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def test_lengths_and_rates_follow_from_counts_by_position() -> None:
     found = acceptance_rate(point)
     assert found is not None
     assert found["Average_AL"] == 2.8
-    assert found["Average_AL_is"] == "(accepted + passes) / passes of the whole point, from counters"
+    assert found["Average_AL_is"] == "tau of drafting passes of the whole point, from counters"
     assert found["Acceptance_Length_Histogram"] == {"1": 2, "2": 3, "4": 5}
     assert found["Joint_Acceptance_Rate"] == {"1": 1, "2": 0.8, "4": 0.5}
     assert found["Conditional_Acceptance_Rate"] == {"1": 1, "2": 0.8, "4": 0.625}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dflash_trt.observe.diagnosis.sample import Group, Sample
+from dflash_trt.observe.endpoints.observed_acceptance import drafting
 
 SHARES = (0.7, 0.5, 0.3, 0.2, 0.1, 0.08, 0.05)
 STEPS = 20
@@ -20,11 +21,8 @@ def sample(prompt: str, shares: tuple[float, ...], *, text: str = "same", **fiel
         input_tokens=fields.get("input_tokens", 30),
         cached_tokens=fields.get("cached_tokens"),
         seconds=1.0,
-        steps=STEPS,
-        proposed=STEPS * fields.get("draft_length", len(shares)),
-        accepted=accepted,
-        by_position=counts,
-        tau=1 + accepted / STEPS,
+        acceptance=drafting(STEPS, accepted, STEPS * fields.get("draft_length", len(shares)), counts),
+        tau_of_drafting_passes=1 + accepted / STEPS,
     )
 
 

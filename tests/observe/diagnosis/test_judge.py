@@ -13,10 +13,11 @@ from dflash_trt.observe.diagnosis.judge import Finding
 from dflash_trt.observe.diagnosis.probes import Speed
 from dflash_trt.observe.diagnosis.sample import Group, Sample
 from dflash_trt.observe.endpoints.identify import Kind
+from dflash_trt.observe.endpoints.observed_acceptance import drafting
 from tests.observe.diagnosis.samples import group
 
 OURS: Kind = "dflash-trt"
-NO_DRAFTS = Sample(prompt="a", text="t", output_tokens=9, seconds=1.0, steps=0, proposed=0, accepted=0)
+NO_DRAFTS = Sample(prompt="a", text="t", output_tokens=9, seconds=1.0, acceptance=drafting(0, 0, 0))
 UNPUBLISHED = Sample(prompt="a", text="t", output_tokens=9, seconds=1.0)
 
 
@@ -28,7 +29,7 @@ def said(findings: list[Finding]) -> list[tuple[str, str]]:
 def test_a_healthy_server() -> None:
     short = group("short")
     assert judge.low_acceptance(OURS, short, None, None) == []
-    assert judge.low_acceptance(OURS, short, group("short"), short.tau) == []
+    assert judge.low_acceptance(OURS, short, group("short"), short.tau_of_drafting_passes) == []
     assert judge.long_contexts(OURS, short, group("long", 0.5, count=8), None) == []
     assert judge.long_contexts(OURS, short, group("long", 0.5, count=8), group("long", 0.5, count=8)) == []
     assert judge.repeated_prefixes(OURS, group("first", count=8), group("again", count=8)) == []
@@ -46,7 +47,7 @@ def test_nothing_is_accepted(name: str) -> None:
 
 def test_what_is_not_published_is_not_judged() -> None:
     short = Group(name="short", samples=[UNPUBLISHED] * 16)
-    assert short.tau is None
+    assert short.tau_of_drafting_passes is None
     assert judge.low_acceptance("unknown", short, short, 4.0) == []
     assert judge.long_contexts("unknown", short, short, None) == []
     assert judge.repeated_prefixes("unknown", short, short) == []
@@ -69,7 +70,7 @@ def test_other_texts_point_to_the_template() -> None:
 def test_below_what_was_expected() -> None:
     short = group("short", 0.6)
     assert said(judge.low_acceptance(OURS, short, None, 2.93)) == [("acceptance below what was expected", "taps")]
-    assert judge.low_acceptance(OURS, short, None, short.tau) == []
+    assert judge.low_acceptance(OURS, short, None, short.tau_of_drafting_passes) == []
 
 
 def test_a_window_that_is_ignored() -> None:

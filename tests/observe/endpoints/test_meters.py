@@ -14,7 +14,7 @@ from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import identify
 from dflash_trt.observe.endpoints.meters import counted, meter
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
-from dflash_trt.observe.endpoints.observed_acceptance import Acceptance, of_request
+from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, of_request
 from tests.observe.endpoints.canned import Page, canned, models
 
 
@@ -23,7 +23,7 @@ def page(samples: dict[str, float]) -> str:
     return "".join(f"{name} {value}\n" for name, value in samples.items())
 
 
-def measured(owner: str, before: dict[str, Page], after: dict[str, Page]) -> Acceptance:
+def measured(owner: str, before: dict[str, Page], after: dict[str, Page]) -> ObservedAcceptance:
     """What the meter says of a server whose pages change from `before` to `after`."""
     pages = {"/v1/models": models(owner), **before}
     with canned(pages) as url, Client(url) as client, counted(meter(client, identify(client))) as end:
@@ -49,20 +49,25 @@ def test_vllm_counts_by_difference_over_engines() -> None:
     before = vllm(10, 70, 20, (10, 6, 4), 30) + vllm(1, 7, 0, (0, 0, 0), 1, engine=1)
     after = vllm(14, 98, 31, (14, 10, 7), 45) + vllm(3, 21, 5, (2, 2, 1), 8, engine=1)
     found = measured("vllm", {"/metrics": before}, {"/metrics": after})
-    assert (found.source, found.steps, found.proposed, found.accepted) == ("counters", 6, 42, 16)
-    assert (found.by_position, found.output_tokens) == ((6, 6, 4), 22)
-    assert found.tau == (16 + 6) / 6
+    assert (found.source, found.counts.drafting_passes, found.counts.proposed, found.counts.accepted) == (
+        "counters",
+        6,
+        42,
+        16,
+    )
+    assert (found.counts.accepted_by_position, found.output_tokens) == ((6, 6, 4), 22)
+    assert found.tau_of_drafting_passes == (16 + 6) / 6
 
 
 def test_vllm_without_drafts() -> None:
     found = measured("vllm", {"/metrics": page({"vllm:generation_tokens_total": 3})}, {})
-    assert (found.source, found.tau) == ("not published", None)
+    assert (found.source, found.tau_of_drafting_passes) == ("not published", None)
     assert "without drafts" in found.how
 
 
 def test_vllm_behind_a_router() -> None:
     found = measured("somebody", {"/metrics": vllm(0, 0, 0, (0,), 0)}, {"/metrics": vllm(2, 2, 1, (1,), 3)})
-    assert found.tau == 1.5
+    assert found.tau_of_drafting_passes == 1.5
 
 
 def test_a_restart_is_no_negative_count() -> None:
@@ -78,7 +83,7 @@ def test_it_waits_for_requests_that_are_not_counted_yet(monkeypatch: pytest.Monk
         return vllm(5 - number, 0, 0, (), 0) + page({"vllm:num_requests_running": number})
 
     found = measured("vllm", {"/metrics": running}, {})
-    assert found.steps == 0
+    assert found.counts.drafting_passes == 0
     assert next(scrapes, None) is None
 
 
@@ -89,8 +94,13 @@ def sglang(steps: int, tokens: int, requests: int) -> str:
 
 def test_sglang_counts_what_requests_kept() -> None:
     found = measured("sglang", {"/metrics": sglang(0, 100, 9)}, {"/metrics": sglang(20, 172, 11)})
-    assert (found.source, found.steps, found.accepted, found.proposed) == ("counters", 20, 50, None)
-    assert found.tau == 3.5  # 70 tokens behind the first of 2 requests, in 20 passes
+    assert (found.source, found.counts.drafting_passes, found.counts.accepted, found.counts.proposed) == (
+        "counters",
+        20,
+        50,
+        None,
+    )
+    assert found.tau_of_drafting_passes == 3.5  # 70 tokens behind the first of 2 requests, in 20 passes
 
 
 def test_sglang_gauges_are_sampled_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,14 +117,14 @@ def test_sglang_gauges_are_sampled_while_it_runs(monkeypatch: pytest.MonkeyPatch
             gauge.sample()
         pages["/metrics"] = page({f"sglang:num_running_reqs{label}": 0})
         found = gauge.end()
-    assert (found.source, found.tau, found.steps) == ("gauges", 2.5, None)
+    assert (found.source, found.tau_of_drafting_passes, found.counts) == ("gauges", 2.5, None)
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
 def test_sglang_without_metrics(path: str) -> None:
     info = json.dumps({"version": "0.5.23", "internal_states": [{"avg_spec_accept_length": 3.25}]})
     found = measured("sglang", {path: info}, {})
-    assert (found.source, found.tau) == ("gauges", 3.25)
+    assert (found.source, found.tau_of_drafting_passes) == ("gauges", 3.25)
     assert "since the server's start" in found.how
 
 
@@ -133,8 +143,13 @@ def trtllm(drafted: tuple[int, ...], accepted: tuple[int, ...], tokens: int) -> 
 def test_tensorrt_llm_counts_by_position() -> None:
     path = "/prometheus/metrics"
     found = measured("tensorrt_llm", {path: trtllm((), (), 5)}, {path: trtllm((10, 10, 8), (7, 4, 1), 30)})
-    assert (found.steps, found.proposed, found.accepted, found.by_position) == (10, 28, 12, (7, 4, 1))
-    assert (found.tau, found.output_tokens) == (2.2, 25)
+    assert (
+        found.counts.drafting_passes,
+        found.counts.proposed,
+        found.counts.accepted,
+        found.counts.accepted_by_position,
+    ) == (10, 28, 12, (7, 4, 1))
+    assert (found.tau_of_drafting_passes, found.output_tokens) == (2.2, 25)
 
 
 def iteration(drafted: int, accepted: int, requests: int, **more: object) -> dict[str, object]:
@@ -152,13 +167,18 @@ def test_tensorrt_llm_hands_iterations_out_once() -> None:
     # Asked by who looks which runtime it is, dropped at the beginning, summed at the end; some releases send texts.
     pages = handed_out([iteration(7, 7, 1)], [iteration(7, 7, 1)], [*rows, json.dumps(iteration(7, 1, 1))])
     found = measured("tensorrt_llm", {"/metrics": pages}, {})
-    assert (found.steps, found.proposed, found.accepted, found.tau) == (3, 21, 6, 3.0)
+    assert (
+        found.counts.drafting_passes,
+        found.counts.proposed,
+        found.counts.accepted,
+        found.tau_of_drafting_passes,
+    ) == (3, 21, 6, 3.0)
 
 
 def test_tensorrt_llm_iterations_that_are_missed_make_it_a_sample() -> None:
     rows = [iteration(7, 3, 1, iter=number) for number in (4, 5, 9)]
     found = measured("tensorrt_llm", {"/metrics": handed_out([], [], rows)}, {})
-    assert (found.source, found.tau, found.steps) == ("gauges", 4.0, None)
+    assert (found.source, found.tau_of_drafting_passes, found.counts) == ("gauges", 4.0, None)
     assert "without 3 iterations" in found.how
 
 
@@ -189,7 +209,7 @@ def test_what_is_no_position(position: str) -> None:
 def test_one_request() -> None:
     figures = {"num_spec_steps": 4, "num_draft_tokens": 12, "num_accepted_draft_tokens": 6}
     found = of_request({**figures, "acceptance_histogram": [1, 1, 1, 1]}, "here")
-    assert (found.by_position, found.tau) == ((3, 2, 1), 2.5)
+    assert (found.counts.accepted_by_position, found.tau_of_drafting_passes) == ((3, 2, 1), 2.5)
     with pytest.raises(EndpointError, match="num_spec_steps as a count, found -1"):
         of_request({**figures, "num_spec_steps": -1}, "here")
 

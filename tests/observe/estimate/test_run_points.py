@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.bench.records import Acceptance, Point
+from dflash_trt.observe.bench.records import Point, RecordedAcceptance
 from dflash_trt.observe.bench.run_directory import write_point, write_run
 from dflash_trt.observe.estimate.measured_points import MeasuredPoint
 from dflash_trt.observe.estimate.run_points import open_points
@@ -17,6 +17,11 @@ from tests.observe.bench import samples
 from tests.observe.estimate.systems import MOE, system_of
 
 HELD = samples.counters(10, (8, 5, 5))
+
+
+def held(proposed: int) -> RecordedAcceptance:
+    assert HELD.counts is not None
+    return msgspec.structs.replace(HELD, counts=msgspec.structs.replace(HELD.counts, proposed=proposed))
 
 
 def write(directory: Path, *points: Point, **changes: object) -> Path:
@@ -40,19 +45,19 @@ def test_plain_and_dflash_are_taken_with_their_draft_lengths(tmp_path: Path) -> 
 
 def test_passes_of_several_lengths_are_refused(tmp_path: Path) -> None:
     """25 drafts in 10 passes of up to 3; the last pass of an answer may be shorter."""
-    varied = msgspec.structs.replace(HELD, proposed=25)
+    varied = held(25)
     whole = write(tmp_path / "varied", samples.point("dflash", 4, 120, 400, acceptance=varied))
     with pytest.raises(ConfigError, match=r"expected passes of one draft length, found 2\.50 drafts a pass"):
         open_points(whole, system_of(MOE))
-    nearly = msgspec.structs.replace(HELD, proposed=29)
+    nearly = held(29)
     whole = write(tmp_path / "nearly", samples.point("dflash", 4, 120, 400, acceptance=nearly))
     assert open_points(whole, system_of(MOE)).points[0].draft_tokens == 3
 
 
 @pytest.mark.parametrize(
-    "acceptance", [Acceptance(source="gauges", tau=3.0), Acceptance(source="not published", why="a test")]
+    "acceptance", [RecordedAcceptance(source="gauges", tau_of_drafting_passes=3.0), samples.UNPUBLISHED]
 )
-def test_drafts_that_nobody_counts_are_refused(tmp_path: Path, acceptance: Acceptance) -> None:
+def test_drafts_that_nobody_counts_are_refused(tmp_path: Path, acceptance: RecordedAcceptance) -> None:
     whole = write(tmp_path, samples.point("dflash", 4, 120, 400, acceptance=acceptance))
     with pytest.raises(ConfigError, match="expected the server's counts of passes and drafts, found"):
         open_points(whole, system_of(MOE))

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many draft tokens were accepted, in one set of words for every runtime, report and table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import accumulate, zip_longest
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+if TYPE_CHECKING:
+    from dflash_trt.runtime.request import Step
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class Acceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Counts of verify passes. A count that the runtime does not publish is None; prefills are never counted."""
+
+    passes: Count | None = 0
+    """Verify passes, counted once for each request in them."""
+    drafting_passes: Count = 0
+    """The verify passes among them that verified draft tokens."""
+    emitted: Count | None = 0
+    """Tokens that verify passes emitted: all but the first of each request, which its prefill emits."""
+    proposed: Count | None = 0
+    """Draft tokens that were verified."""
+    accepted: Count = 0
+    """Draft tokens that were accepted."""
+    accepted_by_position: tuple[Count, ...] = ()
+    """Passes that accepted the draft token at position 1, 2, ... and so all before it; () where not published."""
+
+    @property
+    def tau(self) -> float | None:
+        """Acceptance length: emitted tokens per verify pass; None without a pass, or where these are not published."""
+        return self.emitted / self.passes if self.passes and self.emitted is not None else None
+
+    @property
+    def tau_of_drafting_passes(self) -> float | None:
+        """The same where passes without drafts are left out: accepted drafts and the bonus token, per drafting pass.
+
+        As vLLM counts it: with a bonus token for a pass that a stop token cut, too. None without a drafting pass.
+        """
+        return (self.accepted + self.drafting_passes) / self.drafting_passes if self.drafting_passes else None
+
+    def __add__(self, other: Acceptance) -> Acceptance:
+        """The counts of both; None where one does not tell."""
+        by_position = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
+        return Acceptance(
+            passes=_sum(self.passes, other.passes),
+            drafting_passes=self.drafting_passes + other.drafting_passes,
+            emitted=_sum(self.emitted, other.emitted),
+            proposed=_sum(self.proposed, other.proposed),
+            accepted=self.accepted + other.accepted,
+            accepted_by_position=tuple(map(sum, by_position)),
+        )
+
+    @classmethod
+    def of(cls, steps: Iterable[Step]) -> Acceptance:
+        """What verify passes came to."""
+        counter = AcceptanceCounter()
+        for step in steps:
+            counter.add(step)
+        return counter.read()
+
+
+class AcceptanceCounter:
+    """Adds up verify passes as they come."""
+
+    def __init__(self) -> None:
+        self._drafting_passes = self._emitted = self._proposed = self._longest = 0
+        self._passes_by_accepted: Counter[int] = Counter()
+
+    def add(self, step: Step) -> None:
+        """Counts a request's verify pass."""
+        proposed = step.proposed
+        self._drafting_passes += proposed > 0
+        self._emitted += len(step.token_ids)
+        self._proposed += proposed
+        self._longest = max(self._longest, proposed)
+        self._passes_by_accepted[step.accepted] += 1
+
+    def read(self) -> Acceptance:
+        """The counts as they stand; by position, as long as the longest proposal."""
+        passes = self._passes_by_accepted.copy()
+        at_least = list(accumulate(passes[count] for count in range(self._longest, 0, -1)))[::-1]
+        return Acceptance(
+            passes=passes.total(),
+            drafting_passes=self._drafting_passes,
+            emitted=self._emitted,
+            proposed=self._proposed,
+            accepted=sum(at_least),
+            accepted_by_position=tuple(at_least),
+        )
+
+
+class PositionAcceptance(msgspec.Struct, frozen=True, kw_only=True):
+    """How one draft position of the block fared."""
+
+    position: int
+    """1 is the first proposal after the anchor."""
+    proposed: int
+    """Verify passes that judged a proposal here."""
+    accepted: int
+    """Of these, passes that accepted it, and so all proposals before it."""
+    share: float | None
+    """accepted / proposed; None when nothing was proposed."""
+
+
+def acceptance_by_position(steps: Iterable[Step], num_draft_tokens: int) -> list[PositionAcceptance]:
+    """Acceptance at positions 1 to K over verify passes.
+
+    A pass that proposed fewer than K tokens (the output's end) says nothing about the positions beyond, nor
+    does one that was cut after a stop token: it emitted no bonus token, so nothing there was judged.
+    """
+    proposed, accepted = [0] * (num_draft_tokens + 1), [0] * (num_draft_tokens + 1)
+    for step in steps:
+        was_cut = step.accepted == len(step.token_ids)
+        for position in range(1, 1 + (step.accepted if was_cut else step.proposed)):
+            proposed[position] += 1
+            accepted[position] += position <= step.accepted
+    return [
+        PositionAcceptance(
+            position=k,
+            proposed=proposed[k],
+            accepted=accepted[k],
+            share=accepted[k] / proposed[k] if proposed[k] else None,
+        )
+        for k in range(1, num_draft_tokens + 1)
+    ]
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
