@@ -127,7 +127,7 @@ class Session:
         give_back_freed_memory()
         sharded: dict[str, object] = {}
         if ranks is not None and ranks.size > 1:
-            ranks.agree({**rank_facts(pair.engine, checkpoint), "dtype": dtype})
+            ranks.verify_same_facts({**rank_facts(pair.engine, checkpoint), "dtype": dtype})
             sharded["distributed_config"] = sharding(checkpoint.directory, ranks.size)
             device = this_rank(device)
         with room_for(num_slots):

@@ -46,9 +46,6 @@ EXCEPTIONS = {
     ("drafter/plan_runner.py", "read_bytes"): "a plan of many gigabytes, whose hash the manifest's reader has checked",
     ("engine/manifest.py", "open"): "hashes what the manifest names, block by block",
     ("observe/plots/page_parts.py", "read_text"): "a style sheet of the package",
-    ("runtime/ranks/key.py", "os.open"): "bounded, and refuses links and what others may write",
-    ("runtime/ranks/key.py", "os.fdopen"): "the same",
-    ("runtime/ranks/roles.py", "json.loads"): "an authenticated message of another rank",
     ("server/limits.py", "msgspec.json.decode"): "a request's body, which was bounded; its fields are refused by name",
     ("triton/model.py", "json.loads"): "Triton's own argument",
 }

@@ -6,82 +6,165 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from datetime import timedelta
+from typing import TYPE_CHECKING, NoReturn
 
 from dflash_trt.errors import DFlashError, RankError
-from dflash_trt.launch_environment import LOCAL_RANK, LOCAL_SIZE, Launch, read_launch
-from dflash_trt.runtime.ranks.key import given_key
-from dflash_trt.runtime.ranks.meeting import Store, meet
+from dflash_trt.launch_environment import (
+    LOCAL_RANK,
+    LOCAL_SIZE,
+    MASTER_ADDRESS,
+    Launch,
+    import_mpi,
+    is_one_host,
+    read_launch,
+    torchrun_variables,
+)
 from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from dflash_trt.runtime.ranks.link import Link
+
+START_TIMEOUT = timedelta(seconds=300)
+LOOPBACK = "127.0.0.1"
 
 
 @contextmanager
 def join(num_ranks: int, device: str = "auto") -> Iterator[Leader | Follower]:
     """Joins `num_ranks` processes for as long as the context lasts; one process is alone and joins nobody.
 
-    All ranks then `agree`, and the others follow rank 0. They end silently: what goes wrong on them, rank 0 says.
-    `device` is "cpu", "cuda" or "auto": CUDA where torch sees it. Raises RankError when the launcher started another
-    number of processes.
+    All ranks then `verify_same_facts`, and the others follow rank 0. They end silently: what goes wrong on them, rank 0
+    says. `device` is "cpu", "cuda" or "auto": CUDA where torch sees it. Raises RankError when the launcher started
+    another number of processes.
     """
     launch = read_launch(os.environ)
     if launch.size != num_ranks:
         _refuse(launch, _wrong_number(launch, num_ranks))
     if num_ranks == 1:
         yield Leader({})
-        return
-    try:
-        key = given_key(launch, os.environ)
-    except RankError as error:
-        _refuse(launch, error)
-    if launch.rank == 0:
-        yield from _lead(launch, key, device)
+    elif launch.rank == 0:
+        yield from _lead(launch, device)
     else:
-        yield from _follow(launch, key, device)
+        yield from _follow(launch, device)
 
 
-def _lead(launch: Launch, key: bytes | None, device: str) -> Iterator[Leader]:
+def _lead(launch: Launch, device: str) -> Iterator[Leader]:
     from torch import distributed
 
-    meeting = meet(launch, key)
-    leader = Leader(meeting.link_followers(launch.size))
+    leader = Leader(_connect(launch, device))
     try:
-        _init_process_group(meeting.store, launch, device)
+        _use_device()
         yield leader
     except BaseException as error:
-        leader.abandon(error)
+        leader.abort(error)
         raise
-    leader.dismiss()
+    leader.shutdown()
     distributed.destroy_process_group()
 
 
-def _follow(launch: Launch, key: bytes | None, device: str) -> Iterator[Follower]:
+def _follow(launch: Launch, device: str) -> Iterator[Follower]:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns when rank 0 ends first; read as it is imported
     from torch import distributed
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all ranks, and rank 0 ends the others
     _silence_transformers()
-    meeting = meet(launch, key)
-    follower = Follower(launch.rank, launch.size, meeting.link_leader(launch.rank))
+    follower = Follower(launch.rank, launch.size, _connect(launch, device)[0])
     try:
-        _init_process_group(meeting.store, launch, device)
+        _use_device()
         yield follower
     except Exception as error:
-        follower.report(str(error) if isinstance(error, DFlashError) else traceback.format_exc())
+        follower.fail(str(error) if isinstance(error, DFlashError) else traceback.format_exc())
         sys.exit(1)
+    follower.finish()
     distributed.destroy_process_group()
-    follower.leave()
 
 
-def _init_process_group(store: Store, launch: Launch, device: str) -> None:
+def _connect(launch: Launch, device: str) -> dict[int, Link]:
+    """Starts torch's process groups; rank 0's links to all others, or the link of another rank to rank 0."""
     from torch import distributed
 
-    own = distributed.PrefixStore("dflash_trt", store)  # type: ignore[attr-defined, arg-type]
-    distributed.init_process_group(_backend(device), store=own, rank=launch.rank, world_size=launch.size)
+    from dflash_trt.runtime.ranks.link import Link
+
+    backend = _backend(device)
+    store = _mpi_store(launch) if launch.by_mpiexec else _torchrun_store()
+    store = distributed.PrefixStore("dflash_trt", store)  # type: ignore[attr-defined]
+    _wait_for_all(store, launch)
+    distributed.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.size)
+    group = distributed.new_group(backend="gloo", timeout=START_TIMEOUT)  # its own, so that no collective delays it
+    return {rank: Link(group, rank) for rank in (range(1, launch.size) if launch.rank == 0 else [0])}
+
+
+def _torchrun_store() -> Store:
+    from torch.distributed.rendezvous import rendezvous
+
+    if is_one_host(os.environ):
+        _stay_on_this_host()
+    try:
+        store: Store = next(rendezvous("env://", timeout=START_TIMEOUT))[0]
+    except (ValueError, RuntimeError) as error:
+        raise RankError(f"RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: the ranks cannot meet: {error}") from None
+    return store
+
+
+def _mpi_store(launch: Launch) -> Store:
+    """MPI is only asked who is where; the work then goes as under torchrun."""
+    mpi = import_mpi("started by mpiexec", ", or start with torchrun")
+    from torch import distributed
+
+    world = mpi.COMM_WORLD
+    if world.Get_size() != launch.size:
+        raise RankError(
+            f"mpi4py: expected {launch.size} ranks as mpiexec started, found {world.Get_size()}",
+            hint="use the mpiexec of the MPI that mpi4py finds, or torchrun",
+        )
+    host = socket.gethostname()
+    if set(world.allgather(host)) == {host}:
+        _stay_on_this_host()
+        address = LOOPBACK
+    else:
+        address = world.bcast(os.environ.get(MASTER_ADDRESS, host))
+    neighbours = world.Split_type(mpi.COMM_TYPE_SHARED)
+    # transformers reads what torchrun would have set.
+    os.environ |= torchrun_variables(launch.rank, launch.size, neighbours.Get_rank(), neighbours.Get_size())
+    server = socket.create_server((address, 0)) if launch.rank == 0 else None
+    port = world.bcast(server.getsockname()[1] if server else None)
+    mpi.Finalize()
+    return distributed.TCPStore(  # type: ignore[attr-defined]
+        address,
+        port,
+        launch.size,
+        is_master=server is not None,
+        timeout=START_TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=server.detach() if server else None,
+    )
+
+
+def _stay_on_this_host() -> None:
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def _wait_for_all(store: Store, launch: Launch) -> None:
+    """Raises RankError with the ranks that have not come; torch would wait longer, and name none."""
+    keys = {rank: f"rank {rank}" for rank in range(launch.size)}
+    store.set(keys[launch.rank], "here")
+    try:
+        store.wait(list(keys.values()), START_TIMEOUT)
+    except RuntimeError:
+        missing = ", ".join(str(rank) for rank, key in keys.items() if not store.check([key]))
+        raise RankError(
+            f"ranks {missing}: did not start within {START_TIMEOUT.seconds} s",
+            hint="start all ranks with one launcher",
+        ) from None
 
 
 def _backend(device: str) -> str:
@@ -89,10 +172,17 @@ def _backend(device: str) -> str:
 
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers shards onto whatever accelerator it sees
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
+def _use_device() -> None:
+    """Gives this rank its own GPU, or its share of the cores."""
+    import torch
+
     if not torch.cuda.is_available():
         # Ranks share the cores: threads of their own would fight over them.
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        return "gloo"
+        return
     num_ranks, num_gpus = int(os.environ.get(LOCAL_SIZE, "1")), torch.cuda.device_count()
     if num_ranks > num_gpus:
         raise RankError(
@@ -100,7 +190,6 @@ def _backend(device: str) -> str:
             hint="start as many ranks as there are GPUs, or decode with --device cpu",
         )
     torch.cuda.set_device(int(os.environ.get(LOCAL_RANK, "0")))
-    return "cpu:gloo,cuda:nccl"
 
 
 def _silence_transformers() -> None:

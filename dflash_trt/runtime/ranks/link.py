@@ -1,89 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole messages between rank 0 and another rank, over a TCP connection of `multiprocessing.connection`.
+"""Messages between rank 0 and another rank, through a gloo group of torch.distributed.
 
-Commands could be broadcast through the process group at the same cost. But a connection also says which rank has
-ended, the moment its process is gone, while a collective on GPUs would wait; and an idle rank may wait for ever.
-Only bytes travel: nothing is pickled.
+They are bytes of msgpack, checked as they are decoded. Not broadcast_object_list: it unpickles what a peer sends, and
+a pickle runs any code. Not broadcast either: it goes through a tree, so a rank would wait for others than rank 0, and
+there is none in the other direction; to one other rank both are one message.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
-MAX_MESSAGE_BYTES = 1 << 28
-"""Of those who know the key: far more than the longest command, which carries 8 bytes for each token of its prompts."""
-_STRANGERS = (AuthenticationError, AssertionError, ValueError)
-"""What multiprocessing makes of a wrong digest, and of words that are no handshake."""
+import numpy as np
+import torch
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
-class StrangerError(Exception):
-    """Who is at the other end does not know the key."""
-
-
-@contextmanager
-def _handshake() -> Iterator[None]:
-    try:
-        yield
-    except EOFError:
-        raise ConnectionResetError("the other end is gone") from None
-    except _STRANGERS as error:
-        raise StrangerError(str(error)) from None
+# The next command may be hours away, and a gloo wait that times out breaks the connection. The end of a process needs
+# no timeout: the kernel closes its sockets, and gloo raises in whoever waits for it.
+FOREVER = timedelta(days=365)
+FRAME_BYTES = 4096
+"""A message's length and beginning travel in one tensor of this size, and only the rest of a long one in another."""
+LENGTH_BYTES = 8
+MAX_MESSAGE_BYTES = 2**28
 
 
 class Link:
-    """Whole messages over a connected socket."""
+    """Whole messages to and from another rank; whatever fails is a RuntimeError."""
 
-    def __init__(self, connected: socket.socket) -> None:
-        connected.setblocking(True)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = connected
-        self._connection = Connection(os.dup(connected.fileno()))
+    def __init__(self, group: ProcessGroup, rank: int) -> None:
+        self._group = group
+        self._rank = rank
 
-    def fileno(self) -> int:
-        """For selectors."""
-        return self._connection.fileno()
+    def send(self, message: bytes, timeout: timedelta = FOREVER) -> None:
+        """Sends a message once the other rank has received those before; one thread at a time."""
+        framed = (len(message).to_bytes(LENGTH_BYTES, "little") + message).ljust(FRAME_BYTES, b"\0")
+        buffer = torch.from_numpy(np.frombuffer(bytearray(framed), dtype=np.uint8))
+        for part in buffer.tensor_split([FRAME_BYTES]):
+            if len(part):
+                self._group.send([part], self._rank, 0).wait(timeout)
 
-    def challenge(self, key: bytes) -> None:
-        """As the one that was called: lets the caller prove that it knows the key, then does so itself.
+    def receive(self) -> bytes:
+        """Waits for the next message."""
+        frame = self._receive(FRAME_BYTES)
+        length = int.from_bytes(frame[:LENGTH_BYTES], "little")
+        if length > MAX_MESSAGE_BYTES:
+            raise RuntimeError(f"a message of {length} bytes from rank {self._rank}")
+        num_missing = length + LENGTH_BYTES - FRAME_BYTES
+        rest = self._receive(num_missing) if num_missing > 0 else b""
+        return frame[LENGTH_BYTES : LENGTH_BYTES + length] + rest
 
-        Neither side sends the key, and until then no message may exceed 256 bytes. Raises StrangerError, or OSError
-        when the other end is gone.
-        """
-        with _handshake():
-            deliver_challenge(self._connection, key)
-            answer_challenge(self._connection, key)
-
-    def answer(self, key: bytes) -> None:
-        """As the caller: proves that it knows the key, then lets the other end prove it. Raises as `challenge`."""
-        with _handshake():
-            answer_challenge(self._connection, key)
-            deliver_challenge(self._connection, key)
-
-    def send(self, message: bytes) -> None:
-        """Sends a message; raises OSError when the other end is gone."""
-        self._connection.send_bytes(message)
-
-    def receive(self, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
-        """Waits for a message; raises OSError when the other end is gone, or sends more than `max_bytes`."""
-        try:
-            return self._connection.recv_bytes(max_bytes)
-        except EOFError:
-            raise ConnectionResetError("the other end is gone") from None
-
-    def wait_for_end(self, seconds: float) -> None:
-        """Waits, at most so long, until the other end is gone."""
-        deadline = time.monotonic() + seconds
-        with suppress(OSError):
-            while self._connection.poll(max(0.0, deadline - time.monotonic())):
-                self.receive()
-
-    def end(self) -> None:
-        """Ends the connection for both ends, even while another thread waits for a message."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+    def _receive(self, num_bytes: int) -> bytes:
+        buffer = np.empty(num_bytes, dtype=np.uint8)
+        self._group.recv([torch.from_numpy(buffer)], self._rank, 0).wait(FOREVER)
+        return buffer.tobytes()

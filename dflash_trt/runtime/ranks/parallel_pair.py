@@ -8,10 +8,10 @@ taps need not travel and each drafter makes its own context; what rank 0 drafted
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from enum import IntEnum
-from itertools import islice
+import operator
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -24,22 +24,18 @@ from dflash_trt.runtime.pair import Pair
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.targets.target import Segment
 
+Method = Literal["catch_up", "reserve", "draft", "verify", "commit", "release"]
 
-class Op(IntEnum):
-    """What a command does."""
 
-    DRAFT = 0
-    """number of tokens, slots, then as many anchors"""
-    VERIFY = 1
-    """of each segment: slot, num_logits, number of tokens, tokens"""
-    COMMIT = 2
-    """num_tokens"""
-    RELEASE = 3
-    """the slot"""
-    RESERVE = 4
-    """slot, number of tokens that are there, pages"""
-    CATCH_UP = 5
-    """nothing"""
+class Command(msgspec.Struct, array_like=True, frozen=True):
+    """What rank 0 does with one of its pairs, and the others with theirs."""
+
+    pair: int
+    method: Method
+    arguments: Sequence[int | Sequence[int | Segment]]
+
+
+_DECODER = msgspec.msgpack.Decoder(Command)
 
 
 class TensorParallelPair:
@@ -61,43 +57,44 @@ class TensorParallelPair:
 
     def catch_up(self) -> None:
         """Brings all ranks' contexts up to date."""
-        self._send(Op.CATCH_UP)
+        self._send("catch_up")
         self._local.catch_up()
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """The same pages on all ranks: rank 0 alone decides who holds which."""
-        self._send(Op.RESERVE, slot, num_tokens, *pages)
+        self._send("reserve", slot, pages, num_tokens)
         self._local.reserve(slot, pages, num_tokens)
 
     def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> list[list[int]]:
         """Rank 0's proposals [B, num_tokens]."""
-        self._send(Op.DRAFT, num_tokens, *slots, *anchors)
+        self._send("draft", slots, anchors, num_tokens)
         return self._local.draft(slots, anchors, num_tokens)
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
         """One pass of the target on all ranks; logits [sum of num_logits, V] FLOAT."""
-        self._send(Op.VERIFY, *_encode(segments))
+        self._send("verify", segments)
         return self._local.verify(segments)
 
     def commit(self, num_tokens: Sequence[int]) -> None:
         """Commits on all ranks."""
-        self._send(Op.COMMIT, *num_tokens)
+        self._send("commit", num_tokens)
         self._local.commit(num_tokens)
 
     def release(self, slot: int) -> None:
         """Empties a slot on all ranks."""
-        self._send(Op.RELEASE, slot)
+        self._send("release", slot)
         self._local.release(slot)
 
-    def _send(self, op: Op, *numbers: int) -> None:
-        self._leader.send([self._index, op, *numbers])
+    def _send(self, method: Method, *arguments: int | Sequence[int] | Sequence[Segment]) -> None:
+        command = Command(self._index, method, arguments)
+        self._leader.send(msgspec.msgpack.encode(command, enc_hook=_plain))
 
 
 def follow(follower: Follower, pairs: Sequence[Pair]) -> None:
     """Does with this rank's `pairs` what rank 0 does with its own, until rank 0 has finished."""
-    while (command := follower.receive()) is not None:
-        index, op, *numbers = command
-        _execute(pairs[index], Op(op), numbers)
+    while (message := follower.receive()) is not None:
+        command = _DECODER.decode(message)
+        getattr(pairs[command.pair], command.method)(*command.arguments)
 
 
 def rank_facts(engine: Path, target: TargetCheckpoint) -> dict[str, str]:
@@ -105,7 +102,7 @@ def rank_facts(engine: Path, target: TargetCheckpoint) -> dict[str, str]:
     weights = [(tensor.name, tensor.dtype, tensor.shape) for tensor in target.weights.values()]
     return {
         "version of dflash-trt": __version__,
-        "version of torch": torch.__version__,
+        "version of torch": str(torch.__version__),
         "version of transformers": transformers.__version__,
         "sha256 of the engine's manifest.json": sha256(engine / MANIFEST),
         "sha256 of the target's config.json": sha256(target.directory / "config.json"),
@@ -113,31 +110,6 @@ def rank_facts(engine: Path, target: TargetCheckpoint) -> dict[str, str]:
     }
 
 
-def _execute(pair: Pair, op: Op, numbers: Sequence[int]) -> None:
-    if op is Op.DRAFT:
-        num_tokens, *rest = numbers
-        half = len(rest) // 2
-        pair.draft(rest[:half], rest[half:], num_tokens)
-    elif op is Op.VERIFY:
-        pair.verify(list(_decode(numbers)))
-    elif op is Op.COMMIT:
-        pair.commit(numbers)
-    elif op is Op.CATCH_UP:
-        pair.catch_up()
-    elif op is Op.RESERVE:
-        slot, num_tokens, *pages = numbers
-        pair.reserve(slot, pages, num_tokens)
-    else:
-        pair.release(numbers[0])
-
-
-def _encode(segments: Sequence[Segment]) -> Iterator[int]:
-    for segment in segments:
-        yield from (segment.slot, segment.num_logits, len(segment.token_ids), *segment.token_ids)
-
-
-def _decode(numbers: Sequence[int]) -> Iterator[Segment]:
-    rest = iter(numbers)
-    for slot in rest:
-        num_logits, num_tokens = next(rest), next(rest)
-        yield Segment(slot=slot, token_ids=list(islice(rest, num_tokens)), num_logits=num_logits)
+def _plain(value: Any) -> int | list[int]:
+    """numpy's integers, ranges and other sequences as msgpack has them."""
+    return list(value) if isinstance(value, Sequence) else operator.index(value)

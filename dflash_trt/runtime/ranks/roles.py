@@ -1,28 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank 0 leads, the others follow; whichever is lost ends them all."""
+"""Rank 0 leads, the others follow; when one fails or ends early, all end, and rank 0 says why."""
 
 from __future__ import annotations
 
-import json
 import os
-import selectors
 import sys
 import threading
 import time
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from queue import SimpleQueue
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from dflash_trt.errors import DFlashError, RankError
-from dflash_trt.runtime.ranks.link import Link
 
-SETTLE_SECONDS = 0.3
-"""A rank that breaks makes others stumble: rank 0 waits so long for the one that broke."""
+if TYPE_CHECKING:
+    from dflash_trt.runtime.ranks.link import Link
+
+STUMBLE_SECONDS = 0.3
+"""A rank that ends makes others fail in their collectives: rank 0 waits so long for the one that ended."""
 LINGER_SECONDS = 1.0
-"""Launchers kill every rank once one has ended: the others give rank 0 so long to say why."""
-GOODBYE_SECONDS = 10.0
-_REPORT = b"!"
+"""Launchers kill every rank once one has ended: the others leave rank 0 so long to print the error."""
+SHUTDOWN_SECONDS = 10.0
+
+# What rank 0 sends besides commands, which are msgpack arrays and begin with other bytes.
+FACTS_AGREE, FINISHED, ABORTED = b"facts agree", b"finished", b"aborted"
+
+
+class Facts(msgspec.Struct, tag=True):
+    """What must be the same on every rank."""
+
+    facts: dict[str, str]
+
+
+class Failed(msgspec.Struct, tag=True):
+    """Why a rank ends."""
+
+    reason: str
+
+
+class Done(msgspec.Struct, tag=True):
+    """A rank ends because rank 0 said so."""
+
+
+class Lost:
+    """A rank whose connection closed before it was done."""
+
+
+_DECODER = msgspec.msgpack.Decoder(Facts | Failed | Done)
 
 
 class Leader:
@@ -30,66 +58,81 @@ class Leader:
 
     rank = 0
 
-    def __init__(self, followers: Mapping[int, Link]) -> None:
-        self.size = len(followers) + 1
-        self._followers = followers
-        self._leaving = False
+    def __init__(self, links: Mapping[int, Link]) -> None:
+        self.size = len(links) + 1
+        self._links = links
+        self._messages: SimpleQueue[tuple[int, Facts | Failed | Done | Lost]] = SimpleQueue()
+        self._is_ending = False
+        self._readers = [threading.Thread(target=self._read, args=item, daemon=True) for item in links.items()]
+        for reader in self._readers:
+            reader.start()
 
-    def agree(self, facts: Mapping[str, str]) -> None:
-        """Raises RankError, with the same words on every rank, where a rank's facts differ from rank 0's.
+    def verify_same_facts(self, facts: Mapping[str, str]) -> None:
+        """Raises RankError where a rank's facts differ from rank 0's.
 
-        From here on a rank that is lost ends this process: no exception could reach a thread that waits in a
+        From here on a rank that fails or is lost ends this process: no exception could reach a thread that waits in a
         collective.
         """
-        found = {rank: _facts_of(rank, link) for rank, link in self._followers.items()}
-        verdict = _disagreement(facts, found)
-        for link in self._followers.values():
-            with suppress(OSError):  # `_watch` will see it
-                link.send(verdict.encode())
-        if verdict:
-            raise RankError(verdict)
+        found: dict[int, dict[str, str]] = {}
+        while len(found) < len(self._links):
+            rank, message = self._messages.get()
+            if not isinstance(message, Facts):
+                raise RankError(_failure({rank: message}))
+            found[rank] = message.facts
+        if difference := _difference(facts, found):
+            raise RankError(difference)
+        self.send(FACTS_AGREE)
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def send(self, command: Sequence[int]) -> None:
-        """Sends a command, which must not be empty, to every other rank."""
-        message = array("q", command).tobytes()
-        for link in self._followers.values():
+    def send(self, message: bytes) -> None:
+        """Sends a message to every other rank."""
+        for link in self._links.values():
             link.send(message)
 
-    def dismiss(self) -> None:
-        """Lets the others return from following, and waits until they have."""
-        self._leaving = True
-        for link in self._followers.values():
-            link.send(b"")
-        for link in self._followers.values():
-            link.wait_for_end(GOODBYE_SECONDS)
+    def shutdown(self, message: bytes = FINISHED) -> None:
+        """Lets the others end, and waits until they have."""
+        self._is_ending = True
+        deadline = time.monotonic() + SHUTDOWN_SECONDS
+        for link in self._links.values():
+            with suppress(RuntimeError):  # that rank is lost
+                link.send(message, timedelta(seconds=SHUTDOWN_SECONDS))
+        for reader in self._readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
 
-    def abandon(self, error: BaseException) -> None:
-        """Ends the others because of an error here; the error of a lost rank goes before one that only stumbled."""
-        if self._followers and not isinstance(error, DFlashError | KeyboardInterrupt):
-            time.sleep(2 * SETTLE_SECONDS)  # `_watch` may end this process meanwhile
-        self._leaving = True
-        for link in self._followers.values():
-            link.end()
+    def abort(self, error: BaseException) -> None:
+        """Ends the others because of an error here, unless it only followed from the loss of another rank."""
+        if self._links and not isinstance(error, DFlashError | KeyboardInterrupt):
+            time.sleep(2 * STUMBLE_SECONDS)  # `_watch` may end this process meanwhile
+        self.shutdown(ABORTED)
+
+    def _read(self, rank: int, link: Link) -> None:
+        message: Facts | Failed | Done | Lost = Failed("")
+        while isinstance(message, Facts | Failed):
+            try:
+                message = _DECODER.decode(link.receive())
+            except RuntimeError:
+                message = Lost()
+            except msgspec.MsgspecError as error:
+                message = Failed(f"sent a message that cannot be read: {error}")
+            self._messages.put((rank, message))
 
     def _watch(self) -> None:
-        """Waits for a rank that reports an error or ends; the first that did not only stumble is the cause."""
-        reports: dict[int, str | None] = {}
-        with selectors.DefaultSelector() as selector:
-            for rank, link in self._followers.items():
-                selector.register(link, selectors.EVENT_READ, rank)
-            while None not in reports.values():
-                events = selector.select(SETTLE_SECONDS if reports else None)
-                if not events:
-                    break
-                for key, _ in events:
-                    selector.unregister(key.fileobj)
-                    reports[key.data] = _last_words(self._followers[key.data])
-        if self._leaving:
-            return
-        with suppress(OSError):
-            print(f"error: {_cause(reports)}", file=sys.stderr, flush=True)
-        os._exit(1)
+        """Ends this process when a rank fails or is lost."""
+        failed: dict[int, Facts | Failed | Done | Lost] = {}
+        running = set(self._links)
+        while running and not any(isinstance(message, Lost) for message in failed.values()):
+            try:
+                rank, message = self._messages.get(timeout=STUMBLE_SECONDS if failed else None)
+            except Empty:
+                break
+            if isinstance(message, Done):
+                running.discard(rank)
+            else:
+                failed.setdefault(rank, message)
+        if failed and not self._is_ending:
+            with suppress(OSError):
+                print(f"error: {_failure(failed)}", file=sys.stderr, flush=True)
+            os._exit(1)
 
 
 class Follower:
@@ -99,80 +142,61 @@ class Follower:
         self.rank = rank
         self.size = size
         self._leader = leader
-        self._commands: SimpleQueue[Sequence[int] | None] = SimpleQueue()
+        self._messages: SimpleQueue[bytes] = SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
 
-    def agree(self, facts: Mapping[str, str]) -> None:
-        """Raises RankError, with the same words on every rank, where a rank's facts differ from rank 0's."""
-        self._leader.send(json.dumps(dict(facts)).encode())
-        if verdict := self._leader.receive().decode():
-            raise RankError(verdict)
-        threading.Thread(target=self._listen, daemon=True).start()
+    def verify_same_facts(self, facts: Mapping[str, str]) -> None:
+        """Returns once rank 0 has found the same facts on every rank; where they differ, it ends this process."""
+        self._send(Facts(dict(facts)))
+        assert self._messages.get() == FACTS_AGREE
 
-    def receive(self) -> Sequence[int] | None:
+    def receive(self) -> bytes | None:
         """The next command; None when there will be no more."""
-        return self._commands.get()
+        message = self._messages.get()
+        return None if message == FINISHED else message
 
-    def leave(self) -> None:
-        """Ends this rank's part, after the last command."""
-        self._leader.end()
+    def finish(self) -> None:
+        """Tells rank 0 that this rank has done all commands."""
+        self._send(Done())
 
-    def report(self, text: str) -> None:
-        """Tells rank 0 why this rank ends, and lets it say so."""
-        with suppress(OSError):
-            self._leader.send(_REPORT + text.encode())
-        self._leader.wait_for_end(GOODBYE_SECONDS)
+    def fail(self, reason: str) -> None:
+        """Tells rank 0 why this rank ends, and waits for its end, which ends this process."""
+        with suppress(RuntimeError):
+            self._send(Failed(reason))
+        time.sleep(SHUTDOWN_SECONDS)
+
+    def _send(self, message: Facts | Failed | Done) -> None:
+        self._leader.send(msgspec.msgpack.encode(message), timedelta(seconds=SHUTDOWN_SECONDS))
+
+    def _read(self) -> None:
+        message = b""
+        with suppress(RuntimeError):  # rank 0 is lost
+            while message not in (FINISHED, ABORTED):
+                message = self._leader.receive()
+                self._messages.put(message)
+            if message == FINISHED:
+                return
+            self.finish()
         time.sleep(LINGER_SECONDS)
-
-    def _listen(self) -> None:
-        try:
-            while message := self._leader.receive():
-                self._commands.put(array("q", message))
-        except OSError:
-            time.sleep(LINGER_SECONDS)
-            os._exit(1)  # the main thread may wait in a collective that nobody else will join
-        self._commands.put(None)
+        os._exit(1)  # the main thread may wait in a collective that nobody else will join
 
 
-def _facts_of(rank: int, link: Link) -> dict[str, str]:
-    try:
-        message = link.receive()
-    except OSError:
-        raise RankError(_loss(rank, None)) from None
-    if message.startswith(_REPORT):
-        raise RankError(_loss(rank, message.removeprefix(_REPORT).decode()))
-    facts: dict[str, str] = json.loads(message)
-    return facts
-
-
-def _disagreement(expected: Mapping[str, str], found: Mapping[int, Mapping[str, str]]) -> str:
+def _difference(expected: Mapping[str, str], found: Mapping[int, Mapping[str, str]]) -> str:
     """The first fact in which a rank differs from rank 0, or nothing; rank 0 itself where all others agree."""
     for fact, value in expected.items():
-        odd = [rank for rank in found if found[rank][fact] != value]
+        odd = [rank for rank in found if found[rank].get(fact) != value]
         if not odd:
             continue
-        others = {found[rank][fact] for rank in found}
+        others = {found[rank].get(fact) for rank in found}
         if len(odd) == len(found) > 1 and len(others) == 1:
             return f"rank 0: {fact}: expected {others.pop()} as on the other ranks, found {value}"
-        return f"rank {odd[0]}: {fact}: expected {value} as on rank 0, found {found[odd[0]][fact]}"
+        return f"rank {odd[0]}: {fact}: expected {value} as on rank 0, found {found[odd[0]].get(fact)}"
     return ""
 
 
-def _last_words(link: Link) -> str | None:
-    """What an ending rank reports; None when it was killed."""
-    try:
-        return link.receive().removeprefix(_REPORT).decode()
-    except OSError:
-        return None
-
-
-def _cause(reports: Mapping[int, str | None]) -> str:
-    """A killed rank makes others stumble and report that; otherwise whichever reported first."""
-    killed = [rank for rank, report in reports.items() if report is None]
-    rank = (killed or list(reports))[0]
-    return _loss(rank, reports[rank])
-
-
-def _loss(rank: int, report: str | None) -> str:
-    if report is None:
-        return f"rank {rank}: expected it to work until rank 0 has finished, found that its process was killed"
-    return f"rank {rank}: {report}"
+def _failure(failed: Mapping[int, object]) -> str:
+    """The cause: a rank that was lost makes others fail; without one, whichever failed first."""
+    lost = [rank for rank, message in failed.items() if not isinstance(message, Failed)]
+    rank = (lost or list(failed))[0]
+    message = failed[rank]
+    return f"rank {rank}: {message.reason if isinstance(message, Failed) else 'its process ended unexpectedly'}"

@@ -29,7 +29,7 @@ def load_pairs(engine: Path, target: Path, ranks: Leader | Follower) -> tuple[li
     """This rank's pair, and the same target without a drafter; which share of the target's weights it holds."""
     manifest = read_manifest(engine)
     checkpoint = read_target(target)
-    ranks.agree(rank_facts(engine, checkpoint))
+    ranks.verify_same_facts(rank_facts(engine, checkpoint))
     taps = manifest.draft.target_layer_ids
     options = {"distributed_config": sharding(target, ranks.size)} if ranks.size > 1 else {}
     model = load_model(target, checkpoint.spec, taps, **options)

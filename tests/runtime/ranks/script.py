@@ -37,7 +37,7 @@ def add(ranks: Leader | Follower) -> None:
     import torch
     from torch import distributed
 
-    ranks.agree(FACTS)
+    ranks.verify_same_facts(FACTS)
     numbers = torch.tensor([ranks.rank + 1])
     distributed.all_reduce(numbers)
     if isinstance(ranks, Follower):
@@ -48,7 +48,7 @@ def add(ranks: Leader | Follower) -> None:
 
 def odd(ranks: Leader | Follower, rank: str) -> None:
     """The given rank has another target."""
-    ranks.agree(FACTS | {"target": "another"} if ranks.rank == int(rank) else FACTS)
+    ranks.verify_same_facts(FACTS | {"target": "another"} if ranks.rank == int(rank) else FACTS)
 
 
 def lose(ranks: Leader | Follower, how: str) -> None:
@@ -57,7 +57,7 @@ def lose(ranks: Leader | Follower, how: str) -> None:
 
     if ranks.rank == 1 and how == "early":
         raise RequestError("expected something else, found this early")
-    ranks.agree(FACTS)
+    ranks.verify_same_facts(FACTS)
     for step in range(100_000):
         distributed.all_reduce(ones(1))
         if step == 20 and ranks.rank == 0 and how == "interrupt":
@@ -68,7 +68,7 @@ def lose(ranks: Leader | Follower, how: str) -> None:
 
 def idle(ranks: Leader | Follower) -> None:
     """Rank 1 is killed while rank 0 waits for work, and the others for rank 0."""
-    ranks.agree(FACTS)
+    ranks.verify_same_facts(FACTS)
     if ranks.rank == 1:
         _end("kill")
     if isinstance(ranks, Follower):
@@ -80,7 +80,7 @@ def fail(ranks: Leader | Follower, how: str) -> None:
     """Rank 0 ends while the others wait for it in a collective."""
     from torch import distributed, ones
 
-    ranks.agree(FACTS)
+    ranks.verify_same_facts(FACTS)
     if ranks.rank == 0:
         _end(how)
     distributed.all_reduce(ones(1))

@@ -4,24 +4,27 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import distributed
 
 from dflash_trt.errors import RankError
 from dflash_trt.launch_environment import Launch, read_launch
-from dflash_trt.runtime.ranks.join import _backend, join
-from dflash_trt.runtime.ranks.link import Link
+from dflash_trt.runtime.ranks.join import _backend, _use_device, join
+from dflash_trt.runtime.ranks.link import FRAME_BYTES, LENGTH_BYTES, MAX_MESSAGE_BYTES, Link
 from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow
-from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader, _cause, _disagreement
+from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Failed, Follower, Leader, Lost, _difference, _failure
 from dflash_trt.targets.target import Segment
 from tests.paths import REPOSITORY
 
@@ -56,7 +59,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_one_process_joins_nobody(alone: pytest.MonkeyPatch) -> None:
     with join(1) as ranks:
-        ranks.agree({"engine": "A"})
+        ranks.verify_same_facts({"engine": "A"})
         assert (ranks.rank, ranks.size) == (0, 1)
     assert not torch.distributed.is_initialized()
 
@@ -97,10 +100,12 @@ def test_each_rank_needs_a_gpu_unless_it_stays_on_the_cpu(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "set_device", bound.append)
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert (_backend("auto"), bound) == ("cpu:gloo,cuda:nccl", [3])
+    assert _backend("auto") == "cpu:gloo,cuda:nccl"
+    _use_device()
+    assert bound == [3]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     with pytest.raises(RankError, match="expected a GPU for each of the 8 ranks on this host, found 4"):
-        _backend("auto")
+        _use_device()
     assert _backend("cpu") == "gloo"
 
 
@@ -112,7 +117,7 @@ def test_a_rank_computes_with_one_thread(monkeypatch: pytest.MonkeyPatch, variab
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     torch.set_num_threads(3)
-    _backend("cpu")
+    _use_device()
     assert torch.get_num_threads() == expected
     torch.set_num_threads(before)
 
@@ -130,44 +135,52 @@ def test_a_rank_computes_with_one_thread(monkeypatch: pytest.MonkeyPatch, variab
     ],
 )
 def test_the_odd_rank_is_named(expected: dict[str, str], found: dict[int, dict[str, str]], verdict: str) -> None:
-    assert _disagreement(expected, found) == verdict
+    assert _difference(expected, found) == verdict
 
 
 @pytest.mark.parametrize(
-    ("reports", "cause"),
+    ("failed", "cause"),
     [
-        ({2: "an error"}, "rank 2: an error"),
-        ({2: "stumbled", 1: None, 3: "stumbled"}, "rank 1: expected it to work until rank 0 has finished, found that"
-         " its process was killed"),
-        ({3: "first", 1: "second"}, "rank 3: first"),
+        ({2: Failed("an error")}, "rank 2: an error"),
+        ({2: Failed("stumbled"), 1: Lost(), 3: Failed("stumbled")}, "rank 1: its process ended unexpectedly"),
+        ({3: Failed("first"), 1: Failed("second")}, "rank 3: first"),
     ],
-)  # fmt: skip
-def test_who_was_killed_goes_before_who_stumbled(reports: dict[int, str | None], cause: str) -> None:
-    assert _cause(reports) == cause
+)
+def test_a_lost_rank_goes_before_what_followed_from_it(failed: dict[int, Failed | Lost], cause: str) -> None:
+    assert _failure(failed) == cause
 
 
-def test_a_message_arrives_whole() -> None:
-    here, there = (Link(end) for end in connected())
-    message = bytes(range(256)) * 20_000  # more than a socket takes at once
-    sender = threading.Thread(target=here.send, args=(message,))
-    sender.start()
-    assert there.receive() == message
-    sender.join()
-    here.send(b"")
-    assert there.receive() == b""
-    here.send(bytes(9))
-    with pytest.raises(OSError, match="bad message length"):
-        there.receive(8)
-    here, there = (Link(end) for end in connected())
-    here.end()
-    with pytest.raises(OSError, match="gone"):
-        there.receive()
+def connected() -> list[Link]:
+    """The links of rank 0 and rank 1 to each other."""
+    store = distributed.HashStore()
+
+    def connect(rank: int) -> Link:
+        return Link(distributed.ProcessGroupGloo(store, rank, 2, timedelta(seconds=10)), 1 - rank)
+
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(connect, range(2)))
 
 
-def connected() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        here = socket.create_connection(server.getsockname())
-        return here, server.accept()[0]
+@pytest.mark.parametrize("length", [0, 1, FRAME_BYTES - LENGTH_BYTES, FRAME_BYTES - LENGTH_BYTES + 1, 5_000_000])
+def test_messages_arrive_whole_and_in_order(length: int) -> None:
+    here, there = connected()
+    messages = [bytes(range(256)) * (length // 256) + bytes(length % 256), b"", b"last"]
+    with ThreadPoolExecutor() as threads:
+        received = threads.submit(lambda: [there.receive() for _ in messages])
+        for message in messages:
+            here.send(message)
+        assert received.result(timeout=20) == messages
+
+
+def test_a_length_that_no_rank_sends_is_refused() -> None:
+    here, there = connected()
+    frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8)
+    frame[:LENGTH_BYTES] = torch.tensor(list((MAX_MESSAGE_BYTES + 1).to_bytes(LENGTH_BYTES, "little")))
+    with ThreadPoolExecutor() as threads:
+        received = threads.submit(there.receive)
+        here._group.send([frame], 1, 0).wait()
+        with pytest.raises(RuntimeError, match="a message of 268435457 bytes from rank 0"):
+            received.result(timeout=20)
 
 
 class Recorder:
@@ -212,7 +225,7 @@ CALLS = st.one_of(
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), CALLS), max_size=6))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 def test_a_follower_does_what_rank_0_does(calls: list[tuple[int, tuple[str, list[object]]]]) -> None:
     answer = torch.tensor([1])
     here, there = ([Recorder(answer), Recorder(answer)] for _ in range(2))
@@ -222,31 +235,25 @@ def test_a_follower_does_what_rank_0_does(calls: list[tuple[int, tuple[str, list
         following.start()
         for index, (name, arguments) in calls:
             assert getattr(pairs[index], name)(*arguments) is (answer if name in ("draft", "verify") else None)
-        stop = threading.Thread(target=leader.dismiss)
+        stop = threading.Thread(target=leader.shutdown)
         stop.start()
         following.join(timeout=10)
         assert not following.is_alive()
-        follower.leave()
+        follower.finish()
         stop.join()
     assert [pair.calls for pair in there] == [pair.calls for pair in here]
 
 
-class pair_of_ranks:  # noqa: N801
-    """Rank 0 and rank 1 that have agreed."""
-
-    def __enter__(self) -> tuple[Leader, Follower]:
-        self._ends = connected()
-        here, there = (Link(end) for end in self._ends)
-        leader, follower = Leader({1: here}), Follower(1, 2, there)
-        agreeing = threading.Thread(target=follower.agree, args=({"engine": "A"},))
-        agreeing.start()
-        leader.agree({"engine": "A"})
-        agreeing.join()
-        return leader, follower
-
-    def __exit__(self, *_: object) -> None:
-        for end in self._ends:
-            end.close()
+@contextmanager
+def pair_of_ranks() -> Iterator[tuple[Leader, Follower]]:
+    """Rank 0 and rank 1 that have found the same facts."""
+    here, there = connected()
+    leader, follower = Leader({1: here}), Follower(1, 2, there)
+    verifying = threading.Thread(target=follower.verify_same_facts, args=({"engine": "A"},))
+    verifying.start()
+    leader.verify_same_facts({"engine": "A"})
+    verifying.join()
+    yield leader, follower
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", pytest.param("mpiexec", marks=pytest.mark.full)])

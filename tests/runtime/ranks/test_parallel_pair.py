@@ -23,7 +23,7 @@ from tests.runtime.ranks.pair_script import load_pairs, run_script
 
 SECONDS = 8
 """How long the end of a rank may take to end the others: the longest wait is a second, the rest is a slow machine."""
-KILLED = "error: rank 1: expected it to work until rank 0 has finished, found that its process was killed\n"
+KILLED = "error: rank 1: its process ended unexpectedly\n"
 
 
 @pytest.fixture(scope="module")
