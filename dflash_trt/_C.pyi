@@ -22,7 +22,7 @@ def accept_greedy(proposals: list[int], verified: list[int]) -> int:
     Raises ValueError unless verified is one longer than proposals.
     """
 
-def likeliest(logits: NDArray[np.float32] | NDArray[np.uint16]) -> tuple[list[int], list[bool]]:
+def argmax_and_finite(logits: NDArray[np.float32] | NDArray[np.uint16]) -> tuple[list[int], list[bool]]:
     """The argmax [n] of each row of logits [n, V] FLOAT, or the bits of BF16, and whether the logit there is finite.
 
     A NaN in a row is its argmax, the first of them, as in NumPy. Raises ValueError where V is 0.

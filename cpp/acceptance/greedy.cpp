@@ -22,11 +22,11 @@ struct Largest {
   float value = -std::numeric_limits<float>::infinity();
   bool has_nan = false;
 
-  void see(float x) {
+  void update(float x) {
     value = x > value ? x : value;
     has_nan |= x != x;
   }
-  bool is(float x) const { return has_nan ? x != x : x == value; }
+  bool is_at(float x) const { return has_nan ? x != x : x == value; }
 };
 
 template <typename Logit>
@@ -46,15 +46,15 @@ Largest largest(const Logit* logits, size_t count) {
   Largest found;
   for (size_t j = 0; j < kVectors; ++j) {
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      found.see(best[j][lane]);
+      found.update(best[j][lane]);
       found.has_nan |= nans[j][lane] != 0;
     }
   }
-  for (size_t i = whole; i < count; ++i) found.see(to_float(logits[i]));
+  for (size_t i = whole; i < count; ++i) found.update(to_float(logits[i]));
   return found;
 }
 
-bool any(Ints mask) {
+bool any_lane(Ints mask) {
   bool found = false;
   for (int64_t lane = 0; lane < kLanes; ++lane) found |= mask[lane] != 0;
   return found;
@@ -62,17 +62,17 @@ bool any(Ints mask) {
 
 // Where the largest value stands first, or the first NaN.
 template <typename Logit>
-const Logit* first(const Logit* begin, const Logit* end, const Largest& best) {
+const Logit* find_first(const Logit* begin, const Logit* end, const Largest& best) {
   constexpr int64_t kStep = kVectors * kLanes;
   for (; end - begin >= kStep; begin += kStep) {
-    Ints here{};
+    Ints matches{};
     for (int64_t at = 0; at < kStep; at += kLanes) {
       const Floats x = load(begin + at);
-      here |= best.has_nan ? x != x : x == best.value;
+      matches |= best.has_nan ? x != x : x == best.value;
     }
-    if (any(here)) break;
+    if (any_lane(matches)) break;
   }
-  return std::find_if(begin, end, [&](Logit logit) { return best.is(to_float(logit)); });
+  return std::find_if(begin, end, [&](Logit logit) { return best.is_at(to_float(logit)); });
 }
 
 template <typename Logit>
@@ -86,7 +86,7 @@ Choices choose(const Logit* logits, size_t rows, size_t vocab) {
       const Largest found = largest(row + begin, std::min(kBlock, vocab - begin));
       if (found.has_nan || found.value > best.value) best = found, block = begin;
     }
-    choices.tokens.push_back(first(row + block, row + vocab, best) - row);
+    choices.tokens.push_back(find_first(row + block, row + vocab, best) - row);
     choices.are_finite.push_back(!best.has_nan && std::isfinite(best.value));
   }
   return choices;
@@ -94,11 +94,11 @@ Choices choose(const Logit* logits, size_t rows, size_t vocab) {
 
 }  // namespace
 
-Choices likeliest(const float* logits, size_t rows, size_t vocab) {
+Choices argmax_and_finite(const float* logits, size_t rows, size_t vocab) {
   return choose(logits, rows, vocab);
 }
 
-Choices likeliest(const uint16_t* logits, size_t rows, size_t vocab) {
+Choices argmax_and_finite(const uint16_t* logits, size_t rows, size_t vocab) {
   return choose(logits, rows, vocab);
 }
 

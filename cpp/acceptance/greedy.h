@@ -26,7 +26,7 @@ struct Choices {
 
 // Of rows [rows, vocab] of FLOAT logits, or of BF16 ones as their bits. Throws
 // std::invalid_argument where vocab is 0.
-Choices likeliest(const float* logits, size_t rows, size_t vocab);
-Choices likeliest(const uint16_t* logits, size_t rows, size_t vocab);
+Choices argmax_and_finite(const float* logits, size_t rows, size_t vocab);
+Choices argmax_and_finite(const uint16_t* logits, size_t rows, size_t vocab);
 
 }  // namespace dflash

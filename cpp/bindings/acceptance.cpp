@@ -15,9 +15,9 @@ template <typename Logit>
 using Rows = nb::ndarray<const Logit, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 template <typename Logit>
-static std::pair<std::vector<int64_t>, std::vector<bool>> likeliest(const Rows<Logit>& logits) {
+static std::pair<std::vector<int64_t>, std::vector<bool>> argmax_and_finite(const Rows<Logit>& logits) {
   const nb::gil_scoped_release release;
-  auto choices = dflash::likeliest(logits.data(), logits.shape(0), logits.shape(1));
+  auto choices = dflash::argmax_and_finite(logits.data(), logits.shape(0), logits.shape(1));
   return {std::move(choices.tokens), std::move(choices.are_finite)};
 }
 
@@ -28,6 +28,6 @@ void bind_acceptance(nb::module_& module) {
         return dflash::accept_greedy(proposals, verified);
       },
       nb::arg("proposals"), nb::arg("verified"));
-  module.def("likeliest", &likeliest<float>, nb::arg("logits").noconvert());
-  module.def("likeliest", &likeliest<uint16_t>, nb::arg("logits").noconvert());
+  module.def("argmax_and_finite", &argmax_and_finite<float>, nb::arg("logits").noconvert());
+  module.def("argmax_and_finite", &argmax_and_finite<uint16_t>, nb::arg("logits").noconvert());
 }

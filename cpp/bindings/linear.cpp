@@ -23,9 +23,9 @@ void bind(nb::module_& module, const char* name) {
                           .weight = reinterpret_cast<const Number*>(weight),
                           .bias = reinterpret_cast<const Number*>(bias),
                           .out = reinterpret_cast<Number*>(out)};
-        const dflash::Threads team{threads, reinterpret_cast<dflash::GompParallel>(start)};
+        const dflash::Threads openmp_team{threads, reinterpret_cast<dflash::GompParallel>(start)};
         const nb::gil_scoped_release release;
-        dflash::linear(first, counts, team, isa);
+        dflash::linear(first, counts, openmp_team, isa);
       },
       nb::arg("x"), nb::arg("counts"), nb::arg("weight"), nb::arg("num_outputs"), nb::arg("num_inputs"),
       nb::arg("bias"), nb::arg("out"), nb::arg("threads"), nb::arg("start"), nb::arg("isa") = "best");

@@ -70,9 +70,9 @@ class PassRows {
         .softcap = softcap,
         .window = window,
         .sinks = reinterpret_cast<const float*>(sinks)};
-    const dflash::Threads team{threads, reinterpret_cast<dflash::GompParallel>(start)};
+    const dflash::Threads openmp_team{threads, reinterpret_cast<dflash::GompParallel>(start)};
     const nb::gil_scoped_release release;
-    dflash::paged_attention(layer, segments_, team, isa);
+    dflash::paged_attention(layer, segments_, openmp_team, isa);
   }
 
  private:

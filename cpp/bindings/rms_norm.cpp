@@ -10,11 +10,11 @@ void bind_rms_norm(nb::module_& module) {
       "rms_norm",
       [](uintptr_t x, int64_t rows, int64_t dim, uintptr_t weight, float eps, uintptr_t out,
          int threads, uintptr_t start) {
-        const dflash::Threads team{threads, reinterpret_cast<dflash::GompParallel>(start)};
+        const dflash::Threads openmp_team{threads, reinterpret_cast<dflash::GompParallel>(start)};
         const nb::gil_scoped_release release;
         dflash::rms_norm(reinterpret_cast<const float*>(x), rows, dim,
                          reinterpret_cast<const float*>(weight), eps, reinterpret_cast<float*>(out),
-                         team);
+                         openmp_team);
       },
       nb::arg("x"), nb::arg("rows"), nb::arg("dim"), nb::arg("weight"), nb::arg("eps"),
       nb::arg("out"), nb::arg("threads"), nb::arg("start"));

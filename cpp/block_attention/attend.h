@@ -49,7 +49,7 @@ inline void norm_and_rotate(const float* __restrict__ x, const float* __restrict
 struct Lanes {
   Ints positions;
   Floats maximum;
-  Floats total;
+  Floats sum;
 };
 
 // Rows [D] of keys and values.
@@ -71,7 +71,7 @@ class Head {
         length_(a_.context_lengths[request]),
         lanes_(in_vectors(rows_)),
         queries_(lanes_.size() * dims_),
-        mixed_(lanes_.size() * dims_),
+        outputs_(lanes_.size() * dims_),
         block_keys_(a_.block * D_),
         keys_(kTile * dims_),
         values_(D_ % kLanes ? kTile * dims_ : 0),
@@ -93,7 +93,7 @@ class Head {
       if (key + kTile < end) locate(key + kTile, std::min(kTile, end - key - kTile));
       for (size_t i = 0; i < lanes_.size(); ++i) attend_tile(i, key, count);
     }
-    write();
+    write_outputs();
   }
 
  private:
@@ -108,7 +108,7 @@ class Head {
       const int64_t i = r / kLanes, lane = r % kLanes, n = g_ * group_ + head;
       lanes_[i].positions[lane] = static_cast<int32_t>(length_ + s);
       lanes_[i].maximum[lane] = a_.sinks ? a_.sinks[n] : -std::numeric_limits<float>::max();
-      lanes_[i].total[lane] = a_.sinks ? 1.0f : 0.0f;
+      lanes_[i].sum[lane] = a_.sinks ? 1.0f : 0.0f;
       norm_and_rotate(slot(s) + n * D_, a_.q_norm, rope(s), D_, a_.rms_norm_eps, row_.data());
       float* column = reinterpret_cast<float*>(&queries_[i * dims_]) + lane;
       for (int64_t d = 0; d < D_; ++d) column[d * kLanes] = row_[d] * a_.softmax_scale;
@@ -158,18 +158,18 @@ class Head {
   void attend_tile(int64_t i, int64_t key, int64_t count) {
     Floats scores[kTile];
     for (int64_t j = 0; j < count; j += kLanes) score(&queries_[i * dims_], j, scores);
-    hide(lanes_[i].positions, key, count, scores);
+    mask(lanes_[i].positions, key, count, scores);
     Floats maximum = lanes_[i].maximum;
     for (int64_t j = 0; j < count; ++j) maximum = scores[j] > maximum ? scores[j] : maximum;
-    const Floats kept = exp(lanes_[i].maximum - maximum);
-    Floats total = lanes_[i].total * kept;
+    const Floats rescale = exp(lanes_[i].maximum - maximum);
+    Floats sum = lanes_[i].sum * rescale;
     for (int64_t j = 0; j < count; ++j) {
       scores[j] = exp(scores[j] - maximum);
-      total += scores[j];
+      sum += scores[j];
     }
     lanes_[i].maximum = maximum;
-    lanes_[i].total = total;
-    for (int64_t d = 0; d < dims_; d += kLanes) mix(&mixed_[i * dims_ + d], kept, scores, d, count);
+    lanes_[i].sum = sum;
+    for (int64_t d = 0; d < dims_; d += kLanes) accumulate_values(&outputs_[i * dims_ + d], rescale, scores, d, count);
   }
 
   void score(const Floats* query, int64_t j, Floats* scores) const {
@@ -186,7 +186,7 @@ class Head {
     for (int64_t n = 0; n < kLanes; ++n) scores[j + n] = sums[n];
   }
 
-  void hide(Ints positions, int64_t key, int64_t count, Floats* scores) const {
+  void mask(Ints positions, int64_t key, int64_t count, Floats* scores) const {
     const int64_t window = a_.sliding_window, last = length_ + a_.block - 1;
     const bool all_near = window == 0 || (last - key < window && key + count - 1 - length_ < window);
     const bool all_before = !a_.causal || key + count - 1 <= length_;
@@ -194,17 +194,17 @@ class Head {
     for (int64_t j = 0; j < count; ++j) {
       const Ints distance = positions - static_cast<int32_t>(key + j);
       const Ints size = distance < 0 ? -distance : distance;
-      Ints hidden = Ints{};
-      if (window != 0) hidden |= size >= static_cast<int32_t>(std::min<int64_t>(window, INT32_MAX));
-      if (a_.causal) hidden |= distance < 0;
-      scores[j] = hidden ? Floats{} - std::numeric_limits<float>::infinity() : scores[j];
+      Ints masked = Ints{};
+      if (window != 0) masked |= size >= static_cast<int32_t>(std::min<int64_t>(window, INT32_MAX));
+      if (a_.causal) masked |= distance < 0;
+      scores[j] = masked ? Floats{} - std::numeric_limits<float>::infinity() : scores[j];
     }
   }
 
-  void mix(Floats* mixed, Floats kept, const Floats* weights, int64_t d, int64_t count) const {
+  void accumulate_values(Floats* output, Floats rescale, const Floats* weights, int64_t d, int64_t count) const {
     Floats sums[kLanes];
 #pragma GCC unroll 16
-    for (int64_t n = 0; n < kLanes; ++n) sums[n] = mixed[n] * kept;
+    for (int64_t n = 0; n < kLanes; ++n) sums[n] = output[n] * rescale;
     for (int64_t j = 0; j < count; ++j) {
       const Floats weight = weights[j];
       __builtin_prefetch(next_.keys[j] + d);
@@ -214,15 +214,15 @@ class Head {
       for (int64_t n = 0; n < kLanes; ++n) sums[n] += weight * value[n];
     }
 #pragma GCC unroll 16
-    for (int64_t n = 0; n < kLanes; ++n) mixed[n] = sums[n];
+    for (int64_t n = 0; n < kLanes; ++n) output[n] = sums[n];
   }
 
-  void write() {
+  void write_outputs() {
     for (int64_t r = 0; r < rows_; ++r) {
       const int64_t head = g_ * group_ + r / a_.block, s = r % a_.block, i = r / kLanes, lane = r % kLanes;
       float* out = a_.out + ((b_ * a_.block + s) * a_.num_heads + head) * D_;
-      const float factor = 1.0f / lanes_[i].total[lane];
-      const float* column = reinterpret_cast<const float*>(&mixed_[i * dims_]) + lane;
+      const float factor = 1.0f / lanes_[i].sum[lane];
+      const float* column = reinterpret_cast<const float*>(&outputs_[i * dims_]) + lane;
       for (int64_t d = 0; d < D_; ++d) out[d] = column[d * kLanes] * factor;
     }
   }
@@ -231,7 +231,7 @@ class Head {
   const int64_t b_, g_, D_, dims_, group_, rows_, length_;
   std::vector<Lanes> lanes_;
   std::vector<Floats> queries_;  // [lanes, dims], times the scale of the softmax
-  std::vector<Floats> mixed_;    // [lanes, dims], not yet divided by the totals
+  std::vector<Floats> outputs_;    // [lanes, dims], not yet divided by the sums
   std::vector<float> block_keys_, keys_, values_, row_;
   Tile tile_;
   Tile next_;  // what comes out of memory while the tile is computed, a line at a time

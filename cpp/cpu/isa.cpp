@@ -7,7 +7,7 @@
 namespace dflash {
 namespace {
 
-std::vector<std::pair<std::string, Isa>> probe() {
+std::vector<std::pair<std::string, Isa>> detect_isas() {
   std::vector<std::pair<std::string, Isa>> usable;
 #if DFLASH_X86_KERNELS
   __builtin_cpu_init();
@@ -24,8 +24,8 @@ std::vector<std::pair<std::string, Isa>> probe() {
   return usable;
 }
 
-const std::vector<std::pair<std::string, Isa>>& probed() {
-  static const auto usable = probe();
+const std::vector<std::pair<std::string, Isa>>& detected_isas() {
+  static const auto usable = detect_isas();
   return usable;
 }
 
@@ -33,14 +33,14 @@ const std::vector<std::pair<std::string, Isa>>& probed() {
 
 std::vector<std::string> usable_isas() {
   std::vector<std::string> names;
-  for (const auto& [name, isa] : probed()) names.push_back(name);
+  for (const auto& [name, isa] : detected_isas()) names.push_back(name);
   return names;
 }
 
 Isa isa_named(std::string_view name) {
-  if (name == "best") return probed().front().second;
+  if (name == "best") return detected_isas().front().second;
   std::string usable;
-  for (const auto& [candidate, isa] : probed()) {
+  for (const auto& [candidate, isa] : detected_isas()) {
     if (candidate == name) return isa;
     usable += ", " + candidate;
   }

@@ -15,7 +15,7 @@ using GompParallel = void (*)(void (*work)(void*), void* data, unsigned num_thre
 
 struct Threads {
   int count;
-  GompParallel start;  // null: one thread
+  GompParallel gomp_parallel;  // null: one thread
 };
 
 // Runs task(i) for i in [0, count), each once, in any order, on all threads of the team.
@@ -31,10 +31,10 @@ void for_each(const Threads& threads, int64_t count, const Task& task) {
     for (int64_t i; (i = shared.next.fetch_add(1, std::memory_order_relaxed)) < shared.count;)
       shared.task(i);
   };
-  if (threads.start == nullptr || threads.count < 2 || count < 2) {
+  if (threads.gomp_parallel == nullptr || threads.count < 2 || count < 2) {
     work(&shared);
   } else {
-    threads.start(work, &shared, static_cast<unsigned>(threads.count),
+    threads.gomp_parallel(work, &shared, static_cast<unsigned>(threads.count),
                   0);  // a team of another size would be made anew
   }
 }

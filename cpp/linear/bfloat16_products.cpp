@@ -40,7 +40,7 @@ void add_products(const uint16_t* x, const uint16_t* weight, int64_t columns, in
   };
   for (; k + kStep <= end; k += kStep) {
 #pragma GCC unroll 8
-    for (int64_t n = 0; n < kColumns; ++n) fetch_soon(rows[n] + kTilesAhead * kColumns * K + k);
+    for (int64_t n = 0; n < kColumns; ++n) prefetch(rows[n] + kTilesAhead * kColumns * K + k);
     add(k, [](const uint16_t* at) { return (__m512bh)_mm512_loadu_si512(at); });
   }
   if (k < end) add(k, [&](const uint16_t* at) { return load_pairs(at, end - k); });

@@ -10,17 +10,17 @@ namespace dflash {
 // says where they begin, `counts` how many rows each has, `weight_size` the numbers of a weight. Those that have rows.
 template <class Layer>
 std::vector<Layer> split_by_weight(const Layer& first, const std::vector<int64_t>& counts, int64_t weight_size) {
-  std::vector<Layer> found;
+  std::vector<Layer> layers;
   Layer layer = first;
   for (const int64_t count : counts) {
     layer.num_rows = count;
-    if (count > 0) found.push_back(layer);
+    if (count > 0) layers.push_back(layer);
     layer.x += count * layer.num_inputs;
     layer.out += count * layer.num_outputs;
     layer.weight += weight_size;
     if (layer.bias != nullptr) layer.bias += layer.num_outputs;
   }
-  return found;
+  return layers;
 }
 
 }  // namespace dflash

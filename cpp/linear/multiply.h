@@ -52,7 +52,7 @@ inline void sum_four(const Floats* v, float* out) {
 }
 
 // Into the second cache: the first one's misses are too few at a time for memory's speed (half of it on Zen 4).
-inline void fetch_soon(const void* at) { __builtin_prefetch(at, 0, 2); }
+inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
 
 // kRows rows of x by the first `columns` of kColumns rows of the weight, from `codes` on.
 template <int64_t kRows, class Row>
@@ -80,7 +80,7 @@ void multiply_tile(const Linear& linear, const float* x, const uint8_t* codes, c
   };
   int64_t k = 0;
   for (; k + kLanes <= K; k += kLanes) {
-    for (int64_t byte = 0; byte < kColumns * Row::kBytes; byte += 64) fetch_soon(next + byte);
+    for (int64_t byte = 0; byte < kColumns * Row::kBytes; byte += 64) prefetch(next + byte);
     next += kColumns * Row::kBytes;
     add(rows, x + k, K, k);
     for (int64_t n = 0; n < kColumns; ++n) rows[n] += Row::kBytes;

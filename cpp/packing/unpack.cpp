@@ -44,7 +44,7 @@ void check_shape(const char* name, const Matrix& matrix, int64_t rows, int64_t c
 }
 
 template <class Part>
-void parallel(int64_t count, int threads, Part part) {
+void for_ranges(int64_t count, int threads, Part part) {
   if (threads < 0) {
     throw std::invalid_argument("expected threads >= 0 (0: all), found " + std::to_string(threads));
   }
@@ -60,7 +60,7 @@ void unpack_fp8(ConstBytes codes, float scale, Floats out, int threads) {
   check_shape("out", out, codes.rows, codes.cols);
   std::array<float, 256> values = e4m3();
   for (float& value : values) value *= scale;
-  parallel(codes.rows * codes.cols, threads, [&](int64_t begin, int64_t end) {
+  for_ranges(codes.rows * codes.cols, threads, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) out.data[i] = values[codes.data[i]];
   });
 }
@@ -74,7 +74,7 @@ void unpack_nvfp4(ConstBytes data, ConstBytes scales, float scale_2, Floats out,
   check_shape("scales", scales, rows, cols / kBlock);
   check_shape("out", out, rows, cols);
   const std::array<float, 256>& e4m3_by_code = e4m3();
-  parallel(rows * cols, threads, [&](int64_t begin, int64_t end) {
+  for_ranges(rows * cols, threads, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin / kBlock; block < end / kBlock; ++block) {
       const float unit = e4m3_by_code[scales.data[block]] * scale_2;
       float values[16];

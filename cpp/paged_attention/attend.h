@@ -72,13 +72,13 @@ class Block {
     const int64_t floats = count_ * (layer.head_dim + width_ + kLanes);
     if (static_cast<int64_t>(scratch.size()) < floats) scratch.resize(floats);
     query_ = scratch.data();
-    mixed_ = query_ + count_ * layer.head_dim;
-    weights_ = mixed_ + count_ * width_;
-    std::fill_n(mixed_, count_ * (width_ + kLanes), 0.0f);
-    for (int64_t r = 0; r < count_; ++r) start(r);
+    outputs_ = query_ + count_ * layer.head_dim;
+    sums_ = outputs_ + count_ * width_;
+    std::fill_n(outputs_, count_ * (width_ + kLanes), 0.0f);
+    for (int64_t r = 0; r < count_; ++r) load_query(r);
   }
 
-  void run() {
+  void attend_pages() {
     const int64_t first =
         layer_.window == 0 ? 0 : std::max<int64_t>(0, position(0) - layer_.window + 1);
     const int64_t last = position(count_ - 1);
@@ -87,10 +87,10 @@ class Block {
       const Element* k = static_cast<const Element*>(layer_.k_cache) + at * layer_.head_dim;
       const Element* v = static_cast<const Element*>(layer_.v_cache) + at * width_;
       for (int64_t r = 0; r < count_; r += kTile) {
-        read(page * kTokensPerPage, k, v, r, std::min(count_ - r, int64_t{kTile}));
+        attend_page(page * kTokensPerPage, k, v, r, std::min(count_ - r, int64_t{kTile}));
       }
     }
-    for (int64_t r = 0; r < count_; ++r) finish(r);
+    for (int64_t r = 0; r < count_; ++r) write_output(r);
   }
 
  private:
@@ -100,17 +100,17 @@ class Block {
   }
   int64_t row(int64_t r) const { return segment_.first_row + (begin_ + r) / layer_.group_size(); }
 
-  void start(int64_t r) {
+  void load_query(int64_t r) {
     const Element* query = row_of<Element>(layer_.query, head(r), row(r));
     float* scaled = query_ + r * layer_.head_dim;
     for (int64_t i = 0; i < layer_.head_dim; ++i) scaled[i] = to_float(query[i]) * layer_.scale;
     const bool has_sink = layer_.sinks != nullptr;
     maximum_[r] = has_sink ? layer_.sinks[head(r)] : kMinusInfinity;
-    weights_[r * kLanes] = has_sink ? 1.0f : 0.0f;  // e^(sink - maximum); it carries no value
+    sums_[r * kLanes] = has_sink ? 1.0f : 0.0f;  // e^(sink - maximum); it carries no value
   }
 
   // One page, whose first position is `first`, for `rows` rows from r on.
-  void read(int64_t first, const Element* k, const Element* v, int64_t r, int64_t rows) {
+  void attend_page(int64_t first, const Element* k, const Element* v, int64_t r, int64_t rows) {
     const int64_t low = position(r), high = position(r + rows - 1);
     if (high < first) return;
     if (layer_.window != 0 && first + kTokensPerPage - 1 <= low - layer_.window) return;
@@ -120,60 +120,60 @@ class Block {
                                     kTokensPerPage, layer_.head_dim, false, scores + key,
                                     kTokensPerPage);
     }
-    for (int64_t i = 0; i < rows; ++i) weigh(first, r + i, scores + i * kTokensPerPage);
+    for (int64_t i = 0; i < rows; ++i) softmax_weights(first, r + i, scores + i * kTokensPerPage);
     if (low >= first + kTokensPerPage - 1) {
-      mix(v, kTokensPerPage, scores, r, rows);
+      accumulate_values(v, kTokensPerPage, scores, r, rows);
     } else {  // token by token, so that none adds 0 * NaN of one behind it
       for (int64_t i = 0, next; i < rows; i = next) {
         for (next = i + 1; next < rows && position(r + next) == position(r + i);) ++next;
-        const int64_t seen = std::min(kTokensPerPage, position(r + i) - first + 1);
-        if (seen > 0) mix(v, seen, scores + i * kTokensPerPage, r + i, next - i);
+        const int64_t num_visible = std::min(kTokensPerPage, position(r + i) - first + 1);
+        if (num_visible > 0) accumulate_values(v, num_visible, scores + i * kTokensPerPage, r + i, next - i);
       }
     }
   }
 
-  // Adds the first `seen` values of a page, as `weights` [rows, 32] say, to rows from r on.
-  void mix(const Element* v, int64_t seen, const float* weights, int64_t r, int64_t rows) {
+  // Adds the first `num_visible` values of a page, as `weights` [rows, 32] say, to rows from r on.
+  void accumulate_values(const Element* v, int64_t num_visible, const float* weights, int64_t r, int64_t rows) {
     for (int64_t column = 0; column < width_;) {
-      float* mixed = mixed_ + r * width_ + column;
+      float* output = outputs_ + r * width_ + column;
       const Element* values = v + column;
       if (width_ - column >= 2 * kLanes) {
-        product_of<Element, kTile, 2>(rows, weights, kTokensPerPage, values, width_, seen, true,
-                                      mixed, width_);
+        product_of<Element, kTile, 2>(rows, weights, kTokensPerPage, values, width_, num_visible, true,
+                                      output, width_);
         column += 2 * kLanes;
       } else {
-        product_of<Element, kTile, 1>(rows, weights, kTokensPerPage, values, width_, seen, true,
-                                      mixed, width_);
+        product_of<Element, kTile, 1>(rows, weights, kTokensPerPage, values, width_, num_visible, true,
+                                      output, width_);
         column += kLanes;
       }
     }
   }
 
   // scores [32] of row r become e^(score - maximum); what it has summed is scaled to a new maximum.
-  void weigh(int64_t first, int64_t r, float* scores) {
+  void softmax_weights(int64_t first, int64_t r, float* scores) {
     Floats parts[kTokensPerPage / kLanes], most = Floats{} + kMinusInfinity;
     for (int64_t i = 0; i < kTokensPerPage / kLanes; ++i) {
       parts[i] = visible(first + i * kLanes, r, capped(load(scores + i * kLanes)));
       most = max(parts[i], most);
     }
     const float highest = largest(most);
-    Floats weight = load(weights_ + r * kLanes);
+    Floats weight = load(sums_ + r * kLanes);
     if (!(highest <= maximum_[r])) {
       const Floats factor = exp(Floats{} + (maximum_[r] - highest));
       for (int64_t i = 0; i < width_; i += kLanes) {
-        float* mixed = mixed_ + r * width_ + i;
-        store(load(mixed) * factor, mixed);
+        float* output = outputs_ + r * width_ + i;
+        store(load(output) * factor, output);
       }
       weight *= factor;
       maximum_[r] = highest;
     }
-    const float base = maximum_[r] == kMinusInfinity ? 0.0f : maximum_[r];  // nothing seen yet
+    const float base = maximum_[r] == kMinusInfinity ? 0.0f : maximum_[r];  // nothing was visible yet
     for (int64_t i = 0; i < kTokensPerPage / kLanes; ++i) {
       const Floats e = exp(parts[i] - base);
       weight += e;
       store(e, scores + i * kLanes);
     }
-    store(weight, weights_ + r * kLanes);
+    store(weight, sums_ + r * kLanes);
   }
 
   Floats capped(Floats scores) const {
@@ -182,7 +182,7 @@ class Block {
 
   // Minus infinity where row r does not see the positions from `first` on.
   Floats visible(int64_t first, int64_t r, Floats scores) const {
-    const int64_t last = position(r) - first;  // the last lane that is seen
+    const int64_t last = position(r) - first;  // the last lane that is visible
     const int64_t before = layer_.window == 0 ? -1 : last - layer_.window;
     if (last >= kLanes - 1 && before < 0) return scores;
     Ints lane;
@@ -190,17 +190,17 @@ class Block {
     const auto clamped = [](int64_t i) {
       return static_cast<int32_t>(std::clamp<int64_t>(i, -1, kLanes));
     };
-    const Ints seen = (lane <= clamped(last)) & (lane > clamped(before));
-    return seen ? scores : Floats{} + kMinusInfinity;
+    const Ints is_visible = (lane <= clamped(last)) & (lane > clamped(before));
+    return is_visible ? scores : Floats{} + kMinusInfinity;
   }
 
-  void finish(int64_t r) {
-    const float weight = sum(load(weights_ + r * kLanes));
+  void write_output(int64_t r) {
+    const float weight = sum(load(sums_ + r * kLanes));
     Element* out = static_cast<Element*>(layer_.out) +
                    (row(r) * layer_.num_heads + head(r)) * layer_.value_dim;
     for (int64_t i = 0; i < width_; i += kLanes) {
       Element values[kLanes];
-      store(load(mixed_ + r * width_ + i) / weight, values);
+      store(load(outputs_ + r * width_ + i) / weight, values);
       std::copy_n(values, std::min(kLanes, layer_.value_dim - i), out + i);
     }
   }
@@ -209,15 +209,15 @@ class Block {
   const SegmentRows& segment_;
   const int64_t kv_head_, begin_, count_, width_;
   float* query_;    // [count, D], times the scale
-  float* mixed_;    // [count, E']
-  float* weights_;  // [count, kLanes], to be summed
+  float* outputs_;  // [count, E']
+  float* sums_;     // of the weights: [count, kLanes], to be added up
   float maximum_[kBlockRows];
 };
 
 template <class Element, int kTile>
 void attend(const PagedAttention& layer, const SegmentRows& segment, int64_t kv_head, int64_t begin,
             int64_t end) {
-  Block<Element, kTile>(layer, segment, kv_head, begin, end).run();
+  Block<Element, kTile>(layer, segment, kv_head, begin, end).attend_pages();
 }
 
 template <class Element>

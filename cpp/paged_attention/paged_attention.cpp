@@ -50,12 +50,12 @@ void paged_attention(const PagedAttention& layer, const std::vector<SegmentRows>
       }
     }
   }
-  const Threads team = work < kMinWork ? Threads{1, nullptr} : threads;
+  const Threads openmp_team = work < kMinWork ? Threads{1, nullptr} : threads;
   const int64_t num_segments = segments.size();
-  for_each(team, num_segments * layer.num_kv_heads, [&](int64_t i) {
+  for_each(openmp_team, num_segments * layer.num_kv_heads, [&](int64_t i) {
     kernels.store(layer, segments[i / layer.num_kv_heads], i % layer.num_kv_heads);
   });
-  for_each(team, tasks.size(), [&](int64_t i) {
+  for_each(openmp_team, tasks.size(), [&](int64_t i) {
     const Task& task = tasks[i];
     kernels.attend(layer, *task.segment, task.kv_head, task.begin, task.end);
   });

@@ -11,7 +11,7 @@ struct SamplingParams {
   int32_t top_k = 0;              // 0: off
   double top_p = 1;               // 1: off
   double min_p = 0;               // 0: off
-  double repetition_penalty = 1;  // 1: off; divides (or multiplies negative) logits of tokens seen
+  double repetition_penalty = 1;  // 1: off; divides (or multiplies negative) logits of tokens of the history
   double presence_penalty = 0;    // subtracted once from the logit of a token of the output
   double frequency_penalty = 0;   // subtracted for every time a token stands in the output
   uint64_t seed = 0;

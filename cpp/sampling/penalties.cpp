@@ -16,29 +16,29 @@ void check_ids(const char* what, std::span<const int64_t> ids, int64_t end) {
 }
 
 TokenCounts::TokenCounts(int64_t vocab, const History& history)
-    : in_output_(static_cast<size_t>(vocab), kUnseen) {
+    : in_output_(static_cast<size_t>(vocab), kNotInHistory) {
   check_ids("prompt_ids", history.prompt, std::numeric_limits<int64_t>::max());
   check_ids("output_ids", history.output, vocab);
   for (const int64_t token : history.prompt) {
-    if (token < vocab) see(token);
+    if (token < vocab) add_to_history(token);
   }
   for (const int64_t token : history.output) add_output(token);
 }
 
-void TokenCounts::see(int64_t token) {
+void TokenCounts::add_to_history(int64_t token) {
   int32_t& count = in_output_[static_cast<size_t>(token)];
-  if (count != kUnseen) return;
+  if (count != kNotInHistory) return;
   count = 0;
-  seen_.push_back(token);
+  history_tokens_.push_back(token);
 }
 
 void TokenCounts::add_output(int64_t token) {
-  see(token);
+  add_to_history(token);
   ++in_output_[static_cast<size_t>(token)];
 }
 
 void TokenCounts::penalise(std::span<float> row, const SamplingParams& params) const {
-  for (const int64_t token : seen_) {
+  for (const int64_t token : history_tokens_) {
     const int32_t count = in_output_[static_cast<size_t>(token)];
     double logit = row[static_cast<size_t>(token)];
     logit = logit < 0 ? logit * params.repetition_penalty : logit / params.repetition_penalty;

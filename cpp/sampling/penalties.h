@@ -31,12 +31,12 @@ class TokenCounts {
   void penalise(std::span<float> row, const SamplingParams& params) const;
 
  private:
-  static constexpr int32_t kUnseen = -1;  // 0: in the prompt only
+  static constexpr int32_t kNotInHistory = -1;  // 0: in the prompt only
 
-  void see(int64_t token);
+  void add_to_history(int64_t token);
 
   std::vector<int32_t> in_output_;  // [V]
-  std::vector<int64_t> seen_;       // each token once
+  std::vector<int64_t> history_tokens_;       // each token once
 };
 
 }  // namespace dflash

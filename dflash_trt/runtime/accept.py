@@ -35,18 +35,18 @@ def accept(request: Request, proposals: Sequence[int], logits: Tensor, begin: in
     return token_ids
 
 
-def likeliest(logits: Tensor) -> tuple[list[int], list[bool]]:
+def argmax_and_finite(logits: Tensor) -> tuple[list[int], list[bool]]:
     """The argmax [n] of each row of logits [n, V], and whether it is finite; a NaN in a row is its argmax."""
     if logits.device.type == "cpu":  # torch's argmax takes 15 times as long
         rows = logits.contiguous()
-        return _C.likeliest((rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy())
+        return _C.argmax_and_finite((rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy())
     best, greedy = logits.max(dim=-1)
     return greedy.tolist(), best.isfinite().tolist()
 
 
 def argmax(logits: Tensor) -> list[int]:
     """The same argmax alone: one wait for a GPU, not two."""
-    return likeliest(logits)[0] if logits.device.type == "cpu" else logits.argmax(dim=-1).tolist()
+    return argmax_and_finite(logits)[0] if logits.device.type == "cpu" else logits.argmax(dim=-1).tolist()
 
 
 def _rows(logits: Tensor, begin: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -24,7 +24,7 @@ import msgspec
 from dflash_trt.errors import EngineError
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.kvcache.slots import SlotPool
-from dflash_trt.runtime.accept import accept, likeliest
+from dflash_trt.runtime.accept import accept, argmax_and_finite
 from dflash_trt.runtime.auto_length import Remaining
 from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.metrics import Counts, DecoderMetrics
@@ -331,7 +331,7 @@ def _accept(parts: Sequence[StepInput], logits: Tensor) -> list[list[int]]:
     A row that is not finite ends the block before it, and a part that begins with one gets no token: plain decoding
     would meet it, if at all, as the first row of a later step.
     """
-    tokens, finite = likeliest(logits)
+    tokens, finite = argmax_and_finite(logits)
     all_finite = all(finite)
     accepted, begin = [], 0
     for part in parts:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dflash_trt import _C
-from dflash_trt.targets.torch_threads import team
+from dflash_trt.targets.torch_threads import openmp_team
 
 PROBE_ROWS = 4
 TOLERANCE = 1e-5
@@ -57,5 +57,5 @@ def normed(weight: Tensor, eps: float, rows: Tensor) -> Tensor:
     rows = rows.contiguous()
     out = torch.empty_like(rows)
     dim = len(weight)
-    _C.rms_norm(rows.data_ptr(), rows.numel() // dim, dim, weight.data_ptr(), eps, out.data_ptr(), *team())
+    _C.rms_norm(rows.data_ptr(), rows.numel() // dim, dim, weight.data_ptr(), eps, out.data_ptr(), *openmp_team())
     return out

@@ -17,12 +17,12 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_expe
 
 from dflash_trt import _C
 from dflash_trt.targets.batch_invariance import repeat_lone_rows
-from dflash_trt.targets.linear_call import Fill, grouped
+from dflash_trt.targets.linear_call import LinearKernel, grouped
 from dflash_trt.targets.panel_linear import panels
 
 EXPERTS = "dflash"
 WEIGHTS = ("gate_up_proj", "down_proj")
-FILLS: dict[torch.dtype, Fill] = {torch.float32: _C.linear_panels, torch.bfloat16: _C.linear_bfloat16}
+LINEAR_KERNELS: dict[torch.dtype, LinearKernel] = {torch.float32: _C.linear_panels, torch.bfloat16: _C.linear_bfloat16}
 Products = Callable[[Tensor, list[int]], Tensor]
 """rows [R, in], how many of them each expert has -> [R, out]"""
 
@@ -44,7 +44,7 @@ def _is_known(module: nn.Module) -> bool:
     if not getattr(module, "has_gate", False) or module._is_expert_parallel:
         return False
     weights: list[Tensor] = [getattr(module, name).data for name in WEIGHTS]
-    return all(type(weight) is Tensor and weight.dtype in FILLS for weight in weights)
+    return all(type(weight) is Tensor and weight.dtype in LINEAR_KERNELS for weight in weights)
 
 
 def _products(module: nn.Module, name: str) -> Products:
@@ -56,7 +56,7 @@ def _products(module: nn.Module, name: str) -> Products:
     weights = panels(weights) if own.dtype == torch.float32 else weights.contiguous()
     if weights is not own:
         setattr(module, name, nn.Parameter(own.new_empty(0), requires_grad=False))
-    return partial(grouped, FILLS[own.dtype], weights, num_outputs, bias)
+    return partial(grouped, LINEAR_KERNELS[own.dtype], weights, num_outputs, bias)
 
 
 def experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

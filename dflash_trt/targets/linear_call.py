@@ -7,31 +7,33 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from dflash_trt.targets.torch_threads import team
+from dflash_trt.targets.torch_threads import openmp_team
 
-Fill = Callable[..., None]
+LinearKernel = Callable[..., None]
 """`_C.linear_panels` or `_C.linear_bfloat16`."""
 
 
-def one_weight(fill: Fill, weight: Tensor, num_outputs: int, bias: Tensor | None, rows: Tensor) -> Tensor:
+def one_weight(kernel: LinearKernel, weight: Tensor, num_outputs: int, bias: Tensor | None, rows: Tensor) -> Tensor:
     """rows [..., in] by a weight, and bias [out] -> [..., out]."""
     out = rows.new_empty(*rows.shape[:-1], num_outputs)
     num_inputs = rows.shape[-1]
-    _call(fill, (rows.numel() // num_inputs,), weight, bias, rows, out)
+    _call(kernel, (rows.numel() // num_inputs,), weight, bias, rows, out)
     return out
 
 
 def grouped(
-    fill: Fill, weights: Tensor, num_outputs: int, biases: Tensor | None, rows: Tensor, counts: Sequence[int]
+    kernel: LinearKernel, weights: Tensor, num_outputs: int, biases: Tensor | None, rows: Tensor, counts: Sequence[int]
 ) -> Tensor:
     """rows [R, in], counts[e] of them by weights[e] and biases[e] of [E, out], end to end -> [R, out]."""
     out = rows.new_empty(len(rows), num_outputs)
-    _call(fill, counts, weights, biases, rows, out)
+    _call(kernel, counts, weights, biases, rows, out)
     return out
 
 
-def _call(fill: Fill, counts: Sequence[int], weight: Tensor, bias: Tensor | None, rows: Tensor, out: Tensor) -> None:
+def _call(
+    kernel: LinearKernel, counts: Sequence[int], weight: Tensor, bias: Tensor | None, rows: Tensor, out: Tensor
+) -> None:
     rows = rows.contiguous()
     bias_at = 0 if bias is None else bias.data_ptr()
     x, weight_at, out_at = rows.data_ptr(), weight.data_ptr(), out.data_ptr()
-    fill(x, counts, weight_at, out.shape[-1], rows.shape[-1], bias_at, out_at, *team())
+    kernel(x, counts, weight_at, out.shape[-1], rows.shape[-1], bias_at, out_at, *openmp_team())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dflash_trt._C import TOKENS_PER_PAGE, VALUE_ALIGNMENT, PassRows
 from dflash_trt.targets.packed_pass import Pass
-from dflash_trt.targets.torch_threads import team
+from dflash_trt.targets.torch_threads import openmp_team
 
 IS_BF16 = {torch.float32: False, torch.bfloat16: True}
 
@@ -44,7 +44,7 @@ class PagedPass(Pass):
         k_cache, v_cache = self._cache.layer(layer, num_kv_heads, (head_dim, size), v_page, key.dtype)
         query, key, value = _dense(query), _dense(key), _dense(value)
         sinks = None if sinks is None else sinks.float().contiguous()
-        threads, start = team()
+        threads, start = openmp_team()
         out = query.new_empty(num_rows, num_heads, value_dim)
         self._rows.attend(
             _place(query),

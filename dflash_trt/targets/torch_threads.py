@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 
-def team() -> tuple[int, int]:
+def openmp_team() -> tuple[int, int]:
     """How many there are, and the address of GOMP_parallel in the OpenMP library that torch computes with.
 
     The address is 0 where torch was built with other threads: then C++ takes one.

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_trt import _C
-from dflash_trt._C import accept_greedy, likeliest
+from dflash_trt._C import accept_greedy, argmax_and_finite
 from tests.paths import REPOSITORY
 
 TOKENS = st.integers(0, 3)  # few, so that long prefixes agree
@@ -48,22 +48,23 @@ def test_lengths_must_fit(proposals: list[int], verified: list[int]) -> None:
 
 
 @given(st.integers(1, 3000), st.integers(1, 3), st.integers(0, 2**32), st.sampled_from(["float32", "bfloat16"]))
-def test_the_likeliest_is_the_first_of_the_largest(vocab: int, rows: int, seed: int, dtype: str) -> None:
+def test_the_argmax_is_the_first_of_the_largest(vocab: int, rows: int, seed: int, dtype: str) -> None:
     """As numpy's argmax has it; in few values, so that many are equal, with a NaN and infinities here and there."""
     rng = np.random.default_rng(seed)
     logits = rng.integers(-3, 3, (rows, vocab)).astype(np.float32)
     for value in (np.nan, np.inf, -np.inf):
         logits[rng.random(rows) < 0.2] = -np.inf
         logits[rng.integers(rows), rng.integers(vocab)] = value if rng.random() < 0.5 else 3.0
-    tokens, are_finite = likeliest(logits if dtype == "float32" else (logits.view(np.uint32) >> 16).astype(np.uint16))
+    stored = logits if dtype == "float32" else (logits.view(np.uint32) >> 16).astype(np.uint16)
+    tokens, are_finite = argmax_and_finite(stored)
     assert tokens == logits.argmax(axis=-1).tolist()
     assert are_finite == np.isfinite(logits[np.arange(rows), tokens]).tolist()
 
 
-def test_a_row_without_logits_has_no_likeliest() -> None:
+def test_a_row_without_logits_has_no_argmax() -> None:
     with pytest.raises(ValueError, match="expected a logit at least in each row, found none"):
-        likeliest(np.empty((2, 0), np.float32))
-    assert likeliest(np.empty((0, 5), np.float32)) == ([], [])
+        argmax_and_finite(np.empty((2, 0), np.float32))
+    assert argmax_and_finite(np.empty((0, 5), np.float32)) == ([], [])
 
 
 def test_the_stub_names_what_the_module_has() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dflash_trt import _C
 from dflash_trt.targets.paged_attention import _place
-from dflash_trt.targets.torch_threads import team
+from dflash_trt.targets.torch_threads import openmp_team
 
 PAGE = 32
 ISAS = _C.cpu_features()
@@ -132,7 +132,7 @@ class Cache:
             window=layer.window,
             sinks=0 if data.sinks is None else data.sinks.data_ptr(),
             threads=threads,
-            start=team()[1] if start is None else start,
+            start=openmp_team()[1] if start is None else start,
             isa=isa,
         )
         return list(out.split(counts))
@@ -171,7 +171,7 @@ def test_a_rows_bits_are_those_of_a_token_by_itself(name: str, dtype: torch.dtyp
 
 def test_threads_change_nothing() -> None:
     """Of torch's own team, with enough work that it is asked."""
-    assert team()[1], "torch has no OpenMP here"
+    assert openmp_team()[1], "torch has no OpenMP here"
     layer = Layer(heads=16, kv_heads=4, head_dim=64, value_dim=64, lengths=((600, 40), (200, 8)))
     data = random_data(layer)
     for one, several in zip(prefill_and_pass(layer, data), prefill_and_pass(layer, data, threads=3), strict=True):

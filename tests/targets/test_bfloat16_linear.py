@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dflash_trt import _C
 from dflash_trt.targets.bfloat16_linear import MIN_INPUTS, linear, replace_linear_layers
-from dflash_trt.targets.torch_threads import team
+from dflash_trt.targets.torch_threads import openmp_team
 
 
 def usable(isa: str) -> bool:
@@ -43,7 +43,7 @@ def product(
     """What is computed, by weights [E, N, K] if there are counts; a guard behind it must stay as it is."""
     (M, K), N = x.shape, weight.shape[-2]
     out = torch.full((M * N + 64,), BEHIND, dtype=torch.bfloat16)
-    count, start = team()
+    count, start = openmp_team()
     bias_at = 0 if bias is None else bias.data_ptr()
     _C.linear_bfloat16(
         x.data_ptr(), counts or [M], weight.data_ptr(), N, K, bias_at, out.data_ptr(), min(threads, count), start, isa

@@ -14,7 +14,7 @@ from dflash_trt import _C
 from dflash_trt.targets.batch_invariance import agrees
 from dflash_trt.targets.huggingface import make_target
 from dflash_trt.targets.panel_linear import lay_out_linear_layers, linear, panels, rows_of, weight_of
-from dflash_trt.targets.torch_threads import team
+from dflash_trt.targets.torch_threads import openmp_team
 from tests.targets.families import (
     NUM_SLOTS,
     TAPS,
@@ -44,7 +44,7 @@ def products(
     """What is computed; a guard behind it must stay as it is."""
     _, N, K = weights.shape
     out = torch.full((len(x) * N + 64,), BEHIND)
-    laid_out, (number, start) = panels(weights), team()
+    laid_out, (number, start) = panels(weights), openmp_team()
     bias_at = 0 if biases is None else biases.data_ptr()
     _C.linear_panels(
         x.data_ptr(), counts, laid_out.data_ptr(), N, K, bias_at, out.data_ptr(), min(threads, number), start, isa
