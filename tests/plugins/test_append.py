@@ -138,7 +138,7 @@ def test_a_cache_beyond_32_bits(program: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("wait_for_previous_grid();", ""),
+        ("griddepcontrol_wait();", ""),
         ("cache + to * p.row_bytes", "cache + static_cast<int32_t>(to * p.row_bytes)"),
         ("position >= p.max_context", "false"),
         ("slot >= p.slots", "false"),

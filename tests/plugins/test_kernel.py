@@ -110,7 +110,7 @@ def faults() -> Path:
         ("write without a barrier", "thread 40: races with thread 0: writes what that reads at"),
         ("a barrier of the wrong threads", "thread 40: races with thread 0: reads what that wrote at"),
         ("a barrier for one warp of two", "waits for threads that never come"),
-        ("two instructions in a warp", "is at lanes_where, other lanes of its warp at from_lane"),
+        ("two instructions in a warp", "is at ballot_sync, other lanes of its warp at shfl_sync"),
         ("a read before the copy is waited for", "reads shared memory address 0 while a copy into it is under way"),
         ("a copy read without a barrier", "thread 40: races with thread 0: reads what that wrote at"),
         ("a copy over what is read", "thread 40: races with thread 0: writes what that reads at"),

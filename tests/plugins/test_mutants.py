@@ -25,7 +25,7 @@ from tests.plugins.test_kernel import call_far
 CASE = Case(name="mutated", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_scale=0.03, norm=4.0, sinks=True,
             context_lengths=(1700, 3, 300), slot_ids=(2, 0, 1))  # fmt: skip
 CTAS = 5
-WAIT = "wait_for_previous_grid();  // all that is read may be its: the block, slots and lengths, rows just appended"
+WAIT = "griddepcontrol_wait();  // all that is read may be its: the block, slots and lengths, rows just appended"
 SCHEDULE = "const Schedule schedule(p, plan);"
 WIDTH = "(p.num_heads + 2 * p.num_kv_heads)"
 
@@ -40,50 +40,49 @@ class Mutant:
 
 
 MUTANTS = [
-    Mutant("no wait for copies", "stream.cuh", "wait_copies<kStages - 2>();", "", "while a copy into it is under way"),
-    Mutant("a wait for one step too few", "stream.cuh", "wait_copies<kStages - 2>", "wait_copies<kStages - 1>",
+    Mutant("no wait for copies", "context_loader.cuh", "cp_async_wait_group<kStages - 2>();", "", "while a copy into it is under way"),
+    Mutant("a wait for one step too few", "context_loader.cuh", "cp_async_wait_group<kStages - 2>", "cp_async_wait_group<kStages - 1>",
            "while a copy into it is under way"),
-    Mutant("no barrier after the wait", "stream.cuh", "group_sync(1 + worker_.team, 32 * warps());", "",
+    Mutant("no barrier after the wait", "context_loader.cuh", "bar_sync(1 + worker_.team, 32 * warps());", "",
            "shared memory address|races with thread"),
-    Mutant("one barrier for all teams", "stream.cuh", "group_sync(1 + worker_.team,", "group_sync(1,",
+    Mutant("one barrier for all teams", "context_loader.cuh", "bar_sync(1 + worker_.team,", "bar_sync(1,",
            "races with thread|while a copy"),
-    Mutant("no barrier between segments", "attention.cuh", "cta_sync();  // shared memory is free", "//",
+    Mutant("no barrier between segments", "attention.cuh", "syncthreads();  // shared memory is free", "//",
            "races with thread|while a copy"),
-    Mutant("no wait for the attention grid", "combine.cuh", "wait_for_previous_grid();", ""),
-    Mutant("no wait for the kernel before", "attention.cuh", "wait_for_previous_grid();", "", "before the grid before"),
+    Mutant("no wait for the attention grid", "combine.cuh", "griddepcontrol_wait();", ""),
+    Mutant("no wait for the kernel before", "attention.cuh", "griddepcontrol_wait();", "", "before the grid before"),
     Mutant("a wait behind a read", "attention.cuh", f"{WAIT}\n  {SCHEDULE}", f"{SCHEDULE}\n  {WAIT}"),
-    Mutant("rows beyond the segment", "stream.cuh", "copy_async(at, k, left > 0);", "copy_async(at, k, true);",
+    Mutant("rows beyond the segment", "context_loader.cuh", "cp_async(at, k, left > 0);", "cp_async(at, k, true);",
            "AddressSanitizer"),
-    Mutant("no mask at the end", "attention.cuh", "end < kMatrixKeys ||", ""),
-    Mutant("a maximum that never moves", "state.cuh", "if (any_lane(exceeds)) return false;", "any_lane(exceeds);"),
-    Mutant("a sum left behind", "state.cuh", "sum[t][half] *= by;", ""),
+    Mutant("no mask at the end", "attention.cuh", "end < kMmaKeys ||", ""),
+    Mutant("a maximum that never moves", "state.cuh", "if (any_sync(exceeds)) return false;", "any_sync(exceeds);"),
+    Mutant("a sum left behind", "state.cuh", "sum[t][half] *= rescale;", ""),
     Mutant("the block's keys scaled", "attention.cuh", "1 / p_.k_scale)", "1.0f)"),
     Mutant("a range too long", "schedule.cuh", "min(length, all.begin + end * kUnitKeys)", "length"),
     Mutant("a slot without its values", "rows.cuh", WIDTH, "(p.num_heads + p.num_kv_heads)"),
-    Mutant("queries for keys", "attention.cuh", "p_.num_heads + kv_head()", "kv_head()"),
-    Mutant("keys for values", "attention.cuh", "(at + p_.num_kv_heads)", "at"),
+    Mutant("queries for keys", "rows.cuh", "p.num_heads + kv_head", "kv_head"),
+    Mutant("keys for values", "rows.cuh", "(at + p.num_kv_heads)", "at"),
 ]  # fmt: skip
 
 
 # Of the attention of sm_90a.
-STATE, STREAM, WGMMA = "wgmma_state.cuh", "wgmma_stream.cuh", "wgmma_attention.cuh"
-SCORES_MADE = "    pin(score);\n  }\n\n  // Such products"
+STATE, LOADER, WGMMA = "wgmma_state.cuh", "wgmma_context_loader.cuh", "wgmma_attention.cuh"
+SCORES_MADE = "    fence_registers(score);\n  }\n\n  // Such products"
 KEYS_AT = "(warp * 16 + lane % 16) * kStride + lane / 16 * 16"
 KEYS_AT_OF_RIGHT_OPERAND = "(warp * 16 + lane % 8 + lane / 16 * 8) * kStride + lane / 8 % 2 * 16"
-PACKED = """pack_e4m3(first_of(F16{}, low) * factor, second_of(F16{}, low) * factor,
-                                         first_of(F16{}, high) * factor, second_of(F16{}, high) * factor));"""
-LOOP = "    for (int c = 0; c < N / 4; ++c) {\n      float most = kNothing;"
+PACKED = "cvt_e4m3x4(a, b, c, d));"
+LOOP = "    for (int c = 0; c < N / 4; ++c) {\n      float largest = kInitialMaximum;"
 MAXIMA = "const Shared all = group.numbers() + group.column() * 4;\n"
 WGMMA_MUTANTS = [
-    Mutant("no proxy fence behind the queries", WGMMA, "fence_for_wgmma();\n    cta_sync();", "cta_sync();",
+    Mutant("no proxy fence behind the queries", WGMMA, "fence_proxy_async();\n    syncthreads();", "syncthreads();",
            "without a proxy fence"),
-    Mutant("no proxy fence behind the weights", WGMMA, "fence_for_wgmma();\n      // Now all", "// Now",
+    Mutant("no proxy fence behind the weights", WGMMA, "fence_proxy_async();\n      // Now all", "// Now",
            "without a proxy fence"),
     Mutant("no wgmma.fence", STATE, "wgmma_fence();\n    const uint64_t queries = Rounded",
            "const uint64_t queries = Rounded", "without a wgmma.fence"),
-    Mutant("no wait for scores", STATE, f"wgmma_wait();\n{SCORES_MADE}", SCORES_MADE,
+    Mutant("no wait for scores", STATE, f"wgmma_wait_group();\n{SCORES_MADE}", SCORES_MADE,
            "a product under way|AddressSanitizer"),
-    Mutant("no wait for outputs", STATE, "wgmma_wait();\n#pragma", "#pragma", "product|AddressSanitizer|under way"),
+    Mutant("no wait for outputs", STATE, "wgmma_wait_group();\n#pragma", "#pragma", "product|AddressSanitizer|under way"),
     Mutant("scores added to what was there", STATE, "i * kDescribedColumns, i > 0);", "i * kDescribedColumns, true);"),
     Mutant("a wrong stride", "wgmma.cuh", "{kBytes >> 4}", "{kBytes >> 5}"),
     Mutant("a wrong swizzle", "wgmma.cuh", "== 128 ? 1 : 2,", "== 128 ? 2 : 2,"),
@@ -92,46 +91,45 @@ WGMMA_MUTANTS = [
     Mutant("a narrower swizzle of bytes", "wgmma.cuh", "== 128 ? 1 : 2,", "== 128 ? 1 : 3,"),
     Mutant("no swizzle of bytes", "wgmma.cuh", "== 128 ? 1 : 2,", "== 128 ? 1 : 0,"),
     Mutant("a wrong step of the columns", "wgmma.cuh", "kDescribedColumns = 2", "kDescribedColumns = 1"),
-    Mutant("queries as they are", WGMMA, "State::Queries::swizzled(row", "(row"),
-    Mutant("rounded queries as they are", WGMMA, "Pattern::swizzled(row", "(row"),
-    Mutant("the bytes of a query in another order", WGMMA, "first_of(F16{}, low) * factor, second_of(F16{}, low)",
-           "second_of(F16{}, low) * factor, first_of(F16{}, low)"),
+    Mutant("queries as they are", WGMMA, "State::Queries::swizzle(row", "(row"),
+    Mutant("rounded queries as they are", WGMMA, "Rows::swizzle(row", "(row"),
+    Mutant("the bytes of a query in another order", WGMMA, "cvt_e4m3x4(a, b,", "cvt_e4m3x4(b, a,"),
     Mutant("queries of F16 where bytes should be", WGMMA, PACKED,
-           "low + 0 * high + 0 * static_cast<uint32_t>(factor));"),
+           "low + 0 * static_cast<uint32_t>(a + b + c + d));"),
     Mutant("queries that are not scaled", WGMMA, "(127 * 2 + 7 - exponent) << 23", "127u << 23"),
-    Mutant("the largest element found too early", WGMMA, "cta_sync();\n    for (int warp", "for (int warp",
+    Mutant("the largest element found too early", WGMMA, "syncthreads();\n    for (int warp", "for (int warp",
            "races with thread|which nobody wrote"),
     Mutant("the bytes of a key in another order", STATE, KEYS_AT, KEYS_AT_OF_RIGHT_OPERAND),
-    Mutant("keys half as far apart", STATE, "load_matrices(a[i], at + i * 32)", "load_matrices(a[i], at + i * 16)"),
-    Mutant("scores that are not scaled", STATE, "multiply_add(score[i], factor,", "multiply_add(score[i], 1,"),
+    Mutant("keys half as far apart", STATE, "ldmatrix_x4(a[i], at + i * 32)", "ldmatrix_x4(a[i], at + i * 16)"),
+    Mutant("scores that are not scaled", STATE, "fma_rn(score[i], factor,", "fma_rn(score[i], 1,"),
     Mutant("maxima of scores that are not scaled", STATE, "kRaise ? score[i] * factor", "kRaise ? score[i]"),
     Mutant("a polynomial without its exponent", "exp2.cuh", "(as_bits(rounded) << 23)", "0"),
-    Mutant("a polynomial that is not clamped", "exp2.cuh", "multiply_add_saturated(x", "multiply_add(x"),
+    Mutant("a polynomial that is not clamped", "exp2.cuh", "fma_rn_sat(x", "fma_rn(x"),
     Mutant("weights as they are", STATE, "(warp * 2 + lane / 8 % 2) ^ lane % 8", "(warp * 2 + lane / 8 % 2)"),
-    Mutant("a barrier for all warpgroups", STATE, "return 1 + team();", "return 1;", "races|waits|product"),
-    Mutant("no vote", WGMMA, "if (!any_of_group(Group::barrier(), kThreads, exceeds) || raised) break;",
-           "any_of_group(Group::barrier(), kThreads, exceeds);\n      if (raised || true) break;"),
-    Mutant("a step's end without a barrier", STREAM, "group_sync(barrier_, 32 * kWarpgroupWarps);", "",
+    Mutant("a barrier for all warpgroups", STATE, "return 1 + openmp_team();", "return 1;", "races|waits|product"),
+    Mutant("no vote", WGMMA, "if (!barrier_red_or(Group::barrier(), kThreads, exceeds) || raised) break;",
+           "barrier_red_or(Group::barrier(), kThreads, exceeds);\n      if (raised || true) break;"),
+    Mutant("a step's end without a barrier", LOADER, "bar_sync(barrier_, 32 * kWarpgroupWarps);", "",
            "races with thread|while a"),
-    Mutant("a step that is not there yet", STREAM, "wait_copies<kStages - 2>();", "",
+    Mutant("a step that is not there yet", LOADER, "cp_async_wait_group<kStages - 2>();", "",
            "while a copy into it is under way"),
-    Mutant("copies under way at the end", STREAM, "wait_copies<0>();", "", "while a copy|copies under way"),
-    Mutant("rows beyond the end", STREAM, "copy_async(to, from, to_copy_ > row)", "copy_async(to, from, true)",
+    Mutant("copies under way at the end", LOADER, "cp_async_wait_group<0>();", "", "while a copy|copies under way"),
+    Mutant("rows beyond the end", LOADER, "cp_async(to, from, rows_to_copy_ > row)", "cp_async(to, from, true)",
            "AddressSanitizer"),
-    Mutant("stages that never end", STREAM, "current_ == last_ ?", "false ?", "of .* bytes|while a copy"),
+    Mutant("stages that never end", LOADER, "stage_ == last_stage_ ?", "false ?", "of .* bytes|while a copy"),
     Mutant("maxima read too early", STATE, f"group.sync();\n    {MAXIMA}#pragma unroll\n{LOOP}", MAXIMA + LOOP,
            "races with thread"),
-    Mutant("stages used again too early", WGMMA, "cta_sync();  // every team is done", "//",
+    Mutant("stages used again too early", WGMMA, "syncthreads();  // every team is done", "//",
            "races with thread|while a copy"),
-    Mutant("results taken too early", WGMMA, "cta_sync();\n    if (Group::team() == 0) finish();",
-           "if (Group::team() == 0) finish();", "races with thread"),
-    Mutant("segments without a barrier", WGMMA, "cta_sync();  // shared memory is free", "//",
+    Mutant("results taken too early", WGMMA, "syncthreads();\n    if (Group::openmp_team() == 0) merge_teams_and_write();",
+           "if (Group::openmp_team() == 0) merge_teams_and_write();", "races with thread"),
+    Mutant("segments without a barrier", WGMMA, "syncthreads();  // shared memory is free", "//",
            "races with thread|while a"),
     Mutant("no scale of the block's scores", WGMMA, "= 1 / p_.k_scale;", "= 1 + 0 * p_.k_scale;"),
     Mutant("columns of bytes as they are", STATE, "0x3120", "0x3210"),
     Mutant("a slot without its values", "rows.cuh", WIDTH, "(p.num_heads + p.num_kv_heads)"),
-    Mutant("queries for keys", WGMMA, "p_.num_heads + grid_x()", "grid_x()"),
-    Mutant("keys for values", WGMMA, "(at + p_.num_kv_heads)", "at"),
+    Mutant("queries for keys", "rows.cuh", "p.num_heads + kv_head", "kv_head"),
+    Mutant("keys for values", "rows.cuh", "(at + p.num_kv_heads)", "at"),
 ]  # fmt: skip
 
 
@@ -164,7 +162,7 @@ def test_is_noticed_on_sm_90a(mutant: Mutant, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_an_offset_of_32_bits_is_noticed(tmp_path: Path) -> None:
-    narrow = Mutant("narrow", "stream.cuh", "int64_t from_;", "int32_t from_;")
+    narrow = Mutant("narrow", "context_loader.cuh", "int64_t copy_from_;", "int32_t copy_from_;")
     with pytest.raises((EmulationError, AssertionError)):
         call_far(build(narrow, tmp_path, only_fp8=False), tmp_path / "call")
 

@@ -17,10 +17,10 @@ inline Grid append_grid(const AppendParams& p) {
 }
 
 __global__ void __launch_bounds__(kAppendThreads) append(const __grid_constant__ AppendParams p) {
-  release_next_grid();
-  wait_for_previous_grid();  // who makes the rows, and who still reads the cache
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();  // who makes the rows, and who still reads the cache
   const int vectors = static_cast<int>(p.row_bytes / kAppendBytes);
-  const uint32_t index = static_cast<uint32_t>(grid_x()) * kAppendThreads + static_cast<uint32_t>(thread_index());
+  const uint32_t index = static_cast<uint32_t>(ctaid_x()) * kAppendThreads + static_cast<uint32_t>(tid_x());
   const int from = static_cast<int>(index / vectors), at = static_cast<int>(index % vectors) * kAppendBytes;
   const int row = from / p.layers, layer = from % p.layers;
   if (row >= p.rows) return;
@@ -28,11 +28,11 @@ __global__ void __launch_bounds__(kAppendThreads) append(const __grid_constant__
   const int slot = p.slot_ids[row], position = p.positions[row];
   if (slot < 0 || slot >= p.slots || position < 0 || position >= p.max_context) return;
 
-  const bool is_v = grid_y() == 1;
+  const bool is_v = ctaid_y() == 1;
   const int64_t to = (int64_t{slot} * p.layers + layer) * p.max_context + position;
   const auto* rows = static_cast<const unsigned char*>(is_v ? p.v : p.k);
   auto* cache = static_cast<unsigned char*>(is_v ? p.v_cache : p.k_cache);
-  store_words(cache + to * p.row_bytes + at, load_words(rows + from * p.row_bytes + at));
+  st_global_v4(cache + to * p.row_bytes + at, ld_global_v4(rows + from * p.row_bytes + at));
 }
 
 }  // namespace dflash::kv_injection

@@ -2,7 +2,7 @@
 // The second kernel: requests that several ranges share get their outputs from the partial results, always in the
 // order of the ranges, so that equal inputs give equal bits.
 //
-// Grid: [rows of a request, cut requests]. At most ranges - 1 requests are cut, so grid_y() counts requests or the
+// Grid: [rows of a request, cut requests]. At most ranges - 1 requests are cut, so ctaid_y() counts requests or the
 // boundaries between ranges, whichever are fewer.
 #pragma once
 
@@ -18,33 +18,33 @@ struct CutRequest {
 
 DFLASH_DEVICE CutRequest find_cut(const Params& p, const Plan& plan, const Schedule& schedule) {
   const bool by_request = p.batch < plan.ranges;
-  if (!by_request && grid_y() + 1 >= schedule.ranges()) return {};
-  const int boundary = by_request ? 0 : schedule.begin(grid_y() + 1);
-  const Place place = by_request ? schedule.of_request(grid_y()) : schedule.find(boundary);
-  const int first = schedule.range_of(place.first_unit);
-  const int units = request_of(p, place.request).units;
-  const int last = schedule.range_of(place.first_unit + units - 1);
-  // A request's first boundary stands for it; one between two requests for none.
-  if (!by_request && (place.first_unit == boundary || first != grid_y())) return {};
-  return {place.request, first, last};
+  if (!by_request && ctaid_y() + 1 >= schedule.ranges()) return {};
+  const int boundary = by_request ? 0 : schedule.begin(ctaid_y() + 1);
+  const RequestStart start = by_request ? schedule.start_of(ctaid_y()) : schedule.request_at(boundary);
+  const int first = schedule.range_of(start.first_unit);
+  const int units = request_of(p, start.request).units;
+  const int last = schedule.range_of(start.first_unit + units - 1);
+  // A request is combined at its first boundary; at one between two requests there is nothing to combine.
+  if (!by_request && (start.first_unit == boundary || first != ctaid_y())) return {};
+  return {start.request, first, last};
 }
 
 template <int D, class T>
 __global__ void __launch_bounds__(32 * kCombineWarps)
     combine(const __grid_constant__ Params p, const __grid_constant__ Plan plan) {
-  release_next_grid();
-  wait_for_previous_grid();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   const Schedule schedule(p, plan);
   const CutRequest cut = find_cut(p, plan, schedule);
   if (cut.first == cut.last) return;
 
   const int warps_per_row = plan.combine_warps;
-  const int thread = thread_index(), lane = thread % 32, warp = thread / 32;
-  const int part = warp % warps_per_row;
-  const int out_row = grid_x() * (kCombineWarps / warps_per_row) + warp / warps_per_row;
-  const bool real = out_row < p.block * p.num_heads;
-  const int head = real ? out_row % p.num_heads : 0;
-  const int row = (real ? out_row / p.num_heads : 0) * plan.group + head % plan.group;
+  const int thread = tid_x(), lane = thread % 32, warp = thread / 32;
+  const int warp_of_row = warp % warps_per_row;
+  const int out_row = ctaid_x() * (kCombineWarps / warps_per_row) + warp / warps_per_row;
+  const bool in_bounds = out_row < p.block * p.num_heads;
+  const int head = in_bounds ? out_row % p.num_heads : 0;
+  const int row = (in_bounds ? out_row / p.num_heads : 0) * plan.group + head % plan.group;
   const int column = head / plan.group * plan.row_tiles + row / plan.tile_rows;
   const Partials<D> partials(p, plan);
   const auto at = [&](int range) {
@@ -56,13 +56,13 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
     maximum = fmaxf(maximum, partials.softmax[at(range)].maximum);
   }
 #pragma unroll
-  for (int mask = 1; mask < 32; mask *= 2) maximum = fmaxf(maximum, from_lane_xor(maximum, mask));
+  for (int mask = 1; mask < 32; mask *= 2) maximum = fmaxf(maximum, shfl_xor_sync(maximum, mask));
 
   float sum = 0, output[D / 32] = {};
 #pragma unroll 4
-  for (int range = cut.first + part; range <= cut.last; range += warps_per_row) {
+  for (int range = cut.first + warp_of_row; range <= cut.last; range += warps_per_row) {
     const Softmax softmax = partials.softmax[at(range)];
-    const float weight = exp2_fast(softmax.maximum - maximum);
+    const float weight = ex2_approx(softmax.maximum - maximum);
     sum += weight * softmax.sum;
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) {
@@ -70,29 +70,28 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
     }
   }
 
-  // Parts of a row meet in shared memory: [warp][lane][D / 32 outputs and the sum].
+  // The warps of a row add up in shared memory: [warp][lane][D / 32 outputs and the sum].
   constexpr int kValues = D / 32 + 1;
-  const Shared mine = shared_memory() + thread * kValues * 4;
+  const Shared own_values = shared_memory() + thread * kValues * 4;
   if (warps_per_row > 1) {
-    if (part > 0) {
-      for (int i = 0; i < D / 32; ++i) store_word(mine + i * 4, as_bits(output[i]));
-      store_word(mine + D / 32 * 4, as_bits(sum));
+    if (warp_of_row > 0) {
+      for (int i = 0; i < D / 32; ++i) st_shared(own_values + i * 4, as_bits(output[i]));
+      st_shared(own_values + D / 32 * 4, as_bits(sum));
     }
-    cta_sync();
+    syncthreads();
   }
-  if (part > 0 || !real) return;
-  for (int other = 1; other < warps_per_row; ++other) {
-    const Shared theirs = mine + other * 32 * kValues * 4;
-    for (int i = 0; i < D / 32; ++i) output[i] += as_float(load_word(theirs + i * 4));
-    sum += as_float(load_word(theirs + D / 32 * 4));
+  if (warp_of_row > 0 || !in_bounds) return;
+  for (int next = 1; next < warps_per_row; ++next) {
+    const Shared other_values = own_values + next * 32 * kValues * 4;
+    for (int i = 0; i < D / 32; ++i) output[i] += as_float(ld_shared(other_values + i * 4));
+    sum += as_float(ld_shared(other_values + D / 32 * 4));
   }
 
   const float factor = Softmax{maximum, sum}.factor(p.sinks, head);
-  auto* out = static_cast<uint16_t*>(p.out) +
-              (int64_t{cut.request} * p.block * p.num_heads + out_row) * D;
+  auto* out = static_cast<uint16_t*>(p.out) + (int64_t{cut.request} * p.block * p.num_heads + out_row) * D;
 #pragma unroll
   for (int i = 0; i < D / 32; ++i) {
-    out[i * 32 + lane] = static_cast<uint16_t>(pack(T{}, output[i] * factor, 0));
+    out[i * 32 + lane] = static_cast<uint16_t>(cvt_rn_x2(T{}, output[i] * factor, 0));
   }
 }
 

@@ -7,20 +7,20 @@
 
 namespace dflash::kv_injection {
 
-// Of x from -126 to 9; 512 above, which is more than kMostWeight, less than 2^-126 below, and 0 up to -127. NaN gives 0.
+// Of x from -126 to 9; 512 above, which is more than kMaxWeight, less than 2^-126 below, and 0 up to -127. NaN gives 0.
 //
 // x = n + f with n whole and |f| <= 1/2; 2^f by a polynomial of degree 3, 2^n by its exponent. Its relative error is at
 // most 1.1e-4 (2^-13.1), a quarter of what rounding to FP16 may add; the exponential unit's is 2^-22.
 DFLASH_DEVICE float exp2_by_polynomial(float x) {
   constexpr float kRange = 136, kLeast = -127;
-  const float part = multiply_add_saturated(x, 1 / kRange, -kLeast / kRange);
+  const float part = fma_rn_sat(x, 1 / kRange, -kLeast / kRange);
   // What is added has a unit of 1 in the last place, so that the sum's lowest bits are n: cleared by what it is less.
   constexpr float kWhole = 12582912 + kLeast;  // 1.5 * 2^23
-  const float rounded = multiply_add(part, kRange, kWhole);
-  const float f = multiply_add(part, kRange, kWhole - rounded);
-  float power = multiply_add(f, 0.0550088659f, 0.242210969f);
-  power = multiply_add(f, power, 0.693282962f);
-  power = multiply_add(f, power, 1.0f);
+  const float rounded = fma_rn(part, kRange, kWhole);
+  const float f = fma_rn(part, kRange, kWhole - rounded);
+  float power = fma_rn(f, 0.0550088659f, 0.242210969f);
+  power = fma_rn(f, power, 0.693282962f);
+  power = fma_rn(f, power, 1.0f);
   return as_float((as_bits(rounded) << 23) + as_bits(power));
 }
 

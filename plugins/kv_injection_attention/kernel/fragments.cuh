@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From rows in shared memory to the operands of multiply(): queries as left, keys and values as right operands.
+// From rows in shared memory to the operands of mma_m16n8k16(): queries as left, keys and values as right operands.
 #pragma once
 
 #include "kv_injection_attention/kernel/plan.h"
@@ -10,28 +10,28 @@ namespace dflash::kv_injection {
 // A tile of 16 rows and 32 columns as two left operands.
 DFLASH_DEVICE void load_left(uint32_t (&a)[2][4], Shared rows, int stride, int column, int lane) {
   const Shared row = rows + (lane % 16) * stride + column * 2 + (lane / 16) * 16;
-  load_matrices(a[0], row);
-  load_matrices(a[1], row + 32);
+  ldmatrix_x4(a[0], row);
+  ldmatrix_x4(a[1], row + 32);
 }
 
 // 16 keys as right operands of scores: b[i][n] covers columns 16 i to 16 i + 15 of keys 8 n to 8 n + 7.
-// `kBytes`: the rows are E4M3, and so the columns are permuted as Columns::kPairs says.
-template <bool kBytes>
+// `kFp8`: the rows are E4M3, and so the columns are permuted as Columns::kPairs says.
+template <bool kFp8>
 DFLASH_DEVICE void load_keys(uint32_t (&b)[2][2][2], Shared rows, int stride, int column,
                              int lane) {
   uint32_t m[4];
-  if constexpr (kBytes) {
-    load_matrices(m, rows + (lane % 16) * stride + column + (lane / 16) * 16);
+  if constexpr (kFp8) {
+    ldmatrix_x4(m, rows + (lane % 16) * stride + column + (lane / 16) * 16);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      widen_e4m3(b[i / 2][i % 2][0], b[i / 2][i % 2][1], m[i]);
+      cvt_f16x2_e4m3x2(b[i / 2][i % 2][0], b[i / 2][i % 2][1], m[i]);
     }
   } else {
     const Shared row =
         rows + (lane % 8 + lane / 16 * 8) * stride + column * 2 + (lane / 8 % 2) * 16;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_matrices(m, row + i * 32);
+      ldmatrix_x4(m, row + i * 32);
 #pragma unroll
       for (int j = 0; j < 4; ++j) b[i][j / 2][j % 2] = m[j];
     }
@@ -39,24 +39,24 @@ DFLASH_DEVICE void load_keys(uint32_t (&b)[2][2][2], Shared rows, int stride, in
 }
 
 // 16 values as right operands of outputs: b[n] covers columns 8 n to 8 n + 7 of the 32 from `column` on.
-// `kBytes`: the rows are E4M3; of every 16 columns, the first operand has the even ones, the second the odd ones.
-template <bool kBytes>
+// `kFp8`: the rows are E4M3; of every 16 columns, the first operand has the even ones, the second the odd ones.
+template <bool kFp8>
 DFLASH_DEVICE void load_values(uint32_t (&b)[4][2], Shared rows, int stride, int column,
                              int lane) {
   uint32_t m[4];
-  if constexpr (kBytes) {
-    load_matrices_transposed(m, rows + (lane % 16) * stride + column + (lane / 16) * 16);
+  if constexpr (kFp8) {
+    ldmatrix_x4_trans(m, rows + (lane % 16) * stride + column + (lane / 16) * 16);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       // Bytes: key 0 even, key 0 odd, key 1 even, key 1 odd.
-      const uint32_t even_odd = permute_bytes(m[i], 0, 0x3120);
-      widen_e4m3(b[i / 2 * 2][i % 2], b[i / 2 * 2 + 1][i % 2], even_odd);
+      const uint32_t even_odd = prmt(m[i], 0, 0x3120);
+      cvt_f16x2_e4m3x2(b[i / 2 * 2][i % 2], b[i / 2 * 2 + 1][i % 2], even_odd);
     }
   } else {
     const Shared row = rows + (lane % 16) * stride + column * 2 + (lane / 16) * 16;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_matrices_transposed(m, row + i * 32);
+      ldmatrix_x4_trans(m, row + i * 32);
 #pragma unroll
       for (int j = 0; j < 4; ++j) b[2 * i + j / 2][j % 2] = m[j];
     }

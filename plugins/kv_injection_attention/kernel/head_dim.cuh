@@ -10,8 +10,8 @@ namespace dflash::kv_injection {
 
 template <int D, class T>
 cudaError_t launch_attention(const Params& p, const Plan& plan) {
-  const bool bytes = p.cache_dtype == DType::kF8E4M3;
-  return start_attention(bytes ? attention<D, T, true> : attention<D, T, false>, p, plan, kSharedBudget);
+  const bool fp8 = p.cache_dtype == DType::kF8E4M3;
+  return start_attention(fp8 ? attention<D, T, true> : attention<D, T, false>, p, plan, kSharedBudget);
 }
 
 template <int D>

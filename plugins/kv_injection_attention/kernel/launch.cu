@@ -21,11 +21,11 @@ struct Gpu {
   int major, minor;                   // compute capability
 };
 
-cudaError_t ask(Gpu& gpu) {
+cudaError_t query_device(Gpu& gpu) {
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
-  const auto get = [&](int& value, cudaDeviceAttr what) {
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, what, device);
+  const auto get = [&](int& value, cudaDeviceAttr attribute) {
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, device);
   };
   get(gpu.sms, cudaDevAttrMultiProcessorCount);
   get(gpu.sm_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
@@ -42,7 +42,7 @@ int resident_ctas(const Gpu& gpu, int shared_bytes) {
 
 using LaunchPlan = cudaError_t(const Params&, const Plan&);
 
-cudaError_t in_turn(LaunchPlan attention, LaunchPlan combine, const Params& p, const Plan& plan) {
+cudaError_t launch_both(LaunchPlan attention, LaunchPlan combine, const Params& p, const Plan& plan) {
   const cudaError_t error = attention(p, plan);
   return error == cudaSuccess ? combine(p, plan) : error;
 }
@@ -50,10 +50,10 @@ cudaError_t in_turn(LaunchPlan attention, LaunchPlan combine, const Params& p, c
 cudaError_t launch_mma(const Params& p, const Gpu& gpu) {
   const Plan plan = make_plan(p, resident_ctas(gpu, make_plan(p, 1).shared_bytes));
   switch (p.head_dim) {
-    case 64: return in_turn(launch_head_dim<64>, launch_combine<64>, p, plan);
-    case 96: return in_turn(launch_head_dim<96>, launch_combine<96>, p, plan);
-    case 128: return in_turn(launch_head_dim<128>, launch_combine<128>, p, plan);
-    case 256: return in_turn(launch_head_dim<256>, launch_combine<256>, p, plan);
+    case 64: return launch_both(launch_head_dim<64>, launch_combine<64>, p, plan);
+    case 96: return launch_both(launch_head_dim<96>, launch_combine<96>, p, plan);
+    case 128: return launch_both(launch_head_dim<128>, launch_combine<128>, p, plan);
+    case 256: return launch_both(launch_head_dim<256>, launch_combine<256>, p, plan);
     default: return cudaErrorInvalidValue;
   }
 }
@@ -63,8 +63,8 @@ bool has_wgmma(const Params& p, const Gpu& gpu) { return gpu.major == 9 && gpu.m
 
 cudaError_t launch_wgmma(const Params& p, const Gpu& gpu) {
   const Plan plan = make_wgmma_plan(p, gpu.sms);
-  return p.head_dim == 64 ? in_turn(launch_wgmma_head_dim<64>, launch_combine<64>, p, plan)
-                          : in_turn(launch_wgmma_head_dim<128>, launch_combine<128>, p, plan);
+  return p.head_dim == 64 ? launch_both(launch_wgmma_head_dim<64>, launch_combine<64>, p, plan)
+                          : launch_both(launch_wgmma_head_dim<128>, launch_combine<128>, p, plan);
 }
 #else
 bool has_wgmma(const Params&, const Gpu&) { return false; }
@@ -73,11 +73,11 @@ cudaError_t launch_wgmma(const Params&, const Gpu&) { return cudaErrorNotSupport
 
 cudaError_t launch_kernel(const Params& p, Kernel kernel) {
   Gpu gpu{};
-  const cudaError_t error = ask(gpu);
+  const cudaError_t error = query_device(gpu);
   if (error != cudaSuccess) return error;
-  const bool can = has_wgmma(p, gpu);
-  if (kernel == Kernel::kWgmma) return can ? launch_wgmma(p, gpu) : cudaErrorNotSupported;
-  return can && kernel == Kernel::kBest && wgmma_pays(p) ? launch_wgmma(p, gpu) : launch_mma(p, gpu);
+  const bool wgmma_available = has_wgmma(p, gpu);
+  if (kernel == Kernel::kWgmma) return wgmma_available ? launch_wgmma(p, gpu) : cudaErrorNotSupported;
+  return wgmma_available && kernel == Kernel::kBest && wgmma_pays(p) ? launch_wgmma(p, gpu) : launch_mma(p, gpu);
 }
 
 }  // namespace

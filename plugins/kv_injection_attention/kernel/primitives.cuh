@@ -11,7 +11,7 @@ namespace dflash::kv_injection {
 struct F16 {};
 struct BF16 {};
 
-struct Words {
+struct Words4 {
   uint32_t word[4];
 };
 
@@ -27,7 +27,7 @@ namespace dflash::kv_injection {
 
 using Shared = uint32_t;  // an address in shared memory
 
-DFLASH_DEVICE int thread_count() { return static_cast<int>(blockDim.x); }
+DFLASH_DEVICE int ntid_x() { return static_cast<int>(blockDim.x); }
 // Read anew at each call, so that what is computed from them is not kept in registers beyond the caller's scope.
 #define DFLASH_SPECIAL(NAME, REGISTER)                          \
   DFLASH_DEVICE int NAME() {                                    \
@@ -35,9 +35,9 @@ DFLASH_DEVICE int thread_count() { return static_cast<int>(blockDim.x); }
     asm volatile("mov.u32 %0, %%" REGISTER ";" : "=r"(value));  \
     return value;                                               \
   }
-DFLASH_SPECIAL(thread_index, "tid.x")
-DFLASH_SPECIAL(grid_x, "ctaid.x")
-DFLASH_SPECIAL(grid_y, "ctaid.y")
+DFLASH_SPECIAL(tid_x, "tid.x")
+DFLASH_SPECIAL(ctaid_x, "ctaid.x")
+DFLASH_SPECIAL(ctaid_y, "ctaid.y")
 #undef DFLASH_SPECIAL
 
 DFLASH_DEVICE Shared shared_memory() {
@@ -47,35 +47,35 @@ DFLASH_DEVICE Shared shared_memory() {
 
 // ---- Order among threads and grids
 
-DFLASH_DEVICE void cta_sync() { __syncthreads(); }
+DFLASH_DEVICE void syncthreads() { __syncthreads(); }
 
 // Barrier `id` (1 to 15) among `threads` threads, a multiple of 32; orders shared memory among them.
-DFLASH_DEVICE void group_sync(int id, int threads) {
+DFLASH_DEVICE void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Lets the next grid of the stream start where it asked for that; it still waits for this grid's results.
-DFLASH_DEVICE void release_next_grid() { asm volatile("griddepcontrol.launch_dependents;"); }
-DFLASH_DEVICE void wait_for_previous_grid() {
+DFLASH_DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
+DFLASH_DEVICE void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // ---- Lanes of a warp; all 32 take part
 
-DFLASH_DEVICE bool any_lane(bool value) { return __any_sync(~0u, value); }
-DFLASH_DEVICE uint32_t lanes_where(bool value) { return __ballot_sync(~0u, value); }
-DFLASH_DEVICE int lowest_bit(uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }
-DFLASH_DEVICE int from_lane(int value, int lane) { return __shfl_sync(~0u, value, lane); }
-DFLASH_DEVICE int from_lane_below(int value, int by) { return __shfl_up_sync(~0u, value, by); }
-DFLASH_DEVICE float from_lane_xor(float value, int mask) {
+DFLASH_DEVICE bool any_sync(bool value) { return __any_sync(~0u, value); }
+DFLASH_DEVICE uint32_t ballot_sync(bool value) { return __ballot_sync(~0u, value); }
+DFLASH_DEVICE int lowest_set_bit(uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }
+DFLASH_DEVICE int shfl_sync(int value, int lane) { return __shfl_sync(~0u, value, lane); }
+DFLASH_DEVICE int shfl_up_sync(int value, int by) { return __shfl_up_sync(~0u, value, by); }
+DFLASH_DEVICE float shfl_xor_sync(float value, int mask) {
   return __shfl_xor_sync(~0u, value, mask);
 }
 
 // ---- Memory
 
 // Not ld.global.nc, which is for memory that nobody writes while the kernel runs: the grid before may.
-DFLASH_DEVICE Words load_words(const void* from) {
-  Words words;
+DFLASH_DEVICE Words4 ld_global_v4(const void* from) {
+  Words4 words;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
                : "l"(__cvta_generic_to_global(from))
@@ -83,55 +83,55 @@ DFLASH_DEVICE Words load_words(const void* from) {
   return words;
 }
 
-DFLASH_DEVICE void store_words(void* to, const Words& words) {
+DFLASH_DEVICE void st_global_v4(void* to, const Words4& words) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words.word[0]),
                "r"(words.word[1]), "r"(words.word[2]), "r"(words.word[3])
                : "memory");
 }
 
-DFLASH_DEVICE void store_word(Shared to, uint32_t value) {
+DFLASH_DEVICE void st_shared(Shared to, uint32_t value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
 }
 
-DFLASH_DEVICE uint32_t load_word(Shared from) {
+DFLASH_DEVICE uint32_t ld_shared(Shared from) {
   uint32_t value;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
   return value;
 }
 
-// 16 bytes from global memory, or 16 zero bytes; there after wait_copies and a barrier.
-DFLASH_DEVICE void copy_async(Shared to, const void* from, bool real) {
+// 16 bytes from global memory, or 16 zero bytes; there after cp_async_wait_group and a barrier.
+DFLASH_DEVICE void cp_async(Shared to, const void* from, bool real) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
                "l"(__cvta_generic_to_global(from)), "r"(real ? 16 : 0)
                : "memory");
 }
 
-DFLASH_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+DFLASH_DEVICE void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Until at most `kPending` of this thread's committed groups, the latest, are under way.
 template <int kPending>
-DFLASH_DEVICE void wait_copies() {
+DFLASH_DEVICE void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // ---- Matrices
 
 // Four 8x8 matrices of 16-bit elements; lane 8 i + j gives the address of row j of matrix i.
-DFLASH_DEVICE void load_matrices(uint32_t (&m)[4], Shared row) {
+DFLASH_DEVICE void ldmatrix_x4(uint32_t (&m)[4], Shared row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                : "r"(row)
                : "memory");
 }
 
-DFLASH_DEVICE void load_matrices_transposed(uint32_t (&m)[4], Shared row) {
+DFLASH_DEVICE void ldmatrix_x4_trans(uint32_t (&m)[4], Shared row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                : "r"(row)
                : "memory");
 }
 
-#define DFLASH_MULTIPLY(TYPE)                                                                     \
+#define DFLASH_MMA(TYPE)                                                                     \
   asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 "                              \
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"                       \
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                                            \
@@ -139,40 +139,40 @@ DFLASH_DEVICE void load_matrices_transposed(uint32_t (&m)[4], Shared row) {
         "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]))
 
 // d = c + a * b: 16x16 times 16x8, in FP32.
-DFLASH_DEVICE void multiply(F16, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+DFLASH_DEVICE void mma_m16n8k16(F16, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                             const float (&c)[4]) {
-  DFLASH_MULTIPLY("f16");
+  DFLASH_MMA("f16");
 }
-DFLASH_DEVICE void multiply(BF16, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+DFLASH_DEVICE void mma_m16n8k16(BF16, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                             const float (&c)[4]) {
-  DFLASH_MULTIPLY("bf16");
+  DFLASH_MMA("bf16");
 }
-#undef DFLASH_MULTIPLY
+#undef DFLASH_MMA
 
 // ---- Numbers
 
-DFLASH_DEVICE uint32_t pack(F16, float first, float second) {
+DFLASH_DEVICE uint32_t cvt_rn_x2(F16, float first, float second) {
   uint32_t pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
   return pair;
 }
-DFLASH_DEVICE uint32_t pack(BF16, float first, float second) {
+DFLASH_DEVICE uint32_t cvt_rn_x2(BF16, float first, float second) {
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
   return pair;
 }
 
-DFLASH_DEVICE float first_of(BF16, uint32_t pair) { return __uint_as_float(pair << 16); }
-DFLASH_DEVICE float second_of(BF16, uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-DFLASH_DEVICE float first_of(F16, uint32_t pair) {
+DFLASH_DEVICE float low_half_to_float(BF16, uint32_t pair) { return __uint_as_float(pair << 16); }
+DFLASH_DEVICE float high_half_to_float(BF16, uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+DFLASH_DEVICE float low_half_to_float(F16, uint32_t pair) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<uint16_t>(pair)));
   return value;
 }
-DFLASH_DEVICE float second_of(F16, uint32_t pair) { return first_of(F16{}, pair >> 16); }
+DFLASH_DEVICE float high_half_to_float(F16, uint32_t pair) { return low_half_to_float(F16{}, pair >> 16); }
 
 // Four E4M3 bytes as two F16 pairs, exactly.
-DFLASH_DEVICE void widen_e4m3(uint32_t& low, uint32_t& high, uint32_t bytes) {
+DFLASH_DEVICE void cvt_f16x2_e4m3x2(uint32_t& low, uint32_t& high, uint32_t bytes) {
   asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\n"
       "cvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
       : "=r"(low), "=r"(high)
@@ -180,28 +180,28 @@ DFLASH_DEVICE void widen_e4m3(uint32_t& low, uint32_t& high, uint32_t bytes) {
 }
 
 // Byte i of the result is byte (selector >> 4 i) & 7 of high:low.
-DFLASH_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+DFLASH_DEVICE uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) {
   return __byte_perm(low, high, selector);
 }
 
 DFLASH_DEVICE float as_float(uint32_t bits) { return __uint_as_float(bits); }
 DFLASH_DEVICE uint32_t as_bits(float value) { return __float_as_uint(value); }
 
-DFLASH_DEVICE float exp2_fast(float x) {
+DFLASH_DEVICE float ex2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-DFLASH_DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DFLASH_DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 // The same, clamped to [0, 1]; NaN gives 0.
-DFLASH_DEVICE float multiply_add_saturated(float a, float b, float c) { return __saturatef(__fmaf_rn(a, b, c)); }
-DFLASH_DEVICE int largest(int a, int b, int c) { return __vimax3_s32(a, b, c); }
-DFLASH_DEVICE float inverse(float x) {
+DFLASH_DEVICE float fma_rn_sat(float a, float b, float c) { return __saturatef(__fmaf_rn(a, b, c)); }
+DFLASH_DEVICE int vimax3(int a, int b, int c) { return __vimax3_s32(a, b, c); }
+DFLASH_DEVICE float rcp_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-DFLASH_DEVICE float inverse_sqrt(float x) {
+DFLASH_DEVICE float rsqrt_approx(float x) {
   float y;
   asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;

@@ -4,6 +4,7 @@
 
 #include "kv_injection_attention/kernel/plan.h"
 #include "kv_injection_attention/kernel/primitives.cuh"
+#include "kv_injection_attention/kernel/schedule.cuh"
 
 namespace dflash::kv_injection {
 
@@ -13,13 +14,13 @@ inline constexpr float kLog2E = 1.44269504088896340736f;
 struct Softmax {
   float maximum, sum;
 
-  // Takes head `head`'s sink in and gives the factor that makes an output of an output counted relative to `maximum`.
+  // What to multiply an output relative to `maximum` with, head `head`'s sink included in the sum.
   DFLASH_DEVICE float factor(const float* sinks, int head) const {
-    if (sinks == nullptr) return inverse(sum);
+    if (sinks == nullptr) return rcp_approx(sum);
     const float sink = sinks[head] * kLog2E;
-    const float most = fmaxf(maximum, sink);
-    const float by = exp2_fast(maximum - most);
-    return by * inverse(sum * by + exp2_fast(sink - most));
+    const float largest = fmaxf(maximum, sink);
+    const float rescale = ex2_approx(maximum - largest);
+    return rescale * rcp_approx(sum * rescale + ex2_approx(sink - largest));
   }
 };
 
@@ -39,6 +40,63 @@ struct Partials {
     const int64_t cta = int64_t{range} * columns(p, plan) + column;
     return (cta * 2 + (starts ? 1 : 0)) * plan.tile_rows;
   }
+};
+
+// The query head that query row `row` of a kv head belongs to: rows are slot-major.
+DFLASH_DEVICE int query_head(const Plan& plan, int kv_head, int row) {
+  return kv_head * plan.group + row % plan.group;
+}
+
+// One element of T times `factor`, or two neighbours.
+template <class T>
+DFLASH_DEVICE void store_scaled(T format, uint16_t* to, float factor, float x) {
+  *to = static_cast<uint16_t>(cvt_rn_x2(format, x * factor, 0));
+}
+template <class T>
+DFLASH_DEVICE void store_scaled(T format, uint16_t* to, float factor, float x, float y) {
+  *reinterpret_cast<uint32_t*>(to) = cvt_rn_x2(format, x * factor, y * factor);
+}
+
+// Where the rows of a CTA end up: in the output if the segment is all of its request, else as partial results.
+template <int D, class T>
+class ResultWriter {
+ public:
+  DFLASH_DEVICE ResultWriter(const Params& p, const Plan& plan, const Segment& segment, int kv_head)
+      : p_(p),
+        plan_(plan),
+        request_(segment.request),
+        kv_head_(kv_head),
+        is_whole_(segment.begin == 0 && segment.ends),
+        first_(Partials<D>::row(p, plan, ctaid_y(), ctaid_x(), segment.begin == 0)) {}
+
+  // Row `row` of the kv head, row `cta_row` of the CTA. `for_columns(store)` is to call store(column, x) or
+  // store(column, x, y), y in the next column, for what this thread has of it; one of its threads `has_softmax`.
+  template <class ForColumns>
+  DFLASH_DEVICE void write(int row, int cta_row, const Softmax& softmax, bool has_softmax,
+                           ForColumns for_columns) const {
+    if (is_whole_) {
+      const int head = query_head(plan_, kv_head_, row);
+      const int64_t at = (int64_t{request_} * p_.block + row / plan_.group) * p_.num_heads + head;
+      const float factor = softmax.factor(p_.sinks, head);
+      auto* out = static_cast<uint16_t*>(p_.out) + at * D;
+      for_columns([&](int column, auto... x) { store_scaled(T{}, out + column, factor, x...); });
+    } else {
+      const Partials<D> partials(p_, plan_);
+      const int64_t at = first_ + cta_row;
+      if (has_softmax) partials.softmax[at] = softmax;
+      for_columns([&](int column, auto... x) {
+        float* to = partials.outputs + at * D + column;
+        ((*to++ = x), ...);
+      });
+    }
+  }
+
+ private:
+  const Params& p_;
+  const Plan& plan_;
+  int request_, kv_head_;
+  bool is_whole_;
+  int64_t first_;  // row of partial results
 };
 
 }  // namespace dflash::kv_injection

@@ -7,8 +7,8 @@
 //   v (kEvenOdd):      even columns first, then odd
 #pragma once
 
-#include "kv_injection_attention/kernel/plan.h"
-#include "kv_injection_attention/kernel/primitives.cuh"
+#include "kv_injection_attention/kernel/result.cuh"
+#include "kv_injection_attention/kernel/schedule.cuh"
 
 namespace dflash::kv_injection {
 
@@ -16,46 +16,46 @@ enum class Columns { kPlain, kPairs, kEvenOdd };
 
 // Stores eight elements, vector `index` of a row, in the order of `kColumns`.
 template <Columns kColumns>
-DFLASH_DEVICE void store_vector(Shared row, int index, const Words& vector) {
+DFLASH_DEVICE void store_vector(Shared row, int index, const Words4& vector) {
   const Shared sixteen = row + (index / 2) * 32;
   const int half = index % 2;
   if constexpr (kColumns == Columns::kPlain) {
-    for (int i = 0; i < 4; ++i) store_word(row + index * 16 + i * 4, vector.word[i]);
+    for (int i = 0; i < 4; ++i) st_shared(row + index * 16 + i * 4, vector.word[i]);
   } else if constexpr (kColumns == Columns::kPairs) {
     for (int i = 0; i < 4; ++i) {
       const int lane_of_quad = half * 2 + i / 2;
-      store_word(sixteen + (i % 2) * 16 + lane_of_quad * 4, vector.word[i]);
+      st_shared(sixteen + (i % 2) * 16 + lane_of_quad * 4, vector.word[i]);
     }
   } else {
     for (int i = 0; i < 2; ++i) {
       const uint32_t low = vector.word[2 * i], high = vector.word[2 * i + 1];
-      store_word(sixteen + half * 8 + i * 4, permute_bytes(low, high, 0x5410));
-      store_word(sixteen + 16 + half * 8 + i * 4, permute_bytes(low, high, 0x7632));
+      st_shared(sixteen + half * 8 + i * 4, prmt(low, high, 0x5410));
+      st_shared(sixteen + 16 + half * 8 + i * 4, prmt(low, high, 0x7632));
     }
   }
 }
 
 template <class T>
-DFLASH_DEVICE void widen(float (&values)[8], const Words& vector) {
+DFLASH_DEVICE void widen(float (&values)[8], const Words4& vector) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    values[2 * i] = first_of(T{}, vector.word[i]);
-    values[2 * i + 1] = second_of(T{}, vector.word[i]);
+    values[2 * i] = low_half_to_float(T{}, vector.word[i]);
+    values[2 * i + 1] = high_half_to_float(T{}, vector.word[i]);
   }
 }
 
 template <class T>
-DFLASH_DEVICE Words narrow(const float (&values)[8]) {
-  Words vector;
+DFLASH_DEVICE Words4 narrow(const float (&values)[8]) {
+  Words4 vector;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) vector.word[i] = pack(T{}, values[2 * i], values[2 * i + 1]);
+  for (int i = 0; i < 4; ++i) vector.word[i] = cvt_rn_x2(T{}, values[2 * i], values[2 * i + 1]);
   return vector;
 }
 
 DFLASH_DEVICE void load_floats(float (&values)[8], const float* from) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const Words vector = load_words(from + 4 * i);
+    const Words4 vector = ld_global_v4(from + 4 * i);
 #pragma unroll
     for (int j = 0; j < 4; ++j) values[4 * i + j] = as_float(vector.word[j]);
   }
@@ -88,10 +88,10 @@ DFLASH_DEVICE void norm_and_rotate(RowSource source, int64_t row, const float* r
   if (real && mine) {
     const auto* vectors = static_cast<const unsigned char*>(source.rows) + row * D * 2;
     const auto* norms = static_cast<const unsigned char*>(source.norm);
-    widen<T>(first, load_words(vectors + part * 16));
-    widen<T>(second, load_words(vectors + (part + kHalf) * 16));
-    widen<T>(norm_first, load_words(norms + part * 16));
-    widen<T>(norm_second, load_words(norms + (part + kHalf) * 16));
+    widen<T>(first, ld_global_v4(vectors + part * 16));
+    widen<T>(second, ld_global_v4(vectors + (part + kHalf) * 16));
+    widen<T>(norm_first, ld_global_v4(norms + part * 16));
+    widen<T>(norm_second, ld_global_v4(norms + (part + kHalf) * 16));
     load_floats(cosine, rope + part * 8);
     load_floats(sine, rope + D / 2 + part * 8);
   }
@@ -99,8 +99,8 @@ DFLASH_DEVICE void norm_and_rotate(RowSource source, int64_t row, const float* r
 #pragma unroll
   for (int i = 0; i < 8; ++i) squares += first[i] * first[i] + second[i] * second[i];
 #pragma unroll
-  for (int mask = 1; mask < kLanes; mask *= 2) squares += from_lane_xor(squares, mask);
-  const float inverse = inverse_sqrt(squares * (1.0f / D) + eps) * source.factor * source.unit;
+  for (int mask = 1; mask < kLanes; mask *= 2) squares += shfl_xor_sync(squares, mask);
+  const float inverse = rsqrt_approx(squares * (1.0f / D) + eps) * source.factor * source.unit;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float a = first[i] * inverse * norm_first[i], b = second[i] * inverse * norm_second[i];
@@ -118,8 +118,8 @@ template <int D, class T, class Stored, Columns kColumns, class Locate>
 DFLASH_DEVICE void store_rotated_rows(RowSource source, const float* rope, float eps, int rows,
                                       Shared to, Locate locate) {
   constexpr int kLanes = D == 64 ? 4 : D == 256 ? 16 : 8;  // D / 16, or the power of 2 above
-  const int thread = thread_index(), part = thread % kLanes;
-  const int at_once = thread_count() / kLanes;
+  const int thread = tid_x(), part = thread % kLanes;
+  const int at_once = ntid_x() / kLanes;
 #pragma unroll 1
   for (int begin = 0; begin < rows; begin += at_once) {
     const int i = begin + thread / kLanes;
@@ -129,6 +129,51 @@ DFLASH_DEVICE void store_rotated_rows(RowSource source, const float* rope, float
     const bool real = stored && locate(i, row, slot);
     norm_and_rotate<D, T, Stored, kColumns, kLanes>(source, row, rope + int64_t{slot} * D, eps,
                                                     part, stored, real, to + i * row_bytes(D, 2));
+  }
+}
+
+template <int D>
+DFLASH_DEVICE const float* rope_of(const Params& p, const Segment& segment) {
+  return p.rope + int64_t{segment.request} * p.block * D;
+}
+
+// `rows` query rows of a kv head from `first_row` on; those behind its last become 0. `factor` and `unit` are as in
+// RowSource.
+template <int D, class T, class Stored, Columns kColumns>
+DFLASH_DEVICE void store_queries(const Params& p, const Plan& plan, const Segment& segment, int kv_head, int first_row,
+                                 int rows, float factor, float unit, Shared to) {
+  const auto locate = [&](int i, int64_t& at, int& slot) {
+    const int row = first_row + i;
+    slot = row / plan.group;
+    at = qkv_row(p, segment.request, slot, query_head(plan, kv_head, row));
+    return row < plan.rows;
+  };
+  const float eps = segment.slot < 0 ? as_float(0x7fc00000u) : p.rms_norm_eps;  // NaN queries make NaN outputs
+  store_rotated_rows<D, T, Stored, kColumns>({p.qkv, p.q_norm, factor, unit}, rope_of<D>(p, segment), eps, rows, to,
+                                             locate);
+}
+
+// The block's keys, normed and rotated, and its values as they are, `rows` of each; those behind slot S become 0.
+template <int D, class T, class Stored, Columns kKeyColumns, Columns kValueColumns>
+DFLASH_DEVICE void store_block(const Params& p, const Segment& segment, int kv_head, int rows, Shared keys,
+                               Shared values) {
+  const auto locate = [&](int i, int64_t& at, int& slot) {
+    slot = i;
+    at = qkv_row(p, segment.request, slot, p.num_heads + kv_head);
+    return i < p.block;
+  };
+  store_rotated_rows<D, T, Stored, kKeyColumns>({p.qkv, p.k_norm, 1}, rope_of<D>(p, segment), p.rms_norm_eps, rows,
+                                                keys, locate);
+  constexpr int kVectors = D / 8;
+#pragma unroll 1
+  for (int i = tid_x(); i < rows * kVectors; i += ntid_x()) {
+    int64_t at;
+    int slot;
+    const bool real = locate(i / kVectors, at, slot);
+    const auto* from = static_cast<const unsigned char*>(p.qkv);
+    // Behind all keys: as many rows of D further on as there are of them.
+    const Words4 vector = real ? ld_global_v4(from + (at + p.num_kv_heads) * D * 2 + i % kVectors * 16) : Words4{};
+    store_vector<kValueColumns>(values + i / kVectors * row_bytes(D, 2), i % kVectors, vector);
   }
 }
 

@@ -29,24 +29,24 @@ DFLASH_DEVICE Request request_of(const Params& p, int index) {
   return {slot, length, begin, max(1, ceil_div(length - begin, kUnitKeys))};
 }
 
-struct Place {
+struct RequestStart {
   int request;
   int first_unit;  // of that request
 };
 
-// The units of all requests. Every lane of a warp knows its share; the functions are for whole warps.
+// The units of all requests. Every lane of a warp has some of the requests; the functions are for whole warps.
 class Schedule {
  public:
   DFLASH_DEVICE Schedule(const Params& p, const Plan& plan)
-      : p_(p), lane_(thread_index() % 32), share_(ceil_div(p.batch, 32)) {
-    for (int i = my_first(); i < my_end(); ++i) mine_ += request_of(p, i).units;
-    int upto = mine_;
-    for (int by = 1; by < 32; by *= 2) {
-      const int below = from_lane_below(upto, by);
-      if (lane_ >= by) upto += below;
+      : p_(p), lane_(tid_x() % 32), requests_per_lane_(ceil_div(p.batch, 32)) {
+    for (int i = first_request(); i < end_request(); ++i) lane_units_ += request_of(p, i).units;
+    int inclusive_sum = lane_units_;
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int below = shfl_up_sync(inclusive_sum, offset);
+      if (lane_ >= offset) inclusive_sum += below;
     }
-    before_ = upto - mine_;
-    total_ = from_lane(upto, 31);
+    units_before_ = inclusive_sum - lane_units_;
+    total_ = shfl_sync(inclusive_sum, 31);
     ranges_ = worthwhile_ranges(plan, total_);
   }
 
@@ -57,37 +57,37 @@ class Schedule {
   // The largest range that begins at or before `unit`.
   DFLASH_DEVICE int range_of(int unit) const { return ((unit + 1) * ranges_ - 1) / total_; }
 
-  // The request that `unit` belongs to.
-  DFLASH_DEVICE Place find(int unit) const {
-    const bool here = before_ <= unit && unit < before_ + mine_;
-    Place place{my_first(), before_};
-    while (here) {
-      const int units = request_of(p_, place.request).units;
-      if (unit < place.first_unit + units) break;
-      ++place.request;
-      place.first_unit += units;
+  // Of the request that `unit` belongs to.
+  DFLASH_DEVICE RequestStart request_at(int unit) const {
+    const bool owns_unit = units_before_ <= unit && unit < units_before_ + lane_units_;
+    RequestStart start{first_request(), units_before_};
+    while (owns_unit) {
+      const int units = request_of(p_, start.request).units;
+      if (unit < start.first_unit + units) break;
+      ++start.request;
+      start.first_unit += units;
     }
-    const int owner = lowest_bit(lanes_where(here));
-    return {from_lane(place.request, owner), from_lane(place.first_unit, owner)};
+    const int owner = lowest_set_bit(ballot_sync(owns_unit));
+    return {shfl_sync(start.request, owner), shfl_sync(start.first_unit, owner)};
   }
 
-  DFLASH_DEVICE Place of_request(int request) const {
-    const int owner = request / share_;
-    int unit = before_;
+  DFLASH_DEVICE RequestStart start_of(int request) const {
+    const int owner = request / requests_per_lane_;
+    int unit = units_before_;
     if (lane_ == owner) {
-      for (int i = my_first(); i < request; ++i) unit += request_of(p_, i).units;
+      for (int i = first_request(); i < request; ++i) unit += request_of(p_, i).units;
     }
-    return {request, from_lane(unit, owner)};
+    return {request, shfl_sync(unit, owner)};
   }
 
  private:
-  DFLASH_DEVICE int my_first() const { return lane_ * share_; }
-  DFLASH_DEVICE int my_end() const { return min(p_.batch, my_first() + share_); }
+  DFLASH_DEVICE int first_request() const { return lane_ * requests_per_lane_; }
+  DFLASH_DEVICE int end_request() const { return min(p_.batch, first_request() + requests_per_lane_); }
 
   const Params& p_;
-  int lane_, share_;
-  int mine_ = 0;
-  int before_, total_, ranges_;
+  int lane_, requests_per_lane_;
+  int lane_units_ = 0;
+  int units_before_, total_, ranges_;
 };
 
 // The part of one request that a CTA reads: units `begin` to `end` of it.

@@ -8,37 +8,38 @@
 
 namespace dflash::kv_injection {
 
-// Below every score, and finite: a row that has seen nothing has weight exp2(kNothing - maximum) = 0.
-inline constexpr float kNothing = -1e30f;
+// Below every score, and finite: a row that no key was visible to has weight exp2(kInitialMaximum - maximum) = 0.
+inline constexpr float kInitialMaximum = -1e30f;
 // A weight may exceed 1, the weight of the maximum, by this much before the maximum, and with it everything, moves:
 // far from FP16's limit.
-inline constexpr float kMostWeight = 256.0f;
+inline constexpr float kMaxWeight = 256.0f;
 
-// Of the multiply() layout: a thread has columns 2 (lane % 4) and the next of rows lane / 4 and lane / 4 + 8.
+// In the layout of mma_m16n8k16(): a thread has columns 2 (lane % 4) and the next of rows lane / 4 and lane / 4 + 8.
 template <int D, int kTiles>
 struct State {
   float output[kTiles][D / 8][4] = {};
-  // What scores start from: less each row's maximum, in units of log2, the same in the four lanes of a row.
-  float start[kTiles][4];
+  // Each row's maximum in units of log2, negated: the accumulators of the scores start from it. The same in the four
+  // lanes of a row.
+  float negated_maximum[kTiles][4];
   float sum[kTiles][2] = {};  // of this thread's columns only
 
   DFLASH_DEVICE State() {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) start[t][i] = -kNothing;
+      for (int i = 0; i < 4; ++i) negated_maximum[t][i] = -kInitialMaximum;
     }
   }
 
-  DFLASH_DEVICE float maximum(int t, int half) const { return -start[t][2 * half]; }
+  DFLASH_DEVICE float maximum(int t, int half) const { return -negated_maximum[t][2 * half]; }
 
-  DFLASH_DEVICE void scale_outputs(float by) {
+  DFLASH_DEVICE void scale_outputs(float rescale) {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (int n = 0; n < D / 8; ++n) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) output[t][n][i] *= by;
+        for (int i = 0; i < 4; ++i) output[t][n][i] *= rescale;
       }
     }
   }
@@ -49,51 +50,51 @@ struct State {
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        sum[t][half] += from_lane_xor(sum[t][half], 1);
-        sum[t][half] += from_lane_xor(sum[t][half], 2);
+        sum[t][half] += shfl_xor_sync(sum[t][half], 1);
+        sum[t][half] += shfl_xor_sync(sum[t][half], 2);
       }
     }
   }
 
-  // Makes the maximum of a row at least `least`. Both copies move by themselves: were one taken from the other, the
-  // compiler would keep one, and put the four values of `start` together anew for every product.
+  // Makes the maximum of a row at least `least`. Both copies are updated by themselves: were one taken from the other,
+  // the compiler would keep one, and assemble the four values of `negated_maximum` again for every product.
   DFLASH_DEVICE void raise_maximum(int t, int half, float least) {
-    const float before = start[t][2 * half];
+    const float before = negated_maximum[t][2 * half];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) start[t][2 * half + i] = fminf(start[t][2 * half + i], -least);
-    const float by = exp2_fast(start[t][2 * half] - before);
-    sum[t][half] *= by;
+    for (int i = 0; i < 2; ++i) negated_maximum[t][2 * half + i] = fminf(negated_maximum[t][2 * half + i], -least);
+    const float rescale = ex2_approx(negated_maximum[t][2 * half] - before);
+    sum[t][half] *= rescale;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) {
-      output[t][n][2 * half] *= by;
-      output[t][n][2 * half + 1] *= by;
+      output[t][n][2 * half] *= rescale;
+      output[t][n][2 * half + 1] *= rescale;
     }
   }
 };
 
-// The queries of a warp's tiles: of each row the first columns in registers, the others read again each time.
+// The queries of a warp's tiles: of each row the first tiles of 32 columns in registers, the others read each time.
 template <int D, int kTiles>
 class Queries {
  public:
   // `rows` is the address of the first.
   DFLASH_DEVICE Queries(Shared rows, int lane) : rows_(rows), lane_(lane) {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) read(held_[i], i);
+    for (int i = 0; i < kRegisterTiles; ++i) read(register_tiles_[i], i);
   }
 
   // Columns 32 i to 32 i + 31.
   DFLASH_DEVICE void get(uint32_t (&a)[kTiles][2][4], int i) const {
-    if (i >= kHeld) return read(a, i);
+    if (i >= kRegisterTiles) return read(a, i);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) a[t][j / 4][j % 4] = held_[i][t][j / 4][j % 4];
+      for (int j = 0; j < 8; ++j) a[t][j / 4][j % 4] = register_tiles_[i][t][j / 4][j % 4];
     }
   }
 
  private:
   // As many as the registers beside the outputs hold without spilling.
-  static constexpr int kHeld = D <= 96 ? D / 32 : 2;
+  static constexpr int kRegisterTiles = D <= 96 ? D / 32 : 2;
 
   DFLASH_DEVICE void read(uint32_t (&a)[kTiles][2][4], int i) const {
 #pragma unroll
@@ -104,16 +105,16 @@ class Queries {
 
   Shared rows_;
   int lane_;
-  uint32_t held_[kHeld][kTiles][2][4];
+  uint32_t register_tiles_[kRegisterTiles][kTiles][2][4];
 };
 
-inline constexpr int kMatrixKeys = 16;
+inline constexpr int kMmaKeys = 16;
 
 // The warp's queries against 16 keys and values in shared memory, row after row of `kStride` bytes.
-// Score and Value are the formats of the two products; kBytes says that the rows are E4M3.
-template <int D, int kTiles, class Score, class Value, bool kBytes>
+// Score and Value are the formats of the two products; kFp8 says that the rows are E4M3.
+template <int D, int kTiles, class Score, class Value, bool kFp8>
 struct Block {
-  static constexpr int kStride = row_bytes(D, kBytes ? 1 : 2);
+  static constexpr int kStride = row_bytes(D, kFp8 ? 1 : 2);
 
   float score[kTiles][2][4];  // later the weights
   int lane;
@@ -126,7 +127,7 @@ struct Block {
     for (int i = 0; i < D / 32; ++i) {
       uint32_t a[kTiles][2][4], b[2][2][2];
       queries.get(a, i);
-      load_keys<kBytes>(b, keys, kStride, i * 32, lane);
+      load_keys<kFp8>(b, keys, kStride, i * 32, lane);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -134,9 +135,9 @@ struct Block {
           float(&to)[4] = score[t][j % 2];
           constexpr float kZero[4] = {};
           if (i > 0 || j > 1) {
-            multiply(Score{}, to, a[t][j / 2], b[j / 2][j % 2], to);
+            mma_m16n8k16(Score{}, to, a[t][j / 2], b[j / 2][j % 2], to);
           } else {
-            multiply(Score{}, to, a[t][0], b[0][j], state ? state->start[t] : kZero);
+            mma_m16n8k16(Score{}, to, a[t][0], b[0][j], state ? state->negated_maximum[t] : kZero);
           }
         }
       }
@@ -161,23 +162,23 @@ struct Block {
     }
   }
 
-  // Scores less the maximum become weights. Gives false, and leaves the state, if the maximum has to move first.
-  // Of NaN the maximum takes no notice, so that it reaches the output.
-  DFLASH_DEVICE bool weigh(State<D, kTiles>& state) {
+  // Scores less the maximum become weights. False, and the state unchanged, if the maximum has to be raised first.
+  // The maximum ignores NaN, so that it reaches the output.
+  DFLASH_DEVICE bool try_softmax_weights(State<D, kTiles>& state) {
     float sum[kTiles][2];
     bool exceeds = false;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) score[t][i / 4][i % 4] = exp2_fast(score[t][i / 4][i % 4]);
+      for (int i = 0; i < 8; ++i) score[t][i / 4][i % 4] = ex2_approx(score[t][i / 4][i % 4]);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float *x = &score[t][0][2 * half], *y = &score[t][1][2 * half];
         sum[t][half] = (x[0] + x[1]) + (y[0] + y[1]);
-        exceeds |= sum[t][half] > kMostWeight;
+        exceeds |= sum[t][half] > kMaxWeight;
       }
     }
-    if (any_lane(exceeds)) return false;
+    if (any_sync(exceeds)) return false;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -186,21 +187,21 @@ struct Block {
     return true;
   }
 
-  // `factor` times the scores, not less the maximum, become weights; the maxima move to the largest so far.
-  DFLASH_DEVICE void raise_and_weigh(State<D, kTiles>& state, float factor) {
+  // `factor` times the scores, not less the maximum, become weights; the maxima are raised to the largest so far.
+  DFLASH_DEVICE void rescale_and_softmax_weights(State<D, kTiles>& state, float factor) {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float *x = &score[t][0][2 * half], *y = &score[t][1][2 * half];
-        float most = fmaxf(fmaxf(x[0], x[1]), fmaxf(y[0], y[1])) * factor;
-        most = fmaxf(most, from_lane_xor(most, 1));
-        most = fmaxf(most, from_lane_xor(most, 2));
-        state.raise_maximum(t, half, most);
+        float largest = fmaxf(fmaxf(x[0], x[1]), fmaxf(y[0], y[1])) * factor;
+        largest = fmaxf(largest, shfl_xor_sync(largest, 1));
+        largest = fmaxf(largest, shfl_xor_sync(largest, 2));
+        state.raise_maximum(t, half, largest);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          x[i] = exp2_fast(x[i] * factor + state.start[t][2 * half]);
-          y[i] = exp2_fast(y[i] * factor + state.start[t][2 * half]);
+          x[i] = ex2_approx(x[i] * factor + state.negated_maximum[t][2 * half]);
+          y[i] = ex2_approx(y[i] * factor + state.negated_maximum[t][2 * half]);
         }
         state.sum[t][half] += (x[0] + x[1]) + (y[0] + y[1]);
       }
@@ -214,19 +215,19 @@ struct Block {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* pair = &score[t][i / 2][i % 2 * 2];
-        weights[t][i] = pack(Value{}, pair[0], pair[1]);
+        weights[t][i] = cvt_rn_x2(Value{}, pair[0], pair[1]);
       }
     }
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) {
       uint32_t b[4][2];
-      load_values<kBytes>(b, values, kStride, i * 32, lane);
+      load_values<kFp8>(b, values, kStride, i * 32, lane);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
           float(&to)[4] = state.output[t][4 * i + n];
-          multiply(Value{}, to, weights[t], b[n], to);
+          mma_m16n8k16(Value{}, to, weights[t], b[n], to);
         }
       }
     }

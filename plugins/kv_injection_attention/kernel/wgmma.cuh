@@ -10,21 +10,20 @@ namespace dflash::kv_injection {
 // Tag of products of FP8 operands; a word holds four, the first in its lowest byte.
 struct E4M3 {};
 
-// A matrix in shared memory of rows of 128 or 64 bytes, eight of them after another in a pattern whose start is a
-// multiple of its size.
+// A matrix in shared memory of rows of 128 or 64 bytes, swizzled: eight rows are a swizzle atom, aligned to its size.
 template <int kRowBytes>
-struct Pattern {
+struct SwizzledRows {
   static_assert(kRowBytes == 128 || kRowBytes == 64);
   static constexpr int kRow = kRowBytes;
   static constexpr int kBytes = 8 * kRowBytes;
 
   // The address of byte `at` of such a matrix, counted row after row. Of rows of 128 bytes, sixteen bytes `i` of row r
   // stand at i ^ (r % 8) of it; of rows of 64 bytes, at i ^ (r / 2 % 4).
-  static DFLASH_DEVICE uint32_t swizzled(uint32_t at) { return at ^ (at >> 3 & (kRowBytes - 16)); }
+  static DFLASH_DEVICE uint32_t swizzle(uint32_t at) { return at ^ (at >> 3 & (kRowBytes - 16)); }
 
   // The matrix descriptor of it as a right operand: K-major, swizzled as its rows are long (PTX ISA 9.7.15.5.1.2.2).
-  // Eight rows lie a pattern behind the eight before; the leading offset is not used and taken to be 1.
-  static DFLASH_DEVICE uint64_t describe(uint32_t address) {
+  // Eight rows lie an atom behind the eight before; the leading offset is not used and taken to be 1.
+  static DFLASH_DEVICE uint64_t descriptor(uint32_t address) {
     constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2, kLeading = 1;
     return kSwizzle << 62 | uint64_t{kBytes >> 4} << 32 | kLeading << 16 | (address & 0x3ffff) >> 4;
   }
@@ -40,7 +39,7 @@ inline constexpr uint64_t kDescribedColumns = 2;
 
 namespace dflash::kv_injection {
 
-// The CTA's shared memory; patterns want it aligned.
+// The CTA's shared memory, aligned for swizzle atoms.
 DFLASH_DEVICE Shared aligned_shared_memory() {
   extern __shared__ __align__(1024) unsigned char aligned[];
   return static_cast<Shared>(__cvta_generic_to_shared(aligned));
@@ -49,10 +48,10 @@ DFLASH_DEVICE Shared aligned_shared_memory() {
 // ---- Order
 
 // What this thread wrote to shared memory becomes visible to wgmma, once a barrier has followed.
-DFLASH_DEVICE void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DFLASH_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// group_sync(id, threads) that also says whether `value` holds for any of the threads.
-DFLASH_DEVICE bool any_of_group(int id, int threads, bool value) {
+// bar_sync(id, threads) that also tells whether `value` holds for any of the threads.
+DFLASH_DEVICE bool barrier_red_or(int id, int threads, bool value) {
   int any;
   asm volatile(
       "{\n.reg .pred p, q;\nsetp.ne.b32 p, %3, 0;\n"
@@ -63,35 +62,35 @@ DFLASH_DEVICE bool any_of_group(int id, int threads, bool value) {
   return any != 0;
 }
 
-// Registers that wgmma reads or writes: neither what comes before moves behind this, nor the other way round.
+// A compiler fence for registers that wgmma reads or writes: no access to them moves across it.
 template <int n>
-DFLASH_DEVICE void pin(float (&values)[n]) {
+DFLASH_DEVICE void fence_registers(float (&values)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
 template <int n>
-DFLASH_DEVICE void pin(uint32_t (&values)[n][4]) {
+DFLASH_DEVICE void fence_registers(uint32_t (&values)[n][4]) {
 #pragma unroll
   for (int i = 0; i < 4 * n; ++i) asm volatile("" : "+r"(values[i / 4][i % 4])::"memory");
 }
 
 // Between any access to registers and a wgmma of them.
 DFLASH_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DFLASH_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+DFLASH_DEVICE void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Until all of this thread's committed products are there.
-DFLASH_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+DFLASH_DEVICE void wgmma_wait_group() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
 // ---- Matrices
 
 // Four 8x8 matrices of 16-bit elements, transposed; lane 8 i + j gives the address of column j of matrix i.
-DFLASH_DEVICE void store_matrices_transposed(Shared column, const uint32_t (&m)[4]) {
+DFLASH_DEVICE void stmatrix_x4_trans(Shared column, const uint32_t (&m)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(column), "r"(m[0]),
                "r"(m[1]), "r"(m[2]), "r"(m[3])
                : "memory");
 }
 
 // Four E4M3, the first in the lowest byte; what is too large becomes 448, NaN stays NaN.
-DFLASH_DEVICE uint32_t pack_e4m3(float a, float b, float c, float d) {
+DFLASH_DEVICE uint32_t cvt_e4m3x4(float a, float b, float c, float d) {
   uint32_t bytes;
   asm("{\n.reg .b16 l, h;\ncvt.rn.satfinite.e4m3x2.f32 l, %2, %1;\n"
       "cvt.rn.satfinite.e4m3x2.f32 h, %4, %3;\nmov.b32 %0, {l, h};\n}"
@@ -115,7 +114,7 @@ DFLASH_DEVICE uint32_t pack_e4m3(float a, float b, float c, float d) {
 #define DFLASH_SUMS40 DFLASH_SUMS32, DFLASH_SUMS8(32)
 
 // d = d + a * b, or a * b: 64x16 in the warpgroup's registers times 16xN, whose N rows of 16 columns `b` describes.
-// d and a are the thread's until wgmma_wait().
+// d and a are the thread's until wgmma_wait_group().
 // Of E4M3 it is 64x32 times 32xN. A thread's word r of the left operand then has columns 4 (lane % 4) to
 // 4 (lane % 4) + 3, 16 on if r > 1, of row 16 warp + lane / 4, eight on if r is odd (PTX ISA 9.2, 9.7.15.5.1.1.3,
 // figure 152): the words that ldmatrix gives of rows of bytes.

@@ -10,8 +10,8 @@ namespace dflash::kv_injection {
 
 template <int D, int N, class T>
 cudaError_t launch_wgmma_rows(const Params& p, const Plan& plan) {
-  const bool bytes = p.cache_dtype == DType::kF8E4M3;
-  return start_attention(bytes ? wgmma_attention<D, N, T, true> : wgmma_attention<D, N, T, false>, p, plan,
+  const bool fp8 = p.cache_dtype == DType::kF8E4M3;
+  return start_attention(fp8 ? wgmma_attention<D, N, T, true> : wgmma_attention<D, N, T, false>, p, plan,
                          kWgmmaShared);
 }
 

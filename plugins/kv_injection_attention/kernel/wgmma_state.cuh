@@ -19,28 +19,29 @@
 
 namespace dflash::kv_injection {
 
-// Where a warpgroup's operands lie, and who this thread is in it. Found anew each time, not kept: registers are short.
-// kBytes says that the cache is E4M3.
-template <int D, int N, bool kBytes>
+// Where a warpgroup's operands lie, and who this thread is in it. Recomputed each time, not kept:
+// registers are scarce.
+// kFp8 says that the cache is E4M3.
+template <int D, int N, bool kFp8>
 struct Warpgroup {
   static constexpr int kThreads = 32 * kWarpgroupWarps;
 
-  static DFLASH_DEVICE int lane() { return thread_index() & 31; }
-  static DFLASH_DEVICE int warp() { return thread_index() / 32u % kWarpgroupWarps; }
-  static DFLASH_DEVICE int team() { return thread_index() / unsigned{kThreads}; }
+  static DFLASH_DEVICE int lane() { return tid_x() & 31; }
+  static DFLASH_DEVICE int warp() { return tid_x() / 32u % kWarpgroupWarps; }
+  static DFLASH_DEVICE int team() { return tid_x() / unsigned{kThreads}; }
   static DFLASH_DEVICE int barrier() { return 1 + team(); }
-  static DFLASH_DEVICE void sync() { group_sync(barrier(), kThreads); }
+  static DFLASH_DEVICE void sync() { bar_sync(barrier(), kThreads); }
   // Of the thread's columns the first, and of its rows.
   static DFLASH_DEVICE int column() { return lane() % 4 * 2; }
   static DFLASH_DEVICE int row() { return warp() * 16 + lane() / 4; }
 
-  // Patterns of [N, 64 columns], one behind the other.
+  // SwizzledRows of [N, 64 columns], one behind the other.
   static DFLASH_DEVICE Shared queries() { return aligned_shared_memory(); }
-  // Pattern [N, D] of E4M3.
+  // SwizzledRows [N, D] of E4M3.
   static DFLASH_DEVICE Shared rounded_queries() { return queries() + wgmma_query_bytes(D, N, 2); }
-  // Pattern [N, 64 keys].
+  // SwizzledRows [N, 64 keys].
   static DFLASH_DEVICE Shared weights(int of_team) {
-    return queries() + wgmma_query_bytes(D, N, kBytes ? 1 : 2) + of_team * wgmma_weight_bytes(N);
+    return queries() + wgmma_query_bytes(D, N, kFp8 ? 1 : 2) + of_team * wgmma_weight_bytes(N);
   }
   // [warps][N] floats.
   static DFLASH_DEVICE Shared numbers() {
@@ -50,18 +51,18 @@ struct Warpgroup {
   static DFLASH_DEVICE Shared slots() {
     return weights(wgmma_teams(D)) + wgmma_teams(D) * wgmma_number_bytes(N);
   }
-  // Three integers: what is left of the CTA's range. Behind them what scores of rounded queries are to be multiplied by.
-  static DFLASH_DEVICE Shared work() { return slots() + N * 4; }
-  static DFLASH_DEVICE Shared score_factor() { return work() + 12; }
+  // Three integers: what remains of the CTA's range. Behind them the factor of the scores of rounded queries.
+  static DFLASH_DEVICE Shared remaining() { return slots() + N * 4; }
+  static DFLASH_DEVICE Shared score_factor() { return remaining() + 12; }
 };
 
 // A step's keys and values as left operands, of rows of E4M3 or of 16 bits. Where a thread reads them is found first,
 // once for all steps: load_keys(a, rows + keys_at()).
-template <int D, bool kBytes>
+template <int D, bool kFp8>
 struct LeftOperands {
-  static constexpr int kStride = row_bytes(D, kBytes ? 1 : 2);
-  static constexpr int kItem = kBytes ? 1 : 2;
-  static constexpr int kLoads = kBytes ? 2 : 1;  // operands of V that four matrices make
+  static constexpr int kStride = row_bytes(D, kFp8 ? 1 : 2);
+  static constexpr int kItem = kFp8 ? 1 : 2;
+  static constexpr int kLoads = kFp8 ? 2 : 1;  // operands of V that four matrices make
 
   // Of scores: the warp's 16 keys.
   static DFLASH_DEVICE Shared keys_at(int warp, int lane) {
@@ -72,13 +73,13 @@ struct LeftOperands {
   template <int n>
   static DFLASH_DEVICE void load_keys(uint32_t (&a)[n][4], Shared at) {
 #pragma unroll
-    for (int i = 0; i < n; ++i) load_matrices(a[i], at + i * 32);
+    for (int i = 0; i < n; ++i) ldmatrix_x4(a[i], at + i * 32);
   }
 
   // Of outputs: the warp's 16 columns of every 64 are the rows. With bytes, the first eight of them are the even
   // columns, the others the odd ones.
   static DFLASH_DEVICE Shared values_at(int warp, int lane) {
-    if (kBytes) return lane * kStride + warp * 16;
+    if (kFp8) return lane * kStride + warp * 16;
     return (lane % 8 + lane / 16 * 8) * kStride + warp * 32 + lane / 8 % 2 * 16;
   }
 
@@ -90,17 +91,17 @@ struct LeftOperands {
 #pragma unroll
       for (int i = 0; i < kSteps / kLoads; ++i) {
         const Shared from = at + i * (16 * kLoads) * kStride + tile * 64 * kItem;
-        if constexpr (kBytes) {
+        if constexpr (kFp8) {
           uint32_t m[4];
-          load_matrices_transposed(m, from);
+          ldmatrix_x4_trans(m, from);
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             // Bytes: key 0 even, key 0 odd, key 1 even, key 1 odd.
             uint32_t(&to)[4] = a[tile * kSteps + 2 * i + j / 2];
-            widen_e4m3(to[j % 2 * 2], to[j % 2 * 2 + 1], permute_bytes(m[j], 0, 0x3120));
+            cvt_f16x2_e4m3x2(to[j % 2 * 2], to[j % 2 * 2 + 1], prmt(m[j], 0, 0x3120));
           }
         } else {
-          load_matrices_transposed(a[tile * kSteps + i], from);
+          ldmatrix_x4_trans(a[tile * kSteps + i], from);
         }
       }
     }
@@ -108,82 +109,82 @@ struct LeftOperands {
 };
 
 // Score and Value are the formats of the two products.
-template <int D, int N, bool kBytes>
+template <int D, int N, bool kFp8>
 struct WgmmaState {
-  using Group = Warpgroup<D, N, kBytes>;
-  using Queries = Pattern<128>;
-  using RoundedQueries = Pattern<D>;
-  using Weights = Pattern<128>;
+  using Group = Warpgroup<D, N, kFp8>;
+  using Queries = SwizzledRows<128>;
+  using RoundedQueries = SwizzledRows<D>;
+  using Weights = SwizzledRows<128>;
 
   float output[D / 64][N / 2] = {};
-  // Of column 8 j + i of the thread at 2 j + i: less its maximum, in units of log2, the same in all threads of it.
-  float start[N / 4];
+  // Of column 8 j + i of the thread at 2 j + i: its maximum in units of log2, negated; the same in all its threads.
+  float negated_maximum[N / 4];
   float sum[N / 4] = {};  // of this thread's rows only
 
   DFLASH_DEVICE WgmmaState() {
 #pragma unroll
-    for (int c = 0; c < N / 4; ++c) start[c] = -kNothing;
+    for (int c = 0; c < N / 4; ++c) negated_maximum[c] = -kInitialMaximum;
   }
 
   // Element of a product: column c of the thread, in its first or second row.
   static DFLASH_DEVICE constexpr int at(int c, int half) { return c / 2 * 4 + half * 2 + c % 2; }
 
-  DFLASH_DEVICE void scale_outputs(float by) {
+  DFLASH_DEVICE void scale_outputs(float rescale) {
 #pragma unroll
     for (int tile = 0; tile < D / 64; ++tile) {
 #pragma unroll
-      for (int i = 0; i < N / 2; ++i) output[tile][i] *= by;
+      for (int i = 0; i < N / 2; ++i) output[tile][i] *= rescale;
     }
   }
 
   // Makes the maximum of a column at least `least`.
   DFLASH_DEVICE void raise_maximum(int c, float least) {
-    const float before = start[c];
-    start[c] = fminf(before, -least);
-    const float by = exp2_fast(start[c] - before);
-    sum[c] *= by;
+    const float before = negated_maximum[c];
+    negated_maximum[c] = fminf(before, -least);
+    const float rescale = ex2_approx(negated_maximum[c] - before);
+    sum[c] *= rescale;
 #pragma unroll
     for (int tile = 0; tile < D / 64; ++tile) {
-      output[tile][at(c, 0)] *= by;
-      output[tile][at(c, 1)] *= by;
+      output[tile][at(c, 0)] *= rescale;
+      output[tile][at(c, 1)] *= rescale;
     }
   }
 
-  // What scores start from.
-  DFLASH_DEVICE void start_scores(float (&score)[N / 2]) const {
+  // What the accumulators of scores start from.
+  DFLASH_DEVICE void load_negated_maxima(float (&score)[N / 2]) const {
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) score[i] = start[i / 4 * 2 + i % 2];
+    for (int i = 0; i < N / 2; ++i) score[i] = negated_maximum[i / 4 * 2 + i % 2];
   }
 
   // Adds the products with the queries' columns from 16 `first` on; without `add` they are all.
   template <class Score, int n>
   static DFLASH_DEVICE void multiply_keys(float (&score)[N / 2], uint32_t (&keys)[n][4], int first, bool add) {
-    pin(score);
-    pin(keys);
+    fence_registers(score);
+    fence_registers(keys);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < n; ++i) {
       const int at = first + i;
-      const uint64_t queries = Queries::describe(Group::queries() + at / 4 * (N * Queries::kRow));
+      const uint64_t queries = Queries::descriptor(Group::queries() + at / 4 * (N * Queries::kRow));
       wgmma(Score{}, score, keys[i], queries + at % 4 * kDescribedColumns, i > 0 || add);
     }
-    wgmma_commit();
-    wgmma_wait();
-    pin(score);
+    wgmma_commit_group();
+    wgmma_wait_group();
+    fence_registers(score);
   }
 
-  // The products of E4M3 keys with the rounded queries. They begin from nothing, not from less the maximum, which may be
+  // The products of E4M3 keys with the rounded queries. They start from 0, not from the negated maximum, which may be
   // the largest summand: of FP8 products Hopper keeps no more than 13 bits behind that one's first (DeepSeek-V3, arXiv
   // 2412.19437, 3.5.2).
   static DFLASH_DEVICE void multiply_key_bytes(float (&score)[N / 2], uint32_t (&keys)[D / 32][4]) {
-    pin(keys);
+    fence_registers(keys);
     wgmma_fence();
-    const uint64_t queries = RoundedQueries::describe(Group::rounded_queries());
+    const uint64_t queries = RoundedQueries::descriptor(Group::rounded_queries());
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) wgmma(E4M3{}, score, keys[i], queries + i * kDescribedColumns, i > 0);
-    wgmma_commit();
-    wgmma_wait();
-    pin(score);
+    wgmma_commit_group();
+    wgmma_wait_group();
+    fence_registers(score);
   }
 
   // Such products become scores, less the maximum unless that is to be raised.
@@ -191,91 +192,92 @@ struct WgmmaState {
   DFLASH_DEVICE void scale_scores(float (&score)[N / 2], float factor) const {
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
-      score[i] = kRaise ? score[i] * factor : multiply_add(score[i], factor, start[i / 4 * 2 + i % 2]);
+      score[i] = kRaise ? score[i] * factor : fma_rn(score[i], factor, negated_maximum[i / 4 * 2 + i % 2]);
     }
   }
 
-  // Moves the maxima to the largest of the scores, of all warps. NaN is none, but reaches the sums: a polynomial's weight
-  // would be 0 for it.
+  // Raises the maxima to the largest of the scores, of all warps. They ignore NaN, but it reaches the sums: a
+  // polynomial's weight would be 0 for it.
   DFLASH_DEVICE void raise_maxima(const float (&score)[N / 2], Group group) {
     const Shared mine = group.numbers() + (group.warp() * N + group.column()) * 4;
 #pragma unroll
     for (int c = 0; c < N / 4; ++c) {
-      float most = fmaxf(score[at(c, 0)], score[at(c, 1)]);
+      float largest = fmaxf(score[at(c, 0)], score[at(c, 1)]);
       const bool numbers = score[at(c, 0)] == score[at(c, 0)] && score[at(c, 1)] == score[at(c, 1)];
       if (!numbers) sum[c] = as_float(0x7fc00000u);
 #pragma unroll
-      for (int mask = 4; mask < 32; mask *= 2) most = fmaxf(most, from_lane_xor(most, mask));
-      if (group.lane() < 4) store_word(mine + (c / 2 * 8 + c % 2) * 4, as_bits(most));
+      for (int mask = 4; mask < 32; mask *= 2) largest = fmaxf(largest, shfl_xor_sync(largest, mask));
+      if (group.lane() < 4) st_shared(mine + (c / 2 * 8 + c % 2) * 4, as_bits(largest));
     }
     group.sync();
     const Shared all = group.numbers() + group.column() * 4;
 #pragma unroll
     for (int c = 0; c < N / 4; ++c) {
-      float most = kNothing;
+      float largest = kInitialMaximum;
 #pragma unroll
       for (int warp = 0; warp < kWarpgroupWarps; ++warp) {
-        most = fmaxf(most, as_float(load_word(all + (warp * N + c / 2 * 8 + c % 2) * 4)));
+        largest = fmaxf(largest, as_float(ld_shared(all + (warp * N + c / 2 * 8 + c % 2) * 4)));
       }
-      raise_maximum(c, most);
+      raise_maximum(c, largest);
     }
   }
 
-  DFLASH_DEVICE void take_off_maxima(float (&score)[N / 2]) const {
+  DFLASH_DEVICE void subtract_maxima(float (&score)[N / 2]) const {
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) score[i] += start[i / 4 * 2 + i % 2];
+    for (int i = 0; i < N / 2; ++i) score[i] += negated_maximum[i / 4 * 2 + i % 2];
   }
 
-  // Where in shared memory weigh() puts the weights of a thread.
+  // Where in shared memory softmax_weights() puts the weights of a thread.
   static DFLASH_DEVICE Shared weights_at(int warp, int lane) {
-    const int chunk = (warp * 2 + lane / 8 % 2) ^ lane % 8;  // of a row's 8, in the pattern's order
+    const int chunk = (warp * 2 + lane / 8 % 2) ^ lane % 8;  // of a row's 8, in the swizzled order
     return Group::weights(Group::team()) + (lane / 16 * 8 + lane % 8) * Weights::kRow + chunk * 16;
   }
 
-  // Of so many exponentials of a thread the last is a polynomial. With 80 rows on 64 bytes of a key the exponential unit
-  // would have the least to spare; elsewhere it has all the time.
-  static constexpr int kMufuRun = kBytes && D == 64 && N == 80 ? 13 : N;
+  // Every so manieth exponential of a thread is a polynomial. With 80 rows on 64 bytes of a key the exponential unit
+  // would be the narrowest; elsewhere it is not.
+  static constexpr int kMufuRun = kFp8 && D == 64 && N == 80 ? 13 : N;
 
   // Scores become weights, in shared memory. Gives the sums of the thread's rows, and whether one of them is too large,
   // or NaN.
   template <class Value>
-  DFLASH_DEVICE bool weigh(float (&score)[N / 2], float (&sums)[N / 4], Shared to) const {
+  DFLASH_DEVICE bool softmax_weights(float (&score)[N / 2], float (&sums)[N / 4], Shared to) const {
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
-      score[i] = i % kMufuRun == kMufuRun - 1 ? exp2_by_polynomial(score[i]) : exp2_fast(score[i]);
+      score[i] = i % kMufuRun == kMufuRun - 1 ? exp2_by_polynomial(score[i]) : ex2_approx(score[i]);
     }
-    int most = 0;  // of the sums' bits: they are in the numbers' order, and NaN is above all
+    int largest = 0;  // of the sums' bits: they are in the numbers' order, and NaN is above all
 #pragma unroll
     for (int c = 0; c < N / 4; ++c) sums[c] = score[at(c, 0)] + score[at(c, 1)];
 #pragma unroll
-    for (int c = 0; c < N / 4; c += 2) most = largest(most, as_bits(sums[c]), as_bits(sums[c + 1]));
+    for (int c = 0; c < N / 4; c += 2) largest = vimax3(largest, as_bits(sums[c]), as_bits(sums[c + 1]));
 #pragma unroll
     for (int i = 0; i < N / 2; i += 8) {
       uint32_t m[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) m[j] = pack(Value{}, score[i + 2 * j], score[i + 2 * j + 1]);
-      store_matrices_transposed(to + i * 2 * Weights::kRow, m);
+      for (int j = 0; j < 4; ++j) m[j] = cvt_rn_x2(Value{}, score[i + 2 * j], score[i + 2 * j + 1]);
+      stmatrix_x4_trans(to + i * 2 * Weights::kRow, m);
     }
-    return most > static_cast<int>(as_bits(kMostWeight));
+    return largest > static_cast<int>(as_bits(kMaxWeight));
   }
 
   template <class Value, int kSteps>
   DFLASH_DEVICE void add_values(uint32_t (&values)[D / 64 * kSteps][4], Shared weights) {
-    pin(values);
+    fence_registers(values);
 #pragma unroll
-    for (int tile = 0; tile < D / 64; ++tile) pin(output[tile]);
+    for (int tile = 0; tile < D / 64; ++tile) fence_registers(output[tile]);
     wgmma_fence();
 #pragma unroll
     for (int tile = 0; tile < D / 64; ++tile) {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
-        wgmma(Value{}, output[tile], values[tile * kSteps + i], Weights::describe(weights) + i * kDescribedColumns, true);
+        const uint64_t operand = Weights::descriptor(weights) + i * kDescribedColumns;
+        wgmma(Value{}, output[tile], values[tile * kSteps + i], operand, true);
       }
     }
-    wgmma_commit();
-    wgmma_wait();
+    wgmma_commit_group();
+    wgmma_wait_group();
 #pragma unroll
-    for (int tile = 0; tile < D / 64; ++tile) pin(output[tile]);
+    for (int tile = 0; tile < D / 64; ++tile) fence_registers(output[tile]);
   }
 
   // From each thread's part to the column's sum.
@@ -284,8 +286,8 @@ struct WgmmaState {
 #pragma unroll
     for (int c = 0; c < N / 4; ++c) {
 #pragma unroll
-      for (int mask = 4; mask < 32; mask *= 2) sum[c] += from_lane_xor(sum[c], mask);
-      if (group.lane() < 4) store_word(mine + (c / 2 * 8 + c % 2) * 4, as_bits(sum[c]));
+      for (int mask = 4; mask < 32; mask *= 2) sum[c] += shfl_xor_sync(sum[c], mask);
+      if (group.lane() < 4) st_shared(mine + (c / 2 * 8 + c % 2) * 4, as_bits(sum[c]));
     }
     group.sync();
     const Shared all = group.numbers() + group.column() * 4;
@@ -294,7 +296,7 @@ struct WgmmaState {
       sum[c] = 0;
 #pragma unroll
       for (int warp = 0; warp < kWarpgroupWarps; ++warp) {
-        sum[c] += as_float(load_word(all + (warp * N + c / 2 * 8 + c % 2) * 4));
+        sum[c] += as_float(ld_shared(all + (warp * N + c / 2 * 8 + c % 2) * 4));
       }
     }
   }

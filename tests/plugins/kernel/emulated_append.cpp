@@ -77,7 +77,7 @@ int main(int, char** arguments) {
 
   emulator::Stream stream(static_cast<uint32_t>(std::atoi(arguments[2])));
   stream.launch(1, 1, 32, 0, [&] {
-    if (kv::thread_index() > 0) return;
+    if (kv::tid_x() > 0) return;
     for (auto& [of, input] : inputs) input.produce();
   });
   const kv::Grid grid = kv::append_grid(p);

@@ -140,39 +140,39 @@ class Call {
 };
 
 // Of head_dim D, or of the kernel of sm_90a for `kRows` rows where that is not 0.
-template <int D, int kRows, class T, bool kBytes>
+template <int D, int kRows, class T, bool kFp8>
 void attend(const kv::Params& p, const kv::Plan& plan) {
   if constexpr (kRows > 0) {
-    kv::wgmma_attention<D, kRows, T, kBytes>(p, plan);
+    kv::wgmma_attention<D, kRows, T, kFp8>(p, plan);
   } else {
-    kv::attention<D, T, kBytes>(p, plan);
+    kv::attention<D, T, kFp8>(p, plan);
   }
 }
 
-template <int D, int kRows, class T, bool kBytes>
+template <int D, int kRows, class T, bool kFp8>
 void run(Call& call, const kv::Params& p, const kv::Plan& plan, uint32_t seed) {
   emulator::Stream stream(seed);
   const auto launch = [&](const kv::Grid& grid, std::function<void()> kernel) {
     stream.launch(grid.x, grid.y, grid.threads, grid.shared_bytes, std::move(kernel));
   };
   launch({1, 1, 32, 0}, [&] {
-    if (kv::thread_index() == 0) call.produce();
+    if (kv::tid_x() == 0) call.produce();
   });
-  launch(kv::attention_grid(p, plan), [&] { attend<D, kRows, T, kBytes>(p, plan); });
+  launch(kv::attention_grid(p, plan), [&] { attend<D, kRows, T, kFp8>(p, plan); });
   if (plan.ranges > 1) launch(kv::combine_grid(p, plan), [&] { kv::combine<D, T>(p, plan); });
   stream.run();
 }
 
 template <int D, int kRows>
 void run_formats(Call& call, const kv::Params& p, const kv::Plan& plan, uint32_t seed) {
-  const bool bytes = p.cache_dtype == kv::DType::kF8E4M3;
+  const bool fp8 = p.cache_dtype == kv::DType::kF8E4M3;
   if constexpr (DFLASH_ONLY_FP8) {
-    if (!bytes || p.block_dtype != kv::DType::kBF16) std::exit(5);
+    if (!fp8 || p.block_dtype != kv::DType::kBF16) std::exit(5);
     run<D, kRows, kv::BF16, true>(call, p, plan, seed);
   } else if (p.block_dtype == kv::DType::kF16) {
-    bytes ? run<D, kRows, kv::F16, true>(call, p, plan, seed) : run<D, kRows, kv::F16, false>(call, p, plan, seed);
+    fp8 ? run<D, kRows, kv::F16, true>(call, p, plan, seed) : run<D, kRows, kv::F16, false>(call, p, plan, seed);
   } else {
-    bytes ? run<D, kRows, kv::BF16, true>(call, p, plan, seed) : run<D, kRows, kv::BF16, false>(call, p, plan, seed);
+    fp8 ? run<D, kRows, kv::BF16, true>(call, p, plan, seed) : run<D, kRows, kv::BF16, false>(call, p, plan, seed);
   }
 }
 

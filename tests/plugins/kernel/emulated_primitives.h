@@ -32,16 +32,16 @@ inline uint32_t encode(BF16, float value) { return emulator::encode_bf16(value);
 inline const char* name(F16) { return "mma.f16"; }
 inline const char* name(BF16) { return "mma.bf16"; }
 
-inline int thread_index() { return cta().thread(); }
-inline int thread_count() { return cta().threads(); }
-inline int grid_x() { return cta().x; }
-inline int grid_y() { return cta().y; }
+inline int tid_x() { return cta().thread(); }
+inline int ntid_x() { return cta().threads(); }
+inline int ctaid_x() { return cta().x; }
+inline int ctaid_y() { return cta().y; }
 inline Shared shared_memory() { return 0; }
 
-inline void cta_sync() { cta().barrier(0, cta().threads()); }
-inline void group_sync(int id, int threads) { cta().barrier(id, threads); }
-inline void release_next_grid() {}
-inline void wait_for_previous_grid() { cta().wait_for_previous_grid(); }
+inline void syncthreads() { cta().barrier(0, cta().threads()); }
+inline void bar_sync(int id, int threads) { cta().barrier(id, threads); }
+inline void griddepcontrol_launch_dependents() {}
+inline void griddepcontrol_wait() { cta().wait_for_previous_grid(); }
 
 // ---- Lanes
 
@@ -61,54 +61,54 @@ Value exchange(const char* instruction, Value value, int argument, Source source
   return mine.out;
 }
 
-inline int from_lane(int value, int lane) {
-  return exchange("from_lane", value, lane, [](int, int from) { return from % 32; });
+inline int shfl_sync(int value, int lane) {
+  return exchange("shfl_sync", value, lane, [](int, int from) { return from % 32; });
 }
-inline int from_lane_below(int value, int by) {
-  return exchange("from_lane_below", value, by, [](int i, int n) { return i < n ? i : i - n; });
+inline int shfl_up_sync(int value, int by) {
+  return exchange("shfl_up_sync", value, by, [](int i, int n) { return i < n ? i : i - n; });
 }
-inline float from_lane_xor(float value, int mask) {
-  return exchange("from_lane_xor", value, mask, [](int i, int m) { return i ^ m; });
+inline float shfl_xor_sync(float value, int mask) {
+  return exchange("shfl_xor_sync", value, mask, [](int i, int m) { return i ^ m; });
 }
 
-inline uint32_t lanes_where(bool value) {
+inline uint32_t ballot_sync(bool value) {
   struct Vote {
     bool in;
     uint32_t out;
   } mine{value, 0};
-  cta().together<Vote>("lanes_where", mine, [](Vote** lanes) {
+  cta().together<Vote>("ballot_sync", mine, [](Vote** lanes) {
     uint32_t votes = 0;
     for (int i = 0; i < 32; ++i) votes |= static_cast<uint32_t>(lanes[i]->in) << i;
     for (int i = 0; i < 32; ++i) lanes[i]->out = votes;
   });
   return mine.out;
 }
-inline bool any_lane(bool value) { return lanes_where(value) != 0; }
-inline int lowest_bit(uint32_t bits) { return bits == 0 ? -1 : std::countr_zero(bits); }
+inline bool any_sync(bool value) { return ballot_sync(value) != 0; }
+inline int lowest_set_bit(uint32_t bits) { return bits == 0 ? -1 : std::countr_zero(bits); }
 
 // ---- Memory
 
-inline Words load_words(const void* from) {
+inline Words4 ld_global_v4(const void* from) {
   cta().expect_waited("loads");
   if (reinterpret_cast<uintptr_t>(from) % 16 != 0) emulator::fail("misaligned load");
-  Words words;
+  Words4 words;
   std::memcpy(&words, from, 16);
   return words;
 }
-inline void store_words(void* to, const Words& words) {
+inline void st_global_v4(void* to, const Words4& words) {
   cta().expect_waited("stores");
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0) emulator::fail("misaligned store");
   std::memcpy(to, &words, 16);
 }
-inline void store_word(Shared to, uint32_t value) { cta().write_word(to, value); }
-inline uint32_t load_word(Shared from) { return cta().read_word(from); }
-inline void copy_async(Shared to, const void* from, bool real) {
+inline void st_shared(Shared to, uint32_t value) { cta().write_word(to, value); }
+inline uint32_t ld_shared(Shared from) { return cta().read_word(from); }
+inline void cp_async(Shared to, const void* from, bool real) {
   cta().expect_waited("copies");
   cta().copy(to, real ? from : nullptr);
 }
-inline void commit_copies() { cta().commit(); }
+inline void cp_async_commit_group() { cta().commit(); }
 template <int kPending>
-void wait_copies() {
+void cp_async_wait_group() {
   cta().wait(kPending);
 }
 
@@ -139,8 +139,8 @@ inline void load_four(const char* instruction, bool transposed, uint32_t (&m)[4]
     }
   });
 }
-inline void load_matrices(uint32_t (&m)[4], Shared row) { load_four("ldmatrix", false, m, row); }
-inline void load_matrices_transposed(uint32_t (&m)[4], Shared row) {
+inline void ldmatrix_x4(uint32_t (&m)[4], Shared row) { load_four("ldmatrix", false, m, row); }
+inline void ldmatrix_x4_trans(uint32_t (&m)[4], Shared row) {
   load_four("ldmatrix.trans", true, m, row);
 }
 
@@ -155,7 +155,7 @@ struct Operands {
 //   B: row = 2 t + i % 2, + 8 for i >= 2; column = g
 //   C: row = g, or g + 8 for i >= 2; column = 2 t + i % 2
 template <class Format>
-void multiply(Format, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const float (&c)[4]) {
+void mma_m16n8k16(Format, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const float (&c)[4]) {
   Operands mine{d, a, b, {c[0], c[1], c[2], c[3]}};
   cta().together<Operands>(name(Format{}), mine, [](Operands** lanes) {
     float left[16][16], right[16][8];
@@ -184,24 +184,24 @@ void multiply(Format, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)
 // ---- Numbers
 
 template <class Format>
-uint32_t pack(Format, float first, float second) {
+uint32_t cvt_rn_x2(Format, float first, float second) {
   return encode(Format{}, second) << 16 | encode(Format{}, first);
 }
 template <class Format>
-float first_of(Format, uint32_t pair) {
+float low_half_to_float(Format, uint32_t pair) {
   return decode(Format{}, pair & 0xffff);
 }
 template <class Format>
-float second_of(Format, uint32_t pair) {
+float high_half_to_float(Format, uint32_t pair) {
   return decode(Format{}, pair >> 16);
 }
-inline void widen_e4m3(uint32_t& low, uint32_t& high, uint32_t bytes) {
+inline void cvt_f16x2_e4m3x2(uint32_t& low, uint32_t& high, uint32_t bytes) {
   cta().touch_registers();
   const auto value = [bytes](int i) { return emulator::decode_e4m3(bytes >> (8 * i) & 0xff); };
-  low = pack(F16{}, value(0), value(1));
-  high = pack(F16{}, value(2), value(3));
+  low = cvt_rn_x2(F16{}, value(0), value(1));
+  high = cvt_rn_x2(F16{}, value(2), value(3));
 }
-inline uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+inline uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) {
   const uint64_t all = uint64_t{high} << 32 | low;
   uint32_t result = 0;
   for (int i = 0; i < 4; ++i) {
@@ -212,21 +212,21 @@ inline uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
 }
 inline float as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 inline uint32_t as_bits(float value) { return std::bit_cast<uint32_t>(value); }
-inline float exp2_fast(float x) {
+inline float ex2_approx(float x) {
   cta().touch_registers();
   return std::exp2(x);
 }
-inline float multiply_add(float a, float b, float c) {
+inline float fma_rn(float a, float b, float c) {
   cta().touch_registers();
   return std::fma(a, b, c);
 }
 // [9.7.3, .sat] NaN becomes 0.
-inline float multiply_add_saturated(float a, float b, float c) {
-  const float sum = multiply_add(a, b, c);
+inline float fma_rn_sat(float a, float b, float c) {
+  const float sum = fma_rn(a, b, c);
   return sum > 0 ? min(sum, 1.0f) : 0.0f;
 }
-inline int largest(int a, int b, int c) { return max(max(a, b), c); }
-inline float inverse(float x) { return 1 / x; }
-inline float inverse_sqrt(float x) { return 1 / std::sqrt(x); }
+inline int vimax3(int a, int b, int c) { return max(max(a, b), c); }
+inline float rcp_approx(float x) { return 1 / x; }
+inline float rsqrt_approx(float x) { return 1 / std::sqrt(x); }
 
 }  // namespace dflash::kv_injection

@@ -10,22 +10,22 @@ namespace dflash::kv_injection {
 
 inline Shared aligned_shared_memory() { return 0; }
 
-inline void fence_for_wgmma() { cta().fence_proxy(); }
-inline bool any_of_group(int id, int threads, bool value) { return cta().barrier(id, threads, value); }
+inline void fence_proxy_async() { cta().fence_proxy(); }
+inline bool barrier_red_or(int id, int threads, bool value) { return cta().barrier(id, threads, value); }
 
 template <int n>
-void pin(float (&)[n]) {}
+void fence_registers(float (&)[n]) {}
 template <int n>
-void pin(uint32_t (&)[n][4]) {}
+void fence_registers(uint32_t (&)[n][4]) {}
 
 inline void wgmma_fence() { emulator::wgmma_fence(); }
-inline void wgmma_commit() { emulator::wgmma_commit(); }
-inline void wgmma_wait() { emulator::wgmma_wait(0); }
+inline void wgmma_commit_group() { emulator::wgmma_commit_group(); }
+inline void wgmma_wait_group() { emulator::wgmma_wait_group(0); }
 
 // [9.7.14.5.16, stmatrix] Lane 4 g + t has elements 2 t and 2 t + 1 of row g of each matrix; transposed, of column g,
 // and the addresses are those of the stored rows. So what a lane has of row g and columns 2 t, 2 t + 1 of the matrix it
 // holds becomes element g of the rows 2 t and 2 t + 1 that are stored.
-inline void store_matrices_transposed(Shared column, const uint32_t (&m)[4]) {
+inline void stmatrix_x4_trans(Shared column, const uint32_t (&m)[4]) {
   struct MatrixStore {
     Shared row;
     const uint32_t* registers;
@@ -48,7 +48,7 @@ inline void store_matrices_transposed(Shared column, const uint32_t (&m)[4]) {
 }
 
 // [9.7.9.21, cvt, .satfinite]
-inline uint32_t pack_e4m3(float a, float b, float c, float d) {
+inline uint32_t cvt_e4m3x4(float a, float b, float c, float d) {
   using emulator::encode_e4m3;
   return encode_e4m3(d) << 24 | encode_e4m3(c) << 16 | encode_e4m3(b) << 8 | encode_e4m3(a);
 }

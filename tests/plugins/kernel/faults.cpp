@@ -15,57 +15,57 @@ constexpr int kSharedBytes = 256;
 alignas(16) unsigned char row[16] = {};
 
 void start_copy(int from) {
-  if (thread_index() == from) copy_async(0, row, true);
-  commit_copies();
+  if (tid_x() == from) cp_async(0, row, true);
+  cp_async_commit_group();
 }
 
 const std::map<std::string, std::function<void()>> kFaults{
     {"none",
      [] {
        start_copy(0);
-       wait_copies<0>();
-       cta_sync();
-       load_word(0);
-       cta_sync();
-       if (thread_index() == 40) store_word(0, 1);
+       cp_async_wait_group<0>();
+       syncthreads();
+       ld_shared(0);
+       syncthreads();
+       if (tid_x() == 40) st_shared(0, 1);
      }},
-    {"two writers", [] { store_word(0, 1); }},
+    {"two writers", [] { st_shared(0, 1); }},
     {"read without a barrier",
      [] {
-       if (thread_index() == 0) store_word(0, 1);
-       if (thread_index() == 40) load_word(0);
+       if (tid_x() == 0) st_shared(0, 1);
+       if (tid_x() == 40) ld_shared(0);
      }},
     {"write without a barrier",
      [] {
-       if (thread_index() == 0) load_word(0);
-       if (thread_index() == 40) store_word(0, 1);
+       if (tid_x() == 0) ld_shared(0);
+       if (tid_x() == 40) st_shared(0, 1);
      }},
     {"a barrier of the wrong threads",
      [] {
-       if (thread_index() == 0) store_word(0, 1);
-       if (thread_index() < 32) group_sync(1, 32);
-       if (thread_index() == 40) load_word(0);
+       if (tid_x() == 0) st_shared(0, 1);
+       if (tid_x() < 32) bar_sync(1, 32);
+       if (tid_x() == 40) ld_shared(0);
      }},
-    {"a barrier for one warp of two", [] { if (thread_index() < 32) cta_sync(); }},
+    {"a barrier for one warp of two", [] { if (tid_x() < 32) syncthreads(); }},
     {"two instructions in a warp",
-     [] { thread_index() % 2 ? void(any_lane(true)) : void(from_lane(1, 0)); }},
-    {"a read before the copy is waited for", [] { start_copy(0), load_word(0); }},
+     [] { tid_x() % 2 ? void(any_sync(true)) : void(shfl_sync(1, 0)); }},
+    {"a read before the copy is waited for", [] { start_copy(0), ld_shared(0); }},
     {"a copy read without a barrier",
      [] {
        start_copy(0);
-       wait_copies<0>();
-       if (thread_index() == 40) load_word(0);
+       cp_async_wait_group<0>();
+       if (tid_x() == 40) ld_shared(0);
      }},
     {"a copy over what is read",
      [] {
-       if (thread_index() == 0) load_word(0);
+       if (tid_x() == 0) ld_shared(0);
        start_copy(40);
-       wait_copies<0>();
+       cp_async_wait_group<0>();
      }},
     {"a copy nobody waits for", [] { start_copy(0); }},
-    {"a misaligned copy", [] { copy_async(8, row, true); }},
-    {"a misaligned load", [] { load_words(row + 4); }},
-    {"beyond the shared memory", [] { load_word(kSharedBytes); }},
+    {"a misaligned copy", [] { cp_async(8, row, true); }},
+    {"a misaligned load", [] { ld_global_v4(row + 4); }},
+    {"beyond the shared memory", [] { ld_shared(kSharedBytes); }},
 };
 
 }  // namespace

@@ -2,7 +2,7 @@
 // A stream whose grids all may start early, as programmatic dependent launch lets them: CTAs of all of them take turns.
 //
 // This is more than a GPU does, where a grid's CTAs start once all of the one before have asked for it. Order on the
-// stream is kept by wait_for_previous_grid() alone, which holds a thread until every CTA of the grid before its own,
+// stream is kept by griddepcontrol_wait() alone, which holds a thread until every CTA of the grid before its own,
 // and of that grid only, has ended.
 #pragma once
 

@@ -153,12 +153,12 @@ void wgmma(const Wgmma& call) {
 
 void wgmma_fence() { cta().products().fenced = true; }
 
-void wgmma_commit() {
+void wgmma_commit_group() {
   Products& products = cta().products();
   products.groups.push_back(std::exchange(products.open, {}));
 }
 
-void wgmma_wait(int left) {
+void wgmma_wait_group(int left) {
   Products& products = cta().products();
   products.fenced = false;
   while (static_cast<int>(products.groups.size()) > left) {

@@ -24,8 +24,8 @@ struct Wgmma {
 
 void wgmma(const Wgmma& call);
 void wgmma_fence();
-void wgmma_commit();
-void wgmma_wait(int pending);
+void wgmma_commit_group();
+void wgmma_wait_group(int pending);
 
 // The address of byte k of row n of a K-major matrix in shared memory [9.7.15.5.1.2].
 uint32_t address_of(uint64_t descriptor, int n, int k);

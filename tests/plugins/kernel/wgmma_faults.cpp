@@ -24,16 +24,16 @@ namespace {
 constexpr int kBytes = 4096;  // 32 rows of 128 bytes
 constexpr uint64_t kMatrix = uint64_t{1} << 62 | uint64_t{64} << 32 | 1 << 16;
 
-bool of_warpgroup() { return thread_index() < 128; }
+bool of_warpgroup() { return tid_x() < 128; }
 
 void write(int value) {
-  for (int at = thread_index() * 4; at < kBytes; at += thread_count() * 4) store_word(at, value);
+  for (int at = tid_x() * 4; at < kBytes; at += ntid_x() * 4) st_shared(at, value);
 }
 
 void write_and_sync() {
   write(0);
-  fence_for_wgmma();
-  cta_sync();
+  fence_proxy_async();
+  syncthreads();
 }
 
 // A product of its own registers; `then` runs while it is under way.
@@ -45,9 +45,9 @@ void multiply(
   wgmma_fence();
   before();
   wgmma(F16{}, d, a, matrix, false);
-  wgmma_commit();
+  wgmma_commit_group();
   then(d, a);
-  wgmma_wait();
+  wgmma_wait_group();
 }
 
 const std::map<std::string, std::function<void()>> kFaults{
@@ -55,7 +55,7 @@ const std::map<std::string, std::function<void()>> kFaults{
      [] {
        write_and_sync();
        if (of_warpgroup()) multiply(kMatrix);
-       cta_sync();
+       syncthreads();
        write(1);
      }},
     {"two products of the same sums",
@@ -65,35 +65,35 @@ const std::map<std::string, std::function<void()>> kFaults{
        float d[16] = {};
        uint32_t a[4] = {};
        wgmma_fence();
-       for (int i = 0; i < 2; ++i) wgmma(F16{}, d, a, kMatrix + 2 * i, i > 0), wgmma_commit();
-       wgmma_wait();
+       for (int i = 0; i < 2; ++i) wgmma(F16{}, d, a, kMatrix + 2 * i, i > 0), wgmma_commit_group();
+       wgmma_wait_group();
        if (d[3] != 0) emulator::fail("found %g", d[3]);
      }},
     {"nothing written", [] { if (of_warpgroup()) multiply(kMatrix); }},
     {"no proxy fence",
      [] {
        write(0);
-       cta_sync();
+       syncthreads();
        if (of_warpgroup()) multiply(kMatrix);
      }},
     {"a proxy fence before the write",
      [] {
-       fence_for_wgmma();
+       fence_proxy_async();
        write(0);
-       cta_sync();
+       syncthreads();
        if (of_warpgroup()) multiply(kMatrix);
      }},
     {"a proxy fence of the reader",
      [] {
        write(0);
-       cta_sync();
-       fence_for_wgmma();
+       syncthreads();
+       fence_proxy_async();
        if (of_warpgroup()) multiply(kMatrix);
      }},
     {"no barrier",
      [] {
        write(0);
-       fence_for_wgmma();
+       fence_proxy_async();
        if (of_warpgroup()) multiply(kMatrix);
      }},
     {"no wgmma.fence",
@@ -106,7 +106,7 @@ const std::map<std::string, std::function<void()>> kFaults{
     {"a register loaded behind wgmma.fence",
      [] {
        write_and_sync();
-       if (of_warpgroup()) multiply(kMatrix, [](float*, uint32_t*) {}, [] { load_word(0); });
+       if (of_warpgroup()) multiply(kMatrix, [](float*, uint32_t*) {}, [] { ld_shared(0); });
      }},
     {"sums changed",
      [] {
@@ -129,13 +129,13 @@ const std::map<std::string, std::function<void()>> kFaults{
     {"a write while a product reads",
      [] {
        write_and_sync();
-       if (of_warpgroup()) multiply(kMatrix, [](float*, uint32_t*) { store_word(0, 1); });
+       if (of_warpgroup()) multiply(kMatrix, [](float*, uint32_t*) { st_shared(0, 1); });
      }},
     {"a write that no barrier orders behind the product",
      [] {
        write_and_sync();
        if (of_warpgroup()) multiply(kMatrix);
-       if (thread_index() == 128) store_word(0, 1);
+       if (tid_x() == 128) st_shared(0, 1);
      }},
     {"a product nobody waits for",
      [] {
@@ -144,22 +144,22 @@ const std::map<std::string, std::function<void()>> kFaults{
        static float d[128][16];
        static uint32_t a[128][4];
        wgmma_fence();
-       wgmma(F16{}, d[thread_index()], a[thread_index()], kMatrix, false);
+       wgmma(F16{}, d[tid_x()], a[tid_x()], kMatrix, false);
      }},
     {"two descriptors",
      [] {
        write_and_sync();
-       if (of_warpgroup()) multiply(kMatrix + (thread_index() < 64 ? 0 : 2));
+       if (of_warpgroup()) multiply(kMatrix + (tid_x() < 64 ? 0 : 2));
      }},
     {"half a warpgroup",
      [] {
        write_and_sync();
-       if (thread_index() < 64) multiply(kMatrix);
+       if (tid_x() < 64) multiply(kMatrix);
      }},
     {"a warp of no warpgroup",
      [] {
        write_and_sync();
-       if (thread_index() >= 128) multiply(kMatrix);
+       if (tid_x() >= 128) multiply(kMatrix);
      }},
     {"reserved bits",
      [] {
@@ -179,51 +179,51 @@ const std::map<std::string, std::function<void()>> kFaults{
 };
 
 void print_layout(uint64_t matrix) {
-  for (int at = thread_index() * 4; at < kBytes; at += thread_count() * 4) {
-    store_word(at, pack(F16{}, static_cast<float>(at / 2), static_cast<float>(at / 2 + 1)));
+  for (int at = tid_x() * 4; at < kBytes; at += ntid_x() * 4) {
+    st_shared(at, cvt_rn_x2(F16{}, static_cast<float>(at / 2), static_cast<float>(at / 2 + 1)));
   }
-  fence_for_wgmma();
-  cta_sync();
+  fence_proxy_async();
+  syncthreads();
   if (!of_warpgroup()) return;
   // Figure 148: registers 0 to 3 have rows g, g + 8, g, g + 8 of the warp's 16, and columns 2 t, 2 t, 2 t + 8, 2 t + 8.
-  const int thread = thread_index(), g = thread % 32 / 4, t = thread % 4;
+  const int thread = tid_x(), g = thread % 32 / 4, t = thread % 4;
   const auto scale = static_cast<float>(thread / 32 + 1);
   const auto at = [&](int row, int k) { return row == k ? scale : 0.0f; };
   uint32_t a[4] = {
-      pack(F16{}, at(g, 2 * t), at(g, 2 * t + 1)),
-      pack(F16{}, at(g + 8, 2 * t), at(g + 8, 2 * t + 1)),
-      pack(F16{}, at(g, 2 * t + 8), at(g, 2 * t + 9)),
-      pack(F16{}, at(g + 8, 2 * t + 8), at(g + 8, 2 * t + 9)),
+      cvt_rn_x2(F16{}, at(g, 2 * t), at(g, 2 * t + 1)),
+      cvt_rn_x2(F16{}, at(g + 8, 2 * t), at(g + 8, 2 * t + 1)),
+      cvt_rn_x2(F16{}, at(g, 2 * t + 8), at(g, 2 * t + 9)),
+      cvt_rn_x2(F16{}, at(g + 8, 2 * t + 8), at(g + 8, 2 * t + 9)),
   };
   float d[16];
   wgmma_fence();
   wgmma(F16{}, d, a, matrix, false);
-  wgmma_commit();
-  wgmma_wait();
+  wgmma_commit_group();
+  wgmma_wait_group();
   for (int i = 0; i < 16; ++i) std::printf("%d %d %g\n", thread, i, d[i]);
 }
 
 void print_layout_of_bytes(uint64_t matrix, int digit) {
   const auto value = [digit](int at) { return static_cast<float>(at >> (4 * digit) & 15); };
-  for (int at = thread_index() * 4; at < kBytes; at += thread_count() * 4) {
-    store_word(at, pack_e4m3(value(at), value(at + 1), value(at + 2), value(at + 3)));
+  for (int at = tid_x() * 4; at < kBytes; at += ntid_x() * 4) {
+    st_shared(at, cvt_e4m3x4(value(at), value(at + 1), value(at + 2), value(at + 3)));
   }
-  fence_for_wgmma();
-  cta_sync();
+  fence_proxy_async();
+  syncthreads();
   if (!of_warpgroup()) return;
   // Figure 152: registers 0 to 3 have rows g, g + 8, g, g + 8 of the warp's 16, and four columns from 4 t, 4 t, 4 t + 16,
   // 4 t + 16 on.
-  const int thread = thread_index(), g = thread % 32 / 4, t = thread % 4;
+  const int thread = tid_x(), g = thread % 32 / 4, t = thread % 4;
   const auto at = [&](int row, int k) {
     return k == row + thread / 64 * 16 ? static_cast<float>(thread / 32 + 1) : 0.0f;
   };
-  const auto four = [&](int row, int k) { return pack_e4m3(at(row, k), at(row, k + 1), at(row, k + 2), at(row, k + 3)); };
+  const auto four = [&](int row, int k) { return cvt_e4m3x4(at(row, k), at(row, k + 1), at(row, k + 2), at(row, k + 3)); };
   uint32_t a[4] = {four(g, 4 * t), four(g + 8, 4 * t), four(g, 4 * t + 16), four(g + 8, 4 * t + 16)};
   float d[16];
   wgmma_fence();
   wgmma(E4M3{}, d, a, matrix, false);
-  wgmma_commit();
-  wgmma_wait();
+  wgmma_commit_group();
+  wgmma_wait_group();
   for (int i = 0; i < 16; ++i) std::printf("%d %d %g\n", thread, i, d[i]);
 }
 
@@ -254,7 +254,7 @@ int main(int count, char** arguments) {
     const uint64_t matrix = std::strtoull(arguments[2], nullptr, 0);
     cta.run([=] { print_layout(matrix); });
   } else if (arguments[1] == std::string("exp2")) {
-    cta.run([] { if (thread_index() == 0) print_exp2(); });
+    cta.run([] { if (tid_x() == 0) print_exp2(); });
   } else {
     cta.run(kFaults.at(arguments[1]));
   }

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// A team's steps of the context: K and V rows, copied to shared memory ahead of their use.
+#pragma once
+
+#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/primitives.cuh"
+#include "kv_injection_attention/kernel/schedule.cuh"
+
+namespace dflash::kv_injection {
+
+// Who a thread is: its warp has a place among the row groups of a team.
+struct Worker {
+  int team, row_group;
+
+  DFLASH_DEVICE explicit Worker(const Plan& plan) {
+    const int thread = tid_x();
+    team = thread / 32 % plan.teams;
+    row_group = thread / 32 / plan.teams;
+  }
+  DFLASH_DEVICE Worker(int of_team, int of_row_group) : team(of_team), row_group(of_row_group) {}
+  // Recomputed, not kept: registers are scarce.
+  DFLASH_DEVICE int lane() const { return tid_x() & 31; }
+  DFLASH_DEVICE int team_thread() const { return row_group * 32 + lane(); }
+};
+
+DFLASH_DEVICE int team_threads(const Plan& plan) { return plan.row_groups * 32; }
+
+// One step of a team: kKeys rows of K and behind them as many of V, in a stage of shared memory and in the cache.
+template <int D, int kElementBytes, int kKeys>
+struct ContextStep {
+  static constexpr int kStride = row_bytes(D, kElementBytes);
+  static constexpr int kValuesAt = kKeys * kStride;
+  static constexpr int kStageBytes = 2 * kValuesAt;
+  static constexpr int kRowBytes = D * kElementBytes;
+
+  // Bytes in the cache from one context row to the next; 256 rows of 1,024 heads fit in 32 bits.
+  static DFLASH_DEVICE int row_step(const Params& p) { return p.num_kv_heads * kRowBytes; }
+  // Offset in the cache of 16 bytes, `vector`, of row `key` of the segment's request.
+  static DFLASH_DEVICE int64_t offset(const Params& p, const Segment& segment, int kv_head, int key, int vector) {
+    const int64_t plane = int64_t{segment.slot} * p.layers + p.layer;
+    return (plane * p.max_context + key) * row_step(p) + int64_t{kv_head} * kRowBytes + vector * 16;
+  }
+};
+
+// As many steps as there are stages but one are on their way at a time.
+template <int D, int kElementBytes>
+class ContextLoader {
+ public:
+  static constexpr int kStep = step_keys(D, kElementBytes);
+  static constexpr int kStages = num_stages(D, kElementBytes);
+  using Step = ContextStep<D, kElementBytes, kStep>;
+  static constexpr int kStride = Step::kStride;
+  static constexpr int kValuesAt = Step::kValuesAt;
+
+  DFLASH_DEVICE ContextLoader(const Params& p, const Plan& plan, const Worker& worker, const Segment& segment,
+                              int kv_head)
+      : p_(p), plan_(plan), worker_(worker) {
+    const int row = worker.row_group * kCopyRows + worker.lane() / kCopyLanes;  // the first that this thread copies
+    const int vector = worker.lane() % kCopyLanes;
+    const int first_key = segment.key_begin + worker.team * kStep;
+    const int steps = ceil_div(max(0, segment.key_end - segment.key_begin), kStep);
+    steps_left_ = steps > worker.team ? ceil_div(steps - worker.team, teams()) : 0;
+    key_ = first_key - team_keys();
+    copy_from_ = Step::offset(p, segment, kv_head, first_key + row, vector);
+    rows_to_copy_ = segment.key_end - first_key - row;
+
+    stage_ = stages_begin() + (kStages - 1) * kStageBytes;  // one before the first
+#pragma unroll 1
+    for (int i = 0; i < kStages - 1; ++i) copy_step(i < steps_left_, stages_begin() + i * kStageBytes);
+  }
+
+  // Goes on to the team's next step. False after the last.
+  DFLASH_DEVICE bool next() {
+    if (steps_left_ == 0) return false;
+    cp_async_wait_group<kStages - 2>();
+    // Now all threads' copies of this step are there, and all are done with the step before: its stage is free.
+    bar_sync(1 + worker_.team, 32 * warps());
+    copy_step(steps_left_ >= kStages, stage_);
+    stage_ = stage_ == stages_begin() + (kStages - 1) * kStageBytes ? stages_begin() : stage_ + kStageBytes;
+    key_ += team_keys();
+    --steps_left_;
+    return true;
+  }
+
+  // The step's first key, and its rows: K and behind them V. Rows from the segment's end on are 0.
+  DFLASH_DEVICE int key() const { return key_; }
+  DFLASH_DEVICE Shared rows() const { return stage_; }
+
+ private:
+  static constexpr int kRowBytes = Step::kRowBytes;
+  static constexpr int kStageBytes = Step::kStageBytes;
+  // A warp copies kCopyRows rows at a time, each with kCopyLanes lanes, all of which have a vector of 16 bytes unless
+  // D is 96.
+  static constexpr int kVectors = kRowBytes / 16;
+  static constexpr int kCopyLanes = kVectors == 6 ? 8 : kVectors == 12 ? 16 : kVectors;
+  static constexpr int kCopyRows = 32 / kCopyLanes;
+
+  // The next of the team's steps, if there is one.
+  DFLASH_DEVICE void copy_step(bool exists, Shared stage) {
+    if (exists && (kVectors == kCopyLanes || worker_.lane() % kCopyLanes < kVectors)) {
+      const auto *k = static_cast<const unsigned char*>(p_.k_cache) + copy_from_;
+      const auto *v = static_cast<const unsigned char*>(p_.v_cache) + copy_from_;
+      int left = rows_to_copy_;
+      const auto copy = [&](Shared at) {
+        cp_async(at, k, left > 0);
+        cp_async(at + kValuesAt, v, left > 0);
+        k += copy_rows() * row_step();
+        v += copy_rows() * row_step();
+        left -= copy_rows();
+      };
+      for (Shared at = stage + copy_to(); at < stage + kValuesAt; at += copy_rows() * kStride) copy(at);
+      copy_from_ += team_keys() * row_step();
+      rows_to_copy_ -= team_keys();
+    }
+    cp_async_commit_group();  // an empty group too: cp_async_wait_group counts groups
+  }
+
+  // Offset in a stage of what this thread copies first. Recomputed, as lane() is.
+  DFLASH_DEVICE Shared copy_to() const {
+    const int lane = worker_.lane();
+    return (worker_.row_group * kCopyRows + lane / kCopyLanes) * kStride + lane % kCopyLanes * 16;
+  }
+  // Rows that the warps of a team copy between them at a time.
+  DFLASH_DEVICE int copy_rows() const { return warps() * kCopyRows; }
+  DFLASH_DEVICE int warps() const { return plan_.row_groups; }
+  // From one of the team's steps to its next.
+  DFLASH_DEVICE int team_keys() const { return teams() * kStep; }
+  DFLASH_DEVICE int teams() const { return plan_.teams; }
+  DFLASH_DEVICE int row_step() const { return Step::row_step(p_); }
+  DFLASH_DEVICE Shared stages_begin() const {
+    return shared_memory() + plan_.stages_at + worker_.team * (kStages * kStageBytes);
+  }
+
+  const Params& p_;
+  const Plan& plan_;
+  const Worker& worker_;
+  int64_t copy_from_;  // offset in the cache of what this thread copies first of the next step, in bytes
+  int rows_to_copy_;   // from there to the segment's end
+  Shared stage_;       // in use
+  int key_;            // its first
+  int steps_left_;     // of the team, after it
+};
+
+}  // namespace dflash::kv_injection
