@@ -26,6 +26,7 @@ CASE = Case(name="mutated", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_sca
             context_lengths=(1700, 3, 300), slot_ids=(2, 0, 1))  # fmt: skip
 CTAS = 5
 WAIT = "griddepcontrol_wait();  // all that is read may be its: the block, slots and lengths, rows just appended"
+LOADER = "context_loader.cuh"
 SCHEDULE = "const Schedule schedule(p, plan);"
 WIDTH = "(p.num_heads + 2 * p.num_kv_heads)"
 
@@ -40,19 +41,20 @@ class Mutant:
 
 
 MUTANTS = [
-    Mutant("no wait for copies", "context_loader.cuh", "cp_async_wait_group<kStages - 2>();", "", "while a copy into it is under way"),
-    Mutant("a wait for one step too few", "context_loader.cuh", "cp_async_wait_group<kStages - 2>", "cp_async_wait_group<kStages - 1>",
+    Mutant("no wait for copies", LOADER, "cp_async_wait_group<kStages - 2>();", "",
            "while a copy into it is under way"),
-    Mutant("no barrier after the wait", "context_loader.cuh", "bar_sync(1 + worker_.team, 32 * warps());", "",
+    Mutant("a wait for one step too few", LOADER, "cp_async_wait_group<kStages - 2>",
+           "cp_async_wait_group<kStages - 1>", "while a copy into it is under way"),
+    Mutant("no barrier after the wait", LOADER, "bar_sync(1 + worker_.team, 32 * warps());", "",
            "shared memory address|races with thread"),
-    Mutant("one barrier for all teams", "context_loader.cuh", "bar_sync(1 + worker_.team,", "bar_sync(1,",
+    Mutant("one barrier for all teams", LOADER, "bar_sync(1 + worker_.team,", "bar_sync(1,",
            "races with thread|while a copy"),
     Mutant("no barrier between segments", "attention.cuh", "syncthreads();  // shared memory is free", "//",
            "races with thread|while a copy"),
     Mutant("no wait for the attention grid", "combine.cuh", "griddepcontrol_wait();", ""),
     Mutant("no wait for the kernel before", "attention.cuh", "griddepcontrol_wait();", "", "before the grid before"),
     Mutant("a wait behind a read", "attention.cuh", f"{WAIT}\n  {SCHEDULE}", f"{SCHEDULE}\n  {WAIT}"),
-    Mutant("rows beyond the segment", "context_loader.cuh", "cp_async(at, k, left > 0);", "cp_async(at, k, true);",
+    Mutant("rows beyond the segment", LOADER, "cp_async(at, k, left > 0);", "cp_async(at, k, true);",
            "AddressSanitizer"),
     Mutant("no mask at the end", "attention.cuh", "end < kMmaKeys ||", ""),
     Mutant("a maximum that never moves", "state.cuh", "if (any_sync(exceeds)) return false;", "any_sync(exceeds);"),
@@ -66,7 +68,7 @@ MUTANTS = [
 
 
 # Of the attention of sm_90a.
-STATE, LOADER, WGMMA = "wgmma_state.cuh", "wgmma_context_loader.cuh", "wgmma_attention.cuh"
+STATE, WGMMA_LOADER, WGMMA = "wgmma_state.cuh", "wgmma_context_loader.cuh", "wgmma_attention.cuh"
 SCORES_MADE = "    fence_registers(score);\n  }\n\n  // Such products"
 KEYS_AT = "(warp * 16 + lane % 16) * kStride + lane / 16 * 16"
 KEYS_AT_OF_RIGHT_OPERAND = "(warp * 16 + lane % 8 + lane / 16 * 8) * kStride + lane / 8 % 2 * 16"
@@ -82,7 +84,8 @@ WGMMA_MUTANTS = [
            "const uint64_t queries = Rounded", "without a wgmma.fence"),
     Mutant("no wait for scores", STATE, f"wgmma_wait_group();\n{SCORES_MADE}", SCORES_MADE,
            "a product under way|AddressSanitizer"),
-    Mutant("no wait for outputs", STATE, "wgmma_wait_group();\n#pragma", "#pragma", "product|AddressSanitizer|under way"),
+    Mutant("no wait for outputs", STATE, "wgmma_wait_group();\n#pragma", "#pragma",
+           "product|AddressSanitizer|under way"),
     Mutant("scores added to what was there", STATE, "i * kDescribedColumns, i > 0);", "i * kDescribedColumns, true);"),
     Mutant("a wrong stride", "wgmma.cuh", "{kBytes >> 4}", "{kBytes >> 5}"),
     Mutant("a wrong swizzle", "wgmma.cuh", "== 128 ? 1 : 2,", "== 128 ? 2 : 2,"),
@@ -106,23 +109,24 @@ WGMMA_MUTANTS = [
     Mutant("a polynomial without its exponent", "exp2.cuh", "(as_bits(rounded) << 23)", "0"),
     Mutant("a polynomial that is not clamped", "exp2.cuh", "fma_rn_sat(x", "fma_rn(x"),
     Mutant("weights as they are", STATE, "(warp * 2 + lane / 8 % 2) ^ lane % 8", "(warp * 2 + lane / 8 % 2)"),
-    Mutant("a barrier for all warpgroups", STATE, "return 1 + openmp_team();", "return 1;", "races|waits|product"),
+    Mutant("a barrier for all warpgroups", STATE, "return 1 + team();", "return 1;", "races|waits|product"),
     Mutant("no vote", WGMMA, "if (!barrier_red_or(Group::barrier(), kThreads, exceeds) || raised) break;",
            "barrier_red_or(Group::barrier(), kThreads, exceeds);\n      if (raised || true) break;"),
-    Mutant("a step's end without a barrier", LOADER, "bar_sync(barrier_, 32 * kWarpgroupWarps);", "",
+    Mutant("a step's end without a barrier", WGMMA_LOADER, "bar_sync(barrier_, 32 * kWarpgroupWarps);", "",
            "races with thread|while a"),
-    Mutant("a step that is not there yet", LOADER, "cp_async_wait_group<kStages - 2>();", "",
+    Mutant("a step that is not there yet", WGMMA_LOADER, "cp_async_wait_group<kStages - 2>();", "",
            "while a copy into it is under way"),
-    Mutant("copies under way at the end", LOADER, "cp_async_wait_group<0>();", "", "while a copy|copies under way"),
-    Mutant("rows beyond the end", LOADER, "cp_async(to, from, rows_to_copy_ > row)", "cp_async(to, from, true)",
+    Mutant("copies under way at the end", WGMMA_LOADER, "cp_async_wait_group<0>();", "",
+           "while a copy|copies under way"),
+    Mutant("rows beyond the end", WGMMA_LOADER, "cp_async(to, from, rows_to_copy_ > row)", "cp_async(to, from, true)",
            "AddressSanitizer"),
-    Mutant("stages that never end", LOADER, "stage_ == last_stage_ ?", "false ?", "of .* bytes|while a copy"),
+    Mutant("stages that never end", WGMMA_LOADER, "stage_ == last_stage_ ?", "false ?", "of .* bytes|while a copy"),
     Mutant("maxima read too early", STATE, f"group.sync();\n    {MAXIMA}#pragma unroll\n{LOOP}", MAXIMA + LOOP,
            "races with thread"),
     Mutant("stages used again too early", WGMMA, "syncthreads();  // every team is done", "//",
            "races with thread|while a copy"),
-    Mutant("results taken too early", WGMMA, "syncthreads();\n    if (Group::openmp_team() == 0) merge_teams_and_write();",
-           "if (Group::openmp_team() == 0) merge_teams_and_write();", "races with thread"),
+    Mutant("results taken too early", WGMMA, "syncthreads();\n    if (Group::team() == 0) merge_teams_and_write();",
+           "if (Group::team() == 0) merge_teams_and_write();", "races with thread"),
     Mutant("segments without a barrier", WGMMA, "syncthreads();  // shared memory is free", "//",
            "races with thread|while a"),
     Mutant("no scale of the block's scores", WGMMA, "= 1 / p_.k_scale;", "= 1 + 0 * p_.k_scale;"),
@@ -162,7 +166,7 @@ def test_is_noticed_on_sm_90a(mutant: Mutant, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_an_offset_of_32_bits_is_noticed(tmp_path: Path) -> None:
-    narrow = Mutant("narrow", "context_loader.cuh", "int64_t copy_from_;", "int32_t copy_from_;")
+    narrow = Mutant("narrow", LOADER, "int64_t copy_from_;", "int32_t copy_from_;")
     with pytest.raises((EmulationError, AssertionError)):
         call_far(build(narrow, tmp_path, only_fp8=False), tmp_path / "call")
 
