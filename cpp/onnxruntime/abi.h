@@ -2,7 +2,8 @@
 // The part of ONNX Runtime's C interface that a custom operator needs, so that no header of it has to be installed.
 //
 // OrtApi is a table of function pointers that only ever grows, and OrtCustomOp a structure that says its version, so
-// this serves every release since 1.16 (onnxruntime_c_api.h, MIT licence, of API version 16 to 29).
+// this serves every release since 1.17 (onnxruntime_c_api.h, MIT licence, of API version 17 to 29). No wheel of ONNX
+// Runtime has the header; tests/cpp/test_onnxruntime_abi.py asks the library that is installed.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,8 @@
 
 namespace dflash::ort {
 
-inline constexpr uint32_t kApiVersion = 16;  // CreateKernelV2 and KernelComputeV2, with which an operator may fail
+inline constexpr uint32_t kApiVersion = 17;        // the first with KernelContext_ParallelFor
+inline constexpr uint32_t kCustomOpVersion = 16;  // CreateKernelV2 and KernelComputeV2, with which an operator may fail
 
 struct Status;
 struct SessionOptions;
@@ -26,7 +28,7 @@ enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 
 // The functions by their places in OrtApi.
 struct Api {
-  const void* functions[275];
+  const void* functions[275];  // of the 276 of version 17
 
   template <class Function>
   Function at(size_t index) const {
@@ -84,7 +86,7 @@ struct ApiBase {
   const char* (*get_version)();
 };
 
-// An operator; with version 16 ONNX Runtime reads no further than here.
+// An operator; of version 16 ONNX Runtime reads no further than here.
 struct CustomOp {
   uint32_t version;
   void* (*create_kernel)(const CustomOp*, const Api*, const KernelInfo*);
@@ -109,6 +111,7 @@ struct CustomOp {
 
 static_assert(offsetof(CustomOp, create_kernel) == 8 && offsetof(CustomOp, compute) == 64);
 static_assert(offsetof(CustomOp, input_characteristic) == 80 && offsetof(CustomOp, input_memory) == 96);
+static_assert(sizeof(CustomOp) == 152 && sizeof(Api) == 275 * sizeof(void*) && sizeof(ApiBase) == 16);
 static_assert(offsetof(CustomOp, create_kernel_v2) == 136 && offsetof(CustomOp, compute_v2) == 144);
 
 }  // namespace dflash::ort

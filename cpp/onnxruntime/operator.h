@@ -109,7 +109,7 @@ inline void expect(bool holds, const char* name, const char* text) {
 template <class Kernel>
 constexpr CustomOp make_operator() {
   return {
-      .version = kApiVersion,
+      .version = kCustomOpVersion,
       .create_kernel = nullptr,
       .name = [](const CustomOp*) { return Kernel::kName; },
       .execution_provider = [](const CustomOp*) -> const char* { return nullptr; },  // the CPU's

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `_C` is a library of custom operators: SessionOptions.register_custom_ops_library calls RegisterCustomOps.
+#include <string>
+
 #include "onnxruntime/operator.h"
 
 // Its name and signature are ONNX Runtime's. Domains live as long as the process: sessions outlive their options.
@@ -7,6 +9,10 @@ extern "C" __attribute__((visibility("default"))) dflash::ort::Status* RegisterC
     dflash::ort::SessionOptions* options, const dflash::ort::ApiBase* base) {
   using namespace dflash::ort;
   const Api* api = base->get_api(kApiVersion);
+  if (api == nullptr) {  // an older release; it says so on stderr, too
+    const std::string problem = std::string("expected ONNX Runtime 1.17 or newer, found ") + base->get_version();
+    return base->get_api(1)->create_status(kFail, problem.c_str());
+  }
   static Domain* domain = nullptr;
   static Status* const failed = [&]() -> Status* {
     if (Status* status = api->create_domain("dflash_trt", &domain)) return status;

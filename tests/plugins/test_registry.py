@@ -6,6 +6,7 @@ The lean runtime (tensorrt_lean_cu13_bindings 11.4) has the registry and asks fo
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.plugin_library import installed_library
 from dflash_trt.graph.draft_graph import ATTENTION, PLUGIN_VERSION, draft_graph
+from tests.paths import REPOSITORY
 
 pytest.importorskip("tensorrt_lean_bindings", reason="pip install -e '.[dev]' has it on Linux x86-64")
 
@@ -66,6 +68,24 @@ def with_creator(creator):
     print(creator.name, creator.plugin_version, creator.plugin_namespace, creator.interface_info.kind)
 """
     assert in_tensorrt(body).stdout.startswith("DFlashKVInjectionAttention 2 dflash_trt PLUGIN CREATOR_V3ONE\n")
+
+
+def enumerators(name: str) -> dict[str, int]:
+    """Of plugins/tensorrt_abi/interface.h, without their k."""
+    header = (REPOSITORY / "plugins" / "tensorrt_abi" / "interface.h").read_text()
+    (body,) = re.findall(rf"enum class {name} : int32_t {{(.*?)}};", header, re.DOTALL)
+    return {key: int(value) for key, value in re.findall(r"k(\w+) = (\d+)", body)}
+
+
+@pytest.mark.parametrize("name", ["DataType", "PluginFieldType", "TensorRTPhase", "PluginCapabilityType"])
+def test_enumerators_have_tensorrts_values(name: str) -> None:
+    """No wheel has NvInfer.h; its binding has the values under the same names."""
+    program = f"import tensorrt_lean_bindings as t; [print(k, int(v)) for k, v in t.{name}.__members__.items()]"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    values = {key: int(value) for key, value in map(str.split, told.splitlines())}
+    expected = enumerators(name)
+    assert expected
+    assert {key: values.get(key) for key in expected} == expected
 
 
 def test_a_plugin_is_made_and_answers_for_its_capabilities() -> None:
