@@ -84,9 +84,7 @@ def steps(work: Path) -> Iterator[Step]:
         sizes = ("--max-batch-size", "2", "--max-seq-len", "512", "--max-num-tokens", "64")
         text = ("--max-tokens", "64", "--baseline", "--device", "cuda", "def main(")
         yield Step(built, (*cli, "build", f"{target}-dflash", "--target", target, "-o", engine), 60)
-        yield Step(
-            planned, (*cli, "build", engine, "--backend", "tensorrt", *sizes), 90, (GPU, TENSORRT, PLUGIN), built
-        )
+        yield Step(planned, (*cli, "build", "--plans-for", engine, *sizes), 90, (GPU, TENSORRT, PLUGIN), built)
         yield Step(f"{pair}: TensorRT against ONNX Runtime", (*ours, "parity", engine), 60, (GPU, TENSORRT), planned)
         yield Step(f"{pair}: decoding", (*cli, "generate", engine, "--target", target, *text), 60, (GPU,), planned)
     large = str(work / "gpt-oss-120b")
@@ -94,7 +92,7 @@ def steps(work: Path) -> Iterator[Step]:
     yield Step("gpt-oss-120b's drafter, random weights: engine", (*ours, "large", large), 120, (GPU, TENSORRT, PLUGIN))
     yield Step(
         "gpt-oss-120b's drafter, random weights: plans",
-        (*cli, "build", large, "--backend", "tensorrt", *sizes),
+        (*cli, "build", "--plans-for", large, *sizes),
         180,
         (GPU, TENSORRT, PLUGIN),
         "gpt-oss-120b's drafter, random weights: engine",

@@ -18,13 +18,15 @@ from dflash_trt.cli.bench import bench
 from dflash_trt.cli.build import build
 from dflash_trt.cli.capture import capture
 from dflash_trt.cli.chat import chat
-from dflash_trt.cli.convert_draft import convert
+from dflash_trt.cli.convert import convert
 from dflash_trt.cli.doctor import doctor
 from dflash_trt.cli.estimate import estimate
 from dflash_trt.cli.failure import fail, fail_import, fail_interrupted, fail_usage, report_bug
 from dflash_trt.cli.generate import generate
 from dflash_trt.cli.inspect import inspect
 from dflash_trt.cli.quantize import quantize
+from dflash_trt.cli.recover import recover
+from dflash_trt.cli.search import search
 from dflash_trt.cli.serve import serve
 from dflash_trt.cli.serve_config import serve_config
 from dflash_trt.cli.triton_repo import triton_repo
@@ -43,6 +45,8 @@ for command in (
     inspect,
     capture,
     quantize,
+    search,
+    recover,
     convert,
     build,
     generate,

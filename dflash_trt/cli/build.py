@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,22 +10,22 @@ import click
 import msgspec
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
-from dflash_trt.checkpoint.draft_spec import D2T, HEAD
 from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, check_pair, read_target
-from dflash_trt.cli.dry_run import fitting_deployment, print_dry_run, print_plan_dry_run
+from dflash_trt.cli.dry_run import print_dry_run, print_plan_dry_run
 from dflash_trt.cli.output import human_bytes
 from dflash_trt.cli.plan_options import PlanRequest, plan_options, plan_request
-from dflash_trt.cli.quantize import write_quantized
+from dflash_trt.cli.recipe_options import describe, recipe_and_ranges
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
+from dflash_trt.deploy.dry_run import fitting_deployment
 from dflash_trt.deploy.resolve import UNQUANTIZED, plan_sizes
 from dflash_trt.engine.manifest import MANIFEST
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import DFlashError
 from dflash_trt.files.command import quoted
-from dflash_trt.files.write import scratch_directory
 
 if TYPE_CHECKING:
+    from dflash_trt.builder.build_job import HeadSummary
     from dflash_trt.builder.proposal_head import HeadChoice
 
 
@@ -45,9 +44,15 @@ def _head(context: click.Context, parameter: click.Parameter, text: str) -> Head
 
 
 @click.command(short_help="Write an engine directory from a draft checkpoint.")
-@click.argument("draft")
+@click.argument("draft", required=False)
 @click.option("--target", help="Target checkpoint: directory or Hugging Face repository id.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Engine directory to write.")
+@click.option(
+    "--plans-for",
+    metavar="ENGINE",
+    type=click.Path(path_type=Path),
+    help="In place of DRAFT: build the TensorRT plans that this engine directory lacks.",
+)
 @click.option("--recipe", help="Quantise first: a recipe as for `dflash-trt quantize`.")
 @click.option("--calibration", metavar="FILE|none", default="none", show_default=True, help="For --recipe.")
 @click.option(
@@ -56,22 +61,23 @@ def _head(context: click.Context, parameter: click.Parameter, text: str) -> Head
     default="target",
     show_default=True,
     callback=_head,
-    help="What proposes tokens: target, or an own copy of its lm_head: fp8, nvfp4, trim:N, trim:N:fp8, trim:N:nvfp4.",
+    help="What proposes tokens: target, or a copy of its lm_head: fp8, nvfp4, trim:N, trim:N:fp8, trim:N:nvfp4.",
 )
 @click.option(
     "--head-tokens",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="For trim:N: features that `dflash-trt capture` wrote, whose answers say which tokens are frequent.",
+    help="For trim:N: features that `dflash-trt capture` wrote; their answers' most frequent tokens are kept.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing output directory.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be built, the memory and trtexec's command lines.")
 @click.option("--json", "as_json", is_flag=True, help="Print --dry-run as one JSON document.")
 @plan_options
 def build(
-    draft: str,
+    draft: str | None,
     target: str | None,
     output: Path | None,
+    plans_for: Path | None,
     recipe: str | None,
     calibration: str,
     head: HeadChoice | None,
@@ -85,15 +91,22 @@ def build(
 
     DRAFT may be quantised, by `dflash-trt quantize` or by modelopt. It may also be a deployment, CONFIG.yaml or the
     name of one that `serve-config --list` shows: it names draft, target and recipe, and -o unless given.
-    An engine directory alone, with --backend tensorrt, gets the TensorRT plans that it lacks.
+    Plans are built on the GPU machine: at once with --backend tensorrt, or later with --plans-for.
 
     \b
     Example:
       dflash-trt build z-lab/gpt-oss-120b-DFlash --target openai/gpt-oss-120b -o engine --recipe nvfp4
-      dflash-trt build engine --backend tensorrt
+      dflash-trt build --plans-for engine
     """
     if as_json and not dry_run:
         raise click.UsageError("--json is for --dry-run")
+    if (old := _engine_before_0_2(draft, target, output, plan_settings)) is not None:
+        click.echo(f"build ENGINE is now: dflash-trt build --plans-for {quoted(old)}", err=True)
+        draft, plans_for = None, old
+    if (draft is None) == (plans_for is None):
+        raise click.UsageError("expected either DRAFT or --plans-for ENGINE")
+    if plans_for is not None:
+        plan_settings["backend"] = "tensorrt"
     options = Options(
         target=target,
         output=output,
@@ -107,14 +120,22 @@ def build(
         plans=plan_request(plan_settings),
     )
     _check_head(options)
-    if (config := deployment_path(draft)) is not None:
+    if plans_for is not None:
+        written = build_plans(plans_for, options)
+    elif (config := deployment_path(str(draft))) is not None:
         written = build_deployment(config, options)
-    elif options.plans.is_wanted and target is None and output is None and (Path(draft) / MANIFEST).is_file():
-        written = build_plans(Path(draft), options)
     else:
-        written = build_checkpoint(draft, options)
+        written = build_checkpoint(str(draft), options)
     if written is not None:
         click.echo(written)
+
+
+def _engine_before_0_2(
+    draft: str | None, target: str | None, output: Path | None, plan_settings: dict[str, Any]
+) -> Path | None:
+    """The engine of `build ENGINE --backend tensorrt`, as --plans-for was typed before 0.2: one release more."""
+    is_old = draft is not None and target is None and output is None and plan_settings["backend"] == "tensorrt"
+    return Path(str(draft)) if is_old and (Path(str(draft)) / MANIFEST).is_file() else None
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +156,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def build_checkpoint(draft: str, options: Options) -> Path:
     """A draft checkpoint and its target become an engine directory, whose path is returned."""
     if options.dry_run:
-        raise click.UsageError("--dry-run is for CONFIG.yaml, or with --backend tensorrt for an engine directory")
+        raise click.UsageError("--dry-run is for CONFIG.yaml or --plans-for ENGINE")
     if options.target is None:
         raise click.MissingParameter(param_hint="'--target'", param_type="option")
     if options.output is None:
@@ -175,8 +196,13 @@ def build_deployment(config: Path, options: Options) -> Path | None:
 
 def build_plans(engine: Path, options: Options) -> Path | None:
     """An engine directory gets the TensorRT plans that it lacks; None for --dry-run."""
-    if options.recipe is not None or options.calibration != "none" or options.head is not None or options.force:
-        raise click.UsageError("an engine only gets plans: no --recipe, no --calibration, no --head, no --force")
+    refused = {
+        "--target": options.target, "-o": options.output, "--recipe": options.recipe, "--head": options.head,
+        "--calibration": None if options.calibration == "none" else options.calibration,
+        "--force": options.force or None,
+    }  # fmt: skip
+    if option := next((name for name, value in refused.items() if value is not None), None):
+        raise click.UsageError(f"{option} cannot be used with --plans-for")
     if options.dry_run:
         print_plan_dry_run(engine, options.plans, as_json=options.as_json)
         return None
@@ -186,7 +212,7 @@ def build_plans(engine: Path, options: Options) -> Path | None:
 
 def _check_calibration(options: Options) -> None:
     if options.calibration != "none" and options.recipe is None:
-        raise click.UsageError("--calibration is for a recipe, found none")
+        raise click.UsageError("--calibration needs a recipe")
 
 
 def _check_head(options: Options) -> None:
@@ -205,57 +231,42 @@ def _write_engine(
     options: Options,
     plan_options: PlanOptions | None = None,
 ) -> None:
-    """Writes the engine of a pair that fits, quantised first and with plans where that is asked for.
+    """Writes the engine of a pair that fits, and says on stderr what became of the draft.
 
     `name` is what the user called the draft; `plan_options` say what a deployment's plans, built now or later, serve.
     """
-    from dflash_trt.builder.engine_directory import build_engine, check_output, describe_source
+    from dflash_trt.builder.build_job import BuildJob, run_build
 
-    check_output(output, force=options.force)
-    with ExitStack() as stack:
-        checkpoint = source
-        if options.recipe is not None:
-            scratch = stack.enter_context(scratch_directory(output))
-            write_quantized(source, options.recipe, options.calibration, scratch)
-            checkpoint = read_draft(scratch)
-        if options.head is not None:
-            scratch = stack.enter_context(scratch_directory(output))
-            checkpoint = _with_head(checkpoint, target, options.head, options.head_tokens, scratch)
-        build_engine(
-            checkpoint,
-            target,
-            output,
-            source=describe_source(source, name, options.recipe),
-            force=options.force,
-            plan_options=plan_options,
-            keep_plans=options.plans.is_wanted,
-        )
+    recipe, ranges = None, None
+    if options.recipe is not None:
+        recipe, ranges = recipe_and_ranges(source, options.recipe, options.calibration)
+    job = BuildJob(
+        name=name,
+        draft=source,
+        target=target,
+        recipe=recipe,
+        recipe_name=options.recipe,
+        ranges=ranges,
+        head=options.head,
+        head_tokens=options.head_tokens,
+        plan_options=plan_options,
+    )
+    summary = run_build(job, output, force=options.force, keep_plans=options.plans.is_wanted)
+    if summary.quantized is not None:
+        click.echo(describe(summary.quantized), err=True)
+    if summary.head is not None:
+        _print_head(summary.head, target.spec.vocab_size)
     if options.plans.is_wanted:
         _add_plans(output, options.plans)
     elif plan_options is not None:
-        click.echo(f"without plans; on the GPU machine: dflash-trt build {quoted(output)} --backend tensorrt", err=True)
+        click.echo(f"no plans yet; on the GPU machine: dflash-trt build --plans-for {quoted(output)}", err=True)
 
 
-def _with_head(
-    draft: DraftCheckpoint, target: TargetCheckpoint, head: HeadChoice, features: Path | None, directory: Path
-) -> DraftCheckpoint:
-    """The draft with a head of its own, in a new `directory`; tells on stderr what it weighs."""
-    from dflash_trt.builder.proposal_head import with_head
-
-    token_ids = None
-    if head.num_tokens is not None and features is not None:
-        from dflash_trt.builder.captured_tokens import captured_tokens, kept_shares
-
-        token_ids = captured_tokens(draft.spec, features, target.directory, head.num_tokens)
-        shares = kept_shares(draft.spec, features, token_ids)
-        listed = ", ".join(f"{name or 'all'} {share:.1%}" for name, share in shares.items())
-        click.echo(f"of the captured answers' tokens, it can propose: {listed}", err=True)
-    built = with_head(draft, target, head, token_ids, directory)
-    size = sum(tensor.num_bytes for name, tensor in built.weights.items() if name.startswith((f"{HEAD}.", D2T)))
-    click.echo(
-        f"own head: {built.spec.draft_vocab_size} of {target.spec.vocab_size} tokens, {human_bytes(size)}", err=True
-    )
-    return built
+def _print_head(head: HeadSummary, vocab_size: int) -> None:
+    if head.kept_shares:
+        listed = ", ".join(f"{name or 'all'} {share:.1%}" for name, share in head.kept_shares.items())
+        click.echo(f"share of the captured answers' tokens that it can propose: {listed}", err=True)
+    click.echo(f"own head: {head.num_tokens} of {vocab_size} tokens, {human_bytes(head.num_bytes)}", err=True)
 
 
 def _add_plans(engine: Path, plans: PlanRequest) -> None:
@@ -267,7 +278,7 @@ def _add_plans(engine: Path, plans: PlanRequest) -> None:
     try:
         add_plans(engine, options, plans.timing_cache)
     except DFlashError as error:
-        next_command = f"dflash-trt build {quoted(engine)} --backend tensorrt"
+        next_command = f"dflash-trt build --plans-for {quoted(engine)}"
         hint = f"{error.hint}; then: {next_command}" if error.hint else next_command
         raise type(error)(
             f"{error.message}\n{engine} is complete for ONNX Runtime, without new plans", hint=hint

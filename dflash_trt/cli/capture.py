@@ -3,28 +3,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
-from dflash_trt import __version__
-from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory, checkpoint_label, configuration_directory
-from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, check_pair, read_target
+from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.dtype_option import dtype_option
-from dflash_trt.errors import RequestError
-from dflash_trt.files.write import check_replaceable, new_file
-
-if TYPE_CHECKING:
-    from dflash_trt.runtime.prompts import Prompt
-
-BATCH_SIZE = 8
-"""Prompts answered at once."""
+from dflash_trt.cli.progress import progress_bar
 
 
 @click.command(short_help="Record a target's features for calibration.")
@@ -41,35 +28,35 @@ BATCH_SIZE = 8
 @click.option(
     "--max-tokens", "--max-new-tokens", "max_tokens", type=click.IntRange(min=2), default=256, show_default=True
 )
-@click.option("--max-prompts", type=click.IntRange(min=1), help="Take only the first so many prompts.")
+@click.option("--max-prompts", type=click.IntRange(min=1), help="Use only the first prompts, up to this many.")
 @click.option("--chat", is_flag=True, help="Wrap text prompts in the target's chat template.")
 @dtype_option
 @click.option(
     "--taps-dtype",
     type=click.Choice(["float32", "bfloat16"]),
     show_default="the target's",
-    help="bfloat16 halves the file, as enough for --calibration; a replay is then near, not equal.",
+    help="Type of the recorded taps; bfloat16 halves the file: enough for --calibration, approximate for a replay.",
 )
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0),
     default=0.0,
     show_default=True,
-    help="Sample the answers, so that a replay is decoding at this temperature; 0 is greedy.",
+    help="Sample the answers at this temperature; 0 is greedy.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**64 - 1),
     default=0,
     show_default=True,
-    help="For --temperature: prompt i, from 0, is sampled with this and i added.",
+    help="For --temperature: prompt i (from 0) is sampled with seed + i.",
 )
 @click.option(
     "--top-logprobs",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Record the log probabilities of so many likeliest tokens at each place, for `verify --temperature`.",
+    help="Record log probabilities of this many top tokens at each position, for `verify --temperature`.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def capture(
@@ -87,10 +74,11 @@ def capture(
     top_logprobs: int,
     force: bool,
 ) -> None:
-    """Let the target answer prompts and record the features that DRAFT is calibrated and judged on.
+    """Let the target answer prompts, and record the features that DRAFT is calibrated and verified on.
 
-    Of DRAFT, a checkpoint directory or Hugging Face repository id, only the facts are used: which layers it
-    taps, and its mask token. `quantize --calibration FILE` and `verify --features FILE` need the target no more.
+    Only the configuration of DRAFT, a checkpoint directory or Hugging Face repository id, is used: which layers it
+    taps, and its mask token. `quantize --calibration FILE`, `search`, `recover` and `verify --features FILE`
+    then run without the target.
 
     \b
     Example:
@@ -108,77 +96,20 @@ def capture(
             f"expected at most {vocab_size}, the target's tokens, found {top_logprobs}", param_hint="'--top-logprobs'"
         )
 
-    import torch
+    from dflash_trt.measure.capture_job import CaptureOptions, capture_features
 
-    from dflash_trt.measure.feature_capture import FEATURES, answer_prompts, write_features
-    from dflash_trt.quantize.features import GREEDY_VERSION, SAMPLED_VERSION, FeatureFacts, PromptFacts
-    from dflash_trt.targets.huggingface import load_model, make_target, stop_token_ids
-
-    check_replaceable(output, FEATURES, force=force)
-    encoded = _encode(prompts, target_checkpoint, draft_checkpoint, max_tokens, chat)
-    taps = draft_checkpoint.spec.target_layer_ids
-    model = load_model(target_checkpoint.directory, target_checkpoint.spec, taps, dtype=dtype)
-    running = make_target(model, taps, BATCH_SIZE)
-    stop_ids = stop_token_ids(model)
-    facts = FeatureFacts(
-        schema_version=SAMPLED_VERSION if temperature or top_logprobs else GREEDY_VERSION,
-        tool_version=__version__,
+    options = CaptureOptions(
         target_name=checkpoint_label(target),
-        target=target_checkpoint.spec,
-        target_layer_ids=taps,
-        mask_token_id=draft_checkpoint.spec.mask_token_id,
         max_tokens=max_tokens,
-        stop_token_ids=tuple(sorted(stop_ids)),
-        target_dtype="bfloat16" if model.dtype == torch.bfloat16 else "float32",
-        prompts=tuple(PromptFacts(name=p.id, category=p.category, language=p.language) for p in prompts),
+        chat=chat,
+        dtype=dtype,
+        taps_dtype=taps_dtype,
+        temperature=temperature,
+        seed=seed,
         top_logprobs=top_logprobs,
     )
-    if temperature:
-        facts = msgspec.structs.replace(facts, temperature=temperature, seed=seed)
-    with new_file(output, FEATURES, force=force) as temporary:
-        with _progress(len(encoded)) as advance:
-            answered = answer_prompts(
-                running, encoded, max_tokens, stop_ids,
-                temperature=temperature, seeds=[facts.sampler_seed(i) for i in range(len(encoded))],
-                num_slots=BATCH_SIZE, on_answer=advance,
-            )  # fmt: skip
-        write_features(
-            running,
-            answered,
-            facts,
-            temporary,
-            block_size=draft_checkpoint.spec.block_size,
-            taps_dtype=model.dtype if taps_dtype is None else getattr(torch, taps_dtype),
-        )
-    tokens = sum(len(sequence.token_ids) - sequence.prompt_length for sequence in answered)
-    click.echo(f"{len(answered)} sequences, {tokens} answer tokens", err=True)
+    sequences, tokens = capture_features(
+        draft_checkpoint, target_checkpoint, prompts, output, options, force=force, progress=progress_bar
+    )
+    click.echo(f"{sequences} sequences, {tokens} answer tokens", err=True)
     click.echo(output)
-
-
-def _encode(
-    prompts: list[Prompt], target: TargetCheckpoint, draft: DraftCheckpoint, max_tokens: int, chat: bool
-) -> list[list[int]]:
-    """Every prompt's token ids; RequestError names the first that cannot be answered to its last token."""
-    from dflash_trt.runtime.prompts import check_prompt
-    from dflash_trt.targets.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(target.directory)
-    encoded = []
-    for prompt in prompts:
-        encoded.append(prompt.encode(tokenizer, chat=chat))
-        try:
-            check_prompt(encoded[-1], max_tokens, draft.spec, target.spec)
-        except RequestError as error:
-            raise RequestError(f"{prompt.id}: {error.message}", hint=error.hint) from None
-    return encoded
-
-
-@contextmanager
-def _progress(num_prompts: int) -> Iterator[Callable[[], None]]:
-    """A progress bar on a terminal, and what moves it on by one."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("answering", total=num_prompts)
-        yield lambda: progress.advance(task)

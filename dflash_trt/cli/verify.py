@@ -14,15 +14,15 @@ from click.core import ParameterSource
 
 from dflash_trt.cli.dtype_option import dtype_option
 from dflash_trt.cli.output import print_json, progress_line
+from dflash_trt.cli.picture_option import check_picture
+from dflash_trt.cli.progress import progress_bar
+from dflash_trt.cli.replay_tables import print_replay_report
 from dflash_trt.cli.share_option import share
 from dflash_trt.cli.verify_tables import print_report
 from dflash_trt.deploy.deployment_file import deployment_path
-from dflash_trt.files.picture import PICTURE
-from dflash_trt.files.write import check_replaceable
 
 if TYPE_CHECKING:
     from dflash_trt.measure.verification import TokenPrompt
-    from dflash_trt.measure.verification_report import Report
 
 MIN_TOKENS = 3
 """The first token is the prefill's and the last one a bonus: fewer leave nothing to draft."""
@@ -106,21 +106,14 @@ def verify(
     if max_tau_loss is not None and reference is None:
         raise click.UsageError("--max-tau-loss needs --reference, the engine that tau is compared with")
     if features is not None:
-        _refuse_beside_features(click.get_current_context())
-        from dflash_trt.cli.verify_features import verify_features
-
-        verify_features(engine, features, reference, max_tau_loss, temperature, as_json=as_json)
+        _refuse_decoding_options(click.get_current_context())
+        _verify_features(engine, features, reference, max_tau_loss, temperature, as_json=as_json)
         return
     if temperature is not None:
         raise click.UsageError("--temperature is for --features: decoding with the target is checked greedily")
     if target is None or prompt_file is None:
         raise click.UsageError("expected --target and --prompts, or --features")
-    if plot is not None and (plot.suffix != ".png" or not plot.parent.is_dir()):
-        raise click.UsageError(f"--plot: expected a .png file in an existing directory, found {plot}")
-
-    if plot is not None:
-        check_replaceable(plot, PICTURE, force=True)
-        import matplotlib  # noqa: F401 - what is missing is said before the work, not after it
+    check_picture(plot)
 
     from dflash_trt.runtime.prompts import read_prompts
 
@@ -157,21 +150,48 @@ def verify(
     else:
         print_report(report)
     if plot is not None:
-        from dflash_trt.cli.verify_plot import draw
+        from dflash_trt.measure.verification_plot import draw
 
         draw(report, plot)
-    _warn(report)
+    if report.comparison is not None and report.comparison.tau_loss is not None:
+        _warn_of_few(report.comparison.tau_loss.num_prompts)
     if failure is not None:
         raise failure
 
 
-def _refuse_beside_features(context: click.Context) -> None:
-    """What was said when the features were captured, and what needs a decoding target, is no option here."""
+def _verify_features(
+    engine: Path,
+    features: Path,
+    reference: Path | None,
+    max_tau_loss: float | None,
+    temperature: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Prints what replaying captured answers came to; VerificationError where too much of tau is lost."""
+    from dflash_trt.measure.replay_verification import verify_features
+    from dflash_trt.measure.verification_report import find_loss
+
+    report = verify_features(engine, features, reference, temperature, progress_bar)
+    loss = None if report.comparison is None else report.comparison.tau_loss
+    failure = None if max_tau_loss is None else find_loss(loss, max_tau_loss)
+    if as_json:
+        verdict = {"passed": failure is None, "max_tau_loss": max_tau_loss}
+        print_json("verify", {**verdict, **msgspec.structs.asdict(report)})
+    else:
+        print_replay_report(report)
+    _warn_of_few(len(report.engine.prompts))
+    if failure is not None:
+        raise failure
+
+
+def _refuse_decoding_options(context: click.Context) -> None:
+    """Raises UsageError for an option of decoding with the target: --features has its answers already."""
     for parameter in context.command.params:
         name = parameter.name or ""
         given = context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
         if given and name in ("target", "prompt_file", "chat", "max_tokens", "dtype", "plot"):
-            raise click.UsageError(f"{parameter.opts[0]} is for decoding with the target, found --features")
+            raise click.UsageError(f"{parameter.opts[0]} cannot be used with --features")
 
 
 def _progress(prompts: list[TokenPrompt]) -> Iterable[TokenPrompt]:
@@ -181,10 +201,8 @@ def _progress(prompts: list[TokenPrompt]) -> Iterable[TokenPrompt]:
     return track(prompts, "prompts", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
 
 
-def _warn(report: Report) -> None:
+def _warn_of_few(num_prompts: int) -> None:
     from dflash_trt.measure.statistics import MIN_PROMPTS
 
-    if report.comparison is None or report.comparison.tau_loss is None:
-        return
-    if (count := report.comparison.tau_loss.num_prompts) < MIN_PROMPTS:
-        click.echo(f"warning: an interval means little below {MIN_PROMPTS} prompts, found {count}", err=True)
+    if num_prompts < MIN_PROMPTS:
+        click.echo(f"warning: intervals mean little below {MIN_PROMPTS} prompts, found {num_prompts}", err=True)

@@ -17,10 +17,10 @@ RUNNING = ("generate", "verify", "capture")
 PACKAGES = {
     "onnx": (("build", *RUNNING), "pip install 'dflash-trt[build]'"),
     "onnxruntime": ((*RUNNING, "quantize --calibration"), "pip install 'dflash-trt[run]'"),
-    "torch": ((*RUNNING, "quantize --calibration"), "pip install 'dflash-trt[run]'"),
+    "torch": ((*RUNNING, "search", "recover", "quantize --calibration"), "pip install 'dflash-trt[run]'"),
     "transformers": (RUNNING, "pip install 'dflash-trt[run]'"),
     "nvidia-modelopt": (("quantize --calibration",), "pip install 'dflash-trt[calibrate]'"),
-    "matplotlib": (("verify --plot",), "pip install 'dflash-trt[plot]'"),
+    "matplotlib": (("verify --plot", "recover --plot"), "pip install 'dflash-trt[plot]'"),
     "mpi4py": (("doctor --ranks", "mpiexec in the place of torchrun"), "pip install 'dflash-trt[mpi]'"),
     "tensorrt": (("TensorRT plans",), "on the GPU machine: pip install 'dflash-trt[tensorrt]'"),
     "tensorrt_llm": (("serving with TensorRT-LLM",), "in an environment of its own: pip install 'dflash-trt[trtllm]'"),

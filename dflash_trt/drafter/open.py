@@ -46,7 +46,7 @@ def choose_executor(engine: Path, manifest: Manifest, *, device: str = "cpu", ex
             raise MissingDependencyError(
                 f"{engine}: expected a drafter for {device}, found none: {lacking}; {reason}",
                 hint="pip install onnxruntime-gpu in the place of onnxruntime, or on this machine: "
-                f"dflash-trt build {quoted(engine)} --backend tensorrt",
+                f"dflash-trt build --plans-for {quoted(engine)}",
             )
         import torch
 

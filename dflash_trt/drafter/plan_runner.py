@@ -86,5 +86,5 @@ class PlanRunner:
         if not is_right:
             raise EngineError(
                 f"{self._file}: expected {what}, found it refused by TensorRT {self._trt.__version__} (messages above)",
-                hint=f"rebuild: dflash-trt build {quoted(self._file.parent)} --backend tensorrt",
+                hint=f"rebuild: dflash-trt build --plans-for {quoted(self._file.parent)}",
             )

@@ -27,7 +27,7 @@ class TensorRTExecutor:
             if name not in manifest.plans:
                 raise EngineError(
                     f"{directory}: expected {name}.plan, found an engine for ONNX Runtime only",
-                    hint=f"on the GPU machine: dflash-trt build {quoted(directory)} --backend tensorrt",
+                    hint=f"on the GPU machine: dflash-trt build --plans-for {quoted(directory)}",
                 )
         self.cache_dtype = torch.float8_e4m3fn if manifest.quantization.fp8_kv_cache else torch.bfloat16
         self._directory = directory
@@ -121,7 +121,7 @@ class TensorRTExecutor:
             raise EngineError(
                 f"{self._directory}: expected a context cache of at most {most_slots} slots of {most_rows} rows, for"
                 f" which the plan was built, found {num_slots} of {num_rows}",
-                hint=f"dflash-trt build {quoted(self._directory)} --backend tensorrt --max-batch-size {num_slots}"
+                hint=f"dflash-trt build --plans-for {quoted(self._directory)} --max-batch-size {num_slots}"
                 f" --max-seq-len {num_rows}",
             )
 

@@ -82,7 +82,7 @@ def check_plan(
     """
     built = f"SM {plan.compute_capability} ({plan.gpu}) with TensorRT {plan.tensorrt}"
     here = f"SM {gpu.compute_capability} ({gpu.name}) with TensorRT {tensorrt}"
-    rebuild = f"rebuild: dflash-trt build {quoted(directory)} --backend tensorrt"
+    rebuild = f"rebuild: dflash-trt build --plans-for {quoted(directory)}"
     for name, expected in plan.made_from.items():
         if (found := sha256.get(name)) != expected:
             raise EngineError(

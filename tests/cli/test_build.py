@@ -56,5 +56,5 @@ def test_calibration_without_a_recipe_is_refused(kind: str, tmp_path: Path) -> N
         draft.write_text(f"description: x\ntarget: {TARGET}\ndraft: {DRAFT}\ngpus: b300x1\npurpose: latency\n")
     result = run("build", draft, "--target", TARGET, "-o", tmp_path / "engine", "--calibration", "features")
     assert result.returncode == 2
-    assert "--calibration is for a recipe, found none" in result.stderr
+    assert "--calibration needs a recipe" in result.stderr
     assert not (tmp_path / "engine").exists()

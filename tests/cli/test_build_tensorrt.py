@@ -60,7 +60,7 @@ def test_without_tensorrt_the_engine_is_complete_for_onnx(engine: Path) -> None:
         "error: expected the package tensorrt 10.15 or newer, found: No module named 'tensorrt'\n"
         f"{engine} is complete for ONNX Runtime, without new plans\n\n"
         "hint: on the GPU machine: pip install 'dflash-trt[tensorrt]'; then: "
-        f"dflash-trt build {engine} --backend tensorrt\n"
+        f"dflash-trt build --plans-for {engine}\n"
     )
     manifest = read_manifest(engine)
     assert manifest.plan_options == PlanOptions(max_batch_size=2, max_seq_len=64, max_num_tokens=16)
@@ -74,12 +74,24 @@ def test_in_one_go_or_later(engine: Path, recorder: Recorder, capsys: pytest.Cap
     assert capsys.readouterr().out == f"{engine}\n"
     assert built(recorder) == ["context.onnx", "draft.onnx"]
     assert read_manifest(engine).plans.keys() == {"context", "draft"}
-    run_here("build", engine, *TENSORRT)
+    run_here("build", "--plans-for", engine)
     assert capsys.readouterr().out == f"{engine}\n"
     assert built(recorder) == []
-    run_here("build", engine, *TENSORRT, "--max-seq-len", 65)
+    run_here("build", "--plans-for", engine, "--max-seq-len", 65)
     assert built(recorder) == ["draft.onnx"]
     assert read_manifest(engine).plan_options == PlanOptions(max_batch_size=2, max_seq_len=65, max_num_tokens=16)
+
+
+def test_the_old_way_to_add_plans_works_and_says_the_new_one(
+    engine: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_engine(engine)
+    capsys.readouterr()
+    run_here("build", engine, *TENSORRT, *SMALL)
+    printed = capsys.readouterr()
+    assert printed.out == f"{engine}\n"
+    assert printed.err.startswith(f"build ENGINE is now: dflash-trt build --plans-for {engine}\n")
+    assert built(recorder) == ["context.onnx", "draft.onnx"]
 
 
 def test_force_keeps_the_plans_of_what_did_not_change(engine: Path, recorder: Recorder) -> None:
@@ -103,7 +115,7 @@ def test_options_reach_tensorrt(engine: Path, recorder: Recorder, tmp_path: Path
     assert level.name == "AMPERE_PLUS"
     flags = {flag.name for (flag,) in recorder.arguments("IBuilderConfig.set_flag")}
     assert flags == {"VERSION_COMPATIBLE"}
-    run_here("build", engine, *TENSORRT, "--no-version-compatible", "--timing-cache", cache, "--reproducible")
+    run_here("build", "--plans-for", engine, "--no-version-compatible", "--timing-cache", cache, "--reproducible")
     flags = {flag.name for (flag,) in recorder.arguments("IBuilderConfig.set_flag")}
     assert flags >= {"EDITABLE_TIMING_CACHE", "ERROR_ON_TIMING_CACHE_MISS"}
     assert read_manifest(engine).plans["draft"].version_compatible is False
@@ -125,7 +137,7 @@ def test_plans_for_every_gpu_since_ampere_are_refused_where_not_all_have_the_pre
     build_engine(engine, "--recipe", recipe)
     before = (engine / "manifest.json").read_bytes()
     for command in (["--dry-run"], []):
-        portable = ["build", engine, *TENSORRT, "--hardware-compatibility", "ampere_plus", *command]
+        portable = ["build", "--plans-for", engine, "--hardware-compatibility", "ampere_plus", *command]
         message = refusal(lambda portable=portable: run_here(*portable), BuildError)  # type: ignore[misc]
         assert "found ampere_plus, whose plans must run on SM 8.0" in message
     assert built(recorder) == []
@@ -137,7 +149,7 @@ def test_what_tensorrt_refuses_says_how_to_go_on(engine: Path, recorder: Recorde
     message = refusal(lambda: build_engine(engine, *TENSORRT, *SMALL), BuildError)
     assert "layers.1.mlp/MatMul (MatMul): no such GEMM" in message
     assert f"{engine} is complete for ONNX Runtime" in message
-    assert message.endswith(f"then: dflash-trt build {engine} --backend tensorrt")
+    assert message.endswith(f"then: dflash-trt build --plans-for {engine}")
 
 
 def dry_run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
@@ -150,7 +162,7 @@ def test_dry_run_of_an_engine(engine: Path, capsys: pytest.CaptureFixture[str]) 
     build_engine(engine)
     capsys.readouterr()
     before = {file.name: file.read_bytes() for file in engine.iterdir()}
-    document = dry_run(capsys, engine, *TENSORRT, *SMALL)
+    document = dry_run(capsys, "--plans-for", engine, *SMALL)
     assert document["schema"] == "dflash-trt/plan-dry-run/1"
     assert document["options"]["max_seq_len"] == 64
     assert document["memory"]["cache_bytes"] == 2 * 64 * read_manifest(engine).draft.context_bytes_per_token(fp8=False)
@@ -158,7 +170,7 @@ def test_dry_run_of_an_engine(engine: Path, capsys: pytest.CaptureFixture[str]) 
     assert f"--saveEngine={engine / 'context.plan'}" in context
     assert "k_cache:3x2x64x2x64" in next(word for word in draft if word.startswith("--maxShapes"))
     assert {file.name: file.read_bytes() for file in engine.iterdir()} == before
-    run_here("build", engine, *TENSORRT, *SMALL, "--dry-run")
+    run_here("build", "--plans-for", engine, *SMALL, "--dry-run")
     printed = capsys.readouterr().out
     assert f"\n{document['trtexec'][0]}\n" in printed
     assert "memory.cache_bytes" in printed
@@ -174,10 +186,10 @@ def test_dry_run_of_an_engine_mode_deployment(engine: Path, tmp_path: Path, caps
     run_here("build", config, "-o", engine)
     output = capsys.readouterr()
     assert output.out == f"{engine}\n"
-    assert f"without plans; on the GPU machine: dflash-trt build {engine} --backend tensorrt" in output.err
+    assert f"no plans yet; on the GPU machine: dflash-trt build --plans-for {engine}" in output.err
     options = read_manifest(engine).plan_options
     assert options == PlanOptions(max_batch_size=64, max_seq_len=512 + 4 * 8, max_num_tokens=1024)
-    assert dry_run(capsys, engine, *TENSORRT)["trtexec"] == document["trtexec"]
+    assert dry_run(capsys, "--plans-for", engine)["trtexec"] == document["trtexec"]
 
 
 def test_native_deployments_have_no_plans(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,11 +230,14 @@ def test_inspect_shows_plans_and_memory(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["ENGINE", "--dry-run"], "--dry-run is for CONFIG.yaml, or with --backend tensorrt for an engine"),
-        (["ENGINE", *TENSORRT, "--recipe", "fp8"], "an engine only gets plans"),
-        (["ENGINE", *TENSORRT, "--force"], "an engine only gets plans"),
-        (["ENGINE", *TENSORRT, "--calibration", "features"], "an engine only gets plans"),
-        (["ENGINE", *TENSORRT, "--reproducible"], "--reproducible needs --timing-cache"),
+        (["ENGINE", "--dry-run"], "--dry-run is for CONFIG.yaml or --plans-for ENGINE"),
+        ([], "expected either DRAFT or --plans-for ENGINE"),
+        (["draft", "--plans-for", "ENGINE"], "expected either DRAFT or --plans-for ENGINE"),
+        (["--plans-for", "ENGINE", "--recipe", "fp8"], "--recipe cannot be used with --plans-for"),
+        (["--plans-for", "ENGINE", "--force"], "--force cannot be used with --plans-for"),
+        (["--plans-for", "ENGINE", "--calibration", "features"], "--calibration cannot be used with --plans-for"),
+        (["--plans-for", "ENGINE", "--target", "t"], "--target cannot be used with --plans-for"),
+        (["--plans-for", "ENGINE", "--reproducible"], "--reproducible needs --timing-cache"),
         (["draft", "--max-seq-len", 3], "--max-seq-len is for --backend tensorrt"),
         (["draft", "--workspace-gib", 3], "--workspace-gib is for --backend tensorrt"),
         (["draft", "--reproducible"], "--reproducible is for --backend tensorrt"),

@@ -82,7 +82,7 @@ def test_a_damaged_drafter_trips_the_gate(place: Path, capsys: pytest.CaptureFix
     assert [layer["layer"] for layer in errors["layers"]] == [0, 1]
     assert all(layer["k"] == layer["v"] == 0 for layer in errors["layers"]), "context rows know no o_proj"
     assert errors["hidden"] > 0.1
-    assert f"warning: an interval means little below 20 prompts, found {NUM_PROMPTS}" in captured.err
+    assert f"warning: intervals mean little below 20 prompts, found {NUM_PROMPTS}" in captured.err
     assert plot.read_bytes().startswith(b"\x89PNG\r\n")
 
 

@@ -109,7 +109,7 @@ def test_tables(
     assert table["tau loss"][0] == "0.00% (0.00% to 0.00%)"
     assert table["tau"][0] == table["tau"][1]
     assert (table["a"][0], table["b"][0], table["de"][0]) == ("2", "1", "1")
-    assert "warning: an interval means little below 20 prompts, found 3" in captured.err
+    assert "warning: intervals mean little below 20 prompts, found 3" in captured.err
 
 
 def test_a_temperature(
@@ -146,7 +146,7 @@ def test_a_temperature_needs_log_probabilities(engines: Path, features: dict[str
     "options", [("--target", "x"), ("--prompts", "x"), ("--chat",), ("--max-tokens", 9), ("--plot", "x.png")]
 )
 def test_what_needs_the_target_is_no_option_beside_features(options: tuple[object, ...]) -> None:
-    with pytest.raises(click.UsageError, match=f"{options[0]} is for decoding with the target, found --features"):
+    with pytest.raises(click.UsageError, match=f"{options[0]} cannot be used with --features"):
         verify(Path("engine"), Path("features"), *options)
 
 

@@ -84,7 +84,7 @@ def test_the_reason_why_nothing_runs_it(
     without_plans = message(manifest)
     assert without_plans.startswith(f"{engine}: expected a drafter for cuda, found none: onnxruntime ")
     assert "has no CUDAExecutionProvider but CPUExecutionProvider; the engine has no TensorRT plans" in without_plans
-    assert f"dflash-trt build {engine} --backend tensorrt" in without_plans
+    assert f"dflash-trt build --plans-for {engine}" in without_plans
     assert "expected the package tensorrt 10.15 or newer, found" in message(planned)
     pretend(monkeypatch, tmp_path, VERSIONS[0])
     assert "TensorRT plans do not return layers.0/output" in message(planned, ("layers.0/output",))

@@ -234,7 +234,7 @@ def test_an_engine_without_plans(draft_dir: Path, tmp_path: Path, recorder: Reco
     manifest = build(draft_dir, tmp_path / "engine")
     message = refusal(lambda: planned_drafter(tmp_path / "engine", manifest), EngineError)
     assert "expected context.plan, found an engine for ONNX Runtime only" in message
-    assert f"dflash-trt build {tmp_path / 'engine'} --backend tensorrt" in message
+    assert f"dflash-trt build --plans-for {tmp_path / 'engine'}" in message
 
 
 def test_a_plan_of_another_machine(

@@ -86,7 +86,7 @@ def test_the_refusal_names_both_machines() -> None:
     message = refusal(lambda: check_plan(PLAN, DIRECTORY, FILES, H200, "11.4.0.106", "p"), EngineError)
     assert message == (
         "engine/draft.plan: built for SM 10.3 (NVIDIA B300) with TensorRT 11.1.0.106: expected it here, found SM 9.0"
-        " (NVIDIA H200) with TensorRT 11.4.0.106\nhint: rebuild: dflash-trt build engine --backend tensorrt"
+        " (NVIDIA H200) with TensorRT 11.4.0.106\nhint: rebuild: dflash-trt build --plans-for engine"
     )
 
 

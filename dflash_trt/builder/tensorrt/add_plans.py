@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dflash-trt build DIR --backend tensorrt`: adds plans to a complete engine directory, and only those that are due."""
+"""`dflash-trt build --plans-for DIR`: adds plans to a complete engine directory, and only those that are due."""
 
 from __future__ import annotations
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.quantization import W4A16_NVFP4
 from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS
-from dflash_trt.observe.estimate.constants import Rates
+from dflash_trt.observe.estimate.constants import Rates, rates
 from dflash_trt.observe.estimate.step import StepCost, Term
 
 FUSED = re.compile(r"(layers\.\d+)\.(?:self_attn\.[qkv]|mlp\.(?:gate|up))_proj")
@@ -70,6 +70,22 @@ def drafter_pass(
         seconds_of_head, bytes_of_head = _gemm(rates, head.algorithm, params, load.batch * (spec.block_size - 1))
         terms.append(Term("head", "drafter", seconds_of_head, bytes_of_head))
     return StepCost(tuple(terms))
+
+
+def drafter_seconds(
+    spec: PartialDraftSpec, gpu: str, batch_size: int, context_tokens: int
+) -> Callable[[Mapping[str, str], bool], float]:
+    """Seconds of a pass on `gpu`, by the algorithms of quantised modules and whether the context is FP8.
+
+    Raises ConfigError for a GPU whose rates are not known.
+    """
+    constants = rates(gpu, "trtllm")
+
+    def seconds(algorithms: Mapping[str, str], fp8_context: bool) -> float:
+        load = DrafterLoad(batch=batch_size, context_tokens=context_tokens, fp8_context=fp8_context)
+        return round(drafter_pass(spec, algorithms, constants, load).seconds, 15)  # what costs alike is equal
+
+    return seconds
 
 
 def _gemms(spec: PartialDraftSpec) -> dict[str, list[list[str]]]:

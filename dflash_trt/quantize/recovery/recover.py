@@ -36,8 +36,9 @@ from dflash_trt.quantize.ranges import Ranges
 from dflash_trt.quantize.recipe import Recipe
 from dflash_trt.quantize.recovery.numerics import recipe_numerics
 from dflash_trt.quantize.recovery.objective import Objective
+from dflash_trt.quantize.recovery.settings import Settings
 from dflash_trt.quantize.recovery.torch_draft import computed_tensors
-from dflash_trt.quantize.recovery.training import Settings, Trainer
+from dflash_trt.quantize.recovery.training import Trainer
 from dflash_trt.quantize.recovery.training_state import STATE, Progress, Tensors, load_state, save_state, state_file
 from dflash_trt.quantize.recovery.vocabulary import Vocabulary
 
@@ -134,7 +135,7 @@ def _train(
         trainer.step()
         if not torch.isfinite(torch.tensor(trainer.progress.losses[-1])):
             raise CheckpointError(
-                f"--recover: step {trainer.progress.step}: expected a finite loss, found {trainer.progress.losses[-1]}",
+                f"step {trainer.progress.step}: expected a finite loss, found {trainer.progress.losses[-1]}",
                 hint="lower --learning-rate",
             )
         if trainer.progress.step % save_every == 0 or trainer.progress.step == steps:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 
@@ -17,6 +16,7 @@ from dflash_trt.quantize.features import FeatureFile
 from dflash_trt.quantize.ranges import CAPTURE
 from dflash_trt.quantize.recovery.numerics import Numerics, quantised_weights
 from dflash_trt.quantize.recovery.objective import Example, Objective, random_anchors
+from dflash_trt.quantize.recovery.settings import Settings
 from dflash_trt.quantize.recovery.torch_draft import TorchDraft
 from dflash_trt.quantize.recovery.training_state import PARTS, Progress, Tensors
 
@@ -25,20 +25,6 @@ CLIP_NORM = 1.0
 HELD_OUT_SHARE, MAX_HELD_OUT = 16, 64  # one in 16, at most 64
 EVALUATIONS = 10
 DENSE = Numerics(algorithms={}, inputs={}, cache={})
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user chooses."""
-
-    steps: int
-    seed: int = 0
-    learning_rate: float = 3e-4
-    """AdamW's, reached after 5 % of the steps; then half a cosine to 0."""
-    sequences_per_step: int = 8
-    anchors: int = 24
-    """Blocks per sequence."""
-    distillation: float = 0.5
-    """The share of the loss that is the divergence from the draft as it was given, 0 to 1; the rest is the tokens'."""
 
 
 class Split(NamedTuple):

@@ -19,7 +19,7 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.quantize.recovery.recover import Recovery, recover_checkpoint
-from dflash_trt.quantize.recovery.training import Settings
+from dflash_trt.quantize.recovery.settings import Settings
 from dflash_trt.quantize.recovery.training_state import Progress, state_file
 from tests.cli.commands import run_here
 from tests.paths import FIXTURES, REPOSITORY
@@ -151,24 +151,25 @@ def test_a_loss_that_is_no_number_is_refused(tmp_path: Path, features: dict[str,
     assert not (tmp_path / "q").exists()
 
 
-def test_command(tmp_path: Path, features: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("words", [("recover", "--features"), ("quantize", "--recover")], ids=["recover", "before 0.2"])
+def test_command(
+    words: tuple[str, str], tmp_path: Path, features: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, option = words
     run_here(
-        "quantize", DRAFT, "-o", tmp_path / "q", "--recipe", "nvfp4", "--recover", features["tiny-gpt-oss"],
+        command, DRAFT, "-o", tmp_path / "q", "--recipe", "nvfp4", option, features["tiny-gpt-oss"],
         "--steps", 1, "--distillation", 0.5, "--plot", tmp_path / "loss.png",
     )  # fmt: skip
     printed = capsys.readouterr()
     assert printed.out == f"{tmp_path / 'q'}\n"
+    is_old = printed.err.startswith("quantize --recover FILE is now: dflash-trt recover --features FILE\n")
+    assert is_old == (command == "quantize")
     assert "1 steps: loss on held-out sequences" in printed.err
     assert "15 linear layers: 14 NVFP4, 1 dense" in printed.err
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_options_that_do_not_go_together(tmp_path: Path) -> None:
-    for options, expected in (
-        (("--steps", 3), "--steps needs --recover FILE"),
-        (("--learning-rate", 0.1), "--learning-rate needs --recover FILE"),
-        (("--distillation", 0), "--distillation needs --recover FILE"),
-        (("--recover", "f.safetensors", "--plot", "loss.pdf"), "--plot: expected a .png file"),
-    ):
-        with pytest.raises(click.UsageError, match=expected):
-            run_here("quantize", DRAFT, "-o", tmp_path / "q", "--recipe", "nvfp4", *options)
+def test_a_picture_that_is_no_png_is_refused(tmp_path: Path) -> None:
+    options = ("--recipe", "nvfp4", "--features", "f.safetensors", "--plot", "loss.pdf")
+    with pytest.raises(click.UsageError, match=r"--plot: expected a \.png file"):
+        run_here("recover", DRAFT, "-o", tmp_path / "q", *options)

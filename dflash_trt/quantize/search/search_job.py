@@ -1,37 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize --search`: the smallest or fastest recipe within a budget of tau, as a YAML file."""
+"""`dflash-trt search`: the smallest or fastest recipe within a budget of tau, as a YAML file."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import click
 import msgspec
 
+from dflash_trt.builder.engine_directory import build_engine, describe_source
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.producer import PRODUCER
 from dflash_trt.checkpoint.source import checkpoint_label
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
-from dflash_trt.cli.output import human_bytes
-from dflash_trt.cli.verify_features import progress
+from dflash_trt.drafter.drafter import Drafter
+from dflash_trt.drafter.open import open_drafter
+from dflash_trt.engine.manifest import sha256
 from dflash_trt.errors import BuildError, VerificationError, printable
 from dflash_trt.files.read import open_file
 from dflash_trt.files.write import Kind, check_replaceable, new_file
+from dflash_trt.measure.replay import BATCH_SIZE
+from dflash_trt.quantize.bounds import ranges_from_weights
+from dflash_trt.quantize.calibrate import activation_ranges
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.features import FeatureFacts, FeatureFile, open_features
 from dflash_trt.quantize.loadable import LOADABLE, Runtime
+from dflash_trt.quantize.ranges import Ranges
+from dflash_trt.quantize.recipe import load_recipe, recipe_text
+from dflash_trt.quantize.search.recipe_choice import Choice, Price, Space, make_space
+from dflash_trt.quantize.search.recipe_judge import Journal, OpenChoice, RecipeJudge, Split, halves
+from dflash_trt.quantize.search.search import num_measurements, search
+from dflash_trt.quantize.search.search_report import recipe_file
 
-if TYPE_CHECKING:
-    from dflash_trt.drafter.drafter import Drafter
-    from dflash_trt.quantize.features import FeatureFacts, FeatureFile
-    from dflash_trt.quantize.ranges import Ranges
-    from dflash_trt.quantize.search.recipe_choice import Choice, Price, Space
-    from dflash_trt.quantize.search.recipe_judge import OpenChoice, Split
-    from dflash_trt.quantize.search.search import Found
-
-MARK = "# dflash-trt quantize --search"
-"""How a searched recipe begins."""
+MARKS = ("# dflash-trt search", "# dflash-trt quantize --search")
+"""How a searched recipe begins; the second before 0.2."""
+Progress = Callable[[int, str], AbstractContextManager[Callable[[], None]]]
+"""From the number of steps and a label: what is called after each."""
 
 
 class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,18 +59,21 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
-def write_searched(draft: DraftCheckpoint, name: str, options: SearchOptions, output: Path, *, force: bool) -> None:
-    """Searches a recipe for `draft`, which the user called `name`, and writes it; says on stderr what it came to.
+def search_recipe(
+    draft: DraftCheckpoint,
+    name: str,
+    options: SearchOptions,
+    output: Path,
+    *,
+    price: Price | None,
+    force: bool,
+    progress: Progress,
+) -> tuple[Space, Choice]:
+    """Searches a recipe for `draft`, which the user called `name`, and writes it to `output`; returns the best choice.
 
-    What was measured is kept beside `output` until it is written, so that the same command goes on after a kill.
-    Raises VerificationError when --max-bytes cannot be met within --max-tau-loss.
+    `price` is what to minimise in the place of bytes. Measurements are kept beside `output` until it is written, so
+    that an interrupted search continues. Raises VerificationError when --max-bytes cannot be met within --max-tau-loss.
     """
-    from dflash_trt.quantize.features import open_features
-    from dflash_trt.quantize.search.recipe_choice import make_space
-    from dflash_trt.quantize.search.recipe_judge import Journal, RecipeJudge, halves
-    from dflash_trt.quantize.search.search import num_measurements, search
-    from dflash_trt.quantize.search.search_report import recipe_file
-
     kind = Kind(name="a recipe that this command searched", recognizes=_is_ours, form="file", option="-o FILE")
     check_replaceable(output, kind, force=force)
     ranges = _ranges(draft, options)
@@ -74,9 +83,9 @@ def write_searched(draft: DraftCheckpoint, name: str, options: SearchOptions, ou
         formats=options.formats,
         ranged=frozenset(ranges.inputs),
         context_tokens=options.context_tokens,
-        price=_price(draft, options),
+        price=price,
     )
-    _check_size(space, options.max_bytes)
+    _check_max_bytes(min(map(space.checkpoint_bytes, _smallest(space))), options)
     with ExitStack() as stack:
         file = stack.enter_context(open_features(options.features, draft.spec))
         splits = halves(file, options.seed)
@@ -86,22 +95,12 @@ def write_searched(draft: DraftCheckpoint, name: str, options: SearchOptions, ou
         advance = stack.enter_context(progress(num_measurements(space), "measuring recipes"))
         journal = Journal(output.with_name(f"{output.name}.journal"), _fingerprint(draft, options))
         opener = _opener(draft, space, ranges, file.facts)
-        found = search(space, RecipeJudge(opener, space.dense, splits, journal, advance), options.max_tau_loss)
-    _check_size(space, options.max_bytes, found)
+        result = search(space, RecipeJudge(opener, space.dense, splits, journal, advance), options.max_tau_loss)
+    _check_max_bytes(space.checkpoint_bytes(result.best.choice), options, " within --max-tau-loss")
     with new_file(output, kind, force=force) as temporary:
-        temporary.write_text(recipe_file(space, found, _settings(name, options)), encoding="utf-8")
+        temporary.write_text(recipe_file(space, result, _settings(name, options)), encoding="utf-8")
     journal.remove()
-    best = found.best
-    if space.price is not None:
-        before, after = space.cost(space.dense), best.cost
-        click.echo(
-            f"a drafter's pass on {options.gpu}: {before * 1e6:.1f} -> {after * 1e6:.1f} us, estimated", err=True
-        )
-    click.echo(
-        f"{human_bytes(space.checkpoint_bytes(space.dense))} -> {human_bytes(space.checkpoint_bytes(best.choice))};"
-        f" next: dflash-trt quantize {name} --recipe {output} --calibration {options.calibration} -o DIR",
-        err=True,
-    )
+    return space, result.best.choice
 
 
 def _settings(name: str, options: SearchOptions) -> list[str]:
@@ -119,57 +118,30 @@ def _settings(name: str, options: SearchOptions) -> list[str]:
         "seed": options.seed,
     }
     given = [f"{fact}: {value}" for fact, value in facts.items() if value is not None]
-    return [f"{MARK[2:]} of {printable(checkpoint_label(name))}", *map(printable, given)]
+    return [f"{MARKS[0][2:]} of {printable(checkpoint_label(name))}", *map(printable, given)]
 
 
 def _is_ours(file: Path) -> bool:
     with open_file(file, BuildError) as stream:
-        return stream.read(len(MARK)) == MARK.encode()
+        return stream.read(len(MARKS[1])).startswith(tuple(mark.encode() for mark in MARKS))
 
 
 def _whole(file: FeatureFile) -> Split:
-    from dflash_trt.quantize.search.recipe_judge import Split
-
     return Split(features=file, numbers=tuple(range(file.facts.num_sequences)))
-
-
-def _price(draft: DraftCheckpoint, options: SearchOptions) -> Price | None:
-    """Seconds of a drafter's pass on --gpu; ConfigError for one whose rates are not known."""
-    if options.gpu is None:
-        return None
-    from dflash_trt.observe.estimate.constants import rates
-    from dflash_trt.observe.estimate.drafter_pass import DrafterLoad, drafter_pass
-
-    constants = rates(options.gpu, "trtllm")
-
-    def seconds(algorithms: Mapping[str, str], fp8_context: bool) -> float:
-        load = DrafterLoad(batch=options.batch_size, context_tokens=options.context_tokens, fp8_context=fp8_context)
-        return round(drafter_pass(draft.spec, algorithms, constants, load).seconds, 15)  # what costs alike is equal
-
-    return seconds
 
 
 def _ranges(draft: DraftCheckpoint, options: SearchOptions) -> Ranges:
     if options.calibration == "none":
-        from dflash_trt.quantize.bounds import ranges_from_weights
-
         return ranges_from_weights(draft)
-    from dflash_trt.quantize.calibrate import activation_ranges
-
     return activation_ranges(draft, Path(options.calibration))
 
 
-def _check_size(space: Space, max_bytes: int | None, found: Found | None = None) -> None:
-    """Raises VerificationError where a checkpoint of at most `max_bytes` was not found, or cannot be."""
-    if max_bytes is None:
-        return
-    if found is not None:
-        size, loss = space.checkpoint_bytes(found.best.choice), " within --max-tau-loss"
-    else:
-        size, loss = min(space.checkpoint_bytes(choice) for choice in _smallest(space)), ""
-    if size > max_bytes:
+def _check_max_bytes(smallest: int, options: SearchOptions, condition: str = "") -> None:
+    """Raises VerificationError where --max-bytes is less than the smallest checkpoint."""
+    if options.max_bytes is not None and smallest > options.max_bytes:
         raise VerificationError(
-            f"--max-bytes: expected a checkpoint of at most {max_bytes} bytes, found {size} as the smallest{loss}",
+            f"--max-bytes: expected a checkpoint of at most {options.max_bytes} bytes,"
+            f" found {smallest} as the smallest{condition}",
             hint="allow a larger --max-tau-loss, more bytes or more formats, or another --loadable-by",
         )
 
@@ -186,10 +158,6 @@ def _smallest(space: Space) -> Iterator[Choice]:
 
 def _fingerprint(draft: DraftCheckpoint, options: SearchOptions) -> str:
     """One line that is the same for the same search."""
-    from dflash_trt.builder.engine_directory import describe_source
-    from dflash_trt.checkpoint.producer import PRODUCER
-    from dflash_trt.engine.manifest import sha256
-
     files = [options.features, options.held_out, Path(options.calibration)]
     hashes = [sha256(file) for file in files if file is not None and file.is_file()]
     facts = {
@@ -207,12 +175,6 @@ def _fingerprint(draft: DraftCheckpoint, options: SearchOptions) -> str:
 
 def _opener(draft: DraftCheckpoint, space: Space, ranges: Ranges, facts: FeatureFacts) -> OpenChoice:
     """What quantises the draft as a choice says, builds its engine in a temporary directory and opens its drafter."""
-    from dflash_trt.builder.engine_directory import build_engine, describe_source
-    from dflash_trt.drafter.open import open_drafter
-    from dflash_trt.measure.replay import BATCH_SIZE
-    from dflash_trt.quantize.convert import quantize_checkpoint
-    from dflash_trt.quantize.recipe import load_recipe, recipe_text
-
     target = TargetCheckpoint(directory=draft.directory, spec=facts.target, config=draft.config, weights={})
     modules = draft.spec.linear_modules()
 

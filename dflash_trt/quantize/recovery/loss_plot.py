@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of `dflash-trt quantize --recover --plot`: how the loss fell."""
+"""The picture of `dflash-trt recover --plot`: how the loss fell."""
 
 from __future__ import annotations
 

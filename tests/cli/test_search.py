@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dflash-trt quantize --search` on a trained pair: a recipe that loads, the same bytes again, on after a kill."""
+"""`dflash-trt search` on a trained pair: a recipe that loads, the same bytes again, on after a kill."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.errors import BuildError, ConfigError, VerificationError
+from dflash_trt.errors import BuildError, CheckpointError, ConfigError, VerificationError
 from dflash_trt.measure.statistics import TauLoss
 from dflash_trt.quantize.search import recipe_judge
 from dflash_trt.quantize.search.recipe_choice import Choice
@@ -21,8 +21,8 @@ DRAFT = FIXTURES / f"{NAME}-dflash"
 
 
 def search(features: Path, output: Path, *options: object) -> None:
-    arguments = ("--search", features, "--format", "FP8", "-o", output, *options)
-    run_here("quantize", DRAFT, *arguments, *(() if "--max-tau-loss" in options else ("--max-tau-loss", "20%")))
+    arguments = ("--features", features, "--format", "FP8", "-o", output, *options)
+    run_here("search", DRAFT, *arguments, *(() if "--max-tau-loss" in options else ("--max-tau-loss", "20%")))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def searched(features: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 
 def test_a_searched_recipe_is_an_ordinary_one(searched: Path, tmp_path: Path) -> None:
     text = searched.read_text()
-    assert text.startswith("# dflash-trt quantize --search of tiny-gpt-oss-dflash\n# searched on: tiny-gpt-oss.safete")
+    assert text.startswith("# dflash-trt search of tiny-gpt-oss-dflash\n# searched on: tiny-gpt-oss.safete")
     assert str(searched.parent) not in text
     run_here("quantize", DRAFT, "--recipe", searched, "-o", tmp_path / "draft")
     found = read_draft(tmp_path / "draft").quantization.modules
@@ -115,24 +115,25 @@ def test_the_fastest_recipe(features: dict[str, Path], tmp_path: Path, monkeypat
         search(features[NAME], tmp_path / "other.yaml", *options, "b30")
 
 
+def test_the_old_name_of_the_command_works_and_says_the_new_one(
+    features: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = ("--search", tmp_path / "none", "--max-tau-loss", "1%", "-o", tmp_path / "own.yaml")
+    with pytest.raises(CheckpointError, match="none: expected"):
+        run_here("quantize", DRAFT, *old)
+    assert capsys.readouterr().err == "quantize --search FILE is now: dflash-trt search --features FILE\n"
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), "expected either --recipe or --search"),
-        (("--recipe", "fp8", "--search", "x"), "expected either --recipe or --search"),
-        (
-            ("--search", "x", "--max-tau-loss", "1%", "--gpu", "b300"),
-            "expected --objective step-time and --gpu together",
-        ),
-        (("--recipe", "fp8", "--batch-size", "3"), "--batch-size is for --search, found --recipe"),
-        (("--search", "x"), "expected --search and --max-tau-loss together"),
-        (("--recipe", "fp8", "--max-tau-loss", "1%"), "expected --search and --max-tau-loss together"),
-        (("--recipe", "fp8", "--max-bytes", "few"), "expected bytes such as 400MiB or 4096, found 'few'"),
-        (("--recipe", "fp8", "--loadable-by", "engine"), "--loadable-by is for --search, found --recipe"),
-        (("--search", "x", "--max-tau-loss", "1%", "--steps", "9"), "--steps is for --recipe, found --search"),
+        (("--max-tau-loss", "1%", "--gpu", "b300"), "--objective step-time and --gpu go together"),
+        ((), "Missing option '--max-tau-loss'"),
+        (("--max-tau-loss", "1%", "--max-bytes", "few"), "expected bytes such as 400MiB or 4096, found 'few'"),
+        (("--max-tau-loss", "1%", "--steps", "9"), "No such option '--steps'"),
     ],
 )
-def test_options_that_do_not_go_together(options: tuple[str, ...], words: str) -> None:
+def test_usage(options: tuple[str, ...], words: str) -> None:
     with pytest.raises(click.UsageError) as error:
-        run_here("quantize", DRAFT, "-o", "x", *options)
+        run_here("search", DRAFT, "--features", "x", "-o", "x", *options)
     assert words in error.value.format_message()

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What --recipe and --calibration name, a draft checked against --target, and what became of its tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
+from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
+from dflash_trt.cli.output import human_bytes
+
+if TYPE_CHECKING:
+    from dflash_trt.quantize.convert import Summary
+    from dflash_trt.quantize.ranges import Ranges
+    from dflash_trt.quantize.recipe import Recipe
+
+recipe_option = click.option(
+    "--recipe", required=True, help="Name of a recipe, or a YAML file; append +fp8-kv for an FP8 context cache."
+)
+target_option = click.option("--target", help="Target checkpoint that the draft is checked against.")
+calibration_option = click.option(
+    "--calibration",
+    metavar="FILE|none",
+    default="none",
+    show_default=True,
+    help="Features that `dflash-trt capture` wrote; none: exact bounds from the weights.",
+)
+force_option = click.option("--force", is_flag=True, help="Replace an existing output directory.")
+features_option = click.option(
+    "--features",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Answers that `dflash-trt capture` wrote.",
+)
+
+
+def read_checked_draft(draft: str, target: str | None) -> DraftCheckpoint:
+    """The checkpoint; raises CheckpointError where it does not fit `target`."""
+    checkpoint = read_draft(checkpoint_directory(draft))
+    if target is not None:
+        partner = read_target(configuration_directory(target))
+        check_pair(checkpoint.spec, partner.spec, draft_name=draft, target_name=target)
+    return checkpoint
+
+
+def recipe_and_ranges(draft: DraftCheckpoint, recipe: str, calibration: str) -> tuple[Recipe, Ranges | None]:
+    """What --recipe and --calibration name; ranges are None for bounds from the weights."""
+    from dflash_trt.quantize.recipe import load_recipe
+
+    loaded = load_recipe(recipe)
+    if calibration == "none":
+        return loaded, None
+    if not loaded.needs_ranges(draft.spec.linear_modules()):
+        raise click.UsageError(f"--recipe {recipe} quantises weights only: it has no use for --calibration")
+    from dflash_trt.quantize.calibrate import activation_ranges
+
+    return loaded, activation_ranges(draft, Path(calibration))
+
+
+def describe(summary: Summary) -> str:
+    """'15 linear layers: 14 NVFP4, 1 dense; 18 other tensors copied unchanged; 868 KiB -> 340 KiB'."""
+    dense = {"dense": summary.dense_layers} if summary.dense_layers else {}
+    counts = ", ".join(f"{count} {kind}" for kind, count in (summary.layers | dense).items())
+    total = sum(summary.layers.values()) + summary.dense_layers
+    return (
+        f"{total} linear layers: {counts}; {summary.copied_tensors} other tensors copied unchanged;"
+        f" {human_bytes(summary.source_bytes)} -> {human_bytes(summary.output_bytes)}"
+    )

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt recover`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dflash_trt.cli.picture_option import check_picture
+from dflash_trt.cli.recipe_options import (
+    calibration_option,
+    describe,
+    features_option,
+    force_option,
+    read_checked_draft,
+    recipe_and_ranges,
+    recipe_option,
+    target_option,
+)
+from dflash_trt.quantize.recovery.settings import Settings
+
+if TYPE_CHECKING:
+    from dflash_trt.quantize.recovery.training_state import Progress
+
+DEFAULTS = Settings()
+
+
+@click.command(short_help="Train a draft for quantisation, then quantise it.")
+@click.argument("draft")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Checkpoint directory to write.")
+@recipe_option
+@features_option
+@click.option("--steps", type=click.IntRange(min=1), default=DEFAULTS.steps, show_default=True, help="Training steps.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=DEFAULTS.seed, show_default=True, help="Seed of the training."
+)
+@click.option(
+    "--learning-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    default=DEFAULTS.learning_rate,
+    show_default=True,
+    help="Peak learning rate.",
+)
+@click.option(
+    "--distillation",
+    metavar="SHARE",
+    type=click.FloatRange(0, 1),
+    default=DEFAULTS.distillation,
+    show_default=True,
+    help="Weight of the divergence from the draft as given; the rest of the loss is on the target's own tokens.",
+)
+@click.option("--plot", metavar="FILE", type=click.Path(path_type=Path), help="Plot the loss to this PNG file.")
+@target_option
+@calibration_option
+@force_option
+@click.option(
+    "--threads",
+    type=click.IntRange(0, 1024),
+    default=0,
+    show_default=True,
+    help="Threads for training and packing; 0: chosen by the draft's size.",
+)
+def recover(
+    draft: str,
+    output: Path,
+    recipe: str,
+    features: Path,
+    steps: int,
+    seed: int,
+    learning_rate: float,
+    distillation: float,
+    plot: Path | None,
+    target: str | None,
+    calibration: str,
+    force: bool,
+    threads: int,
+) -> None:
+    """Train DRAFT as --recipe will quantise it, on the target's own answers, then write the quantised copy.
+
+    After an interruption the same command continues. The same seed gives the same bytes on the same machine
+    with the same number of threads.
+
+    \b
+    Example:
+      dflash-trt recover z-lab/gpt-oss-120b-DFlash -o draft-nvfp4 --recipe nvfp4 \\
+          --features features.safetensors --steps 2000 --plot loss.png
+    """
+    check_picture(plot)
+    checkpoint = read_checked_draft(draft, target)
+    loaded, ranges = recipe_and_ranges(checkpoint, recipe, calibration)
+    from dflash_trt.quantize.recovery.recover import Recovery, recover_checkpoint
+    from dflash_trt.quantize.recovery.training_state import state_file
+
+    settings = Settings(steps=steps, seed=seed, learning_rate=learning_rate, distillation=distillation)
+    try:
+        with _training_bar(steps) as on_step:
+            summary, progress = recover_checkpoint(
+                checkpoint, loaded, Recovery(features=features, settings=settings), output,
+                ranges=ranges, force=force, threads=threads, on_step=on_step,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        if (state := state_file(output)).exists():
+            click.echo(f"interrupted: the same command continues from {state}", err=True)
+        raise
+    click.echo(_describe(progress), err=True)
+    if plot is not None:
+        from dflash_trt.quantize.recovery.loss_plot import draw
+
+        draw(progress, loaded.name, plot)
+    click.echo(describe(summary), err=True)
+    click.echo(output)
+
+
+def _describe(progress: Progress) -> str:
+    """'1000 steps: loss on held-out sequences 1.234 -> 1.012; the draft as given, not quantised: 1.050'."""
+    before, after = progress.held_out[0][1], progress.held_out[-1][1]
+    return (
+        f"{progress.step} steps: loss on held-out sequences {before:.3f} -> {after:.3f};"
+        f" the draft as given, not quantised: {progress.dense_held_out:.3f}"
+    )
+
+
+@contextmanager
+def _training_bar(steps: int) -> Iterator[Callable[[Progress], None]]:
+    """A bar with loss and time left, on a terminal; elsewhere a line that says where resumed training starts."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    with Bar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=steps)
+
+        def on_step(progress: Progress) -> None:
+            is_first = not bar.tasks[task].fields
+            if is_first and progress.step:
+                click.echo(f"resuming after step {progress.step} of {steps}", err=True)
+                bar.reset(task, completed=progress.step)
+            loss = f"loss {progress.losses[-1]:.3f}" if progress.losses else ""
+            bar.update(task, completed=progress.step, description=loss, has_begun=True)
+
+        yield on_step

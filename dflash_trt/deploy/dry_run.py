@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a deployment resolves to: every setting with its origin, the memory of one GPU, and what is wrong with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dflash_trt.deploy.checker import check, deployment_config
+from dflash_trt.deploy.deployment_file import DeploymentFile
+from dflash_trt.deploy.finding import ERROR, Finding
+from dflash_trt.deploy.gpus import Gpus
+from dflash_trt.deploy.memory import GpuMemory, gpu_memory
+from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
+from dflash_trt.deploy.rules.checked_config import CheckedConfig
+from dflash_trt.deploy.rules.memory_rules import check_memory, document_load
+from dflash_trt.deploy.schema import load_schema
+from dflash_trt.deploy.sizes import DraftSizes
+from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
+from dflash_trt.errors import ConfigError
+
+# What a deployment says to a runtime; the rest of it are facts and their origin.
+SETTINGS = (
+    "target", "draft", "gpus", "purpose", "mode", "recipe", "tensor_parallel", "expert_parallel", "max_batch_size",
+    "max_num_tokens", "max_seq_len", "draft_tokens", "draft_schedule", "draft_attention", "kv_cache_dtype",
+    "kv_cache_fraction", "prefix_reuse", "moe_backend", "eagle3",
+)  # fmt: skip
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One value, and who said it."""
+
+    key: str
+    value: Any
+    source: str
+
+
+class DryRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What `build --dry-run` prints, in its JSON's order."""
+
+    name: str
+    digest: str
+    settings: list[Setting]
+    draft: dict[str, Any]
+    memory: GpuMemory | None
+    findings: list[Finding]
+
+    def num_errors(self) -> int:
+        """Findings with which TensorRT-LLM could not run it."""
+        return sum(finding.severity == ERROR for finding in self.findings)
+
+
+def dry_run(deployment: ResolvedDeployment) -> DryRun:
+    """The settings, memory and findings of a deployment on TensorRT-LLM."""
+    config = _config(deployment)
+    load = document_load(config)
+    settings = [Setting(key, _plain(getattr(deployment, key)), deployment.sources[key]) for key in SETTINGS]
+    return DryRun(
+        name=deployment.name,
+        digest=deployment.digest,
+        settings=[*settings, *_defaults(config)],
+        draft=_draft(deployment.draft_sizes),
+        memory=None if load is None else gpu_memory(load),
+        findings=check(config),
+    )
+
+
+def fitting_deployment(file: DeploymentFile, name: str, *, draft: str, target: str) -> ResolvedDeployment:
+    """`file` resolved with checkpoints that are here; raises ConfigError where its GPUs have too little memory."""
+    deployment = resolve(file, name, draft=draft, target=target)
+    for finding in check_memory(_config(deployment)):
+        if finding.severity == ERROR:
+            raise ConfigError(f"{name}: {finding}")
+    return deployment
+
+
+def _config(deployment: ResolvedDeployment) -> CheckedConfig:
+    return deployment_config(deployment, load_schema("trtllm", None), trtllm_arguments(deployment, "dflash"))
+
+
+def _defaults(config: CheckedConfig) -> list[Setting]:
+    """What the runtime takes for keys of the speculative section that nobody gives."""
+    schema = config.schema
+    given = config.document["speculative_config"]
+    source = f"schema: TensorRT-LLM {schema.version}"
+    return [
+        Setting(f"speculative_config.{key}", described["default"], source)
+        for key, described in schema.properties("DFlashDecodingConfig").items()
+        if key not in given and described.get("default") is not None
+    ]
+
+
+def _draft(draft: DraftSizes) -> dict[str, Any]:
+    """Its facts, and where they come from."""
+    facts = {"name": draft.name, "origin": draft.origin, "num_layers": draft.spec.num_layers}
+    return facts | msgspec.structs.asdict(draft.spec) | {"quantized": draft.quantized}
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Gpus) else msgspec.to_builtins(value)
