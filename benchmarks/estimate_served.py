@@ -25,7 +25,7 @@ import numpy as np
 
 from dflash_trt.cli.output import print_table
 from dflash_trt.observe.bench.own_server import MODEL, OwnServer
-from dflash_trt.observe.estimate.acceptance import from_tau
+from dflash_trt.observe.estimate.acceptance_profile import from_tau
 from dflash_trt.observe.estimate.arrivals import Arrival, poisson
 from dflash_trt.observe.estimate.constants import Rates
 from dflash_trt.observe.estimate.shapes import System

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.observe.estimate.acceptance import Acceptance, from_tau
+from dflash_trt.observe.estimate.acceptance_profile import Acceptance, from_tau
 from dflash_trt.observe.estimate.bands import Band, vary
 from dflash_trt.observe.estimate.constants import Rates, constants
 from dflash_trt.observe.estimate.constants import rates as rates_of

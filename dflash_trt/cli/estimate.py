@@ -18,7 +18,7 @@ from dflash_trt.observe.plots.methods import TITLES
 if TYPE_CHECKING:
     from dflash_trt.deploy.deployment_file import DeploymentFile
     from dflash_trt.deploy.resolve import ResolvedDeployment
-    from dflash_trt.observe.estimate.acceptance import Acceptance
+    from dflash_trt.observe.estimate.acceptance_profile import Acceptance
     from dflash_trt.observe.estimate.bands import Band
     from dflash_trt.observe.estimate.report import Curve, Estimate
     from dflash_trt.observe.estimate.shapes import Method, System
@@ -153,7 +153,7 @@ def open_acceptances(
     system: System, acceptance: Path | None, tau: float | None, eagle3_tau: float | None
 ) -> tuple[dict[Method, Acceptance], str]:
     """Acceptance by method, and where DFlash's is from; usage error unless exactly one source is given."""
-    from dflash_trt.observe.estimate.acceptance import Acceptance, from_tau, read_acceptance
+    from dflash_trt.observe.estimate.acceptance_profile import Acceptance, from_tau, read_acceptance
     from dflash_trt.observe.estimate.constants import constants
     from dflash_trt.observe.estimate.published_points import published_taus
 
@@ -177,7 +177,7 @@ def open_acceptances(
 
 def open_routing(text: str, system: System) -> list[float] | None:
     """The probability that a token takes each expert; None: the power law of the constants."""
-    from dflash_trt.observe.estimate.acceptance import read_routing
+    from dflash_trt.observe.estimate.acceptance_profile import read_routing
     from dflash_trt.observe.estimate.routing import inclusion
 
     target = system.target

@@ -14,7 +14,7 @@ from dflash_trt.errors import ConfigError
 
 if TYPE_CHECKING:
     from dflash_trt.deploy.resolve import ResolvedDeployment
-    from dflash_trt.observe.estimate.acceptance import Acceptance
+    from dflash_trt.observe.estimate.acceptance_profile import Acceptance
     from dflash_trt.observe.estimate.arrivals import Arrival
     from dflash_trt.observe.estimate.curve import Traffic
     from dflash_trt.observe.estimate.shapes import Method, System

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from dflash_trt.observe.estimate.acceptance import Acceptance
+from dflash_trt.observe.estimate.acceptance_profile import Acceptance
 from dflash_trt.observe.estimate.shapes import Method
 from dflash_trt.observe.estimate.step import Load, StepModel
 from dflash_trt.observe.plots.pareto import rate_between

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance import Acceptance
+from dflash_trt.observe.estimate.acceptance_profile import Acceptance
 from dflash_trt.observe.estimate.bands import Band, Influence, vary
 from dflash_trt.observe.estimate.batch_limit import BatchLimit, MemoryItem, batch_limit, memory_items
 from dflash_trt.observe.estimate.constants import Rates, rates

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from dflash_trt.observe.estimate.acceptance import Acceptance
+from dflash_trt.observe.estimate.acceptance_profile import Acceptance
 from dflash_trt.observe.estimate.arrivals import Arrival
 from dflash_trt.observe.estimate.shapes import Method
 from dflash_trt.observe.estimate.step import Load, StepModel

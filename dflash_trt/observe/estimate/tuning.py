@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance import Acceptance
+from dflash_trt.observe.estimate.acceptance_profile import Acceptance
 from dflash_trt.observe.estimate.bands import Band, Influence, vary
 from dflash_trt.observe.estimate.batch_limit import batch_limit
 from dflash_trt.observe.estimate.constants import Rates, rates

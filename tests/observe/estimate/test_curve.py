@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from dflash_trt.deploy.memory import gpu_memory, request_bytes
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance import Acceptance, from_tau, read_acceptance, read_routing
+from dflash_trt.observe.estimate.acceptance_profile import Acceptance, from_tau, read_acceptance, read_routing
 from dflash_trt.observe.estimate.bands import vary
 from dflash_trt.observe.estimate.batch_limit import CACHES, batch_limit, memory_items
 from dflash_trt.observe.estimate.curve import Point, Traffic, point, points, rate_at

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance import Acceptance, from_tau
+from dflash_trt.observe.estimate.acceptance_profile import Acceptance, from_tau
 from dflash_trt.observe.estimate.arrivals import Arrival, poisson, read_trace
 from dflash_trt.observe.estimate.shapes import Method
 from dflash_trt.observe.estimate.simulation import Server, Simulation
