@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that start a server on a model repository and ask it something."""
+"""The commands that start a server on a model repository and send it a request."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def server_command(repository: Path, host: str) -> list[str]:
 
 
 def instructions(repository: Path, name: str, *, host: str, ranks: int) -> str:
-    """How to start it, to see that it is ready and to ask it, for people."""
+    """How to start it, check that it is ready and send a request, as text."""
     host = argument(host, "--host")
     server = command_line(server_command(repository, host))
     address = f"[{host}]:{HTTP_PORT}" if ":" in host else f"{host}:{HTTP_PORT}"
     ready = command_line(["curl", "-sf", f"{address}/v2/health/ready"])
-    lines = ["start it, where this Python's environment is active:", f"  {server}"]
+    lines = ["start the server, in this Python environment:", f"  {server}"]
     if ranks > 1:
-        lines += [f"or with one server process for each of {ranks} ranks:", f"  mpirun -n {ranks} {server}"]
+        lines += [f"or one server process for each of {ranks} ranks:", f"  mpirun -n {ranks} {server}"]
     request = command_line(["curl", "-sN", "-d", json.dumps(PROMPT), f"{address}/v2/models/{name}/generate_stream"])
-    lines += ["it is ready when this succeeds, and answers this:", f"  {ready}", f"  {request}"]
+    lines += ["check that it is ready, and send a request:", f"  {ready}", f"  {request}"]
     return "\n".join(lines)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the embedded runtime shows on Triton's /metrics page, beside Triton's own figures."""
+"""The embedded runtime's metrics on Triton's /metrics page."""
 
 from __future__ import annotations
 
 GAUGES = {
     "dflash_running_requests": "Requests that hold a slot",
-    "dflash_waiting_requests": "Requests in the runtime's queue",
-    "dflash_free_slots": "Slots that no request holds",
+    "dflash_waiting_requests": "Queued requests",
+    "dflash_free_slots": "Free slots",
 }
 COUNTERS = {
     "dflash_output_tokens": "Tokens emitted",

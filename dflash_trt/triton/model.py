@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model that Triton's Python backend loads: its requests go to a runtime, and the answers back.
+"""TritonPythonModel: passes requests of Triton's Python backend to a runtime, and sends its responses.
 
-`triton_python_backend_utils` exists in the backend's process only (read at Triton 2.51).
+`triton_python_backend_utils` exists only in the backend's process (Triton 2.51).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from dflash_trt.launch_environment import read_mpi_launch
 from dflash_trt.runtime.backend import Backend
 from dflash_trt.runtime.metrics import DecoderMetrics
 from dflash_trt.triton import mpi_ranks
-from dflash_trt.triton.guard import start_guard
 from dflash_trt.triton.metric_names import COUNTERS, FIELDS, GAUGES
 from dflash_trt.triton.model_file import MODEL_FILE, TritonConfig, read_model
 from dflash_trt.triton.service import Service
 from dflash_trt.triton.tensors import INPUTS
+from dflash_trt.triton.watchdog import start_watchdog
 
 
 class TritonPythonModel:
     """One instance serves all requests."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Loads the runtime that model.yaml names; the ranks but 0 of an `mpirun` work here until the end."""
+        """Loads the runtime that model.yaml names; under `mpirun`, ranks other than 0 work in here until the end."""
         file = Path(args["model_repository"]) / args["model_version"] / MODEL_FILE
         arguments, config = read_model(file)
         decoupled = triton.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
@@ -46,19 +46,19 @@ class TritonPythonModel:
             )
         backend = _open_embedded(arguments) if config.runtime == "embedded" else _open_trtllm(arguments, config)
         self._service = Service(backend, config, TritonMetrics(args["model_name"]).publish)
-        self._guard = start_guard()
+        self._watchdog = start_watchdog()
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Takes requests and returns at once; the answers follow through their response senders."""
+        """Submits requests and returns at once; responses follow through their response senders."""
         for request in requests:
             self._service.submit(TritonCall(request))
 
     def finalize(self) -> None:
-        """Ends the runtime."""
-        self._guard.terminate()
-        self._guard.wait()
+        """Stops the runtime."""
+        self._watchdog.terminate()
+        self._watchdog.wait()
         self._service.close()
-        gc.collect()  # the process does not end while an exception's frames hold a request
+        gc.collect()  # an exception's frames that hold a request would keep the process alive
 
 
 def _open_embedded(arguments: dict[str, Any]) -> Backend:
@@ -78,7 +78,7 @@ def _open_trtllm(arguments: dict[str, Any], config: TritonConfig) -> Backend:
 
 
 class TritonMetrics:
-    """Readings on the server's /metrics page."""
+    """The runtime's metrics on the server's /metrics page."""
 
     def __init__(self, model_name: str) -> None:
         self._families = [
@@ -88,12 +88,12 @@ class TritonMetrics:
         metrics = [family.Metric(labels={"model": model_name}) for family in self._families]
         self._metrics = dict(zip([*GAUGES, *COUNTERS], metrics, strict=True))
 
-    def publish(self, readings: DecoderMetrics | None) -> None:
-        """Shows them; a counter grows by what was added since."""
-        if readings is None:
+    def publish(self, snapshot: DecoderMetrics | None) -> None:
+        """Sets gauges, and increments counters by the difference."""
+        if snapshot is None:
             return
         for name, metric in self._metrics.items():
-            value = attrgetter(FIELDS[name])(readings)
+            value = attrgetter(FIELDS[name])(snapshot)
             if name in GAUGES:
                 metric.set(value)
             else:
@@ -111,8 +111,8 @@ class TritonCall:
 
     def tensors(self) -> dict[str, npt.NDArray[np.generic]]:
         """The inputs that were given, by name."""
-        found = {spec.name: triton.get_input_tensor_by_name(self._request, spec.name) for spec in INPUTS}
-        return {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
+        inputs = {spec.name: triton.get_input_tensor_by_name(self._request, spec.name) for spec in INPUTS}
+        return {name: tensor.as_numpy() for name, tensor in inputs.items() if tensor is not None}
 
     def send(self, tensors: Mapping[str, npt.NDArray[np.generic]], *, final: bool) -> None:
         """One response."""
@@ -120,7 +120,7 @@ class TritonCall:
         self._send(triton.InferenceResponse(output_tensors=outputs), final)
 
     def fail(self, error: BaseException) -> None:
-        """The last response, an error in the words for who sent the request."""
+        """The last response, an error."""
         code = triton.TritonError.INTERNAL
         if isinstance(error, asyncio.CancelledError):
             code = triton.TritonError.CANCELLED
@@ -133,7 +133,7 @@ class TritonCall:
         self._send(triton.InferenceResponse(error=triton.TritonError(message, code)), final=True)
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more; once it is whole, the question would crash the server."""
+        """Whether the client has cancelled; not asked after the final response, which would crash the server."""
         return self._is_open and bool(self._sender.is_cancelled())
 
     def _send(self, response: Any, final: bool) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""model.yaml: what a runtime is made with, and under `triton_config` how it is served."""
+"""model.yaml: the runtime's arguments, and under `triton_config` how it is served."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class TritonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     decoupled: bool = True
     """Whether a request may have many responses; config.pbtxt says the same."""
     cancellation_check_period_ms: Positive = 100
-    """How often a running request is asked whether its client is still there."""
+    """How often running requests are checked for cancellation."""
     stream_deltas: bool = False
-    """Whether streamed responses bring the new text alone; else all text so far, as NVIDIA's llmapi model does."""
+    """Whether streamed responses have only the new text; else all text so far, as in NVIDIA's llmapi model."""
     engine_mode: bool = False
     """Whether TensorRT-LLM's own drafter is replaced by our TensorRT plans, in every rank."""
 
@@ -75,7 +75,7 @@ def read_model(file: Path) -> tuple[dict[str, Any], TritonConfig]:
     """The runtime's arguments, and how it is served; ConfigError for a file that is neither runtime's."""
     document = read_yaml(file, ConfigError)
     if not isinstance(document, dict) or not isinstance(document.get(TRITON_CONFIG), dict):
-        raise ConfigError(f"{file}: expected a mapping with the key {TRITON_CONFIG}, found none")
+        raise ConfigError(f"{file}: missing key {TRITON_CONFIG}")
     if document[TRITON_CONFIG].get("runtime") == "embedded":
         whole = load_yaml(file, EmbeddedFile, ConfigError)
         arguments = {field: getattr(whole, field) for field in EmbeddedArguments.__struct_fields__}

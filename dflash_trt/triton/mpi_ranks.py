@@ -16,7 +16,7 @@ from dflash_trt.trtllm.start import MODULE
 
 
 def leader_session() -> dict[str, Any]:
-    """What makes tensorrt_llm.LLM use the other processes of MPI's world as its ranks; nothing where it spawns them."""
+    """Arguments that make tensorrt_llm.LLM use MPI's world as its ranks; empty where it spawns them."""
     size = read_mpi_launch(os.environ).size
     if size == 1:
         forget_mpi_job(os.environ)  # an `mpirun -n 1` around the server
@@ -27,11 +27,11 @@ def leader_session() -> dict[str, Any]:
 
 
 def work() -> NoReturn:
-    """Runs what rank 0 sends until that ends, for the other ranks; raises EngineError then, so that no server opens."""
+    """Runs tasks of rank 0 until it ends, on other ranks; then raises EngineError, so that no server opens."""
     communicator = import_mpi("started by mpirun").COMM_WORLD
     with import_module("mpi4py.futures").MPICommExecutor(communicator):
         pass  # on every rank but 0, entering is working
-    raise EngineError(f"rank {communicator.Get_rank()}: worked until rank 0 ended, and serves nothing itself")
+    raise EngineError(f"rank {communicator.Get_rank()}: rank 0 has ended; this rank serves no requests itself")
 
 
 def use_engine_drafter() -> None:

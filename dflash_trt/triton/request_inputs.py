@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request asks for, read from its tensors."""
+"""Parses the input tensors of a request."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 SAMPLING_STOP = "sampling_param_stop"
-
-
 DEFAULT_MAX_TOKENS = 32  # TensorRT-LLM's
-SAME_NAMES = ("top_k", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop")
+UNCHANGED_FIELDS = ("top_k", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop")
 
 
 class RequestInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,15 +27,15 @@ class RequestInputs(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     params: SamplingParams
     streaming: bool
-    """Whether each step is answered, or only the last."""
+    """Whether each step gets a response, or only the last."""
     echo: bool
-    """Whether the prompt stands before the answer."""
+    """Whether the output begins with the prompt."""
     returns: frozenset[str]
-    """Which of finish_reason, stop_reason, cumulative_logprob and perf_metrics the answer brings."""
+    """Which of finish_reason, stop_reason, cumulative_logprob and perf_metrics are returned."""
 
 
 def read_inputs(tensors: Mapping[str, npt.NDArray[np.generic]]) -> RequestInputs:
-    """Raises RequestError for what no runtime could serve."""
+    """Raises RequestError for invalid inputs."""
     scalars = {
         spec.name: _scalar(spec.name, tensors[spec.name])
         for spec in INPUTS
@@ -46,44 +44,45 @@ def read_inputs(tensors: Mapping[str, npt.NDArray[np.generic]]) -> RequestInputs
     sampling = {name.removeprefix(SAMPLING): value for name, value in scalars.items() if name.startswith(SAMPLING)}
     if SAMPLING_STOP in tensors:
         sampling["stop"] = _texts(SAMPLING_STOP, tensors[SAMPLING_STOP])
-    wanted = {name.removeprefix("return_") for name in scalars if name.startswith("return_") and scalars[name]}
+    returns = {name.removeprefix("return_") for name in scalars if name.startswith("return_") and scalars[name]}
     if sampling.get("return_perf_metrics", False):
-        wanted.add("perf_metrics")
+        returns.add("perf_metrics")
     streaming = bool(scalars.get("streaming", False))
     return RequestInputs(
         prompt=_prompt(tensors),
-        params=_params(sampling, with_logprobs="cumulative_logprob" in wanted),
+        params=_params(sampling, with_logprobs="cumulative_logprob" in returns),
         streaming=streaming,
         echo=not streaming and not sampling.get("exclude_input_from_output", True),
-        returns=frozenset(wanted),
+        returns=frozenset(returns),
     )
 
 
-def _params(given: Mapping[str, Any], *, with_logprobs: bool) -> SamplingParams:
-    """Our settings, with TensorRT-LLM's defaults: greedy where neither temperature, top_k nor top_p is given."""
-    if given.get("best_of", 1) != 1:
-        raise RequestError(f"sampling_param_best_of: expected 1, found {given['best_of']}")
-    is_greedy = not given.keys() & {"temperature", "top_k", "top_p"}
+def _params(fields: Mapping[str, Any], *, with_logprobs: bool) -> SamplingParams:
+    """SamplingParams with TensorRT-LLM's defaults: greedy unless temperature, top_k or top_p is set."""
+    if fields.get("best_of", 1) != 1:
+        raise RequestError(f"sampling_param_best_of: expected 1, found {fields['best_of']}")
+    is_greedy = not fields.keys() & {"temperature", "top_k", "top_p"}
     return SamplingParams(
-        max_tokens=given.get("max_tokens", DEFAULT_MAX_TOKENS),
-        temperature=given.get("temperature", 0.0 if is_greedy else 1.0),
+        max_tokens=fields.get("max_tokens", DEFAULT_MAX_TOKENS),
+        temperature=fields.get("temperature", 0.0 if is_greedy else 1.0),
         logprobs=with_logprobs,
-        **{name: given[name] for name in SAME_NAMES if name in given},
+        **{name: fields[name] for name in UNCHANGED_FIELDS if name in fields},
     )
 
 
 def is_stop(tensors: Mapping[str, npt.NDArray[np.generic]]) -> bool:
-    """Whether a request only ends the earlier requests of its id."""
+    """Whether a request only stops the requests with its id."""
     return "stop" in tensors and bool(_scalar("stop", tensors["stop"]))
 
 
 def _prompt(tensors: Mapping[str, npt.NDArray[np.generic]]) -> str:
     if TEXT_INPUT not in tensors:
-        raise RequestError(f"{TEXT_INPUT}: expected a prompt, found no such input")
+        raise RequestError(f"{TEXT_INPUT}: missing input")
     texts = _texts(TEXT_INPUT, tensors[TEXT_INPUT])
     if len(texts) != 1 or not texts[0]:
-        found = "an empty one" if len(texts) == 1 else len(texts)
-        raise RequestError(f"{TEXT_INPUT}: expected one prompt a request, found {found}")
+        raise RequestError(
+            f"{TEXT_INPUT}: expected one prompt, found {'an empty text' if len(texts) == 1 else len(texts)}"
+        )
     return texts[0]
 
 

@@ -13,11 +13,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 NO_REASON = "None"
-"""What NVIDIA's model sends for a reason that there is not."""
+"""What NVIDIA's model sends where there is no reason."""
 DATA_TYPES = {spec.name: spec.data_type for spec in OUTPUTS}
-
-
-# Output tensors of what only TensorRT-LLM measures, and its names for that.
+# Output tensors of what only TensorRT-LLM measures -> its names for that.
 KV_CACHE = {
     "kv_cache_reused_block": "num_reused_blocks",
     "kv_cache_missed_block": "num_missed_blocks",
@@ -31,10 +29,7 @@ Values = dict[str, str | float | int]
 def response_tensors(
     text: str, completion: Completion | None, returns: frozenset[str]
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """The output tensors by name; with the completion, what the request wants returned.
-
-    What the runtime does not know is left out.
-    """
+    """The output tensors by name, with a completion also `returns`; unknown values are left out."""
     values: Values = {"text_output": text}
     if completion is not None:
         values |= _requested(completion, returns)
@@ -71,8 +66,8 @@ def _perf_metrics(completion: Completion) -> Values:
             "total_draft_tokens": found.proposed,
             "acceptance_length": found.tau or 0.0,
         }
-    other = completion.other_metrics
-    values |= {tensor: other[name] for tensor, name in KV_CACHE.items() if name in other}
+    metrics = completion.other_metrics
+    values |= {tensor: metrics[name] for tensor, name in KV_CACHE.items() if name in metrics}
     return values | {"num_output_tokens": len(completion.token_ids)}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests on an event loop of their own: each is answered as its runtime goes on, and none waits for another's end."""
+"""Serves Triton's requests concurrently, on an event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Call(Protocol):
-    """One request of Triton's, and the way back to who sent it."""
+    """One request of Triton's, with its response sender."""
 
     request_id: str
 
@@ -36,16 +36,16 @@ class Call(Protocol):
         """The last response, an error."""
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the client has cancelled."""
 
 
 class Service:
-    """Answers calls until it is closed."""
+    """Serves calls until it is closed."""
 
     def __init__(
         self, backend: Backend, config: TritonConfig, publish: Callable[[DecoderMetrics | None], None]
     ) -> None:
-        """`publish` is called with the backend's readings, at each check and before each last response."""
+        """`publish` is called with the backend's metrics, at each cancellation check and before each final response."""
         self._backend = backend
         self._publish = publish
         self._config = config
@@ -56,11 +56,11 @@ class Service:
         asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
 
     def submit(self, call: Call) -> None:
-        """Answers `call` in the background."""
+        """Serves `call` in the background."""
         self._loop.call_soon_threadsafe(self._start, call)
 
     def close(self) -> None:
-        """Ends every call with an error, then the backend."""
+        """Fails every running call, then closes the backend."""
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -73,19 +73,19 @@ class Service:
         task.add_done_callback(self._running.pop)
 
     async def _serve(self, call: Call) -> None:
-        """Every call gets its last response here, whatever happens."""
+        """Every call gets its final response here, whatever happens."""
         try:
             tensors = call.tensors()
             if is_stop(tensors):
                 raise self._stop(call.request_id)
-            await self._answer(call, read_inputs(tensors))
+            await self._generate(call, read_inputs(tensors))
         except (Exception, asyncio.CancelledError) as error:
             call.fail(error)
 
-    async def _answer(self, call: Call, inputs: RequestInputs) -> None:
+    async def _generate(self, call: Call, inputs: RequestInputs) -> None:
         streaming = inputs.streaming
         if streaming and not self._config.decoupled:
-            raise RequestError("streaming: expected false, which is all that a repository written with --unary serves")
+            raise RequestError("streaming: expected false, because this repository was written with --unary")
         deltas = streaming and self._config.stream_deltas
         text = inputs.prompt if inputs.echo else ""
         stream = self._backend.stream(inputs.prompt, inputs.params, incremental=streaming)
@@ -94,23 +94,25 @@ class Service:
                 text += chunk.text
                 is_last = chunk.completion is not None
                 if is_last:
-                    self._publish(self._backend.metrics())  # who has the answer finds it counted
+                    self._publish(
+                        self._backend.metrics()
+                    )  # before the response, so that a client that has it finds it counted
                 if is_last or (streaming and chunk.text):
-                    shown = chunk.text if deltas else text
-                    call.send(response_tensors(shown, chunk.completion, inputs.returns), final=is_last)
+                    text_output = chunk.text if deltas else text
+                    call.send(response_tensors(text_output, chunk.completion, inputs.returns), final=is_last)
 
     def _stop(self, request_id: str) -> BaseException:
-        """Cancels the calls with this id; the call that asks for it has no other answer than what is returned."""
+        """Cancels the calls with this id; what is returned is the stop request's own response."""
         if not request_id:
-            return RequestError("stop: expected the request id of the requests to stop, found none")
+            return RequestError("stop: missing request id of the requests to stop")
         stopped = [task for task, call in self._running.items() if call.request_id == request_id]
-        stopped.remove(asyncio.current_task())  # type: ignore[arg-type]  # we run in a task
+        stopped.remove(asyncio.current_task())  # type: ignore[arg-type]  # runs in a task
         for task in stopped:
             task.cancel()
         return asyncio.CancelledError(f"stopped {len(stopped)} requests with the id {request_id}")
 
     async def _watch(self) -> None:
-        """Cancels what nobody waits for any more, and publishes readings."""
+        """Cancels calls whose client has cancelled, and publishes metrics."""
         while True:
             self._publish(self._backend.metrics())
             await asyncio.sleep(self._config.cancellation_check_period_ms / 1000)

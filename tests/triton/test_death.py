@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.triton.guard import GRACE_SECONDS
+from dflash_trt.triton.watchdog import GRACE_SECONDS
 from tests.triton.environment import environment
 from tests.triton.grpc_client import GrpcClient
 from tests.triton.server import PATIENCE, RefusedError, Server
@@ -70,13 +70,13 @@ def test_an_orderly_end_leaves_nothing_behind(repository: Path, tmp_path: Path) 
     assert server.process.returncode == 0
     assert not Path(f"/proc/{model}").exists()
     assert b"has died" not in server.log.read_bytes()
-    guards = [path for path in Path("/proc").glob("[0-9]*/cmdline") if _is_guard_of(path, model)]
-    assert guards == []
+    watchdogs = [path for path in Path("/proc").glob("[0-9]*/cmdline") if _is_watchdog_of(path, model)]
+    assert watchdogs == []
 
 
-def _is_guard_of(cmdline: Path, model: int) -> bool:
+def _is_watchdog_of(cmdline: Path, model: int) -> bool:
     try:
         words = cmdline.read_bytes().split(b"\0")
     except OSError:  # it ended meanwhile
         return False
-    return b"dflash_trt.triton.guard" in words and str(model).encode() in words
+    return b"dflash_trt.triton.watchdog" in words and str(model).encode() in words

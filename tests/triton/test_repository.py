@@ -186,7 +186,7 @@ def test_wrong_usage(arguments: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("model: x\n", "expected a mapping with the key triton_config"),
+        ("model: x\n", "missing key triton_config"),
         ("model: x\ntriton_config: {runtime: vllm}\n", "Invalid enum value 'vllm'"),
         ("model: x\ntriton_config: {runtime: trtllm, decoupld: true}\n", "decoupld"),
         ("engine: x\ntarget: y\ntriton_config: {runtime: embedded, max_batch_size: 8}\n", "max_batch_size"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guard ends the server when the model process has died, and the other way round."""
+"""The watchdog ends the server when the model process has died, and the other way round."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ def start(command: list[str]) -> subprocess.Popen[bytes]:
 )
 def test_a_dead_model_ends_its_server(server_command: list[str], expected: int) -> None:
     model, server = start(SLEEP), start(server_command)
-    guard = guard_of(model, server)
+    watchdog = watchdog_of(model, server)
     model.kill()
     assert server.wait(30) == expected
-    assert guard.wait(30) == 0
-    assert guard.stderr is not None
-    assert f"the model process {model.pid} has died; ending the server {server.pid}" in guard.stderr.read().decode()
+    assert watchdog.wait(30) == 0
+    assert watchdog.stderr is not None
+    assert f"model process {model.pid} has died; terminating server {server.pid}" in watchdog.stderr.read().decode()
 
 
 @pytest.mark.full
 def test_a_dead_server_ends_its_model() -> None:
     """It would keep its memory for ever."""
     model, server = start(SLEEP), start(SLEEP)
-    guard = guard_of(model, server)
+    watchdog = watchdog_of(model, server)
     server.kill()
     assert model.wait(30) == -signal.SIGTERM
-    assert guard.wait(30) == 0
-    assert guard.stderr is not None
-    assert f"the server {server.pid} has died; ending the model process {model.pid}" in guard.stderr.read().decode()
+    assert watchdog.wait(30) == 0
+    assert watchdog.stderr is not None
+    assert f"server {server.pid} has died; terminating model process {model.pid}" in watchdog.stderr.read().decode()
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_an_orderly_end_of_both_is_none_of_its_business(first: int) -> None:
     processes = [start(SLEEP), start(SLEEP)]
-    guard = guard_of(*processes)
-    guard.send_signal(signal.SIGSTOP)  # sees both ends at once
+    watchdog = watchdog_of(*processes)
+    watchdog.send_signal(signal.SIGSTOP)  # sees both ends at once
     for process in (processes[first], processes[1 - first]):
         process.kill()
-    guard.send_signal(signal.SIGCONT)
-    assert guard.wait(30) == 0
-    assert guard.stderr is not None
-    assert guard.stderr.read() == b""
+    watchdog.send_signal(signal.SIGCONT)
+    assert watchdog.wait(30) == 0
+    assert watchdog.stderr is not None
+    assert watchdog.stderr.read() == b""
 
 
-def guard_of(model: subprocess.Popen[bytes], server: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "dflash_trt.triton.guard", str(model.pid), str(server.pid)]
+def watchdog_of(model: subprocess.Popen[bytes], server: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "dflash_trt.triton.watchdog", str(model.pid), str(server.pid)]
     return subprocess.Popen(command, stderr=subprocess.PIPE)
