@@ -26,7 +26,7 @@ def text_of(window: Any, query: str) -> str:
     return str(window.execute_script(f"return document.querySelector('{query}').innerText"))
 
 
-def race(window: Any, *, temperature: str = "0") -> str:
+def compare(window: Any, *, temperature: str = "0") -> str:
     """The verdict, once there is one."""
     field = window.find_element("id", "temperature")
     field.clear()
@@ -45,7 +45,7 @@ def test_both_columns_end_with_the_same_text(live: Live, temperature: str) -> No
     with chromium() as window:
         window.get(live.url)
         before = live.llm.metrics()
-        verdict = race(window, temperature=temperature)
+        verdict = compare(window, temperature=temperature)
         after = live.llm.metrics()
         plain, dflash = text_of(window, "#plain .text"), text_of(window, "#dflash .text")
         assert verdict.startswith("Identical: ")
@@ -65,7 +65,7 @@ def test_both_columns_end_with_the_same_text(live: Live, temperature: str) -> No
 def test_the_steps_can_be_replayed_by_keyboard(live: Live) -> None:
     with chromium() as window:
         window.get(live.url)
-        race(window)
+        compare(window)
         scrubber = window.find_element("id", "scrubber")
         scrubber.send_keys("\ue014")  # arrow right
         assert text_of(window, "#position").startswith("pass 2 of ")
@@ -84,7 +84,7 @@ def test_it_fits_every_screen(live: Live, scheme: str, width: int) -> None:
         set_size(window, width, 800)
         set_colours(window, scheme)
         window.get(live.url)
-        race(window)
+        compare(window)
         assert not window.execute_script(WIDER)
         ground = window.execute_script("return getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(255, 255, 255)") == (scheme == "light")

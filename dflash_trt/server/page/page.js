@@ -1,10 +1,10 @@
-// Two streams of one prompt, plain and DFlash; what each verify pass brought, and a replay of the passes.
+// Streams one prompt with plain decoding and with DFlash, shows each verify pass, and replays both.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
 const visible = (text) => text.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "∅";
 let controller = null;
-let passes = []; // of the DFlash lane: {proposals, num_accepted, tokens}, prefill aside
+let passes = []; // verify passes of DFlash: {proposals, num_accepted, tokens}
 
 class Lane {
   constructor(id, isDrafted) {
@@ -21,11 +21,11 @@ class Lane {
     this.clear();
   }
 
-  // What is shown starts anew; what was recorded stays.
+  // Clears the display, not the recording.
   clear() {
     this.ids = [];
     this.passes = 0;
-    this.drafted = 0; // tokens that verify passes brought
+    this.emitted = 0; // tokens of verify passes, without prefill's
     this.text.replaceChildren(element("span", "prompt", this.prompt));
     for (const name of ["speed", "tokens", "passes", "tau"]) this.figure(name, "–");
     this.progress(0);
@@ -40,13 +40,13 @@ class Lane {
     this.root.querySelector(".progress i").style.width = `${Math.min(100, share * 100)}%`;
   }
 
-  // The server's own figure knows nothing of the network and of this page.
+  // The server's own measurement, without network and rendering.
   finish() {
     this.progress(1);
     if (this.measured) this.figure("speed", this.measured.toFixed(0));
   }
 
-  // One step of the server: the prefill's token, or what a verify pass emitted.
+  // One step: the prefill's token, or the tokens of a verify pass.
   receive(step) {
     const now = performance.now();
     if (this.record.length === 0) this.started = now;
@@ -60,13 +60,13 @@ class Lane {
     this.ids.push(...step.tokens.map((token) => token.id));
     if (!step.is_prefill) {
       this.passes += 1;
-      this.drafted += step.tokens.length;
+      this.emitted += step.tokens.length;
     }
     this.text.append(this.isDrafted && !step.is_prefill ? this.band(step) : tokens(step.tokens));
-    if (seconds > 0 && this.drafted > 0) this.figure("speed", (this.drafted / seconds).toFixed(0));
+    if (seconds > 0 && this.emitted > 0) this.figure("speed", (this.emitted / seconds).toFixed(0));
     this.figure("tokens", this.ids.length);
     this.figure("passes", this.passes);
-    if (this.passes > 0) this.figure("tau", (this.drafted / this.passes).toFixed(2));
+    if (this.passes > 0) this.figure("tau", (this.emitted / this.passes).toFixed(2));
     this.progress(this.ids.length / this.maxTokens);
     if (stays) this.text.scrollTop = this.text.scrollHeight;
   }
@@ -82,7 +82,7 @@ class Lane {
     for (const token of step.proposals.slice(step.num_accepted)) {
       band.append(element("span", "rejected", visible(token.text)));
     }
-    band.title = `pass ${index + 1}: ${step.num_accepted} of ${step.proposals.length} proposals accepted`;
+    band.title = `pass ${index + 1}: ${step.num_accepted} of ${step.proposals.length} draft tokens accepted`;
     band.addEventListener("click", () => choose(index));
     return band;
   }
@@ -102,7 +102,7 @@ function tokens(list) {
 const plain = new Lane("plain", false);
 const dflash = new Lane("dflash", true);
 
-// Streams one completion; every step of every chunk goes to `lane`.
+// Streams one completion into `lane`, step by step.
 async function stream(lane, body, signal) {
   const headers = { "content-type": "application/json" };
   if (byId("key").value) headers.authorization = `Bearer ${byId("key").value}`;
@@ -131,7 +131,7 @@ async function stream(lane, body, signal) {
   lane.finish();
 }
 
-async function race(event) {
+async function compareDecoding(event) {
   event.preventDefault();
   const prompt = byId("prompt").value;
   const body = {
@@ -139,7 +139,7 @@ async function race(event) {
     prompt,
     max_tokens: byId("max-tokens").valueAsNumber,
     temperature: byId("temperature").valueAsNumber,
-    seed: 1, // of sampled tokens: both lanes then draw the same
+    seed: 1, // sampled: both draw the same tokens
     stream: true,
     return_steps: true,
   };
@@ -153,12 +153,12 @@ async function race(event) {
   plain.reset(prompt, body.max_tokens);
   dflash.reset(prompt, body.max_tokens);
   try {
-    // One after the other: side by side they would share the machine, and neither figure would be its own.
+    // One after the other: concurrently, they would share the machine and slow each other.
     await stream(dflash, body, controller.signal);
     const isDone = showSteps();
     await stream(plain, { ...body, draft_length: 0 }, controller.signal);
     if (isDone) {
-      compare();
+      showVerdict();
       byId("replay").hidden = false;
       if (!matchMedia("(prefers-reduced-motion: reduce)").matches) await replay();
     }
@@ -170,7 +170,7 @@ async function race(event) {
   }
 }
 
-// Both lanes side by side, as they were measured; slowed down where the slower one took less than REPLAY_SECONDS.
+// Both side by side, as measured; slowed down if the slower one took less than REPLAY_SECONDS.
 const REPLAY_SECONDS = 5;
 
 async function replay() {
@@ -198,12 +198,12 @@ async function replay() {
   choose(Number(byId("scrubber").value), false);
 }
 
-function compare() {
+function showVerdict() {
   const isEqual = plain.ids.length === dflash.ids.length && plain.ids.every((id, i) => id === dflash.ids[i]);
-  const saved = plain.passes ? (plain.passes / Math.max(1, dflash.passes)).toFixed(2) : "–";
+  const ratio = plain.passes ? (plain.passes / Math.max(1, dflash.passes)).toFixed(2) : "–";
   setVerdict(
-    isEqual ? `Identical: ${dflash.ids.length} tokens in ${dflash.passes} passes instead of ${plain.passes} (${saved} to 1).`
-      : "The two texts differ: the target rounds a block and a single token differently here, or something is wrong.",
+    isEqual ? `Identical: ${dflash.ids.length} tokens in ${dflash.passes} forward passes of the target instead of ${plain.passes} (${ratio} times fewer).`
+      : "The outputs differ: the target is not batch invariant here, or decoding is not lossless.",
     isEqual ? "good" : "bad",
   );
 }
@@ -241,18 +241,18 @@ function choose(index, scrolls = true) {
   byId("scrubber").value = chosen;
   byId("position").textContent = `pass ${chosen + 1} of ${passes.length}`;
   const before = chosen > 0 ? passes[chosen - 1].tokens.at(-1) : null;
-  const anchor = chip(before ? before.text : "prompt’s first token", "anchor");
+  const anchor = chip(before ? before.text : "first token", "anchor");
   const bonus = step.tokens.slice(step.num_accepted);
   const rejected = step.proposals.slice(step.num_accepted);
   stage("draft", [anchor, ...step.proposals.map((token) => chip(token.text))]);
-  stage("verify", [note(`the target looks at all ${step.proposals.length + 1} positions in one pass`)]);
+  stage("verify", [note(`the target scores all ${step.proposals.length + 1} positions in one forward pass`)]);
   stage("accept", [
     ...step.proposals.map((token, i) => chip(token.text, i < step.num_accepted ? "accepted" : "rejected-chip")),
     ...bonus.map((token) => chip(token.text, "bonus-chip")),
-    note(bonus.length ? "the last is the target’s own" : "the answer ended here"),
+    note(bonus.length ? "the last is the bonus token, sampled by the target" : "generation ended here"),
   ]);
   stage("commit", [note(
-    `${rejected.length ? `${rejected.length} rolled back, ` : ""}${step.num_accepted + 1} injected into the drafter’s context`,
+    `${rejected.length ? `${rejected.length} rolled back, ` : ""}K/V of ${step.num_accepted + 1} injected into the drafter’s context`,
   )]);
   for (const band of document.querySelectorAll(".step")) {
     const isChosen = Number(band.dataset.index) === chosen;
@@ -272,8 +272,8 @@ function showBars() {
   const longest = Math.max(...passes.map((step) => step.proposals.length));
   const bars = [];
   for (let position = 1; position <= longest; position += 1) {
-    const judged = passes.filter((step) => step.proposals.length >= position);
-    const share = judged.filter((step) => step.num_accepted >= position).length / judged.length;
+    const verified = passes.filter((step) => step.proposals.length >= position);
+    const share = verified.filter((step) => step.num_accepted >= position).length / verified.length;
     const bar = element("div", "bar");
     const block = element("i");
     block.style.height = `${Math.round(share * 100)}px`;
@@ -283,7 +283,7 @@ function showBars() {
   byId("bars").replaceChildren(...bars);
 }
 
-byId("ask").addEventListener("submit", race);
+byId("ask").addEventListener("submit", compareDecoding);
 byId("stop").addEventListener("click", () => controller?.abort());
 byId("replay").addEventListener("click", () => {
   controller = new AbortController();
