@@ -98,7 +98,6 @@ class Way:
             number = self.together if self.decoder.is_idle else 0
         for _ in range(number):
             request = self.session.request(next(self.prompts), greedy(next(self.limits)))
-            request.in_closed_batch = self.together is not None
             self.decoder.add(request)
 
     def speed(self, turns: Sequence[int] | slice = slice(None)) -> float:

@@ -28,64 +28,6 @@ def argmax_and_finite(logits: NDArray[np.float32] | NDArray[np.uint16]) -> tuple
     A NaN in a row is its argmax, the first of them, as in NumPy. Raises ValueError where V is 0.
     """
 
-class AcceptanceCounts:
-    """How often the draft token at each of K positions holds, as verify passes show it: of all requests, and of each.
-
-    Older passes fade: a memory of about 50 steps.
-    """
-
-    def __init__(self, num_positions: int) -> None: ...
-    @property
-    def num_positions(self) -> int:
-        """K."""
-
-    def observe(self, slots: Sequence[int], proposed: Sequence[int], accepted: Sequence[int]) -> None:
-        """Notes a step: of the request in each slot how many drafts it verified, and how many of them it accepted.
-
-        Raises ValueError unless the three are of one length.
-        """
-
-    def release(self, slot: int) -> None:
-        """The slot's next request is another one."""
-
-    def reached(self, slots: Sequence[int], like_earlier_ones: bool = False) -> NDArray[np.float64]:
-        """P(1) .. P(K) [B, K], the share of each slot's passes that accept position i and all before it.
-
-        What is seldom judged there is taken to hold as often as for all requests together; where they are to differ
-        `like_earlier_ones`, as for one of the last 32 that have ended.
-        """
-
-    def expected_tokens(self) -> list[float]:
-        """1 + P(1) + .. + P(k) by k = 0 .. K, of all requests together."""
-
-def estimate_prices(
-    places: Sequence[tuple[float, float, bool]],
-    known: Sequence[tuple[Sequence[tuple[int, float]], float, float]],
-    scale: tuple[float, float],
-    asked: Sequence[tuple[float, float, bool]],
-) -> tuple[list[float], NDArray[np.float64]]:
-    """Seconds [M] of steps at the places `asked`, and their covariance [M, M].
-
-    A place is the number of requests as a multiple of that asked for, the share of the block that each verifies, and
-    whether there is drafting. `known` are sums of prices: the terms, each the index of one of `places` and a weight,
-    the seconds found, and their variance. `scale` are the seconds of a step without drafts and of one of whole blocks,
-    about. A Gaussian process (Rasmussen and Williams 2006, chapter 2, and 9.8 for sums): a step costs something by
-    itself, for each request, for each token, and for drafting, by itself and for each request; beyond that it bends
-    smoothly, and each place a little by itself. Raises ValueError for a term without a place.
-    """
-
-def seconds_to_end(
-    remaining: Sequence[float], reached: NDArray[np.float64], sizes: Sequence[float], seconds: NDArray[np.float64]
-) -> list[float]:
-    """Expected seconds [K + 1] until N requests that nobody follows have all ended, by the length they begin with.
-
-    B of them run at once, and each other one takes the place of the first that ends. They verify k = 0 .. K drafts each
-    until no more than half of B run, and from then on whatever number is best. `remaining` [N] is how many tokens each
-    still gets, `reached` [N, K] the probability that its first i drafts are all accepted, `seconds` [S, K + 1] what a
-    step takes by length over `sizes` [S] requests, ascending, the last of them B; between them are straight lines.
-    Raises ValueError where shapes do not fit.
-    """
-
 TOKENS_PER_PAGE: int
 """Of the caches that PassRows reads."""
 VALUE_ALIGNMENT: int

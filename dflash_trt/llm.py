@@ -54,7 +54,7 @@ class LLM:
         `max_batch_size` requests run at once, in `cache_gib` GiB of caches, the others wait; by default what the
         engine's TensorRT plans hold, and 16 where it has none. `draft_length` is how many drafted tokens a step
         verifies: "auto", the default, takes what measured steps and acceptance say is fastest; a number, 0 being plain
-        decoding, "1:7,8:3" (by batch size) or "adaptive".
+        decoding, or "1:7,8:3" (by batch size).
         At most `prefill_chunk` prompt tokens join a step. `device` is "cpu", "cuda" or "auto": CUDA where torch sees
         it. With `enable_prefix_caching` a prompt begins with what earlier requests left in the caches of target and
         drafter. `dtype` is the type that the target is computed in: "float32", which is "auto" too, or "bfloat16", for
@@ -171,7 +171,6 @@ class LLM:
         ]
         try:
             for request in requests:
-                request.in_closed_batch = len(requests) > 1
                 self.backend.submit(request)
             return [_whole(chunks) for chunks in queues]
         except BaseException:  # Ctrl-C while waiting, above all

@@ -5,7 +5,6 @@
 
 // One function per area; module.cpp is the list.
 void bind_acceptance(nanobind::module_& module);
-void bind_draft_length(nanobind::module_& module);
 void bind_kv_injection(nanobind::module_& module);
 void bind_packing(nanobind::module_& module);
 void bind_paged_attention(nanobind::module_& module);

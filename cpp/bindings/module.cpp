@@ -3,7 +3,6 @@
 
 NB_MODULE(_C, module) {
   bind_acceptance(module);
-  bind_draft_length(module);
   bind_kv_injection(module);
   bind_packing(module);
   bind_paged_attention(module);

@@ -34,7 +34,7 @@ draft_length_option = click.option(
     "--draft-length",
     metavar="LENGTH",
     show_default="auto",
-    help="Drafted tokens that a step verifies: auto (the fastest), a number, 1:7,8:3 (by batch size) or adaptive.",
+    help="Drafted tokens that a step verifies: auto (the fastest), a number or 1:7,8:3 (by batch size).",
 )
 """What `CheckedPair.draft_length` reads."""
 

@@ -13,10 +13,9 @@ Requests join and leave between steps, each at its own length (continuous batchi
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,8 +24,7 @@ from dflash_trt.errors import EngineError
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.accept import accept, argmax_and_finite
-from dflash_trt.runtime.auto_length import Remaining
-from dflash_trt.runtime.draft_length import DraftLength
+from dflash_trt.runtime.draft_length import DraftLength, StepRecord
 from dflash_trt.runtime.metrics import Counts, DecoderMetrics
 from dflash_trt.runtime.request import FinishReason, Request
 from dflash_trt.targets.target import Segment
@@ -37,10 +35,6 @@ if TYPE_CHECKING:
     from dflash_trt.runtime.pair import Pair
 
 DEFAULT_PREFILL_CHUNK = 256
-MAX_WAITING = 2
-"""Requests that wait, for each that runs, where one looks ahead to the last of them: far away, most tokens are best."""
-MAX_STOPPED = 0.1
-"""Answers that have ended before their limit, beside those that reached it, where limits tell how long answers are."""
 
 
 class StepInput(msgspec.Struct, frozen=True):
@@ -135,9 +129,7 @@ class Decoder:
     def step(self) -> None:
         """Brings running requests forward by one pass of the target."""
         self._admit()
-        begin = time.perf_counter()
         decoding = self._draft()
-        drafted = time.perf_counter()
         chunks = self._prompt_chunks()
         parts = decoding + chunks
         if not parts:
@@ -147,8 +139,6 @@ class Decoder:
         self._pair.commit([part.num_committed(tokens) for part, tokens in zip(parts, accepted, strict=True)])
         self._counts.passes += 1
         drafting = frozenset(part.slot for part in decoding if part.proposals)
-        if drafting:
-            self._learn(decoding, accepted)
         for part, tokens in zip(parts, accepted, strict=True):
             if part.num_logits > 0 and not tokens:
                 self._fail(part)
@@ -157,27 +147,15 @@ class Decoder:
         if self.slots.prefix_caching:
             for slot in self.running:
                 self._publish(slot)
-        if not chunks and drafting <= self._has_drafted:
-            self._price(decoding, time.perf_counter() - begin, drafted - begin)
+        if decoding:
+            record = StepRecord(
+                proposed=[len(part.proposals) for part in decoding],
+                accepted=[max(0, len(tokens) - 1) for tokens in accepted[: len(decoding)]],
+                read_prompts=bool(chunks),
+                caught_up=not drafting <= self._has_drafted,
+            )
+            self._draft_length.observe(record)
         self._has_drafted = drafting
-
-    def _learn(self, decoding: Sequence[StepInput], accepted: Sequence[Sequence[int]]) -> None:
-        """Tells what became of drafts, of requests that have a next token."""
-        told = [
-            (part.slot, len(part.proposals), len(tokens) - 1)
-            for part, tokens in zip(decoding, accepted, strict=False)
-            if tokens
-        ]
-        if told:
-            slots, proposed, held = zip(*told, strict=True)
-            self._draft_length.observe(slots, proposed, held)
-
-    def _price(self, decoding: Sequence[StepInput], seconds: float, draft_seconds: float) -> None:
-        """Tells what a step cost that did nothing else: neither read prompts nor caught up on contexts."""
-        num_drafts = sum(len(part.proposals) for part in decoding)
-        length = round(num_drafts / len(decoding))
-        if length > 0 or not num_drafts:
-            self._draft_length.measure(len(decoding), length, seconds, draft_seconds)
 
     def _admit(self) -> None:
         while self.waiting and self.slots.fits(self.waiting[0].max_length):
@@ -231,8 +209,8 @@ class Decoder:
         decoding = {slot: request for slot, request in sorted(self.running.items()) if request.is_prefilled}
         if not decoding:
             return []
-        chosen = self._draft_length.choose(list(decoding), self._remaining)
-        lengths = {slot: request.draft_length(k) for (slot, request), k in zip(decoding.items(), chosen, strict=True)}
+        chosen = self._draft_length.choose(len(decoding))
+        lengths = {slot: request.draft_length(chosen) for slot, request in decoding.items()}
         drafting = [slot for slot, k in lengths.items() if k > 0]
         blocks = {}
         if drafting:
@@ -245,23 +223,6 @@ class Decoder:
             token_ids = [request.token_ids[-1], *proposals]
             parts.append(StepInput(slot, request, token_ids, proposals, len(token_ids)))
         return parts
-
-    def _remaining(self) -> Remaining | None:
-        """What is left, where that is known, few wait, and all must end.
-
-        As limits say, unless answers have often ended before.
-        """
-        running, waiting, finished = self.running, self.waiting, self._counts.finished
-        if len(waiting) > MAX_WAITING * len(running):
-            return None
-        if finished[FinishReason.STOP] > MAX_STOPPED * finished[FinishReason.LENGTH]:
-            return None
-        if not all(request.in_closed_batch for request in chain(running.values(), waiting)):
-            return None
-        return Remaining(
-            running={slot: request.remaining for slot, request in running.items()},
-            waiting=[request.remaining for request in waiting],
-        )
 
     def _prompt_chunks(self) -> list[StepInput]:
         """The next tokens of unfinished prompts, oldest request first."""
@@ -318,7 +279,6 @@ class Decoder:
 
     def _release(self, slot: int) -> None:
         self._pair.release(slot)
-        self._draft_length.release(slot)
         self.slots.free(slot)
         del self.running[slot]
         if not self.running:

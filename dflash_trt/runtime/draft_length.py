@@ -1,191 +1,250 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many drafted tokens a step verifies: what is fastest here, a number, a schedule by batch size, or by acceptance.
+"""How many drafted tokens a step verifies: what is fastest here, a number, or a schedule by batch size.
 
-The drafter always fills its whole block, as it was trained to; this decides how much of it the target sees. Longer
-is not better: each verified token costs, above all on mixture-of-experts targets at high batch, where more tokens
-read more experts. Output does not depend on it (docs/sampling.md).
+The drafter always fills its whole block; this decides how much of it the target verifies. Longer is not better: each
+token costs, above all on mixture-of-experts targets at high batch. Output does not depend on it (docs/sampling.md).
 """
 
 from __future__ import annotations
 
+import logging
+import math
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
-from dflash_trt import _C
+import msgspec
+
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.auto_length import AutoLength, Remaining, unknown
 from dflash_trt.runtime.sampling import is_integer
 
-DEFAULT_TOKEN_COST = 0.05
-"""Of one more verified token, as a share of a pass that verifies none."""
-MIN_GAIN = 0.05
-"""The change a switch must promise: hysteresis against noise."""
-MIN_PASSES = 16
-"""Passes between switches."""
-PROBE_EVERY = 64
-"""Each so many passes the whole block is verified once, to see what longer drafts would bring."""
+MEMORY = 200  # verify passes that acceptance at a position is counted over; it changes with the text
+REPLAN_STEPS = 16  # steps between two choices while the batch size stays in its bucket
+WINDOW = 4  # measured steps whose median is the cost of a step
+COLD_STEPS = 6  # steps not measured behind those of a longer length, which leave caches cold; else it is one step
+MAX_PROBE_STEPS = 64  # after so many steps a probe is given up: most of them read prompts
+PROBE_SHARE = 0.015  # share of the steps that probes of one length may lose
+SAMPLES = 5  # last probes of a length whose median counts
+NOISE = 0.05  # standard deviation of one probe's ratio; single steps vary by 0.1 on a shared machine
+MIN_GAIN = 0.02  # hysteresis: share of tokens/s that a switch must gain beyond a standard deviation
+
+log = logging.getLogger("dflash_trt.runtime")
 
 
-class DraftLength(Protocol):
-    """Chooses, before each step, how many of the K drafted tokens of each request are verified."""
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a step did for the requests that it verified a block of."""
 
-    def choose(self, slots: Sequence[int], remaining: Callable[[], Remaining | None] = unknown) -> list[int]:
-        """0 .. K for each of the requests in these slots; 0 is plain decoding.
+    proposed: Sequence[int]  # [B], drafts that were verified
+    accepted: Sequence[int]  # [B]
+    read_prompts: bool  # it also read chunks of prompts
+    caught_up: bool  # the drafter also read context of steps that did not draft
 
-        `remaining` says what is left to do, where that is known, nobody else follows, and what counts is when the last
-        request ends.
-        """
 
-    def observe(self, slots: Sequence[int], proposed: Sequence[int], accepted: Sequence[int]) -> None:
-        """Learns from a step: how many drafts the request of each slot verified, and how many of these it accepted."""
+class DraftLength:
+    """Chooses how many of the K drafted tokens of each request a step verifies."""
 
-    def measure(self, batch_size: int, length: int, seconds: float, draft_seconds: float) -> None:
-        """Learns what a step took over `batch_size` requests that verified `length` drafts of each, on average.
+    _explanation: str
 
-        `draft_seconds` of it until the drafts were there.
-        """
-
-    def release(self, slot: int) -> None:
-        """The request in this slot has ended."""
+    def choose(self, batch_size: int) -> int:
+        """0 .. K for each request, as a step begins; 0 is plain decoding."""
+        raise NotImplementedError
 
     def explain(self) -> str:
         """What is chosen, and why."""
+        return self._explanation
+
+    def observe(self, step: StepRecord) -> None:
+        """Learns from the step, as it ends."""
 
 
-class _UniformLength:
-    """One length for all requests, which no measured time changes."""
+class LengthByBatch(DraftLength):
+    """The length of the largest scheduled batch size, 1 among them, that the step reaches."""
 
-    def choose(self, slots: Sequence[int], remaining: Callable[[], Remaining | None] = unknown) -> list[int]:
-        """The same for all."""
-        return [self.length_of(len(slots))] * len(slots)
+    def __init__(self, schedule: Mapping[int, int]) -> None:
+        self._schedule = dict(sorted(schedule.items(), reverse=True))
+        self._explanation = ", ".join(f"{length} from batch size {begin}" for begin, length in sorted(schedule.items()))
 
-    def length_of(self, batch_size: int) -> int:
-        """The length of a step over so many requests."""
-        raise NotImplementedError
-
-    def observe(self, slots: Sequence[int], proposed: Sequence[int], accepted: Sequence[int]) -> None:
-        """Nothing to learn."""
-
-    def measure(self, batch_size: int, length: int, seconds: float, draft_seconds: float) -> None:
-        """Nothing to learn."""
-
-    def release(self, slot: int) -> None:
-        """Nothing to forget."""
+    def choose(self, batch_size: int) -> int:
+        return next(length for begin, length in self._schedule.items() if batch_size >= begin)
 
 
-class FixedLength(_UniformLength):
+class FixedLength(LengthByBatch):
     """Always the same."""
 
     def __init__(self, length: int) -> None:
-        self.length = length
-
-    def length_of(self, batch_size: int) -> int:
-        """The length, whatever the batch."""
-        return self.length
-
-    def explain(self) -> str:
-        """The length."""
-        return f"{self.length}: fixed"
+        super().__init__({1: length})
+        self.length, self._explanation = length, f"{length}: fixed"
 
 
-class LengthByBatch(_UniformLength):
-    """The length of the largest scheduled batch size that the step reaches."""
+class _Acceptance:
+    """By position: passes that judged its draft, having accepted all before it, and passes that accepted it."""
 
-    def __init__(self, schedule: Mapping[int, int]) -> None:
-        """`schedule` maps a smallest batch size to a length, and has one for batch size 1."""
-        self._schedule = dict(sorted(schedule.items(), reverse=True))
+    def __init__(self, num_draft_tokens: int) -> None:
+        self._judged, self._accepted = [0.0] * num_draft_tokens, [0.0] * num_draft_tokens
+        self.new_passes = Counter[tuple[int, int]]()  # by (proposed, accepted); the next call adds them to the others
 
-    def length_of(self, batch_size: int) -> int:
-        """The scheduled length."""
-        return next(length for begin, length in self._schedule.items() if batch_size >= begin)
+    def expected_tokens(self) -> list[float]:
+        """Of a pass that verifies k = 0 .. K drafts: 1 + P(1) + .. + P(k)."""
+        for (proposed, accepted), passes in self.new_passes.items():
+            for i in range(min(proposed, accepted + 1)):
+                self._judged[i] += passes
+                self._accepted[i] += passes * (i < accepted)
+        self.new_passes.clear()
+        tokens, reached, share = [1.0], 1.0, 0.5
+        for i, judged in enumerate(self._judged):
+            share = (self._accepted[i] + 2 * share) / (judged + 2)  # where few judged it, as at the position before
+            reached *= share
+            tokens.append(tokens[-1] + reached)
+            if judged > MEMORY:
+                self._judged[i], self._accepted[i] = MEMORY, self._accepted[i] * MEMORY / judged
+        return tokens
 
-    def explain(self) -> str:
-        """The schedule."""
-        return ", ".join(f"{length} from batch size {begin}" for begin, length in reversed(self._schedule.items()))
+
+class _CostTable:
+    """What steps of length 0 .. K cost at the batch sizes of one bucket, and which length is best."""
+
+    def __init__(self, num_draft_tokens: int, best: int) -> None:
+        self.best = best
+        self.next_probe = [0.0] * (num_draft_tokens + 1)  # by length, the first step at which it may be probed again
+        self._log_costs = {best: deque([0.0])}  # by length, of its last probes, in a unit of this table's own
+
+    def add(self, length: int, ratio_to_best: float) -> None:
+        logs = self._log_costs.setdefault(length, deque(maxlen=SAMPLES))
+        logs.append(_median(self._log_costs[self.best]) + math.log(ratio_to_best))
+
+    def log_costs(self) -> tuple[list[float], list[float]]:
+        """By length, and standard deviations. One not measured may cost as little as the next shorter one measured."""
+        costs, deviations = [min(map(_median, self._log_costs.values()))], []
+        for length in range(len(self.next_probe)):
+            logs = self._log_costs.get(length, ())
+            costs.append(_median(logs) if logs else costs[-1])
+            deviations.append(NOISE / math.sqrt(len(logs)) if logs else math.inf)
+        deviations[self.best] = 0.0
+        return costs[1:], deviations
 
 
-class AdaptiveLength(_UniformLength):
-    """The length with the most expected tokens for its cost, by measured acceptance.
+class AutoLength(DraftLength):
+    """The length k with the most expected tokens / cost(batch size, k), by measured acceptance and costs.
 
-    A pass that verifies k drafts emits 1 + P(1) + .. + P(k) tokens, P(i) being the share of passes that accept
-    position i and all before it, and costs 1 + k * batch_size * token_cost. It verifies one at least, to go on
-    learning.
+    Costs are ratios of neighbouring steps, as a machine's pace changes, in one table for each power of two of batch
+    sizes. Steps run the table's best length but for probes: of no drafts and whole blocks again and again, of others
+    while they may be better.
     """
 
-    def __init__(self, num_draft_tokens: int, token_cost: float = DEFAULT_TOKEN_COST) -> None:
-        self._token_cost = token_cost
-        self._length = num_draft_tokens
-        self._acceptance = _C.AcceptanceCounts(num_draft_tokens)
-        self._passes = 0
-        self._last_switch = 0
+    def __init__(self, num_draft_tokens: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._num_draft_tokens, self._clock = num_draft_tokens, clock
+        self._acceptance = _Acceptance(num_draft_tokens)
+        self._bucket, self._tables = -1, dict[int, _CostTable]()
+        self._probed: int | None = None  # the length of a probe; then seconds of a step before and in it, and in all
+        self._before = self._during = self._lost = 0.0  # those beyond what the best length takes for as many tokens
+        self._length = num_draft_tokens  # of the present step
+        self._window: deque[float] = deque(maxlen=WINDOW)  # seconds of the last steps of this length
+        self._num_cold, self._step, self._next_replan = 1, 0, 0  # `_num_cold`: steps until they are measured
+        self._began = self._seconds_per_token = 0.0
+        self._explanation = f"{num_draft_tokens} of {num_draft_tokens}: not measured yet"
 
-    def length_of(self, batch_size: int) -> int:
-        """The present choice; now and then the whole block, as a probe."""
-        self._passes += 1
-        if self._passes % PROBE_EVERY == 0:
-            return self._acceptance.num_positions
-        if self._passes - self._last_switch >= MIN_PASSES:
-            self._reconsider(batch_size)
+    def choose(self, batch_size: int) -> int:
+        """The best length of this batch size, or one that is probed."""
+        if (bucket := round(math.log2(batch_size))) != self._bucket:
+            self._enter(bucket)
+        table, seconds = self._tables[bucket], _median(self._window) if len(self._window) == WINDOW else 0.0
+        if self._probed is not None and seconds and not self._during:
+            self._during = seconds
+            self._run(table.best)
+        elif self._probed is not None and (seconds or self._step >= self._next_replan):
+            self._end_probe(self._probed, seconds)
+        if self._probed is None and seconds and self._step >= self._next_replan:
+            self._replan(table, batch_size, seconds)
+        self._step += 1
+        self._began = self._clock()
         return self._length
 
-    def observe(self, slots: Sequence[int], proposed: Sequence[int], accepted: Sequence[int]) -> None:
-        """Counts which positions were reached and which of them held."""
-        self._acceptance.observe(slots, proposed, accepted)
+    def observe(self, step: StepRecord) -> None:
+        """Counts what was accepted, and measures the step if it did nothing but draft and verify as chosen."""
+        seconds, batch_size = self._clock() - self._began, len(step.proposed)
+        self._acceptance.new_passes.update(zip(step.proposed, step.accepted, strict=True))
+        if self._probed is not None:
+            self._lost += seconds - (batch_size + sum(step.accepted)) * self._seconds_per_token
+        if step.read_prompts or step.caught_up or round(sum(step.proposed) / batch_size) != self._length:
+            return
+        if self._num_cold == 0:
+            self._window.append(seconds)
+        self._num_cold = max(0, self._num_cold - 1)
 
-    def explain(self) -> str:
-        """The present choice."""
-        return f"{self._length}: by acceptance, at a token cost of {self._token_cost:g}"
+    def _enter(self, bucket: int) -> None:
+        """Runs the best length of another bucket; a new one begins with that of the nearest."""
+        if self._probed is not None:
+            self._end_probe(self._probed, 0.0)
+        nearest = min(self._tables, key=lambda other: abs(other - bucket), default=bucket)
+        best = self._tables[nearest].best if self._tables else self._num_draft_tokens
+        self._tables.setdefault(bucket, _CostTable(self._num_draft_tokens, best))
+        self._bucket, self._next_replan = bucket, self._step + REPLAN_STEPS
+        self._window.clear()
+        self._run(self._tables[bucket].best)
 
-    def _reconsider(self, batch_size: int) -> None:
-        gains = self._tokens_per_cost(batch_size)
-        best = max(range(1, len(gains)), key=gains.__getitem__)
-        if gains[best] > (1 + MIN_GAIN) * gains[self._length]:
-            self._length = best
-            self._last_switch = self._passes
+    def _run(self, length: int) -> None:
+        if length != self._length:
+            self._num_cold = COLD_STEPS if length < self._length else 1
+            self._length = length
+            self._window.clear()
 
-    def _tokens_per_cost(self, batch_size: int) -> list[float]:
-        """By length 0 .. K."""
-        tokens = self._acceptance.expected_tokens()
-        return [count / (1 + length * batch_size * self._token_cost) for length, count in enumerate(tokens)]
+    def _end_probe(self, length: int, after: float) -> None:
+        """`after`: seconds of a step of the best length behind it, 0 where the probe was cut short."""
+        table = self._tables[self._bucket]
+        if after:
+            table.add(length, self._during / math.sqrt(self._before * after))
+        table.next_probe[length] = self._step + max(self._lost / self._before, 1) / PROBE_SHARE
+        self._probed, self._next_replan = None, self._step
+        self._run(table.best)
+
+    def _replan(self, table: _CostTable, batch_size: int, seconds: float) -> None:
+        """Switches to the length that is best by its measured cost and a standard deviation, or probes another."""
+        tokens, (costs, deviations) = self._acceptance.expected_tokens(), table.log_costs()
+        lengths = range(len(costs))
+        gains = [math.log(tokens[k] / tokens[table.best]) - costs[k] + costs[table.best] for k in lengths]
+        speeds = [batch_size * tokens[table.best] / seconds * math.exp(gain) for gain in gains]
+        best = max(lengths, key=lambda k: gains[k] - deviations[k])
+        if has_switched := gains[best] - deviations[best] > MIN_GAIN:
+            table.best = best
+            self._run(best)
+        self._seconds_per_token = 1 / speeds[table.best]
+        self._explanation = (
+            f"{table.best} of {lengths[-1]}: {speeds[table.best]:.0f} tokens/s at {batch_size}"
+            f" request{'s' * (batch_size > 1)}, {speeds[0]:.0f} without drafts, {speeds[-1]:.0f} with the whole block"
+        )
+        highest = [gains[k] + (2 * deviations[k] if deviations[k] < math.inf else 0) for k in lengths]
+        highest[0] = highest[-1] = math.inf
+        due = [k for k in lengths if k != table.best and highest[k] > MIN_GAIN and self._step >= table.next_probe[k]]
+        self._next_replan = self._step + (MAX_PROBE_STEPS if due and not has_switched else REPLAN_STEPS)
+        if has_switched:
+            log.info("draft length %s", self._explanation)
+        elif due:
+            self._probed, self._before, self._during, self._lost = max(due, key=highest.__getitem__), seconds, 0.0, 0.0
+            self._run(self._probed)
+
+
+def _median(values: Sequence[float]) -> float:
+    """The lower one of two: what disturbs a step makes it longer."""
+    return sorted(values)[(len(values) - 1) // 2]
 
 
 def parse_draft_length(given: int | str, num_draft_tokens: int) -> DraftLength:
-    """Reads auto, 7 (a number), 1:7,8:3,32:0 (from batch size 1, 8, 32 on), adaptive or adaptive:0.1 (its token cost).
-
-    Raises RequestError for anything else, and for lengths above `num_draft_tokens`.
-    """
-    text = str(given) if is_integer(given) else given
-    if not isinstance(text, str):
-        raise _no_length(given, num_draft_tokens)
-    if text == "auto":
-        return AutoLength(num_draft_tokens)
-    kind, _, cost = text.partition(":")
+    """Reads auto, 7, or 1:7,8:3,32:0 (from batch size 1, 8, 32 on); raises RequestError for anything else."""
+    text = str(given) if is_integer(given) or isinstance(given, str) else ""
+    name, _, cost = text.partition(":")
     try:
-        if kind == "adaptive":
-            token_cost = float(cost) if cost else DEFAULT_TOKEN_COST
-            if not 0 <= token_cost < float("inf"):
-                raise ValueError(text)
-            return AdaptiveLength(num_draft_tokens, token_cost)
-        if ":" not in text:
-            return FixedLength(_length(text, num_draft_tokens))
-        pairs = [part.split(":") for part in text.split(",")]
-        schedule = {int(begin): _length(length, num_draft_tokens) for begin, length in pairs}
-        if min(schedule) != 1 or len(schedule) != len(pairs):
-            raise ValueError(text)
+        if name == "adaptive" and 0 <= float(cost or 0) < math.inf:
+            log.warning("draft length %s: has become auto; the next release will refuse the old name", text)
+            text = "auto"
+        if text == "auto":
+            return AutoLength(num_draft_tokens)
+        pairs = [tuple(map(int, part.split(":"))) for part in (text if ":" in text else f"1:{text}").split(",")]
+        schedule = {begin: length for begin, length in pairs if 0 <= length <= num_draft_tokens}
+        if len(schedule) == len(pairs) and min(schedule) == 1:
+            return LengthByBatch(schedule) if ":" in text else FixedLength(schedule[1])
     except ValueError:
-        raise _no_length(given, num_draft_tokens) from None
-    return LengthByBatch(schedule)
-
-
-def _no_length(found: object, num_draft_tokens: int) -> RequestError:
-    return RequestError(
-        f"draft length: expected 0 to {num_draft_tokens}, a schedule by batch size that begins at 1 (1:7,8:3),"
-        f" adaptive or auto, found {found!r}"
+        pass
+    raise RequestError(
+        f"draft length: expected 0 to {num_draft_tokens}, a schedule by batch size that begins at 1 (1:7,8:3) or auto,"
+        f" found {given!r}"
     )
-
-
-def _length(text: str, limit: int) -> int:
-    length = int(text)
-    if not 0 <= length <= limit:
-        raise ValueError(text)
-    return length

@@ -58,8 +58,6 @@ class Request:
     text: TextStream | None = None
     on_progress: Callable[[Request], None] | None = None
     """Called after each step that emitted tokens, and at the end, on the thread that steps."""
-    in_closed_batch: bool = False
-    """Whether its caller waits for the last of several requests, and not for this one."""
 
     num_prefilled: int = 0
     """Prompt tokens that target and drafter have seen."""

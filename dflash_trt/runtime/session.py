@@ -299,7 +299,6 @@ class Session:
 def run(decoder: Decoder, requests: Sequence[Request]) -> list[Completion]:
     """Steps a decoder until all `requests` have their answers."""
     for request in requests:
-        request.in_closed_batch = len(requests) > 1
         decoder.add(request)
     while not decoder.is_idle:
         decoder.step()

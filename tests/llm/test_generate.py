@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -14,8 +12,6 @@ import pytest
 
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.auto_length import Remaining
-from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.request import FinishReason
 from tests.fixtures_data import prompts
 from tests.llm.serving import PATIENCE, PROMPTS, greedy, open_llm, within
@@ -31,24 +27,6 @@ def test_text_in_text_out(llm: LLM) -> None:
         assert answer.token_ids == plain_greedy(target, prompt_ids, 24, ())
         assert answer.text == llm._session.text(answer.token_ids)
         assert within(lambda ids=prompt_ids: llm.generate(ids, greedy(24))).token_ids == answer.token_ids
-
-
-def test_prompts_of_one_call_are_awaited_together(own_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Auto may then look ahead to their end."""
-    told: list[Remaining | None] = []
-
-    def choose(policy: FixedLength, slots: Sequence[int], remaining: Callable[[], Remaining | None]) -> list[int]:
-        told.append(remaining())
-        return [2] * len(slots)
-
-    monkeypatch.setattr(FixedLength, "choose", choose)
-    within(lambda: own_llm.generate(PROMPTS[:2], greedy(12)))
-    assert told
-    assert None not in told
-    told.clear()
-    within(lambda: own_llm.generate(PROMPTS[0], greedy(12)))
-    within(lambda: list(own_llm.stream(PROMPTS[0], greedy(12))))
-    assert {type(what) for what in told} == {NoneType}
 
 
 def test_answers_come_in_the_prompts_order(llm: LLM) -> None:
@@ -180,7 +158,7 @@ def test_many_threads_at_once(llm: LLM) -> None:
 
 def test_held_out_prompts_in_a_small_cache(engine: Path) -> None:
     """They wait for room, and are answered as if they had it."""
-    with open_llm(engine, cache_gib=0.0008, draft_length="adaptive", prefill_chunk=16) as llm:
+    with open_llm(engine, cache_gib=0.0008, draft_length="auto", prefill_chunk=16) as llm:
         texts = prompts(llm._session)[:8]
         assert llm.metrics().free_cache_tokens < sum(len(text) + 20 for text in texts) / 2
         answers = within(lambda: llm.generate(texts, greedy(20)))

@@ -108,7 +108,7 @@ class Client:
 @pytest.mark.parametrize("num_requests", [150, pytest.param(2000, marks=pytest.mark.full)])
 def test_soak(pair: tuple[Path, Path], num_requests: int) -> None:
     before = requests_alive()
-    with LLM(*pair, max_batch_size=4, draft_length="adaptive", prefill_chunk=16, cache_gib=0.0002) as llm:
+    with LLM(*pair, max_batch_size=4, draft_length="auto", prefill_chunk=16, cache_gib=0.0002) as llm:
         assert llm.metrics().free_cache_tokens < 4 * 60, "some must wait for room"
         clients = [Client(llm, seed) for seed in range(NUM_CLIENTS)]
         resident = []

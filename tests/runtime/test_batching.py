@@ -68,16 +68,16 @@ def watched(decoder: Decoder, workload: Workload) -> WatchedPair:
 def cases() -> list[object]:
     """A few lengths on each pair, and the rest of the product under `full`."""
     quick = {
-        "random-qwen3": {"0", "1", "5", "auto", "adaptive", "1:5,3:2,6:0"},
-        "random-gpt-oss": {"5", "auto", "adaptive"},
+        "random-qwen3": {"0", "1", "5", "auto", "1:5,3:2,6:0"},
+        "random-gpt-oss": {"5", "auto"},
         "sequential-gpt-oss": {"5"},
-        "tiny-qwen3": {"7", "auto", "adaptive"},
+        "tiny-qwen3": {"7", "auto"},
         "tiny-gpt-oss": {"7", "1:7,3:3,6:0"},
     }
     found = []
     for name in WORKLOADS:
         longest = 7 if name.startswith("tiny") else 5
-        for length in (*map(str, range(longest + 1)), "auto", "adaptive", f"1:{longest},3:{longest // 2},6:0"):
+        for length in (*map(str, range(longest + 1)), "auto", f"1:{longest},3:{longest // 2},6:0"):
             for chunk in (7, 1000):
                 is_quick = length in quick[name] and (chunk == 7) == (not name.startswith("tiny"))
                 marks = () if is_quick else pytest.mark.full
@@ -92,8 +92,6 @@ def test_greedy_output_is_that_of_plain_decoding_alone(
     workload = workloads(name)
     policy = parse_draft_length(length, workload.num_draft_tokens)
     requests = [workload.request(job) for job in workload.jobs]
-    for request in requests:
-        request.in_closed_batch = True
     budget = max(request.max_length for request in requests) + ROOM
     decoder = workload.decoder(policy, num_tokens=budget, prefill_chunk=prefill_chunk)
     most_running = most_waiting = 0
@@ -127,7 +125,7 @@ class LateDrafts(FixedLength):
 
     num_steps = 0
 
-    def length_of(self, batch_size: int) -> int:
+    def choose(self, batch_size: int) -> int:
         self.num_steps += 1
         return self.length if self.num_steps > 12 else 0
 

@@ -6,15 +6,17 @@ Acceptance must agree too: most mistakes in a drafter leave the text right and o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from dflash_trt.runtime.auto_length import Remaining, unknown
+from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.completion import Completion
-from dflash_trt.runtime.draft_length import FixedLength
+from dflash_trt.runtime.decoder import Decoder
+from dflash_trt.runtime.draft_length import FixedLength, StepRecord
+from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session, run
 from tests.decoding import decode, generate, greedy, open_without_tokenizer
@@ -147,26 +149,52 @@ def test_prompts_do_not_leak_into_each_other(sessions: dict[str, Session]) -> No
 
 
 class Alternating(FixedLength):
-    """Drafts at all steps but each fourth, and remembers what steps were told to cost."""
+    """Drafts at all steps but each fourth, and keeps the records of its steps."""
 
     def __init__(self) -> None:
         super().__init__(2)
         self.chosen: list[int] = []
-        self.measured: list[tuple[int, int]] = []
+        self.records: list[StepRecord] = []
 
-    def choose(self, slots: Sequence[int], remaining: Callable[[], Remaining | None] = unknown) -> list[int]:
+    def choose(self, batch_size: int) -> int:
         self.chosen.append(2 * (len(self.chosen) % 4 != 3))
-        return self.chosen[-1:] * len(slots)
+        return self.chosen[-1]
 
-    def measure(self, batch_size: int, length: int, seconds: float, draft_seconds: float) -> None:
-        assert 0 < draft_seconds < seconds
-        self.measured.append((len(self.chosen), length))
+    def observe(self, step: StepRecord) -> None:
+        assert len(self.records) == len(self.chosen) - 1, "each step is observed before the next one begins"
+        self.records.append(step)
 
 
-def test_what_is_told_of_a_steps_cost(sessions: dict[str, Session]) -> None:
-    """Not of the prompt's, nor of the first with drafts behind one without, which reads two steps' context."""
+def test_a_step_record_says_what_the_step_did(sessions: dict[str, Session]) -> None:
+    """The drafter catches up in the first step of all, on the prompt, and in each behind one without drafts."""
     session, policy = sessions["tiny-qwen3"], Alternating()
-    run(session.decoder(policy), [session.request(prompts(session)[0], greedy(40))])
-    expected = [(number, length) for number, length in enumerate(policy.chosen, 1) if number % 4 != 1]
-    assert policy.measured[:-1] == expected[: len(policy.measured) - 1]
-    assert len(policy.measured) > 6
+    request = session.request(prompts(session)[0], greedy(40))
+    run(session.decoder(policy), [request])
+    assert len(policy.records) == len(request.steps) > 6
+    for number, (record, step, chosen) in enumerate(zip(policy.records, request.steps, policy.chosen, strict=True)):
+        assert record.caught_up == (number % 4 == 0)
+        assert not record.read_prompts
+        assert record.proposed == [step.proposed]
+        if step is not request.steps[-1]:  # the limit cuts the last one
+            assert step.proposed == chosen
+            assert record.accepted == [step.accepted]
+
+
+def test_a_step_record_says_that_prompts_were_read(tmp_path: Path) -> None:
+    """The second prompt takes several steps, while the first request decodes."""
+    build(FIXTURES / "tiny-qwen3-dflash", tmp_path / "engine", FIXTURES / "tiny-qwen3")
+    session, policy = Session.open(tmp_path / "engine", str(FIXTURES / "tiny-qwen3"), num_slots=2), Alternating()
+    first, second = (session.request(prompts(session)[i], greedy(30)) for i in range(2))
+    decoder = Decoder(LocalPair(session.target, session.drafter), SlotPool(2, 10**4), policy, prefill_chunk=8)
+    decoder.add(first)
+    while not first.steps:
+        decoder.step()
+    decoder.add(second)
+    begin = len(policy.records)
+    while not second.token_ids:
+        decoder.step()
+    assert len(policy.records) - begin == -(-len(second.prompt_ids) // 8) > 1
+    assert all(record.read_prompts and len(record.proposed) == 1 for record in policy.records[begin:])
+    decoder.step()
+    assert not policy.records[-1].read_prompts
+    assert len(policy.records[-1].proposed) == 2
