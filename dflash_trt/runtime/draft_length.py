@@ -165,11 +165,10 @@ class AutoLength(DraftLength):
         self._acceptance.new_passes.update(zip(step.proposed, step.accepted, strict=True))
         if self._probed is not None:
             self._lost += seconds - (batch_size + sum(step.accepted)) * self._seconds_per_token
-        if step.read_prompts or step.caught_up or round(sum(step.proposed) / batch_size) != self._length:
-            return
-        if self._num_cold == 0:
-            self._window.append(seconds)
-        self._num_cold = max(0, self._num_cold - 1)
+        if round(sum(step.proposed) / batch_size) == self._length:
+            if self._num_cold == 0 and not step.read_prompts and not step.caught_up:
+                self._window.append(seconds)
+            self._num_cold = max(0, self._num_cold - 1)
 
     def _enter(self, bucket: int) -> None:
         """Runs the best length of another bucket; a new one begins with that of the nearest."""
