@@ -44,6 +44,8 @@ from dflash_trt.graph import ort_session  # noqa: E402
 from dflash_trt.kvcache.slots import SlotPool  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import DraftLength, parse_draft_length  # noqa: E402
+from dflash_trt.runtime.load import open_session  # noqa: E402
+from dflash_trt.runtime.options import RuntimeOptions  # noqa: E402
 from dflash_trt.runtime.request import Request  # noqa: E402
 from dflash_trt.runtime.session import Session, run  # noqa: E402
 from tests.decoding import greedy, open_without_tokenizer  # noqa: E402
@@ -202,7 +204,7 @@ def _ours(job: Job, engine: Path, dtype: str) -> Iterator[Way]:
     if job.is_forced:
         session = open_without_tokenizer(engine, job.target, num_slots=num_slots, dtype=dtype)
     else:
-        session = Session.open(engine, str(job.target), num_slots=num_slots, dtype=dtype)
+        session = open_session(engine, str(job.target), RuntimeOptions(max_batch_size=num_slots, dtype=dtype))
     suffix = BF16 if dtype == "bfloat16" else ""
     block = session.manifest.draft.num_draft_tokens
     answers: dict[tuple[int, ...], list[int]] = {}

@@ -37,6 +37,8 @@ from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target
 from dflash_trt.observe.estimate.shapes import System  # noqa: E402
 from dflash_trt.observe.estimate.step import Load, StepModel  # noqa: E402
 from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
+from dflash_trt.runtime.load import open_session  # noqa: E402
+from dflash_trt.runtime.options import RuntimeOptions  # noqa: E402
 from dflash_trt.runtime.session import Session  # noqa: E402
 from tests.decoding import greedy  # noqa: E402
 from tests.engines import build  # noqa: E402
@@ -94,7 +96,9 @@ def _measure(engine: Path, name: str, tokens: int, rounds: int) -> tuple[dict[Wa
 
     Every way has its turn in each round, and the median of its steps counts, as it does under load.
     """
-    sessions = {batch: Session.open(engine, str(FIXTURES / name), num_slots=batch) for batch in BATCHES}
+    sessions = {
+        batch: open_session(engine, str(FIXTURES / name), RuntimeOptions(max_batch_size=batch)) for batch in BATCHES
+    }
     known = [prompt[:MAX_PROMPT] for prompt in prompts(sessions[1])]
     steps: dict[Way, list[float]] = {}
     taus: dict[Way, float] = {}
@@ -126,7 +130,7 @@ def _steps(session: Session, chosen: list[list[int]], length: int, tokens: int) 
 
 def _prompt_steps(engine: Path, name: str, tokens: int, rounds: int) -> dict[Prompts, float]:
     """CPU seconds that prompts add, to the step that reads them and to the next, which injects what they left."""
-    session = Session.open(engine, str(FIXTURES / name), num_slots=LOAD_SLOTS)
+    session = open_session(engine, str(FIXTURES / name), RuntimeOptions(max_batch_size=LOAD_SLOTS))
     text = [token for prompt in prompts(session) for token in prompt]
     steps: dict[Prompts, list[list[float]]] = {}
     for turn in range(4 * rounds):

@@ -31,7 +31,8 @@ from dflash_trt.observe.estimate.constants import Rates
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.simulation import Server
 from dflash_trt.observe.estimate.step import StepModel
-from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
 from dflash_trt.runtime.session import Session
 from tests.decoding import greedy
 from tests.fixtures_data import prompts
@@ -64,7 +65,7 @@ class Seen(NamedTuple):
 
 def under_load(pair: Pair, capacity: float, tokens: int) -> None:
     """Poisson arrivals at several shares of `capacity` requests a second: measured beside simulated."""
-    session = Session.open(pair.engine, str(FIXTURES / pair.name), num_slots=LOAD_SLOTS)
+    session = open_session(pair.engine, str(FIXTURES / pair.name), RuntimeOptions(max_batch_size=LOAD_SLOTS))
     known = [prompt[:MAX_PROMPT] for prompt in prompts(session)]
     session.warm_up(known[0])
     rows, errors = [], []
@@ -149,7 +150,7 @@ def _simulated(
     model = StepModel(pair.system, rates)
     acceptance = from_tau(pair.tau, pair.length)
     server = Server(
-        model, "dflash", acceptance, lambda batch: pair.length, LOAD_SLOTS, prefill_chunk=DEFAULT_PREFILL_CHUNK
+        model, "dflash", acceptance, lambda batch: pair.length, LOAD_SLOTS, prefill_chunk=DEFAULTS.prefill_chunk
     )
     result = server.run([Arrival(at, len(prompt), tokens) for at, prompt in asked])
     return latency + result.ttft.p50, result.token_interval.p50

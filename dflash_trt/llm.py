@@ -3,28 +3,22 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import overload
 
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.kvcache.slots import DEFAULT_CACHE_GIB
-from dflash_trt.runtime.backend import Chunk, Messages, Prompt
+from dflash_trt.runtime.backend import Chunk, Messages, Prompt, run
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.completion import Completion
-from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK
-from dflash_trt.runtime.embedded_backend import EmbeddedBackend
+from dflash_trt.runtime.embedded_backend import PendingRequest
 from dflash_trt.runtime.metrics import DecoderMetrics
+from dflash_trt.runtime.open_backend import open_embedded
+from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
 from dflash_trt.runtime.prompts import is_prompt
-from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.sampling import SamplingParams, is_integer
-from dflash_trt.targets.dtype import check_dtype
+from dflash_trt.runtime.sampling import SamplingParams
 
-MAX_SIZE = 2**31 - 1
-"""Slots and positions are INT32 in both graphs."""
 Params = SamplingParams | Sequence[SamplingParams] | None
 """For all prompts, or for each its own."""
 
@@ -41,50 +35,33 @@ class LLM:
         engine: str | Path,
         target: str | Path,
         *,
-        max_batch_size: int | None = None,
-        draft_length: int | str | None = None,
-        cache_gib: float = DEFAULT_CACHE_GIB,
-        prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
-        device: str = "auto",
-        enable_prefix_caching: bool = True,
-        dtype: str = "auto",
+        max_batch_size: int | None = DEFAULTS.max_batch_size,
+        draft_length: int | str | None = DEFAULTS.draft_length,
+        cache_gib: float = DEFAULTS.cache_gib,
+        prefill_chunk: int = DEFAULTS.prefill_chunk,
+        device: str = DEFAULTS.device,
+        enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching,
+        dtype: str = DEFAULTS.dtype,
     ) -> None:
         """Loads both; `target` is a directory or a Hugging Face repository id.
 
-        `max_batch_size` requests run at once, in `cache_gib` GiB of caches, the others wait; by default what the
-        engine's TensorRT plans hold, and 16 where it has none. `draft_length` is how many drafted tokens a step
-        verifies: "auto", the default, takes what measured steps and acceptance say is fastest; a number, 0 being plain
-        decoding, or "1:7,8:3" (by batch size).
-        At most `prefill_chunk` prompt tokens join a step. `device` is "cpu", "cuda" or "auto": CUDA where torch sees
-        it. With `enable_prefix_caching` a prompt begins with what earlier requests left in the caches of target and
-        drafter. `dtype` is the type that the target is computed in: "float32", which is "auto" too, or "bfloat16", for
-        a checkpoint in it, at half the memory.
+        The settings are those of `RuntimeOptions`, which says what each means; a `draft_length` of None is its default.
 
         Raises EngineError, CheckpointError, RequestError and MissingDependencyError, each with what to do about it.
         """
-        given = {"max_batch_size": max_batch_size, "prefill_chunk": prefill_chunk}
-        for name, value in given.items():
-            if value is not None and not (is_integer(value) and 1 <= value <= MAX_SIZE):
-                expected = f"at most {MAX_SIZE}" if is_integer(value) and value > 0 else "at least 1"
-                raise RequestError(f"{name}: expected {expected}, found {shown(value)}")
+        options = RuntimeOptions(
+            max_batch_size=max_batch_size,
+            draft_length=DEFAULTS.draft_length if draft_length is None else draft_length,
+            cache_gib=cache_gib,
+            prefill_chunk=prefill_chunk,
+            device=device,
+            enable_prefix_caching=enable_prefix_caching,
+            dtype=dtype,
+        )
         for name, path in (("engine", engine), ("target", target)):
             if not isinstance(path, str | Path):
                 raise RequestError(f"{name}: expected a path or a name, found {shown(path)}")
-        check_dtype(dtype)
-        pair = CheckedPair.read(Path(engine), str(target))
-        length = pair.draft_length(draft_length)
-        from dflash_trt.runtime.session import Session  # it loads torch: seconds
-
-        self._session = Session.load(
-            pair,
-            num_slots=max_batch_size or pair.default_batch_size,
-            cache_gib=cache_gib,
-            device=device,
-            dtype=dtype,
-        )
-        self.backend = EmbeddedBackend(
-            self._session, length, prefill_chunk, enable_prefix_caching=enable_prefix_caching
-        )
+        self.backend = open_embedded(CheckedPair.read(Path(engine), str(target)), options)
 
     def __enter__(self) -> LLM:
         return self
@@ -121,8 +98,8 @@ class LLM:
         be served, before any of them runs.
         """
         if is_prompt(prompts):
-            return self._generate([prompts], sampling_params)[0]  # type: ignore[list-item]
-        return self._generate(prompts, sampling_params)  # type: ignore[arg-type]
+            return run(self.backend, [prompts], _settings(sampling_params))[0]  # type: ignore[list-item]
+        return run(self.backend, prompts, _settings(sampling_params))  # type: ignore[arg-type]
 
     @overload
     def chat(self, messages: Messages, sampling_params: Params = None) -> Completion: ...
@@ -136,47 +113,19 @@ class LLM:
         Raises RequestError where the target's tokenizer has no chat template, or it refuses the conversation.
         """
         if isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple):
-            return self._generate([self.backend.encode_chat(each) for each in messages], sampling_params)
-        return self._generate([self.backend.encode_chat(messages)], sampling_params)[0]  # type: ignore[arg-type]
+            prompts = [self.backend.encode_chat(each) for each in messages]
+            return run(self.backend, prompts, _settings(sampling_params))
+        return run(self.backend, [self.backend.encode_chat(messages)], _settings(sampling_params))[0]  # type: ignore[arg-type]
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Chunk]:
         """The answer step by step, from the first `next` on; closing the iterator cancels the request."""
-        chunks: queue.SimpleQueue[Chunk | Exception] = queue.SimpleQueue()
-        request = self.backend.request(prompt, _params(sampling_params), chunks.put)
-        return self._follow(request, chunks)
-
-    def _follow(self, request: Request, chunks: queue.SimpleQueue[Chunk | Exception]) -> Iterator[Chunk]:
-        self.backend.submit(request)
-        try:
-            yield from _until_the_end(chunks)
-        finally:
-            self.backend.cancel(request)
+        return _follow(PendingRequest(self.backend, prompt, _params(sampling_params), incremental=True))
 
     def stream_async(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[Chunk, None]:
         """The answer step by step on the running event loop; closing the iterator, or cancelling the task, cancels."""
         return self.backend.stream(prompt, _params(sampling_params))
-
-    def _generate(self, prompts: Sequence[Prompt], params: Params) -> list[Completion]:
-        settings = list(params) if isinstance(params, list | tuple) else [params] * len(prompts)
-        if len(settings) != len(prompts):
-            raise RequestError(
-                f"sampling_params: expected one for each of {len(prompts)} prompts, found {len(settings)}"
-            )
-        queues: list[queue.SimpleQueue[Chunk | Exception]] = [queue.SimpleQueue() for _ in prompts]
-        requests = [
-            self.backend.request(prompt, _params(setting), chunks.put, incremental=False)
-            for prompt, setting, chunks in zip(prompts, settings, queues, strict=True)
-        ]
-        try:
-            for request in requests:
-                self.backend.submit(request)
-            return [_whole(chunks) for chunks in queues]
-        except BaseException:  # Ctrl-C while waiting, above all
-            for request in requests:
-                self.backend.cancel(request)
-            raise
 
 
 def _params(given: object) -> SamplingParams:
@@ -185,24 +134,13 @@ def _params(given: object) -> SamplingParams:
     return given or SamplingParams()
 
 
-def _next(chunks: queue.SimpleQueue[Chunk | Exception]) -> Chunk | Exception:
-    """Waits in short turns: a Ctrl-C that arrives just before a wait begins is not heard until it ends."""
-    while True:
-        with suppress(queue.Empty):
-            return chunks.get(timeout=0.1)
+def _settings(given: Params) -> SamplingParams | list[SamplingParams]:
+    return [_params(each) for each in given] if isinstance(given, list | tuple) else _params(given)
 
 
-def _until_the_end(chunks: queue.SimpleQueue[Chunk | Exception]) -> Iterator[Chunk]:
-    while True:
-        chunk = _next(chunks)
-        if isinstance(chunk, Exception):
-            raise chunk
-        yield chunk
-        if chunk.completion is not None:
-            return
-
-
-def _whole(chunks: queue.SimpleQueue[Chunk | Exception]) -> Completion:
-    *_, last = _until_the_end(chunks)
-    assert last.completion is not None
-    return last.completion
+def _follow(pending: PendingRequest) -> Iterator[Chunk]:
+    pending.submit()
+    try:
+        yield from pending.chunks()
+    finally:
+        pending.cancel()

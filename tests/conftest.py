@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from dflash_trt.runtime.load import open_session
+    from dflash_trt.runtime.options import RuntimeOptions
     from dflash_trt.runtime.session import Session
 
 # Before anything imports torch or huggingface_hub; subprocesses inherit both.
@@ -42,7 +44,6 @@ def target_dir(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Session]:
     """Both trained pairs, built and loaded once."""
-    from dflash_trt.runtime.session import Session
     from tests.engines import build
     from tests.fixtures_data import PAIRS
     from tests.paths import FIXTURES
@@ -51,7 +52,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Session]:
     for name in PAIRS:
         engine = tmp_path_factory.mktemp(name) / "engine"
         build(FIXTURES / f"{name}-dflash", engine, FIXTURES / name)
-        opened[name] = Session.open(engine, str(FIXTURES / name))
+        opened[name] = open_session(engine, str(FIXTURES / name), RuntimeOptions(max_batch_size=1))
     return opened
 
 

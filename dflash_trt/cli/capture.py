@@ -10,8 +10,8 @@ import click
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory, checkpoint_label, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
-from dflash_trt.cli.dtype_option import dtype_option
 from dflash_trt.cli.progress import progress_bar
+from dflash_trt.cli.runtime_options import runtime_options
 
 
 @click.command(short_help="Record a target's features for calibration.")
@@ -30,7 +30,7 @@ from dflash_trt.cli.progress import progress_bar
 )
 @click.option("--max-prompts", type=click.IntRange(min=1), help="Use only the first prompts, up to this many.")
 @click.option("--chat", is_flag=True, help="Wrap text prompts in the target's chat template.")
-@dtype_option
+@runtime_options("dtype")
 @click.option(
     "--taps-dtype",
     type=click.Choice(["float32", "bfloat16"]),

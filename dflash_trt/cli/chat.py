@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_trt.cli.dtype_option import dtype_option
 from dflash_trt.cli.output import progress_line
-from dflash_trt.cli.sampling_options import draft_length_option, sampling_options
+from dflash_trt.cli.runtime_options import runtime_options
+from dflash_trt.cli.sampling_options import sampling_options
 from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:
@@ -29,15 +29,12 @@ HELP = "/reset begins anew, /exit ends (so does Ctrl-D), Ctrl-C stops an answer"
 @click.option("--target", required=True, help="Target checkpoint: directory or Hugging Face repository id.")
 @click.option("--system", metavar="TEXT", help="What the conversation begins with, in the system's role.")
 @sampling_options
-@draft_length_option
-@click.option("--cache-gib", type=float, default=4.0, show_default=True, help="Room for the caches, in GiB.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@dtype_option
+@runtime_options("draft_length", "cache_gib", "device", "dtype")
 def chat(
     engine: Path,
     target: str,
     system: str | None,
-    draft_length: str | None,
+    draft_length: str,
     cache_gib: float,
     device: str,
     dtype: str,
@@ -53,7 +50,8 @@ def chat(
       dflash-trt chat engine --target openai/gpt-oss-120b --max-tokens 512
     """
     from dflash_trt.runtime.checked_pair import CheckedPair
-    from dflash_trt.runtime.embedded_backend import EmbeddedBackend
+    from dflash_trt.runtime.open_backend import open_embedded
+    from dflash_trt.runtime.options import RuntimeOptions
     from dflash_trt.runtime.sampling import SamplingParams
     from dflash_trt.targets.tokenizer import check_chat
 
@@ -61,14 +59,14 @@ def chat(
     if params.logprobs:
         raise click.UsageError("--logprobs: a conversation shows none; generate --json does")
     pair = CheckedPair.read(engine, target)
-    length = pair.draft_length(draft_length)
+    options = RuntimeOptions(
+        max_batch_size=1, draft_length=draft_length, cache_gib=cache_gib, device=device, dtype=dtype
+    )
     check_chat(pair.tokenizer)
     message = None if sys.stdin.isatty() else _read_message()
     with progress_line(f"loading {target}"):
-        from dflash_trt.runtime.session import Session  # it loads torch: seconds
-
-        session = Session.load(pair, num_slots=1, cache_gib=cache_gib, device=device, dtype=dtype)
-    with closing(EmbeddedBackend(session, length)) as backend:
+        opened = open_embedded(pair, options)
+    with closing(opened) as backend:
         conversation = Conversation(backend, params, system)
         if message is not None:
             asyncio.run(conversation.ask(message))

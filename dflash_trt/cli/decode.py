@@ -14,7 +14,7 @@ import msgspec
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.deploy.method import Method
 from dflash_trt.errors import EngineError, RequestError
-from dflash_trt.runtime.backend import Backend, complete_all
+from dflash_trt.runtime.backend import Backend, run
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.targets.tokenizer import encode
@@ -85,7 +85,7 @@ class Job:
         with closing(open_backend(method)) as backend:
             try:
                 if self._as_json:
-                    return complete_all(backend, self.prompts, self.params)
+                    return run(backend, self.prompts, self.params)
                 return asyncio.run(self._show_all(backend))
             except EngineError as error:
                 raise error.__cause__ or error from None  # what ended the decoder is no wrong engine

@@ -7,18 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
+from click.core import ParameterSource
 
-from dflash_trt.cli.dtype_option import DTYPE_HELP
 from dflash_trt.cli.output import progress_line
-from dflash_trt.cli.sampling_options import draft_length_option, sampling_options
+from dflash_trt.cli.runtime_options import runtime_options
+from dflash_trt.cli.sampling_options import sampling_options
 from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import RequestError
 from dflash_trt.files.json_file import MAX_BYTES, json_value
 from dflash_trt.files.read import read_bytes
-from dflash_trt.targets.dtype import DTYPES
 
 if TYPE_CHECKING:
     from dflash_trt.cli.decode import Job
+    from dflash_trt.runtime.options import RuntimeOptions
+
+OPTIONS = ("draft_length", "cache_gib", "device", "dtype", "tp")
 
 
 @click.command(short_help="Decode prompts with the drafter.")
@@ -30,14 +34,11 @@ if TYPE_CHECKING:
 )
 @click.option("--chat", is_flag=True, help="Wrap PROMPT in the target's chat template.")
 @sampling_options
-@draft_length_option
-@click.option("--batch-size", type=click.IntRange(min=1), show_default="1", help="Prompts decoded at once (--json).")
-@click.option("--cache-gib", type=float, show_default="4.0", help="Room for the caches, in GiB.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), show_default="auto")
-@click.option("--dtype", type=click.Choice(DTYPES), show_default="auto", help=DTYPE_HELP)
 @click.option(
-    "--tp", type=click.IntRange(min=1), show_default="1", help="Ranks that share the target (torchrun, mpiexec)."
-)
+    "--max-batch-size", "--batch-size", type=click.IntRange(min=1), default=1, show_default=True,
+    help="Prompts decoded at once (--json).",
+)  # fmt: skip
+@runtime_options(*OPTIONS)
 @click.option("--baseline", is_flag=True, help="Also decode without the drafter, and compare tokens and time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of streaming text.")
 def generate(
@@ -46,15 +47,10 @@ def generate(
     target: str,
     token_ids: Path | None,
     chat: bool,
-    draft_length: str | None,
-    batch_size: int | None,
-    cache_gib: float | None,
-    device: str | None,
-    dtype: str | None,
-    tp: int | None,
+    max_batch_size: int,
     baseline: bool,
     as_json: bool,
-    **sampling: Any,
+    **settings: Any,
 ) -> None:
     """Decode PROMPT, or the prompts of --token-ids, with a drafter.
 
@@ -68,85 +64,74 @@ def generate(
         raise click.UsageError("give either PROMPT or --token-ids FILE")
     if token_ids is not None and chat:
         raise click.UsageError("--chat wraps text; --token-ids are taken as they are")
-    if (batch_size or 1) > 1 and not as_json:
-        raise click.UsageError("--batch-size: answers decoded at once are printed with --json only")
+    if max_batch_size > 1 and not as_json:
+        raise click.UsageError("--max-batch-size: answers decoded at once are printed with --json only")
 
     from dflash_trt.cli.decode import Job
+    from dflash_trt.runtime.options import RuntimeOptions
     from dflash_trt.runtime.sampling import SamplingParams
 
     asked: str | list[list[int]] = _read_prompts(token_ids) if token_ids else str(prompt)
-    job = Job(asked, SamplingParams(**sampling), chat=chat, baseline=baseline, as_json=as_json)
-    settings: dict[str, Any] = {
-        "draft_length": draft_length, "batch_size": batch_size, "cache_gib": cache_gib, "device": device,
-        "dtype": dtype, "tp": tp,
-    }  # fmt: skip
-    settings = {name: value for name, value in settings.items() if value is not None}
+    options = {name: settings.pop(name) for name in OPTIONS}
+    job = Job(asked, SamplingParams(**settings), chat=chat, baseline=baseline, as_json=as_json)
     if (config := deployment_path(str(engine))) is not None:
-        _run_deployment(config, target, job, **settings)
+        _refuse_options(click.get_current_context(), config)
+        _run_deployment(config, target, job)
     else:
-        _run_engine(engine, target, job, **settings)
+        _run_engine(engine, target, job, RuntimeOptions(max_batch_size=max_batch_size, **options))
 
 
-def _run_engine(
-    engine: Path,
-    target: str,
-    job: Job,
-    *,
-    draft_length: str | None = None,
-    batch_size: int = 1,
-    cache_gib: float = 4.0,
-    device: str = "auto",
-    dtype: str = "auto",
-    tp: int = 1,
-) -> None:
+def _refuse_options(context: click.Context, config: Path) -> None:
+    """What a deployment file says is no option."""
+    for name in ("max_batch_size", *OPTIONS):
+        if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None):
+            flag = name.replace("_", "-")
+            raise click.UsageError(f"--{flag} is for an engine directory: the deployment file {config} says it")
+
+
+def _run_engine(engine: Path, target: str, job: Job, options: RuntimeOptions) -> None:
     """Decodes with an engine directory in the embedded runtime; on ranks but 0, follows rank 0."""
     from dflash_trt.runtime.checked_pair import CheckedPair
-    from dflash_trt.runtime.draft_length import FixedLength
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
     from dflash_trt.runtime.prompts import check_prompt
     from dflash_trt.runtime.ranks.join import join
 
-    with join(tp, device) as ranks:
+    with join(options.tp, options.device) as ranks:
         pair = CheckedPair.read(engine, target)
-        length = pair.draft_length(draft_length)
         job.encode(pair.tokenizer)
         for ids in job.prompts:
             check_prompt(ids, job.params.max_tokens, pair.manifest.draft, pair.target.spec)
-        num_slots = min(batch_size, len(job.prompts))  # an idle slot would take memory
+        fewest = min(options.max_batch_size or 1, len(job.prompts))  # an idle slot would take memory
+        options = msgspec.structs.replace(options, max_batch_size=fewest)
         with progress_line(f"loading {target}"):
-            from dflash_trt.runtime.session import Session  # it loads torch: seconds
+            from dflash_trt.runtime.load import load_session  # it loads torch: seconds
 
-            session = Session.load(
-                pair, num_slots=num_slots, cache_gib=cache_gib, device=device, dtype=dtype, ranks=ranks
-            )
+            session = load_session(pair, options, ranks=ranks)
         if ranks.rank > 0:
             session.follow()
             return
         if job.baseline:
             session.warm_up(job.prompts[0])
             job.fix_seed()
-        job.run(lambda method: EmbeddedBackend(session, length if method == "dflash" else FixedLength(0)))
+        by_method = {"dflash": options, "none": msgspec.structs.replace(options, draft_length=0)}
+        job.run(lambda method: EmbeddedBackend(session, by_method[method]))
 
 
-def _run_deployment(config: Path, target: str, job: Job, **settings: object) -> None:
+def _run_deployment(config: Path, target: str, job: Job) -> None:
     """Decodes with what a deployment file says in TensorRT-LLM."""
-    if settings:
-        name = next(iter(settings)).replace("_", "-")
-        raise click.UsageError(f"--{name} is for an engine directory: the deployment file {config} says it")
     from dflash_trt.checkpoint.source import configuration_directory
-    from dflash_trt.deploy.deployment_file import load_deployment
-    from dflash_trt.deploy.resolve import resolve
+    from dflash_trt.runtime.open_backend import open_backend
+    from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
     from dflash_trt.targets.tokenizer import load_tokenizer
-    from dflash_trt.trtllm.llm_backend import TrtllmBackend
 
-    deployment = resolve(load_deployment(config), config.stem, target=target)
     if job.baseline and job.params.temperature > 0:
         raise RequestError(
             "--baseline: expected greedy decoding, because TensorRT-LLM draws other tokens in every run, found"
             f" --temperature {job.params.temperature}"
         )
     job.encode(load_tokenizer(configuration_directory(target)))
-    job.run(lambda method: TrtllmBackend.open(deployment, method))
+    by_method = {"dflash": DEFAULTS, "none": RuntimeOptions(draft_length=0)}
+    job.run(lambda method: open_backend(config, target, by_method[method]))
 
 
 def _read_prompts(file: Path) -> list[list[int]]:

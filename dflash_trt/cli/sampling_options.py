@@ -30,14 +30,6 @@ _OPTIONS = (
 )
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-draft_length_option = click.option(
-    "--draft-length",
-    metavar="LENGTH",
-    show_default="auto",
-    help="Drafted tokens that a step verifies: auto (the fastest), a number or 1:7,8:3 (by batch size).",
-)
-"""What `CheckedPair.draft_length` reads."""
-
 
 def sampling_options(command: Command) -> Command:
     """Adds the options; the command takes them as keyword arguments for `SamplingParams`."""

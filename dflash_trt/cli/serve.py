@@ -9,9 +9,8 @@ from pathlib import Path
 
 import click
 
-from dflash_trt.cli.dtype_option import dtype_option
 from dflash_trt.cli.output import progress_line
-from dflash_trt.cli.sampling_options import draft_length_option
+from dflash_trt.cli.runtime_options import runtime_options
 
 
 @click.command(short_help="Serve an engine over HTTP, as OpenAI does.")
@@ -22,17 +21,10 @@ from dflash_trt.cli.sampling_options import draft_length_option
 @click.option("--served-model-name", metavar="NAME", help="Default: the name of the engine directory.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="API keys, one a line; who asks needs one.")
 @click.option("--allow-origin", multiple=True, metavar="ORIGIN", help="Pages that may ask (CORS); may be repeated.")
-@click.option("--max-batch-size", type=click.IntRange(min=1), help="Requests at once. Default: the engine's, or 16.")
+@runtime_options("max_batch_size")
 @click.option("--max-waiting", type=click.IntRange(min=0), default=256, show_default=True, help="Beyond: 429.")
 @click.option("--max-body-mib", type=click.FloatRange(min=0, min_open=True), default=16.0, show_default=True)
-@draft_length_option
-@click.option("--cache-gib", type=float, default=4.0, show_default=True, help="Room for the caches, in GiB.")
-@click.option(
-    "--enable-prefix-caching/--no-enable-prefix-caching", default=True, show_default=True,
-    help="Begin a prompt with what earlier requests left in the caches.",
-)  # fmt: skip
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@dtype_option
+@runtime_options("draft_length", "cache_gib", "enable_prefix_caching", "device", "dtype")
 @click.option(
     "--drain-seconds", type=click.IntRange(min=0), default=60, show_default=True, help="For answers, at SIGTERM."
 )
@@ -47,7 +39,7 @@ def serve(
     max_batch_size: int | None,
     max_waiting: int,
     max_body_mib: float,
-    draft_length: str | None,
+    draft_length: str,
     cache_gib: float,
     enable_prefix_caching: bool,
     device: str,

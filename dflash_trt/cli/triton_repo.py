@@ -11,7 +11,6 @@ import msgspec
 
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
-from dflash_trt.cli.dtype_option import DTYPE_HELP
 from dflash_trt.cli.serve_config import read_deployment, refuse_errors
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
@@ -36,7 +35,7 @@ from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig,
 @click.option("--draft", help="Draft checkpoint or engine directory that is here, in place of what SOURCE names.")
 @click.option("--gpus", help="GPUs, for a SOURCE directory and trtllm: b300x8.")
 @click.option("--max-batch-size", type=click.IntRange(min=1), help="Requests that run at once, for embedded.")
-@click.option("--dtype", type=click.Choice(DTYPES), show_default="auto", help=f"{DTYPE_HELP} For embedded.")
+@click.option("--dtype", type=click.Choice(DTYPES), show_default="auto", help="Type of the target, for embedded.")
 @click.option("--name", default="tensorrt_llm", show_default=True, help="Of the model; NVIDIA's clients ask for this.")
 @click.option("--unary", is_flag=True, help="One response a request: no streaming, for clients that know only infer.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address in the commands that start the server.")

@@ -12,11 +12,11 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from dflash_trt.cli.dtype_option import dtype_option
 from dflash_trt.cli.output import print_json, progress_line
 from dflash_trt.cli.picture_option import check_picture
 from dflash_trt.cli.progress import progress_bar
 from dflash_trt.cli.replay_tables import print_replay_report
+from dflash_trt.cli.runtime_options import runtime_options
 from dflash_trt.cli.share_option import share
 from dflash_trt.cli.verify_tables import print_report
 from dflash_trt.deploy.deployment_file import deployment_path
@@ -56,7 +56,7 @@ MIN_TOKENS = 3
     default=128,
     show_default=True,
 )
-@dtype_option
+@runtime_options("dtype")
 @click.option(
     "--max-tau-loss",
     metavar="SHARE",

@@ -12,15 +12,13 @@ import msgspec
 
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.cli.output import print_json, print_table
-from dflash_trt.deploy.deployment_file import load_deployment
-from dflash_trt.deploy.method import Method
-from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.errors import VerificationError
-from dflash_trt.runtime.backend import complete_all
+from dflash_trt.runtime.backend import run
 from dflash_trt.runtime.completion import Completion
+from dflash_trt.runtime.open_backend import open_backend
+from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.targets.tokenizer import load_tokenizer
-from dflash_trt.trtllm.llm_backend import TrtllmBackend
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.prompts import Prompt
@@ -32,11 +30,12 @@ def verify_deployment(
     """Decodes prompts with the drafter and without; VerificationError when a token differs."""
     from dflash_trt.measure.statistics import first_difference
 
-    deployment = resolve(load_deployment(config), config.stem, target=target)
-    tokenizer = load_tokenizer(configuration_directory(deployment.target))
+    tokenizer = load_tokenizer(configuration_directory(target))
     ids = [prompt.encode(tokenizer, chat=chat) for prompt in prompts]
     params = SamplingParams(max_tokens=max_tokens)
-    answers, plain = (_answers(deployment, method, ids, params) for method in ("dflash", "none"))
+    answers, plain = (
+        _answers(config, target, options, ids, params) for options in (DEFAULTS, RuntimeOptions(draft_length=0))
+    )
     results: list[dict[str, Any]] = [
         {
             "name": prompt.id,
@@ -71,7 +70,7 @@ def _shown(value: Any) -> str:
 
 
 def _answers(
-    deployment: ResolvedDeployment, method: Method, prompts: list[list[int]], params: SamplingParams
+    config: Path, target: str, options: RuntimeOptions, prompts: list[list[int]], params: SamplingParams
 ) -> list[Completion]:
-    with closing(TrtllmBackend.open(deployment, method)) as backend:
-        return complete_all(backend, prompts, params)
+    with closing(open_backend(config, target, options)) as backend:
+        return run(backend, prompts, params)

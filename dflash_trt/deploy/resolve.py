@@ -148,7 +148,7 @@ def plan_sizes(deployment: ResolvedDeployment) -> PlanOptions:
     """What TensorRT plans of the deployment are to serve.
 
     A slot of TensorRT-LLM's context arena has room for a block more than a sequence, whose length it has raised before
-    by up to three blocks (overlapped steps; `_lazy_init_ctx_buffers`, see `trtllm_engine/contract.py`).
+    by up to three blocks (overlapped steps; `_lazy_init_ctx_buffers`).
     """
     return PlanOptions(
         max_batch_size=deployment.max_batch_size,

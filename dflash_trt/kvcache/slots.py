@@ -12,9 +12,6 @@ from dflash_trt.kvcache.page_pool import PagePool
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.kvcache.prefix_index import ROOT, PrefixIndex
 
-DEFAULT_CACHE_GIB = 4.0
-"""Room for both caches."""
-
 
 class Reservation(NamedTuple):
     """What a request gets."""

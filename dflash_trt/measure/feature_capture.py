@@ -34,8 +34,9 @@ from dflash_trt.quantize.features import (
     logprob_shapes,
     sequence_shapes,
 )
-from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK, Decoder
+from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
+from dflash_trt.runtime.options import DEFAULTS
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
@@ -166,7 +167,7 @@ def _read(
     another order, and where a drafter rounds to FP8, the last digit can decide.
     """
     tokens, begin = sequence.token_ids[:-1], sequence.prompt_length
-    ends = [*range(0, begin, DEFAULT_PREFILL_CHUNK), *range(begin, len(tokens), block_size), len(tokens)]
+    ends = [*range(0, begin, DEFAULTS.prefill_chunk), *range(begin, len(tokens), block_size), len(tokens)]
     taps, logprobs = [], []
     for first, end in pairwise(ends):
         # Behind the prompt's last token and each of the answer's but the last.

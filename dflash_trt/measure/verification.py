@@ -19,6 +19,8 @@ from dflash_trt.measure.statistics import first_difference, tau_loss
 from dflash_trt.measure.verification_report import Comparison, EngineReport, PromptResult, Report, TauDifference
 from dflash_trt.runtime.acceptance import acceptance_by_position
 from dflash_trt.runtime.checked_pair import CheckedPair
+from dflash_trt.runtime.load import load_session
+from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.prompts import Prompt
 from dflash_trt.runtime.request import Step
 from dflash_trt.runtime.sampling import SamplingParams
@@ -52,14 +54,15 @@ class Verification:
     def open(cls, pair: CheckedPair, reference: Path | None, *, dtype: str = "auto") -> Verification:
         """Loads the target once, in `dtype`, and both engines; what does not fit is refused before anything is loaded.
 
-        Raises EngineError and CheckpointError as `check_reference` and `Session.load` do.
+        Raises EngineError and CheckpointError as `check_reference` and `load_session` do.
         """
+        options = RuntimeOptions(max_batch_size=1, dtype=dtype)
         if reference is None:
-            return cls(Session.load(pair, dtype=dtype))
+            return cls(load_session(pair, options))
         manifest, reference_manifest = pair.manifest, read_manifest(reference)
         check_reference(manifest, reference_manifest, str(reference))
         exposed = exposed_values(manifest.draft)
-        session = Session.load(pair, dtype=dtype, expose=exposed)
+        session = load_session(pair, options, expose=exposed)
         drafter = open_drafter(reference, reference_manifest, expose=exposed)
         return cls(session, session.with_drafter(reference_manifest, drafter))
 

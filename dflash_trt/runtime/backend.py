@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
+from dflash_trt.errors import RequestError
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.metrics import DecoderMetrics
 from dflash_trt.runtime.request import Step
@@ -36,8 +36,24 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """The whole answer, on the last chunk."""
 
 
+class PendingAnswer(Protocol):
+    """A request whose whole answer is waited for."""
+
+    def submit(self) -> None:
+        """Queues it."""
+
+    def result(self) -> Completion:
+        """Waits for the answer."""
+
+    def cancel(self) -> None:
+        """Ends it; what was not submitted, or has ended, stays as it is."""
+
+
 class Backend(Protocol):
     """A runtime that answers many requests at once."""
+
+    def prepare(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> Sequence[PendingAnswer]:
+        """A request for each prompt, not submitted yet; RequestError for the first that cannot be served."""
 
     def stream(
         self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True
@@ -57,17 +73,22 @@ class Backend(Protocol):
         """Cancels what is left and ends the runtime."""
 
 
-async def complete(backend: Backend, prompt: Prompt, params: SamplingParams) -> Completion:
-    """The whole answer to one prompt."""
-    last = [chunk async for chunk in backend.stream(prompt, params, incremental=False)][-1]
-    assert last.completion is not None
-    return last.completion
+def run(
+    backend: Backend, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams]
+) -> list[Completion]:
+    """The answers to prompts that run together, in their order; `params` are for all, or for each its own.
 
-
-def complete_all(backend: Backend, prompts: Sequence[Prompt], params: SamplingParams) -> list[Completion]:
-    """The answers to prompts that run together, in their order."""
-
-    async def gather() -> list[Completion]:
-        return await asyncio.gather(*(complete(backend, prompt, params) for prompt in prompts))
-
-    return asyncio.run(gather())
+    Raises RequestError for a prompt that cannot be served, before any of them runs; Ctrl-C while it waits cancels all.
+    """
+    settings = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+    if len(settings) != len(prompts):
+        raise RequestError(f"sampling_params: expected one for each of {len(prompts)} prompts, found {len(settings)}")
+    pending = backend.prepare(prompts, settings)
+    try:
+        for each in pending:
+            each.submit()
+        return [each.result() for each in pending]
+    except BaseException:  # Ctrl-C while waiting, above all
+        for each in pending:
+            each.cancel()
+        raise

@@ -11,7 +11,6 @@ from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, check_pair, read_target
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.errors import EngineError
-from dflash_trt.runtime.draft_length import DraftLength, parse_draft_length
 from dflash_trt.targets.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -43,10 +42,6 @@ class CheckedPair:
     def default_batch_size(self) -> int:
         """Requests at once, unless said otherwise."""
         return default_batch_size(self.manifest)
-
-    def draft_length(self, given: int | str | None) -> DraftLength:
-        """How much of a block is verified, by default what is fastest; RequestError for no length."""
-        return parse_draft_length("auto" if given is None else given, self.manifest.draft.num_draft_tokens)
 
 
 def default_batch_size(manifest: Manifest) -> int:

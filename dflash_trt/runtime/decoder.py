@@ -26,6 +26,7 @@ from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.accept import accept, argmax_and_finite
 from dflash_trt.runtime.draft_length import DraftLength, StepRecord
 from dflash_trt.runtime.metrics import Counts, DecoderMetrics
+from dflash_trt.runtime.options import DEFAULTS
 from dflash_trt.runtime.request import FinishReason, Request
 from dflash_trt.targets.target import Segment
 
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dflash_trt.runtime.pair import Pair
-
-DEFAULT_PREFILL_CHUNK = 256
 
 
 class StepInput(msgspec.Struct, frozen=True):
@@ -72,7 +71,7 @@ class Decoder:
         slots: SlotPool,
         draft_length: DraftLength,
         *,
-        prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
+        prefill_chunk: int = DEFAULTS.prefill_chunk,
         cache_owner: CacheOwner | None = None,
     ) -> None:
         """At most `prefill_chunk` prompt tokens join a step, so that a long prompt does not stall the others.
@@ -159,7 +158,8 @@ class Decoder:
 
     def _admit(self) -> None:
         while self.waiting and self.slots.fits(self.waiting[0].max_length):
-            if self._awaits_prefix(self.waiting[0]):
+            self._share_prefix(self.waiting[0].prompt_ids)
+            if self._awaits_prefix(self.waiting[0].prompt_ids):
                 return
             self._take_caches()
             request = self.waiting.popleft()
@@ -174,25 +174,33 @@ class Decoder:
                 self._counts.prefix_cache_hits += request.num_cached_tokens
             self.running[slot] = request
 
-    def _awaits_prefix(self, request: Request) -> bool:
-        """Whether somebody is computing the next page that `request` could begin with: then it shares it in a moment.
+    def _share_prefix(self, prompt_ids: Sequence[int]) -> None:
+        """Shares the pages at the beginning of a prompt that running requests have computed, page by page."""
+        while ahead := self._computing_next_page(prompt_ids):
+            end = self._next_page_end(prompt_ids)
+            computed = [slot for slot in ahead if self.running[slot].num_computed >= end]
+            for slot in computed:
+                self._cache_prefix(slot)
+            if not computed or self.slots.num_cached(prompt_ids) < end:  # or somebody else has used the caches
+                return
+
+    def _awaits_prefix(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether running requests are computing the next page that a prompt could begin with: soon it is shared.
 
         Prompts are read oldest first, so it would seldom have been read before that.
         """
-        if not self.slots.prefix_caching:
-            return False
-        prompt_ids = request.prompt_ids
-        while (end := self.slots.num_cached(prompt_ids) + TOKENS_PER_PAGE) < len(prompt_ids):
-            begin = prompt_ids[:end]
-            ahead = {slot: other for slot, other in self.running.items() if other.prompt_ids[:end] == begin}
-            computed = [slot for slot, other in ahead.items() if other.num_computed >= end]
-            for slot in computed:
-                self._cache_prefix(slot)
-            if not computed:
-                return bool(ahead)
-            if self.slots.num_cached(prompt_ids) < end:  # somebody else has used the caches: it is shared no more
-                return False
-        return False
+        ahead, end = self._computing_next_page(prompt_ids), self._next_page_end(prompt_ids)
+        return bool(ahead) and all(self.running[slot].num_computed < end for slot in ahead)
+
+    def _computing_next_page(self, prompt_ids: Sequence[int]) -> list[int]:
+        """Slots of running requests whose prompts begin as this one does, up to its first page that nobody shares."""
+        end = self._next_page_end(prompt_ids)
+        if not self.slots.prefix_caching or end >= len(prompt_ids):
+            return []
+        return [slot for slot, other in self.running.items() if other.prompt_ids[:end] == prompt_ids[:end]]
+
+    def _next_page_end(self, prompt_ids: Sequence[int]) -> int:
+        return self.slots.num_cached(prompt_ids) + TOKENS_PER_PAGE
 
     def _take_caches(self) -> None:
         """Cancels what another decoder, abandoned or not, has in the caches."""

@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.backend import Chunk, Messages, Prompt
 from dflash_trt.runtime.completion import Completion, completion
-from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK
 from dflash_trt.runtime.decoder_thread import DecoderThread
-from dflash_trt.runtime.draft_length import DraftLength
+from dflash_trt.runtime.draft_length import parse_draft_length
 from dflash_trt.runtime.metrics import DecoderMetrics
+from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
 from dflash_trt.runtime.prompts import prompt_token_ids
 from dflash_trt.runtime.request import FinishReason, Request
 from dflash_trt.runtime.sampling import SamplingParams
@@ -31,17 +32,14 @@ Put = Callable[[Chunk | Exception], None]
 class EmbeddedBackend:
     """Serves requests by one session, from any thread; its thread ends with the last reference to it."""
 
-    def __init__(
-        self,
-        session: Session,
-        draft_length: DraftLength | None = None,
-        prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
-        *,
-        enable_prefix_caching: bool = True,
-    ) -> None:
-        """`draft_length` is how much of a block is verified, by default all of it."""
-        self._session = session
-        self._decoder = session.decoder(draft_length, prefill_chunk=prefill_chunk, prefix_caching=enable_prefix_caching)
+    def __init__(self, session: Session, options: RuntimeOptions = DEFAULTS) -> None:
+        """`session` was loaded with the same options."""
+        self.session = session
+        self._decoder = session.decoder(
+            parse_draft_length(options.draft_length, session.manifest.draft.num_draft_tokens),
+            prefill_chunk=options.prefill_chunk,
+            prefix_caching=options.enable_prefix_caching,
+        )
         self._thread = DecoderThread(self._decoder)
         # The thread holds the decoder, but not this object: whoever drops it closes it.
         self._close = weakref.finalize(self, self._thread.close)
@@ -70,9 +68,14 @@ class EmbeddedBackend:
         finally:
             self.cancel(request)
 
+    def prepare(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[PendingRequest]:
+        """Requests whose caller waits for the last of them, not submitted yet."""
+        pending = [PendingRequest(self, *asked) for asked in zip(prompts, params, strict=True)]
+        return pending
+
     def request(self, prompt: Prompt, params: SamplingParams, put: Put, *, incremental: bool = True) -> Request:
         """A request whose chunks, or the error that ended it, are `put` on the decoder's thread."""
-        return self._session.request(self.encode(prompt), params, _reporter(put, incremental))
+        return self.session.request(self.encode(prompt), params, _reporter(put, incremental))
 
     def submit(self, request: Request) -> None:
         """Queues a request; EngineError when the backend is closed or has failed."""
@@ -84,18 +87,18 @@ class EmbeddedBackend:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt."""
-        return self._session.encode(prompt) if isinstance(prompt, str) else prompt_token_ids(prompt)
+        return self.session.encode(prompt) if isinstance(prompt, str) else prompt_token_ids(prompt)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The target's."""
-        assert self._session.tokenizer is not None
-        return self._session.tokenizer
+        assert self.session.tokenizer is not None
+        return self.session.tokenizer
 
     @property
     def num_draft_tokens(self) -> int:
         """What the drafter proposes in a step, and more than which none is verified."""
-        return self._session.manifest.draft.num_draft_tokens
+        return self.session.manifest.draft.num_draft_tokens
 
     @property
     def is_alive(self) -> bool:
@@ -105,16 +108,16 @@ class EmbeddedBackend:
     @property
     def num_slots(self) -> int:
         """Requests that run at once."""
-        return self._session.num_slots
+        return self.session.num_slots
 
     @property
     def max_length(self) -> int:
         """Tokens that a prompt and its answer may have together."""
-        return self._session.max_length
+        return self.session.max_length
 
     def encode_chat(self, messages: Messages) -> list[int]:
         """A conversation in the target's chat template."""
-        return self._session.encode_chat(messages)
+        return self.session.encode_chat(messages)
 
     def metrics(self) -> DecoderMetrics:
         """What the decoder does now, and has done since it was made."""
@@ -123,6 +126,47 @@ class EmbeddedBackend:
     def close(self) -> None:
         """Cancels what is left and ends the thread."""
         self._close()
+
+
+class PendingRequest:
+    """A request with the queue that its chunks come through."""
+
+    def __init__(
+        self, backend: EmbeddedBackend, prompt: Prompt, params: SamplingParams, *, incremental: bool = False
+    ) -> None:
+        self._chunks: queue.SimpleQueue[Chunk | Exception] = queue.SimpleQueue()
+        self._backend = backend
+        self.request = backend.request(prompt, params, self._chunks.put, incremental=incremental)
+
+    def submit(self) -> None:
+        """Queues it; EngineError when the backend is closed or has failed."""
+        self._backend.submit(self.request)
+
+    def result(self) -> Completion:
+        """The whole answer."""
+        *_, last = self.chunks()
+        assert last.completion is not None
+        return last.completion
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The answer as it comes, to its end."""
+        while True:
+            chunk = self._next()
+            if isinstance(chunk, Exception):
+                raise chunk
+            yield chunk
+            if chunk.completion is not None:
+                return
+
+    def cancel(self) -> None:
+        """Ends the request before the next step."""
+        self._backend.cancel(self.request)
+
+    def _next(self) -> Chunk | Exception:
+        """Waits in short turns: a Ctrl-C that arrives just before a wait begins is not heard until it ends."""
+        while True:
+            with suppress(queue.Empty):
+                return self._chunks.get(timeout=0.1)
 
 
 def answer(request: Request) -> Completion:

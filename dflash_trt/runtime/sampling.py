@@ -18,6 +18,12 @@ LARGEST_PENALTY = 1e6
 """And 1 / this for what divides: far beyond any use, and logits stay finite however often it applies."""
 
 
+SAMPLER_FIELDS = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+"""Settings that say how a token is drawn; the others say from what seed, and where the answer ends."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one request, named as in vLLM; the defaults are greedy decoding.
 
@@ -93,16 +99,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def sampler(self) -> _C.SamplingParams:
         """The settings as the sampling rule takes them; draws a seed where none is given."""
-        return _C.SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            seed=secrets.randbits(64) if self.seed is None else self.seed,
-        )
+        seed = secrets.randbits(64) if self.seed is None else self.seed
+        return _C.SamplingParams(**{name: getattr(self, name) for name in SAMPLER_FIELDS}, seed=seed)
 
     def _set(self, name: str, value: object) -> None:
         msgspec.structs.force_setattr(self, name, value)

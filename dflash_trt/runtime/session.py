@@ -1,50 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine directory and its target, loaded and ready to decode on this machine."""
+"""Target, drafter and tokenizer, loaded: what makes requests, and decoders that serve them."""
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from dflash_trt.drafter.drafter import Drafter
-from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.errors import MissingDependencyError, RequestError, cut, shown
+from dflash_trt.errors import RequestError
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
-from dflash_trt.kvcache.slots import DEFAULT_CACHE_GIB, SlotPool
-from dflash_trt.runtime.checked_pair import CheckedPair
+from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.completion import Completion, completion
-from dflash_trt.runtime.decoder import DEFAULT_PREFILL_CHUNK, CacheOwner, Decoder
+from dflash_trt.runtime.decoder import CacheOwner, Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
-from dflash_trt.runtime.freed_memory import give_back_freed_memory, keep_freed_memory
+from dflash_trt.runtime.options import DEFAULTS
 from dflash_trt.runtime.pair import LocalPair, Pair
 from dflash_trt.runtime.prompts import check_prompt, max_positions
-from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow, rank_facts
+from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.text import TextStream
-from dflash_trt.targets.dtype import target_dtype
-from dflash_trt.targets.huggingface import load_model, make_target, stop_token_ids
 from dflash_trt.targets.running_model import HuggingFaceTarget
-from dflash_trt.targets.sharding import sharding
 from dflash_trt.targets.tokenizer import encode, encode_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("dflash_trt.runtime")
 WARM_UP_TOKENS = 8
-MAX_CACHE_GIB = 2**20  # a PiB, which no machine has
-NEW_LINE = "\n"
-
-log = logging.getLogger("dflash_trt.runtime")
 
 
 class Session:
@@ -62,7 +48,7 @@ class Session:
         stop_ids: frozenset[int],
         *,
         num_slots: int = 1,
-        cache_gib: float = DEFAULT_CACHE_GIB,
+        cache_gib: float = DEFAULTS.cache_gib,
         ranks: Leader | Follower | None = None,
         cache_owner: CacheOwner | None = None,
     ) -> None:
@@ -79,83 +65,6 @@ class Session:
         self.num_slots = num_slots
         self.cache_gib = cache_gib
         self._cache_owner = cache_owner or CacheOwner()
-
-    @classmethod
-    def open(
-        cls,
-        engine: Path,
-        target_name: str,
-        *,
-        num_slots: int = 1,
-        cache_gib: float = DEFAULT_CACHE_GIB,
-        device: str = "auto",
-        dtype: str = "auto",
-        expose: Sequence[str] = (),
-    ) -> Session:
-        """Reads and loads the engine directory `engine` and the target that it was built for.
-
-        Raises what `CheckedPair.read` and `load` raise.
-        """
-        pair = CheckedPair.read(engine, target_name)
-        return cls.load(pair, num_slots=num_slots, cache_gib=cache_gib, device=device, dtype=dtype, expose=expose)
-
-    @classmethod
-    def load(
-        cls,
-        pair: CheckedPair,
-        *,
-        num_slots: int = 1,
-        cache_gib: float = DEFAULT_CACHE_GIB,
-        device: str = "auto",
-        dtype: str = "auto",
-        expose: Sequence[str] = (),
-        ranks: Leader | Follower | None = None,
-    ) -> Session:
-        """Loads both models of a pair; on many `ranks`, a shard of the target.
-
-        `num_slots` requests can run at once, in `cache_gib` GiB of target and context cache. `device` is "cpu", "cuda"
-        or "auto": CUDA where torch sees it. `dtype` is the target's: "float32", "bfloat16" or "auto", as `target_dtype`
-        says. `expose` names values inside draft.onnx that the drafter can return besides its hidden states.
-
-        Raises MissingDependencyError when nothing here computes on `device`, RequestError when there is no such
-        `cache_gib` or `dtype`, EngineError and CheckpointError for what only shows as the models are loaded.
-        """
-        check_cache_gib(cache_gib)
-        manifest, checkpoint = pair.manifest, pair.target
-        target_dtype(dtype, checkpoint.directory, checkpoint.weights)  # what is wrong is said before the drafter loads
-        device = choose_device(device)
-        give_back_freed_memory()
-        sharded: dict[str, object] = {}
-        if ranks is not None and ranks.size > 1:
-            ranks.verify_same_facts({**rank_facts(pair.engine, checkpoint), "dtype": dtype})
-            sharded["distributed_config"] = sharding(checkpoint.directory, ranks.size)
-            device = this_rank(device)
-        with room_for(num_slots):
-            drafter = open_drafter(pair.engine, manifest, num_slots=num_slots, device=device, expose=expose)
-
-        taps = manifest.draft.target_layer_ids
-        num_ranks = ranks.size if ranks else 1
-        model = load_model(checkpoint.directory, checkpoint.spec, taps, dtype=dtype, num_ranks=num_ranks, **sharded)
-        if not sharded:  # transformers puts shards where they belong
-            model = model.to(device)
-        target = make_target(model, taps, num_slots)
-        if model.dtype == torch.bfloat16 and not target.is_batch_invariant:
-            LOG.warning(
-                "%s in bfloat16: here a block rounds otherwise than one token a pass, so near-ties may fall another way"
-                " than in plain decoding; --dtype float32 avoids that",
-                checkpoint.directory,
-            )
-        keep_freed_memory()
-        return cls(
-            manifest,
-            target,
-            drafter,
-            pair.tokenizer,
-            stop_token_ids(model),
-            num_slots=num_slots,
-            cache_gib=cache_gib,
-            ranks=ranks,
-        )
 
     def with_drafter(self, manifest: Manifest, drafter: Drafter) -> Session:
         """A session that shares this one's target, with the drafter of another engine with `manifest`."""
@@ -209,7 +118,7 @@ class Session:
         self,
         draft_length: DraftLength | None = None,
         *,
-        prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
+        prefill_chunk: int = DEFAULTS.prefill_chunk,
         prefix_caching: bool = False,
     ) -> Decoder:
         """Decodes with the drafter, by default verifying all it proposes.
@@ -231,10 +140,10 @@ class Session:
             *(() if is_plain or self.drafter.keeps_prefixes else ["the drafter's plan has fixed slots"]),
         ]
         if lacking:
-            log.info("prefix caching is off: %s", " and ".join(lacking))
+            LOG.warning("prefix caching is off: %s", " and ".join(lacking))
         return not lacking
 
-    def plain_decoder(self, *, prefill_chunk: int = DEFAULT_PREFILL_CHUNK) -> Decoder:
+    def plain_decoder(self, *, prefill_chunk: int = DEFAULTS.prefill_chunk) -> Decoder:
         """Decodes without the drafter, one token a pass."""
         return self.decoder(FixedLength(0), prefill_chunk=prefill_chunk)
 
@@ -309,46 +218,3 @@ def check_draft_length(params: SamplingParams, num_draft_tokens: int) -> None:
     """Raises RequestError where more is asked for than the drafter proposes."""
     if params.draft_length is not None and params.draft_length > num_draft_tokens:
         raise RequestError(f"draft_length: expected 0 to {num_draft_tokens}, found {params.draft_length}")
-
-
-def check_cache_gib(cache_gib: float) -> None:
-    """Raises RequestError for what is no size."""
-    is_number = isinstance(cache_gib, int | float) and not isinstance(cache_gib, bool)
-    if not is_number or not 0 < cache_gib <= MAX_CACHE_GIB:
-        found = f"{cache_gib:g}" if isinstance(cache_gib, float) else shown(cache_gib)
-        is_large = is_number and MAX_CACHE_GIB < cache_gib < math.inf
-        expected = f"at most {MAX_CACHE_GIB} GiB" if is_large else "more than 0 GiB"
-        raise RequestError(f"cache_gib: expected {expected}, found {found}")
-
-
-@contextmanager
-def room_for(num_slots: int) -> Iterator[None]:
-    """RequestError where torch finds no memory for caches of so many requests."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
-            raise
-        raise RequestError(
-            f"max_batch_size: expected memory for the caches of {num_slots} requests, found too little"
-            f" ({cut(str(error).partition(NEW_LINE)[0])})",
-            hint="lower max_batch_size",
-        ) from None
-
-
-def this_rank(device: str) -> str:
-    """The rank's own GPU, which `join` has made torch's current one."""
-    return f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
-
-
-def choose_device(device: str) -> str:
-    """What `device` comes to, "cpu" or "cuda"; MissingDependencyError for a CUDA device that torch does not see."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise RequestError(f"device: expected auto, cpu or cuda, found {device!r}")
-    has_cuda = torch.cuda.is_available()
-    if device == "cuda" and not has_cuda:
-        raise MissingDependencyError(
-            f"device: expected a CUDA device, found none that torch {torch.__version__} sees",
-            hint="install a CUDA build of torch, or decode with --device cpu",
-        )
-    return "cuda" if has_cuda and device != "cpu" else "cpu"

@@ -12,10 +12,7 @@ from dflash_trt.runtime.backend import Prompt
 from dflash_trt.runtime.sampling import SamplingParams, is_integer
 from dflash_trt.server.http_refusal import Refusal
 
-SAMPLING = (
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
-    "stop", "stop_token_ids", "ignore_eos", "draft_length",
-)  # fmt: skip
+SAMPLING = frozenset(SamplingParams.__struct_fields__) - {"max_tokens", "logprobs"}  # which are read apart
 OURS = {
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "n", "stream", "stream_options", "logprobs",
     "top_logprobs", "return_steps",

@@ -6,6 +6,7 @@ Transformers' grouped products come down to one of MKL or oneDNN for each expert
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from dflash_trt.targets.batch_invariance import repeat_lone_rows
 from dflash_trt.targets.linear_call import LinearKernel, grouped
 from dflash_trt.targets.panel_linear import panels
 
+LOG = logging.getLogger("dflash_trt.targets")
 EXPERTS = "dflash"
 WEIGHTS = ("gate_up_proj", "down_proj")
 LINEAR_KERNELS: dict[torch.dtype, LinearKernel] = {torch.float32: _C.linear_panels, torch.bfloat16: _C.linear_bfloat16}
@@ -35,6 +37,9 @@ def group_experts(model: PreTrainedModel) -> None:
     known = [module for module in model.modules() if model.device.type == "cpu" and _is_known(module)]
     for module in known:
         module.products = {name: _products(module, name) for name in WEIGHTS}
+    others = [m for m in model.modules() if m not in known and getattr(m, "_is_expert_parallel", None) is False]
+    if others and model.device.type == "cpu":
+        LOG.warning("%s: its experts stay with transformers' products, which take longer", model.name_or_path)
     if known or model.dtype == torch.bfloat16:
         model.set_experts_implementation(EXPERTS)
 

@@ -7,6 +7,7 @@ run one request after the other with transformers' own caches (`SequentialTarget
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.sequential_target import SequentialTarget
 from dflash_trt.targets.text_only import text_model
 
+LOG = logging.getLogger("dflash_trt.targets")
 PACKED_MODEL_TYPES = {
     *("deepseek_v3", "gemma2", "gemma3_text", "gemma4_text", "glm4_moe", "gpt_oss", "laguna", "llama", "minimax_m2"),
     *("mistral", "mixtral", "olmo3", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
@@ -106,7 +108,14 @@ def _check_weights(directory: Path, loaded: dict[str, Any]) -> None:
 
 def make_target(model: PreTrainedModel, target_layer_ids: Sequence[int], num_slots: int) -> HuggingFaceTarget:
     """The fastest target that runs `model` for `num_slots` sequences and returns the taps `target_layer_ids`."""
-    return (PackedTarget if can_pack(model) else SequentialTarget)(model, target_layer_ids, num_slots)
+    if can_pack(model):
+        return PackedTarget(model, target_layer_ids, num_slots)
+    LOG.warning(
+        "%s: requests run one after the other, with transformers' own caches: no packed pass is known for %s",
+        model.name_or_path,
+        model.config.model_type,
+    )
+    return SequentialTarget(model, target_layer_ids, num_slots)
 
 
 def can_pack(model: PreTrainedModel) -> bool:

@@ -12,6 +12,7 @@ import yaml
 
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.strict_yaml import load_yaml, read_yaml
+from dflash_trt.runtime.options import DEFAULTS
 
 MODEL_FILE = "model.yaml"
 TRITON_CONFIG = "triton_config"
@@ -42,11 +43,11 @@ class EmbeddedArguments(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     engine: str
     target: str
-    max_batch_size: Positive | None = None
-    draft_length: int | str | None = None
-    cache_gib: float = 4.0
-    prefill_chunk: Positive = 256
-    enable_prefix_caching: bool = True
+    max_batch_size: Positive | None = DEFAULTS.max_batch_size
+    draft_length: int | str | None = DEFAULTS.draft_length
+    cache_gib: float = DEFAULTS.cache_gib
+    prefill_chunk: Positive = DEFAULTS.prefill_chunk
+    enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Dtype = "auto"
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 SAMPLING_STOP = "sampling_param_stop"
 DEFAULT_MAX_TOKENS = 32  # TensorRT-LLM's
-UNCHANGED_FIELDS = ("top_k", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop")
+UNCHANGED_FIELDS = frozenset(SamplingParams.__struct_fields__) - {"max_tokens", "temperature", "logprobs"}
+"""Settings that are taken as they are, where the model has a tensor for them."""
 
 
 class RequestInputs(msgspec.Struct, frozen=True, kw_only=True):

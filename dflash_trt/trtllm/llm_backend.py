@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -30,15 +30,12 @@ from dflash_trt.runtime.acceptance import Acceptance
 from dflash_trt.runtime.backend import Chunk, Messages, Prompt
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.prompts import prompt_token_ids
-from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.sampling import SAMPLER_FIELDS, SamplingParams
 from dflash_trt.targets.tokenizer import encode_chat, load_tokenizer
 from dflash_trt.trtllm.contract import import_tensorrt_llm
 from dflash_trt.trtllm.start import check_start
 
-SAME_NAMES = (
-    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
-    "ignore_eos",
-)  # fmt: skip
+SAME_NAMES = (*SAMPLER_FIELDS, "seed", "ignore_eos")
 DRAWING = ("top_k", "top_p", "min_p")
 TIMES = ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time")
 KV_CACHE = (
@@ -71,20 +68,28 @@ class TrtllmBackend:
             check_start()
         return cls({"model": deployment.target, **arguments})
 
+    def prepare(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[PendingResult]:
+        """Requests that are not submitted yet; TensorRT-LLM checks them as they are."""
+        return [PendingResult(self, *asked) for asked in zip(prompts, params, strict=True)]
+
+    def submit(self, prompt: Prompt, params: SamplingParams, *, incremental: bool) -> Any:
+        """Hands a request to the executor; its RequestOutput."""
+        inputs = prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt_token_ids(prompt)}
+        sampling = self._package.SamplingParams(**sampling_arguments(params))
+        return self._llm.generate_async(inputs, sampling, streaming=incremental)
+
     async def stream(
         self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True
     ) -> AsyncGenerator[Chunk, None]:
         """The answer as it grows; closing the iterator aborts the request."""
-        inputs = prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt_token_ids(prompt)}
-        sampling = self._package.SamplingParams(**sampling_arguments(params))
         arrived = time.perf_counter()
-        result = self._llm.generate_async(inputs, sampling, streaming=incremental)
+        result = self.submit(prompt, params, incremental=incremental)
         num_characters = num_tokens = 0
         try:
             async for state in result:
                 output = state.outputs[0]
                 seconds = time.perf_counter() - arrived
-                whole = self._completion(state, params, arrived, seconds) if state.finished else None
+                whole = self.completion(state, params, arrived, seconds) if state.finished else None
                 text, token_ids = output.text[num_characters:], list(output.token_ids[num_tokens:])
                 num_characters, num_tokens = len(output.text), len(output.token_ids)
                 yield Chunk(text=text, token_ids=token_ids, completion=whole)
@@ -104,7 +109,7 @@ class TrtllmBackend:
         """Ends the ranks."""
         self._llm.shutdown()
 
-    def _completion(self, result: Any, params: SamplingParams, arrived: float, seconds: float) -> Completion:
+    def completion(self, result: Any, params: SamplingParams, arrived: float, seconds: float) -> Completion:
         """The first sequence of a RequestOutput, with TensorRT-LLM's own counters and times where it kept them."""
         output = result.outputs[0]
         measured = getattr(output, "request_perf_metrics", None)
@@ -133,6 +138,30 @@ class TrtllmBackend:
             proposed=proposed,
             accepted=accepted,
         )
+
+
+class PendingResult:
+    """A request whose whole answer is waited for."""
+
+    def __init__(self, backend: TrtllmBackend, prompt: Prompt, params: SamplingParams) -> None:
+        self._backend, self._prompt, self._params = backend, prompt, params
+        self._arrived = 0.0
+        self._result: Any = None
+
+    def submit(self) -> None:
+        """Hands it to the executor."""
+        self._arrived = time.perf_counter()
+        self._result = self._backend.submit(self._prompt, self._params, incremental=False)
+
+    def result(self) -> Completion:
+        """The whole answer; where TensorRT-LLM keeps no times, it ends when it is asked for."""
+        state = self._result.result()
+        return self._backend.completion(state, self._params, self._arrived, time.perf_counter() - self._arrived)
+
+    def cancel(self) -> None:
+        """Aborts what has not ended."""
+        if self._result is not None and not self._result.finished:
+            self._result.abort()
 
 
 def _times(measured: Any, arrived: float, seconds: float, num_tokens: int) -> dict[str, Any]:

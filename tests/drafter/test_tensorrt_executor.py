@@ -19,7 +19,8 @@ from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import EngineError, MissingDependencyError, RequestError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
-from dflash_trt.runtime.session import Session
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.options import RuntimeOptions
 from tests.checkpoint.samples import refusal
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import B300, pretend
@@ -127,7 +128,7 @@ def test_larger_batches_than_a_plan_has(built: Path, manifest: Manifest, random:
 
 
 def test_decoding_is_lossless_and_as_short(built: Path, manifest: Manifest) -> None:
-    session = Session.open(built, str(TARGET))
+    session = open_session(built, str(TARGET), RuntimeOptions(max_batch_size=1))
     ours = planned_drafter(built, manifest)
     prompt = prompts(session)[0][:32]
     plain = session.generate_plain(prompt, greedy(40))

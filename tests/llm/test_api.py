@@ -121,7 +121,7 @@ def test_chat(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     messages = [{"role": "user", "content": "def f("}]
     with pytest.raises(RequestError, match="expected a tokenizer with a chat template, found none"):
         llm.chat(messages)
-    monkeypatch.setattr(llm._session.tokenizer, "chat_template", TEMPLATE)
+    monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", TEMPLATE)
     expected = within(lambda: llm.generate("<user>def f(<a>", greedy(5)))
     assert within(lambda: llm.chat(messages, greedy(5))).token_ids == expected.token_ids
     several = within(lambda: llm.chat([messages, messages], greedy(5)))
@@ -132,13 +132,13 @@ def test_chat(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     "messages", ["hello", [], [{}], ["hello"], [{"role": "user"}], [{"role": "user", "content": 5}]]
 )
 def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm._session.tokenizer, "chat_template", TEMPLATE)
+    monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", TEMPLATE)
     with pytest.raises(RequestError, match="messages: expected"):
         llm.chat(messages)
 
 
 def test_a_conversation_that_the_template_refuses(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm._session.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
+    monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(RequestError, match="messages: expected what the chat template takes, found: roles must alter"):
         llm.chat([{"role": "user", "content": "a"}])
 
@@ -146,7 +146,7 @@ def test_a_conversation_that_the_template_refuses(llm: LLM, monkeypatch: pytest.
 def test_draft_lengths_are_numbers_too(engine: Path) -> None:
     for length in (0, 3, "3"):
         with open_llm(engine, draft_length=length) as llm:
-            drafter = llm._session.drafter
+            drafter = llm.backend.session.drafter
             with patch.object(drafter, "inject", wraps=drafter.inject) as inject:
                 answer = within(lambda llm=llm: llm.generate(PROMPTS[0], greedy(12)))
             assert answer.acceptance is not None
@@ -170,7 +170,11 @@ def test_a_batch_is_what_the_plans_hold(engine: Path) -> None:
 def test_dropping_the_last_reference_ends_thread_and_model(engine: Path, is_busy: bool) -> None:
     llm = open_llm(engine)
     llm.generate(PROMPTS[0], greedy(5))
-    watched = [weakref.ref(llm), weakref.ref(llm._session.target.model), weakref.ref(llm._session.drafter)]
+    watched = [
+        weakref.ref(llm),
+        weakref.ref(llm.backend.session.target.model),
+        weakref.ref(llm.backend.session.drafter),
+    ]
     thread = llm.backend._thread._thread
     if is_busy:
         request = llm.backend.request(PROMPTS[0], LONG, lambda chunk: None)

@@ -58,7 +58,7 @@ def test_closing_ends_what_is_left(own_llm: LLM) -> None:
 
 @pytest.mark.parametrize("part", ["verify", "rollback", "embed"])
 def test_a_target_that_fails_is_told_to_every_waiter(own_llm: LLM, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = own_llm._session.target
+    target = own_llm.backend.session.target
     works, calls = getattr(target, part), 0
 
     def fail_later(*args: object, **settings: object) -> object:

@@ -22,10 +22,10 @@ from tests.paths import FIXTURES
 def test_text_in_text_out(llm: LLM) -> None:
     target = load_target(FIXTURES / "tiny-qwen3")
     for prompt in PROMPTS[:2]:
-        prompt_ids = llm._session.encode(prompt)
+        prompt_ids = llm.backend.session.encode(prompt)
         answer = within(lambda prompt=prompt: llm.generate(prompt, greedy(24)))
         assert answer.token_ids == plain_greedy(target, prompt_ids, 24, ())
-        assert answer.text == llm._session.text(answer.token_ids)
+        assert answer.text == llm.backend.session.text(answer.token_ids)
         assert within(lambda ids=prompt_ids: llm.generate(ids, greedy(24))).token_ids == answer.token_ids
 
 
@@ -45,12 +45,12 @@ def test_answers_come_in_the_prompts_order(llm: LLM) -> None:
 def test_the_default_ends_at_the_targets_end_of_sequence(llm: LLM) -> None:
     full = within(lambda: llm.generate(PROMPTS[0], greedy(40)))
     eos = full.token_ids[11]
-    stop_ids, llm._session.stop_ids = llm._session.stop_ids, frozenset([eos])
+    stop_ids, llm.backend.session.stop_ids = llm.backend.session.stop_ids, frozenset([eos])
     try:
         answer = within(lambda: llm.generate(PROMPTS[0]))
         ignoring = within(lambda: llm.generate(PROMPTS[0], greedy(40)))
     finally:
-        llm._session.stop_ids = stop_ids
+        llm.backend.session.stop_ids = stop_ids
     assert answer.token_ids == full.token_ids[: full.token_ids.index(eos) + 1]
     assert (answer.finish_reason, answer.stop_reason) == (FinishReason.STOP, None)
     assert ignoring.token_ids == full.token_ids
@@ -64,7 +64,7 @@ def test_stop_ids_and_texts_cut_exactly(llm: LLM, at: int) -> None:
     answer = within(lambda: llm.generate(PROMPTS[2], greedy(32, stop_token_ids=frozenset([stop_id]))))
     assert answer.token_ids == full.token_ids[: full.token_ids.index(stop_id) + 1]
     assert (answer.stop_reason, full.stop_reason) == (stop_id, None)
-    assert answer.text == llm._session.text(answer.token_ids)
+    assert answer.text == llm.backend.session.text(answer.token_ids)
 
     stop = full.text[2 * at : 2 * at + 5]
     answer = within(lambda: llm.generate(PROMPTS[2], greedy(32, stop=("never so", stop))))
@@ -73,8 +73,8 @@ def test_stop_ids_and_texts_cut_exactly(llm: LLM, at: int) -> None:
     assert answer.finish_reason is FinishReason.STOP
     number = len(answer.token_ids)
     assert answer.token_ids == full.token_ids[:number]
-    assert stop in llm._session.text(full.token_ids[:number])
-    assert stop not in llm._session.text(full.token_ids[: number - 1])
+    assert stop in llm.backend.session.text(full.token_ids[:number])
+    assert stop not in llm.backend.session.text(full.token_ids[: number - 1])
 
 
 def test_metrics_are_consistent(llm: LLM) -> None:
@@ -159,7 +159,7 @@ def test_many_threads_at_once(llm: LLM) -> None:
 def test_held_out_prompts_in_a_small_cache(engine: Path) -> None:
     """They wait for room, and are answered as if they had it."""
     with open_llm(engine, cache_gib=0.0008, draft_length="auto", prefill_chunk=16) as llm:
-        texts = prompts(llm._session)[:8]
+        texts = prompts(llm.backend.session)[:8]
         assert llm.metrics().free_cache_tokens < sum(len(text) + 20 for text in texts) / 2
         answers = within(lambda: llm.generate(texts, greedy(20)))
     target = load_target(FIXTURES / "tiny-qwen3")

@@ -10,7 +10,7 @@ import pytest
 
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime import session
+from dflash_trt.runtime import load
 from tests.checkpoint.samples import refusal
 from tests.engines import build
 from tests.paths import FIXTURES
@@ -47,7 +47,7 @@ def test_settings(settings: dict[str, Any], words: str, engine: Path, monkeypatc
     def too_late(*_: object, **__: object) -> None:
         raise AssertionError("the target was loaded")
 
-    monkeypatch.setattr(session, "load_model", too_late)
+    monkeypatch.setattr(load, "load_model", too_late)
     assert words in refusal(lambda: LLM(engine, TARGET, **settings), RequestError)
 
 
@@ -58,7 +58,7 @@ def test_paths(path: Any, engine: Path) -> None:
 
 
 def test_other_runtime_errors_stay_what_they_are() -> None:
-    with pytest.raises(RuntimeError, match="ours"), session.room_for(1):
+    with pytest.raises(RuntimeError, match="ours"), load.room_for(1):
         raise RuntimeError("ours")
 
 
@@ -71,11 +71,9 @@ def test_loading_gives_freed_memory_back_and_steps_keep_it(engine: Path, monkeyp
 
     called: list[str] = []
     for name in ("give_back_freed_memory", "load_model", "make_target"):
-        real = getattr(session, name)
-        monkeypatch.setattr(
-            session, name, lambda *a, real=real, name=name, **k: (called.append(name), real(*a, **k))[1]
-        )
-    monkeypatch.setattr(session, "keep_freed_memory", kept)
+        real = getattr(load, name)
+        monkeypatch.setattr(load, name, lambda *a, real=real, name=name, **k: (called.append(name), real(*a, **k))[1])
+    monkeypatch.setattr(load, "keep_freed_memory", kept)
     with pytest.raises(ReachedError):
         LLM(engine, TARGET)
     assert called == ["give_back_freed_memory", "load_model", "make_target"]

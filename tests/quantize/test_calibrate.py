@@ -21,6 +21,8 @@ from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.cli.failure import EXTRAS
 from dflash_trt.quantize.calibrate import ANCHORS, Replayer, activation_ranges, choose_anchors, replay
 from dflash_trt.quantize.features import FeatureSequence, open_features
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.session import Session
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run
@@ -79,7 +81,7 @@ def test_replayed_blocks_are_those_of_decoding(name: str, features: dict[str, Pa
     On the file's taps as on decoding's own the two agree to FLOAT's accuracy.
     """
     build(FIXTURES / f"{name}-dflash", tmp_path / "engine", FIXTURES / name)
-    session = Session.open(tmp_path / "engine", str(FIXTURES / name))
+    session = open_session(tmp_path / "engine", str(FIXTURES / name), RuntimeOptions(max_batch_size=1))
     draft = fixture_draft(name)
     with open_features(features[name], draft.spec) as file:
         captured = next(file.sequences())

@@ -14,6 +14,8 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
@@ -95,7 +97,7 @@ def random_workload(path: Path, dialect: Dialect, seed: int, *, packed: bool = T
 def fixture_workload(path: Path, name: str) -> Workload:
     """On a trained pair, whose proposals are mostly right; its prompts are longer than the target's window."""
     build(FIXTURES / f"{name}-dflash", path / "engine", FIXTURES / name)
-    session = Session.open(path / "engine", str(FIXTURES / name), num_slots=NUM_SLOTS)
+    session = open_session(path / "engine", str(FIXTURES / name), RuntimeOptions(max_batch_size=NUM_SLOTS))
     rng = random.Random(0)
     texts = [text[: rng.randint(1, len(text))] for text in prompts(session)[:8]]
     texts += [a + b + c for a, b, c in [prompts(session)[8:11], prompts(session)[11:14]]]

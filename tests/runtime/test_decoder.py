@@ -16,6 +16,8 @@ from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength, StepRecord
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session, run
@@ -93,7 +95,7 @@ def held_out(
     """A pair, and its answers of 128 tokens to all held-out prompts, decoded together once."""
     engine = tmp_path_factory.mktemp("held-out") / "engine"
     build(FIXTURES / f"{request.param}-dflash", engine, FIXTURES / request.param)
-    batched = Session.open(engine, str(FIXTURES / request.param), num_slots=16)
+    batched = open_session(engine, str(FIXTURES / request.param), RuntimeOptions(max_batch_size=16))
     asked = [batched.request(prompt, greedy(128)) for prompt in prompts(batched)]
     return sessions[request.param], run(batched.decoder(), asked)
 

@@ -11,6 +11,8 @@ import torch
 from dflash_trt.errors import EngineError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.completion import completion
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.request import FinishReason, Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.session import Session, run
@@ -39,7 +41,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def session(engine: Path) -> Session:
     """Two slots: those that come later take the slot that NaN was in."""
-    session = Session.open(engine, str(FIXTURES / "tiny-qwen3"), num_slots=2)
+    session = open_session(engine, str(FIXTURES / "tiny-qwen3"), RuntimeOptions(max_batch_size=2))
     break_token(session)
     return session
 
@@ -111,7 +113,7 @@ def test_the_error_of_one_prompt_is_raised_and_the_llm_goes_on(engine: Path) -> 
     with open_llm(engine) as llm:
         assert isinstance(llm, LLM)
         expected = llm.generate(PROMPTS[0], PARAMS[0]).token_ids
-        break_token(llm._session)
+        break_token(llm.backend.session)
         for _ in range(2):
             with pytest.raises(EngineError, match="expected finite logits from the target"):
                 llm.generate(PROMPTS[2], PARAMS[1])

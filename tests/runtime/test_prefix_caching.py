@@ -14,6 +14,8 @@ from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import FinishReason, Request
 from dflash_trt.runtime.session import Session
@@ -48,7 +50,7 @@ def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     dtype, name = request.param
     engine = tmp_path_factory.mktemp(name) / "engine"
     build(FIXTURES / f"{name}-dflash", engine, FIXTURES / name)
-    return Session.open(engine, str(FIXTURES / name), num_slots=NUM_SLOTS, dtype=dtype)
+    return open_session(engine, str(FIXTURES / name), RuntimeOptions(max_batch_size=NUM_SLOTS, dtype=dtype))
 
 
 class WatchedPair(LocalPair):

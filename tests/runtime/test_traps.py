@@ -22,6 +22,8 @@ from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.graph.context_graph import context_graph
 from dflash_trt.graph.draft_graph import draft_graph
 from dflash_trt.runtime.completion import completion
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
@@ -209,7 +211,7 @@ def test_trap_8_one_layers_k_norm_for_all_shows_in_features_only(session: Sessio
         raw[other.offset : other.offset + other.num_bytes] = raw[first.offset : first.offset + first.num_bytes]
     (directory / "model.safetensors").write_bytes(raw)
     build(directory, tmp_path / "engine", FIXTURES / name)
-    wrong = Session.open(tmp_path / "engine", str(FIXTURES / name))
+    wrong = open_session(tmp_path / "engine", str(FIXTURES / name), RuntimeOptions(max_batch_size=1))
     prompt = prompts(session)[0]
     assert generate(wrong, prompt, TOKENS).token_ids == generate(session, prompt, TOKENS).token_ids
     taps = np.ones((1, session.manifest.draft.target_hidden_size), dtype=np.float32)

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.session import Session, run
 from dflash_trt.targets.batch_invariance import agrees
 from dflash_trt.targets.huggingface import load_model, make_target
@@ -96,7 +98,7 @@ def test_long_histories(name: str) -> None:
 
 def open_pair(name: str, place: Path) -> Session:
     build(FIXTURES / f"{name}-dflash", place / "engine", FIXTURES / name)
-    return Session.open(place / "engine", str(FIXTURES / name), num_slots=8, dtype="bfloat16")
+    return open_session(place / "engine", str(FIXTURES / name), RuntimeOptions(max_batch_size=8, dtype="bfloat16"))
 
 
 def check_lossless(session: Session, count: int, tokens: int) -> None:

@@ -155,7 +155,7 @@ def test_the_targets_type_reaches_the_model(engine: Path, tmp_path: Path) -> Non
     assert yaml.safe_load(text)["dtype"] == "bfloat16"
     arguments, _ = read_model(tmp_path / "models" / "tensorrt_llm" / "1" / "model.yaml")
     with LLM(**arguments) as llm:
-        assert llm._session.target.model.dtype == torch.bfloat16
+        assert llm.backend.session.target.model.dtype == torch.bfloat16
         assert llm.generate([5, 6, 7], SamplingParams(max_tokens=2)).token_ids
 
 

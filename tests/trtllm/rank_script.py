@@ -11,7 +11,8 @@ from mpi4py import MPI
 
 from dflash_trt.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.drafter.open import open_drafter
-from dflash_trt.runtime.session import Session
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 from tests.fixtures_data import prompts
 from tests.trtllm.decoding import decode
@@ -22,7 +23,7 @@ BATCH, CONTEXT, STEPS = 3, 240, 6
 
 def main(engine: Path, target: str) -> None:
     """Every rank holds the whole drafter, as engine mode replicates it."""
-    session = Session.open(engine, target, num_slots=BATCH, device="cpu")
+    session = open_session(engine, target, RuntimeOptions(max_batch_size=BATCH, device="cpu"))
     spec = session.manifest.draft
     drafter = EngineDrafter(draft_config(spec), spec, OnnxExecutor(engine, session.manifest))
     share(drafter, session.target)

@@ -34,6 +34,10 @@ class Result:
             self.finished = state.finished
             yield state
 
+    def result(self, timeout: float | None = None) -> SimpleNamespace:
+        self.finished = True
+        return self._states[-1]
+
     def abort(self) -> None:
         self.aborted = True
 

@@ -20,6 +20,8 @@ from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import EngineError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.contract import ATTRIBUTES
 from dflash_trt.trtllm.drafter_module import EngineDrafter
@@ -43,7 +45,7 @@ BATCH, CONTEXT, ROWS = 3, 240, 24
 def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Session:
     engine = tmp_path_factory.mktemp(request.param) / "engine"
     build(FIXTURES / f"{request.param}-dflash", engine, FIXTURES / request.param)
-    return Session.open(engine, str(FIXTURES / request.param), num_slots=BATCH)
+    return open_session(engine, str(FIXTURES / request.param), RuntimeOptions(max_batch_size=BATCH))
 
 
 def make_worker(session: Session, executor: Executor, num_drafts: int | None = None) -> Worker:

@@ -18,7 +18,8 @@ from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import versions
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError, EngineError, MissingDependencyError, RequestError, VerificationError
-from dflash_trt.runtime.backend import Chunk, complete_all
+from dflash_trt.runtime import backend as backends
+from dflash_trt.runtime.backend import Chunk
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.trtllm.llm_backend import TrtllmBackend, sampling_arguments
@@ -35,7 +36,7 @@ def generate(
     deployment: ResolvedDeployment, method: Method, prompts: list[list[int]], params: SamplingParams
 ) -> list[Completion]:
     with closing(TrtllmBackend.open(deployment, method)) as backend:
-        return complete_all(backend, prompts, params)
+        return backends.run(backend, prompts, params)
 
 
 def answers(kind: str, prompt: list[int]) -> list[int]:
@@ -211,7 +212,7 @@ def test_what_the_file_says_is_no_option(config: Path, prompts: Path, tmp_path: 
     arguments = ("verify", config, "--target", TARGET, "--prompts", prompts)
     with pytest.raises(click.UsageError, match="--reference is for engine directories, found the deployment"):
         run_here(*arguments, "--reference", tmp_path)
-    with pytest.raises(click.UsageError, match="--batch-size is for an engine directory: the deployment file"):
+    with pytest.raises(click.UsageError, match="--max-batch-size is for an engine directory: the deployment file"):
         run_here("generate", config, "def f", "--target", TARGET, "--batch-size", 2, "--json")
 
 

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runtime that serves an engine directory here, or a deployment in TensorRT-LLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dflash_trt.deploy.deployment_file import deployment_path
+from dflash_trt.errors import RequestError
+from dflash_trt.runtime.backend import Backend
+from dflash_trt.runtime.checked_pair import CheckedPair
+from dflash_trt.runtime.embedded_backend import EmbeddedBackend
+from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
+
+
+def open_backend(engine_or_deployment: str | Path, target: str | Path, options: RuntimeOptions = DEFAULTS) -> Backend:
+    """Opens what `engine_or_deployment` names; of a deployment's options only a draft length of 0 is not its file's.
+
+    Raises what `CheckedPair.read` and `open_embedded` raise, or TrtllmBackend.
+    """
+    if (config := deployment_path(str(engine_or_deployment))) is None:
+        return open_embedded(CheckedPair.read(Path(engine_or_deployment), str(target)), options)
+    from dflash_trt.deploy.deployment_file import load_deployment
+    from dflash_trt.deploy.resolve import resolve
+    from dflash_trt.trtllm.llm_backend import TrtllmBackend
+
+    is_plain = options.draft_length == 0
+    for name in RuntimeOptions.__struct_fields__:
+        if getattr(options, name) != getattr(DEFAULTS, name) and not (name == "draft_length" and is_plain):
+            raise RequestError(f"{name}: expected none, because the deployment file {config} says it")
+    deployment = resolve(load_deployment(config), config.stem, target=str(target))
+    return TrtllmBackend.open(deployment, "none" if is_plain else "dflash")
+
+
+def open_embedded(pair: CheckedPair, options: RuntimeOptions = DEFAULTS) -> EmbeddedBackend:
+    """Loads a checked pair; raises what `load_session` raises, RequestError for ranks, which `generate --tp` joins."""
+    if options.tp != 1:
+        raise RequestError(f"tp: expected 1, found {options.tp}", hint="dflash-trt generate --tp N joins ranks")
+    from dflash_trt.runtime.load import load_session  # it loads torch: seconds
+
+    return EmbeddedBackend(load_session(pair, options), options)
