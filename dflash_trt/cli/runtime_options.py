@@ -15,8 +15,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "max_batch_size": {"type": click.IntRange(min=1), "help": "Requests at once. Default: the engine's, or 16."},
     "draft_length": {
         "metavar": "LENGTH",
-        "help": "Drafted tokens that a step verifies: auto (the fastest), a number, 1:7,8:3 (by batch size) or"
-        " adaptive.",
+        "help": "Drafted tokens that a step verifies: auto (the fastest), a number or 1:7,8:3 (by batch size).",
     },
     "cache_gib": {"type": float, "help": "Room for the caches, in GiB."},
     "enable_prefix_caching": {"help": "Begin a prompt with what earlier requests left in the caches."},

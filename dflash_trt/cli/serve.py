@@ -19,14 +19,20 @@ from dflash_trt.cli.runtime_options import runtime_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one.")
 @click.option("--served-model-name", metavar="NAME", help="Default: the name of the engine directory.")
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="API keys, one a line; who asks needs one.")
-@click.option("--allow-origin", multiple=True, metavar="ORIGIN", help="Pages that may ask (CORS); may be repeated.")
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="API keys, one a line; requests need one.")
+@click.option("--allow-origin", multiple=True, metavar="ORIGIN", help="Allowed CORS origin; may be repeated.")
 @runtime_options("max_batch_size")
-@click.option("--max-waiting", type=click.IntRange(min=0), default=256, show_default=True, help="Beyond: 429.")
+@click.option(
+    "--max-waiting", type=click.IntRange(min=0), default=256, show_default=True, help="Queued requests; beyond: 429."
+)
 @click.option("--max-body-mib", type=click.FloatRange(min=0, min_open=True), default=16.0, show_default=True)
 @runtime_options("draft_length", "cache_gib", "enable_prefix_caching", "device", "dtype")
 @click.option(
-    "--drain-seconds", type=click.IntRange(min=0), default=60, show_default=True, help="For answers, at SIGTERM."
+    "--drain-seconds",
+    type=click.IntRange(min=0),
+    default=60,
+    show_default=True,
+    help="Time for running requests at SIGTERM.",
 )
 def serve(
     engine: Path,
@@ -54,10 +60,10 @@ def serve(
     """
     from dflash_trt.server.app import make_app
     from dflash_trt.server.http_server import HttpServer, bind, set_up_logging
-    from dflash_trt.server.limits import Keys
+    from dflash_trt.server.limits import ApiKeys
 
-    keys = None if api_key_file is None else Keys.read(api_key_file)
-    with bind(host, port) as listening:  # what is wrong is said before minutes of loading
+    keys = None if api_key_file is None else ApiKeys.read(api_key_file)
+    with bind(host, port) as listening:  # a port in use is reported before the target is loaded
         click.echo(f"loading {target}", err=True)
         from dflash_trt.llm import LLM
         from dflash_trt.server.endpoints import Endpoints
@@ -75,7 +81,7 @@ def serve(
             )
         with llm:
             gc.collect()
-            gc.freeze()  # what is loaded stays; a collection that goes through it takes 0.2 s
+            gc.freeze()  # a full collection over the loaded model takes 0.2 s
             name = served_model_name or engine.resolve().name
             max_bytes = int(max_body_mib * 2**20)
             endpoints = Endpoints(llm.backend, name, max_waiting=max_waiting, max_body_bytes=max_bytes)

@@ -70,8 +70,7 @@ class EmbeddedBackend:
 
     def prepare(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[PendingRequest]:
         """Requests whose caller waits for the last of them, not submitted yet."""
-        pending = [PendingRequest(self, *asked) for asked in zip(prompts, params, strict=True)]
-        return pending
+        return [PendingRequest(self, *asked) for asked in zip(prompts, params, strict=True)]
 
     def request(self, prompt: Prompt, params: SamplingParams, put: Put, *, incremental: bool = True) -> Request:
         """A request whose chunks, or the error that ended it, are `put` on the decoder's thread."""

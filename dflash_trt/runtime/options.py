@@ -30,7 +30,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Type that the target is computed in: float32, which is auto too, or bfloat16, for a checkpoint in it."""
     draft_length: int | str = "auto"
     """Drafted tokens that a step verifies: a number, 0 (plain decoding) to K, a schedule "1:7,8:3" by batch size,
-    "adaptive", or "auto": what measured steps and acceptance say is fastest."""
+    or "auto": what measured steps and acceptance say is fastest."""
     prefill_chunk: int = 256
     """Prompt tokens that join a step at most, 1 to 2^31 - 1: a long prompt does not stall the others."""
     enable_prefix_caching: bool = True

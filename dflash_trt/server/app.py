@@ -20,24 +20,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dflash_trt.errors import DFlashError
 from dflash_trt.server.endpoints import Endpoints
-from dflash_trt.server.http_refusal import Refusal, refusal_of
-from dflash_trt.server.limits import Keys
-from dflash_trt.server.listener import GoneError
+from dflash_trt.server.http_error import HttpError, to_http_error
+from dflash_trt.server.limits import ApiKeys
+from dflash_trt.server.streaming import ClientDisconnected
 
 PAGE = Path(__file__).parent / "page"
-OPEN = ("/", "/health")
-"""Paths that need no key, and those below /page/."""
+PUBLIC_PATHS = ("/", "/health")
+"""Need no key, nor do paths below /page/."""
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'self'; img-src data:; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
 }
-CLIENT_GONE = 499
-"""nginx's status, for the log."""
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status 499, for the access log."""
 log = logging.getLogger("dflash_trt.server")
 
 
-def make_app(endpoints: Endpoints, *, keys: Keys | None = None, origins: Sequence[str] = ()) -> ASGIApp:
-    """All paths, and around them keys, CORS for `origins` and a line of log."""
+def make_app(endpoints: Endpoints, *, keys: ApiKeys | None = None, origins: Sequence[str] = ()) -> ASGIApp:
+    """The routes, behind API keys, CORS for `origins` and the access log."""
     routes = [
         Route("/", _page),
         Mount("/page", StaticFiles(directory=PAGE)),
@@ -49,35 +49,40 @@ def make_app(endpoints: Endpoints, *, keys: Keys | None = None, origins: Sequenc
         Route("/version", endpoints.version),
         Route("/metrics", endpoints.metrics),
     ]
-    middleware = [Middleware(KeyCheck, keys=keys)] if keys is not None else []
-    if origins:  # before the keys: a browser asks first without one
+    middleware = [Middleware(ApiKeyMiddleware, keys=keys)] if keys is not None else []
+    if origins:  # outside of the key check: a CORS preflight has no key
         cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         middleware.insert(0, cors)
-    handlers = {Refusal: _refuse, DFlashError: _refuse, HTTPException: _http_error, GoneError: _gone}
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers={**handlers, Exception: _refuse})
-    return RequestLog(app)
+    handlers = {
+        HttpError: _on_error,
+        DFlashError: _on_error,
+        HTTPException: _on_routing_error,
+        ClientDisconnected: _on_disconnect,
+    }
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers={**handlers, Exception: _on_error})
+    return AccessLogMiddleware(app)
 
 
-class KeyCheck:
-    """Lets those with a key through, and everybody to the open paths."""
+class ApiKeyMiddleware:
+    """401 without a key, except on public paths."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        if scope["type"] == "http" and scope["path"] not in OPEN and not scope["path"].startswith("/page/"):
+        if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS and not scope["path"].startswith("/page/"):
             try:
                 self._keys.check(Request(scope).headers.get("authorization", ""))
-            except Refusal as refusal:
-                await _response(refusal)(scope, receive, send)
+            except HttpError as error:
+                await _response(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-class RequestLog:
-    """One line for each request: who, what, how it ended and what it cost; never a prompt."""
+class AccessLogMiddleware:
+    """One line a request: client, method, path, status, seconds, tokens; never a prompt."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -87,41 +92,41 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begin, status = time.perf_counter(), CLIENT_GONE
+        begin, status = time.perf_counter(), CLIENT_CLOSED_REQUEST
 
-        async def send_and_see(message: Message) -> None:
+        async def send_and_note_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, send_and_see)
+            await self._app(scope, receive, send_and_note_status)
         finally:
             path = scope["raw_path"].decode("ascii", "replace")[:200]  # as it was sent, with its escapes
-            notes = "".join(f", {name} {value}" for name, value in scope.get("dflash_trt.note", {}).items())
+            extra = "".join(f", {name} {value}" for name, value in scope.get("dflash_trt.log_fields", {}).items())
             client = scope["client"][0] if scope["client"] else "-"
             seconds = time.perf_counter() - begin
-            log.info("%s %s %s %d %.3f s%s", client, scope["method"], path, status, seconds, notes)
+            log.info("%s %s %s %d %.3f s%s", client, scope["method"], path, status, seconds, extra)
 
 
 async def _page(request: Request) -> Response:
     return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
 
 
-def _response(refusal: Refusal) -> Response:
-    return JSONResponse(refusal.body(), refusal.status, headers=refusal.headers)
+def _response(error: HttpError) -> Response:
+    return JSONResponse(error.body(), error.status, headers=error.headers)
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
-    return _response(refusal_of(error))
+async def _on_error(request: Request, error: Exception) -> Response:
+    return _response(to_http_error(error))
 
 
-async def _gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_GONE)  # to nobody
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)  # is not sent
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+async def _on_routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    refusal = Refusal(error.status_code, f"{request.method} {request.url.path}: {error.detail}", headers=error.headers)
-    return _response(refusal)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return _response(HttpError(error.status_code, message, headers=error.headers))

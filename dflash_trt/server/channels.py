@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The channels of gpt-oss's harmony format, told apart by its tokens: what it thinks, and what it says.
+"""Splits gpt-oss's harmony format into reasoning (its analysis channel) and content (the other channels).
 
 <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
 """
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 OPTIONAL = ("<|return|>", "<|call|>")
-THOUGHT = "analysis"
+REASONING_CHANNEL = "analysis"
 
 
 class ChannelTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """The ids of the tokens that mark a message's parts."""
+    """Ids of harmony's control tokens."""
 
     channel: int
     message: int
@@ -30,25 +30,25 @@ class ChannelTokens(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, tokenizer: PreTrainedTokenizerBase) -> ChannelTokens | None:
-        """None where the tokenizer has not all of them as tokens of their own."""
-        known = tokenizer.get_added_vocab()
-        if not all(token in known for token in TOKENS):
+        """None where the tokenizer lacks one of them."""
+        vocabulary = tokenizer.get_added_vocab()
+        if not all(token in vocabulary for token in TOKENS):
             return None
-        ends = {known[token] for token in ("<|start|>", "<|end|>", *OPTIONAL) if token in known}
-        return cls(channel=known["<|channel|>"], message=known["<|message|>"], ends=frozenset(ends))
+        ends = {vocabulary[token] for token in ("<|start|>", "<|end|>", *OPTIONAL) if token in vocabulary}
+        return cls(channel=vocabulary["<|channel|>"], message=vocabulary["<|message|>"], ends=frozenset(ends))
 
 
 class Channels:
-    """Splits the tokens of one answer, as they come, into reasoning and content; headers are in neither."""
+    """Incremental parser of one response: tokens in, reasoning and content out; headers are in neither."""
 
     def __init__(self, tokens: ChannelTokens, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
-        """The texts end before a `stop` text, each by itself."""
+        """Each message's text ends before a `stop` string."""
         self.num_reasoning_tokens = 0
         self._tokens = tokens
         self._tokenizer = tokenizer
         self._stop = stop
         self._header: list[int] | None = None
-        self._is_thought = False
+        self._is_reasoning = False
         self._text: TextStream | None = self._open()
 
     def push(self, token_ids: Sequence[int], *, is_last: bool) -> tuple[str, str]:
@@ -59,17 +59,17 @@ class Channels:
                 self._close(added)
                 self._header = [] if token == self._tokens.channel else None
             elif token == self._tokens.message:
-                self._is_thought = self._name() == THOUGHT
+                self._is_reasoning = self._name() == REASONING_CHANNEL
                 self._header, self._text = None, self._open()
             elif self._header is not None:
                 self._header.append(token)
             elif self._text is not None:
                 self._text.push(token)
-                self.num_reasoning_tokens += self._is_thought
+                self.num_reasoning_tokens += self._is_reasoning
         if is_last:
             self._close(added)
         elif self._text is not None:
-            added[not self._is_thought] += self._text.next_text()
+            added[not self._is_reasoning] += self._text.next_text()
         return added[0], added[1]
 
     def _open(self) -> TextStream:
@@ -79,7 +79,7 @@ class Channels:
         """Ends a message's text; what comes before the next one's is no text."""
         if self._text is not None:
             self._text.close()
-            added[not self._is_thought] += self._text.next_text()
+            added[not self._is_reasoning] += self._text.next_text()
         self._text = None
 
     def _name(self) -> str:

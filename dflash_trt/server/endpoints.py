@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each path answers."""
+"""The handlers of all paths."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from starlette.responses import JSONResponse, Response
 
 from dflash_trt import __version__
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
-from dflash_trt.server.answering import Answering
-from dflash_trt.server.answers import Json
-from dflash_trt.server.http_refusal import Refusal
+from dflash_trt.server.generation import Generation
+from dflash_trt.server.http_error import HttpError
 from dflash_trt.server.limits import Admission, decode_object, read_body
-from dflash_trt.server.listener import EventStream, unless_gone
 from dflash_trt.server.prometheus import ServerMetrics
-from dflash_trt.server.questions import Question, read_messages, read_question
+from dflash_trt.server.requests import CompletionRequest, parse_request, read_messages
+from dflash_trt.server.responses import Json
+from dflash_trt.server.streaming import EventStream, cancel_on_disconnect
 
 TOKENIZE_FIELDS = {"model", "prompt", "messages", "add_special_tokens"}
 
@@ -37,16 +37,16 @@ class Endpoints:
         self._max_body_bytes = max_body_bytes
         self._created = int(time.time())
         self._metrics = ServerMetrics(model, backend.max_length, backend.num_draft_tokens, backend.metrics)
-        # One thread, because a tokenizer changes its own settings; off the loop, because a prompt may be long.
+        # One thread, because tokenizers are not thread-safe; off the event loop, because a prompt may be long.
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt tokenizer")
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
-        return await self._answer(request, is_chat=False)
+        return await self._complete(request, is_chat=False)
 
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        return await self._answer(request, is_chat=True)
+        return await self._complete(request, is_chat=True)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -57,8 +57,8 @@ class Endpoints:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200, or 503 when the decoder has failed."""
-        return Response(status_code=200) if self._backend.is_alive else Response("the decoder has ended", 503)
+        """GET /health: 200, or 503 when the decoder thread has ended."""
+        return Response(status_code=200) if self._backend.is_alive else Response("decoder thread has ended", 503)
 
     async def version(self, request: Request) -> Response:
         """GET /version."""
@@ -66,45 +66,45 @@ class Endpoints:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
-        return Response(self._metrics.page(), headers={"content-type": CONTENT_TYPE_LATEST})
+        return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: token ids of a prompt, or of messages in the chat template."""
         body = decode_object(await read_body(request, self._max_body_bytes))
         if unknown := sorted(body.keys() - TOKENIZE_FIELDS):
-            raise Refusal(400, f"{unknown[0]}: expected no such field, found it")
+            raise HttpError(400, f"{unknown[0]}: unknown field")
         if body.get("add_special_tokens", True) is not True:
-            raise Refusal(400, "add_special_tokens: expected true, which is what a completion does, found another")
+            raise HttpError(400, "add_special_tokens: expected true, as in a completion, found false")
         if "messages" in body:
             ids = await self._encode_chat(read_messages(body["messages"]))
         elif isinstance(prompt := body.get("prompt"), str):
             ids = await self._encode(prompt)
         else:
-            raise Refusal(400, f"prompt: expected a text, found {type(prompt).__name__}")
+            raise HttpError(400, f"prompt: expected a text, found {type(prompt).__name__}")
         return JSONResponse({"count": len(ids), "max_model_len": self._backend.max_length, "tokens": ids})
 
-    async def _answer(self, request: Request, *, is_chat: bool) -> Response:
-        body = decode_object(await read_body(request, self._max_body_bytes))
-        question = read_question(body, self._model, is_chat=is_chat)
-        with ExitStack() as held:  # until the answer has been sent, where it is streamed
-            held.enter_context(self.admission.admit(question.n * max(1, len(question.prompts))))
-            prompt_ids = await self._prompt_ids(question)
-            answering = Answering(self._backend, self._model, self._metrics, question, prompt_ids)
-            request.scope["dflash_trt.note"] = answering.note
-            if not question.stream:
-                return MsgspecResponse(await unless_gone(request.receive, answering.whole()))
-            events = answering.parts()
-            try:  # what is wrong with the request is said here, with its status
-                first = await unless_gone(request.receive, _next(events))
+    async def _complete(self, http_request: Request, *, is_chat: bool) -> Response:
+        body = decode_object(await read_body(http_request, self._max_body_bytes))
+        request = parse_request(body, self._model, is_chat=is_chat)
+        with ExitStack() as admission:  # a stream holds it until its last event is sent
+            admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts))))
+            prompt_ids = await self._prompt_ids(request)
+            generation = Generation(self._backend, self._model, self._metrics, request, prompt_ids)
+            http_request.scope["dflash_trt.log_fields"] = generation.log_fields
+            if not request.stream:
+                return MsgspecResponse(await cancel_on_disconnect(http_request.receive, generation.response()))
+            events = generation.events()
+            try:  # before the headers are sent, so that an error has its status
+                first = await cancel_on_disconnect(http_request.receive, _next(events))
             except BaseException:
                 await events.aclose()
                 raise
-            return EventStream(_following(first, events, held.pop_all()))
+            return EventStream(_prepend(first, events, admission.pop_all()))
 
-    async def _prompt_ids(self, question: Question) -> list[list[int]]:
-        if question.is_chat:
-            return [await self._encode_chat(question.messages)]
-        return [await self._encode(each) if isinstance(each, str) else list(each) for each in question.prompts]
+    async def _prompt_ids(self, request: CompletionRequest) -> list[list[int]]:
+        if request.is_chat:
+            return [await self._encode_chat(request.messages)]
+        return [await self._encode(each) if isinstance(each, str) else list(each) for each in request.prompts]
 
     async def _encode(self, prompt: str) -> list[int]:
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, self._backend.encode, prompt)
@@ -115,17 +115,17 @@ class Endpoints:
 
 
 class MsgspecResponse(Response):
-    """A document."""
+    """A JSON document."""
 
     media_type = "application/json"
 
     def render(self, content: object) -> bytes:
-        """As JSON."""
+        """Its bytes."""
         return msgspec.json.encode(content)
 
 
-async def _following(first: Json, events: AsyncGenerator[Json, None], held: ExitStack) -> AsyncGenerator[Json, None]:
-    with held:
+async def _prepend(first: Json, events: AsyncGenerator[Json, None], admission: ExitStack) -> AsyncGenerator[Json, None]:
+    with admission:
         async with aclosing(events):
             yield first
             async for event in events:

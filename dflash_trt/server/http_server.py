@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""uvicorn under our rules: a port that is taken is one error, half-sent requests end, and SIGTERM drains."""
+"""uvicorn with a bound socket, a header timeout, and a graceful shutdown at SIGTERM."""
 
 from __future__ import annotations
 
@@ -18,54 +18,54 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from dflash_trt.errors import RequestError
 
 HEADER_SECONDS = 30.0
-"""For the headers of a connection's first request to arrive."""
+"""Time limit for the headers of a connection's first request."""
 DRAIN_SECONDS = 60
-"""That running answers have after SIGTERM."""
+"""Time limit for running requests after SIGTERM."""
 BACKLOG = 2048
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet; RequestError where the address cannot be had."""
+    """A bound socket that does not listen yet; RequestError where the address is not available."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        made = socket.socket(family, kind, protocol)
+        bound = socket.socket(family, kind, protocol)
     except OSError as error:
         raise RequestError(f"--host: expected an address of this machine, found {host}: {error.strerror}") from None
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
     except OSError as error:
-        made.close()
+        bound.close()
         raise RequestError(
             f"--port: expected a free port on {host}, found {port}: {error.strerror}",
-            hint="end what listens there, or choose another with --port",
+            hint="stop the process that listens there, or choose another port with --port",
         ) from None
-    return made
+    return bound
 
 
 class Protocol(H11Protocol):
-    """HTTP/1.1 whose connections end when no request comes."""
+    """HTTP/1.1 with a time limit for request headers."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begins to wait for a request."""
+        """Starts the timer."""
         super().connection_made(transport)
-        self._header_timer = self.loop.call_later(HEADER_SECONDS, self._give_up)
+        self._header_timer = self.loop.call_later(HEADER_SECONDS, self._time_out)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Waits no more."""
+        """Stops the timer."""
         self._header_timer.cancel()
         super().connection_lost(exc)
 
-    def _give_up(self) -> None:
+    def _time_out(self) -> None:
         if self.cycle is None and not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
             self.transport.close()
 
 
 class HttpServer(uvicorn.Server):
-    """Drains at SIGTERM and SIGINT; at a second one it ends at once."""
+    """Drains at SIGTERM and SIGINT; ends at once at the second signal."""
 
     def __init__(self, app: ASGIApp, *, drain_seconds: int = DRAIN_SECONDS) -> None:
         super().__init__(
@@ -85,10 +85,10 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Only while it serves; a signal that ended it in good order is not raised again."""
-        is_main = threading.current_thread() is threading.main_thread()  # no other hears signals
-        wanted = (signal.SIGTERM, signal.SIGINT) if is_main else ()
-        before = {number: signal.signal(number, self.handle_exit) for number in wanted}
+        """Handlers while it serves; unlike uvicorn, does not raise a handled signal again."""
+        is_main = threading.current_thread() is threading.main_thread()  # only that receives signals
+        numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
         try:
             yield
         finally:
@@ -97,7 +97,7 @@ class HttpServer(uvicorn.Server):
 
 
 def set_up_logging() -> None:
-    """Our lines on stderr, with the time; of uvicorn's what is wrong only."""
+    """The access log and errors on stderr, with the time; only errors of uvicorn."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     for name, level in (("dflash_trt.server", logging.INFO), ("uvicorn.error", logging.ERROR)):

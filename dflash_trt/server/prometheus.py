@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/metrics under vLLM's names, so that what reads vLLM reads this server.
+"""/metrics under vLLM's names, so that dashboards for vLLM work with this server.
 
 Names, labels and buckets as in vLLM's vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/metrics.py. Counters and
-gauges are the decoder's own, read when they are asked for; times are taken from each chunk and each whole answer.
+gauges are read from the decoder at each scrape; times come from chunks and completions.
 """
 
 from __future__ import annotations
@@ -55,49 +55,49 @@ SECONDS = {
 
 
 class ServerMetrics:
-    """One server's page."""
+    """One server's metrics."""
 
     def __init__(self, model: str, max_length: int, num_draft_tokens: int, read: Callable[[], DecoderMetrics]) -> None:
-        """`read` gives the decoder's readings."""
+        """`read` returns the decoder's counters."""
         self._registry = CollectorRegistry()
         labels = (model, "0")
         self._decoder = _DecoderCollector(labels, num_draft_tokens, read)
         self._registry.register(self._decoder)
 
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
-            made = Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self._registry)
-            return made.labels(*labels)
+            family = Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self._registry)
+            return family.labels(*labels)
 
         self._seconds = {name: histogram(f"{name}_seconds", *rest) for name, rest in SECONDS.items()}
         sizes = _one_two_five(max_length)
         self._prompt = histogram("request_prompt_tokens", "Number of prefill tokens processed.", sizes)
         self._generation = histogram("request_generation_tokens", "Number of generation tokens processed.", sizes)
 
-    def page(self) -> bytes:
-        """In Prometheus's text format."""
+    def exposition(self) -> bytes:
+        """Prometheus's text format."""
         return generate_latest(self._registry)
 
-    def observe_chunk(self, chunk: Chunk, last: float | None) -> float | None:
-        """The times between a request's steps; `last` is the one before the chunk, and what is returned the next."""
+    def observe_chunk(self, chunk: Chunk, previous: float | None) -> float | None:
+        """Inter-token latencies; `previous` and the result are the times of the last step before and in the chunk."""
         for time in chunk.emitted:
-            if last is not None:
-                self._seconds["inter_token_latency"].observe(time - last)
-            last = time
-        return last
+            if previous is not None:
+                self._seconds["inter_token_latency"].observe(time - previous)
+            previous = time
+        return previous
 
-    def observe_answer(self, num_prompt_tokens: int, answer: Completion) -> None:
-        """A whole answer."""
+    def observe_completion(self, num_prompt_tokens: int, completion: Completion) -> None:
+        """One finished sequence."""
         self._decoder.num_prompt_tokens += num_prompt_tokens
         self._prompt.observe(num_prompt_tokens)
-        self._generation.observe(len(answer.token_ids))
-        queue, ttft = answer.queue_seconds or 0.0, answer.ttft_seconds
-        self._observe("e2e_request_latency", answer.seconds)
+        self._generation.observe(len(completion.token_ids))
+        queue, ttft = completion.queue_seconds or 0.0, completion.ttft_seconds
+        self._observe("e2e_request_latency", completion.seconds)
         self._observe("request_queue_time", queue)
-        self._observe("request_inference_time", answer.seconds - queue)
+        self._observe("request_inference_time", completion.seconds - queue)
         self._observe("time_to_first_token", ttft)
         self._observe("request_prefill_time", None if ttft is None else ttft - queue)
-        self._observe("request_decode_time", None if ttft is None else answer.seconds - ttft)
-        self._observe("request_time_per_output_token", answer.itl_seconds)
+        self._observe("request_decode_time", None if ttft is None else completion.seconds - ttft)
+        self._observe("request_time_per_output_token", completion.itl_seconds)
 
     def _observe(self, name: str, seconds: float | None) -> None:
         if seconds is not None:
@@ -105,7 +105,7 @@ class ServerMetrics:
 
 
 class _DecoderCollector(Collector):
-    """The decoder's readings, at each scrape."""
+    """The decoder's counters, read at each scrape."""
 
     def __init__(self, labels: tuple[str, str], num_draft_tokens: int, read: Callable[[], DecoderMetrics]) -> None:
         self.num_prompt_tokens = 0
@@ -114,28 +114,30 @@ class _DecoderCollector(Collector):
         self._read = read
 
     def describe(self) -> list[Metric]:
-        """Nothing: the registry need not read the decoder to know the names."""
+        """Empty, so that registering does not read the decoder."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All families, from one reading."""
-        readings = self._read()
+        """All families, from one snapshot."""
+        metrics = self._read()
         for name, (field, text) in GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=LABELS)
-            gauge.add_metric(self._labels, attrgetter(field)(readings))
+            gauge.add_metric(self._labels, attrgetter(field)(metrics))
             yield gauge
         for name, (field, text) in COUNTERS.items():
-            yield self._counter(name, text, {(): attrgetter(field)(readings)})
+            yield self._counter(name, text, {(): attrgetter(field)(metrics)})
         yield self._counter("vllm:prompt_tokens", "Number of prefill tokens processed.", {(): self.num_prompt_tokens})
-        counts = readings.acceptance.accepted_by_position
+        counts = metrics.acceptance.accepted_by_position
         counts += (0,) * (self._num_draft_tokens - len(counts))
         positions: dict[tuple[str, ...], int] = {  # vLLM's count from 0
             (str(index),): count for index, count in enumerate(counts)
         }
         text = "Accepted tokens per draft position."
         yield self._counter("vllm:spec_decode_num_accepted_tokens_per_pos", text, positions, "position")
-        finished = {str(reason): number for reason, number in readings.finished.items()}
-        reasons: dict[tuple[str, ...], int] = {(theirs,): finished.get(ours, 0) for ours, theirs in REASONS.items()}
+        finished = {str(reason): number for reason, number in metrics.finished.items()}
+        reasons: dict[tuple[str, ...], int] = {
+            (vllm_reason,): finished.get(reason, 0) for reason, vllm_reason in REASONS.items()
+        }
         text = "Count of successfully processed requests."
         yield self._counter("vllm:request_success", text, reasons, "finished_reason")
 

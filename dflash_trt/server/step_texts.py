@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each step proposed and emitted, as the page shows it."""
+"""The `steps` field: what each verify pass proposed, accepted and emitted, with texts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dflash_trt.runtime.text import TextStream
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-WINDOW = 8
-"""Tokens before a proposal that its text may depend on."""
+NUM_CONTEXT_TOKENS = 8
+"""Emitted tokens that are decoded in front of rejected proposals, whose text may depend on them."""
 Tokens = list[dict[str, Any]]
 
 
 class StepTexts:
-    """Decodes one answer's tokens one by one: their texts, joined, are the answer's before a stop text cuts it."""
+    """Decodes tokens one by one; their texts, joined, are the completion's before it is cut at a stop string."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -27,9 +27,9 @@ class StepTexts:
         self._token_ids: list[int] = []
 
     def read(self, chunk: Chunk) -> list[dict[str, Any]]:
-        """The steps of a chunk: the prefill's one token, and what verify passes proposed and emitted."""
-        verified = sum(len(step.token_ids) for step in chunk.steps)
-        prefill = chunk.token_ids[: len(chunk.token_ids) - verified]
+        """The steps of a chunk: the prefill's token, then its verify passes."""
+        num_verified = sum(len(step.token_ids) for step in chunk.steps)
+        prefill = chunk.token_ids[: len(chunk.token_ids) - num_verified]
         steps: list[dict[str, Any]] = []
         if prefill:
             steps.append({"is_prefill": True, "proposals": [], "num_accepted": 0, "tokens": self._emit(prefill)})
@@ -41,9 +41,9 @@ class StepTexts:
 
     def _step(self, step: Step) -> dict[str, Any]:
         accepted = step.token_ids[: step.accepted]
-        window = [*self._token_ids[-WINDOW:], *accepted]
+        prefix = [*self._token_ids[-NUM_CONTEXT_TOKENS:], *accepted]
         tokens = self._emit(step.token_ids)
-        rejected = self._branch(window, step.proposals[step.accepted :])
+        rejected = self._decode_rejected(prefix, step.proposals[step.accepted :])
         proposals = [*(dict(token) for token in tokens[: step.accepted]), *rejected]
         return {"is_prefill": False, "proposals": proposals, "num_accepted": step.accepted, "tokens": tokens}
 
@@ -51,12 +51,12 @@ class StepTexts:
         self._token_ids += token_ids
         return [_token(self._text, token) for token in token_ids]
 
-    def _branch(self, before: Sequence[int], token_ids: Sequence[int]) -> Tokens:
-        """Tokens that were not emitted, behind those `before` them."""
+    def _decode_rejected(self, prefix: Sequence[int], token_ids: Sequence[int]) -> Tokens:
+        """Tokens that were not emitted, decoded after `prefix`."""
         if not token_ids:
             return []
         text = TextStream(self._tokenizer)
-        for token in before:
+        for token in prefix:
             text.push(token)
         text.next_text()
         return [_token(text, token) for token in token_ids]

@@ -19,7 +19,7 @@ from dflash_trt.llm import LLM
 from dflash_trt.server.app import make_app
 from dflash_trt.server.endpoints import Endpoints
 from dflash_trt.server.http_server import HttpServer, bind
-from dflash_trt.server.limits import Keys
+from dflash_trt.server.limits import ApiKeys
 
 MODEL = "tiny"
 PATIENCE = 60.0
@@ -74,7 +74,12 @@ class Live:
 
 @contextmanager
 def serving(
-    llm: LLM, *, keys: Keys | None = None, origins: tuple[str, ...] = (), max_waiting: int = 256, max_bytes: int = 2**20
+    llm: LLM,
+    *,
+    keys: ApiKeys | None = None,
+    origins: tuple[str, ...] = (),
+    max_waiting: int = 256,
+    max_bytes: int = 2**20,
 ) -> Iterator[Live]:
     """The same server that `dflash-trt serve` starts, on a thread."""
     endpoints = Endpoints(llm.backend, MODEL, max_waiting=max_waiting, max_body_bytes=max_bytes)

@@ -14,7 +14,7 @@ ANSWER = (
     "<|channel|>analysis<|message|>They want é code.<|end|><|start|>assistant<|channel|>commentary<|message|>I look."
     "<|end|><|start|>assistant<|channel|>final<|message|>def f(): pass<|return|>"
 )
-THOUGHT, SAID = "They want é code.", "I look.def f(): pass"
+REASONING, SAID = "They want é code.", "I look.def f(): pass"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def split(tokenizer: PreTrainedTokenizerBase, text: str, size: int, stop: tuple[
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
 def test_channels_are_told_apart(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
-    assert split(tokenizer, ANSWER, size) == (THOUGHT, SAID)
+    assert split(tokenizer, ANSWER, size) == (REASONING, SAID)
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
@@ -46,14 +46,14 @@ def test_an_answer_that_was_cut(tokenizer: PreTrainedTokenizerBase, size: int) -
     for end in ("They want", "<|end|>", "<|start|>", "assistant", "final", "def"):
         cut = ANSWER[: ANSWER.index(end) + len(end)]
         thought, said = split(tokenizer, cut, size)
-        assert THOUGHT.startswith(thought)
+        assert REASONING.startswith(thought)
         assert SAID.startswith(said)
         assert "assistant" not in thought + said
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_a_stop_text_ends_the_channel_it_is_in(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
-    assert split(tokenizer, ANSWER[: ANSWER.index(" pass")], size, ("():",)) == (THOUGHT, "I look.def f")
+    assert split(tokenizer, ANSWER[: ANSWER.index(" pass")], size, ("():",)) == (REASONING, "I look.def f")
 
 
 def test_without_channels_all_is_said(tokenizer: PreTrainedTokenizerBase) -> None:

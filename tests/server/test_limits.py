@@ -17,7 +17,7 @@ from dflash_trt.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.server import http_server, limits
 from dflash_trt.server.http_server import bind
-from dflash_trt.server.limits import Keys
+from dflash_trt.server.limits import ApiKeys
 from tests.server.live import PATIENCE, Live, serving
 
 LONG = {"prompt": "def f(", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
@@ -115,11 +115,11 @@ def test_what_does_not_arrive_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch) ->
 def test_keys(llm: LLM, tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
     file.write_text("# ours\nfirst-key\n\nsecond-key\n")
-    with serving(llm, keys=Keys.read(file)) as live:
+    with serving(llm, keys=ApiKeys.read(file)) as live:
         for key in ("first-key", "second-key"):
             assert live.openai(key).models.list().data
         for key in ("third-key", "first-ke", "# ours", "first-key2"):
-            with pytest.raises(openai.AuthenticationError, match="authorization: expected Bearer"):
+            with pytest.raises(openai.AuthenticationError, match="authorization: unknown API key"):
                 live.openai(key).completions.create(model="tiny", prompt="x")
         for path, status in (
             ("/", 200),
@@ -136,19 +136,19 @@ def test_keys(llm: LLM, tmp_path: Path) -> None:
 
 def test_a_file_without_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
-    for content, found in ((b"# none\n", "none"), (b"\xff", "not UTF-8")):
+    for content, found in ((b"# none\n", "no API key"), (b"\xff", "not UTF-8")):
         file.write_bytes(content)
         with pytest.raises(ConfigError, match=found):
-            Keys.read(file)
+            ApiKeys.read(file)
     with pytest.raises(ConfigError, match="No such file"):
-        Keys.read(tmp_path / "nothing")
+        ApiKeys.read(tmp_path / "nothing")
 
 
 def test_other_origins_may_ask_only_where_they_are_named(llm: LLM, live: Live) -> None:
     asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
     response = live.http.options("/v1/completions", headers=asked)
     assert not [name for name in response.headers if name.startswith("access-control")]
-    with serving(llm, origins=("https://a.example",), keys=Keys(["k"])) as named:
+    with serving(llm, origins=("https://a.example",), keys=ApiKeys(["k"])) as named:
         response = named.http.options("/v1/completions", headers=asked)
         assert response.headers["access-control-allow-origin"] == "https://a.example"
         other = named.http.options("/v1/completions", headers=asked | {"origin": "https://b.example"})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that ends with whoever waits for it: answers as server-sent events, or whole."""
+"""Server-sent events, and work that is cancelled when its client disconnects."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from dflash_trt.runtime.backend import Chunk
-from dflash_trt.server.http_refusal import refusal_of
+from dflash_trt.server.http_error import to_http_error
 
 DONE = b"data: [DONE]\n\n"
 T = TypeVar("T")
 
 
-class GoneError(Exception):
-    """Nobody waits any more."""
+class ClientDisconnected(Exception):  # noqa: N818  # an event
+    """The client closed its connection."""
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns; where the connection ends before it, it is cancelled, and GoneError raised.
+async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; a disconnect before that cancels it and raises ClientDisconnected.
 
-    The body must have been received.
+    The body must have been read.
     """
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(receive))
+    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(_await_disconnect(receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise GoneError
+            raise ClientDisconnected
         return task.result()
     finally:
-        for each in (task, gone):
+        for each in (task, disconnect):
             each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
-async def _disconnect(receive: Receive) -> None:
+async def _await_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class EventStream(Response):
-    """Documents as server-sent events, each sent when it is there and the reader has taken those before."""
+    """JSON documents as server-sent events, one at a time as the client reads them (backpressure)."""
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[dict[str, Any], None]) -> None:
-        """An error of `events` becomes the last event."""
+        """An exception of `events` becomes the last event."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends until the end, or until nobody listens."""
+        """Sends all events, or stops when the client disconnects."""
         try:
-            await unless_gone(receive, self._send(send))
-        except GoneError:
-            scope["dflash_trt.note"]["ended"] = "by the client"
+            await cancel_on_disconnect(receive, self._send(send))
+        except ClientDisconnected:
+            scope["dflash_trt.log_fields"]["client"] = "disconnected"
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -70,7 +70,7 @@ class EventStream(Response):
                 async for event in self._events:
                     await send({"type": "http.response.body", "body": _event(event), "more_body": True})
         except Exception as error:
-            body = _event(refusal_of(error).body())
+            body = _event(to_http_error(error).body())
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
@@ -79,8 +79,8 @@ def _event(document: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(document) + b"\n\n"
 
 
-async def merged(streams: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerator[tuple[int, Chunk], None]:
-    """The chunks of all, with the number of their stream, as they come; closing it closes all."""
+async def merge_streams(streams: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerator[tuple[int, Chunk], None]:
+    """Chunks of all streams as they come, each with its stream's index; closing it closes all."""
     queue: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue()
 
     async def pump(index: int, stream: AsyncGenerator[Chunk, None]) -> None:
@@ -92,13 +92,13 @@ async def merged(streams: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerat
             queue.put_nowait(error)
 
     tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
-    left = len(streams)
+    num_open = len(streams)
     try:
-        while left:
+        while num_open:
             item = await queue.get()
             if isinstance(item, Exception):
                 raise item
-            left -= item[1].completion is not None
+            num_open -= item[1].completion is not None
             yield item
     finally:
         for task in tasks:

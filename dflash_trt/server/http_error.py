@@ -15,8 +15,8 @@ FIELD = re.compile(r"([a-z_]+)(\[\d+\])*: ")
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-class Refusal(Exception):  # noqa: N818  # an answer like any other
-    """What is answered instead of what was asked for."""
+class HttpError(Exception):
+    """An error response."""
 
     def __init__(
         self, status: int, message: str, *, code: str | None = None, headers: Mapping[str, str] | None = None
@@ -29,20 +29,20 @@ class Refusal(Exception):  # noqa: N818  # an answer like any other
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The JSON that says so."""
+        """The JSON document."""
         field = FIELD.match(self.message)
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         param = field[1] if field else None
         return {"error": {"message": self.message, "type": kind, "param": param, "code": self.code or self.status}}
 
 
-def refusal_of(error: Exception) -> Refusal:
-    """What who asked is told of an error; what only we can mend stays in the log."""
-    if isinstance(error, Refusal):
+def to_http_error(error: Exception) -> HttpError:
+    """The response to an error; a 5xx is logged with its traceback."""
+    if isinstance(error, HttpError):
         return error
     if isinstance(error, RequestError):
-        return Refusal(400, error.message)
+        return HttpError(400, error.message)
     log.error("%s", error, exc_info=error)
     if isinstance(error, DFlashError):
-        return Refusal(500, error.message)
-    return Refusal(500, "an internal error: the server's log says more")
+        return HttpError(500, error.message)
+    return HttpError(500, "internal server error: see the server's log")

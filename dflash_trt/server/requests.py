@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parses request bodies of the OpenAI API; unsupported fields are rejected by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dflash_trt.errors import RequestError
+from dflash_trt.runtime.backend import Prompt
+from dflash_trt.runtime.sampling import SamplingParams, is_integer
+from dflash_trt.server.http_error import HttpError
+
+SAMPLING_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
+    "stop", "stop_token_ids", "ignore_eos", "draft_length",
+)  # fmt: skip
+OTHER_FIELDS = {
+    "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "n", "stream", "stream_options", "logprobs",
+    "top_logprobs", "return_steps",
+}  # fmt: skip
+IGNORED_FIELDS = {
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "request_id", "parallel_tool_calls", "skip_special_tokens", "return_token_ids",
+}  # fmt: skip
+"""Accepted without effect: they do not change the text. Special tokens are never in it."""
+DEFAULT_ONLY: dict[str, tuple[object, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "add_generation_prompt": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+}
+"""Fields that are not supported, with the values that have no effect."""
+STREAM_OPTIONS = {"include_usage", "include_obfuscation", "continuous_usage_stats"}
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for completions."""
+DEFAULT_CHAT_TOKENS = 4096
+"""Limit for a chat without max_tokens: a request reserves cache for all tokens that it may generate."""
+
+
+class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A parsed request."""
+
+    prompts: list[Prompt]
+    """Of a completion; empty in a chat."""
+    messages: list[dict[str, Any]]
+    """Of a chat; empty in a completion."""
+    params: SamplingParams
+    """Without max_tokens, which may depend on the length of the prompt."""
+    max_tokens: int | None
+    """None: as many as fit, up to DEFAULT_CHAT_TOKENS."""
+    n: int
+    stream: bool
+    include_usage: bool
+    return_steps: bool
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it has messages."""
+        return bool(self.messages)
+
+
+def parse_request(body: dict[str, Any], model: str, *, is_chat: bool) -> CompletionRequest:
+    """Raises RequestError, which names an invalid or unsupported field; HttpError 404 for another model."""
+    fields = {name: value for name, value in body.items() if value is not None}
+    _check_names(fields)
+    if fields.get("model", model) != model:
+        raise HttpError(404, f"model: expected {model}, found {fields['model']!r}", code="model_not_found")
+    options = fields.pop("stream_options", {})
+    if not isinstance(options, dict) or options.keys() - STREAM_OPTIONS:
+        raise _invalid("stream_options", '{"include_usage": true}', options)
+    if options.get("continuous_usage_stats"):
+        raise _invalid("stream_options.continuous_usage_stats", "false, which is the only supported value", True)
+    n = fields.get("n", 1)
+    if not is_integer(n) or n < 1:
+        raise _invalid("n", "an integer, at least 1", n)
+    max_tokens = _max_tokens(fields, is_chat)
+    sampling = {"temperature": 1.0} | {name: fields[name] for name in SAMPLING_FIELDS if name in fields}
+    return CompletionRequest(
+        prompts=[] if is_chat else _prompts(fields.get("prompt")),
+        messages=read_messages(fields.get("messages")) if is_chat else [],
+        params=SamplingParams(**sampling, max_tokens=max_tokens or 1, logprobs=_logprobs(fields, is_chat)),
+        max_tokens=max_tokens,
+        n=n,
+        stream=_boolean(fields, "stream"),
+        include_usage=_boolean(options, "include_usage"),
+        return_steps=_boolean(fields, "return_steps"),
+    )
+
+
+def _check_names(fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        if name in OTHER_FIELDS or name in SAMPLING_FIELDS or name in IGNORED_FIELDS:
+            continue
+        if name not in DEFAULT_ONLY:
+            raise RequestError(f"{name}: unknown field")
+        if not any(type(value) is type(other) and value == other for other in DEFAULT_ONLY[name]):
+            shown = " or ".join(repr(other) for other in DEFAULT_ONLY[name])
+            raise _invalid(name, f"{shown}, because no other value is supported", value)
+
+
+def _max_tokens(fields: dict[str, Any], is_chat: bool) -> int | None:
+    value = fields.get("max_completion_tokens", fields.get("max_tokens"))
+    if value is None:
+        return None if is_chat else DEFAULT_MAX_TOKENS
+    if not is_integer(value) or value < 1:
+        raise _invalid("max_tokens", "an integer, at least 1", value)
+    return int(value)
+
+
+def _logprobs(fields: dict[str, Any], is_chat: bool) -> bool:
+    """Whether log probabilities of the sampled tokens are requested; those of other tokens are not supported."""
+    value, top = fields.get("logprobs", False), fields.get("top_logprobs", 0)
+    if is_chat and not isinstance(value, bool):
+        raise _invalid("logprobs", "true or false", value)
+    if not is_chat and value is not False and not is_integer(value):
+        raise _invalid("logprobs", "an integer", value)
+    name, number = ("top_logprobs", top) if is_chat or "top_logprobs" in fields else ("logprobs", value)
+    if not is_integer(number) and number is not False:
+        raise _invalid(name, "an integer", number)
+    if number != 0:
+        raise _invalid(name, "0, because only the sampled token has a log probability", number)
+    return value is not False
+
+
+def _prompts(value: object) -> list[Prompt]:
+    expected = "a text, a list of token ids, or a list of either"
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise _invalid("prompt", expected, value)
+    if all(is_integer(token) for token in value):
+        return [value]
+    if not all(isinstance(prompt, str) for prompt in value) and not all(
+        isinstance(prompt, list) and all(is_integer(token) for token in prompt) for prompt in value
+    ):
+        raise _invalid("prompt", expected, value)
+    return list(value)
+
+
+def read_messages(value: object) -> list[dict[str, Any]]:
+    """Messages whose content is a text: text parts are joined, other parts rejected."""
+    if not isinstance(value, list) or not value:
+        raise _invalid("messages", "a list of messages", value)
+    messages = []
+    for message in value:
+        if not isinstance(message, dict):
+            raise _invalid("messages", "messages with a role and a content", message)
+        content = message.get("content")
+        if isinstance(content, list):
+            message = message | {"content": "".join(_part_text(part) for part in content)}
+        messages.append(message)
+    return messages
+
+
+def _part_text(part: object) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        raise _invalid("messages", 'content parts {"type": "text", "text": ...}, the only supported type', part)
+    return str(part["text"])
+
+
+def _boolean(fields: dict[str, Any], name: str) -> bool:
+    value = fields.get(name, False)
+    if not isinstance(value, bool):
+        raise _invalid(name, "true or false", value)
+    return value
+
+
+def _invalid(name: str, expected: str, found: object) -> RequestError:
+    shown = repr(found)
+    return RequestError(f"{name}: expected {expected}, found {shown if len(shown) <= 80 else f'{shown[:77]}...'}")
