@@ -28,9 +28,10 @@ def test_steps_are_the_decoders(live: Live, settings: dict[str, Any], stream: bo
     assert not any(step["is_prefill"] for step in passes)
     assert [token["id"] for step in steps for token in step["tokens"]] == answer.token_ids
     assert "".join(token["text"] for step in steps for token in step["tokens"]) == answer.text
-    assert len(passes) == answer.steps
-    assert sum(len(step["proposals"]) for step in passes) == answer.proposed
-    assert sum(step["num_accepted"] for step in passes) == answer.accepted
+    assert answer.acceptance is not None
+    assert len(passes) == answer.acceptance.passes
+    assert sum(len(step["proposals"]) for step in passes) == answer.acceptance.proposed
+    assert sum(step["num_accepted"] for step in passes) == answer.acceptance.accepted
     for step in passes:
         accepted = step["proposals"][: step["num_accepted"]]
         assert accepted == step["tokens"][: step["num_accepted"]]
