@@ -17,8 +17,6 @@ bool has_products() {
   static const bool has = isa_named("best") == Isa::kAvx512 && __builtin_cpu_supports("avx512bf16");
   return has;
 }
-#else
-bool has_products() { return false; }
 #endif
 
 // By the kernel for FLOAT rows, `x`.

@@ -22,6 +22,7 @@ AttentionKernels kernels_for(Isa isa, CacheType type) {
   if (isa == Isa::kAvx512) return avx512_attention(type);
   if (isa == Isa::kAvx2) return avx2_attention(type);
 #endif
+  static_cast<void>(isa);
   return scalar_attention(type);
 }
 

@@ -28,7 +28,7 @@ def configure(build: Path, **options: str) -> subprocess.CompletedProcess[str]:
     cmake = shutil.which("cmake")
     if cmake is None:
         pytest.skip("no cmake: install it")
-    defines = [f"-D{name}={value}" for name, value in options.items()]
+    defines = [f"-D{name}={value}" for name, value in ({"DFLASH_WERROR": "ON"} | options).items()]
     command = [cmake, "-S", str(REPOSITORY / "plugins"), "-B", str(build), *defines]
     return subprocess.run(command, capture_output=True, text=True)
 

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// portable: what the C++ core computes from fixed numbers, for comparison between machines.
+//
+// A line "exact NAME HASH" is to be the same on each of them, "close NAME X..." nearly so: attention and linear layers
+// may fuse multiplications and additions.
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "acceptance/greedy.h"
+#include "block_attention/block_attention.h"
+#include "linear/bfloat16.h"
+#include "linear/panels.h"
+#include "packing/pack.h"
+#include "packing/unpack.h"
+#include "paged_attention/paged_attention.h"
+#include "rms_norm/rms_norm.h"
+#include "sampling/philox.h"
+#include "sampling/sampling.h"
+
+namespace {
+
+constexpr dflash::Threads kOneThread{1, nullptr};
+
+// Numbers in [-1, 1), the same on every machine.
+std::vector<float> numbers(size_t count, uint64_t seed) {
+  std::vector<float> values(count);
+  for (size_t i = 0; i < count; ++i) {
+    values[i] = static_cast<float>(static_cast<double>(dflash::uniform_bits(seed, i) >> 29) / (1 << 23)) - 1.0f;
+  }
+  return values;
+}
+
+std::vector<uint16_t> bfloat16(const std::vector<float>& values) {
+  std::vector<uint16_t> bits;
+  for (const float value : values) {
+    uint32_t word;
+    std::memcpy(&word, &value, sizeof word);
+    bits.push_back(static_cast<uint16_t>(word >> 16));
+  }
+  return bits;
+}
+
+template <class Item>
+void exact(const char* name, const std::vector<Item>& items) {
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  const auto* bytes = reinterpret_cast<const unsigned char*>(items.data());
+  for (size_t i = 0; i < items.size() * sizeof(Item); ++i) hash = (hash ^ bytes[i]) * 1099511628211u;
+  std::printf("exact %s %016llx\n", name, static_cast<unsigned long long>(hash));
+}
+
+void close(const char* name, const std::vector<float>& values) {
+  std::printf("close %s", name);
+  for (const float value : values) std::printf(" %.7g", static_cast<double>(value));
+  std::printf("\n");
+}
+
+void close(const char* name, const std::vector<uint16_t>& bits) {
+  std::vector<float> values;
+  for (const uint32_t word : bits) {
+    const uint32_t shifted = word << 16;
+    float value;
+    std::memcpy(&value, &shifted, sizeof value);
+    values.push_back(value);
+  }
+  close(name, values);
+}
+
+void print_packing() {
+  constexpr int64_t kRows = 7, kCols = 48;
+  const std::vector<float> values = numbers(kRows * kCols, 1);
+  const std::vector<uint16_t> bits = bfloat16(values);
+  const dflash::Execution execution{.threads = 3, .isa = dflash::isa_named("scalar")};
+  for (const auto type : {dflash::WeightType::kF32, dflash::WeightType::kBf16, dflash::WeightType::kF16}) {
+    const void* data = type == dflash::WeightType::kF32 ? static_cast<const void*>(values.data()) : bits.data();
+    // The bits of a bfloat16 in [-1, 1) are those of a finite float16.
+    const dflash::Weights weights{static_cast<const std::byte*>(data), type, kRows, kCols};
+    const float scale = dflash::amax(weights, execution) / 448;
+    std::vector<uint8_t> codes(kRows * kCols), nibbles(kRows * kCols / 2), scales(kRows * kCols / 16);
+    dflash::pack_fp8(weights, scale, {codes.data(), kRows, kCols}, execution);
+    dflash::pack_nvfp4(weights, scale / 6, {nibbles.data(), kRows, kCols / 2}, {scales.data(), kRows, kCols / 16},
+                       execution);
+    std::vector<float> fp8(kRows * kCols), nvfp4(kRows * kCols);
+    dflash::unpack_fp8({codes.data(), kRows, kCols}, scale, {fp8.data(), kRows, kCols}, 2);
+    dflash::unpack_nvfp4({nibbles.data(), kRows, kCols / 2}, {scales.data(), kRows, kCols / 16}, scale / 6,
+                         {nvfp4.data(), kRows, kCols}, 2);
+    exact("fp8", codes), exact("nvfp4", nibbles), exact("scales", scales), exact("unpacked fp8", fp8);
+    exact("unpacked nvfp4", nvfp4);
+  }
+}
+
+void print_sampling() {
+  constexpr int64_t kRows = 4, kVocab = 1003;
+  std::vector<float> logits = numbers(kRows * kVocab, 2);
+  for (float& logit : logits) logit *= 8;
+  const dflash::Logits view{.data = logits.data(), .rows = kRows, .vocab = kVocab};
+  const dflash::Choices choices = dflash::argmax_and_finite(logits.data(), kRows, kVocab);
+  exact("argmax", choices.tokens);
+  const std::vector<int64_t> proposals(choices.tokens.begin(), choices.tokens.end() - 1);
+  exact("accepted", std::vector{dflash::accept_greedy(proposals, choices.tokens)});
+  dflash::SamplingParams params{.temperature = 0.7, .top_k = 50, .top_p = 0.9, .min_p = 0.01};
+  std::vector<int64_t> tokens;
+  for (params.seed = 0; params.seed < 20; ++params.seed) {
+    for (const int64_t token : dflash::verify_block(view, proposals, params, 0, {})) tokens.push_back(token);
+  }
+  exact("sampled", tokens);
+}
+
+void print_layers() {
+  constexpr int64_t kM = 5, kK = 36, kN = 20;
+  const std::vector<float> x = numbers(kM * kK, 3), bias = numbers(kN, 4);
+  const std::vector<float> panels = numbers((kN + dflash::kPanel - 1) / dflash::kPanel * kK * dflash::kPanel, 5);
+  std::vector<float> out(kM * kN);
+  dflash::linear(dflash::PanelLinear{0, kK, kN, x.data(), panels.data(), bias.data(), out.data()}, {kM}, kOneThread,
+                 "scalar");
+  close("panels", out);
+  const std::vector<uint16_t> rows = bfloat16(x), weight = bfloat16(numbers(kN * kK, 6));
+  std::vector<uint16_t> rounded(kM * kN);
+  dflash::linear(dflash::Bfloat16Linear{0, kK, kN, rows.data(), weight.data(), nullptr, rounded.data()}, {kM},
+                 kOneThread, "scalar");
+  close("bfloat16", rounded);
+  std::vector<float> normed(kM * kK);
+  dflash::rms_norm(x.data(), kM, kK, panels.data(), 1e-6f, normed.data(), kOneThread);
+  close("rms_norm", normed);
+}
+
+void print_paged_attention() {
+  constexpr int64_t kN = 4, kG = 2, kD = 20, kTokens = 40, kPages = 3;
+  const std::vector<float> q = numbers(kN * kTokens * kD, 7), k = numbers(kG * kTokens * kD, 8), v = k;
+  std::vector<float> k_cache(kG * kPages * kD * 32), v_cache(kG * kPages * 32 * dflash::padded(kD));
+  std::vector<float> out(kTokens * kN * kD);
+  const dflash::PagedAttention layer{.type = dflash::CacheType::kF32,
+                                     .query = {q.data(), kTokens * kD, kD},
+                                     .key = {k.data(), kTokens * kD, kD},
+                                     .value = {v.data(), kTokens * kD, kD},
+                                     .k_cache = k_cache.data(),
+                                     .v_cache = v_cache.data(),
+                                     .out = out.data(),
+                                     .num_heads = kN,
+                                     .num_kv_heads = kG,
+                                     .head_dim = kD,
+                                     .value_dim = kD,
+                                     .num_pages = kPages,
+                                     .scale = 0.5f,
+                                     .softcap = 5,
+                                     .window = 17,
+                                     .sinks = nullptr};
+  dflash::paged_attention(layer, {{.first_row = 0, .num_tokens = kTokens, .begin = 0, .pages = {2, 0}}}, kOneThread,
+                          "scalar");
+  close("paged_attention", out);
+}
+
+void print_block_attention() {
+  constexpr int64_t kB = 2, kS = 3, kN = 4, kG = 2, kD = 16, kC = 40;
+  const std::vector<float> qkv = numbers(kB * kS * (kN + 2 * kG) * kD, 9), norm = numbers(kD, 10);
+  const std::vector<float> rope = numbers(kB * kS * kD, 11), cache = numbers(kB * kC * kG * kD, 12);
+  const std::vector<int32_t> slots{1, 0}, lengths{33, 5};
+  std::vector<float> out(kB * kS * kN * kD);
+  const dflash::BlockAttention attention{
+      .batch = kB, .block = kS, .num_heads = kN, .num_kv_heads = kG, .head_dim = kD, .num_pages = kB, .layers = 1,
+      .page_rows = kC, .pages_per_row = 1, .layer = 0, .sliding_window = 0, .causal = true, .rms_norm_eps = 1e-6f,
+      .softmax_scale = 0.25f, .qkv = qkv.data(), .q_norm = norm.data(), .k_norm = norm.data(), .rope = rope.data(),
+      .k_cache = cache.data(), .v_cache = cache.data(), .page_table = slots.data(), .context_lengths = lengths.data(),
+      .sinks = nullptr, .out = out.data()};
+  for (int64_t b = 0; b < kB; ++b) {
+    for (int64_t g = 0; g < kG; ++g) dflash::attend_head(dflash::isa_named("scalar"))(attention, b, g);
+  }
+  close("block_attention", out);
+}
+
+}  // namespace
+
+int main() {
+  print_packing();
+  print_sampling();
+  print_layers();
+  print_paged_attention();
+  print_block_attention();
+  return 0;
+}

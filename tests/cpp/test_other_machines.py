@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C++ for aarch64 (Grace) and by Clang: it compiles without a warning, and computes what it computes here."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.paths import REPOSITORY
+
+AARCH64 = "aarch64-linux-gnu-g++"
+DEBIAN = {AARCH64: "g++-aarch64-linux-gnu", "clang++": "clang", "qemu-aarch64": "qemu-user", "cmake": "cmake"}
+ELSEWHERE = ("bindings/", "avx2.cpp", "avx512.cpp", "bfloat16_products.cpp")
+"""Sources that need Python, or are for x86 alone."""
+
+
+def tool(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"no {name}: apt install {DEBIAN.get(name, name)}")
+    return path
+
+
+def sources() -> list[Path]:
+    paths = [path for room in ("cpp", "plugins") for path in (REPOSITORY / room).rglob("*.cpp")]
+    return [path for path in paths if not any(part in path.as_posix() for part in ELSEWHERE)]
+
+
+@pytest.mark.parametrize("compiler", [AARCH64, pytest.param("clang++", marks=pytest.mark.full)])
+def test_no_file_has_a_warning(compiler: str) -> None:
+    command = [
+        tool(compiler), "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-psabi",
+        f"-I{REPOSITORY / 'cpp'}", f"-I{REPOSITORY / 'plugins'}",
+    ]  # fmt: skip
+
+    def problems(path: Path) -> str:
+        return subprocess.run([*command, str(path)], capture_output=True, text=True).stderr
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [text for text in pool.map(problems, sources()) if text] == []
+
+
+def build_portable(directory: Path, compiler: str, *options: str) -> Path:
+    """portable.cpp, linked with the core that CMake builds without Python."""
+    compiler_path, cmake = tool(compiler), tool("cmake")
+    defines = [
+        f"-DCMAKE_CXX_COMPILER={compiler_path}",
+        "-DDFLASH_PYTHON=OFF",
+        "-DDFLASH_CUDA=OFF",
+        "-DDFLASH_WERROR=ON",
+    ]
+    build = directory / compiler
+    for command in (
+        [cmake, "-S", str(REPOSITORY / "cpp"), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release", *defines, *options],
+        [cmake, "--build", str(build), "--parallel", "2"],
+        [compiler_path, "-std=c++20", "-O1", f"-I{REPOSITORY / 'cpp'}", str(Path(__file__).with_name("portable.cpp")),
+         str(build / "libdflash_core.a"), "-pthread", "-o", str(build / "portable")],
+    ):  # fmt: skip
+        result = subprocess.run(command, capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout[-4000:] + result.stderr
+    return build / "portable"
+
+
+def results(*command: str) -> list[tuple[str, list[str]]]:
+    """(kind and name, values) of each line."""
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = [line.split() for line in told.splitlines()]
+    return [(f"{line[0]} {line[1]}", line[2:]) for line in lines]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("compiler", [AARCH64, "clang++"])
+def test_it_computes_the_same(compiler: str, tmp_path: Path) -> None:
+    here = results(str(build_portable(tmp_path, "g++")))
+    if compiler == AARCH64:
+        qemu = tool("qemu-aarch64")
+        system = ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64")
+        there = results(qemu, "-L", "/usr/aarch64-linux-gnu", str(build_portable(tmp_path, compiler, *system)))
+    else:
+        there = results(str(build_portable(tmp_path, compiler)))
+    assert [name for name, _ in here] == [name for name, _ in there]
+    assert len(here) > 20
+    for (name, values), (_, others) in zip(here, there, strict=True):
+        if name.startswith("exact"):
+            assert values == others, name
+        else:
+            tolerance = 2**-7 if name == "close bfloat16" else 1e-4  # a bfloat16 may be rounded to its neighbour
+            assert list(map(float, others)) == pytest.approx(list(map(float, values)), rel=tolerance, abs=1e-5), name
