@@ -15,7 +15,7 @@ import pytest
 from tests.plugins.cases import FP8, Case
 from tests.plugins.compare import assert_close
 from tests.plugins.kernel import emulation
-from tests.plugins.kernel.emulation import EmulationError
+from tests.plugins.kernel.emulation import ALL_FORMATS, BF16_BLOCKS_FP8_CACHES, EmulationError
 from tests.plugins.kernel.oracle import expect
 from tests.plugins.tensors import draw
 from tests.plugins.test_kernel import call_far
@@ -137,14 +137,14 @@ WGMMA_MUTANTS = [
 ]  # fmt: skip
 
 
-def build(mutant: Mutant, directory: Path, wgmma_rows: int = 0, only_fp8: bool = True) -> Path:
+def build(mutant: Mutant, directory: Path, wgmma_rows: int = 0, formats: int = BF16_BLOCKS_FP8_CACHES) -> Path:
     plugins = directory / "plugins"
     shutil.copytree(emulation.PLUGINS, plugins)
     source = plugins / "kv_injection_attention" / "kernel" / mutant.file
     text = source.read_text()
     assert text.count(mutant.right) == 1, mutant.right
     source.write_text(text.replace(mutant.right, mutant.wrong))
-    return emulation.build_kernel(directory / "mutant", CASE.D, wgmma_rows, plugins=plugins, only_fp8=only_fp8)
+    return emulation.build_kernel(directory / "mutant", CASE.D, wgmma_rows, plugins=plugins, formats=formats)
 
 
 @pytest.mark.full
@@ -168,12 +168,15 @@ def test_is_noticed_on_sm_90a(mutant: Mutant, tmp_path: Path) -> None:
 def test_an_offset_of_32_bits_is_noticed(tmp_path: Path) -> None:
     narrow = Mutant("narrow", LOADER, "int64_t copy_from_;", "int32_t copy_from_;")
     with pytest.raises((EmulationError, AssertionError)):
-        call_far(build(narrow, tmp_path, only_fp8=False), tmp_path / "call")
+        call_far(build(narrow, tmp_path, formats=ALL_FORMATS), tmp_path / "call")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("wgmma_rows", [0, 80])
 def test_the_kernel_as_it_is_passes(wgmma_rows: int, tmp_path: Path) -> None:
-    program, tensors = emulation.build_kernel(tmp_path / "right", CASE.D, wgmma_rows, only_fp8=True), draw(CASE)
+    program, tensors = (
+        emulation.build_kernel(tmp_path / "right", CASE.D, wgmma_rows, formats=BF16_BLOCKS_FP8_CACHES),
+        draw(CASE),
+    )
     expected = expect(CASE, tensors, rounded_queries=wgmma_rows > 0)
     assert_close(emulation.call(program, tmp_path / "call", CASE, tensors, ctas=CTAS).out, *expected)

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from tests.plugins.cases import (
+    BF16,
     CORNER,
     FEATURES,
+    FP8,
     GPT_OSS_FP8,
     MANY_ROWS_FP8,
     OUT_OF_RANGE,
@@ -22,7 +24,7 @@ from tests.plugins.cases import (
 )
 from tests.plugins.compare import assert_close
 from tests.plugins.kernel import emulation
-from tests.plugins.kernel.emulation import EmulationError, build, build_kernel, once
+from tests.plugins.kernel.emulation import BF16_BLOCKS, EmulationError, build, build_kernel, once
 from tests.plugins.kernel.oracle import Expected
 from tests.plugins.kernel.oracle import expect as expect_in_float64
 from tests.plugins.tensors import BAD, Tensors, draw, out_of_range
@@ -44,6 +46,23 @@ def program() -> Program:
         return once(f"wgmma_head_dim_{case.D}_rows_{rows}", lambda path: build_kernel(path, case.D, rows))
 
     return get
+
+
+# A range with more steps than the pipeline has stages, for each of the three teams; and a request that ranges cut.
+QUICK = Case(name="quick", N=4, G=1, S=8, norm=4.0, sinks=True, context_lengths=(1100, 3, 60), slot_ids=(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [QUICK, replace(QUICK, cache_dtype=FP8, k_scale=0.02, v_scale=0.03)],
+    ids=lambda case: "fp8" if case.cache_dtype is FP8 else "bf16",
+)
+def test_one_case_of_each_cache(case: Case, tmp_path: Path) -> None:
+    """What `make test` runs of this kernel."""
+    assert case.dtype is BF16
+    program = once("wgmma_quick", lambda path: build_kernel(path, 64, 32, formats=BF16_BLOCKS))
+    tensors = draw(case)
+    assert_close(emulation.call(program, tmp_path / "call", case, tensors, ctas=2).out, *expect(case, tensors))
 
 
 @pytest.mark.full

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // emulated_call DIRECTORY CTAS SEED: one call of both kernels, emulated.
 //
-// Compiled for DFLASH_HEAD_DIM; if DFLASH_WGMMA_ROWS is not 0, with the attention of sm_90a for that many rows; if
-// DFLASH_ONLY_FP8 is 1, for BF16 blocks and FP8 caches alone.
+// Compiled for DFLASH_HEAD_DIM; if DFLASH_WGMMA_ROWS is not 0, with the attention of sm_90a for that many rows; for the
+// blocks and caches that DFLASH_FORMATS names: 0 all, 1 BF16 blocks, 2 BF16 blocks and FP8 caches.
 //
 // DIRECTORY/params has a line "name value" for each number of Params, DIRECTORY/<tensor> the bytes of each tensor.
 // Writes DIRECTORY/out and prints the plan. CTAS is how many CTAs the GPU is said to hold; SEED orders CTAs and threads.
@@ -166,9 +166,11 @@ void run(Call& call, const kv::Params& p, const kv::Plan& plan, uint32_t seed) {
 template <int D, int kRows>
 void run_formats(Call& call, const kv::Params& p, const kv::Plan& plan, uint32_t seed) {
   const bool fp8 = p.cache_dtype == kv::DType::kF8E4M3;
-  if constexpr (DFLASH_ONLY_FP8) {
-    if (!fp8 || p.block_dtype != kv::DType::kBF16) std::exit(5);
-    run<D, kRows, kv::BF16, true>(call, p, plan, seed);
+  if constexpr (DFLASH_FORMATS > 0) {
+    if (p.block_dtype != kv::DType::kBF16) std::exit(5);
+    if (fp8) return run<D, kRows, kv::BF16, true>(call, p, plan, seed);
+    if constexpr (DFLASH_FORMATS > 1) std::exit(5);
+    else run<D, kRows, kv::BF16, false>(call, p, plan, seed);
   } else if (p.block_dtype == kv::DType::kF16) {
     fp8 ? run<D, kRows, kv::F16, true>(call, p, plan, seed) : run<D, kRows, kv::F16, false>(call, p, plan, seed);
   } else {

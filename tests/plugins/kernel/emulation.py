@@ -28,6 +28,7 @@ FLAGS = [
     "-Wno-unknown-pragmas",  # unroll
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
 ]  # fmt: skip
+ALL_FORMATS, BF16_BLOCKS, BF16_BLOCKS_FP8_CACHES = range(3)
 DTYPES = {F16: 0, BF16: 1, FP8: 2}
 shared = Path("unknown before conftest.py says it")
 """Where what is built once lies, for all workers."""
@@ -79,17 +80,17 @@ def plan_sources(plugins: Path = PLUGINS) -> list[Path]:
 
 
 def build_kernel(
-    program: Path, head_dim: int, wgmma_rows: int = 0, plugins: Path = PLUGINS, only_fp8: bool = False
+    program: Path, head_dim: int, wgmma_rows: int = 0, plugins: Path = PLUGINS, formats: int = ALL_FORMATS
 ) -> Path:
     """The program that `call` runs; with `wgmma_rows`, of the attention of sm_90a for that many rows.
 
-    `only_fp8` is compiled sooner: for BF16 blocks and FP8 caches.
+    The fewer `formats`, the sooner it is compiled.
     """
     sources = [HERE / "emulated_call.cpp", *emulator(), *plan_sources(plugins)]
     defines = [
         f"-DDFLASH_HEAD_DIM={head_dim}",
         f"-DDFLASH_WGMMA_ROWS={wgmma_rows}",
-        f"-DDFLASH_ONLY_FP8={int(only_fp8)}",
+        f"-DDFLASH_FORMATS={formats}",
     ]
     return build(program, sources, *defines, plugins=plugins)
 
