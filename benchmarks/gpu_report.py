@@ -25,7 +25,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt import __version__  # noqa: E402
 from dflash_trt.doctor import examine  # noqa: E402
-from dflash_trt.doctor.status import Finding  # noqa: E402
+from dflash_trt.doctor.status import MachineFinding  # noqa: E402
 
 SECONDS = 600
 GPU, PLUGIN, TENSORRT, NVCC = "NVIDIA GPU", "plugin library", "tensorrt", "nvcc"  # as doctor calls them
@@ -125,12 +125,12 @@ def _try(step: Step, earlier: dict[str, Outcome], left: float) -> Outcome:
     return Outcome(step, DONE if status == 0 else FAILED, time.monotonic() - begin, why, output)
 
 
-def name_of(finding: Finding) -> str:
+def name_of(finding: MachineFinding) -> str:
     """What doctor calls it, without the reason that it adds to what is missing."""
     return finding.name.partition(" (")[0]
 
 
-def _missing() -> list[Finding]:
+def _missing() -> list[MachineFinding]:
     return [finding for finding in examine() if finding.found is None]
 
 
@@ -153,7 +153,7 @@ def run(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
         return status, output.read().replace(f"{REPOSITORY}/", "")
 
 
-def page(outcomes: Sequence[Outcome], machine: Sequence[Finding], commit: str) -> str:
+def page(outcomes: Sequence[Outcome], machine: Sequence[MachineFinding], commit: str) -> str:
     """The report as Markdown."""
     counts = {result: sum(outcome.result == result for outcome in outcomes) for result in (DONE, FAILED, SKIPPED)}
     summary = ", ".join(f"{count} {result.strip('*')}" for result, count in counts.items())
@@ -171,7 +171,7 @@ def page(outcomes: Sequence[Outcome], machine: Sequence[Finding], commit: str) -
     return "\n".join(lines) + "\n"
 
 
-def _found(finding: Finding) -> str:
+def _found(finding: MachineFinding) -> str:
     reason = finding.name.partition(" (")[2].removesuffix(")")
     return finding.found or (f"missing: {reason}" if reason else "missing")
 

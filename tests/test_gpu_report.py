@@ -13,13 +13,13 @@ from torch import Tensor
 
 from benchmarks import gpu_report, gpu_steps
 from benchmarks.gpu_report import DONE, FAILED, SKIPPED, Outcome, Step, page, run, run_steps, steps
-from dflash_trt.doctor.status import Finding
+from dflash_trt.doctor.status import MachineFinding
 from dflash_trt.drafter.executor import DraftInputs
 from dflash_trt.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.engine.manifest import read_manifest
 from tests.engines import build
 
-MISSING = Finding(name="NVIDIA GPU (no driver)", found=None, fix="run this on the GPU machine")
+MISSING = MachineFinding(name="NVIDIA GPU (no driver)", found=None, fix="run this on the GPU machine")
 
 
 def python(source: str) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from dflash_trt.engine.manifest import MANIFEST, SCHEMA_VERSION, Manifest, Plugi
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import BuildError
 from dflash_trt.files.read import read_bytes
-from dflash_trt.files.write import Kind, check_replaceable, new_directory
+from dflash_trt.files.write import OutputKind, check_replaceable, new_directory
 from dflash_trt.graph.context_graph import context_graph
 from dflash_trt.graph.draft_graph import ATTENTION, PLUGIN_VERSION, draft_graph
 from dflash_trt.graph.onnx_builder import PLUGIN_DOMAIN
@@ -103,7 +103,7 @@ def is_engine(directory: Path) -> bool:
         return False
 
 
-ENGINE = Kind(name="an engine directory", recognizes=is_engine)
+ENGINE = OutputKind(name="an engine directory", recognizes=is_engine)
 
 
 def check_output(output: Path, *, force: bool) -> None:

@@ -81,8 +81,8 @@ def with_head(
     quantization = Quantization(modules=algorithms, fp8_kv_cache=draft.quantization.fp8_kv_cache)
     spec = msgspec.structs.replace(draft.spec, draft_vocab_size=head.shape[0])
     expected = expected_tensors(spec.tensor_shapes(), quantization, spec.attention_modules())
-    known = draft.weights | {head.name: head}
-    layout = {n: (d[0] if len(d) == 1 else known[n].dtype, shape) for n, (d, shape) in expected.items()}
+    sources = draft.weights | {head.name: head}
+    layout = {n: (d[0] if len(d) == 1 else sources[n].dtype, shape) for n, (d, shape) in expected.items()}
     with SafetensorsWriter(directory / SINGLE, aligned(layout)) as writer:
         for tensor in draft.weights.values():
             writer.copy(tensor)
@@ -94,7 +94,7 @@ def with_head(
         if token_ids is not None:
             writer.write(D2T, token_ids - np.arange(len(token_ids)))
     modules = [*spec.linear_modules(), HEAD]
-    config = own.spell(spec, draft.torch_dtype())
+    config = own.to_config(spec, draft.torch_dtype())
     if quantization.algorithms():
         kv = quantization.fp8_kv_cache
         config["quantization_config"] = quantization_config(algorithms, modules, fp8_kv_cache=kv)

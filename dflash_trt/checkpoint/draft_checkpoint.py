@@ -55,7 +55,7 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     def canonical_config(self) -> dict[str, object]:
         """config.json in the layout to which the canonical names of `weights` belong; as it is where it is that."""
-        return self.config.values() if self.dialect.is_canonical else own.spell(self.spec, self.torch_dtype())
+        return self.config.values() if self.dialect.is_canonical else own.to_config(self.spec, self.torch_dtype())
 
     def torch_dtype(self) -> str:
         """torch's name of the type that most dense tensors are of."""
@@ -112,8 +112,7 @@ def _check_tensors(
     if missing := sorted(expected.keys() - weights.keys()):
         _, shape = expected[missing[0]]
         raise CheckpointError(
-            f"{directory}: expected tensor {missing[0]!r} {list(shape)}, found no such tensor"
-            f" ({len(missing)} of {len(expected)} missing)"
+            f"{directory}: missing tensor {missing[0]!r} {list(shape)} ({len(missing)} of {len(expected)} missing)"
         )
     if unused := sorted(weights.keys() - expected.keys()):
         raise CheckpointError(

@@ -30,7 +30,7 @@ class Facts:
         """Reads `file`; raises CheckpointError when it is missing, unreadable or not a JSON object, called `what`."""
         if not file.exists():
             raise CheckpointError(
-                f"{file}: expected a model configuration, found no such file",
+                f"{file}: no such file: expected a model configuration",
                 hint="check the path to the checkpoint",
             )
         content = read_bytes(file, CheckpointError, limit=MAX_BYTES)
@@ -96,7 +96,9 @@ class Facts:
 
     def error(self, key: str, expected: str, hint: str | None = None) -> CheckpointError:
         """The error for the value at `key`: what was expected there and what was found."""
-        found = cut(json.dumps(self._values[key])) if key in self._values else "no such key"
+        if key not in self._values:
+            return CheckpointError(f"{self.file}: missing key {self._scope}{cut(key)}: expected {expected}", hint=hint)
+        found = cut(json.dumps(self._values[key]))
         return CheckpointError(f"{self.file}: {self._scope}{cut(key)}: expected {expected}, found {found}", hint=hint)
 
     def _read(

@@ -24,7 +24,7 @@ def fetch_configuration(repository: str) -> Path:
     """The snapshot with a repository's small files, from the cache or the hub; CheckpointError where neither has it."""
     from huggingface_hub import snapshot_download
 
-    with _said(repository, "it"):
+    with _as_checkpoint_error(repository, "files"):
         return Path(snapshot_download(repository, allow_patterns=CONFIGURATION, ignore_patterns=IN_FOLDERS))
 
 
@@ -35,7 +35,7 @@ def fetch_weights(directory: Path) -> None:
     from huggingface_hub import HfApi, snapshot_download
 
     repository, commit = place
-    with _said(repository, "its weights"):
+    with _as_checkpoint_error(repository, "weights"):
         missing = [name for name in _weight_names(directory) if not (directory / name).is_file()]
         sizes = [entry.size for entry in HfApi().get_paths_info(repository, missing, revision=commit)]
         print(f"{repository}: fetching {len(sizes)} files of weights, {sum(sizes) / 1e9:.1f} GB", file=sys.stderr)
@@ -54,11 +54,11 @@ def read_headers(directory: Path) -> dict[str, Tensor] | None:
 
     repository, commit = place
     try:
-        with _said(repository, "its weights"):
-            found = HfApi().get_safetensors_metadata(repository, revision=commit).files_metadata
+        with _as_checkpoint_error(repository, "weights"):
+            metadata_of = HfApi().get_safetensors_metadata(repository, revision=commit).files_metadata
         return {
             name: _tensor(directory / file, name, info.dtype, tuple(info.shape), info.data_offsets)
-            for file, metadata in found.items()
+            for file, metadata in metadata_of.items()
             for name, info in metadata.tensors.items()
         }
     except NotASafetensorsRepoError:
@@ -94,8 +94,8 @@ def _weight_names(directory: Path) -> list[str]:
 
 
 @contextmanager
-def _said(repository: str, what: str) -> Iterator[None]:
-    """What the hub's client raises, in our words."""
+def _as_checkpoint_error(repository: str, what: str) -> Iterator[None]:
+    """Raises CheckpointError for what the hub's client raises."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -108,21 +108,21 @@ def _said(repository: str, what: str) -> Iterator[None]:
         yield
     except HFValidationError as error:
         raise CheckpointError(
-            f"{repository}: expected a local directory or a Hugging Face repository id, found neither ({error})"
+            f"{repository}: neither a local directory nor a Hugging Face repository id ({error})"
         ) from None
     except GatedRepoError:
         raise CheckpointError(
-            f"{repository}: expected access to the repository, found that it is gated",
+            f"{repository}: the repository is gated",
             hint=f"accept its licence at https://huggingface.co/{repository}, then: hf auth login",
         ) from None
     except RepositoryNotFoundError:
         raise CheckpointError(
-            f"{repository}: expected a local directory or a Hugging Face repository, found neither",
+            f"{repository}: neither a local directory nor a Hugging Face repository",
             hint="check the spelling; for a private repository: hf auth login",
         ) from None
     except (LocalEntryNotFoundError, HTTPError, OSError) as error:
         raise CheckpointError(
-            f"{repository}: expected {what} in the Hugging Face cache or a reachable hub, found neither"
+            f"{repository}: no {what} in the Hugging Face cache, and the hub cannot be reached"
             f" ({type(error).__name__})",
             hint=f"on a machine with network: hf download {repository}",
         ) from None

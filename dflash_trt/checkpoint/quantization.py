@@ -48,8 +48,8 @@ def read_quantization(
 
     Raises CheckpointError where the tensors of a module fit no algorithm, or the configuration claims another.
     """
-    found = {module: _algorithm(module, weights) for module in modules}
-    quantised = {module: algorithm for module, algorithm in found.items() if algorithm is not None}
+    algorithms = {module: _algorithm(module, weights) for module in modules}
+    quantised = {module: algorithm for module, algorithm in algorithms.items() if algorithm is not None}
     fp8_kv_cache = any(f"{layer}.k_proj.k_scale" in weights for layer in attention)
     _check_claims(config, quantised, fp8_kv_cache)
     return Quantization(modules=quantised, fp8_kv_cache=fp8_kv_cache)
@@ -129,9 +129,7 @@ def _check_claims(config: Facts, modules: dict[str, str], fp8_kv_cache: bool) ->
         claim = section.optional("quant_algo", section.text)  # none: only the context cache
         claims.append((f"{config.file}: quantization_config.quant_algo", claim))
     if actual is not None and not claims:
-        raise CheckpointError(
-            f"{config.file}: expected quantization_config or {HF_QUANT_CONFIG} for {actual} tensors, found neither"
-        )
+        raise CheckpointError(f"{config.file}: missing quantization_config or {HF_QUANT_CONFIG} for {actual} tensors")
     for place, claim in claims:
         if claim != actual:
             raise CheckpointError(f"{place}: expected {actual} (the tensors), found {claim}")

@@ -28,9 +28,7 @@ def configuration_directory(name: str) -> Path:
     if path := _local_directory(name):
         return path
     if name.startswith((".", "/", "~")) or not REPOSITORY_ID.fullmatch(name):
-        raise CheckpointError(
-            f"{name!r}: expected a checkpoint directory or a Hugging Face repository id (owner/name), found neither"
-        )
+        raise CheckpointError(f"{name!r}: neither a checkpoint directory nor a Hugging Face repository id (owner/name)")
     return fetch_configuration(name)
 
 

@@ -138,8 +138,10 @@ def _full_layers(config: Facts, types: tuple[str, ...]) -> tuple[int | None, int
         if layers.keys() != {str(i) for i, kind in enumerate(types) if kind == FULL}:
             return None
         own = [layers.section(key) for key in sorted(layers.keys())]
-        found = {tuple(each.optional(key, each.integer) for key in ("num_key_value_heads", "head_dim")) for each in own}
-        return found.pop() if len(found) == 1 else None  # type: ignore[return-value]
+        shapes = {
+            tuple(each.optional(key, each.integer) for key in ("num_key_value_heads", "head_dim")) for each in own
+        }
+        return shapes.pop() if len(shapes) == 1 else None  # type: ignore[return-value]
     if "attention_k_eq_v" not in config:
         return None, None
     has_own_heads = config.flag("attention_k_eq_v")

@@ -62,9 +62,7 @@ def _no_weights(directory: Path) -> CheckpointError:
             " which can run code when they are loaded and are never read",
             hint="convert them to safetensors: https://huggingface.co/docs/safetensors/convert-weights",
         )
-    return CheckpointError(
-        f"{directory}: expected {SINGLE} or {INDEX}, found neither", hint="check the path to the checkpoint"
-    )
+    return CheckpointError(f"{directory}: missing {SINGLE} or {INDEX}", hint="check the path to the checkpoint")
 
 
 def _read_sharded(index: Path) -> dict[str, Tensor]:
@@ -72,7 +70,7 @@ def _read_sharded(index: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for shard in shard_names(index):
         if not (index.parent / shard).is_file():
-            raise CheckpointError(f"{index}: expected shard {shard}, found no such file", hint=REDOWNLOAD)
+            raise CheckpointError(f"{index}: missing shard {shard}", hint=REDOWNLOAD)
         for name, tensor in read_tensors(index.parent / shard).items():
             if weight_map.get(name) != shard:
                 raise CheckpointError(
@@ -81,8 +79,7 @@ def _read_sharded(index: Path) -> dict[str, Tensor]:
             tensors[name] = tensor
     if missing := sorted(weight_map.keys() - tensors.keys()):
         raise CheckpointError(
-            f"{index}: expected tensor {shown(missing[0])} in {weight_map[missing[0]]}, found no such tensor there"
-            f" ({len(missing)} missing in all)",
+            f"{index}: missing tensor {shown(missing[0])} in {weight_map[missing[0]]} ({len(missing)} missing in all)",
             hint=REDOWNLOAD,
         )
     return tensors

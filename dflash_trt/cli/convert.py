@@ -29,8 +29,8 @@ def convert(draft: str, output: Path, layout: str, target: str | None, force: bo
     Example:
       dflash-trt convert z-lab/Qwen3-8B-DFlash-b16 -o speculators-draft --to speculators --target Qwen/Qwen3-8B
     """
-    from dflash_trt.checkpoint.respell import LAYOUTS as WRITERS
-    from dflash_trt.checkpoint.respell import Verifier, respell
+    from dflash_trt.checkpoint.convert_dialect import LAYOUTS as WRITERS
+    from dflash_trt.checkpoint.convert_dialect import Verifier, convert_dialect
 
     if (layout == "speculators") != (target is not None):
         raise click.UsageError("--to speculators needs --target, the target that its files name; no other layout does")
@@ -39,6 +39,6 @@ def convert(draft: str, output: Path, layout: str, target: str | None, force: bo
         config = Facts.load(configuration_directory(target) / "config.json")
         verifier = Verifier(name=target, architectures=config.texts("architectures"))
     checkpoint = read_draft(checkpoint_directory(draft))
-    respell(checkpoint, WRITERS[layout], output, verifier=verifier, force=force)
+    convert_dialect(checkpoint, WRITERS[layout], output, verifier=verifier, force=force)
     click.echo(f"{len(checkpoint.weights)} tensors, {checkpoint.dialect.name} -> {layout}", err=True)
     click.echo(output)

@@ -14,7 +14,7 @@ from dflash_trt.errors import RankError
 
 if TYPE_CHECKING:
     from dflash_trt.doctor.rank_report import Rank
-    from dflash_trt.doctor.status import Finding
+    from dflash_trt.doctor.status import MachineFinding
 
 HASH_DIGITS = 12  # of 64, which tell files apart and fit a column
 
@@ -72,7 +72,7 @@ def doctor(subject: str | None, ranks: bool, as_json: bool, **options: Any) -> N
         click.echo(f"  {finding.name.partition(' (')[0]}: {finding.fix}")
 
 
-def _row(finding: Finding) -> tuple[str, str, str]:
+def _row(finding: MachineFinding) -> tuple[str, str, str]:
     name, _, reason = finding.name.partition(" (")
     missing = f"missing: {reason.removesuffix(')')}" if reason else "missing"
     return name, finding.found or missing, ", ".join(finding.needed_for)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -12,7 +11,7 @@ import msgspec
 from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.cli.plan_options import PlanRequest
 from dflash_trt.deploy.deployment_file import DeploymentFile
-from dflash_trt.deploy.dry_run import dry_run
+from dflash_trt.deploy.dry_run import as_text, dry_run
 from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, GpuMemory
 from dflash_trt.deploy.resolve import ResolvedDeployment, plan_sizes, resolve
 from dflash_trt.engine.drafter_memory import drafter_memory
@@ -32,7 +31,7 @@ def print_dry_run(
     if as_json:
         print_json("dry-run", msgspec.structs.asdict(report) | {"trtexec": commands})
     else:
-        rows = [(setting.key, _text(setting.value), setting.source) for setting in report.settings]
+        rows = [(setting.key, as_text(setting.value), setting.source) for setting in report.settings]
         print_table(f"{name} (settings {report.digest})", ("setting", "value", "from"), rows)
         if report.memory is not None:
             _print_memory(deployment, report.memory)
@@ -55,7 +54,7 @@ def print_plan_dry_run(engine: Path, plans: PlanRequest, *, as_json: bool) -> No
     if as_json:
         print_json("plan-dry-run", {"options": options, "memory": memory, "trtexec": commands})
         return
-    rows = [(field, _text(value)) for field, value in msgspec.to_builtins(options).items()]
+    rows = [(field, as_text(value)) for field, value in msgspec.to_builtins(options).items()]
     rows += [(f"memory.{field}", human_bytes(size)) for field, size in msgspec.to_builtins(memory).items()]
     print_table(f"plans of {engine.name}", ("what", "value"), rows)
     _print_commands(commands)
@@ -95,11 +94,3 @@ def _print_memory(deployment: ResolvedDeployment, memory: GpuMemory) -> None:
 
 def _bounded(number: int, bound: int) -> str:
     return "any" if number == bound else str(number)
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {item}" for key, item in value.items())
-    return str(value).lower() if isinstance(value, bool) else str(value)

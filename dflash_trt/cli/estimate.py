@@ -12,7 +12,7 @@ import msgspec
 from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.picture import PICTURE
-from dflash_trt.files.write import Kind, check_replaceable
+from dflash_trt.files.write import OutputKind, check_replaceable
 from dflash_trt.observe.plots.methods import TITLES
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def _signed(count: int) -> str:
     return f"-{human_bytes(-count)}" if count < 0 else human_bytes(count)
 
 
-def _check_file(option: str, file: Path | None, suffix: str, kind: Kind) -> None:
+def _check_file(option: str, file: Path | None, suffix: str, kind: OutputKind) -> None:
     if file is None:
         return
     if file.suffix != suffix or not file.parent.is_dir():

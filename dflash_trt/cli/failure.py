@@ -53,17 +53,14 @@ def fail_usage(error: click.ClickException) -> int:
 def fail_import(error: ModuleNotFoundError) -> int:
     """For a package that an extra brings; any other is a bug of ours."""
     if error.name == "dflash_trt._C":
-        found, hint = (
-            "the compiled module dflash_trt._C, found it not built",
-            "in the source directory: pip install -e .",
-        )
-        return fail(MissingDependencyError(f"expected {found}", hint=hint))
+        hint = "in the source directory: pip install -e ."
+        return fail(MissingDependencyError("the compiled module dflash_trt._C is not built", hint=hint))
     module = (error.name or "").partition(".")[0]
     if module not in EXTRAS:
         return report_bug()
     return fail(
         MissingDependencyError(
-            f"expected the package {PACKAGES.get(module, module)}, found it not installed",
+            f"missing package {PACKAGES.get(module, module)}",
             hint=f"pip install 'dflash-trt[{EXTRAS[module]}]'",
         )
     )

@@ -56,13 +56,15 @@ def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool
 def _print_catalog(*, as_json: bool) -> None:
     from dflash_trt.deploy.catalog import COLUMNS, catalog, entry, row
 
-    found = catalog()
+    known_drafts = catalog()
     if as_json:
-        drafts = [entry(known) for known in found.drafts]
-        print_json("inspect", {"kind": "catalog", "catalog": {"source": found.source, "drafts": drafts}})
+        drafts = [entry(draft) for draft in known_drafts.drafts]
+        print_json("inspect", {"kind": "catalog", "catalog": {"source": known_drafts.source, "drafts": drafts}})
         return
-    print_table("Known drafts", COLUMNS, [row(known) for known in found.drafts])
-    click.echo(f"Facts: {found.source}. Runtimes, speed-ups and deployments: docs/checkpoints.md, or --json.", err=True)
+    print_table("Known drafts", COLUMNS, [row(draft) for draft in known_drafts.drafts])
+    click.echo(
+        f"Facts: {known_drafts.source}. Runtimes, speed-ups and deployments: docs/checkpoints.md, or --json.", err=True
+    )
 
 
 def _describe(path: str, target: str | None) -> dict[str, object]:

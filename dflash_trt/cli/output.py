@@ -80,8 +80,8 @@ def _as_narrow_as(header: str, width: int) -> str:
 
 def _are_numbers(values: Sequence[str]) -> bool:
     """Whether a column holds numbers, with or without a unit, and nothing else."""
-    found = [value for value in values if value not in NO_NUMBER]
-    return bool(found) and all(NUMBER.fullmatch(value) for value in found)
+    shown = [value for value in values if value not in NO_NUMBER]
+    return bool(shown) and all(NUMBER.fullmatch(value) for value in shown)
 
 
 @contextmanager

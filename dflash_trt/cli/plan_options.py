@@ -80,14 +80,14 @@ def plan_options(command: Command) -> Command:
     return command
 
 
-def plan_request(given: dict[str, Any]) -> PlanRequest:
+def plan_request(settings: dict[str, Any]) -> PlanRequest:
     """Raises UsageError when an option is given for plans that nobody asks for."""
-    is_wanted = given.pop("backend") == "tensorrt"
-    for name, value in given.items():
+    is_wanted = settings.pop("backend") == "tensorrt"
+    for name, value in settings.items():
         if not is_wanted and value not in (None, False):
             raise click.UsageError(f"--{name.replace('_', '-')} is for --backend tensorrt")
-    cache = _timing_cache(given.pop("timing_cache"), given.pop("reproducible"))
-    changes = {name: value for name, value in given.items() if value is not None}
+    cache = _timing_cache(settings.pop("timing_cache"), settings.pop("reproducible"))
+    changes = {name: value for name, value in settings.items() if value is not None}
     if "workspace_gib" in changes:
         if not math.isfinite(changes["workspace_gib"]):
             raise click.UsageError(f"--workspace-gib: expected a finite number, found {changes['workspace_gib']}")

@@ -59,8 +59,8 @@ def _span(low: str, high: str) -> str:
 
 def _parts(parts: list[Part]) -> Iterator[tuple[str, ...]]:
     for part in parts:
-        beside = () if part.reference_tau is None else (_mean(part.reference_tau), _loss(part.tau_loss))
-        yield (part.name or "-", str(part.tau.num_prompts if part.tau else 0), _mean(part.tau), *beside)
+        reference = () if part.reference_tau is None else (_mean(part.reference_tau), _loss(part.tau_loss))
+        yield (part.name or "-", str(part.tau.num_prompts if part.tau else 0), _mean(part.tau), *reference)
 
 
 def _mean(tau: Mean | None) -> str:

@@ -71,7 +71,7 @@ def serve_config(
     if as_json and file is None:
         raise click.UsageError("--json is for --list and --check: what is written for a runtime is data already")
     if not host:
-        raise click.UsageError("--host: expected an address, found none: servers would bind every interface")
+        raise click.UsageError("--host: missing address: servers would bind every interface")
     deployment = None if source is None else read_deployment(source, target, draft, gpus)
     if file is not None:
         if deployment is not None:
@@ -103,7 +103,7 @@ def read_deployment(source: str, target: str | None, draft: str | None, gpus: st
     directory = Path(source)
     if not directory.is_dir():
         raise ConfigError(
-            f"{source}: expected a deployment's file (.yaml) or name, or a directory, found none of them",
+            f"{source}: neither a deployment's file (.yaml) or name, nor a directory",
             hint="dflash-trt serve-config --list",
         )
     return resolve(directory_deployment(directory, target=target, gpus=gpus), directory.resolve().name)
@@ -113,11 +113,11 @@ def _print_list(as_json: bool) -> None:
     files = shipped_deployments()
     listed = {name: load_deployment(file) for name, file in files.items()}
     if as_json:
-        entries = [{"name": name, "file": str(files[name]), **to_builtins(one)} for name, one in listed.items()]
+        entries = [{"name": name, "file": str(files[name]), **to_builtins(file)} for name, file in listed.items()]
         print_json("deployments", {"deployments": entries})
         return
     columns = ("name", "target", "GPUs", "purpose", "mode", "recipe")
-    rows = [(name, one.target, one.gpus, one.purpose, one.mode, one.recipe) for name, one in listed.items()]
+    rows = [(name, f.target, f.gpus, f.purpose, f.mode, f.recipe) for name, f in listed.items()]
     print_table(f"{len(rows)} deployments", columns, rows)
     click.echo(f"to change one, copy its file from {next(iter(files.values())).parent}", err=True)
 

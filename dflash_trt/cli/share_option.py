@@ -27,7 +27,7 @@ def num_bytes(context: click.Context, parameter: click.Parameter, text: str | No
     """`400MiB`, `0.5 GB` and `4096` as bytes; usage error for anything else."""
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]i?B|B|)", text, flags=re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]i?B|B|)", text, flags=re.ASCII)
+    if match is None:
         raise click.BadParameter(f"expected bytes such as 400MiB or 4096, found {text!r}", context, parameter)
-    return int(float(found[1]) * UNITS[found[2]])
+    return int(float(match[1]) * UNITS[match[2]])

@@ -13,13 +13,13 @@ from dflash_trt.cli.estimate import open_acceptances, open_system, read_file
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import quoted
-from dflash_trt.files.write import Kind, new_file
+from dflash_trt.files.write import OutputKind, new_file
 
 if TYPE_CHECKING:
     from dflash_trt.deploy.deployment_file import DeploymentFile
     from dflash_trt.observe.estimate.tuning import Candidate, Tuning
 
-DEPLOYMENT = Kind(name="a deployment file", recognizes=lambda file: False, form="file", option="--output FILE")
+DEPLOYMENT = OutputKind(name="a deployment file", recognizes=lambda file: False, form="file", option="--output FILE")
 """People edit them: none is replaced."""
 RECIPES = {"native": ("bf16", "nvfp4-native"), "engine": ("bf16", "fp8", "nvfp4")}
 

@@ -118,11 +118,11 @@ def verify(
     from dflash_trt.runtime.prompts import read_prompts
 
     if (config := deployment_path(str(engine))) is not None:
-        given = {
+        refused = {
             "--reference": reference, "--max-tau-loss": max_tau_loss, "--plot": plot,
             "--dtype": None if dtype == "auto" else dtype,
         }  # fmt: skip
-        if name := next((name for name, value in given.items() if value is not None), None):
+        if name := next((name for name, value in refused.items() if value is not None), None):
             raise click.UsageError(f"{name} is for engine directories, found the deployment {config}")
         from dflash_trt.cli.verify_deployment import verify_deployment
 
@@ -189,8 +189,8 @@ def _refuse_decoding_options(context: click.Context) -> None:
     """Raises UsageError for an option of decoding with the target: --features has its answers already."""
     for parameter in context.command.params:
         name = parameter.name or ""
-        given = context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
-        if given and name in ("target", "prompt_file", "chat", "max_tokens", "dtype", "plot"):
+        is_given = context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
+        if is_given and name in ("target", "prompt_file", "chat", "max_tokens", "dtype", "plot"):
             raise click.UsageError(f"{parameter.opts[0]} cannot be used with --features")
 
 

@@ -11,10 +11,10 @@ from dflash_trt.cli.output import print_table
 if TYPE_CHECKING:
     from dflash_trt.measure.drafter_error import DrafterError
     from dflash_trt.measure.replay_report import ReplayedEngine
-    from dflash_trt.measure.verification_report import Comparison, EngineReport, Report
+    from dflash_trt.measure.verification_report import Comparison, EngineReport, VerificationReport
 
 
-def print_report(report: Report) -> None:
+def print_report(report: VerificationReport) -> None:
     """Prints one table each for the verdict, acceptance by position and error by layer."""
     engines = {"engine": report.engine}
     if report.reference is not None:

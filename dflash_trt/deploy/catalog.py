@@ -58,8 +58,8 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def facts(self) -> PartialDraftSpec | None:
         """What is known of its architecture."""
-        known = published_drafts().get(self.draft)
-        return self.spec if known is None else known.spec
+        published = published_drafts().get(self.draft)
+        return self.spec if published is None else published.spec
 
     def weight_bytes(self) -> dict[str, int] | None:
         """Of the linear layers by precision, fc always in BF16; None where the facts are not known."""
@@ -72,7 +72,7 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that is known."""
+    """All known drafts."""
 
     source: str
     families: dict[str, Family]
@@ -85,13 +85,13 @@ def catalog() -> Catalog:
     return read_json(DATA / "catalog.json", Catalog, ConfigError, what="the package's data")
 
 
-def entry(known: KnownDraft) -> dict[str, object]:
+def entry(draft: KnownDraft) -> dict[str, object]:
     """One draft for JSON: facts, memory, and what holds for its family."""
-    family = catalog().families[known.family]
+    family = catalog().families[draft.family]
     return {
-        **msgspec.structs.asdict(known),
-        "spec": known.facts,
-        "weight_bytes": known.weight_bytes(),
+        **msgspec.structs.asdict(draft),
+        "spec": draft.facts,
+        "weight_bytes": draft.weight_bytes(),
         **msgspec.structs.asdict(family),
     }
 
@@ -99,12 +99,12 @@ def entry(known: KnownDraft) -> dict[str, object]:
 COLUMNS = ("draft", "target", "layers", "H", "heads", "S", "taps", "BF16", "FP8", "NVFP4")
 
 
-def row(known: KnownDraft) -> tuple[str, ...]:
+def row(draft: KnownDraft) -> tuple[str, ...]:
     """The same for a table; "?" is not known."""
-    facts, sizes = known.facts, known.weight_bytes()
+    facts, sizes = draft.facts, draft.weight_bytes()
     if facts is None or sizes is None:
-        return (known.draft, known.target, *["?"] * (len(COLUMNS) - 2))
+        return (draft.draft, draft.target, *["?"] * (len(COLUMNS) - 2))
     heads = f"{facts.num_attention_heads}-{facts.num_key_value_heads} ({facts.head_dim})"
     taps = ", ".join(map(str, facts.target_layer_ids))
     numbers = (facts.num_layers, facts.hidden_size, heads, facts.block_size, taps)
-    return (known.draft, known.target, *map(str, numbers), *(f"{size / 1e9:.2f} GB" for size in sizes.values()))
+    return (draft.draft, draft.target, *map(str, numbers), *(f"{size / 1e9:.2f} GB" for size in sizes.values()))

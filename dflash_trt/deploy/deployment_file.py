@@ -91,7 +91,7 @@ def deployment_path(name: str) -> Path | None:
     near = closest(stem, shipped, "name")
     if is_file or (near and "/" not in name):
         raise ConfigError(
-            f"{name}: expected what is here or the name of a shipped deployment, found neither{near}",
+            f"{name}: neither a path here nor the name of a shipped deployment{near}",
             hint="dflash-trt serve-config --list",
         )
     return None

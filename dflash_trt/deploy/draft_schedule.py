@@ -11,9 +11,9 @@ Schedule = tuple[tuple[int, int], ...]
 """Smallest batch and drafts from there on, smallest batch first; 0 drafts is plain decoding."""
 
 
-def read_schedule(given: Mapping[int, int], draft_tokens: int, where: str) -> Schedule:
+def read_schedule(lengths: Mapping[int, int], draft_tokens: int, where: str) -> Schedule:
     """The schedule of a deployment file; raises ConfigError, naming `where`, for one that cannot be meant."""
-    schedule = tuple(sorted(given.items()))
+    schedule = tuple(sorted(lengths.items()))
     if not schedule or schedule[0] != (1, draft_tokens):
         found = f"{{{schedule[0][0]}: {schedule[0][1]}, ...}}" if schedule else "{}"
         raise ConfigError(

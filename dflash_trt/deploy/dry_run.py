@@ -75,6 +75,15 @@ def fitting_deployment(file: DeploymentFile, name: str, *, draft: str, target: s
     return deployment
 
 
+def as_text(value: Any) -> str:
+    """A setting's value as YAML writes it, on one line; '-' for none."""
+    if value is None:
+        return "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _config(deployment: ResolvedDeployment) -> CheckedConfig:
     return deployment_config(deployment, load_schema("trtllm", None), trtllm_arguments(deployment, "dflash"))
 
@@ -85,7 +94,7 @@ def _defaults(config: CheckedConfig) -> list[Setting]:
     given = config.document["speculative_config"]
     source = f"schema: TensorRT-LLM {schema.version}"
     return [
-        Setting(f"speculative_config.{key}", described["default"], source)
+        Setting(f"speculative_config.{key}", as_text(described["default"]), source)
         for key, described in schema.properties("DFlashDecodingConfig").items()
         if key not in given and described.get("default") is not None
     ]

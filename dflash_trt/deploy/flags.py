@@ -22,7 +22,7 @@ PROGRAMS = {
     ),
 }
 POSITIONAL = {"vllm": "model_tag"}
-NEGATABLE = {"vllm"}  # every switch has a --no- form; SGLang's are only ever given
+NEGATABLE = {"vllm"}  # every switch has a --no- form; SGLang's have none
 
 
 def command_text(runtime: str, arguments: dict[str, Any]) -> str:
@@ -83,11 +83,11 @@ def normalize(document: dict[str, Any], schema: Schema) -> dict[str, Any]:
 
 def _read_flag(flag: str, values: list[str], schema: Schema) -> tuple[str, Any]:
     names = schema.names()
-    given = flag.lstrip("-").replace("-", "_")
-    name = names.get(given, given)
+    key = flag.lstrip("-").replace("-", "_")
+    name = names.get(key, key)
     if not values:
-        is_negated = given not in names and given.startswith("no_") and given[3:] in names
-        return (names[given[3:]], False) if is_negated else (name, True)
+        is_negated = key not in names and key.startswith("no_") and key[3:] in names
+        return (names[key[3:]], False) if is_negated else (name, True)
     described = schema.properties().get(name, {})
     types = described.get("type", [])
     if len(values) > 1 or ("array" in types and "string" not in types):

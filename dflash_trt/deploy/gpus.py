@@ -18,7 +18,7 @@ MAX_GPUS = 8  # of one node; a deployment is one node
 COUNTS = {str(count): count for count in range(1, MAX_GPUS + 1)}
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU model."""
 
     title: str
@@ -37,7 +37,7 @@ class Gpus(msgspec.Struct, frozen=True):
     """Some GPUs of one model in one node."""
 
     name: str
-    gpu: Gpu
+    gpu: GpuSpec
     count: int
 
     def __str__(self) -> str:
@@ -45,9 +45,9 @@ class Gpus(msgspec.Struct, frozen=True):
 
 
 @cache
-def known_gpus() -> dict[str, Gpu]:
+def known_gpus() -> dict[str, GpuSpec]:
     """By the name that deployments use."""
-    return read_json(DATA / "gpus.json", dict[str, Gpu], ConfigError, what="the package's data")
+    return read_json(DATA / "gpus.json", dict[str, GpuSpec], ConfigError, what="the package's data")
 
 
 def parse_gpus(text: str, where: str) -> Gpus:

@@ -21,7 +21,7 @@ PAGE_TOKENS = 32
 MAX_BATCH, MAX_TOKENS = 2**16, 2**24  # bounds of the search for what fits: beyond them memory is no bound
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class ServingLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What a deployment asks of each GPU."""
 
     gpus: Gpus
@@ -82,19 +82,19 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
     """That fits with the deployment's max_batch_size; 0 where none does."""
 
 
-def arena_bytes(load: Load) -> int:
+def arena_bytes(load: ServingLoad) -> int:
     """The dense context arena: one slot a request and one for padding, each as long as the longest request."""
     rows = load.max_seq_len + load.draft_tokens + 1
     return (load.max_batch_size + 1) * rows * _context_row_bytes(load)
 
 
-def paged_arena_bytes(load: Load) -> int:
+def paged_arena_bytes(load: ServingLoad) -> int:
     """The same where TensorRT-LLM keeps a private paged arena: slots rounded up to whole pages."""
     pages = -(-(load.max_seq_len + load.draft_tokens + 1) // PAGE_TOKENS)
     return (load.max_batch_size + 1) * pages * PAGE_TOKENS * _context_row_bytes(load)
 
 
-def gpu_memory(load: Load) -> GpuMemory:
+def gpu_memory(load: ServingLoad) -> GpuMemory:
     """What `load` leaves, and the largest batch and context that would fit."""
     items, unknown = memory_items(load)
     free = _free(load, items)
@@ -116,7 +116,7 @@ def gpu_memory(load: Load) -> GpuMemory:
     )
 
 
-def memory_items(load: Load) -> tuple[tuple[Item, ...], tuple[str, ...]]:
+def memory_items(load: ServingLoad) -> tuple[tuple[Item, ...], tuple[str, ...]]:
     """What is allocated beside the cache pool, and what is not counted because its size is not known."""
     target, ranks = load.target, load.ranks
     unknown = []
@@ -137,7 +137,7 @@ def memory_items(load: Load) -> tuple[tuple[Item, ...], tuple[str, ...]]:
     return tuple(items), tuple(unknown)
 
 
-def _drafter(load: Load, draft: DraftSizes) -> list[Item]:
+def _drafter(load: ServingLoad, draft: DraftSizes) -> list[Item]:
     shared = f"layers 1/{load.drafter_ranks}, fc whole" if load.drafter_ranks > 1 else "whole on every GPU"
     items = [Item("drafter weights", draft.weight_bytes(load.algorithms, load.drafter_ranks), shared)]
     if load.is_dense:
@@ -148,7 +148,7 @@ def _drafter(load: Load, draft: DraftSizes) -> list[Item]:
     return items
 
 
-def _captured(load: Load, draft: DraftSizes) -> list[Item]:
+def _captured(load: ServingLoad, draft: DraftSizes) -> list[Item]:
     spec = draft.spec
     size = 2 * load.max_num_tokens * spec.target_hidden_size
     how = f"{load.max_num_tokens} tokens, {len(spec.target_layer_ids)} taps, BF16"
@@ -172,7 +172,7 @@ def num_cuda_graphs(max_batch_size: int) -> int:
     return len([size for size in small if size <= max_batch_size]) + len(large) + int(is_one_more)
 
 
-def request_bytes(load: Load) -> int | None:
+def request_bytes(load: ServingLoad) -> int | None:
     """Pool bytes of one request of max_seq_len tokens; None where the target's are not known."""
     if load.target is None or load.target.cache is None:
         return None
@@ -184,16 +184,16 @@ def request_bytes(load: Load) -> int | None:
     return cache + load.max_seq_len * rows
 
 
-def _context_row_bytes(load: Load) -> int:
+def _context_row_bytes(load: ServingLoad) -> int:
     assert load.draft is not None, "plain decoding has no context rows"
     return load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_cache, ranks=load.drafter_ranks)
 
 
-def _free(load: Load, items: tuple[Item, ...]) -> int:
+def _free(load: ServingLoad, items: tuple[Item, ...]) -> int:
     return load.gpus.gpu.memory_bytes - sum(item.bytes for item in items if not item.is_late)
 
 
-def _fits(load: Load) -> bool:
+def _fits(load: ServingLoad) -> bool:
     items, _ = memory_items(load)
     free = _free(load, items)
     return free >= 0 and int(free * load.pool_fraction) >= (request_bytes(load) or 0)

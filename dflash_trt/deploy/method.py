@@ -17,7 +17,7 @@ def eagle3_of(deployment: ResolvedDeployment) -> Eagle3:
     """The EAGLE-3 drafter that the deployment names; raises ConfigError where it names none."""
     if deployment.eagle3 is None:
         raise ConfigError(
-            f"{deployment.name}: eagle3: expected the EAGLE-3 drafter to compare with, found no such key",
+            f"{deployment.name}: missing key eagle3: expected the EAGLE-3 drafter to compare with",
             hint="add to the file: eagle3: {model: DIRECTORY_OR_REPOSITORY, draft_tokens: 3}",
         )
     return deployment.eagle3

@@ -51,15 +51,15 @@ class PublishedTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """TensorRT-LLM's expert kernels by the GPU's major compute capability, where its guides name one."""
 
 
-class _Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _PublishedFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source: str
     drafts: tuple[PublishedDraft, ...]
     targets: tuple[PublishedTarget, ...]
 
 
 @cache
-def _published() -> _Published:
-    return read_json(DATA / "checkpoints.json", _Published, ConfigError, what="the package's data")
+def _published() -> _PublishedFacts:
+    return read_json(DATA / "checkpoints.json", _PublishedFacts, ConfigError, what="the package's data")
 
 
 @cache

@@ -39,12 +39,12 @@ def check_with_package(schema: Schema, document: dict[str, Any]) -> Iterator[Fin
     TensorRT-LLM's classes are asked in the release that is asked about. The parser of another release of vLLM or SGLang
     is asked, too: what it refuses is a warning.
     """
-    found = installed_version(schema.runtime)
+    installed = installed_version(schema.runtime)
     if schema.runtime == "trtllm":
-        if found == schema.version:
+        if installed == schema.version:
             yield from check_trtllm(import_module("tensorrt_llm.llmapi.llm_args").TorchLlmArgs, document)
-    elif found is not None:
-        yield from _check_command(schema, document, found)
+    elif installed is not None:
+        yield from _check_command(schema, document, installed)
 
 
 def check_trtllm(arguments: Any, document: dict[str, Any]) -> Iterator[Finding]:
@@ -59,10 +59,10 @@ def check_trtllm(arguments: Any, document: dict[str, Any]) -> Iterator[Finding]:
         yield _refused("TorchLlmArgs", "TorchLlmArgs", f"{type(problem).__name__}: {problem}", ERROR)
 
 
-def _check_command(schema: Schema, document: dict[str, Any], found: str) -> Iterator[Finding]:
+def _check_command(schema: Schema, document: dict[str, Any], installed: str) -> Iterator[Finding]:
     """The command line of `document`, read by the runtime's parser in a process of its own, because parsers exit."""
     words = shlex.split(command_text(schema.runtime, document).replace("\\\n", " "))
-    name = f"the parser of {schema.runtime} {found}"
+    name = f"the parser of {schema.runtime} {installed}"
     command = [sys.executable, "-m", PARSE, schema.runtime, *words]
     try:
         result = subprocess.run(  # noqa: S603 - our own module, arguments as words
@@ -77,7 +77,7 @@ def _check_command(schema: Schema, document: dict[str, Any], found: str) -> Iter
             "runtime", UNCHECKED, schema.runtime, f"{name} cannot be asked: {lines[-1]}", "repair its package"
         )
     elif result.returncode != 0:
-        severity = ERROR if found == schema.version else WARNING
+        severity = ERROR if installed == schema.version else WARNING
         yield _refused(name, schema.runtime, lines[-1], severity)
 
 

@@ -213,6 +213,6 @@ def _served_draft(file: DeploymentFile, name: str, draft: str | None) -> tuple[s
 
 
 def _moe_backend(target: str, gpus: Gpus) -> tuple[str | None, str]:
-    known = published_targets().get(target)
-    backend = None if known is None else known.moe_backend.get(str(gpus.gpu.compute_capability[0]))
+    published = published_targets().get(target)
+    backend = None if published is None else published.moe_backend.get(str(gpus.gpu.compute_capability[0]))
     return backend, "runtime's own choice" if backend is None else f"published for {gpus.gpu.sm}"

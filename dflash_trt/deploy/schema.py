@@ -113,11 +113,11 @@ def versions(runtime: str) -> list[str]:
 
 def load_schema(runtime: str, version: str | None = None) -> Schema:
     """The schema of a release, the newest unless said otherwise; raises ConfigError for one that is not known."""
-    known = versions(runtime)
-    chosen = version or known[-1]
-    if chosen not in known:
+    releases = versions(runtime)
+    chosen = version or releases[-1]
+    if chosen not in releases:
         raise ConfigError(
-            f"{runtime}: expected a version whose schema is known ({', '.join(known)}), found {chosen!r}"
-            f"{closest(chosen, known, 'version')}"
+            f"{runtime}: expected a version whose schema is known ({', '.join(releases)}), found {chosen!r}"
+            f"{closest(chosen, releases, 'version')}"
         )
     return schemas()[runtime, chosen]

@@ -24,12 +24,12 @@ def check_schema(schema: Schema, document: dict[str, Any]) -> Iterator[Finding]:
     """One finding a problem, in the order of the document."""
     errors = list(validator_class()(schema.json).iter_errors(document))
     mistyped = {tuple(error.absolute_path) for error in errors if error.validator == "type"}
-    found: list[tuple[list[int], Finding]] = []
+    findings: list[tuple[list[int], Finding]] = []
     for error in errors:
         path = tuple(error.absolute_path)
         if error.validator == "type" or path not in mistyped:  # what has the wrong type breaks other bounds as well
-            found += [(_position(document, place), finding) for place, finding in _findings(schema, error, path)]
-    yield from (finding for _, finding in sorted(found, key=lambda entry: entry[0]))
+            findings += [(_position(document, place), finding) for place, finding in _findings(schema, error, path)]
+    yield from (finding for _, finding in sorted(findings, key=lambda entry: entry[0]))
 
 
 def _findings(schema: Schema, error: Any, path: Path) -> Iterator[tuple[Path, Finding]]:
@@ -41,7 +41,7 @@ def _findings(schema: Schema, error: Any, path: Path) -> Iterator[tuple[Path, Fi
     elif error.validator == "required":
         for missing in (name for name in wanted if name not in value):
             choices = error.schema["properties"][missing]["enum"]
-            problem = f"expected one of {_list(choices)}, found no such key"
+            problem = f"missing key: expected one of {_list(choices)}"
             yield (*path, missing), Finding("missing-key", ERROR, _dotted((*path, missing)), problem, "add it")
     elif error.validator == "type":
         words = [WORDS[kind] for kind in ([wanted] if isinstance(wanted, str) else wanted)]
@@ -67,7 +67,7 @@ def _unknown_key(schema: Schema, definition: dict[str, Any], key: str, name: str
     # A word like no other may be a key that came with the release; a slip of the pen resembles one.
     severity = WARNING if elsewhere and near is None else ERROR
     release = f"{PACKAGES[schema.runtime]} {schema.version}{read}"
-    problem = f"expected a key of {definition['title']} ({release}), found an unknown one"
+    problem = f"unknown key of {definition['title']} ({release})"
     return Finding("unknown-key", severity, key, problem, _write(near, "remove it"))
 
 

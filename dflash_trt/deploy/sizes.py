@@ -95,8 +95,8 @@ def draft_sizes(name: str) -> DraftSizes | None:
     if is_directory(name):
         checkpoint = read_draft(Path(name))
         return DraftSizes(name=name, spec=checkpoint.spec, checkpoint=checkpoint)
-    known = published_drafts().get(name)
-    return None if known is None else DraftSizes(name=name, spec=known.spec)
+    published = published_drafts().get(name)
+    return None if published is None else DraftSizes(name=name, spec=published.spec)
 
 
 def target_sizes(name: str) -> TargetSizes | None:
@@ -106,21 +106,21 @@ def target_sizes(name: str) -> TargetSizes | None:
     """
     if is_directory(name):
         return _read_target_sizes(name)
-    known = published_targets().get(name)
-    return None if known is None else _published_sizes(known)
+    published = published_targets().get(name)
+    return None if published is None else _published_sizes(published)
 
 
-def _published_sizes(known: PublishedTarget) -> TargetSizes:
-    spec, cache, experts = known.spec, known.cache, known.experts
+def _published_sizes(published: PublishedTarget) -> TargetSizes:
+    spec, cache, experts = published.spec, published.cache, published.experts
     H, L = spec.hidden_size, spec.num_hidden_layers
     expert = 3 * H * experts.intermediate_size
-    attention = 2 * H * cache.head_dim * (known.num_attention_heads + cache.num_key_value_heads)
+    attention = 2 * H * cache.head_dim * (published.num_attention_heads + cache.num_key_value_heads)
     vocabulary = 2 * spec.vocab_size * H
     return TargetSizes(
-        name=known.target,
+        name=published.target,
         spec=spec,
         cache=cache,
-        num_attention_heads=known.num_attention_heads,
+        num_attention_heads=published.num_attention_heads,
         expert_bytes=round(L * experts.num_experts * expert * experts.bits / 8),
         dense_bytes=round((L * attention + vocabulary) * BF16_BITS / 8),
     )

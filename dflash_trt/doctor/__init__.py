@@ -10,7 +10,7 @@ from importlib import metadata
 
 from dflash_trt.doctor.gpu_report import gpus
 from dflash_trt.doctor.plugin_report import plugin_library
-from dflash_trt.doctor.status import Finding
+from dflash_trt.doctor.status import MachineFinding
 
 RUNNING = ("generate", "verify", "capture")
 # A package, the commands that need it, and the extra of pyproject.toml that brings it.
@@ -31,17 +31,17 @@ TOOLS = {
 }
 
 
-def examine() -> list[Finding]:
+def examine() -> list[MachineFinding]:
     """Looks at Python, packages, tools, plugin and GPUs; loads none of them and never fails for what is missing."""
     return [
-        Finding(name="Python", found=platform.python_version()),
-        Finding(name="CPU", found=f"{platform.machine()}, {cpu_model()}"),
+        MachineFinding(name="Python", found=platform.python_version()),
+        MachineFinding(name="CPU", found=f"{platform.machine()}, {cpu_model()}"),
         *(
-            Finding(name=name, found=_version(name), needed_for=commands, fix=fix)
+            MachineFinding(name=name, found=_version(name), needed_for=commands, fix=fix)
             for name, (commands, fix) in PACKAGES.items()
         ),
         *(
-            Finding(name=name, found=_tool(name), needed_for=commands, fix=fix)
+            MachineFinding(name=name, found=_tool(name), needed_for=commands, fix=fix)
             for name, (commands, fix) in TOOLS.items()
         ),
         plugin_library(),

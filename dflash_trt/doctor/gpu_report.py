@@ -6,13 +6,13 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
-from dflash_trt.doctor.status import Finding
+from dflash_trt.doctor.status import MachineFinding
 
 NEEDED_FOR = ("TensorRT plans", "serving with TensorRT-LLM")
 FIX = "run this on the GPU machine; the driver: https://www.nvidia.com/drivers"
 
 
-def gpus() -> list[Finding]:
+def gpus() -> list[MachineFinding]:
     """Driver, CUDA version, every GPU and the NVLinks among them; one missing finding without a driver."""
     import pynvml
 
@@ -24,8 +24,8 @@ def gpus() -> list[Finding]:
         devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         version = pynvml.nvmlSystemGetCudaDriverVersion_v2()
         return [
-            Finding(name="NVIDIA driver", found=str(pynvml.nvmlSystemGetDriverVersion())),
-            Finding(name="CUDA of the driver", found=f"{version // 1000}.{version % 1000 // 10}"),
+            MachineFinding(name="NVIDIA driver", found=str(pynvml.nvmlSystemGetDriverVersion())),
+            MachineFinding(name="CUDA of the driver", found=f"{version // 1000}.{version % 1000 // 10}"),
             *([] if devices else [_missing("the driver reports none")]),
             *(_gpu(pynvml, index, device) for index, device in enumerate(devices)),
             *([_links(pynvml, devices)] if len(devices) > 1 else []),
@@ -34,21 +34,21 @@ def gpus() -> list[Finding]:
         pynvml.nvmlShutdown()
 
 
-def _missing(reason: str) -> Finding:
-    return Finding(name=f"NVIDIA GPU ({reason})", found=None, needed_for=NEEDED_FOR, fix=FIX)
+def _missing(reason: str) -> MachineFinding:
+    return MachineFinding(name=f"NVIDIA GPU ({reason})", found=None, needed_for=NEEDED_FOR, fix=FIX)
 
 
-def _gpu(nvml: Any, index: int, device: Any) -> Finding:
+def _gpu(nvml: Any, index: int, device: Any) -> MachineFinding:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(device)
     try:
         memory = f"{nvml.nvmlDeviceGetMemoryInfo(device).total / 2**30:.0f} GiB"
     except nvml.NVMLError_NotSupported:
         memory = "memory shared with the CPU"
     found = f"{nvml.nvmlDeviceGetName(device)}, SM {major}.{minor}, {memory}"
-    return Finding(name=f"GPU {index}", found=found, needed_for=NEEDED_FOR)
+    return MachineFinding(name=f"GPU {index}", found=found, needed_for=NEEDED_FOR)
 
 
-def _links(nvml: Any, devices: list[Any]) -> Finding:
+def _links(nvml: Any, devices: list[Any]) -> MachineFinding:
     """Which GPUs reach each other over NVLink; tensor parallelism over PCIe is slow."""
     pairs = list(combinations(range(len(devices)), 2))
     apart = [pair for pair in pairs if not _is_linked(nvml, *(devices[index] for index in pair))]
@@ -58,7 +58,7 @@ def _links(nvml: Any, devices: list[Any]) -> Finding:
         found = "none: the GPUs reach each other over PCIe"
     else:
         found = "not between GPUs " + ", ".join(f"{a} and {b}" for a, b in apart)
-    return Finding(name="NVLink", found=found, needed_for=("tensor parallelism",))
+    return MachineFinding(name="NVLink", found=found, needed_for=("tensor parallelism",))
 
 
 def _is_linked(nvml: Any, a: Any, b: Any) -> bool:

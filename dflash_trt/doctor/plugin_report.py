@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dflash_trt.doctor.status import Finding
+from dflash_trt.doctor.status import MachineFinding
 from dflash_trt.errors import MissingDependencyError
 
 SECONDS = 120  # the first import of TensorRT reads gigabytes
 
 
-def plugin_library() -> Finding:
+def plugin_library() -> MachineFinding:
     """The library, and what TensorRT's registry said of it."""
     try:
         from dflash_trt.engine import plugin_library as plugin
@@ -27,7 +27,7 @@ def plugin_library() -> Finding:
     return load(library)
 
 
-def load(library: Path) -> Finding:
+def load(library: Path) -> MachineFinding:
     """Loads `library` with the TensorRT of this machine, full or lean, where there is one."""
     command = [sys.executable, "-m", "dflash_trt.doctor.load_plugin", str(library)]
     fix = "build it for this TensorRT, see docs/tensorrt_plans.md"
@@ -42,8 +42,10 @@ def load(library: Path) -> Finding:
     if result.returncode > 0:
         lines = result.stderr.strip().splitlines() or ["no message"]
         return _missing(f"{library} does not load: {lines[-1]}", fix)
-    return Finding(name="plugin library", found=f"{library}, {result.stdout.strip()}", needed_for=("TensorRT plans",))
+    return MachineFinding(
+        name="plugin library", found=f"{library}, {result.stdout.strip()}", needed_for=("TensorRT plans",)
+    )
 
 
-def _missing(reason: str, fix: str) -> Finding:
-    return Finding(name=f"plugin library ({reason})", found=None, needed_for=("TensorRT plans",), fix=fix)
+def _missing(reason: str, fix: str) -> MachineFinding:
+    return MachineFinding(name=f"plugin library ({reason})", found=None, needed_for=("TensorRT plans",), fix=fix)

@@ -101,7 +101,7 @@ def _shared_gpus(ranks: Sequence[Rank]) -> list[str]:
     found, owners = [], dict[tuple[str, str], int]()
     for rank in ranks:
         if rank.gpu is None:
-            found.append(f"rank {rank.rank} ({rank.host}): expected a GPU, found none that it may use")
+            found.append(f"rank {rank.rank} ({rank.host}): no usable GPU found")
         elif (owner := owners.setdefault((rank.host, rank.gpu.uuid), rank.rank)) != rank.rank:
             found.append(
                 f"rank {rank.rank} ({rank.host}): expected a GPU of its own, found {rank.gpu.name} {rank.gpu.uuid},"

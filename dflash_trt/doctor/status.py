@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class MachineFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a command may need."""
 
     name: str

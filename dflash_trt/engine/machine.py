@@ -37,7 +37,7 @@ def visible_gpus() -> list[Gpu]:
     try:
         cuda = ctypes.CDLL(DRIVER)
     except OSError:
-        raise MissingDependencyError(f"expected an NVIDIA driver, found no {DRIVER}", hint=FIX) from None
+        raise MissingDependencyError(f"no NVIDIA driver found ({DRIVER})", hint=FIX) from None
     _check(cuda.cuInit(0), "cuInit")
     count = c_int()
     _check(cuda.cuDeviceGetCount(byref(count)), "cuDeviceGetCount")

@@ -15,7 +15,7 @@ from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.graphs import Graph, graph_signatures
 from dflash_trt.engine.plan import GRAPHS, Plan, PlanOptions
 from dflash_trt.errors import EngineError, cut, shown
-from dflash_trt.files.json_file import read_json
+from dflash_trt.files.json_file import SchemaVersion, read_json
 from dflash_trt.files.read import is_file_name
 
 MANIFEST = "manifest.json"
@@ -64,10 +64,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=2) + b"\n"
 
 
-class _SchemaVersion(msgspec.Struct):
-    schema_version: int
-
-
 def read_manifest(directory: Path) -> Manifest:
     """Reads an engine directory's manifest and checks every hash in it.
 
@@ -77,9 +73,9 @@ def read_manifest(directory: Path) -> Manifest:
     file = directory / MANIFEST
     rebuild = "dflash-trt build DRAFT --target TARGET -o DIR"
     if not file.is_file():
-        raise EngineError(f"{directory}: expected an engine directory, found no {MANIFEST}", hint=rebuild)
+        raise EngineError(f"{directory}: no engine directory: missing {MANIFEST}", hint=rebuild)
     what = "an engine manifest"
-    version = read_json(file, _SchemaVersion, EngineError, what=what, hint=rebuild).schema_version
+    version = read_json(file, SchemaVersion, EngineError, what=what, hint=rebuild).schema_version
     if version != SCHEMA_VERSION:
         raise EngineError(
             f"{file}: schema_version: expected {SCHEMA_VERSION}, found {version}",
@@ -93,7 +89,7 @@ def read_manifest(directory: Path) -> Manifest:
     graphs = {graph.file for graph in manifest.graphs.values()}
     relied_on = {SINGLE} | graphs | {plan.file for plan in manifest.plans.values()}
     if unhashed := sorted(relied_on - manifest.sha256.keys()):
-        raise EngineError(f"{file}: sha256: expected {unhashed[0]}, found no such key", hint=rebuild)
+        raise EngineError(f"{file}: missing key sha256.{unhashed[0]}", hint=rebuild)
     for name, expected in manifest.sha256.items():
         _check_file(directory, name, expected, rebuild)
     return manifest
@@ -116,7 +112,7 @@ def _check_file(directory: Path, name: str, expected: str, rebuild: str) -> None
         raise EngineError(f"{directory / MANIFEST}: expected file names without directories, found {shown(name)}")
     file = directory / name
     if not file.is_file():
-        raise EngineError(f"{file}: expected this file of the engine, found none", hint=rebuild)
+        raise EngineError(f"{file}: missing file of the engine", hint=rebuild)
     if (found := sha256(file)) != expected:
         raise EngineError(f"{file}: expected sha256 {expected}, found {found}: the file has changed", hint=rebuild)
 

@@ -106,12 +106,12 @@ def check_precision(
     `algorithms` are those of layers and cache (FP8, NVFP4, ...); the GPU is None where it is not known.
     """
     for kind, lowest in LOWEST_SM.items():
-        found = sorted(algorithm for algorithm in algorithms if kind in algorithm)
-        if not found:
+        needing = sorted(algorithm for algorithm in algorithms if kind in algorithm)
+        if not needing:
             continue
         if hardware_compatibility == "ampere_plus":
             raise BuildError(
-                f"hardware_compatibility: expected none or same_compute_capability with {found[0]},"
+                f"hardware_compatibility: expected none or same_compute_capability with {needing[0]},"
                 " found ampere_plus, whose plans must run on SM 8.0",
                 hint="give --hardware-compatibility same_compute_capability or none, or build --recipe bf16",
             )
@@ -119,7 +119,8 @@ def check_precision(
             needed, here = (".".join(map(str, version)) for version in (lowest, compute_capability))
             recipes = "fp8 or bf16" if kind == "FP4" and compute_capability >= LOWEST_SM["FP8"] else "bf16"
             raise BuildError(
-                f"{found[0]}: expected a GPU of SM {needed} or newer, found SM {here}", hint=f"build --recipe {recipes}"
+                f"{needing[0]}: expected a GPU of SM {needed} or newer, found SM {here}",
+                hint=f"build --recipe {recipes}",
             )
 
 

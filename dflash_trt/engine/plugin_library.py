@@ -27,7 +27,7 @@ def plugin_library() -> Path:
         return _named(Path(named))
     library = installed_library()
     if not library.is_file():
-        raise MissingDependencyError(f"expected the plugin library at {library}, found no file", hint=BUILD)
+        raise MissingDependencyError(f"no plugin library at {library}", hint=BUILD)
     if not _C.cuda_architectures():
         raise MissingDependencyError(
             f"expected a plugin library with CUDA kernels, found {library}, whose build left them out",
@@ -45,6 +45,6 @@ def _named(library: Path) -> Path:
     if library.is_file():
         return library.resolve()
     raise MissingDependencyError(
-        f"{VARIABLE}: expected a plugin library, found no file at {library}",
+        f"{VARIABLE}: no plugin library at {library}",
         hint=f"unset {VARIABLE}, or build one: {BUILD}",
     )

@@ -23,6 +23,12 @@ SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 T = TypeVar("T")
 
 
+class SchemaVersion(msgspec.Struct):
+    """What tells a document's version before the rest of it is read."""
+
+    schema_version: int
+
+
 def json_document(
     content: bytes,
     where: object,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dflash_trt import __version__
 from dflash_trt.errors import BuildError
 from dflash_trt.files.read import open_file
-from dflash_trt.files.write import Kind, new_file
+from dflash_trt.files.write import OutputKind, new_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +22,7 @@ def _is_ours(file: Path) -> bool:
         return CHUNK in stream.read(4096)
 
 
-PICTURE = Kind(name="a picture that dflash-trt drew", recognizes=_is_ours, form="file", option="--plot FILE")
+PICTURE = OutputKind(name="a picture that dflash-trt drew", recognizes=_is_ours, form="file", option="--plot FILE")
 
 
 def save_picture(figure: Figure, file: Path) -> None:

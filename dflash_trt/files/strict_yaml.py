@@ -166,15 +166,15 @@ class _Checker:
         for key in value:
             if key not in valid:
                 raise self._error(
-                    f"{self._file}: {prefix}{cut(str(key))}: expected only the keys {', '.join(valid)},"
-                    f" found an unknown one{closest(str(key), valid, 'key')}"
+                    f"{self._file}: unknown key {prefix}{cut(str(key))}{closest(str(key), valid, 'key')}:"
+                    f" expected only {', '.join(valid)}"
                 )
         for field in expected.fields:
             if field.encode_name in value:
                 self.check(f"{prefix}{field.encode_name}", value[field.encode_name], field.type)
             elif field.required:
                 raise self._error(
-                    f"{self._file}: {scope or 'document'}: expected the key {field.encode_name!r},"
+                    f"{self._file}: missing key {prefix}{field.encode_name}:"
                     f" found only {cut(', '.join(map(str, value))) or 'an empty mapping'}"
                 )
 

@@ -35,12 +35,12 @@ def workspace(final: Path) -> Iterator[Path]:
         final.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from None
-    settle_abandoned(final.parent)
+    recover_abandoned(final.parent)
     directory, lock = _create(final)
     try:
         yield directory
     finally:
-        _settle(directory, final, lock)
+        _restore_and_remove(directory, final, lock)
 
 
 def exchange(new: Path, final: Path, directory: Path) -> None:
@@ -56,7 +56,7 @@ def exchange(new: Path, final: Path, directory: Path) -> None:
     (directory / OLD).rename(directory / REPLACED)
 
 
-def settle_abandoned(folder: Path) -> None:
+def recover_abandoned(folder: Path) -> None:
     """Brings back what stopped processes had moved aside, and removes their workspaces; those in use stay."""
     with suppress(OSError):
         for entry in list(os.scandir(folder)):
@@ -66,7 +66,7 @@ def settle_abandoned(folder: Path) -> None:
                 and entry.is_dir(follow_symlinks=False)
                 and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
             ):
-                _settle_if_abandoned(Path(entry.path), folder / match[1])
+                _recover_if_unlocked(Path(entry.path), folder / match[1])
 
 
 def _create(final: Path) -> tuple[Path, int]:
@@ -90,7 +90,7 @@ def _create(final: Path) -> tuple[Path, int]:
         os.close(lock)
 
 
-def _settle_if_abandoned(directory: Path, final: Path) -> None:
+def _recover_if_unlocked(directory: Path, final: Path) -> None:
     try:
         lock = os.open(directory / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -103,10 +103,10 @@ def _settle_if_abandoned(directory: Path, final: Path) -> None:
     except OSError:  # in use, or nobody can tell
         os.close(lock)
         return
-    _settle(directory, final, lock)
+    _restore_and_remove(directory, final, lock)
 
 
-def _settle(directory: Path, final: Path, lock: int) -> None:
+def _restore_and_remove(directory: Path, final: Path, lock: int) -> None:
     """Undoes half an exchange, then removes everything, the lock last: who is killed meanwhile leaves a workspace."""
     try:
         if (directory / OLD).exists() and not os.path.lexists(final):

@@ -16,7 +16,7 @@ from dflash_trt.files.workspace import exchange, workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class OutputKind:
     """What a command writes, and all that it replaces."""
 
     name: str
@@ -29,7 +29,7 @@ class Kind:
 
 
 @contextmanager
-def new_directory(path: Path, kind: Kind, *, force: bool = False) -> Iterator[Path]:
+def new_directory(path: Path, kind: OutputKind, *, force: bool = False) -> Iterator[Path]:
     """An empty directory that becomes `path` when the block ends without an error.
 
     An error removes it; what a killed process left is removed by the next that writes into the same folder.
@@ -48,7 +48,7 @@ def new_directory(path: Path, kind: Kind, *, force: bool = False) -> Iterator[Pa
 
 
 @contextmanager
-def new_file(path: Path, kind: Kind, *, force: bool = False) -> Iterator[Path]:
+def new_file(path: Path, kind: OutputKind, *, force: bool = False) -> Iterator[Path]:
     """The name of a file to write, which becomes `path` when the block ends without an error; else as above."""
     with _writing(path, kind, force) as (directory, final):
         new = directory / "new"
@@ -67,11 +67,11 @@ def scratch_directory(path: Path) -> Iterator[Path]:
 
     Raises BuildError when it cannot be written.
     """
-    with _said(path, "-o DIR"), workspace(Path(os.path.realpath(path))) as directory:
+    with _as_build_error(path, "-o DIR"), workspace(Path(os.path.realpath(path))) as directory:
         yield directory / "scratch"
 
 
-def check_replaceable(path: Path, kind: Kind, *, force: bool) -> None:
+def check_replaceable(path: Path, kind: OutputKind, *, force: bool) -> None:
     """Raises BuildError where `path` is neither free nor, with `force`, empty or of that kind."""
     try:
         mode = path.stat().st_mode
@@ -90,9 +90,9 @@ def check_replaceable(path: Path, kind: Kind, *, force: bool) -> None:
 
 
 @contextmanager
-def _writing(path: Path, kind: Kind, force: bool) -> Iterator[tuple[Path, Path]]:
+def _writing(path: Path, kind: OutputKind, force: bool) -> Iterator[tuple[Path, Path]]:
     """A workspace, and where `path` lies once links are followed: a rename must stay on one file system."""
-    with _said(path, kind.option):
+    with _as_build_error(path, kind.option):
         final = Path(os.path.realpath(path))
         check_replaceable(path, kind, force=force)
         with workspace(final) as directory:
@@ -102,7 +102,7 @@ def _writing(path: Path, kind: Kind, force: bool) -> Iterator[tuple[Path, Path]]
 
 
 @contextmanager
-def _said(path: Path, option: str) -> Iterator[None]:
+def _as_build_error(path: Path, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -105,8 +105,8 @@ class ComparingDrafter(Drafter):
         self._blocks += 1
 
     def _compare(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> None:
-        found, expected = (self._values_of(drafter, slots, noise_embeds) for drafter in (self, self._reference))
-        errors = [relative_error(*pair) for pair in zip(found, expected, strict=True)]
+        quantised, expected = (self._values_of(drafter, slots, noise_embeds) for drafter in (self, self._reference))
+        errors = [relative_error(*pair) for pair in zip(quantised, expected, strict=True)]
         (slot,) = slots
         for kv, reference_kv in zip(self.cache.rows(slot), self._reference.cache.rows(slot), strict=True):
             errors += [relative_error(*layer) for layer in zip(kv, reference_kv, strict=True)]

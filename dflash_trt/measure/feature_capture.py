@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dflash_trt.checkpoint.producer import metadata
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
 from dflash_trt.errors import CheckpointError
-from dflash_trt.files.write import Kind
+from dflash_trt.files.write import OutputKind
 from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.quantize.features import (
     LM_HEAD_BIAS,
@@ -43,7 +43,7 @@ from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.target import Segment, Target
 
-FEATURES = Kind(
+FEATURES = OutputKind(
     name="features that this command captured",
     recognizes=lambda file: METADATA_KEY in metadata(file),
     form="file",
@@ -179,11 +179,11 @@ def _read(
             logprobs.append(_logprobs(read.logits, following, facts))
         target.rollback(0, 0)
     target.release(0)
-    found = {kind: torch.cat([part[kind] for part in logprobs]) for kind in (logprobs[0] if logprobs else ())}
-    for what, values in {"taps": torch.cat(taps), **found}.items():
+    recorded = {kind: torch.cat([part[kind] for part in logprobs]) for kind in (logprobs[0] if logprobs else ())}
+    for what, values in {"taps": torch.cat(taps), **recorded}.items():
         if not torch.isfinite(values).all():
             raise CheckpointError(f"{name}: expected finite {what}, found NaN or infinity")
-    return torch.cat(taps), found
+    return torch.cat(taps), recorded
 
 
 def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor, facts: FeatureFacts) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from dflash_trt.targets.target import Segment, Verified
 
 
 @dataclass(slots=True)
-class _Place:
+class _RecordedPosition:
     """Where a slot stands in its sequence."""
 
     sequence: FeatureSequence
@@ -39,7 +39,7 @@ class RecordedTarget:
         """`numbers`: of the sequences, in the order in which slots take them."""
         self._file = file
         self._numbers = iter(numbers)
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, _RecordedPosition] = {}
         self._token_ids, self._table = _embeddings(file)
 
     def claim(self, user: object) -> bool:
@@ -54,7 +54,7 @@ class RecordedTarget:
         logits, taps = [], []
         for segment in segments:
             if segment.slot not in self._places:
-                self._places[segment.slot] = _Place(self._file.sequence(next(self._numbers)))
+                self._places[segment.slot] = _RecordedPosition(self._file.sequence(next(self._numbers)))
             place = self._places[segment.slot]
             begin, end = place.length, place.length + len(segment.token_ids)
             _check(place.sequence, segment, begin)
@@ -99,9 +99,9 @@ class RecordedTarget:
 
 def _check(sequence: FeatureSequence, segment: Segment, begin: int) -> None:
     """A prompt's chunk and a block's first token are recorded ones; what follows in a block is proposed."""
-    known = len(segment.token_ids) if begin < sequence.prompt_length else 1
-    expected = sequence.tokens[begin : begin + known].tolist()
-    assert list(segment.token_ids[:known]) == expected, "not the sequence that was recorded here"
+    num_recorded = len(segment.token_ids) if begin < sequence.prompt_length else 1
+    expected = sequence.tokens[begin : begin + num_recorded].tolist()
+    assert list(segment.token_ids[:num_recorded]) == expected, "not the sequence that was recorded here"
 
 
 def _rows(taps: torch.Tensor, begin: int, end: int) -> torch.Tensor:
@@ -112,9 +112,9 @@ def _rows(taps: torch.Tensor, begin: int, end: int) -> torch.Tensor:
 
 def _embeddings(file: FeatureFile) -> tuple[torch.Tensor, torch.Tensor]:
     """All token ids that the file has embeddings of, sorted [N], and these embeddings [N, H] FLOAT."""
-    found = {file.facts.mask_token_id: file.mask_embedding()}
+    rows = {file.facts.mask_token_id: file.mask_embedding()}
     for i in range(file.facts.num_sequences):
         token_ids, embeddings = file.answer(i)
-        found |= dict(zip(token_ids.tolist(), embeddings, strict=True))
-    known = sorted(found)
-    return torch.tensor(known), torch.stack([found[token] for token in known]).float()
+        rows |= dict(zip(token_ids.tolist(), embeddings, strict=True))
+    ids = sorted(rows)
+    return torch.tensor(ids), torch.stack([rows[token] for token in ids]).float()

@@ -127,8 +127,8 @@ def expected_report(
 def replay_loss(replays: Sequence[Replayed], reference: Sequence[Replayed]) -> TauLoss | None:
     """By how much mean tau falls short of the reference's on the same prompts."""
     pairs = [(a.tau, b.tau) for a, b in zip(replays, reference, strict=True)]
-    known = [(tau, other) for tau, other in pairs if tau is not None and other is not None]
-    return tau_loss([tau for tau, _ in known], [other for _, other in known])
+    with_both = [(tau, other) for tau, other in pairs if tau is not None and other is not None]
+    return tau_loss([tau for tau, _ in with_both], [other for _, other in with_both])
 
 
 def _engine(manifest: Manifest, replays: Sequence[Replayed]) -> ReplayedEngine:

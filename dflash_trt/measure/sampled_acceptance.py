@@ -93,12 +93,12 @@ class PromptSums(msgspec.Struct, frozen=True, kw_only=True):
 def prompt_sums(features: FeatureFile, replays: Sequence[Replayed], T: float) -> list[PromptSums]:
     """Of each sequence, all of which were replayed; raises CheckpointError for impossible log probabilities."""
     facts = features.facts
-    found = []
+    sums = []
     for i, replayed in enumerate(replays):
         answer = features.answer(i)[0].tolist()
         distributions = Distributions(features.logprobs(i), answer, facts.target.vocab_size, facts.temperature)
-        found.append(sums_of_steps(replayed.steps, distributions, T))
-    return found
+        sums.append(sums_of_steps(replayed.steps, distributions, T))
+    return sums
 
 
 def sums_of_steps(steps: Sequence[Step], distributions: Distributions, T: float) -> PromptSums:
@@ -215,8 +215,8 @@ def expected(T: float, prompts: Sequence[PromptSums], num_draft_tokens: int) -> 
         positions.append(
             ExpectedPosition(position=k + 1, judged=judged, low=share(k, "low", judged), high=share(k, "high", judged))
         )
-    known = [prompt for prompt in prompts if prompt.passes]
-    low, high = (pooled_mean(*_tokens(known, name)) for name in SIDES)
+    with_passes = [prompt for prompt in prompts if prompt.passes]
+    low, high = (pooled_mean(*_tokens(with_passes, name)) for name in SIDES)
     tau = None if low is None or high is None else ExpectedTau(low=low, high=high)
     return Expected(temperature=T, tau=tau, acceptance=positions)
 

@@ -133,9 +133,9 @@ def _loss(pairs: npt.NDArray[np.float64]) -> float:
     return float(1 - mean / reference_mean)
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """||found - expected|| / ||expected|| over all elements; 0 / 0 is 0, and x / 0 infinite."""
-    error = float((found.double() - expected).norm())
+    error = float((actual.double() - expected).norm())
     size = float(expected.double().norm())
     if size == 0:
         return float("inf") if error else 0.0

@@ -16,7 +16,13 @@ from dflash_trt.errors import RequestError
 from dflash_trt.measure.comparable import check_reference
 from dflash_trt.measure.drafter_error import ComparingDrafter, exposed_values
 from dflash_trt.measure.statistics import first_difference, tau_loss
-from dflash_trt.measure.verification_report import Comparison, EngineReport, PromptResult, Report, TauDifference
+from dflash_trt.measure.verification_report import (
+    Comparison,
+    EngineReport,
+    PromptResult,
+    TauDifference,
+    VerificationReport,
+)
 from dflash_trt.runtime.acceptance import acceptance_by_position
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.load import load_session
@@ -75,7 +81,7 @@ class Verification:
             prompts, self._session.tokenizer, lambda token_ids: self._session.check(token_ids, max_tokens), chat=chat
         )
 
-    def run(self, prompts: Iterable[TokenPrompt], max_tokens: int) -> Report:
+    def run(self, prompts: Iterable[TokenPrompt], max_tokens: int) -> VerificationReport:
         """Decodes every prompt plainly, with the engine and with the reference."""
         params = SamplingParams(max_tokens=max_tokens)
         engine = _Recording(self._session)
@@ -86,7 +92,7 @@ class Verification:
                 if recording is not None:
                     recording.decode(prompt, params, expected)
         target = self._session.target
-        return Report(
+        return VerificationReport(
             block_size=self._session.manifest.draft.block_size,
             max_tokens=max_tokens,
             target_dtype=str(target.model.dtype).removeprefix("torch."),

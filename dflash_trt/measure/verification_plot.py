@@ -11,13 +11,13 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from dflash_trt.files.picture import save_picture
 from dflash_trt.measure.drafter_error import DrafterError
-from dflash_trt.measure.verification_report import EngineReport, Report
+from dflash_trt.measure.verification_report import EngineReport, VerificationReport
 
 # Okabe and Ito's palette; lines differ in marker and dash too.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 
 
-def draw(report: Report, file: Path) -> None:
+def draw(report: VerificationReport, file: Path) -> None:
     """Writes a PNG: acceptance by draft position, and with a reference the error by layer beside it."""
     error = None if report.comparison is None else report.comparison.error
     figure = Figure(figsize=(6.4 if error is None else 12, 5), dpi=160, layout="constrained")
@@ -35,7 +35,7 @@ def _headline(engine: EngineReport) -> str:
     return f"{engine.source}: {tokens} plain greedy decoding, {count} prompt{'s' if count != 1 else ''}"
 
 
-def _draw_acceptance(axes: Axes, report: Report) -> None:
+def _draw_acceptance(axes: Axes, report: VerificationReport) -> None:
     if report.reference is not None:
         _plot_acceptance(axes, report.reference, "reference", GREY, "s--")
     _plot_acceptance(axes, report.engine, "engine", BLUE, "o-")
@@ -50,7 +50,7 @@ def _plot_acceptance(axes: Axes, engine: EngineReport, name: str, color: str, st
     axes.plot([k for k, _ in points], [share for _, share in points], style, color=color, label=label)
 
 
-def _acceptance_title(report: Report) -> tuple[str, str]:
+def _acceptance_title(report: VerificationReport) -> tuple[str, str]:
     """Headline and detail."""
     passes = f"over {report.engine.steps} verify passes"
     if report.engine.tau is None:

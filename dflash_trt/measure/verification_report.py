@@ -71,7 +71,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     error: DrafterError | None
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
     """All that `verify` measured."""
 
     block_size: int
@@ -85,7 +85,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     comparison: Comparison | None
 
 
-def find_failure(report: Report, max_tau_loss: float | None) -> VerificationError | None:
+def find_failure(report: VerificationReport, max_tau_loss: float | None) -> VerificationError | None:
     """What the engine does not hold: a prompt's tokens differ, or mean tau loses more than `max_tau_loss`."""
     for name, engine in (("engine", report.engine), ("reference", report.reference)):
         differing = [] if engine is None else [p for p in engine.prompts if p.first_difference is not None]
@@ -104,7 +104,7 @@ def find_loss(measured: TauLoss | None, max_tau_loss: float) -> VerificationErro
     """What a loss of mean tau exceeds, or that none was measured."""
     if measured is None:
         return VerificationError(
-            "tau loss: expected prompts with a verify pass, found none",
+            "tau loss: no prompt has a verify pass",
             hint="give prompts with longer answers",
         )
     if measured.loss > max_tau_loss:

@@ -93,7 +93,7 @@ def replay(draft: DraftCheckpoint, file: FeatureFile) -> Iterator[tuple[str, Flo
         num_blocks += len(anchors)
     if not num_blocks:
         raise CheckpointError(
-            f"{file.file}: expected an answer of at least 2 tokens, found none in {file.facts.num_sequences} sequences",
+            f"{file.file}: no answer of at least 2 tokens in {file.facts.num_sequences} sequences",
             hint=f"capture longer answers: {CAPTURE}",
         )
 

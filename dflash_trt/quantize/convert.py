@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from dflash_trt._C import NonFiniteError, pack_fp8, pack_nvfp4
+from dflash_trt.checkpoint.convert_dialect import copy_other_files, refuse_own_source
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.mapped import map_tensor
@@ -27,12 +28,11 @@ from dflash_trt.checkpoint.quantization import (
     Quantization,
     expected_tensors,
 )
-from dflash_trt.checkpoint.respell import copy_other_files, refuse_own_source
 from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, Tensor
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.errors import CheckpointError
-from dflash_trt.files.write import Kind, check_replaceable, new_directory
+from dflash_trt.files.write import OutputKind, check_replaceable, new_directory
 from dflash_trt.quantize.bounds import ranges_from_weights
 from dflash_trt.quantize.modelopt_config import hf_quant_config, quantization_config
 from dflash_trt.quantize.ranges import Ranges
@@ -40,7 +40,7 @@ from dflash_trt.quantize.recipe import Recipe
 from dflash_trt.quantize.scales import cache_scales, input_scales, weight_scales
 
 DENSE_MODEL_TYPE = "qwen3"
-QUANTIZED = Kind(
+QUANTIZED = OutputKind(
     name="a checkpoint that `dflash-trt quantize` wrote", recognizes=lambda directory: is_ours(directory / SINGLE)
 )
 

@@ -37,7 +37,7 @@ from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair
 from dflash_trt.errors import CheckpointError
-from dflash_trt.files.json_file import json_value
+from dflash_trt.files.json_file import SchemaVersion, json_value
 from dflash_trt.quantize.ranges import CAPTURE
 
 METADATA_KEY = "dflash_trt_features"
@@ -102,10 +102,6 @@ class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def num_sequences(self) -> int:
         """Prompts with their answers."""
         return len(self.prompts)
-
-
-class _SchemaVersion(msgspec.Struct):
-    schema_version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,34 +214,34 @@ class FeatureFile:
         """Raises CheckpointError where `capture` recorded no log probabilities."""
         if not self.facts.top_logprobs:
             raise CheckpointError(
-                f"{self.file}: expected log probabilities of the answers' tokens, found none",
+                f"{self.file}: missing log probabilities of the answers' tokens",
                 hint=f"capture again: {CAPTURE} --temperature {temperature:g} --top-logprobs 20",
             )
 
     def logprobs(self, i: int) -> AnswerLogprobs:
         """Of sequence `i`'s answer, in a file that has them; raises CheckpointError for impossible values."""
-        found = AnswerLogprobs(
+        recorded = AnswerLogprobs(
             own=self._tensor(f"logprobs.{i}"),
             top_token_ids=self._tensor(f"top_token_ids.{i}"),
             top=self._tensor(f"top_logprobs.{i}"),
             tail_mass=self._tensor(f"tail_mass.{i}"),
             log_normaliser=self._tensor(f"log_normaliser.{i}") if self.facts.temperature else None,
         )
-        ids, vocabulary = found.top_token_ids, self.facts.target.vocab_size
-        mass = found.top.double().exp().sum(-1) + found.tail_mass
+        ids, vocabulary = recorded.top_token_ids, self.facts.target.vocab_size
+        mass = recorded.top.double().exp().sum(-1) + recorded.tail_mass
         checks = {
             "top_token_ids": (f"token ids from 0 to {vocabulary - 1}", ((ids >= 0) & (ids < vocabulary)).all()),
-            "top_logprobs": ("values from the largest to the smallest", (found.top.diff(dim=-1) <= 0).all()),
+            "top_logprobs": ("values from the largest to the smallest", (recorded.top.diff(dim=-1) <= 0).all()),
             "tail_mass": (
                 "0 or more, and 1 with the top",
-                (found.tail_mass >= 0).all() & ((mass - 1).abs() < 1e-4).all(),
+                (recorded.tail_mass >= 0).all() & ((mass - 1).abs() < 1e-4).all(),
             ),
-            "logprobs": ("at most 0 and the top's first", (found.own <= found.top[:, 0].clamp(max=0)).all()),
+            "logprobs": ("at most 0 and the top's first", (recorded.own <= recorded.top[:, 0].clamp(max=0)).all()),
         }
         for name, (expected, holds) in checks.items():
             if not holds:
                 raise CheckpointError(f"{self.file}: {name}.{i}: expected {expected}, found others")
-        return found
+        return recorded
 
     def answer_length(self, i: int) -> int:
         """Tokens that the target wrote in sequence `i`."""
@@ -308,7 +304,7 @@ def _read_facts(file: Path, metadata: dict[str, str]) -> FeatureFacts:
             hint=CAPTURE,
         )
     content, where = metadata[METADATA_KEY].encode(), f"{file}: metadata {METADATA_KEY}"
-    version = json_value(content, where, _SchemaVersion, CheckpointError, what="facts", hint=CAPTURE).schema_version
+    version = json_value(content, where, SchemaVersion, CheckpointError, what="facts", hint=CAPTURE).schema_version
     if version not in (GREEDY_VERSION, SAMPLED_VERSION):
         raise CheckpointError(
             f"{file}: schema_version: expected {GREEDY_VERSION} or {SAMPLED_VERSION}, found {version}",
@@ -346,11 +342,11 @@ def _check_layout(file: Path, facts: FeatureFacts, spec: DraftSpec, tensors: dic
         expected |= sequence_shapes(i, num_tokens, num_tokens - rows, spec.target_hidden_size, spec.hidden_size)
         expected |= logprob_shapes(i, rows, facts)
     for name, (dtypes, shape) in expected.items():
-        found = _find(file, tensors, name)
-        if found.dtype not in dtypes or found.shape != shape:
+        tensor = _find(file, tensors, name)
+        if tensor.dtype not in dtypes or tensor.shape != shape:
             raise CheckpointError(
-                f"{file}: tensor {name!r}: expected {' or '.join(dtypes)} {list(shape)}, found {found.dtype}"
-                f" {list(found.shape)}"
+                f"{file}: tensor {name!r}: expected {' or '.join(dtypes)} {list(shape)}, found {tensor.dtype}"
+                f" {list(tensor.shape)}"
             )
     if surplus := sorted(tensors.keys() - expected.keys()):
         raise CheckpointError(
@@ -365,7 +361,5 @@ def _rows(file: Path, tensors: dict[str, Tensor], name: str) -> int:
 
 def _find(file: Path, tensors: dict[str, Tensor], name: str) -> Tensor:
     if name not in tensors:
-        raise CheckpointError(
-            f"{file}: expected tensor {name!r}, found no such tensor", hint=f"capture again: {CAPTURE}"
-        )
+        raise CheckpointError(f"{file}: missing tensor {name!r}", hint=f"capture again: {CAPTURE}")
     return tensors[name]

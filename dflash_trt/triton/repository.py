@@ -8,7 +8,7 @@ from typing import Any
 
 from dflash_trt.errors import BuildError
 from dflash_trt.files.read import read_bytes
-from dflash_trt.files.write import Kind, new_directory
+from dflash_trt.files.write import OutputKind, new_directory
 from dflash_trt.triton.model_config import config_text
 from dflash_trt.triton.model_file import MODEL_FILE, TritonConfig, check_name, model_text
 
@@ -38,7 +38,7 @@ def is_repository(directory: Path) -> bool:
     return len(entries) == 1 and all(file.is_file() for file in files) and _is_entry(files[1])
 
 
-REPOSITORY = Kind(name="a repository that this command wrote", recognizes=is_repository, option="-o REPO")
+REPOSITORY = OutputKind(name="a repository that this command wrote", recognizes=is_repository, option="-o REPO")
 
 
 def write_repository(

@@ -63,7 +63,7 @@ def test_a_plan_that_nobody_vouches_for(engine: Path, recorder: Recorder) -> Non
     manifest = add_plans(engine, SMALL)
     hashes = {name: value for name, value in manifest.sha256.items() if name != "draft.plan"}
     (engine / "manifest.json").write_bytes(msgspec.structs.replace(manifest, sha256=hashes).encode())
-    assert "sha256: expected draft.plan, found no such key" in refusal(lambda: read_manifest(engine), EngineError)
+    assert "missing key sha256.draft.plan" in refusal(lambda: read_manifest(engine), EngineError)
 
 
 def test_files_of_others_stay(engine: Path, recorder: Recorder) -> None:
@@ -159,7 +159,7 @@ def test_the_builder_fails(engine: Path, recorder: Recorder) -> None:
     recorder.answers["Builder.build_serialized_network"] = None
     before = contents(engine)
     message = refusal(lambda: add_plans(engine, SMALL), BuildError)
-    assert f"context.onnx: expected a plan, found none built by TensorRT {recorder.__version__}" in message
+    assert f"context.onnx: TensorRT {recorder.__version__} built no plan" in message
     after = contents(engine)
     assert after.keys() == before.keys()
     assert read_manifest(engine).plan_options == SMALL  # kept for the next try
@@ -205,7 +205,7 @@ def test_timing_cache(engine: Path, recorder: Recorder, tmp_path: Path) -> None:
 def test_reproducible_builds_measure_nothing(engine: Path, recorder: Recorder, tmp_path: Path) -> None:
     cache = TimingCache(file=tmp_path / "timing.cache", reproducible=True)
     message = refusal(lambda: add_plans(engine, SMALL, cache), BuildError)
-    assert f"--reproducible: expected a timing cache at {cache.file}, found no file" in message
+    assert f"--reproducible: no timing cache at {cache.file}" in message
     cache.file.write_bytes(b"old")
     add_plans(engine, SMALL, cache)
     flags = {flag for (flag,) in recorder.arguments("IBuilderConfig.set_flag")}

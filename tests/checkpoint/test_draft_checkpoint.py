@@ -72,7 +72,7 @@ def test_missing_key(key: str, draft_dir: Path) -> None:
     message = refusal(lambda: read_draft(edit_config(draft_dir, key)))
     assert message.startswith(f"{draft_dir / 'config.json'}: ")
     assert f"{key.removeprefix('dflash_config__')}: expected {REQUIRED[key]}" in message
-    assert "found no such key" in message
+    assert "missing key" in message
 
 
 @pytest.mark.parametrize("key", [key for key in REQUIRED if not key.startswith("dflash_config__")])

@@ -49,7 +49,7 @@ def test_two_values_of_is_causal(sliding_draft: Path) -> None:
 def test_sliding_layers_need_a_window(sliding_draft: Path) -> None:
     edit_config(sliding_draft, "sliding_window")
     message = refusal(lambda: read_draft(sliding_draft))
-    assert "sliding_window: expected an integer from 1 to 2147483647, found no such key" in message
+    assert "missing key sliding_window: expected an integer from 1 to 2147483647" in message
 
 
 def test_a_window_without_sliding_layers_is_no_window(draft_dir: Path) -> None:

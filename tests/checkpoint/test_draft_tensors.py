@@ -18,7 +18,7 @@ V_BIAS = "layers.1.self_attn.v_proj.bias"
 def test_missing_tensor(draft_dir: Path) -> None:
     edit_tensors(draft_dir, lambda tensors: tensors.pop(V_BIAS))
     message = refusal(lambda: read_draft(draft_dir))
-    assert message.startswith(f"{draft_dir}: expected tensor '{V_BIAS}' [32], found no such tensor")
+    assert message.startswith(f"{draft_dir}: missing tensor '{V_BIAS}' [32]")
     assert "1 of 48 missing" in message
 
 

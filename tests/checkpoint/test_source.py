@@ -44,7 +44,7 @@ def test_cached_repository(cache: Path, draft_dir: Path) -> None:
 
 def test_repository_that_is_not_cached(cache: Path) -> None:
     message = refusal(lambda: checkpoint_directory("owner/name"))
-    assert "owner/name: expected it in the Hugging Face cache or a reachable hub, found neither" in message
+    assert "owner/name: no files in the Hugging Face cache, and the hub cannot be reached" in message
     assert "hint: on a machine with network: hf download owner/name" in message
 
 
@@ -52,15 +52,18 @@ def test_a_partly_cached_repository_lacks_its_weights(cache: Path, draft_dir: Pa
     (draft_dir / "model.safetensors").unlink()
     cache_repository(cache, "owner/name", draft_dir)
     message = refusal(lambda: read_draft(checkpoint_directory("owner/name")))
-    assert "owner/name: expected its weights in the Hugging Face cache or a reachable hub, found neither" in message
+    assert "owner/name: no weights in the Hugging Face cache, and the hub cannot be reached" in message
 
 
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (GatedRepoError, ["found that it is gated", "https://huggingface.co/owner/name", "hf auth login"]),
-        (RepositoryNotFoundError, ["found neither", "hint: check the spelling", "hf auth login"]),
-        (ConnectionError, ["found neither (ConnectionError)", "hf download owner/name"]),
+        (GatedRepoError, ["the repository is gated", "https://huggingface.co/owner/name", "hf auth login"]),
+        (
+            RepositoryNotFoundError,
+            ["neither a local directory", "hint: check the spelling", "hf auth login"],
+        ),
+        (ConnectionError, ["the hub cannot be reached (ConnectionError)", "hf download owner/name"]),
     ],
 )
 def test_hub_errors(error: type[Exception], words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,12 +88,12 @@ def test_neither_directory_nor_repository(name: str, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     message = refusal(lambda: checkpoint_directory(name))
     assert message.startswith(repr(name))
-    assert "expected a checkpoint directory or a Hugging Face repository id (owner/name), found neither" in message
+    assert "neither a checkpoint directory nor a Hugging Face repository id (owner/name)" in message
 
 
 @pytest.mark.parametrize("name", ["owner/..", "owner/a--b", "owner/-a", "owner/" + "a" * 100])
 def test_not_a_repository_id_after_all(name: str, cache: Path) -> None:
-    assert f"{name}: expected a local directory or a Hugging Face" in refusal(lambda: checkpoint_directory(name))
+    assert f"{name}: neither a local directory nor a Hugging Face" in refusal(lambda: checkpoint_directory(name))
 
 
 def test_name_too_long_for_a_file() -> None:

@@ -124,12 +124,12 @@ def test_any_value_is_counted_or_refused(published: tuple[dict[str, object], int
         ({**QWEN_3_NEXT, "layer_types": [FULL] * 3}, "layer_types: expected 48 of them (num_hidden_layers), found"),
         (
             {key: value for key, value in QWEN_3_NEXT.items() if key != "full_attention_interval"},
-            "layer_types: expected the kind of each layer, or full_attention_interval, found no such key",
+            "missing key layer_types: expected the kind of each layer, or full_attention_interval",
         ),
         ({**QWEN_3_NEXT, "linear_key_head_dim": None}, "linear_key_head_dim: expected an integer"),
         ({**GEMMA_4_31B, "layer_types": [FULL] * 48, "global_head_dim": None}, "global_head_dim: expected an integer"),
         ({**GEMMA_4_31B, "layer_types": [FULL] * 48, "num_kv_shared_layers": 49}, "num_kv_shared_layers: expected"),
-        ({"kv_lora_rank": 512}, "qk_rope_head_dim: expected an integer"),
+        ({"kv_lora_rank": 512}, "missing key qk_rope_head_dim: expected an integer"),
     ],
 )
 def test_a_missing_fact_is_never_guessed(facts: dict[str, object], words: str) -> None:

@@ -39,7 +39,7 @@ def test_missing_shard(draft_dir: Path) -> None:
     shard(draft_dir)
     (draft_dir / "model-00002-of-00002.safetensors").unlink()
     message = refusal(lambda: read_weights(draft_dir))
-    assert "model.safetensors.index.json: expected shard model-00002-of-00002.safetensors" in message
+    assert "model.safetensors.index.json: missing shard model-00002-of-00002.safetensors" in message
     assert "hint: download" in message
 
 
@@ -47,7 +47,7 @@ def test_tensor_only_in_the_index(draft_dir: Path) -> None:
     shard(draft_dir)
     write_index(draft_dir, read_index(draft_dir) | {"ghost": "model-00001-of-00002.safetensors"})
     message = refusal(lambda: read_weights(draft_dir))
-    assert "expected tensor 'ghost' in model-00001-of-00002.safetensors" in message
+    assert "missing tensor 'ghost' in model-00001-of-00002.safetensors" in message
     assert "1 missing in all" in message
 
 
@@ -141,10 +141,10 @@ def test_safetensors_are_read_where_a_pickle_stands_too(draft_dir: Path) -> None
 
 def test_no_weights(tmp_path: Path) -> None:
     message = refusal(lambda: read_weights(tmp_path))
-    assert "expected model.safetensors or model.safetensors.index.json, found neither" in message
+    assert "missing model.safetensors or model.safetensors.index.json" in message
     assert "hint: check the path" in message
 
 
 def test_a_directory_is_no_weight_file(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").mkdir()
-    assert "found neither" in refusal(lambda: read_weights(tmp_path))
+    assert "missing model.safetensors or" in refusal(lambda: read_weights(tmp_path))

@@ -35,5 +35,5 @@ def test_what_cannot_be_said_is_one_error(tmp_path: Path) -> None:
     draft = write_laguna(tmp_path / "draft")
     result = run("convert", draft, "-o", tmp_path / "out", "--to", "modelopt")
     assert result.returncode == 1
-    assert "tap_norms: expected False, which is what the layout modelopt can say, found True" in result.stderr
+    assert "tap_norms: expected False, which is what the layout modelopt can represent, found True" in result.stderr
     assert not (tmp_path / "out").exists()

@@ -66,7 +66,7 @@ def test_the_user_can_mend_it(tmp_path: Path) -> None:
     result = run("inspect", tmp_path)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
-        f"error: {tmp_path / 'config.json'}: expected a model configuration, found no such file\n\n"
+        f"error: {tmp_path / 'config.json'}: no such file: expected a model configuration\n\n"
         "hint: check the path to the checkpoint\n"
     )
 
@@ -110,7 +110,7 @@ def test_bug(error: str, draft_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["inspect", "nowhere", "--json"], 1, "expected a checkpoint directory or a Hugging Face repository id"),
+        (["inspect", "nowhere", "--json"], 1, "neither a checkpoint directory nor a Hugging Face repository id"),
         (["inspect", "--json"], 2, "expected PATH, or --catalog"),
         (["inspect", "--json", "--frob", "nowhere"], 2, "No such option"),
         (["verify", "e", "--target", "t", "--prompts", "p", "--json", "--max-tau-loss", "3%"], 2, "needs --reference"),
@@ -182,9 +182,7 @@ def test_missing_extra(draft_dir: Path, target_dir: Path, tmp_path: Path) -> Non
     pair = (draft_dir, "--target", target_dir, "-o", tmp_path / "out")
     result = run("build", *pair, script=WITHOUT.format(package="onnx"))
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == (
-        "error: expected the package onnx, found it not installed\n\nhint: pip install 'dflash-trt[build]'\n"
-    )
+    assert result.stderr == ("error: missing package onnx\n\nhint: pip install 'dflash-trt[build]'\n")
     assert not (tmp_path / "out").exists()
 
 
@@ -203,7 +201,7 @@ def test_missing_extra_of_generate(package: str, engine: Path) -> None:
     arguments = ("generate", engine, "prompt", "--target", FIXTURES / "tiny-qwen3")
     result = run(*arguments, script=WITHOUT.format(package=package))
     assert result.returncode == 1
-    assert f"error: expected the package {package}, found it not installed" in result.stderr
+    assert f"error: missing package {package}" in result.stderr
     assert f"hint: pip install 'dflash-trt[{EXTRAS[package]}]'" in result.stderr
 
 

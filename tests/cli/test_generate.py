@@ -104,7 +104,7 @@ def test_wrong_token_ids(content: bytes | None, words: str, tmp_path: Path) -> N
 def test_no_engine(tmp_path: Path) -> None:
     arguments = ("generate", tmp_path / "engine", "prompt", "--target", TARGET)
     message = refusal(lambda: run_here(*arguments), EngineError)
-    assert "expected an engine directory, found no manifest.json" in message
+    assert "no engine directory: missing manifest.json" in message
 
 
 def test_swapped_target(engine: Path) -> None:
@@ -117,7 +117,7 @@ def test_swapped_target(engine: Path) -> None:
 
 def test_target_that_is_not_there(engine: Path, tmp_path: Path) -> None:
     arguments = ("generate", engine, "prompt", "--target", tmp_path / "nothing")
-    assert "found neither" in refusal(lambda: run_here(*arguments), CheckpointError)
+    assert "neither a " in refusal(lambda: run_here(*arguments), CheckpointError)
 
 
 @pytest.mark.parametrize(

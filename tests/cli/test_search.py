@@ -12,7 +12,7 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, VerificationError
 from dflash_trt.measure.statistics import TauLoss
 from dflash_trt.quantize.search import recipe_judge
-from dflash_trt.quantize.search.recipe_choice import Choice
+from dflash_trt.quantize.search.recipe_choice import RecipeChoice
 from tests.cli.commands import run_here
 from tests.paths import FIXTURES
 
@@ -55,8 +55,8 @@ def test_a_search_that_was_stopped_goes_on(
     measure = recipe_judge.Journal.measure
 
     def stop_after(limit: int) -> None:
-        def counted(journal: recipe_judge.Journal, key: str, now: object) -> recipe_judge.Entry:
-            def counting() -> recipe_judge.Entry:
+        def counted(journal: recipe_judge.Journal, key: str, now: object) -> recipe_judge.Measurement:
+            def counting() -> recipe_judge.Measurement:
                 if len(measured) == limit:
                     raise KeyboardInterrupt
                 measured.append(key)
@@ -79,7 +79,7 @@ def test_a_search_that_was_stopped_goes_on(
 
 
 def test_bytes_that_cannot_be_met(features: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def loses_half(_: object, choice: Choice, *, held_out: bool) -> TauLoss:
+    def loses_half(_: object, choice: RecipeChoice, *, held_out: bool) -> TauLoss:
         return TauLoss(loss=0.5 * (set(choice.algorithms) != {"none"}), low=0, high=1, num_prompts=9)
 
     monkeypatch.setattr(recipe_judge.RecipeJudge, "loss", loses_half)
@@ -99,7 +99,7 @@ def test_another_file_is_kept(tmp_path: Path) -> None:
 
 
 def test_the_fastest_recipe(features: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def loses_nothing(_: object, choice: Choice, *, held_out: bool) -> TauLoss:
+    def loses_nothing(_: object, choice: RecipeChoice, *, held_out: bool) -> TauLoss:
         return TauLoss(loss=0, low=0, high=0, num_prompts=9)
 
     monkeypatch.setattr(recipe_judge.RecipeJudge, "loss", loses_nothing)

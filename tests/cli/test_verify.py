@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from dflash_trt.errors import EngineError, RequestError, VerificationError
-from dflash_trt.measure.verification_report import Report
+from dflash_trt.measure.verification_report import VerificationReport
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.session import Session
 from tests.cli.commands import run, run_here
@@ -89,9 +89,9 @@ def test_a_damaged_drafter_trips_the_gate(place: Path, capsys: pytest.CaptureFix
 def check_schema(document: dict[str, Any]) -> None:
     """Exactly the documented keys, of the documented types."""
     assert document.pop("schema") == "dflash-trt/verify/1"
-    assert document.keys() == {"passed", "max_tau_loss", *Report.__struct_fields__}
-    facts = {name: document[name] for name in Report.__struct_fields__}
-    assert msgspec.to_builtins(msgspec.convert(facts, Report)) == facts
+    assert document.keys() == {"passed", "max_tau_loss", *VerificationReport.__struct_fields__}
+    facts = {name: document[name] for name in VerificationReport.__struct_fields__}
+    assert msgspec.to_builtins(msgspec.convert(facts, VerificationReport)) == facts
     prompts = document["engine"]["prompts"]
     names = [json.loads(line)["id"] for line in (FIXTURES / "prompts.jsonl").read_text().splitlines()[:NUM_PROMPTS]]
     assert [prompt["name"] for prompt in prompts] == names
@@ -213,6 +213,4 @@ def test_missing_matplotlib_is_said_before_the_work() -> None:
     options = ("--target", "t", "--prompts", "p", "--plot", "a.png")
     result = run("verify", "engine", *options, script=WITHOUT.format(package="matplotlib"))
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.endswith(
-        "error: expected the package matplotlib, found it not installed\n\nhint: pip install 'dflash-trt[plot]'\n"
-    )
+    assert result.stderr.endswith("error: missing package matplotlib\n\nhint: pip install 'dflash-trt[plot]'\n")

@@ -134,7 +134,7 @@ def test_a_temperature(
 
 
 def test_a_temperature_needs_log_probabilities(engines: Path, features: dict[str, Path]) -> None:
-    with pytest.raises(CheckpointError, match="expected log probabilities of the answers' tokens, found none") as error:
+    with pytest.raises(CheckpointError, match="missing log probabilities of the answers' tokens") as error:
         verify(engines / "engine", features[NAME], "--temperature", 0.5)
     assert error.value.hint is not None
     assert error.value.hint.endswith("--temperature 0.5 --top-logprobs 20")

@@ -10,7 +10,7 @@ import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.deploy.gpus import known_gpus, parse_gpus
-from dflash_trt.deploy.memory import GIB, Load, arena_bytes, gpu_memory, paged_arena_bytes
+from dflash_trt.deploy.memory import GIB, ServingLoad, arena_bytes, gpu_memory, paged_arena_bytes
 from dflash_trt.deploy.published import PublishedDraft, published_drafts
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.errors import ConfigError
@@ -31,9 +31,9 @@ def target(name: str = "openai/gpt-oss-120b") -> TargetSizes:
     return sizes
 
 
-def load(**changes: object) -> Load:
+def load(**changes: object) -> ServingLoad:
     """gpt-oss-120b on eight H200 in native mode, dense context."""
-    base = Load(
+    base = ServingLoad(
         gpus=parse_gpus("h200x8", "gpus"), draft=draft(), target=target(), algorithms={}, ranks=8, drafter_ranks=8,
         max_batch_size=64, max_num_tokens=16384, max_seq_len=32768, draft_tokens=9, is_dense=True, is_fp8_cache=False,
         pool_fraction=0.8,

@@ -14,7 +14,7 @@ from dflash_trt.deploy.checker import check, deployment_config, file_config
 from dflash_trt.deploy.deployment_file import DeploymentFile, load_deployment
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.gpus import parse_gpus
-from dflash_trt.deploy.memory import Load, gpu_memory
+from dflash_trt.deploy.memory import ServingLoad, gpu_memory
 from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.deploy.rules.memory_rules import document_load
@@ -31,7 +31,7 @@ def changed(**changes: Any) -> DeploymentFile:
     return msgspec.structs.replace(FILE, **changes)
 
 
-def asked(deployment: ResolvedDeployment, runtime: Runtime) -> Load:
+def asked(deployment: ResolvedDeployment, runtime: Runtime) -> ServingLoad:
     """What the runtime's arguments ask of each GPU."""
     arguments = render(deployment, runtime, "dflash", host="127.0.0.1", port=1).arguments
     load = document_load(deployment_config(deployment, load_schema(runtime, None), arguments))

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from dflash_trt import doctor
-from dflash_trt.doctor import Finding, examine
+from dflash_trt.doctor import MachineFinding, examine
 from dflash_trt.engine import tensorrt_api
 from dflash_trt.trtllm import contract
 from tests.paths import REPOSITORY
 
 
-def finding(name: str) -> Finding:
+def finding(name: str) -> MachineFinding:
     (found,) = [finding for finding in examine() if finding.name == name]
     return found
 

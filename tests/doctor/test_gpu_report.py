@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from dflash_trt.doctor.gpu_report import gpus
-from dflash_trt.doctor.status import Finding
+from dflash_trt.doctor.status import MachineFinding
 
 
 def memory(handle: int) -> SimpleNamespace:
@@ -20,10 +20,10 @@ def memory(handle: int) -> SimpleNamespace:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Finding]]:
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, MachineFinding]]:
     """Findings by name on a machine with `count` GPUs, where `is_linked` says which reach each other."""
 
-    def look(count: int, is_linked: Callable[[int, int], bool] = lambda a, b: True) -> dict[str, Finding]:
+    def look(count: int, is_linked: Callable[[int, int], bool] = lambda a, b: True) -> dict[str, MachineFinding]:
         shut_down = []
 
         def status(a: int, b: int, index: int) -> int:
@@ -52,7 +52,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Finding]
     return look
 
 
-def test_gpus(machine: Callable[..., dict[str, Finding]]) -> None:
+def test_gpus(machine: Callable[..., dict[str, MachineFinding]]) -> None:
     found = machine(2)
     assert found["NVIDIA driver"].found == "580.65.06"
     assert found["CUDA of the driver"].found == "13.2"
@@ -70,16 +70,16 @@ def test_gpus(machine: Callable[..., dict[str, Finding]]) -> None:
     ],
 )
 def test_links(
-    count: int, is_linked: Callable[[int, int], bool], words: str, machine: Callable[..., dict[str, Finding]]
+    count: int, is_linked: Callable[[int, int], bool], words: str, machine: Callable[..., dict[str, MachineFinding]]
 ) -> None:
     assert machine(count, is_linked)["NVLink"].found == words
 
 
-def test_one_gpu_has_no_links(machine: Callable[..., dict[str, Finding]]) -> None:
+def test_one_gpu_has_no_links(machine: Callable[..., dict[str, MachineFinding]]) -> None:
     assert "NVLink" not in machine(1)
 
 
-def test_a_driver_without_gpus(machine: Callable[..., dict[str, Finding]]) -> None:
+def test_a_driver_without_gpus(machine: Callable[..., dict[str, MachineFinding]]) -> None:
     found = machine(0)
     assert found["NVIDIA GPU (the driver reports none)"].found is None
     assert found["NVIDIA driver"].found == "580.65.06"

@@ -64,5 +64,5 @@ def test_a_library_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(tmp_path / "none.so"))
     finding = plugin_library()
     assert finding.found is None
-    assert f"found no file at {tmp_path / 'none.so'}" in finding.name
+    assert f"no plugin library at {tmp_path / 'none.so'}" in finding.name
     assert finding.fix is not None

@@ -66,7 +66,7 @@ def test_a_rank_with_another_engine_is_named(engine: Path, tmp_path: Path) -> No
 def test_an_engine_that_no_rank_can_read(tmp_path: Path) -> None:
     result = doctor((2, tmp_path))
     assert result.returncode == 1
-    assert f"{tmp_path}: expected an engine directory, found no manifest.json" in result.stderr
+    assert f"{tmp_path}: no engine directory: missing manifest.json" in result.stderr
 
 
 def rank(number: int, host: str = "a", gpu: int | None = 0, **facts: str) -> Rank:
@@ -110,7 +110,7 @@ def test_the_table_of_ranks_of_which_some_have_no_engine(
             [rank(0), rank(1)],
             ["rank 1 (a): expected a GPU of its own, found NVIDIA B300 uuid-0, which rank 0 uses"],
         ),
-        ([rank(0), rank(1, gpu=None)], ["rank 1 (a): expected a GPU, found none that it may use"]),
+        ([rank(0), rank(1, gpu=None)], ["rank 1 (a): no usable GPU found"]),
     ],
 )
 def test_every_rank_has_its_own_gpu(ranks: list[Rank], expected: list[str]) -> None:

@@ -67,5 +67,5 @@ def test_a_driver_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "DRIVER", "libcuda-of-nobody.so.1")
     message = refusal(visible_gpus, MissingDependencyError)
-    assert "expected an NVIDIA driver, found no libcuda-of-nobody.so.1" in message
+    assert "no NVIDIA driver found (libcuda-of-nobody.so.1)" in message
     assert "https://www.nvidia.com/drivers" in message

@@ -45,13 +45,16 @@ def test_a_good_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name: x\ncuont: 2\n", "outer.yaml: cuont: expected only the keys"),
-        ("name: x\ncuont: 2\n", "found an unknown one (nearest key: count)"),
-        ("name: x\ncount: 2\ninner: {sise: 3}\n", "inner.sise: expected only the keys size, colour"),
-        ("name: x\ncount: 2\nmany: [{size: 1}, {color: red}]\n", "many[1].color: expected only the keys"),
-        ("name: x\n", "document: expected the key 'count', found only name"),
-        ("{}", "document: expected the key 'name', found only an empty mapping"),
-        ("name: x\ncount: 2\ninner: {}\n", "inner: expected the key 'size'"),
+        ("name: x\ncuont: 2\n", "outer.yaml: unknown key cuont"),
+        ("name: x\ncuont: 2\n", "(nearest key: count): expected only name"),
+        (
+            "name: x\ncount: 2\ninner: {sise: 3}\n",
+            "inner.sise (nearest key: size): expected only size, colour",
+        ),
+        ("name: x\ncount: 2\nmany: [{size: 1}, {color: red}]\n", "unknown key many[1].color"),
+        ("name: x\n", "missing key count: found only name"),
+        ("{}", "missing key name: found only an empty mapping"),
+        ("name: x\ncount: 2\ninner: {}\n", "missing key inner.size"),
         ("name: x\ncount: two\n", "count: expected `int`, got `str`"),
         ("name: x\ncount: true\n", "count: expected `int`, got `bool`"),
         ("name: x\ncount: 2\ninner: {size: big}\n", "inner.size: expected `int`, got `str`"),

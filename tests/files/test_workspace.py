@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.files import workspace as workspaces
-from dflash_trt.files.workspace import OLD, settle_abandoned, workspace
+from dflash_trt.files.workspace import OLD, recover_abandoned, workspace
 from tests.files.test_write import make, names
 
 # Holds a workspace for tmp/out, moved aside as far as SCRIPT says, until it is killed.
@@ -85,7 +85,7 @@ def test_what_was_moved_aside_does_not_displace_what_is_there(tmp_path: Path) ->
         kill(process)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "file").write_text("newer")
-    settle_abandoned(tmp_path)
+    recover_abandoned(tmp_path)
     assert (tmp_path / "out" / "file").read_text() == "newer"
     assert names(tmp_path) == ["out"]
 
@@ -110,7 +110,7 @@ def test_what_only_looks_alike_stays(tmp_path: Path) -> None:
     planted.mkdir()
     (planted / "lock").symlink_to(victim / "lock")
     before = names(tmp_path)
-    settle_abandoned(tmp_path)
+    recover_abandoned(tmp_path)
     assert names(tmp_path) == before
     assert names(victim) == ["lock"]
 
@@ -137,7 +137,7 @@ def test_a_workspace_that_is_taken_for_abandoned_while_it_is_made(
     def settled_first(descriptor: int, operation: int) -> None:
         calls.append(descriptor)
         if len(calls) == 1:
-            settle_abandoned(tmp_path)  # calls flock, too: this is what another process does
+            recover_abandoned(tmp_path)  # calls flock, too: this is what another process does
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", settled_first)

@@ -16,11 +16,13 @@ from dflash_trt.checkpoint import safetensors_writer
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
 from dflash_trt.checkpoint.safetensors_writer import write_safetensors
 from dflash_trt.errors import BuildError
-from dflash_trt.files.write import Kind, new_directory, new_file, scratch_directory
+from dflash_trt.files.write import OutputKind, new_directory, new_file, scratch_directory
 from tests.checkpoint.samples import refusal
 
-NOTES = Kind(name="a directory of notes", recognizes=lambda directory: (directory / "file").is_file())
-NOTE = Kind(name="a note", recognizes=lambda file: file.read_text() in ("old", "new"), form="file", option="-o FILE")
+NOTES = OutputKind(name="a directory of notes", recognizes=lambda directory: (directory / "file").is_file())
+NOTE = OutputKind(
+    name="a note", recognizes=lambda file: file.read_text() in ("old", "new"), form="file", option="-o FILE"
+)
 
 
 def make(path: Path, *, force: bool = False, content: str = "new") -> None:

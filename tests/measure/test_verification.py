@@ -18,7 +18,7 @@ from dflash_trt.measure.comparable import check_reference
 from dflash_trt.measure.drafter_error import BLOCKS_APART, exposed_values
 from dflash_trt.measure.statistics import Difference, TauLoss
 from dflash_trt.measure.verification import TokenPrompt, Verification
-from dflash_trt.measure.verification_report import PromptResult, Report, find_failure
+from dflash_trt.measure.verification_report import PromptResult, VerificationReport, find_failure
 from dflash_trt.runtime.prompts import read_prompts
 from dflash_trt.runtime.session import Session
 from dflash_trt.targets.huggingface import load_model, make_target
@@ -123,10 +123,10 @@ def test_a_prompt_without_a_verify_pass_has_no_tau(pair: Pair) -> None:
     assert (report.comparison.tau_loss, report.comparison.error) == (None, None)
     failure = find_failure(report, 0.5)
     assert failure is not None
-    assert failure.message == "tau loss: expected prompts with a verify pass, found none"
+    assert failure.message == "tau loss: no prompt has a verify pass"
 
 
-def with_loss(report: Report, loss: TauLoss) -> Report:
+def with_loss(report: VerificationReport, loss: TauLoss) -> VerificationReport:
     assert report.comparison is not None
     comparison = msgspec.structs.replace(report.comparison, tau_loss=loss)
     return msgspec.structs.replace(report, comparison=comparison)

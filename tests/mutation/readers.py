@@ -48,8 +48,8 @@ def mutate_dialect(content: bytes, rng: Random) -> bytes:
 
 def inspect_dialects(directory: Path, rng: Random) -> None:
     """A draft of the dialect that `mutate_dialect` has chosen, or of each; what is read is spelled in another, too."""
+    from dflash_trt.checkpoint.convert_dialect import LAYOUTS
     from dflash_trt.checkpoint.draft_checkpoint import read_draft
-    from dflash_trt.checkpoint.respell import LAYOUTS
     from dflash_trt.errors import CheckpointError
 
     content = (directory / "dialects" / "configs.json").read_bytes()
@@ -63,7 +63,7 @@ def inspect_dialects(directory: Path, rng: Random) -> None:
         (draft / "config.json").write_bytes(config)
         command("inspect", draft, *rng.choice(([], ["--json"])))
         with contextlib.suppress(CheckpointError):
-            LAYOUTS[rng.choice(sorted(LAYOUTS))].spell(read_draft(draft).spec, "bfloat16")
+            LAYOUTS[rng.choice(sorted(LAYOUTS))].to_config(read_draft(draft).spec, "bfloat16")
 
 
 def read_recipe(directory: Path, rng: Random) -> None:

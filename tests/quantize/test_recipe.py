@@ -84,19 +84,17 @@ def complaint(tmp_path: Path, text: str | bytes) -> str:
         # unknown
         (
             ALL + "rule: []\n",
-            "FILE: rule: expected only the keys description, rules, fp8_kv_cache, found an unknown one"
-            " (nearest key: rules)",
+            "FILE: unknown key rule (nearest key: rules): expected only description, rules, fp8_kv_cache",
         ),
         (
             HEAD + "  - {module: '*', algorithm: FP8}\n",
-            "FILE: rules[0].module: expected only the keys modules, algorithm, found an unknown one"
-            " (nearest key: modules)",
+            "FILE: unknown key rules[0].module (nearest key: modules): expected only modules, algorithm",
         ),
         # missing
-        ("description: mine\n", "FILE: document: expected the key 'rules', found only description"),
+        ("description: mine\n", "FILE: missing key rules: found only description"),
         (
             HEAD + "  - {modules: '*', algorithm: FP8}\n  - {modules: fc}\n",
-            "FILE: rules[1]: expected the key 'algorithm', found only modules",
+            "FILE: missing key rules[1].algorithm: found only modules",
         ),
         # mistyped
         (

@@ -20,7 +20,7 @@ from dflash_trt.engine import machine, tensorrt_api
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, sha256
 from dflash_trt.engine.plan import PLUGIN_GRAPH, Plan, PlanOptions, check_precision, is_served
 from dflash_trt.engine.plugin_library import plugin_library
-from dflash_trt.files.write import Kind, new_directory, new_file
+from dflash_trt.files.write import OutputKind, new_directory, new_file
 
 
 def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache: TimingCache | None = None) -> Manifest:
@@ -113,7 +113,7 @@ def _weight_files(graph: Path) -> list[str]:
 
 
 def _write_manifest(directory: Path, manifest: Manifest) -> None:
-    kind = Kind(name="a manifest", recognizes=lambda file: is_engine(file.parent), form="file")
+    kind = OutputKind(name="a manifest", recognizes=lambda file: is_engine(file.parent), form="file")
     with new_file(directory / MANIFEST, kind, force=True) as temporary:
         temporary.write_bytes(manifest.encode())
 

@@ -60,7 +60,7 @@ def build_plan(
         plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise BuildError(
-            f"{graph.file}: expected a plan, found none built by TensorRT {trt.__version__}, whose messages are above",
+            f"{graph.file}: TensorRT {trt.__version__} built no plan; its messages are above",
             hint="build another --recipe, give more --workspace-gib, or try another TensorRT version",
         )
     if timing_cache is not None:

@@ -10,10 +10,10 @@ import msgspec
 
 from dflash_trt.errors import BuildError
 from dflash_trt.files.read import read_bytes
-from dflash_trt.files.write import Kind, new_file
+from dflash_trt.files.write import OutputKind, new_file
 
 MAX_BYTES = 2**30
-KIND = Kind(
+KIND = OutputKind(
     name="a timing cache",
     recognizes=lambda file: True,  # TensorRT has read it, or `attach` has refused it
     form="file",
@@ -53,7 +53,7 @@ class TimingCache(msgspec.Struct, frozen=True, kw_only=True):
             return read_bytes(self.file, BuildError, limit=MAX_BYTES)
         if self.reproducible:
             raise BuildError(
-                f"--reproducible: expected a timing cache at {self.file}, found no file",
+                f"--reproducible: no timing cache at {self.file}",
                 hint="build once without --reproducible to make it",
             )
         return b""

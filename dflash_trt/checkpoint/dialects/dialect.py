@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dialect of draft checkpoints is, and what all dialects spell alike."""
+"""What a dialect of draft checkpoints is, and the keys that all dialects share."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """How a draft is written in a dialect that other tools read."""
 
     name: str
-    spell: Callable[[DraftSpec, str], dict[str, object]]
-    """config.json for facts, of tensors of torch's type; raises CheckpointError, by name, for what it cannot say."""
+    to_config: Callable[[DraftSpec, str], dict[str, object]]
+    """config.json from facts and torch's name of the dtype; raises CheckpointError for what it cannot represent."""
     stored: Callable[[Weights], Weights] = lambda weights: weights
     """Canonical tensors by the names they have there."""
     holds_quantised: bool = True
@@ -69,20 +69,20 @@ class Places:
         return self.dflash if key in self.dflash else self.config
 
 
-def says(config: Facts, key: str, value: str) -> bool:
+def config_equals(config: Facts, key: str, value: str) -> bool:
     """Whether `value` is `key`'s text, or among its texts; False for anything else that stands there."""
-    found = config.values().get(key)
-    return found == value or (isinstance(found, list) and value in found)
+    text = config.values().get(key)
+    return text == value or (isinstance(text, list) and value in text)
 
 
 def section_keys(config: Facts, key: str) -> set[str]:
     """The keys of the object at `key`; none where there is no object."""
-    found = config.values().get(key)
-    return config.section(key).keys() if isinstance(found, dict) else set()
+    section = config.values().get(key)
+    return config.section(key).keys() if isinstance(section, dict) else set()
 
 
 class Backbone(TypedDict):
-    """The fields of DraftSpec that every dialect spells as Qwen3's configuration does."""
+    """The fields of DraftSpec that every dialect writes as Qwen3's configuration does."""
 
     hidden_size: int
     intermediate_size: int
@@ -179,9 +179,11 @@ def refuse_unless(layout: str, spec: DraftSpec, plain: Mapping[str, object]) -> 
     """Raises CheckpointError for the first fact of `spec` that is not as in `plain`."""
     for fact, expected in plain.items():
         if getattr(spec, fact) != expected:
-            raise unsayable(layout, fact, repr(expected), getattr(spec, fact))
+            raise unrepresentable(layout, fact, repr(expected), getattr(spec, fact))
 
 
-def unsayable(layout: str, fact: str, expected: str, found: object) -> CheckpointError:
-    """The error for a fact that a layout has no words for."""
-    return CheckpointError(f"{fact}: expected {expected}, which is what the layout {layout} can say, found {found}")
+def unrepresentable(layout: str, fact: str, expected: str, found: object) -> CheckpointError:
+    """The error for a fact that a layout cannot represent."""
+    return CheckpointError(
+        f"{fact}: expected {expected}, which is what the layout {layout} can represent, found {found}"
+    )

@@ -22,13 +22,13 @@ def recognises(config: Facts) -> bool:
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
     """z-lab's facts; causal_head is the causality of every layer, and nothing may say otherwise."""
-    dflash, found = config.section("dflash_config"), windows(config)
+    dflash, layer_windows = config.section("dflash_config"), windows(config)
     causal = dflash.flag(KEY)
     for place in (dflash, config):
         for key in ("causal", "is_causal"):
             if key in place and place.flag(key) != causal:
                 raise place.error(key, f"{str(causal).lower()}, as dflash_config.{KEY} says")
-    return zlab.read_layout(config, zlab.KEYS | {KEY}, found, causal=causal)
+    return zlab.read_layout(config, zlab.KEYS | {KEY}, layer_windows, causal=causal)
 
 
 JETSPEC = Dialect(name="jetspec", recognises=recognises, read=read, is_canonical=True)

@@ -17,10 +17,10 @@ from dflash_trt.checkpoint.dialects.dialect import (
     Dialect,
     Places,
     Weights,
+    config_equals,
     layers,
     mask_token,
     read_backbone,
-    says,
     taps,
     windows,
 )
@@ -35,7 +35,7 @@ FUSED = re.compile(r"(layers\.\d+\.self_attn\.)qkv_proj\.(weight|bias)")
 
 def recognises(config: Facts) -> bool:
     """Whether the architecture is Laguna's."""
-    return says(config, "architectures", ARCHITECTURE)
+    return config_equals(config, "architectures", ARCHITECTURE)
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:

@@ -37,10 +37,10 @@ def recognises(config: Facts) -> bool:
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
     """z-lab's facts and MiMo's; the configuration has no model_type, its modelling code builds Qwen3's layers."""
-    dflash, found = config.section("dflash_config"), windows(config)
+    dflash, layer_windows = config.section("dflash_config"), windows(config)
     if "model_type" not in config:
         config = Facts(config.values() | {"model_type": "qwen3"}, config.file)
-    spec = zlab.read_layout(config, zlab.KEYS | KEYS, found)
+    spec = zlab.read_layout(config, zlab.KEYS | KEYS, layer_windows)
     if config.optional("v_head_dim", config.integer) not in (None, spec.head_dim):
         raise config.error("v_head_dim", f"head_dim {spec.head_dim}")
     tap_width = config.optional("target_hidden_size", config.integer)
@@ -48,10 +48,10 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     said = "attention_sink_bias" in dflash and dflash.flag("attention_sink_bias")
     if said != (on_sliding or on_full):
         raise dflash.error("attention_sink_bias", f"what {SLIDING_SINKS} and {FULL_SINKS} say of sinks")
-    sinks = [on_full if window is None else on_sliding for window in found]
+    sinks = [on_full if window is None else on_sliding for window in layer_windows]
     return msgspec.structs.replace(
         spec,
-        layers=layers(found, spec.layers[0].causal if "is_causal" in config else None, sinks),
+        layers=layers(layer_windows, spec.layers[0].causal if "is_causal" in config else None, sinks),
         value_scale=dflash.number(SCALE, default=1),
         tap_hidden_size=None if tap_width == spec.hidden_size else tap_width,
         mask_embedding=True,
@@ -65,15 +65,15 @@ def load(directory: Path) -> Weights:
         return weights
     if not (directory / MASK_FILE).is_file():
         raise CheckpointError(
-            f"{directory}: expected {MASK_FILE}, the trained embedding of the mask token, found no such file",
+            f"{directory}: missing {MASK_FILE}, the trained embedding of the mask token",
             hint=CONVERSION,
         )
-    found = read_tensors(directory / MASK_FILE)
-    if found.keys() != {MASK_EMBEDDING}:
+    tensors = read_tensors(directory / MASK_FILE)
+    if tensors.keys() != {MASK_EMBEDDING}:
         raise CheckpointError(
-            f"{directory / MASK_FILE}: expected the one tensor {MASK_EMBEDDING!r}, found {', '.join(found) or 'none'}"
+            f"{directory / MASK_FILE}: expected the one tensor {MASK_EMBEDDING!r}, found {', '.join(tensors) or 'none'}"
         )
-    return weights | found
+    return weights | tensors
 
 
 MIMO = Dialect(name="mimo", recognises=recognises, read=read, is_canonical=False, load=load, canonical=zlab.canonical)

@@ -19,7 +19,7 @@ from dflash_trt.checkpoint.dialects.dialect import (
     refuse_unless,
     renamed,
     section_keys,
-    unsayable,
+    unrepresentable,
     windows,
 )
 from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
@@ -36,10 +36,10 @@ def recognises(config: Facts) -> bool:
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
     """z-lab's facts, one window for all layers where use_swa says so, and whose embedding and head these are."""
-    dflash, found = config.section("dflash_config"), windows(config)
+    dflash, layer_windows = config.section("dflash_config"), windows(config)
     if dflash.flag("use_swa", default=False):
-        found = [dflash.integer("swa_window_size")] * len(found)
-    spec = zlab.read_layout(config, zlab.KEYS | WINDOW_KEYS, found)
+        layer_windows = [dflash.integer("swa_window_size")] * len(layer_windows)
+    spec = zlab.read_layout(config, zlab.KEYS | WINDOW_KEYS, layer_windows)
     if "dflash_query_causal" in config and config.flag("dflash_query_causal") != spec.layers[0].causal:
         raise config.error("dflash_query_causal", f"{str(spec.layers[0].causal).lower()}, the causality of the layers")
     has_head = config.flag("has_lm_head", default=False)
@@ -57,17 +57,17 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
 MODELOPT = Dialect(name="modelopt", recognises=recognises, read=read, is_canonical=True, canonical=zlab.canonical)
 
 
-def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
+def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
     """config.json as modelopt's exporter, or NVIDIA's own drafts where they have more, would write it."""
     refuse_unless("modelopt", spec, {fact: plain for fact, plain in zlab.PLAIN.items() if fact != "own_embedding"})
     sinks, windows = {layer.sinks for layer in spec.layers}, {layer.sliding_window for layer in spec.layers}
     causal = {layer.causal for layer in spec.layers}
-    for fact, found in (("layers.sinks", sinks), ("sliding_window", windows), ("causal", causal)):
-        if len(found) > 1:
-            raise unsayable("modelopt", fact, "one value for all layers", sorted(found, key=str))
+    for fact, values in (("layers.sinks", sinks), ("sliding_window", windows), ("causal", causal)):
+        if len(values) > 1:
+            raise unrepresentable("modelopt", fact, "one value for all layers", sorted(values, key=str))
     layers = tuple(DraftLayer(sliding_window=None, causal=False) for _ in spec.layers)
     plain = msgspec.structs.replace(spec, layers=layers, own_embedding=False, model_type="qwen3")
-    config = zlab.spell(plain, dtype)
+    config = zlab.to_config(plain, dtype)
     dflash: dict[str, object] = {"causal": causal.pop(), "use_swa": windows != {None}}
     if (window := windows.pop()) is not None:
         dflash["swa_window_size"] = window
@@ -84,4 +84,4 @@ def stored(weights: Weights) -> Weights:
     return renamed(weights, lambda name: name.replace(".self_attn.sinks", ".self_attn.attention_sink_bias"))
 
 
-LAYOUT = Layout(name="modelopt", spell=spell, stored=stored)
+LAYOUT = Layout(name="modelopt", to_config=to_config, stored=stored)

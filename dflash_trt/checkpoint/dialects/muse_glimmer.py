@@ -11,10 +11,10 @@ from dflash_trt.checkpoint.dialects.dialect import (
     MAX_BLOCK_SIZE,
     Dialect,
     Weights,
+    config_equals,
     layers,
     read_backbone,
     renamed,
-    says,
     taps,
     windows,
 )
@@ -27,7 +27,9 @@ NAMES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hi
 
 def recognises(config: Facts) -> bool:
     """Whether transformers would build a MuseGlimmerAssistantModel."""
-    return says(config, "model_type", MODEL_TYPE) or says(config, "architectures", "MuseGlimmerAssistantModel")
+    return config_equals(config, "model_type", MODEL_TYPE) or config_equals(
+        config, "architectures", "MuseGlimmerAssistantModel"
+    )
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:

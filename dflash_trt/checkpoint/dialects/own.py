@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from dflash_trt.checkpoint.dialects import zlab
-from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, says, windows
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, config_equals, windows
 from dflash_trt.checkpoint.draft_spec import BIASED, GATE_WIDTHS, DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import MAX_INTEGER, Facts
 from dflash_trt.errors import CheckpointError
@@ -42,7 +42,7 @@ SAME_NAMES = tuple(name for name in Section.__struct_fields__ if name not in ("l
 
 def recognises(config: Facts) -> bool:
     """Whether the architecture is ours."""
-    return says(config, "architectures", ARCHITECTURE)
+    return config_equals(config, "architectures", ARCHITECTURE)
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
@@ -82,10 +82,10 @@ def _check(config: Facts, section: Section, spec: DraftSpec) -> None:
         raise place.error("layers", "sliding windows of at least 1")
 
 
-def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
+def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
     """config.json for `spec`, whose tensors are of torch's type `dtype`; z-lab's to the letter where that suffices."""
     try:
-        return zlab.spell(spec, dtype)
+        return zlab.to_config(spec, dtype)
     except CheckpointError:
         pass
     layers = spec.layers if zlab.layers_problem(spec.layers) else None
@@ -96,7 +96,7 @@ def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
     )
     facts = {name: getattr(spec, name) for name in SAME_NAMES}
     section = msgspec.to_builtins(Section(layers=layers, vocabulary_is_unknown=unknown, **facts))
-    return zlab.spell(plain, dtype) | {"architectures": [ARCHITECTURE], SECTION: section}
+    return zlab.to_config(plain, dtype) | {"architectures": [ARCHITECTURE], SECTION: section}
 
 
 OWN = Dialect(name="dflash-trt", recognises=recognises, read=read, is_canonical=True)

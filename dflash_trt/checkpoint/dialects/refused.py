@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, says, section_keys
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, config_equals, section_keys
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.errors import CheckpointError
 
@@ -24,8 +24,8 @@ def is_dflash2(config: Facts) -> bool:
     """By architecture, Speculators' type, or the keys of convolution and selector."""
     keys = {"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k", "dflashv2_selector"}
     return (
-        says(config, "architectures", "DFlash2DraftModel")
-        or says(config, "speculators_model_type", "dflash2")
+        config_equals(config, "architectures", "DFlash2DraftModel")
+        or config_equals(config, "speculators_model_type", "dflash2")
         or bool(section_keys(config, "dflash_config") & keys)
     )
 
@@ -37,7 +37,7 @@ def is_dspark(config: Facts) -> bool:
     keys = {"markov_rank", "confidence_head", "enable_confidence_head"}
     return (
         named
-        or says(config, "speculators_model_type", "dspark")
+        or config_equals(config, "speculators_model_type", "dspark")
         or "dspark_config" in config
         or bool((section_keys(config, "dflash_config") | config.keys()) & keys)
     )

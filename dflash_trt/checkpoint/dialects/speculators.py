@@ -23,7 +23,7 @@ from dflash_trt.checkpoint.dialects.dialect import (
     read_backbone,
     refuse_unless,
     taps,
-    unsayable,
+    unrepresentable,
     windows,
     windows_of,
 )
@@ -111,22 +111,24 @@ def _check_t2d(t2d: Tensor, d2t: Tensor, spec: DraftSpec) -> None:
 SPECULATORS = Dialect(name="speculators", recognises=recognises, read=read, is_canonical=False, canonical=canonical)
 
 
-def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
+def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
     """config.json as speculators 0.9 writes it, but for the verifier's name; num_target_layers stands beside its keys.
 
     The library keeps keys that it does not know. A gpt-oss draft is a Qwen3 backbone with biases there.
     """
     refuse_unless("speculators", spec, PLAIN)
     if len(windows_of(spec)) > 1:
-        raise unsayable("speculators", "sliding_window", "one window for all sliding layers", sorted(windows_of(spec)))
+        raise unrepresentable(
+            "speculators", "sliding_window", "one window for all sliding layers", sorted(windows_of(spec))
+        )
     sliding = {layer.causal for layer in spec.layers if layer.sliding_window is not None}
     if len(sliding) > 1 or any(layer.causal for layer in spec.layers if layer.sliding_window is None):
         found = [layer.causal for layer in spec.layers]
-        raise unsayable("speculators", "causal", "full layers that are not, and sliding ones that agree", found)
+        raise unrepresentable("speculators", "causal", "full layers that are not, and sliding ones that agree", found)
     if any(layer.sinks for layer in spec.layers):
-        raise unsayable("speculators", "layers.sinks", "no sinks", [layer.sinks for layer in spec.layers])
+        raise unrepresentable("speculators", "layers.sinks", "no sinks", [layer.sinks for layer in spec.layers])
     if spec.rope.partial_rotary_factor != 1:
-        raise unsayable("speculators", "partial_rotary_factor", "1", spec.rope.partial_rotary_factor)
+        raise unrepresentable("speculators", "partial_rotary_factor", "1", spec.rope.partial_rotary_factor)
     plain = msgspec.structs.replace(
         spec,
         model_type="qwen3",
@@ -135,7 +137,7 @@ def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
         draft_vocab_size=None,
         num_target_layers=None,
     )
-    backbone = zlab.spell(plain, dtype)
+    backbone = zlab.to_config(plain, dtype)
     for key in ("architectures", "block_size", "dflash_config"):
         del backbone[key]
     count = {} if spec.num_target_layers is None else {"num_target_layers": spec.num_target_layers}
@@ -171,4 +173,4 @@ def name_verifier(config: dict[str, object], name: str, architectures: Sequence[
     }
 
 
-LAYOUT = Layout(name="speculators", spell=spell, holds_quantised=False)
+LAYOUT = Layout(name="speculators", to_config=to_config, holds_quantised=False)

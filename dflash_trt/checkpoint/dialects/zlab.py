@@ -16,15 +16,15 @@ from dflash_trt.checkpoint.dialects.dialect import (
     Layout,
     Places,
     Weights,
+    config_equals,
     layers,
     mask_token,
     read_backbone,
     refuse_unless,
     renamed,
-    says,
     section_keys,
     taps,
-    unsayable,
+    unrepresentable,
     windows,
     windows_of,
 )
@@ -60,7 +60,7 @@ OPTIONAL: dict[str, object] = {
 
 def recognises(config: Facts) -> bool:
     """Whether this is a DFlash draft at all: the last of the dialects to be asked."""
-    return says(config, "architectures", ARCHITECTURE) or bool(section_keys(config, "dflash_config"))
+    return config_equals(config, "architectures", ARCHITECTURE) or bool(section_keys(config, "dflash_config"))
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
@@ -69,9 +69,9 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
 
 
 def read_layout(
-    config: Facts, known: frozenset[str], windows: Sequence[int | None], *, causal: bool | None = None
+    config: Facts, known_keys: frozenset[str], windows: Sequence[int | None], *, causal: bool | None = None
 ) -> DraftSpec:
-    """The facts of z-lab's layout: dflash_config has none but `known` keys, and `windows` says what layers see.
+    """The facts of z-lab's layout: dflash_config has no keys but `known_keys`, and `windows` says what layers see.
 
     Causality is `causal` where the dialect knows it, else by z-lab's rule: is_causal, else dflash_config.causal
     (modelopt, JetSpec), else sliding layers are causal and full ones are not (dflash/model.py, August 2026).
@@ -79,8 +79,8 @@ def read_layout(
     if ARCHITECTURE not in config.texts("architectures"):
         raise config.error("architectures", f"[{ARCHITECTURE!r}]")
     places = Places(config)
-    if unknown := sorted(places.dflash.keys() - known):
-        raise places.dflash.error(unknown[0], f"only the keys {', '.join(sorted(known))}")
+    if unknown := sorted(places.dflash.keys() - known_keys):
+        raise places.dflash.error(unknown[0], f"only the keys {', '.join(sorted(known_keys))}")
     if (place := places.of("sample_from_anchor")).flag("sample_from_anchor", default=False):
         raise place.error("sample_from_anchor", "false (a draft that predicts from the block's first slot is DSpark's)")
     causal = read_causality(places) if causal is None else causal
@@ -124,25 +124,25 @@ def layers_problem(layers: Sequence[DraftLayer]) -> CheckpointError | None:
     """What of windows, causality and sinks this layout cannot say, if anything."""
     windows = {layer.sliding_window for layer in layers} - {None}
     if any(layer.sinks for layer in layers):
-        return unsayable("zlab", "layers.sinks", "no sinks", [layer.sinks for layer in layers])
+        return unrepresentable("zlab", "layers.sinks", "no sinks", [layer.sinks for layer in layers])
     if len(windows) > 1:
-        return unsayable("zlab", "sliding_window", "one window for all sliding layers", sorted(windows, key=str))
+        return unrepresentable("zlab", "sliding_window", "one window for all sliding layers", sorted(windows, key=str))
     if len({layer.causal for layer in layers}) > 1 and not follow_rule(layers):
         found = [layer.causal for layer in layers]
-        return unsayable("zlab", "is_causal", "one causality for all layers, or causal where sliding", found)
+        return unrepresentable("zlab", "is_causal", "one causality for all layers, or causal where sliding", found)
     return None
 
 
-def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
+def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
     """config.json in this layout for `spec`, whose tensors are of torch's type `dtype`; `read` gives `spec` back.
 
     Raises CheckpointError, by name, for what the layout cannot say.
     """
     refuse_unless("zlab", spec, PLAIN)
     if spec.model_type not in MODEL_TYPES:
-        raise unsayable("zlab", "model_type", f"one of {', '.join(MODEL_TYPES)}", spec.model_type)
+        raise unrepresentable("zlab", "model_type", f"one of {', '.join(MODEL_TYPES)}", spec.model_type)
     if spec.vocab_size is None:
-        raise unsayable("zlab", "vocab_size", "the size of the target's vocabulary", None)
+        raise unrepresentable("zlab", "vocab_size", "the size of the target's vocabulary", None)
     if problem := layers_problem(spec.layers):
         raise problem
     by_rule = follow_rule(spec.layers)
@@ -168,4 +168,4 @@ def spell(spec: DraftSpec, dtype: str) -> dict[str, object]:
 
 
 ZLAB = Dialect(name="zlab", recognises=recognises, read=read, is_canonical=True, canonical=canonical)
-LAYOUT = Layout(name="zlab", spell=spell)
+LAYOUT = Layout(name="zlab", to_config=to_config)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.memory import GpuMemory, Load, gpu_memory, paged_arena_bytes
+from dflash_trt.deploy.memory import GpuMemory, ServingLoad, gpu_memory, paged_arena_bytes
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked, warning
 from dflash_trt.engine.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 
@@ -16,7 +16,7 @@ from dflash_trt.engine.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 POOL_FRACTION = 0.9
 
 
-class Keys(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryKeys(msgspec.Struct, frozen=True, kw_only=True):
     """What a runtime calls the numbers that memory depends on."""
 
     ranks: str
@@ -30,7 +30,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 KEYS = {
-    "trtllm": Keys(
+    "trtllm": MemoryKeys(
         ranks="tensor_parallel_size",
         max_batch_size="max_batch_size",
         max_num_tokens="max_num_tokens",
@@ -38,7 +38,7 @@ KEYS = {
         draft_tokens="speculative_config.max_draft_len",
         cache_dtype="kv_cache_config.dtype",
     ),
-    "vllm": Keys(
+    "vllm": MemoryKeys(
         ranks="tensor_parallel_size",
         max_batch_size="max_num_seqs",
         max_num_tokens="max_num_batched_tokens",
@@ -46,7 +46,7 @@ KEYS = {
         draft_tokens="speculative_config.num_speculative_tokens",
         cache_dtype="kv_cache_dtype",
     ),
-    "sglang": Keys(
+    "sglang": MemoryKeys(
         ranks="tp_size",
         max_batch_size="max_running_requests",
         max_num_tokens="chunked_prefill_size",
@@ -58,18 +58,18 @@ KEYS = {
 }
 
 
-def document_load(config: CheckedConfig) -> Load | None:
+def document_load(config: CheckedConfig) -> ServingLoad | None:
     """What the arguments ask of each GPU; None where the draft, the GPU or a number is not known."""
     keys = KEYS[config.schema.runtime]
     names = ("ranks", "max_batch_size", "max_num_tokens", "max_seq_len", "draft_tokens")
-    found = {name: config.number(getattr(keys, name)) for name in names}
-    numbers = {name: number for name, number in found.items() if number is not None}
+    settings = {name: config.number(getattr(keys, name)) for name in names}
+    numbers = {name: number for name, number in settings.items() if number is not None}
     if config.draft is None or config.gpus is None or len(numbers) < len(names):
         return None
     numbers["draft_tokens"] -= keys.counts_window
     is_trtllm = config.schema.runtime == "trtllm"
     fraction = config.setting("kv_cache_config.free_gpu_memory_fraction") if is_trtllm else POOL_FRACTION
-    return Load(
+    return ServingLoad(
         gpus=config.gpus,
         draft=config.draft,
         target=config.target,
@@ -104,7 +104,7 @@ def check_memory(config: CheckedConfig) -> Iterator[Finding]:
     yield error(rule, keys.max_batch_size, *_refusal(load, memory, keys))
 
 
-def _private_arena(config: CheckedConfig, load: Load, memory: GpuMemory) -> Iterator[Finding]:
+def _private_arena(config: CheckedConfig, load: ServingLoad, memory: GpuMemory) -> Iterator[Finding]:
     """TRTLLM attention normally binds the managed pool; where it does not, it sets aside an arena of its own."""
     needed = paged_arena_bytes(load)
     if config.schema.runtime == "trtllm" and not load.is_dense and needed > memory.free_bytes:
@@ -117,7 +117,7 @@ def _private_arena(config: CheckedConfig, load: Load, memory: GpuMemory) -> Iter
         )
 
 
-def _beside_the_pool(load: Load, memory: GpuMemory) -> Iterator[Finding]:
+def _beside_the_pool(load: ServingLoad, memory: GpuMemory) -> Iterator[Finding]:
     """TensorRT-LLM sizes its pool before the arena is allocated anew and before CUDA graphs are captured."""
     if load.pool_fraction > memory.largest_fraction:
         late = [item for item in memory.items if item.is_late]
@@ -136,7 +136,7 @@ def _arena(memory: GpuMemory) -> int:
     return next((item.bytes for item in memory.items if item.name == "context arena"), 0)
 
 
-def _refusal(load: Load, memory: GpuMemory, keys: Keys) -> tuple[str, str, str]:
+def _refusal(load: ServingLoad, memory: GpuMemory, keys: MemoryKeys) -> tuple[str, str, str]:
     """What was expected, what was found and how to fix it."""
     gpu = f"{load.gpus.name} ({_gib(memory.capacity_bytes)})"
     arena = _arena(memory)

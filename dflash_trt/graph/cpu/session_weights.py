@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from dflash_trt.errors import EngineError
-from dflash_trt.graph.cpu.stored_weights import BITS, Packed, Place, Weight, stored_weights
+from dflash_trt.graph.cpu.stored_weights import BITS, Packed, Weight, WeightLocation, stored_weights
 from dflash_trt.graph.onnx_builder import PLUGIN_DOMAIN
 from dflash_trt.graph.pruning import prune
 
@@ -47,13 +47,13 @@ class _Initializer(NamedTuple):
     name: str
     data_type: int
     shape: tuple[int, ...]
-    data: Place | Callable[[], Iterable[NDArray[Any]]]
+    data: WeightLocation | Callable[[], Iterable[NDArray[Any]]]
 
     @property
     def num_new_bytes(self) -> int:
         """That have to be written."""
         size = 4 if self.data_type == TensorProto.FLOAT else 1
-        return 0 if isinstance(self.data, Place) else size * math.prod(self.shape)
+        return 0 if isinstance(self.data, WeightLocation) else size * math.prod(self.shape)
 
 
 @contextmanager
@@ -184,11 +184,11 @@ def _folder_for(num_bytes: int) -> Path | None:
 def _in_file(initializer: _Initializer, file: Path) -> TensorProto:
     """Where its data lies, which is in `file` if it has to be written."""
     name, data_type, shape, data = initializer
-    if not isinstance(data, Place):
+    if not isinstance(data, WeightLocation):
         with file.open("wb") as stream:
             for piece in data():
                 stream.write(piece.data)
-        data = Place(file, 0, initializer.num_new_bytes)
+        data = WeightLocation(file, 0, initializer.num_new_bytes)
     proto = TensorProto(name=name, data_type=data_type, dims=shape, data_location=TensorProto.EXTERNAL)
     location = str(data.file.relative_to(ROOT))
     for key, value in (("location", location), ("offset", str(data.offset)), ("length", str(data.num_bytes))):

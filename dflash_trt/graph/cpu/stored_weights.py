@@ -29,7 +29,7 @@ PIECE = 2**18
 """Values that are computed at a time: FLOAT, they stay in the cache of a core."""
 
 
-class Place(NamedTuple):
+class WeightLocation(NamedTuple):
     """Bytes of a file."""
 
     file: Path
@@ -47,11 +47,11 @@ class Packed(NamedTuple):
     format: str
     """FLOAT, FLOAT16, BFLOAT16, FP8 or NVFP4."""
     shape: tuple[int, ...]
-    codes: Place
+    codes: WeightLocation
     """Row by row; two codes of NVFP4 in a byte, low nibble first."""
     scale: float = 1.0
     """FP8's, or that of NVFP4's block scales."""
-    block_scales: Place | None = None
+    block_scales: WeightLocation | None = None
     """NVFP4: [rows, columns / 16], e4m3."""
 
     def pieces(self) -> Iterator[NDArray[np.float32]]:
@@ -171,7 +171,7 @@ class _Stored:
         assert packed is not None, name
         return float(next(packed.pieces()).item())
 
-    def _place(self, name: str, num_bytes: int) -> Place:
+    def _place(self, name: str, num_bytes: int) -> WeightLocation:
         """Where the data of an initializer lies."""
         entries = {entry.key: entry.value for entry in self._initializers[name].external_data}
         file = (self._directory / entries["location"]).resolve()
@@ -180,7 +180,7 @@ class _Stored:
                 f"{self._directory}: expected weights inside it, found {entries['location']} -> {file}",
                 hint="copy the engine with its files in the place of links (cp -rL), or build it again",
             )
-        place = Place(file, int(entries.get("offset", 0)), num_bytes)
+        place = WeightLocation(file, int(entries.get("offset", 0)), num_bytes)
         size = file.stat().st_size if file.is_file() else 0
         if place.offset < 0 or num_bytes < 1 or place.offset + num_bytes > size:
             raise EngineError(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_trt.files.picture import save_picture
-from dflash_trt.files.write import Kind, new_directory
+from dflash_trt.files.write import OutputKind, new_directory
 from dflash_trt.observe.bench.comparison_report import Report
 from dflash_trt.observe.bench.curve_pictures import figure, picture
 from dflash_trt.observe.bench.renderings import markdown, page
@@ -24,7 +24,7 @@ def _is_ours(directory: Path) -> bool:
     return file.is_file() and PAGE.recognizes(file)
 
 
-REPORT = Kind(name="a report of a bench run", recognizes=_is_ours)
+REPORT = OutputKind(name="a report of a bench run", recognizes=_is_ours)
 
 
 def write_report(directory: Path, report: Report, runs: Sequence[LoadedRun], *, force: bool) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.read import open_file
-from dflash_trt.files.write import Kind, new_file
+from dflash_trt.files.write import OutputKind, new_file
 from dflash_trt.observe.bench.records import SCHEMA, Point, Record, Run
 
 RUN_FILE = "run.json"
@@ -23,7 +23,7 @@ def _is_ours(file: Path) -> bool:
         return f'"schema": "{SCHEMA}"'.encode() in stream.read(100)
 
 
-RECORD = Kind(name="a record of a bench run", recognizes=_is_ours, form="file", option="-o RUN")
+RECORD = OutputKind(name="a record of a bench run", recognizes=_is_ours, form="file", option="-o RUN")
 
 
 def write_run(directory: Path, run: Run) -> None:

@@ -33,7 +33,7 @@ def memory_items(system: System, method: Method, batch: int, tokens: int) -> tup
     return (*items, *_eagle3_items(system, method), MemoryItem(CACHES, _pool_bytes(system, method, load, tokens)))
 
 
-def _load(system: System, method: Method, batch: int) -> memory.Load:
+def _load(system: System, method: Method, batch: int) -> memory.ServingLoad:
     load = system.memory
     assert load is not None, "this system was made to ask for speed only"
     gpu = msgspec.structs.replace(load.gpus.gpu, memory_bytes=system.gpu_memory_bytes)
@@ -48,7 +48,7 @@ def _load(system: System, method: Method, batch: int) -> memory.Load:
     )
 
 
-def _pool_bytes(system: System, method: Method, load: memory.Load, tokens: int) -> int:
+def _pool_bytes(system: System, method: Method, load: memory.ServingLoad, tokens: int) -> int:
     """Of the pool that `load`'s requests fill when each has `tokens` tokens."""
     request = memory.request_bytes(msgspec.structs.replace(load, max_seq_len=tokens))
     assert request is not None, "a shape knows its cache"

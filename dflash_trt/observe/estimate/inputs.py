@@ -10,7 +10,7 @@ import msgspec
 
 from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec
 from dflash_trt.deploy.gpus import known_gpus
-from dflash_trt.deploy.memory import Load
+from dflash_trt.deploy.memory import ServingLoad
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.rules.memory_rules import POOL_FRACTION
@@ -89,10 +89,10 @@ def system(deployment: ResolvedDeployment, runtime: str, target_directory: str |
     )
 
 
-def _memory_load(deployment: ResolvedDeployment, runtime: str, target: TargetShape, drafter_ranks: int) -> Load:
+def _memory_load(deployment: ResolvedDeployment, runtime: str, target: TargetShape, drafter_ranks: int) -> ServingLoad:
     """What the deployment asks of each GPU; the target's bytes are those of its shape, so that both go together."""
     is_trtllm = runtime == "trtllm"
-    return Load(
+    return ServingLoad(
         gpus=deployment.gpus,
         draft=msgspec.structs.replace(deployment.draft_sizes, checkpoint=None),
         target=target_sizes_of(target),

@@ -210,7 +210,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_size: int = 64
     max_seq_len: int = 32768
     max_num_tokens: int = 16384
-    memory: memory.Load | None = None
+    memory: memory.ServingLoad | None = None
     """What the deployment asks of each GPU, for plain decoding and DFlash; None: only speed is asked for."""
 
     def drafter(self, method: Method) -> DraftShape | None:

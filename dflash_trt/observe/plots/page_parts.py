@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dflash_trt.errors import BuildError
 from dflash_trt.files.read import open_file
-from dflash_trt.files.write import Kind
+from dflash_trt.files.write import OutputKind
 
 CSS = Path(__file__).parent / "page.css"
 GENERATOR = '<meta name="generator" content="dflash-trt">'
@@ -20,7 +20,7 @@ def _is_ours(file: Path) -> bool:
         return GENERATOR.encode() in stream.read(4096)
 
 
-PAGE = Kind(name="a page that dflash-trt wrote", recognizes=_is_ours, form="file", option="--html FILE")
+PAGE = OutputKind(name="a page that dflash-trt wrote", recognizes=_is_ours, form="file", option="--html FILE")
 
 
 def document(title: str, body: str) -> str:

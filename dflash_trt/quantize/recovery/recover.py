@@ -13,11 +13,11 @@ import msgspec
 import torch
 
 from dflash_trt import __version__
+from dflash_trt.checkpoint.convert_dialect import copy_other_files
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.mapped import map_tensor
-from dflash_trt.checkpoint.respell import copy_other_files
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.manifest import sha256

@@ -27,7 +27,7 @@ EVALUATIONS = 10
 DENSE = Numerics(algorithms={}, inputs={}, cache={})
 
 
-class Split(NamedTuple):
+class TrainingSplit(NamedTuple):
     """Sequence numbers."""
 
     training: list[int]
@@ -141,7 +141,7 @@ class Trainer:
         return total / weight
 
 
-def _split(features: FeatureFile) -> Split:
+def _split(features: FeatureFile) -> TrainingSplit:
     """The last sequences are kept apart; answers of one token teach nothing."""
     usable = [i for i in range(features.facts.num_sequences) if features.answer_length(i) > 1]
     if len(usable) < 2:
@@ -150,7 +150,7 @@ def _split(features: FeatureFile) -> Split:
             hint=f"capture more: {CAPTURE}",
         )
     kept = min(MAX_HELD_OUT, max(1, len(usable) // HELD_OUT_SHARE))
-    return Split(usable[:-kept], usable[-kept:])
+    return TrainingSplit(usable[:-kept], usable[-kept:])
 
 
 def _schedule(step: int, steps: int) -> float:

@@ -18,11 +18,11 @@ from dflash_trt.checkpoint.producer import metadata
 from dflash_trt.checkpoint.safetensors_file import read_tensors
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import json_value
-from dflash_trt.files.write import Kind, new_file
+from dflash_trt.files.write import OutputKind, new_file
 
 METADATA_KEY = "dflash_trt_recovery"
 PARTS = ("master", "exp_avg", "exp_avg_sq")
-STATE = Kind(
+STATE = OutputKind(
     name="the state of an unfinished recovery", recognizes=lambda file: METADATA_KEY in metadata(file), form="file"
 )
 Tensors = dict[str, torch.Tensor]

@@ -19,7 +19,7 @@ Price = Callable[[Mapping[str, str], bool], float]
 """Seconds of a drafter's pass, by the algorithms of its quantised modules and whether its context is FP8."""
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class RecipeChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One recipe."""
 
     algorithms: tuple[str, ...]
@@ -31,7 +31,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         """'none FP8 NVFP4 +fp8-kv': the same for the same choice."""
         return " ".join([*self.algorithms, *(["+fp8-kv"] if self.fp8_context else [])])
 
-    def with_group(self, group: int, algorithm: str) -> Choice:
+    def with_group(self, group: int, algorithm: str) -> RecipeChoice:
         """The choice with another algorithm in one group."""
         changed = (*self.algorithms[:group], algorithm, *self.algorithms[group + 1 :])
         return msgspec.structs.replace(self, algorithms=changed)
@@ -54,40 +54,40 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a choice, where they are to be few; None: bytes are."""
 
     @property
-    def dense(self) -> Choice:
+    def dense(self) -> RecipeChoice:
         """The unquantised draft."""
-        return Choice(algorithms=(DENSE,) * len(self.groups))
+        return RecipeChoice(algorithms=(DENSE,) * len(self.groups))
 
-    def modules(self, choice: Choice) -> dict[str, str]:
+    def modules(self, choice: RecipeChoice) -> dict[str, str]:
         """Algorithm by quantised module."""
         named = zip(self.groups, choice.algorithms, strict=True)
         return {module: algorithm for group, algorithm in named if algorithm != DENSE for module in group}
 
-    def checkpoint_bytes(self, choice: Choice) -> int:
+    def checkpoint_bytes(self, choice: RecipeChoice) -> int:
         """Of the tensors that `quantize` writes."""
         return checkpoint_bytes(self.draft, Quantization(modules=self.modules(choice), fp8_kv_cache=choice.fp8_context))
 
-    def cost(self, choice: Choice) -> float:
+    def cost(self, choice: RecipeChoice) -> float:
         """What a search minimises: `bytes`, or seconds at the space's price."""
         return self.bytes(choice) if self.price is None else self.price(self.modules(choice), choice.fp8_context)
 
-    def bytes(self, choice: Choice) -> int:
+    def bytes(self, choice: RecipeChoice) -> int:
         """The checkpoint, and the context cache of `context_tokens`, BF16 or FP8."""
         per_token = self.draft.spec.context_bytes_per_token(fp8=choice.fp8_context)
         return self.checkpoint_bytes(choice) + self.context_tokens * per_token
 
-    def smaller(self, choice: Choice, algorithms: Sequence[str]) -> Iterator[Choice]:
+    def smaller(self, choice: RecipeChoice, algorithms: Sequence[str]) -> Iterator[RecipeChoice]:
         """Choices that differ in one thing, with an algorithm out of `algorithms`, and cost less."""
-        found = [
+        candidates = [
             choice.with_group(group, algorithm)
             for group, options in enumerate(self.options)
             for algorithm in options
             if algorithm in algorithms and algorithm != choice.algorithms[group]
         ]
         if self.has_fp8_context and not choice.fp8_context:
-            found.append(msgspec.structs.replace(choice, fp8_context=True))
+            candidates.append(msgspec.structs.replace(choice, fp8_context=True))
         cost = self.cost(choice)
-        yield from (other for other in found if self.cost(other) < cost)
+        yield from (other for other in candidates if self.cost(other) < cost)
 
     def families(self) -> list[tuple[str, ...]]:
         """The algorithms that may stand side by side: all, or each alone."""

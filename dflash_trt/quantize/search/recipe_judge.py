@@ -21,27 +21,27 @@ from dflash_trt.measure.replay_report import replay_loss
 from dflash_trt.measure.statistics import TauLoss
 from dflash_trt.quantize.calibrate import choose_anchors
 from dflash_trt.quantize.features import FeatureFile
-from dflash_trt.quantize.search.recipe_choice import Choice
+from dflash_trt.quantize.search.recipe_choice import RecipeChoice
 
-OpenChoice = Callable[[Choice], AbstractContextManager[Drafter]]
+OpenChoice = Callable[[RecipeChoice], AbstractContextManager[Drafter]]
 
 
-class Split(msgspec.Struct, frozen=True, kw_only=True):
+class SearchSplit(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences of a feature file."""
 
     features: FeatureFile
     numbers: tuple[int, ...]
 
 
-def halves(features: FeatureFile, seed: int) -> tuple[Split, Split]:
+def halves(features: FeatureFile, seed: int) -> tuple[SearchSplit, SearchSplit]:
     """The file's sequences in two halves, drawn with `seed`: to search on, and to hold out."""
     order = np.random.default_rng(seed).permutation(features.facts.num_sequences).tolist()
     middle = (len(order) + 1) // 2
     first, second = (tuple(sorted(part)) for part in (order[:middle], order[middle:]))
-    return Split(features=features, numbers=first), Split(features=features, numbers=second)
+    return SearchSplit(features=features, numbers=first), SearchSplit(features=features, numbers=second)
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Measurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line of a journal: what was measured of which choice."""
 
     key: str
@@ -55,7 +55,7 @@ class Journal:
     def __init__(self, file: Path, fingerprint: str) -> None:
         """`fingerprint` says what is measured; BuildError where the file has measurements of something else."""
         self._file = file
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, Measurement] = {}
         lines = read_bytes(file, BuildError, limit=MAX_BYTES).split(b"\n")[:-1] if file.exists() else []
         if lines and lines[0].decode(errors="replace") != fingerprint:
             raise BuildError(
@@ -63,12 +63,12 @@ class Journal:
                 hint=f"remove {file}, or give the options that it was begun with",
             )
         for number, line in enumerate(lines[1:], start=2):
-            entry = json_value(line, f"{file}, line {number}", Entry, BuildError, what="a measurement")
+            entry = json_value(line, f"{file}, line {number}", Measurement, BuildError, what="a measurement")
             self._entries[entry.key] = entry
         content = b"".join(line + b"\n" for line in lines or [fingerprint.encode()])
         file.write_bytes(content)  # without what a kill cut off
 
-    def measure(self, key: str, measure: Callable[[], Entry]) -> Entry:
+    def measure(self, key: str, measure: Callable[[], Measurement]) -> Measurement:
         """What the journal has of `key`, or what `measure` says now."""
         if key not in self._entries:
             self._entries[key] = measure()
@@ -87,8 +87,8 @@ class RecipeJudge:
     def __init__(
         self,
         open_choice: OpenChoice,
-        dense: Choice,
-        splits: tuple[Split, Split],
+        dense: RecipeChoice,
+        splits: tuple[SearchSplit, SearchSplit],
         journal: Journal,
         on_measured: Callable[[], None] = lambda: None,
     ) -> None:
@@ -101,50 +101,50 @@ class RecipeJudge:
         self._references: dict[bool, list[Replayed]] = {}
         self._reference_hidden: list[torch.Tensor] = []
 
-    def error(self, choice: Choice) -> float:
+    def error(self, choice: RecipeChoice) -> float:
         """Mean over the search split's sequences of |a - b|^2 / |b|^2, b the dense draft's hidden states.
 
         Of the proposing rows of the blocks at `choose_anchors`, each behind its own context.
         """
 
-        def measure() -> Entry:
+        def measure() -> Measurement:
             if not self._reference_hidden:
                 with self._open(self._dense) as drafter:
                     self._reference_hidden = list(_hidden(drafter, self._splits[0]))
             with self._open(choice) as drafter:
                 pairs = zip(_hidden(drafter, self._splits[0]), self._reference_hidden, strict=True)
                 errors = [float((a - b).norm() ** 2 / b.norm() ** 2) for a, b in pairs]
-            return Entry(key=f"error {choice.name}", error=float(np.mean(errors)))
+            return Measurement(key=f"error {choice.name}", error=float(np.mean(errors)))
 
         error = self._measure(f"error {choice.name}", measure).error
         assert error is not None
         return error
 
-    def loss(self, choice: Choice, *, held_out: bool) -> TauLoss | None:
+    def loss(self, choice: RecipeChoice, *, held_out: bool) -> TauLoss | None:
         """Loss of tau on one of the splits."""
         key = f"{'held out' if held_out else 'search'} {choice.name}"
 
-        def measure() -> Entry:
+        def measure() -> Measurement:
             if held_out not in self._references:
                 self._references[held_out] = self._replay(self._dense, held_out)
             replays = self._references[held_out] if choice == self._dense else self._replay(choice, held_out)
-            return Entry(key=key, loss=replay_loss(replays, self._references[held_out]))
+            return Measurement(key=key, loss=replay_loss(replays, self._references[held_out]))
 
         return self._measure(key, measure).loss
 
-    def _measure(self, key: str, measure: Callable[[], Entry]) -> Entry:
+    def _measure(self, key: str, measure: Callable[[], Measurement]) -> Measurement:
         entry = self._journal.measure(key, measure)
         self._on_measured()
         return entry
 
-    def _replay(self, choice: Choice, held_out: bool) -> list[Replayed]:
+    def _replay(self, choice: RecipeChoice, held_out: bool) -> list[Replayed]:
         split = self._splits[held_out]
         with self._open(choice) as drafter:
             return replay(split.features, drafter, numbers=split.numbers)
 
 
 @torch.inference_mode()
-def _hidden(drafter: Drafter, split: Split) -> Iterator[torch.Tensor]:
+def _hidden(drafter: Drafter, split: SearchSplit) -> Iterator[torch.Tensor]:
     """By sequence that has anchors: hidden [anchors, K, H] of the proposing rows."""
     mask = split.features.mask_embedding().float()
     S = drafter.spec.block_size

@@ -21,7 +21,7 @@ from typing import Protocol
 import msgspec
 
 from dflash_trt.measure.statistics import TauLoss
-from dflash_trt.quantize.search.recipe_choice import Choice, Space
+from dflash_trt.quantize.search.recipe_choice import RecipeChoice, Space
 
 SMALLEST_ERROR = 1e-12
 """Stands in for an error of nothing, so that bytes saved for it can be compared."""
@@ -30,17 +30,17 @@ SMALLEST_ERROR = 1e-12
 class Judge(Protocol):
     """What measures a choice."""
 
-    def error(self, choice: Choice) -> float:
+    def error(self, choice: RecipeChoice) -> float:
         """Squared relative error of the hidden states."""
 
-    def loss(self, choice: Choice, *, held_out: bool) -> TauLoss | None:
+    def loss(self, choice: RecipeChoice, *, held_out: bool) -> TauLoss | None:
         """Loss of tau against the dense draft; None where no prompt has a verify pass."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """A choice that was replayed."""
 
-    choice: Choice
+    choice: RecipeChoice
     cost: float
     """What was to be small: bytes or seconds."""
     loss: TauLoss | None
@@ -48,23 +48,23 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """None where it was not asked for."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a search came to."""
 
     best: Trial
     trials: list[Trial]
     """All replays, largest first."""
-    errors: dict[Choice, float]
+    errors: dict[RecipeChoice, float]
     """Of the choices with one change."""
 
 
-def search(space: Space, judge: Judge, max_tau_loss: float) -> Found:
+def search(space: Space, judge: Judge, max_tau_loss: float) -> SearchResult:
     """The smallest choice within the budget on both splits."""
     errors = {change: judge.error(change) for change in sorted(set(_single(space)), key=lambda c: c.name)}
     space = _without_dominated(space, errors)
-    trials: dict[Choice, Trial] = {}
+    trials: dict[RecipeChoice, Trial] = {}
 
-    def passes(choice: Choice) -> bool:
+    def passes(choice: RecipeChoice) -> bool:
         if choice not in trials:
             trials[choice] = Trial(choice=choice, cost=space.cost(choice), loss=judge.loss(choice, held_out=False))
         return _within(trials[choice].loss, max_tau_loss)
@@ -91,7 +91,7 @@ def search(space: Space, judge: Judge, max_tau_loss: float) -> Found:
         if _within(measured.held_out, max_tau_loss):
             break
     listed = sorted(trials.values(), key=lambda trial: (-trial.cost, trial.choice.name))
-    return Found(best=measured, trials=listed, errors=errors)
+    return SearchResult(best=measured, trials=listed, errors=errors)
 
 
 def num_measurements(space: Space) -> int:
@@ -105,7 +105,7 @@ def _within(loss: TauLoss | None, max_tau_loss: float) -> bool:
     return loss is not None and loss.loss <= max_tau_loss
 
 
-def _without_dominated(space: Space, errors: dict[Choice, float]) -> Space:
+def _without_dominated(space: Space, errors: dict[RecipeChoice, float]) -> Space:
     """The space without algorithms that, in a group, cost no less than another one that errs less.
 
     Tau's noise would else choose such a one now and then.
@@ -129,13 +129,13 @@ def _without_dominated(space: Space, errors: dict[Choice, float]) -> Space:
     return msgspec.structs.replace(space, options=options)
 
 
-def _single(space: Space) -> Iterator[Choice]:
+def _single(space: Space) -> Iterator[RecipeChoice]:
     """The dense draft with one change, for all changes."""
     for family in space.families():
         yield from space.smaller(space.dense, family)
 
 
-def _ladder(space: Space, family: tuple[str, ...], errors: dict[Choice, float]) -> list[Choice]:
+def _ladder(space: Space, family: tuple[str, ...], errors: dict[RecipeChoice, float]) -> list[RecipeChoice]:
     """Choices from the dense draft to the smallest, each one change from the one before it."""
     rungs = [space.dense]
     while candidates := list(space.smaller(rungs[-1], family)):
@@ -143,13 +143,13 @@ def _ladder(space: Space, family: tuple[str, ...], errors: dict[Choice, float]) 
     return rungs
 
 
-def _worth(space: Space, choice: Choice, other: Choice, errors: dict[Choice, float]) -> float:
+def _worth(space: Space, choice: RecipeChoice, other: RecipeChoice, errors: dict[RecipeChoice, float]) -> float:
     """What is saved for the error that is added."""
     added = _error(space, other, errors) - _error(space, choice, errors)
     return (space.cost(choice) - space.cost(other)) / max(added, SMALLEST_ERROR)
 
 
-def _error(space: Space, choice: Choice, errors: dict[Choice, float]) -> float:
+def _error(space: Space, choice: RecipeChoice, errors: dict[RecipeChoice, float]) -> float:
     """The sum of what each change of `choice` adds alone."""
     alone = [
         space.dense.with_group(group, algorithm)
@@ -161,12 +161,12 @@ def _error(space: Space, choice: Choice, errors: dict[Choice, float]) -> float:
     return sum(errors[change] for change in alone)
 
 
-def _changes(space: Space, family: tuple[str, ...], errors: dict[Choice, float]) -> list[Choice]:
+def _changes(space: Space, family: tuple[str, ...], errors: dict[RecipeChoice, float]) -> list[RecipeChoice]:
     """All single changes of a family, those worth most first."""
     return sorted(space.smaller(space.dense, family), key=lambda c: (-_worth(space, space.dense, c, errors), c.name))
 
 
-def _apply(space: Space, choice: Choice, change: Choice) -> Choice | None:
+def _apply(space: Space, choice: RecipeChoice, change: RecipeChoice) -> RecipeChoice | None:
     """`choice` with the one change that `change` has; None where that saves nothing."""
     changed = msgspec.structs.replace(choice, fp8_context=choice.fp8_context or change.fp8_context)
     for group, algorithm in enumerate(change.algorithms):

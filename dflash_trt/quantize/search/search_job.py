@@ -20,7 +20,7 @@ from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import sha256
 from dflash_trt.errors import BuildError, VerificationError, printable
 from dflash_trt.files.read import open_file
-from dflash_trt.files.write import Kind, check_replaceable, new_file
+from dflash_trt.files.write import OutputKind, check_replaceable, new_file
 from dflash_trt.measure.replay import BATCH_SIZE
 from dflash_trt.quantize.bounds import ranges_from_weights
 from dflash_trt.quantize.calibrate import activation_ranges
@@ -29,8 +29,8 @@ from dflash_trt.quantize.features import FeatureFacts, FeatureFile, open_feature
 from dflash_trt.quantize.loadable import LOADABLE, Runtime
 from dflash_trt.quantize.ranges import Ranges
 from dflash_trt.quantize.recipe import load_recipe, recipe_text
-from dflash_trt.quantize.search.recipe_choice import Choice, Price, Space, make_space
-from dflash_trt.quantize.search.recipe_judge import Journal, OpenChoice, RecipeJudge, Split, halves
+from dflash_trt.quantize.search.recipe_choice import Price, RecipeChoice, Space, make_space
+from dflash_trt.quantize.search.recipe_judge import Journal, OpenChoice, RecipeJudge, SearchSplit, halves
 from dflash_trt.quantize.search.search import num_measurements, search
 from dflash_trt.quantize.search.search_report import recipe_file
 
@@ -68,13 +68,13 @@ def search_recipe(
     price: Price | None,
     force: bool,
     progress: Progress,
-) -> tuple[Space, Choice]:
+) -> tuple[Space, RecipeChoice]:
     """Searches a recipe for `draft`, which the user called `name`, and writes it to `output`; returns the best choice.
 
     `price` is what to minimise in the place of bytes. Measurements are kept beside `output` until it is written, so
     that an interrupted search continues. Raises VerificationError when --max-bytes cannot be met within --max-tau-loss.
     """
-    kind = Kind(name="a recipe that this command searched", recognizes=_is_ours, form="file", option="-o FILE")
+    kind = OutputKind(name="a recipe that this command searched", recognizes=_is_ours, form="file", option="-o FILE")
     check_replaceable(output, kind, force=force)
     ranges = _ranges(draft, options)
     space = make_space(
@@ -117,8 +117,8 @@ def _settings(name: str, options: SearchOptions) -> list[str]:
         "calibration": Path(options.calibration).name,
         "seed": options.seed,
     }
-    given = [f"{fact}: {value}" for fact, value in facts.items() if value is not None]
-    return [f"{MARKS[0][2:]} of {printable(checkpoint_label(name))}", *map(printable, given)]
+    lines = [f"{fact}: {value}" for fact, value in facts.items() if value is not None]
+    return [f"{MARKS[0][2:]} of {printable(checkpoint_label(name))}", *map(printable, lines)]
 
 
 def _is_ours(file: Path) -> bool:
@@ -126,8 +126,8 @@ def _is_ours(file: Path) -> bool:
         return stream.read(len(MARKS[1])).startswith(tuple(mark.encode() for mark in MARKS))
 
 
-def _whole(file: FeatureFile) -> Split:
-    return Split(features=file, numbers=tuple(range(file.facts.num_sequences)))
+def _whole(file: FeatureFile) -> SearchSplit:
+    return SearchSplit(features=file, numbers=tuple(range(file.facts.num_sequences)))
 
 
 def _ranges(draft: DraftCheckpoint, options: SearchOptions) -> Ranges:
@@ -146,7 +146,7 @@ def _check_max_bytes(smallest: int, options: SearchOptions, condition: str = "")
         )
 
 
-def _smallest(space: Space) -> Iterator[Choice]:
+def _smallest(space: Space) -> Iterator[RecipeChoice]:
     """The choice of fewest bytes in each family."""
     space = msgspec.structs.replace(space, price=None)
     for family in space.families() or [()]:
@@ -179,7 +179,7 @@ def _opener(draft: DraftCheckpoint, space: Space, ranges: Ranges, facts: Feature
     modules = draft.spec.linear_modules()
 
     @contextmanager
-    def opened(choice: Choice) -> Iterator[Drafter]:
+    def opened(choice: RecipeChoice) -> Iterator[Drafter]:
         text = recipe_text(choice.name, space.modules(choice), modules, fp8_kv_cache=choice.fp8_context)
         with tempfile.TemporaryDirectory() as scratch:
             checkpoint, engine = Path(scratch) / "draft", Path(scratch) / "engine"

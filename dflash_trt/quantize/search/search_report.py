@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from dflash_trt.measure.statistics import TauLoss
 from dflash_trt.quantize.recipe import LAYER, recipe_text
-from dflash_trt.quantize.search.recipe_choice import DENSE, Choice, Space
-from dflash_trt.quantize.search.search import Found
+from dflash_trt.quantize.search.recipe_choice import DENSE, RecipeChoice, Space
+from dflash_trt.quantize.search.search import SearchResult
 
 
-def recipe_file(space: Space, found: Found, settings: Sequence[str]) -> str:
+def recipe_file(space: Space, result: SearchResult, settings: Sequence[str]) -> str:
     """The file's text: `settings` and both tables as comments, then the recipe of the best choice."""
-    best = found.best
+    best = result.best
     loss = _loss(best.held_out)
-    comments = [*settings, "", *_trials(space, found), "", *_errors(space, found)]
+    comments = [*settings, "", *_trials(space, result), "", *_errors(space, result)]
     recipe = recipe_text(
         f"found by search: loses {loss} of tau on prompts that were held out",
         space.modules(best.choice),
@@ -25,33 +25,33 @@ def recipe_file(space: Space, found: Found, settings: Sequence[str]) -> str:
     return "".join(f"# {line}".rstrip() + "\n" for line in comments) + recipe
 
 
-def _trials(space: Space, found: Found) -> Iterator[str]:
+def _trials(space: Space, result: SearchResult) -> Iterator[str]:
     yield "Every recipe that was replayed: bytes of its checkpoint, loss of tau with its 95 % interval."
     if space.price is not None:
         yield "pass: what a drafter's pass is estimated to take, in microseconds; this was to be small."
     yield "*: the one below; held out: measured for it and for the smaller ones that failed there."
     yield ""
     rows = [("", "bytes", *(["pass"] if space.price else []), "loss", "held out", "quantised")]
-    for trial in found.trials:
-        mark = "*" if trial.choice == found.best.choice else ""
+    for trial in result.trials:
+        mark = "*" if trial.choice == result.best.choice else ""
         size = str(space.checkpoint_bytes(trial.choice))
         seconds = [f"{trial.cost * 1e6:.2f}"] if space.price else []
         rows.append((mark, size, *seconds, _loss(trial.loss), _loss(trial.held_out), describe(space, trial.choice)))
     yield from _table(rows)
 
 
-def _errors(space: Space, found: Found) -> Iterator[str]:
+def _errors(space: Space, result: SearchResult) -> Iterator[str]:
     yield "What each change alone does to the drafter's hidden states, squared relative error, and the bytes it saves."
     yield ""
     dense = space.checkpoint_bytes(space.dense)
     rows = [("error", "saves", "quantised")]
-    for change in sorted(found.errors, key=lambda choice: (found.errors[choice], choice.name)):
+    for change in sorted(result.errors, key=lambda choice: (result.errors[choice], choice.name)):
         saved = str(dense - space.checkpoint_bytes(change))
-        rows.append((f"{found.errors[change]:.2e}", saved, describe(space, change)))
+        rows.append((f"{result.errors[change]:.2e}", saved, describe(space, change)))
     yield from _table(rows)
 
 
-def describe(space: Space, choice: Choice) -> str:
+def describe(space: Space, choice: RecipeChoice) -> str:
     """'FP8: o 0, 1; NVFP4: q k v, gate up 0' : projections by algorithm, with their layers where a group has one."""
     parts = []
     for algorithm in sorted(set(choice.algorithms) - {DENSE}):

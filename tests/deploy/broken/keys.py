@@ -137,7 +137,7 @@ CASES = {
     ),
     "no method": Case(
         rule="missing-key", key=f"{SPEC}.decoding_type", change={f"{SPEC}.decoding_type": REMOVED},
-        words="found no such key",
+        words="missing key: expected one of",
     ),
     "no draft": Case(
         rule="missing-key", key=f"{SPEC}.speculative_model", change={f"{SPEC}.speculative_model": REMOVED},

@@ -18,8 +18,8 @@ from dflash_trt.observe.estimate.drafter_pass import DrafterLoad, drafter_pass
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.loadable import FORMATS, LOADABLE, Runtime
 from dflash_trt.quantize.recipe import load_recipe
-from dflash_trt.quantize.search.recipe_choice import Choice, Space, make_space
-from dflash_trt.quantize.search.recipe_judge import Entry, Journal
+from dflash_trt.quantize.search.recipe_choice import RecipeChoice, Space, make_space
+from dflash_trt.quantize.search.recipe_judge import Journal, Measurement
 from dflash_trt.quantize.search.search import Trial, search
 from dflash_trt.quantize.search.search_report import recipe_file
 from tests.paths import FIXTURES
@@ -40,17 +40,17 @@ class KnownLosses:
 
     def __init__(self, more: float = 1) -> None:
         self._more = more
-        self.held_out: list[Choice] = []
+        self.held_out: list[RecipeChoice] = []
 
-    def of(self, choice: Choice) -> float:
+    def of(self, choice: RecipeChoice) -> float:
         share = {"none": 0, "FP8": 0.001, "W4A16_NVFP4": 0.003, "NVFP4": 0.006}
         sizes = enumerate(choice.algorithms, start=1)
         return sum(share[algorithm] * (number % 4 + 1) for number, algorithm in sizes) + 0.002 * choice.fp8_context
 
-    def error(self, choice: Choice) -> float:
+    def error(self, choice: RecipeChoice) -> float:
         return self.of(choice) / 10
 
-    def loss(self, choice: Choice, *, held_out: bool) -> TauLoss:
+    def loss(self, choice: RecipeChoice, *, held_out: bool) -> TauLoss:
         if held_out:
             self.held_out.append(choice)
         loss = self.of(choice) * (self._more if held_out else 1)
@@ -150,7 +150,7 @@ def test_what_another_algorithm_dominates_is_never_chosen(draft: DraftCheckpoint
     """Even where noise says that it loses nothing."""
 
     class Noise(KnownLosses):
-        def loss(self, choice: Choice, *, held_out: bool) -> TauLoss:
+        def loss(self, choice: RecipeChoice, *, held_out: bool) -> TauLoss:
             is_lucky = "NVFP4" in choice.algorithms
             return (
                 TauLoss(loss=0, low=0, high=0, num_prompts=9) if is_lucky else super().loss(choice, held_out=held_out)
@@ -174,7 +174,7 @@ def test_bytes_are_those_that_quantize_writes(draft: DraftCheckpoint, fp8_contex
     """And the file says what was chosen."""
     space = space_for(draft, "engine", 1)
     algorithms = itertools.cycle(["FP8", "none", "W4A16_NVFP4", "NVFP4"])
-    choice = Choice(
+    choice = RecipeChoice(
         algorithms=tuple(a if a in options else "none" for a, options in zip(algorithms, space.options, strict=False)),
         fp8_context=fp8_context,
     )
@@ -195,9 +195,9 @@ def test_a_journal_survives_a_cut_and_refuses_another_search(tmp_path: Path) -> 
     measured: list[str] = []
 
     def measure(journal: Journal, key: str) -> float | None:
-        def now() -> Entry:
+        def now() -> Measurement:
             measured.append(key)
-            return Entry(key=key, error=len(measured) / 3)
+            return Measurement(key=key, error=len(measured) / 3)
 
         return journal.measure(key, now).error
 

@@ -21,10 +21,12 @@ from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter, aligned
 from dflash_trt.checkpoint.weights import INDEX, PICKLE_SUFFIXES, SINGLE
 from dflash_trt.errors import BuildError, CheckpointError
-from dflash_trt.files.write import Kind, check_replaceable, new_directory
+from dflash_trt.files.write import OutputKind, check_replaceable, new_directory
 
 LAYOUTS = {layout.name: layout for layout in (zlab.LAYOUT, speculators.LAYOUT, modelopt.LAYOUT)}
-WRITTEN = Kind(name="a checkpoint that dflash-trt wrote", recognizes=lambda directory: is_ours(directory / SINGLE))
+WRITTEN = OutputKind(
+    name="a checkpoint that dflash-trt wrote", recognizes=lambda directory: is_ours(directory / SINGLE)
+)
 
 
 class Verifier(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,12 +36,12 @@ class Verifier(msgspec.Struct, frozen=True, kw_only=True):
     architectures: Sequence[str]
 
 
-def respell(
+def convert_dialect(
     draft: DraftCheckpoint, layout: Layout, output: Path, *, verifier: Verifier | None = None, force: bool = False
 ) -> None:
-    """Writes `draft` into the new directory `output`, tensors byte for byte; `verifier` is for Speculators alone.
+    """Writes `draft` into the new directory `output`, tensors byte for byte; `verifier` for Speculators.
 
-    Raises CheckpointError, by name, for what the layout cannot say; BuildError when `output` exists and `force` is
+    Raises CheckpointError, by name, for what the layout cannot hold; BuildError when `output` exists and `force` is
     false, holds the draft, or cannot be written.
     """
     refuse_own_source(draft, output)
@@ -83,7 +85,7 @@ def copy_other_files(draft: DraftCheckpoint, directory: Path) -> None:
 
 
 def _config(draft: DraftCheckpoint, layout: Layout, verifier: Verifier | None) -> dict[str, object]:
-    config = layout.spell(draft.spec, draft.torch_dtype())
+    config = layout.to_config(draft.spec, draft.torch_dtype())
     if verifier is not None:
         config = speculators.name_verifier(config, verifier.name, verifier.architectures)
     if algorithms := draft.quantization.algorithms():

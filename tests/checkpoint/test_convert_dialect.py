@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dflash_trt.checkpoint.convert_dialect import LAYOUTS, Verifier, convert_dialect
 from dflash_trt.checkpoint.dialects import own, zlab
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.checkpoint.respell import LAYOUTS, Verifier, respell
 from dflash_trt.errors import BuildError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
@@ -38,7 +38,7 @@ VERIFIER = Verifier(name="owner/target", architectures=["Qwen3ForCausalLM"])
 
 def to(draft: DraftCheckpoint | Path, layout: str, output: Path) -> DraftCheckpoint:
     source = draft if isinstance(draft, DraftCheckpoint) else read_draft(draft)
-    respell(source, LAYOUTS[layout], output, verifier=VERIFIER if layout == "speculators" else None)
+    convert_dialect(source, LAYOUTS[layout], output, verifier=VERIFIER if layout == "speculators" else None)
     return read_draft(output)
 
 
@@ -104,14 +104,14 @@ def test_a_quantised_draft_stays_so_where_that_can_be_said(tmp_path: Path) -> No
 
 
 UNSAYABLE = [
-    (write_laguna, "zlab", "tap_norms: expected False, which is what the layout zlab can say, found True"),
-    (write_laguna, "speculators", "tap_norms: expected False, which is what the layout speculators can say"),
+    (write_laguna, "zlab", "tap_norms: expected False, which is what the layout zlab can represent, found True"),
+    (write_laguna, "speculators", "tap_norms: expected False, which is what the layout speculators can represent"),
     (write_laguna, "modelopt", "tap_norms: expected False"),
-    (write_mimo, "zlab", "value_scale: expected 1, which is what the layout zlab can say, found 0.612"),
+    (write_mimo, "zlab", "value_scale: expected 1, which is what the layout zlab can represent, found 0.612"),
     (write_mimo, "speculators", "value_scale: expected 1"),
     (write_muse_glimmer, "zlab", "model_type: expected one of qwen3, gpt_oss"),
     (write_muse_glimmer, "speculators", "vocab_size: expected the size of the target's vocabulary"),
-    (write_nemotron, "zlab", "own_embedding: expected False, which is what the layout zlab can say, found True"),
+    (write_nemotron, "zlab", "own_embedding: expected False, which is what the layout zlab can represent, found True"),
     (write_speculators_vocabulary, "zlab", "own_embedding: expected False"),
     (write_speculators_vocabulary, "modelopt", "draft_vocab_size: expected None"),
     (write_speculators, "modelopt", "sliding_window: expected one value for all layers"),
@@ -136,15 +136,15 @@ def test_what_speculators_would_ignore_is_refused(key: str, value: float, tmp_pa
 def test_force_replaces_only_what_is_ours(tmp_path: Path) -> None:
     draft = read_draft(FIXTURES / "tiny-qwen3-dflash")
     to(draft, "zlab", tmp_path / "out")
-    message = refusal(lambda: respell(draft, LAYOUTS["zlab"], tmp_path / "out"), BuildError)
+    message = refusal(lambda: convert_dialect(draft, LAYOUTS["zlab"], tmp_path / "out"), BuildError)
     assert "replace it with --force" in message
-    respell(draft, LAYOUTS["modelopt"], tmp_path / "out", force=True)
+    convert_dialect(draft, LAYOUTS["modelopt"], tmp_path / "out", force=True)
     foreign = write_random_draft(tmp_path / "foreign", dialect="qwen3")
     assert "found another directory" in refusal(
-        lambda: respell(draft, LAYOUTS["zlab"], foreign, force=True), BuildError
+        lambda: convert_dialect(draft, LAYOUTS["zlab"], foreign, force=True), BuildError
     )
     own = read_draft(tmp_path / "out")
-    message = refusal(lambda: respell(own, LAYOUTS["zlab"], tmp_path / "out", force=True), BuildError)
+    message = refusal(lambda: convert_dialect(own, LAYOUTS["zlab"], tmp_path / "out", force=True), BuildError)
     assert "expected a directory that does not hold the draft itself" in message
 
 
@@ -202,7 +202,7 @@ def test_the_speculators_package_reads_what_we_write(case: str, tmp_path: Path) 
     source = writers[case](tmp_path / "source") if case in writers else FIXTURES / case
     draft = read_draft(source)
     verifier = Verifier(name=str(write_verifier(tmp_path / "target", draft)), architectures=["Qwen3ForCausalLM"])
-    respell(draft, LAYOUTS["speculators"], tmp_path / "draft", verifier=verifier)
+    convert_dialect(draft, LAYOUTS["speculators"], tmp_path / "draft", verifier=verifier)
     process = [str(speculators_python()), "-c", LOAD, str(tmp_path / "draft")]
     result = subprocess.run(process, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
