@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.load import open_session
-    from dflash_trt.runtime.options import RuntimeOptions
     from dflash_trt.runtime.session import Session
 
 # Before anything imports torch or huggingface_hub; subprocesses inherit both.
@@ -44,6 +42,8 @@ def target_dir(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Session]:
     """Both trained pairs, built and loaded once."""
+    from dflash_trt.runtime.load import open_session
+    from dflash_trt.runtime.options import RuntimeOptions
     from tests.engines import build
     from tests.fixtures_data import PAIRS
     from tests.paths import FIXTURES

@@ -185,7 +185,8 @@ def test_a_step_record_says_what_the_step_did(sessions: dict[str, Session]) -> N
 def test_a_step_record_says_that_prompts_were_read(tmp_path: Path) -> None:
     """The second prompt takes several steps, while the first request decodes."""
     build(FIXTURES / "tiny-qwen3-dflash", tmp_path / "engine", FIXTURES / "tiny-qwen3")
-    session, policy = Session.open(tmp_path / "engine", str(FIXTURES / "tiny-qwen3"), num_slots=2), Alternating()
+    options = RuntimeOptions(max_batch_size=2)
+    session, policy = open_session(tmp_path / "engine", str(FIXTURES / "tiny-qwen3"), options), Alternating()
     first, second = (session.request(prompts(session)[i], greedy(30)) for i in range(2))
     decoder = Decoder(LocalPair(session.target, session.drafter), SlotPool(2, 10**4), policy, prefill_chunk=8)
     decoder.add(first)
