@@ -6,6 +6,12 @@
 #include <nanobind/stl/vector.h>
 
 #include "paged_attention/paged_attention.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
 #include "bindings/bindings.h"
 
 namespace nb = nanobind;
@@ -15,6 +21,10 @@ namespace {
 using Address = uintptr_t;
 using Rows = std::tuple<Address, int64_t, int64_t>;
 using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
+
+void expect(bool holds, const char* text, int64_t found) {
+  if (!holds) throw std::invalid_argument(std::string("expected ") + text + ", found " + std::to_string(found));
+}
 
 dflash::HeadRows view(const Rows& rows) {
   const auto [data, head_stride, row_stride] = rows;
@@ -34,12 +44,17 @@ class PassRows {
     }
     int64_t first_row = 0;
     for (size_t i = 0; i < begins.size(); ++i) {
+      constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+      expect(begins[i] >= 0 && begins[i] <= kMost, "a position of 31 bits", begins[i]);
+      expect(num_tokens[i] >= 1 && num_tokens[i] <= kMost, "at least one token", num_tokens[i]);
+      for (const int32_t page : pages[i]) {
+        expect(page >= 0, "page ids that are not negative", page);
+        num_pages_ = std::max(num_pages_, int64_t{page} + 1);
+      }
       const int64_t needed =
           (begins[i] + num_tokens[i] + dflash::kTokensPerPage - 1) / dflash::kTokensPerPage;
-      if (begins[i] < 0 || num_tokens[i] < 1 || static_cast<int64_t>(pages[i].size()) < needed) {
-        throw std::invalid_argument(
-            "expected at least one token, and pages for all of each sequence");
-      }
+      expect(static_cast<int64_t>(pages[i].size()) >= needed, "pages for all tokens of a sequence",
+             static_cast<int64_t>(pages[i].size()));
       segments_.push_back({.first_row = first_row,
                            .num_tokens = num_tokens[i],
                            .begin = begins[i],
@@ -53,6 +68,12 @@ class PassRows {
               float softcap, int64_t window, Address sinks, int threads, Address start,
               const std::string& isa) const {
     const auto [num_heads, num_kv_heads, head_dim, value_dim, num_pages] = shape;
+    expect(num_kv_heads >= 1, "at least one KV head", num_kv_heads);
+    expect(num_heads >= 1 && num_heads % num_kv_heads == 0, "a multiple of num_kv_heads heads", num_heads);
+    expect(head_dim >= 1, "a head_dim", head_dim);
+    expect(value_dim >= 1, "a value_dim", value_dim);
+    expect(num_pages >= num_pages_, "a cache that has each page", num_pages);
+    expect(window >= 0, "a window, or 0 for none", window);
     const dflash::PagedAttention layer{
         .type = is_bf16 ? dflash::CacheType::kBf16 : dflash::CacheType::kF32,
         .query = view(query),
@@ -77,6 +98,7 @@ class PassRows {
 
  private:
   std::vector<dflash::SegmentRows> segments_;
+  int64_t num_pages_ = 0;  // that a cache needs for their page ids
 };
 
 }  // namespace

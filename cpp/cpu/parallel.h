@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 
 namespace dflash {
 
@@ -18,18 +19,25 @@ struct Threads {
   GompParallel gomp_parallel;  // null: one thread
 };
 
-// Runs task(i) for i in [0, count), each once, in any order, on all threads of the team.
+// Runs task(i) for i in [0, count), each once, in any order, on all threads of the team. What one of them throws is thrown
+// here, and tasks that had not begun are left out: no exception may cross the OpenMP library.
 template <class Task>
 void for_each(const Threads& threads, int64_t count, const Task& task) {
   struct Shared {
     const Task& task;
     int64_t count;
-    std::atomic<int64_t> next;
-  } shared{task, count, 0};
-  const auto work = [](void* data) {
+    std::atomic<int64_t> next{0};
+    std::atomic<bool> failed{false};
+    std::exception_ptr error{};
+  } shared{task, count};
+  const auto work = [](void* data) noexcept {
     auto& shared = *static_cast<Shared*>(data);
-    for (int64_t i; (i = shared.next.fetch_add(1, std::memory_order_relaxed)) < shared.count;)
-      shared.task(i);
+    try {
+      for (int64_t i; (i = shared.next.fetch_add(1, std::memory_order_relaxed)) < shared.count;) shared.task(i);
+    } catch (...) {
+      if (!shared.failed.exchange(true)) shared.error = std::current_exception();
+      shared.next = shared.count;
+    }
   };
   if (threads.gomp_parallel == nullptr || threads.count < 2 || count < 2) {
     work(&shared);
@@ -37,6 +45,7 @@ void for_each(const Threads& threads, int64_t count, const Task& task) {
     threads.gomp_parallel(work, &shared, static_cast<unsigned>(threads.count),
                   0);  // a team of another size would be made anew
   }
+  if (shared.error) std::rethrow_exception(shared.error);
 }
 
 }  // namespace dflash

@@ -2,6 +2,7 @@
 // What the operators share: tensors and attributes out of ONNX Runtime's C interface, and errors back into it.
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <memory>
 #include <stdexcept>
@@ -35,6 +36,8 @@ Status* guarded(const Api& api, auto&& work) noexcept {
     return api.create_status(kInvalidArgument, error.what());
   } catch (const std::exception& error) {
     return api.create_status(kFail, error.what());
+  } catch (...) {
+    return api.create_status(kFail, "an exception that is no std::exception");
   }
 }
 
@@ -94,11 +97,25 @@ inline Isa instruction_set(const Api& api, const KernelInfo* info) {
   return isa_named(name);
 }
 
-// Runs work(i) for i in [0, count) on the session's own threads.
+// Runs work(i) for i in [0, count) on the session's own threads. What one of them throws is thrown here: no exception
+// may cross ONNX Runtime.
 template <class Work>
 void parallel_for(const Api& api, const KernelContext* context, int64_t count, const Work& work) {
-  const auto one = [](void* data, size_t i) { (*static_cast<const Work*>(data))(static_cast<int64_t>(i)); };
-  check(api.parallel_for(context, one, count, const_cast<Work*>(&work)));
+  struct Shared {
+    const Work& work;
+    std::atomic<bool> failed{false};
+    std::exception_ptr error{};
+  } shared{work};
+  const auto one = [](void* data, size_t i) noexcept {
+    auto& shared = *static_cast<Shared*>(data);
+    try {
+      if (!shared.failed) shared.work(static_cast<int64_t>(i));
+    } catch (...) {
+      if (!shared.failed.exchange(true)) shared.error = std::current_exception();
+    }
+  };
+  check(api.parallel_for(context, one, count, &shared));
+  if (shared.error) std::rethrow_exception(shared.error);
 }
 
 // Throws std::invalid_argument unless `holds`.

@@ -8,13 +8,16 @@
 
 namespace dflash {
 
+// However many a caller asks for: more do not pack faster, and each has a stack.
+inline constexpr int64_t kMaxThreads = 64;
+
 // Largest result of part(begin, end) over half-open ranges that cover [0, count); 0 when count
 // is 0. Ranges begin at multiples of `grain`; each runs in a thread of its own, the last one in
 // the caller's. A range has at least `min_size` items, as a thread costs more than a few of them.
 template <class Part>
 uint32_t parallel_max(int64_t count, int64_t grain, int64_t min_size, int threads, Part part) {
   const int64_t hardware = std::max(1u, std::thread::hardware_concurrency());
-  const int64_t wanted = threads == 0 ? hardware : threads;
+  const int64_t wanted = std::min(kMaxThreads, threads == 0 ? hardware : int64_t{threads});
   const int64_t num_parts = std::clamp<int64_t>(count / min_size, 1, wanted);
   const int64_t size = (count / num_parts + grain) / grain * grain;
   std::vector<uint32_t> largest(num_parts, 0);

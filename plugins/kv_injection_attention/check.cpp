@@ -12,7 +12,9 @@ namespace {
 
 // The kernel moves 16 bytes at a time.
 constexpr uintptr_t kAlignment = 16;
-constexpr float kMaxScale = 64;
+// Queries carry softmax_scale * k_scale, in FP16 beside an FP8 cache and in an FP16 block: elements of size 1 are then at
+// least FP16's smallest normal number.
+constexpr float kMaxScale = 64, kMinScale = 0x1p-14f;
 
 // Keeps the first problem. It runs before every launch, so text is made only for a problem.
 class Checks {
@@ -60,10 +62,11 @@ void check_dtypes(Checks& checks, const Params& p) {
                 block, " as qkv, or float8_e4m3fn");
   checks.positive("k_scale", p.k_scale);
   checks.positive("v_scale", p.v_scale);
-  // The kernel's queries carry this factor, in FP16 beside an FP8 cache.
-  checks.expect(p.softmax_scale * p.k_scale <= kMaxScale, "softmax_scale * k_scale", p.softmax_scale * p.k_scale,
-                "at most ", kMaxScale);
   const bool scaled = p.cache_dtype == DType::kF8E4M3;
+  const float factor = p.softmax_scale * p.k_scale;
+  checks.expect(factor <= kMaxScale, "softmax_scale * k_scale", factor, "at most ", kMaxScale);
+  checks.expect(factor >= kMinScale || !(scaled || p.block_dtype == DType::kF16), "softmax_scale * k_scale", factor,
+                "at least ", kMinScale);
   checks.expect(scaled || p.k_scale == 1, "k_scale", p.k_scale, "1 for a ", cache, " cache");
   checks.expect(scaled || p.v_scale == 1, "v_scale", p.v_scale, "1 for a ", cache, " cache");
 }

@@ -5,9 +5,12 @@
 // may fuse multiplications and additions.
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <span>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "acceptance/greedy.h"
@@ -171,9 +174,33 @@ void print_block_attention() {
   close("block_attention", out);
 }
 
+// As GOMP_parallel, which runs `work` on all threads of its team.
+void start_threads(void (*work)(void*), void* data, unsigned num_threads, unsigned) {
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < num_threads; ++i) threads.emplace_back(work, data);
+  for (std::thread& thread : threads) thread.join();
+}
+
+// What a task throws ends at the caller, whichever thread had it.
+void print_exceptions() {
+  std::vector<int64_t> caught;
+  for (const int count : {1, 4}) {
+    try {
+      dflash::for_each({count, start_threads}, 100, [](int64_t i) {
+        if (i == 50) throw std::out_of_range("50");
+      });
+    } catch (const std::out_of_range&) {
+      caught.push_back(count);
+    }
+  }
+  exact("exceptions", caught);
+  if (caught.size() != 2) std::abort();
+}
+
 }  // namespace
 
 int main() {
+  print_exceptions();
   print_packing();
   print_sampling();
   print_layers();

@@ -231,8 +231,43 @@ def test_nan_does_not_reach_a_token_before_it(isa: str) -> None:
 
 @pytest.mark.parametrize(
     ("begins", "counts", "pages"),
-    [([0], [1], [[]]), ([32], [1], [[0]]), ([0], [0], [[0]]), ([-1], [1], [[0]]), ([0, 0], [1], [[0]])],
+    [
+        ([0], [1], [[]]),
+        ([32], [1], [[0]]),
+        ([0], [0], [[0]]),
+        ([-1], [1], [[0]]),
+        ([0, 0], [1], [[0]]),
+        ([0], [1], [[-1]]),
+        ([2**63 - 1], [1], [[0]]),
+        ([0], [2**63 - 1], [[0]]),
+    ],
 )
 def test_rows_must_fit(begins: list[int], counts: list[int], pages: list[list[int]]) -> None:
     with pytest.raises(ValueError, match="expected"):
         _C.PassRows(begins, counts, pages)
+
+
+@pytest.mark.parametrize(
+    ("page", "shape", "window", "message"),
+    [
+        (10**8, (2, 1, 8, 8, 4), 0, "a cache that has each page, found 4"),
+        (4, (2, 1, 8, 8, 4), 0, "a cache that has each page, found 4"),
+        (0, (2, 0, 8, 8, 4), 0, "at least one KV head, found 0"),
+        (0, (3, 2, 8, 8, 4), 0, "a multiple of num_kv_heads heads, found 3"),
+        (0, (0, 1, 8, 8, 4), 0, "a multiple of num_kv_heads heads, found 0"),
+        (0, (2, 1, 0, 8, 4), 0, "a head_dim, found 0"),
+        (0, (2, 1, 8, -1, 4), 0, "a value_dim, found -1"),
+        (0, (2, 1, 8, 8, 4), -1, "a window, or 0 for none, found -1"),
+    ],
+)
+def test_a_shape_that_would_read_elsewhere_is_refused(
+    page: int, shape: tuple[int, int, int, int, int], window: int, message: str
+) -> None:
+    """Before anything is read: the addresses are none."""
+    rows = _C.PassRows([0], [1], [[page]])
+    nowhere = (0, 0, 0)
+    with pytest.raises(ValueError, match=message):
+        rows.attend(
+            nowhere, nowhere, nowhere, 0, 0, 0, shape,
+            is_bf16=False, scale=1.0, softcap=0.0, window=window, sinks=0, threads=1, start=0,
+        )  # fmt: skip

@@ -44,6 +44,14 @@ def refused(case: Case, tensors: Tensors | None = None) -> str:
         (replace(CASE, cache_dtype=FP8, k_scale=0.0), "k_scale: expected a positive finite number, found 0"),
         (replace(CASE, cache_dtype=FP8, v_scale=float("nan")), "v_scale: expected a positive finite number, found nan"),
         (replace(CASE, cache_dtype=FP8, k_scale=1000.0), "softmax_scale * k_scale: expected at most 64, found 125"),
+        (
+            replace(CASE, cache_dtype=FP8, k_scale=1e-6),
+            "softmax_scale * k_scale: expected at least 6.10352e-05, found 1.25e-07",
+        ),
+        (
+            replace(CASE, dtype=F16, cache_dtype=F16, softmax_scale=1e-5),
+            "softmax_scale * k_scale: expected at least 6.10352e-05, found 1e-05",
+        ),
         (replace(CASE, k_scale=0.5), "k_scale: expected 1 for a bfloat16 cache, found 0.5"),
         (replace(CASE, v_scale=2.0), "v_scale: expected 1 for a bfloat16 cache, found 2"),
         (replace(CASE, cache_dtype=F16), "k_cache: expected bfloat16 as qkv, or float8_e4m3fn, found float16"),
