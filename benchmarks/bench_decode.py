@@ -40,7 +40,7 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.forced_acceptance import ForcedPair, random_prompts, write_pair  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
-from dflash_trt.graph import ort_session  # noqa: E402
+from dflash_trt.graph.cpu import ort_session  # noqa: E402
 from dflash_trt.kvcache.slots import SlotPool  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import DraftLength, parse_draft_length  # noqa: E402

@@ -30,7 +30,7 @@ from dflash_trt.doctor import cpu_model  # noqa: E402
 from dflash_trt.drafter.drafter import Drafter  # noqa: E402
 from dflash_trt.drafter.onnx_executor import OnnxExecutor  # noqa: E402
 from dflash_trt.engine.manifest import read_manifest  # noqa: E402
-from dflash_trt.graph import ort_session  # noqa: E402
+from dflash_trt.graph.cpu import ort_session  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.reference.synthetic import DraftSizes, write_random_draft  # noqa: E402
 

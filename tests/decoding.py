@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.cpu.accelerate import accelerate
+from dflash_trt.cpu.freed_memory import give_back_freed_memory, keep_freed_memory
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.runtime.completion import Completion
-from dflash_trt.runtime.freed_memory import give_back_freed_memory, keep_freed_memory
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.session import Session, run
@@ -40,6 +41,7 @@ def open_without_tokenizer(engine: Path, target: Path, *, num_slots: int = 1, dt
     manifest = read_manifest(engine)
     taps = manifest.draft.target_layer_ids
     model = load_model(target, read_target(target).spec, taps, dtype=dtype)
-    target, drafter = make_target(model, taps, num_slots), open_drafter(engine, manifest, num_slots=num_slots)
+    target = make_target(model, taps, num_slots, accelerate)
+    drafter = open_drafter(engine, manifest, num_slots=num_slots)
     keep_freed_memory()
     return Session(manifest, target, drafter, None, frozenset(), num_slots=num_slots)

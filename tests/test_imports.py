@@ -21,6 +21,7 @@ FLOORS = [
     {"checkpoint", "engine"},
     {"kvcache"},
     {"graph", "quantize", "drafter", "targets"},
+    {"cpu"},
     {"runtime"},
     {"llm"},
     {"builder", "deploy", "doctor", "measure", "server", "triton", "trtllm"},
@@ -37,7 +38,7 @@ SIDEWAYS = {
 }  # fmt: skip
 # Three circles (docs/structure.md): the mission, its rehearsal without a GPU, and the annex.
 MISSION = {"checkpoint", "quantize", "graph", "engine", "builder", "deploy", "trtllm", "triton"}
-REHEARSAL = {"kvcache", "targets", "drafter", "runtime", "measure", "server", "llm"}
+REHEARSAL = {"kvcache", "targets", "cpu", "drafter", "runtime", "measure", "server", "llm"}
 ANNEX = {"observe", "doctor"}
 # What the mission may know of the rehearsal: the Backend protocol with its values, and the drafter's TensorRT executor,
 # which runs inside TensorRT-LLM, too.

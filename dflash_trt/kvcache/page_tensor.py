@@ -20,7 +20,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     """Zeros; on a CPU a mapping of its own, whose pages take memory when they are written.
 
     It goes back to the system with the tensor. torch.zeros writes all of it, and so does calloc where a process keeps
-    freed memory (runtime/freed_memory.py): then every cache that was outgrown leaves a hole in the heap.
+    freed memory (cpu/freed_memory.py): then every cache that was outgrown leaves a hole in the heap.
     MemoryError where there is no room.
     """
     num_bytes = max(1, prod(shape) * dtype.itemsize)

@@ -13,6 +13,7 @@ import torch
 from dflash_trt import __version__
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
+from dflash_trt.cpu.accelerate import accelerate
 from dflash_trt.files.write import check_replaceable, new_file
 from dflash_trt.measure.feature_capture import FEATURES, answer_prompts, write_features
 from dflash_trt.measure.verification import tokenize
@@ -65,7 +66,7 @@ def capture_features(
     ]
     taps = draft.spec.target_layer_ids
     model = load_model(target.directory, target.spec, taps, dtype=options.dtype)
-    running = make_target(model, taps, BATCH_SIZE)
+    running = make_target(model, taps, BATCH_SIZE, accelerate)
     stop_ids = stop_token_ids(model)
     facts = FeatureFacts(
         schema_version=SAMPLED_VERSION if options.temperature or options.top_logprobs else GREEDY_VERSION,

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import torch
 
+from dflash_trt.cpu.accelerate import accelerate
+from dflash_trt.cpu.freed_memory import give_back_freed_memory, keep_freed_memory
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.errors import MissingDependencyError, RequestError, cut
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.draft_length import parse_draft_length
-from dflash_trt.runtime.freed_memory import give_back_freed_memory, keep_freed_memory
 from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
 from dflash_trt.runtime.ranks.parallel_pair import rank_facts
 from dflash_trt.runtime.ranks.roles import Follower, Leader
@@ -66,7 +67,7 @@ def load_session(
     model = load_model(checkpoint.directory, checkpoint.spec, taps, dtype=dtype, num_ranks=num_ranks, **sharded)
     if not sharded:  # transformers puts shards where they belong
         model = model.to(device)
-    target = make_target(model, taps, num_slots)
+    target = make_target(model, taps, num_slots, accelerate)
     if model.dtype == torch.bfloat16 and not target.is_batch_invariant:
         LOG.warning(
             "%s in bfloat16: here a block rounds otherwise than one token a pass, so near-ties may fall another way"

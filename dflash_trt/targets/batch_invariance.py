@@ -5,11 +5,11 @@ Verifying a block and decoding token by token are the same sums in another order
 enough to flip a greedy choice, so here the order is made the same, to the last bit, on CPUs (oneDNN 3.12, torch 2.13;
 `agrees` asks this machine):
 
-* Experts, and linear layers with long rows, have one kernel for any number of rows (`grouped_experts`,
-  `bfloat16_linear`). Elsewhere a product of one row runs on another than one of two or more, and those all sum a row
-  alike (`MIN_ROWS`: at 4, also MKL's in FP32, in which routers compute). So where a model has such products, a pass
-  is padded with copies of its last row, and so are the tokens of an expert that is asked by only one.
-* Attention sums in the order of absolute positions (`paged_attention`).
+* Experts, and linear layers with long rows, have one kernel for any number of rows (the room `cpu/`). In oneDNN and MKL
+  a product of one row runs on another kernel than one of two or more, and those all sum a row alike (`MIN_ROWS`: at 4,
+  also MKL's in FP32, in which routers compute). So where a model has such products, a pass is padded with copies of its
+  last row.
+* Attention sums in the order of absolute positions (`cpu/paged_attention`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,6 @@ MIN_ROWS = 4
 PROBE_TOKENS = 8
 
 
-def repeat_lone_rows(top_k_index: Tensor, num_experts: int) -> Tensor:
-    """Rows of top_k_index [R, K], those again behind them that would be the only one of an expert."""
-    asked = torch.bincount(top_k_index.flatten(), minlength=num_experts + 1)
-    alone = (asked[top_k_index] == 1).any(dim=-1).nonzero().flatten()
-    return torch.cat([torch.arange(len(top_k_index), device=alone.device), alone])
-
-
 def agrees(target: Target) -> bool:
     """Whether logits of some tokens in one block equal those of one token a pass, to the last bit; on an empty target.
 
@@ -37,14 +30,14 @@ def agrees(target: Target) -> bool:
     otherwise, and in gated delta nets, which compute a block by another formula than a token.
     """
 
-    def logits(begin: int, end: int) -> Tensor:
+    def logits_of(begin: int, end: int) -> Tensor:
         segment = Segment(slot=0, token_ids=range(begin, end), num_logits=end - begin)
-        found = target.verify([segment], with_taps=False).logits
+        logits = target.verify([segment], with_taps=False).logits
         target.rollback(0, 0)
-        return found
+        return logits
 
-    one_by_one = torch.cat([logits(i, i + 1) for i in range(PROBE_TOKENS)])
+    one_by_one = torch.cat([logits_of(i, i + 1) for i in range(PROBE_TOKENS)])
     target.release(0)
-    together = logits(0, PROBE_TOKENS)
+    together = logits_of(0, PROBE_TOKENS)
     target.release(0)
     return torch.equal(one_by_one, together)

@@ -8,7 +8,7 @@ run one request after the other with transformers' own caches (`SequentialTarget
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
 from dflash_trt.targets.dtype import target_dtype
 from dflash_trt.targets.free_memory import check_memory
-from dflash_trt.targets.packed_target import PackedTarget
+from dflash_trt.targets.packed_target import TORCH_OPERATORS, Acceleration, PackedTarget
 from dflash_trt.targets.quiet import quiet_transformers
 from dflash_trt.targets.refusal import check_architecture, refusing
 from dflash_trt.targets.running_model import HuggingFaceTarget
@@ -106,16 +106,24 @@ def _check_weights(directory: Path, loaded: dict[str, Any]) -> None:
         )
 
 
-def make_target(model: PreTrainedModel, target_layer_ids: Sequence[int], num_slots: int) -> HuggingFaceTarget:
-    """The fastest target that runs `model` for `num_slots` sequences and returns the taps `target_layer_ids`."""
-    if can_pack(model):
-        return PackedTarget(model, target_layer_ids, num_slots)
-    LOG.warning(
-        "%s: requests run one after the other, with transformers' own caches: no packed pass is known for %s",
-        model.name_or_path,
-        model.config.model_type,
-    )
-    return SequentialTarget(model, target_layer_ids, num_slots)
+def make_target(
+    model: PreTrainedModel,
+    target_layer_ids: Sequence[int],
+    num_slots: int,
+    accelerate: Callable[[PreTrainedModel], Acceleration] | None = None,
+) -> HuggingFaceTarget:
+    """The fastest target that runs `model` for `num_slots` sequences and returns the taps `target_layer_ids`.
+
+    Layers of a packed one are replaced by `accelerate`; by default they stay transformers' own.
+    """
+    if not can_pack(model):
+        LOG.warning(
+            "%s: requests run one after the other, with transformers' own caches: no packed pass is known for %s",
+            model.name_or_path,
+            model.config.model_type,
+        )
+        return SequentialTarget(model, target_layer_ids, num_slots)
+    return PackedTarget(model, target_layer_ids, num_slots, accelerate(model) if accelerate else TORCH_OPERATORS)
 
 
 def can_pack(model: PreTrainedModel) -> bool:

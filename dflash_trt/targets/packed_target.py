@@ -4,26 +4,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
 from dflash_trt.kvcache.slot_cache import SlotCache
 from dflash_trt.targets.batch_invariance import MIN_ROWS, agrees
-from dflash_trt.targets.bfloat16_linear import replace_linear_layers
 from dflash_trt.targets.delta_net import DeltaNets
-from dflash_trt.targets.fused_norm import fuse_norms
 from dflash_trt.targets.gathered_attention import GatheredPass
-from dflash_trt.targets.grouped_experts import group_experts
 from dflash_trt.targets.packed_pass import Pass
-from dflash_trt.targets.paged_attention import PagedPass
-from dflash_trt.targets.panel_linear import lay_out_linear_layers
 from dflash_trt.targets.quiet import quiet_transformers
 from dflash_trt.targets.refusal import refusing
 from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.slot_attention import IMPLEMENTATION
 from dflash_trt.targets.taps import Taps
 from dflash_trt.targets.target import Segment, Verified
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceleration:
+    """What a target computes with; by default torch's operators and transformers' layers, on any device."""
+
+    pass_type: type[Pass] = GatheredPass
+    """Attention."""
+    pads_rows: bool = True
+    """Whether passes in BF16 are filled up to a few numbers of rows, on which the kernels of linear layers agree."""
+
+
+TORCH_OPERATORS = Acceleration()
 
 
 class PackedTarget(HuggingFaceTarget):
@@ -34,23 +43,17 @@ class PackedTarget(HuggingFaceTarget):
         model: PreTrainedModel,
         target_layer_ids: Sequence[int],
         num_slots: int,
-        pass_type: type[Pass] | None = None,
+        acceleration: Acceleration = TORCH_OPERATORS,
     ) -> None:
         """Replaces the model's attention: the model serves nobody else from here on.
 
-        Attention is computed as `pass_type` does; by default C++ on a CPU, torch elsewhere.
         Raises CheckpointError for a model that its configuration keeps from computing a token.
         """
         super().__init__(model, target_layer_ids)
         self._catcher = Taps(model, target_layer_ids)
         model.set_attn_implementation(IMPLEMENTATION)
-        fuse_norms(model)
-        has_all = replace_linear_layers(model)
-        lay_out_linear_layers(model)
-        group_experts(model)
-        self._pads = model.dtype == torch.bfloat16 and not has_all
-        """Whether passes are filled up, to numbers of rows on which other kernels than ours agree, and to few."""
-        self._pass_type = pass_type or (PagedPass if model.device.type == "cpu" else GatheredPass)
+        self._pads = model.dtype == torch.bfloat16 and acceleration.pads_rows
+        self._pass_type = acceleration.pass_type
         self._cache = SlotCache(num_slots, model.device)
         self._delta_nets = DeltaNets(model, num_slots)
         self._table = self._cache.table
@@ -97,11 +100,11 @@ class PackedTarget(HuggingFaceTarget):
 
     def _agrees(self) -> bool:
         """Whether rows are independent, if need be in passes that are filled up, for what is no linear layer."""
-        found = agrees(self)
-        if not found and not self._pads:
+        is_invariant = agrees(self)
+        if not is_invariant and not self._pads:
             self._pads = True
-            found = agrees(self)
-        return found
+            is_invariant = agrees(self)
+        return is_invariant
 
     def _size(self, num_rows: int) -> int:
         """Rows that a pass over so many is filled up to."""

@@ -11,7 +11,6 @@ import torch
 from transformers import PreTrainedModel
 
 from dflash_trt.errors import CheckpointError
-from dflash_trt.targets.panel_linear import weight_of
 from dflash_trt.targets.taps import Taps
 from dflash_trt.targets.target import Segment, Verified
 
@@ -74,13 +73,13 @@ class HuggingFaceTarget:
 
         Raises CheckpointError for a head that is more than a matrix.
         """
-        if type(self._lm_head) is not torch.nn.Linear:
+        if not isinstance(self._lm_head, torch.nn.Linear) or self._lm_head.weight.dtype != self._dtype:
             raise CheckpointError(
                 f"{self.model.name_or_path}: expected an lm_head that is a linear layer, found"
                 f" {type(self._lm_head).__name__}"
             )
         bias = {} if self._lm_head.bias is None else {"lm_head_bias": self._lm_head.bias.detach()}
-        return {"lm_head": weight_of(self._lm_head), **bias}
+        return {"lm_head": self._lm_head.weight.detach(), **bias}
 
     def _forward(
         self, token_ids: Sequence[int], logits_rows: Sequence[int], *, with_taps: bool, **inputs: Any

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.cpu.accelerate import accelerate
 from dflash_trt.targets.huggingface import load_model, make_target
 from dflash_trt.targets.sharding import sharding
 from tests.targets.families import NUM_SLOTS, TAPS, computed, random_history, relative_error
@@ -19,9 +20,9 @@ def main(directory: Path) -> None:
     dist.init_process_group("gloo")
     spec = read_target(directory).spec
     turns = random_history(seed=3, num_turns=6, vocab_size=SIZES.vocab_size)
-    whole = computed(make_target(load_model(directory, spec, TAPS), TAPS, NUM_SLOTS), turns)
+    whole = computed(make_target(load_model(directory, spec, TAPS), TAPS, NUM_SLOTS, accelerate), turns)
     model = load_model(directory, spec, TAPS, distributed_config=sharding(directory, dist.get_world_size()))
-    error = relative_error(computed(make_target(model, TAPS, NUM_SLOTS), turns), whole)
+    error = relative_error(computed(make_target(model, TAPS, NUM_SLOTS, accelerate), turns), whole)
     if dist.get_rank() == 0:
         print(error)
     dist.destroy_process_group()

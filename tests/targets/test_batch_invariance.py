@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.cpu.accelerate import accelerate
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.session import Session, run
@@ -34,7 +35,9 @@ Token = tuple[torch.Tensor, torch.Tensor]
 
 def open_target(name: str, num_slots: int, dtype: str = "bfloat16") -> HuggingFaceTarget:
     directory = FIXTURES / name
-    return make_target(load_model(directory, read_target(directory).spec, TAPS, dtype=dtype), TAPS, num_slots)
+    return make_target(
+        load_model(directory, read_target(directory).spec, TAPS, dtype=dtype), TAPS, num_slots, accelerate
+    )
 
 
 def append(target: HuggingFaceTarget, segments: Sequence[Segment], rejected: Sequence[int]) -> list[Token]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dflash_trt.cpu.accelerate import accelerate
 from dflash_trt.targets.packed_target import PackedTarget, padded_size
 from dflash_trt.targets.target import Segment
 from tests.targets.families import random_model
@@ -36,7 +37,7 @@ def test_layers_see_few_sizes_where_onednn_is_asked(
 ) -> None:
     """In BF16, for short rows; callers see their rows."""
     model = random_model("qwen3", num_hidden_layers=1, **settings).to(dtype)
-    target = PackedTarget(model, (0,), num_slots=1)
+    target = PackedTarget(model, (0,), 1, accelerate(model))
     seen = []
     for layer in (model.model.layers[0].mlp.up_proj, model.lm_head):
         layer.register_forward_pre_hook(lambda _, rows: seen.append(rows[0].numel() // rows[0].shape[-1]))

@@ -10,6 +10,8 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from dflash_trt.cpu.accelerate import accelerate
+from dflash_trt.cpu.paged_attention import PagedPass
 from dflash_trt.errors import CheckpointError
 from dflash_trt.kvcache import slot_cache
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
@@ -18,8 +20,7 @@ from dflash_trt.targets import gathered_attention
 from dflash_trt.targets.gathered_attention import GatheredPass
 from dflash_trt.targets.huggingface import PACKED_MODEL_TYPES, can_pack, make_target
 from dflash_trt.targets.packed_pass import Pass
-from dflash_trt.targets.packed_target import PackedTarget
-from dflash_trt.targets.paged_attention import PagedPass
+from dflash_trt.targets.packed_target import Acceleration, PackedTarget
 from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.sequential_target import SequentialTarget
 from dflash_trt.targets.target import Segment
@@ -101,7 +102,7 @@ def test_a_packed_pass_is_the_models_own(name: str) -> None:
     model, turns = random_model(model_type, **settings), random_history(seed=len(name))
     expected = recomputed(model, turns)
     assert can_pack(model)
-    target = make_target(model, TAPS, NUM_SLOTS)
+    target = make_target(model, TAPS, NUM_SLOTS, accelerate)
     assert isinstance(target, PackedTarget)
     assert relative_error(computed(target, turns), expected) < TOLERANCE
 
@@ -109,11 +110,11 @@ def test_a_packed_pass_is_the_models_own(name: str) -> None:
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.usefixtures("small_cache")
 def test_a_packed_pass_by_torchs_operators_is_the_models_own(name: str) -> None:
-    """As on a GPU."""
+    """As on a GPU, and without the room cpu/."""
     model_type, settings = PACKED[name]
     model, turns = random_model(model_type, **settings), random_history(seed=len(name))
     expected = recomputed(model, turns)
-    assert relative_error(computed(PackedTarget(model, TAPS, NUM_SLOTS, GatheredPass), turns), expected) < TOLERANCE
+    assert relative_error(computed(PackedTarget(model, TAPS, NUM_SLOTS), turns), expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", SEQUENTIAL)
@@ -135,14 +136,15 @@ def test_any_history(name: str, seed: int) -> None:
     model_type, settings = PACKED[name]
     model, turns = random_model(model_type, **settings), random_history(seed, num_turns=8)
     expected = recomputed(model, turns)
-    assert relative_error(computed(PackedTarget(model, TAPS, NUM_SLOTS), turns), expected) < TOLERANCE
+    target = PackedTarget(model, TAPS, NUM_SLOTS, accelerate(model))
+    assert relative_error(computed(target, turns), expected) < TOLERANCE
 
 
 def test_a_long_sequence_outgrows_the_cache() -> None:
     model = random_model("gpt_oss", sliding_window=WINDOW, **EXPERTS)
     turns = random_history(seed=12, num_turns=6, longest=600)
     expected = recomputed(model, turns)
-    target = PackedTarget(model, TAPS, NUM_SLOTS)
+    target = PackedTarget(model, TAPS, NUM_SLOTS, accelerate(model))
     assert relative_error(computed(target, turns), expected) < TOLERANCE
     assert max(target._table.lengths) > FIRST_PAGES * TOKENS_PER_PAGE, "none was long"
 
@@ -164,7 +166,7 @@ def test_attention_segment_by_segment_is_that_of_a_group(name: str, monkeypatch:
     model, turns = random_model(model_type, **settings), random_history(seed=3, longest=60)
     expected = recomputed(model, turns)
     monkeypatch.setattr(gathered_attention, "GATHERED_VALUES", 0)
-    target = PackedTarget(model, TAPS, NUM_SLOTS, GatheredPass)
+    target = PackedTarget(model, TAPS, NUM_SLOTS)
     assert relative_error(computed(target, turns), expected) < TOLERANCE
 
 
@@ -173,7 +175,7 @@ def test_attention_segment_by_segment_is_that_of_a_group(name: str, monkeypatch:
 def test_a_neighbours_nan_is_nobody_elses(pass_type: type[Pass]) -> None:
     """Where hidden rows are read, its page is zeros when it is used again, and a shorter sequence is filled up with a
     page of its own."""
-    target = PackedTarget(random_model("qwen3"), TAPS, NUM_SLOTS, pass_type)
+    target = PackedTarget(random_model("qwen3"), TAPS, NUM_SLOTS, Acceleration(pass_type=pass_type))
     target.reserve(0, [0, 1], 0)
     target.verify([Segment(slot=0, token_ids=[1] * (2 * TOKENS_PER_PAGE), num_logits=0)], with_taps=False)
     for cache in (cache for layer in target._cache._layers.values() for cache in layer):
@@ -204,7 +206,10 @@ def test_bytes_per_token_are_those_of_k_and_v(target_type: type[HuggingFaceTarge
     if target_type is SequentialTarget:  # transformers keeps the latent vector and the rotated part of k
         assert latent.cache_bytes_per_token == 4 * (4 * (16 + 8))
     else:
-        assert latent.cache_bytes_per_token == 4 * (4 * 4 * (16 + 16))  # 12 of V, filled up to a vector
+        assert latent.cache_bytes_per_token == 4 * (4 * 4 * (16 + 12))
+        model = random_model("deepseek_v3", **(MLA | ROUTED))
+        accelerated = PackedTarget(model, TAPS, NUM_SLOTS, accelerate(model))
+        assert accelerated.cache_bytes_per_token == 4 * (4 * 4 * (16 + 16))  # 12 of V, filled up to a vector
 
 
 @pytest.mark.parametrize("target_type", [PackedTarget, SequentialTarget])

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.cpu.accelerate import accelerate
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.runtime.pair import LocalPair, Pair
@@ -33,7 +34,7 @@ def load_pairs(engine: Path, target: Path, ranks: Leader | Follower) -> tuple[li
     taps = manifest.draft.target_layer_ids
     options = {"distributed_config": sharding(target, ranks.size)} if ranks.size > 1 else {}
     model = load_model(target, checkpoint.spec, taps, **options)
-    shared = make_target(model, taps, NUM_SLOTS)
+    shared = make_target(model, taps, NUM_SLOTS, accelerate)
     pairs = [LocalPair(shared, open_drafter(engine, manifest, num_slots=NUM_SLOTS)), LocalPair(shared, None)]
     return pairs, _share(model)
 

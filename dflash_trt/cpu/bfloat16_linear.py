@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dflash_trt import _C
-from dflash_trt.targets.linear_call import one_weight
+from dflash_trt.cpu.linear_call import one_weight
 
 MIN_INPUTS = 512
 """Of a layer that is replaced: with shorter rows many of them take longer than with oneDNN."""
@@ -25,9 +25,9 @@ MIN_INPUTS = 512
 def replace_linear_layers(model: PreTrainedModel) -> bool:
     """Replaces the `forward` of linear layers, and says whether that were all of them.
 
-    Does nothing on other devices, in other types, and for shards.
+    Does nothing in other types, and for shards.
     """
-    if model.dtype != torch.bfloat16 or model.device.type != "cpu":
+    if model.dtype != torch.bfloat16:
         return False
     layers: list[Any] = [module for module in model.modules() if type(module) is nn.Linear]
     ours = [layer for layer in layers if type(layer.weight.data) is Tensor and _suits(layer.weight.data)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from dflash_trt.targets.torch_threads import openmp_team
+from dflash_trt.cpu.torch_threads import openmp_team
 
 LinearKernel = Callable[..., None]
 """`_C.linear_panels` or `_C.linear_bfloat16`."""

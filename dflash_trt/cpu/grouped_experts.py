@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from dflash_trt import _C
-from dflash_trt.targets.batch_invariance import repeat_lone_rows
-from dflash_trt.targets.linear_call import LinearKernel, grouped
-from dflash_trt.targets.panel_linear import panels
+from dflash_trt.cpu.linear_call import LinearKernel, grouped
+from dflash_trt.cpu.panel_linear import panels
 
-LOG = logging.getLogger("dflash_trt.targets")
+LOG = logging.getLogger("dflash_trt.cpu")
 EXPERTS = "dflash"
 WEIGHTS = ("gate_up_proj", "down_proj")
 LINEAR_KERNELS: dict[torch.dtype, LinearKernel] = {torch.float32: _C.linear_panels, torch.bfloat16: _C.linear_bfloat16}
@@ -32,21 +31,22 @@ Products = Callable[[Tensor, list[int]], Tensor]
 def group_experts(model: PreTrainedModel) -> None:
     """Replaces the model's experts by those below; weights are laid out layer by layer, in the place of its own.
 
-    On other devices they stay with transformers, as do experts that are spread over ranks and those without a gate.
+    They stay with transformers where they are spread over ranks, quantised or without a gate.
     """
-    known = [module for module in model.modules() if model.device.type == "cpu" and _is_known(module)]
-    for module in known:
-        module.products = {name: _products(module, name) for name in WEIGHTS}
-    others = [m for m in model.modules() if m not in known and getattr(m, "_is_expert_parallel", None) is False]
-    if others and model.device.type == "cpu":
+    modules = [module for module in model.modules() if hasattr(module, "has_gate")]
+    if not modules:
+        return
+    if not all(map(_is_supported, modules)):
         LOG.warning("%s: its experts stay with transformers' products, which take longer", model.name_or_path)
-    if known or model.dtype == torch.bfloat16:
-        model.set_experts_implementation(EXPERTS)
+        return
+    for module in modules:
+        module.products = {name: _products(module, name) for name in WEIGHTS}
+    model.set_experts_implementation(EXPERTS)
 
 
-def _is_known(module: nn.Module) -> bool:
-    """Whether its experts are as transformers (5.23) knows them, here, and of such a type."""
-    if not getattr(module, "has_gate", False) or module._is_expert_parallel:
+def _is_supported(module: nn.Module) -> bool:
+    """Whether its experts are whole, gated, and of a type that C++ multiplies with (transformers 5.23)."""
+    if not module.has_gate or module._is_expert_parallel:
         return False
     weights: list[Tensor] = [getattr(module, name).data for name in WEIGHTS]
     return all(type(weight) is Tensor and weight.dtype in LINEAR_KERNELS for weight in weights)
@@ -69,8 +69,6 @@ def experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights
 
     hidden_states [R, H], top_k_index and top_k_weights [R, K] -> [R, H].
     """
-    if not hasattr(self, "products"):
-        return _transformers(self, hidden_states, top_k_index, top_k_weights)
     num_rows, top_k = top_k_index.shape
     order = top_k_index.flatten().argsort()
     counts = torch.bincount(top_k_index.flatten(), minlength=self.num_experts).tolist()
@@ -82,16 +80,6 @@ def experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights
     back = torch.empty_like(weighted)
     back[order] = weighted
     return back.view(num_rows, top_k, -1).sum(dim=1).to(hidden_states.dtype)
-
-
-def _transformers(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Theirs; in BF16 no expert that is asked computes a single row."""
-    num_rows = len(hidden_states)
-    if hidden_states.dtype == torch.bfloat16:
-        rows = repeat_lone_rows(top_k_index, self.num_experts)
-        hidden_states, top_k_index, top_k_weights = hidden_states[rows], top_k_index[rows], top_k_weights[rows]
-    mixed: Tensor = grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
-    return mixed[:num_rows]
 
 
 ALL_EXPERTS_FUNCTIONS.register(EXPERTS, experts)

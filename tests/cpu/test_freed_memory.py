@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from dflash_trt.cpu.freed_memory import USERS_OWN, keep_freed_memory
 from dflash_trt.kvcache.page_tensor import zeros
-from dflash_trt.runtime.freed_memory import USERS_OWN, keep_freed_memory
 
 FAULTS = """
 import resource
 import threading
 import numpy as np
-from dflash_trt.runtime.freed_memory import give_back_freed_memory, keep_freed_memory
+from dflash_trt.cpu.freed_memory import give_back_freed_memory, keep_freed_memory
 
 def step():
     blocks = [np.ones(2**20, np.uint8) for _ in range(100)]  # glibc trims what is freed of so many

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from dflash_trt import _C
+from dflash_trt.cpu.accelerate import accelerate
+from dflash_trt.cpu.panel_linear import PanelLinear, lay_out_linear_layers, panels, rows_of
+from dflash_trt.cpu.torch_threads import openmp_team
 from dflash_trt.targets.batch_invariance import agrees
 from dflash_trt.targets.huggingface import make_target
-from dflash_trt.targets.panel_linear import lay_out_linear_layers, linear, panels, rows_of, weight_of
-from dflash_trt.targets.torch_threads import openmp_team
 from tests.targets.families import (
     NUM_SLOTS,
     TAPS,
@@ -125,14 +126,14 @@ def test_panels_say_what_the_weight_was(outputs: int) -> None:
 def test_as_a_layer_of_torch() -> None:
     layer = nn.Linear(48, 30)
     rows = torch.randn(2, 5, 96)[..., ::2]  # not dense
-    arguments = panels(layer.weight.data), 30, layer.bias.data
+    ours = PanelLinear(layer)
     with torch.inference_mode():
-        torch.testing.assert_close(linear(*arguments, rows), layer(rows))
-        assert linear(*arguments, rows[:, :0]).shape == (2, 0, 30)
+        torch.testing.assert_close(ours(rows), layer(rows))
+        assert ours(rows[:, :0]).shape == (2, 0, 30)
         with pytest.raises(RuntimeError, match="dtype"):
-            linear(*arguments, rows.double())
+            ours(rows.double())
         with pytest.raises(RuntimeError, match="shape"):
-            linear(*arguments, rows[..., :47])
+            ours(rows[..., :47])
 
 
 @pytest.mark.parametrize("name", PACKED)
@@ -141,8 +142,8 @@ def test_a_pass_is_the_models_own(name: str) -> None:
     model_type, settings = PACKED[name]
     model = random_model(model_type, **settings)
     expected = recomputed(copy.deepcopy(model), history := random_history(0, num_turns=3))
-    target = make_target(model, TAPS, NUM_SLOTS)
-    assert any(weight.numel() == 0 for weight in model.parameters())
+    target = make_target(model, TAPS, NUM_SLOTS, accelerate)
+    assert not [name for name, module in model.named_modules() if type(module) is nn.Linear]
     assert not [key for key, weight in model.named_parameters() if "experts.gate_up" in key and weight.dim() == 3]
     assert relative_error(computed(target, history), expected) < 1e-4
 
@@ -150,21 +151,21 @@ def test_a_pass_is_the_models_own(name: str) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_are_held_once_but_for_a_head_that_is_the_embeddings(tied: bool) -> None:
     model = random_model("llama", tie_word_embeddings=tied)
-    head, down = model.lm_head.weight.detach().clone(), model.model.layers[0].mlp.down_proj
-    before = down.weight.detach().clone()
+    linear = {name: module.weight.detach() for name, module in model.named_modules() if type(module) is nn.Linear}
+    others = sum(weight.numel() for weight in model.parameters()) - sum(
+        weight.numel() for name, weight in linear.items() if not (tied and name == "lm_head")
+    )
     lay_out_linear_layers(model)
-    assert down.weight.numel() == 0
-    assert model.lm_head.weight.numel() == (head.numel() if tied else 0)
-    assert torch.equal(weight_of(down), before)
-    assert torch.equal(weight_of(model.lm_head), head)
+    assert sum(weight.numel() for weight in model.parameters()) == others
+    assert all(torch.equal(model.get_submodule(name).weight, weight) for name, weight in linear.items())
 
 
 def test_another_type_stays_as_it_is() -> None:
     model = random_model("llama").bfloat16()
     lay_out_linear_layers(model)
-    assert all(weight.numel() for weight in model.parameters())
+    assert not [module for module in model.modules() if isinstance(module, PanelLinear)]
 
 
 def test_a_block_has_the_logits_of_single_tokens_to_the_bit() -> None:
     """Torch's activations round the rest behind their last vector otherwise, so the layers are as wide as vectors."""
-    assert agrees(make_target(random_model("llama", intermediate_size=64), TAPS, NUM_SLOTS))
+    assert agrees(make_target(random_model("llama", intermediate_size=64), TAPS, NUM_SLOTS, accelerate))

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dflash_trt._C import TOKENS_PER_PAGE, VALUE_ALIGNMENT, PassRows
+from dflash_trt.cpu.torch_threads import openmp_team
 from dflash_trt.targets.packed_pass import Pass
-from dflash_trt.targets.torch_threads import openmp_team
 
 IS_BF16 = {torch.float32: False, torch.bfloat16: True}
 

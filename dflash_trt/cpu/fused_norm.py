@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dflash_trt import _C
-from dflash_trt.targets.torch_threads import openmp_team
+from dflash_trt.cpu.torch_threads import openmp_team
 
 PROBE_ROWS = 4
 TOLERANCE = 1e-5
@@ -24,9 +24,9 @@ TOLERANCE = 1e-5
 def fuse_norms(model: PreTrainedModel) -> None:
     """Replaces the `forward` of each norm that computes what is computed here.
 
-    Does nothing on other devices and in other types, where what is rounded when differs from model to model.
+    Does nothing in other types, where what is rounded when differs from model to model.
     """
-    if model.dtype != torch.float32 or model.device.type != "cpu":
+    if model.dtype != torch.float32:
         return
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm") and _is_plain(module):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dflash_trt.targets.fused_norm import fuse_norms, normed
+from dflash_trt.cpu.fused_norm import fuse_norms, normed
 from tests.targets.families import random_model
 from tests.targets.test_slot_attention import PACKED
 

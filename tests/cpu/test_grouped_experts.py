@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.integrations.moe import grouped_mm_experts_forward
 
-from dflash_trt.targets.batch_invariance import repeat_lone_rows
-from dflash_trt.targets.grouped_experts import experts, group_experts
+from dflash_trt.cpu.grouped_experts import experts, group_experts
 from tests.targets.families import EXPERTS, random_model
 
 WIDE = {**EXPERTS, "hidden_size": 512, "intermediate_size": 512, "moe_intermediate_size": 512, "num_hidden_layers": 1}
@@ -75,12 +74,3 @@ def test_only_weights_that_were_laid_out_are_let_go(family: str) -> None:
         stays = dtype == torch.bfloat16 and family != "gpt_oss"
         assert (ours.gate_up_proj.numel() > 0) == stays
         assert (ours.down_proj.numel() > 0) == stays
-
-
-def test_rows_that_an_expert_would_compute_alone_are_repeated() -> None:
-    """Experts that stay with transformers, in BF16."""
-    for num_rows in (1, 2, 5, 23):
-        indices, _ = asked(num_rows)
-        rows = repeat_lone_rows(indices, num_experts=4)
-        assert rows[:num_rows].tolist() == list(range(num_rows))
-        assert 1 not in torch.bincount(indices[rows].flatten()).tolist()
