@@ -16,18 +16,6 @@ _Tensor: TypeAlias = torch.Tensor | NDArray[np.generic]
 class NonFiniteError(ValueError):
     """A weight is NaN or infinite; the message gives its flat index, row and column."""
 
-def accept_greedy(proposals: list[int], verified: list[int]) -> int:
-    """Length of the longest prefix of proposals [K] that equals the target's choices, verified [K + 1].
-
-    Raises ValueError unless verified is one longer than proposals.
-    """
-
-def argmax_and_finite(logits: NDArray[np.float32] | NDArray[np.uint16]) -> tuple[list[int], list[bool]]:
-    """The argmax [n] of each row of logits [n, V] FLOAT, or the bits of BF16, and whether the logit there is finite.
-
-    A NaN in a row is its argmax, the first of them, as in NumPy. Raises ValueError where V is 0.
-    """
-
 TOKENS_PER_PAGE: int
 """Of the caches that PassRows reads."""
 VALUE_ALIGNMENT: int

@@ -4,7 +4,6 @@
 #include <nanobind/nanobind.h>
 
 // One function per area; module.cpp is the list.
-void bind_acceptance(nanobind::module_& module);
 void bind_kv_injection(nanobind::module_& module);
 void bind_packing(nanobind::module_& module);
 void bind_paged_attention(nanobind::module_& module);

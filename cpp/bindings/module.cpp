@@ -2,7 +2,6 @@
 #include "bindings/bindings.h"
 
 NB_MODULE(_C, module) {
-  bind_acceptance(module);
   bind_kv_injection(module);
   bind_packing(module);
   bind_paged_attention(module);

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dflash_trt import _C
@@ -25,7 +24,7 @@ def accept(request: Request, proposals: Sequence[int], logits: Tensor, begin: in
         return []
     params = request.params
     if params.temperature == 0 and not params.penalizes:
-        token_ids = greedy[: _C.accept_greedy(list(proposals), greedy) + 1]
+        token_ids = greedy[: num_equal(proposals, greedy) + 1]
     else:
         history = [_ids(request.prompt_ids), _ids(request.token_ids)] if params.penalizes else [None, None]
         rows = _rows(logits, begin, len(greedy))
@@ -35,18 +34,32 @@ def accept(request: Request, proposals: Sequence[int], logits: Tensor, begin: in
     return token_ids
 
 
+def num_equal(proposals: Sequence[int], greedy: Sequence[int]) -> int:
+    """Length of the longest prefix of proposals [K] that equals the target's own choices, greedy [K + 1]."""
+    assert len(greedy) == len(proposals) + 1, "a choice behind the anchor and behind each proposal"
+    return next((i for i, (a, b) in enumerate(zip(proposals, greedy, strict=False)) if a != b), len(proposals))
+
+
 def argmax_and_finite(logits: Tensor) -> tuple[list[int], list[bool]]:
     """The argmax [n] of each row of logits [n, V], and whether it is finite; a NaN in a row is its argmax."""
-    if logits.device.type == "cpu":  # torch's argmax takes 15 times as long
-        rows = logits.contiguous()
-        return _C.argmax_and_finite((rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy())
+    if logits.device.type == "cpu":
+        rows = _numpy(logits)
+        tokens = rows.argmax(axis=-1)
+        return tokens.tolist(), np.isfinite(rows[np.arange(len(rows)), tokens]).tolist()
     best, greedy = logits.max(dim=-1)
     return greedy.tolist(), best.isfinite().tolist()
 
 
 def argmax(logits: Tensor) -> list[int]:
     """The same argmax alone: one wait for a GPU, not two."""
-    return argmax_and_finite(logits)[0] if logits.device.type == "cpu" else logits.argmax(dim=-1).tolist()
+    tokens: list[int] = (_numpy(logits) if logits.device.type == "cpu" else logits).argmax(-1).tolist()
+    return tokens
+
+
+def _numpy(logits: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """NumPy finds an argmax in a third to a fifth of torch's time (2.13), and has no BF16."""
+    rows: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = logits.float().numpy()
+    return rows
 
 
 def _rows(logits: Tensor, begin: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
