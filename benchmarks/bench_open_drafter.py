@@ -31,7 +31,6 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.gpu_steps import write_large_draft  # noqa: E402
 from dflash_trt.checkpoint.draft_checkpoint import read_draft  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
-from dflash_trt.cpu.freed_memory import keep_freed_memory  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
 from dflash_trt.drafter.open import open_drafter  # noqa: E402
 from dflash_trt.engine.manifest import read_manifest  # noqa: E402
@@ -111,7 +110,6 @@ def open_one(engine: Path) -> None:
     import onnxruntime  # noqa: F401
     import torch
 
-    keep_freed_memory()
     done = threading.Event()
     before, files, samples = memory(), mapped(), [0]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.cpu.accelerate import accelerate
-from dflash_trt.cpu.freed_memory import give_back_freed_memory, keep_freed_memory
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.runtime.completion import Completion
@@ -37,11 +36,9 @@ def generate(session: Session, prompt: Sequence[int], max_tokens: int) -> Comple
 
 def open_without_tokenizer(engine: Path, target: Path, *, num_slots: int = 1, dtype: str = "float32") -> Session:
     """A session on a random pair, which has no tokenizer; otherwise as `Session.load` makes one."""
-    give_back_freed_memory()
     manifest = read_manifest(engine)
     taps = manifest.draft.target_layer_ids
     model = load_model(target, read_target(target).spec, taps, dtype=dtype)
     target = make_target(model, taps, num_slots, accelerate)
     drafter = open_drafter(engine, manifest, num_slots=num_slots)
-    keep_freed_memory()
     return Session(manifest, target, drafter, None, frozenset(), num_slots=num_slots)

@@ -19,8 +19,8 @@ FIRST_PAGES = 16
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros; on a CPU a mapping of its own, whose pages take memory when they are written.
 
-    It goes back to the system with the tensor. torch.zeros writes all of it, and so does calloc where a process keeps
-    freed memory (cpu/freed_memory.py): then every cache that was outgrown leaves a hole in the heap.
+    It goes back to the system with the tensor. torch.zeros writes all of it, and so does calloc where it takes freed
+    memory of the heap, in which a cache that was outgrown leaves a hole.
     MemoryError where there is no room.
     """
     num_bytes = max(1, prod(shape) * dtype.itemsize)

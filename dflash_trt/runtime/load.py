@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from dflash_trt.cpu.accelerate import accelerate
-from dflash_trt.cpu.freed_memory import give_back_freed_memory, keep_freed_memory
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.errors import MissingDependencyError, RequestError, cut
 from dflash_trt.runtime.checked_pair import CheckedPair
@@ -52,7 +51,6 @@ def load_session(
     parse_draft_length(options.draft_length, manifest.draft.num_draft_tokens)
     target_dtype(dtype, checkpoint.directory, checkpoint.weights)  # what is wrong is said before the drafter loads
     device = choose_device(options.device)
-    give_back_freed_memory()
     sharded: dict[str, object] = {}
     if ranks is not None and ranks.size > 1:
         ranks.verify_same_facts({**rank_facts(pair.engine, checkpoint), "dtype": dtype})
@@ -74,7 +72,6 @@ def load_session(
             " than in plain decoding; --dtype float32 avoids that",
             checkpoint.directory,
         )
-    keep_freed_memory()
     return Session(
         manifest,
         target,

@@ -60,20 +60,3 @@ def test_paths(path: Any, engine: Path) -> None:
 def test_other_runtime_errors_stay_what_they_are() -> None:
     with pytest.raises(RuntimeError, match="ours"), load.room_for(1):
         raise RuntimeError("ours")
-
-
-def test_loading_gives_freed_memory_back_and_steps_keep_it(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class ReachedError(Exception):
-        pass
-
-    def kept() -> None:
-        raise ReachedError
-
-    called: list[str] = []
-    for name in ("give_back_freed_memory", "load_model", "make_target"):
-        real = getattr(load, name)
-        monkeypatch.setattr(load, name, lambda *a, real=real, name=name, **k: (called.append(name), real(*a, **k))[1])
-    monkeypatch.setattr(load, "keep_freed_memory", kept)
-    with pytest.raises(ReachedError):
-        LLM(engine, TARGET)
-    assert called == ["give_back_freed_memory", "load_model", "make_target"]

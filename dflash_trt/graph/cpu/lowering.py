@@ -18,7 +18,6 @@ from onnx import TensorProto, helper
 
 from dflash_trt.graph.cpu.attention import NUM_INPUTS, WITH_SINKS, attention_function
 from dflash_trt.graph.cpu.dequantize import lower_quantization
-from dflash_trt.graph.cpu.fusion import fuse_norms
 from dflash_trt.graph.draft_graph import ATTENTION
 from dflash_trt.graph.onnx_builder import COMPUTE
 
@@ -37,7 +36,6 @@ def lower_to_cpu(
     lowered.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in expose)
     lower_quantization(lowered)
     _widen(lowered.graph)
-    fuse_norms(lowered.graph)
     for value in lowered.graph.input:
         if value.name == "slot_ids":
             value.type.tensor_type.ClearField("shape")  # [B] or a table of pages [B, M]
