@@ -35,7 +35,7 @@ from dflash_trt.doctor import cpu_model  # noqa: E402
 from dflash_trt.observe.estimate.constants import Rates  # noqa: E402
 from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape  # noqa: E402
 from dflash_trt.observe.estimate.shapes import System  # noqa: E402
-from dflash_trt.observe.estimate.step import Load, StepModel  # noqa: E402
+from dflash_trt.observe.estimate.step import StepLoad, StepModel  # noqa: E402
 from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.load import open_session  # noqa: E402
 from dflash_trt.runtime.options import RuntimeOptions  # noqa: E402
@@ -248,7 +248,7 @@ def _rates(values: dict[str, float]) -> Rates:
 
 
 def _predict(system: System, rates: Rates, way: Way, context: float) -> float:
-    load = Load(batch=way[0], draft_tokens=way[1], context=context)
+    load = StepLoad(batch=way[0], draft_tokens=way[1], context=context)
     return StepModel(system, rates).price("dflash", load).seconds
 
 
@@ -257,7 +257,7 @@ def _added(system: System, rates: Rates, case: Prompts, context: float) -> float
     assert system.draft is not None
     batch, size, count = case
     model, length = StepModel(system, rates), system.draft.max_draft_tokens if batch else 0
-    without = Load(batch=batch, draft_tokens=length, context=context)
+    without = StepLoad(batch=batch, draft_tokens=length, context=context)
     joined = msgspec.structs.replace(without, prompt_tokens=size * count, prompts=count)
     base = model.price("dflash", without).seconds if batch else 0.0
     return model.price("dflash", joined).seconds - base

@@ -29,7 +29,7 @@ from dflash_trt.observe.estimate.acceptance_profile import from_tau
 from dflash_trt.observe.estimate.arrivals import Arrival, poisson
 from dflash_trt.observe.estimate.constants import Rates
 from dflash_trt.observe.estimate.shapes import System
-from dflash_trt.observe.estimate.simulation import Server
+from dflash_trt.observe.estimate.simulation import SimulatedServer
 from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
@@ -149,7 +149,7 @@ def _simulated(
     """Median seconds to the first token, `latency` included, and per token."""
     model = StepModel(pair.system, rates)
     acceptance = from_tau(pair.tau, pair.length)
-    server = Server(
+    server = SimulatedServer(
         model, "dflash", acceptance, lambda batch: pair.length, LOAD_SLOTS, prefill_chunk=DEFAULTS.prefill_chunk
     )
     result = server.run([Arrival(at, len(prompt), tokens) for at, prompt in asked])

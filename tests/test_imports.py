@@ -61,6 +61,8 @@ HEAVY = {
     "pynvml",
     "httpx",
     "pyarrow",
+    "matplotlib",
+    "jinja2",
     "rich",
     "jsonschema",
 }

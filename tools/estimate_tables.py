@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.observe.estimate.acceptance_profile import Acceptance, from_tau
+from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau
 from dflash_trt.observe.estimate.bands import Band, vary
 from dflash_trt.observe.estimate.constants import Rates, constants
 from dflash_trt.observe.estimate.constants import rates as rates_of
@@ -74,12 +74,14 @@ def predict(published: PublishedPoint, rates: Rates) -> float:
     return {"user": at.user_rate, "total": at.user_rate * at.batch, "gpu": at.gpu_rate}[published.quantity]
 
 
-def _pareto(published: PublishedPoint, model: StepModel, acceptance: Acceptance | None, traffic: Traffic) -> float:
+def _pareto(
+    published: PublishedPoint, model: StepModel, acceptance: AcceptanceProfile | None, traffic: Traffic
+) -> float:
     """DFlash's throughput per GPU at a speed over the other method's; where that ends before, over its last point."""
     if published.quantity == "pareto":
         theirs = frontier(points(model, "none", None, traffic, MAX_BATCH))
     else:
-        eagle3 = Acceptance((constants().eagle3["eagle3_acceptance"].value,))
+        eagle3 = AcceptanceProfile((constants().eagle3["eagle3_acceptance"].value,))
         theirs = frontier(points(model, "eagle3", eagle3, traffic, MAX_BATCH))
     ours = rate_at(frontier(points(model, "dflash", acceptance, traffic, MAX_BATCH)), published.user_rate)
     return ours / (rate_at(theirs, published.user_rate) or theirs[0].gpu_rate)

@@ -11,8 +11,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dflash_trt.observe.bench.records import Point
-from dflash_trt.observe.bench.sweep import PointPlan, Sweep, add_warning
+from dflash_trt.observe.bench.records import BenchPoint
+from dflash_trt.observe.bench.sweep import PlannedPoint, Sweep, add_warning
 
 
 class Bar:
@@ -24,7 +24,7 @@ class Bar:
         self._progress = progress
         plans = [plan for method in sweep.run.methods for plan in sweep.missing(method.name)]
         self._num_points, self._index, self._done = len(plans), 0, 0
-        self._plan: PointPlan | None = None
+        self._plan: PlannedPoint | None = None
         total = sum(plan.num_requests for plan in plans)
         self._task = progress.add_task("", total=total, visible=bool(plans))
 
@@ -32,7 +32,7 @@ class Bar:
         """Names the method."""
         self._progress.update(self._task, description=f"{method}: starting")
 
-    def begin(self, plan: PointPlan) -> None:
+    def begin(self, plan: PlannedPoint) -> None:
         """Names the point."""
         self._plan = plan
         self._index += 1
@@ -44,7 +44,7 @@ class Bar:
         """Of the point."""
         self._progress.update(self._task, completed=self._done + num_answers)
 
-    def end(self, point: Point) -> None:
+    def end(self, point: BenchPoint) -> None:
         """Counts all that were planned: a conversation that failed is not gone on with."""
         assert self._plan is not None
         self._done += self._plan.num_requests

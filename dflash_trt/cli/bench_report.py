@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from dflash_trt.cli.output import print_json, print_table
+from dflash_trt.cli.output import print_json, print_tables
 from dflash_trt.files.command import quoted
 from dflash_trt.files.write import check_replaceable
 
@@ -47,12 +47,13 @@ def report(
       dflash-trt bench report results/ -o report --at 550
       dflash-trt bench report gsm8k/ math500/ humaneval/ -o report
     """
-    import matplotlib  # noqa: F401 - what is missing is said before the work, not after it
+    import jinja2  # noqa: F401 - what is missing is said before the work, not after it
+    import matplotlib  # noqa: F401
 
+    from dflash_trt.observe.bench import report_tables
     from dflash_trt.observe.bench.comparison_report import report as report_on
-    from dflash_trt.observe.bench.report_blocks import category_table, reasons_of, speed_table, sweep_table
-    from dflash_trt.observe.bench.report_directory import HTML, REPORT, write_report
     from dflash_trt.observe.bench.workloads import load_runs
+    from dflash_trt.observe.bench.write_report import HTML, REPORT, write_report
 
     check_replaceable(output, REPORT, force=force)
     loaded = load_runs(runs)
@@ -64,13 +65,8 @@ def report(
     for note in result.notes:
         click.echo(f"note: {note}", err=True)
     for work in result.workloads:
-        for title, table in ((f"{work.title}: tokens/s per {work.per} at equal speed of a user", speed_table(work)),
-                             (f"{work.title}: at equal concurrency", sweep_table(work))):  # fmt: skip
-            print_table(title, table.columns, table.rows)
-        for reason in reasons_of(work.at_speeds):
+        print_tables([report_tables.speed_table(work), report_tables.sweep_table(work)])
+        for reason in report_tables.reasons_of(work.at_speeds):
             click.echo(reason)
-    for found in result.categories:
-        table = category_table(found)
-        title = f"{found.title}: speed-up by category, concurrency {found.concurrency}"
-        print_table(title, table.columns, table.rows)
+    print_tables(report_tables.task_table(result, task) for task in result.tasks)
     click.echo(f"{quoted(output / HTML)} written")

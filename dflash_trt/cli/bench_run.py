@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from dflash_trt.cli.bench_methods import BenchRequest
 from dflash_trt.cli.bench_tables import print_plan, print_points
 from dflash_trt.errors import shown
 from dflash_trt.files.command import quoted
@@ -37,8 +36,26 @@ class Concurrencies(click.ParamType[tuple[int, ...]]):
         return tuple(dict.fromkeys(map(int, words)))
 
 
+class Pair(click.ParamType[tuple[str, str]]):
+    """KEY=VALUE."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        """Both sides, neither empty."""
+        if isinstance(value, tuple):
+            return value
+        key, _, text = str(value).partition("=")
+        if not key or not text:
+            self.fail(f"expected {self.name}, found {shown(value)}", param, ctx)
+        return key, text
+
+
 _OPTIONS = (
-    click.option("--endpoint", "endpoints", multiple=True, metavar="NAME=URL", help="A server to measure; repeatable."),
+    click.option(
+        "--endpoint", "endpoints", multiple=True, type=Pair("NAME=URL"), help="A server to measure; repeatable."
+    ),
     click.option(
         "--engine", type=click.Path(path_type=Path), help="Instead: serve this engine here, plain and DFlash."
     ),
@@ -59,10 +76,10 @@ _OPTIONS = (
     click.option("--max-tokens", type=click.IntRange(min=1), default=4096, show_default=True),
     click.option("--ignore-eos", is_flag=True, help="Answers of exactly --max-tokens tokens."),
     click.option(
-        "--extra", multiple=True, metavar="FIELD=VALUE", help="Of each request: reasoning_effort=low, top_p=0.95."
+        "--extra", multiple=True, type=Pair("FIELD=VALUE"), help="Of each request: reasoning_effort=low, top_p=0.95."
     ),
     click.option(
-        "--set", "overrides", multiple=True, metavar="NAME.FIELD=VALUE", help="Another setting for one method."
+        "--set", "overrides", multiple=True, type=Pair("NAME.FIELD=VALUE"), help="Another setting for one method."
     ),
     click.option("--model", help="The model, where a server has several."),
     click.option("--api-key-file", type=click.Path(path_type=Path), help="The servers' key, on its first line."),
@@ -97,24 +114,37 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
       dflash-trt bench run --endpoint none=http://a:8000 --endpoint dflash=http://b:8000 \\
         --prompts gsm8k --concurrency 1,2,4,8 --hardware "8x B300" --num-gpus 8 -o run
     """
-    request = BenchRequest(**settings)
-    if dry_run:
-        print_plan(request.plan(), as_json=as_json)
-        return
+    _check_servers(settings)
     from dflash_trt.cli.bench_progress import watching
     from dflash_trt.observe.bench.aiperf_environment import find_aiperf
+    from dflash_trt.observe.bench.bench_plan import BenchRequest
 
+    request = BenchRequest(**settings)
     plan = request.plan()
+    if dry_run:
+        print_plan(plan.run, as_json=as_json)
+        return
     program = find_aiperf(aiperf, lambda text: click.echo(text, err=True))
-    sweep, targets = request.begin(plan, output, program, _command())
+    sweep = request.begin(plan, output, program, _command())
     for warning in sweep.run.warnings:
         click.echo(f"warning: {warning}", err=True)
     with watching(sweep) as watcher:
-        for target in targets:
-            for _ in sweep.measure(target, watcher):
+        for server in plan.servers:
+            for _ in sweep.measure(server, watcher):
                 pass
     print_points(output, as_json=as_json)
     click.echo(f"its curve and tables: dflash-trt bench report {quoted(output)} -o DIR", err=True)
+
+
+def _check_servers(settings: dict[str, Any]) -> None:
+    """Servers that run, or an engine that is served here."""
+    if settings["engine"] is not None:
+        if settings["endpoints"] or settings["target"] is None:
+            raise click.UsageError("--engine: expected --target, and no --endpoint")
+    elif any(settings[name] is not None for name in ("target", "draft_length", "dtype")):
+        raise click.UsageError("--target, --draft-length and --dtype belong to --engine")
+    elif not settings["endpoints"]:
+        raise click.UsageError("expected --endpoint NAME=URL, or --engine and --target")
 
 
 def _command() -> tuple[str, ...]:

@@ -7,18 +7,16 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.cli.bench_methods import Plan
 from dflash_trt.cli.output import print_json, print_table
-from dflash_trt.observe.bench.records import Distribution, Point
+from dflash_trt.observe.bench.records import BenchPoint, BenchRun, Distribution
 from dflash_trt.observe.bench.run_directory import read_points, read_run
 
 IF_ANY = ("lost", "cut")
 """Columns that are there where something in them is."""
 
 
-def print_plan(plan: Plan, *, as_json: bool) -> None:
+def print_plan(run: BenchRun, *, as_json: bool) -> None:
     """What would be measured."""
-    run = plan.run
     if as_json:
         print_json("bench-plan", {"run": msgspec.to_builtins(run)})
         return
@@ -55,7 +53,7 @@ def print_points(output: Path, *, as_json: bool) -> None:
             print_table(title, columns, [[row[name] for name in columns] for row in rows])
 
 
-def _row(point: Point) -> dict[str, str]:
+def _row(point: BenchPoint) -> dict[str, str]:
     requests, tau = point.requests, point.acceptance.tau_of_drafting_passes
     return {
         "method": point.method,

@@ -10,15 +10,14 @@ import click
 import msgspec
 
 from dflash_trt.cli.output import print_json, print_table, progress_line
-from dflash_trt.errors import ConfigError, EndpointError, printable
+from dflash_trt.errors import EndpointError, printable
 
 if TYPE_CHECKING:
     from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
-    from dflash_trt.observe.diagnosis.judge import Finding
-    from dflash_trt.observe.diagnosis.sample import Group
+    from dflash_trt.observe.diagnosis.judge import EndpointFinding
+    from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 
 SHOWN_POSITIONS = 16
-MAX_KEY_BYTES = 2**16
 
 
 class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,10 +42,11 @@ def examine_endpoint(url: str, options: EndpointOptions, as_json: bool) -> None:
     from dflash_trt.observe.diagnosis.baseline import read_baseline
     from dflash_trt.observe.diagnosis.diagnosis import SECONDS, diagnose
     from dflash_trt.observe.diagnosis.probes import LONG_TOKENS
+    from dflash_trt.observe.endpoints.api_key import read_api_key
     from dflash_trt.observe.endpoints.client import Client
 
     baseline = None if options.baseline is None else read_baseline(options.baseline)
-    key = None if options.api_key_file is None else _key(options.api_key_file)
+    key = read_api_key(options.api_key_file)
     with Client(url, api_key=key) as client, progress_line(f"asking {url}, at most two minutes"):
         diagnosis = diagnose(
             client,
@@ -64,16 +64,6 @@ def examine_endpoint(url: str, options: EndpointOptions, as_json: bool) -> None:
     if diagnosis.findings:
         names = "; ".join(finding.name for finding in diagnosis.findings)
         raise EndpointError(f"{diagnosis.url}: {names}", hint="change what is named first, then ask again")
-
-
-def _key(file: Path) -> str:
-    from dflash_trt.files.read import read_text
-
-    lines = [line.strip() for line in read_text(file, ConfigError, limit=MAX_KEY_BYTES).splitlines()]
-    keys = [line for line in lines if line and not line.startswith("#")]
-    if not keys:
-        raise ConfigError(f"{file}: expected an API key, found none")
-    return keys[0]
 
 
 def _print(diagnosis: Diagnosis) -> None:
@@ -104,7 +94,7 @@ def _print(diagnosis: Diagnosis) -> None:
         click.echo("\nnothing is wrong")
 
 
-def _row(group: Group) -> tuple[str, ...]:
+def _row(group: ProbeGroup) -> tuple[str, ...]:
     if not group.samples:
         return group.name, "0", "-", "-", f"not asked: {group.why_not}"
     lengths = [sample.input_tokens for sample in group.samples if sample.input_tokens is not None]
@@ -119,7 +109,7 @@ def _row(group: Group) -> tuple[str, ...]:
     )
 
 
-def _print_finding(word: str, finding: Finding) -> None:
+def _print_finding(word: str, finding: EndpointFinding) -> None:
     click.echo(f"\n{word}: {finding.name}\n  {printable(finding.figure)}")
     if len(finding.causes) > 1:
         click.echo("  likely causes, in this order:")

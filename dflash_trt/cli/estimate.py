@@ -9,21 +9,15 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from dflash_trt.cli.output import human_bytes, print_json, print_table
-from dflash_trt.errors import ConfigError
-from dflash_trt.files.picture import PICTURE
+from dflash_trt.cli.output import print_json, print_tables
+from dflash_trt.files.picture import PICTURE, save_picture
 from dflash_trt.files.write import OutputKind, check_replaceable
-from dflash_trt.observe.plots.methods import TITLES
 
 if TYPE_CHECKING:
-    from dflash_trt.deploy.deployment_file import DeploymentFile
     from dflash_trt.deploy.resolve import ResolvedDeployment
-    from dflash_trt.observe.estimate.acceptance_profile import Acceptance
-    from dflash_trt.observe.estimate.bands import Band
-    from dflash_trt.observe.estimate.report import Curve, Estimate
-    from dflash_trt.observe.estimate.shapes import Method, System
-
-ROUTINGS = ("power-law", "uniform")
+    from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
+    from dflash_trt.observe.estimate.curve import Traffic
+    from dflash_trt.observe.estimate.shapes import System
 
 
 @click.command(short_help="Predict a deployment's step, curve and memory, before the GPUs are rented.")
@@ -81,25 +75,26 @@ def estimate(
       dflash-trt estimate gpt-oss-120b.b300x8.latency --tau 4.7 --html curve.html
       dflash-trt estimate gpt-oss-120b.b300x8.latency --tau 4.7 --simulate poisson:15 --slo 300
     """
+    from dflash_trt.observe.estimate import sources, tables
     from dflash_trt.observe.estimate.curve import Traffic
     from dflash_trt.observe.estimate.page import write_page
     from dflash_trt.observe.estimate.report import estimate as predict
-    from dflash_trt.observe.plots.page_parts import PAGE
+    from dflash_trt.observe.pages.page_templates import PAGE
 
     _check_file("--plot", plot, ".png", PICTURE)
     _check_file("--html", html, ".html", PAGE)
-    if plot is not None:
+    if plot is not None or html is not None:
         import matplotlib  # noqa: F401 - what is missing is said before the work, not after it
-    deployment, system = open_system(config, runtime, target, draft)
-    acceptances, source = open_acceptances(system, acceptance, tau, eagle3_tau)
+    if html is not None:
+        import jinja2  # noqa: F401
+    deployment, system = sources.open_system(config, runtime, target, draft)
+    check_one_acceptance(acceptance, tau, sources.published_tau(system))
+    acceptances, source = sources.open_acceptances(system, acceptance, tau, eagle3_tau)
     traffic = Traffic(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     if simulate is not None:
-        from dflash_trt.cli.simulate import print_simulations, simulate_load
-
         if plot is not None or html is not None:
             raise click.UsageError("--plot and --html draw the curve; --simulate has none")
-        runs = simulate_load(deployment, system, acceptances["dflash"], simulate, traffic, seconds, slo)
-        print_simulations(deployment.name, simulate, source, slo, runs, as_json=as_json)
+        _simulate(deployment, system, acceptances["dflash"], traffic, simulate, seconds, slo, source, as_json)
         return
     result = predict(
         deployment.name,
@@ -108,152 +103,49 @@ def estimate(
         acceptances,
         source=source,
         batch=batch,
-        routing=open_routing(routing, system),
+        routing=sources.open_routing(routing, system),
     )
     if as_json:
         shown = msgspec.structs.replace(result, system=msgspec.structs.replace(system, memory=None))
         print_json("estimate", msgspec.structs.asdict(shown))
     else:
-        print_estimate(result)
+        click.echo(f"{result.name}: {tables.title(result)}\n{tables.lead(result)}\n")
+        print_tables(tables.tables(result))
     if plot is not None:
-        from dflash_trt.observe.estimate.plot import draw
+        from dflash_trt.observe.plots.curves import draw
 
-        draw(result, plot)
+        save_picture(draw(tables.plot(result), has_heading=True), plot)
     if html is not None:
         write_page(result, html)
 
 
-def read_file(config: str) -> DeploymentFile:
-    """The deployment file that CONFIG names."""
-    from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
-
-    if (path := deployment_path(config)) is None:
-        raise ConfigError(
-            f"{config}: expected a deployment's file (.yaml) or name, found neither",
-            hint="dflash-trt serve-config --list",
-        )
-    return load_deployment(path)
-
-
-def open_system(
-    config: str, runtime: str, target: str | None, draft: str | None, recipe: str | None = None
-) -> tuple[ResolvedDeployment, System]:
-    """The resolved deployment that CONFIG names, with another recipe or its own, and what the model makes of it."""
-    from dflash_trt.deploy.resolve import resolve
-    from dflash_trt.observe.estimate.inputs import system
-
-    file = read_file(config)
-    if recipe is not None:
-        file = msgspec.structs.replace(file, recipe=recipe)
-    deployment = resolve(file, Path(config).stem if config.endswith(".yaml") else config, draft=draft)
-    return deployment, system(deployment, runtime, target)
-
-
-def open_acceptances(
-    system: System, acceptance: Path | None, tau: float | None, eagle3_tau: float | None
-) -> tuple[dict[Method, Acceptance], str]:
-    """Acceptance by method, and where DFlash's is from; usage error unless exactly one source is given."""
-    from dflash_trt.observe.estimate.acceptance_profile import Acceptance, from_tau, read_acceptance
-    from dflash_trt.observe.estimate.constants import constants
-    from dflash_trt.observe.estimate.published_points import published_taus
-
-    assert system.draft is not None
+def check_one_acceptance(acceptance: Path | None, tau: float | None, published: str | None) -> None:
+    """Usage error unless exactly one source is given."""
     if (acceptance is None) == (tau is None):
-        known = published_taus().get(system.draft.name)
-        hint = f"; its card reports {known}" if known else ""
+        hint = f"; its card reports {published}" if published else ""
         raise click.UsageError(f"give one of --acceptance VERIFY.json and --tau X{hint}")
-    length = system.draft.max_draft_tokens
-    eagle3 = constants().eagle3["eagle3_acceptance"].value
-    by_method: dict[Method, Acceptance] = {
-        "eagle3": Acceptance((eagle3,)) if eagle3_tau is None else from_tau(eagle3_tau, 3)
-    }
-    if acceptance is not None:
-        by_method["dflash"] = read_acceptance(acceptance)
-        return by_method, f"measured, {acceptance}"
-    assert tau is not None
-    by_method["dflash"] = from_tau(tau, length)
-    return by_method, f"tau {tau:g} at {length} drafts, every position holding equally often"
 
 
-def open_routing(text: str, system: System) -> list[float] | None:
-    """The probability that a token takes each expert; None: the power law of the constants."""
-    from dflash_trt.observe.estimate.acceptance_profile import read_routing
-    from dflash_trt.observe.estimate.routing import inclusion
+def _simulate(
+    deployment: ResolvedDeployment,
+    system: System,
+    acceptance: AcceptanceProfile,
+    traffic: Traffic,
+    load: str,
+    seconds: float,
+    slo: float | None,
+    source: str,
+    as_json: bool,
+) -> None:
+    from dflash_trt.observe.estimate.simulated_load import open_load, simulate_load, simulation_table
 
-    target = system.target
-    if text == "power-law" or not target.num_experts:
-        return None
-    if text == "uniform":
-        return [target.top_k / target.num_experts] * target.num_experts
-    if not Path(text).is_file():
-        raise ConfigError(f"--routing: expected {', '.join(ROUTINGS)} or a JSON file, found {text!r}")
-    return list(inclusion(read_routing(Path(text), target.num_experts), target.top_k))
-
-
-def print_estimate(result: Estimate) -> None:
-    """Tables: the step, the curve, throughput at given speeds, memory."""
-    system, traffic = result.system, result.traffic
-    shape = (
-        f"{system.gpu}x{system.num_gpus}, TP {system.tensor_parallel}, EP {system.expert_parallel}, {system.runtime}"
-    )
-    click.echo(f"{result.name}: {system.target.target} on {shape}")
-    click.echo(
-        f"{traffic.prompt_tokens} prompt and {traffic.output_tokens} output tokens; {result.acceptance_source}"
-        "\npredicted, not measured; EAGLE-3's shape is assumed\n"
-    )
-    for account in result.accounts:
-        at = account.point
-        experts = f", {account.experts_touched:.0f} experts a layer" if account.experts_touched else ""
-        title = f"one step, {TITLES[at.method]}: batch {at.batch}, {at.draft_tokens} drafts, tau {at.tau:.2f}{experts}"
-        total = sum(term.seconds for term in account.terms)
-        rows = [_term_row(t.part, t.name, t.seconds, total, t.bytes) for t in account.terms]
-        rows.append(_term_row("all", "", total, total, sum(term.bytes for term in account.terms)))
-        print_table(title, ("part", "term", "us", "share", "read"), rows)
-    for curve in result.curves:
-        _print_curve(curve, system.max_batch_size)
-    columns = ("tokens/s/user", *(f"{TITLES[c.method]}, tokens/s/GPU" for c in result.curves), "DFlash / plain")
-    rows = []
-    for ratio in result.at_rates:
-        plain, dflash = ratio.gpu_rates["none"], ratio.gpu_rates["dflash"]
-        times = f"{dflash / plain:.1f}x" if plain else "plain ends before" if dflash else ""
-        rows.append((f"{ratio.user_rate:.0f}", *(f"{r:.0f}" if r else "-" for r in ratio.gpu_rates.values()), times))
-    print_table("throughput per GPU at a given speed", columns, rows)
-    memory = {item.name: item.bytes for item in result.curve("dflash").memory}
-    title = f"memory of one GPU, DFlash: {system.max_batch_size} requests of {traffic.max_tokens} tokens"
-    rows = [(name, human_bytes(size)) for name, size in memory.items()]
-    rows.append(
-        ("free of " + human_bytes(system.gpu_memory_bytes), _signed(system.gpu_memory_bytes - sum(memory.values())))
-    )
-    print_table(title, ("item", "bytes"), rows)
-    rows = [(i.constant, f"{i.at_low - 1:+.1%}", f"{i.at_high - 1:+.1%}") for i in result.influences[:6]]
-    print_table("what moves one user's speed most, DFlash", ("constant", "at its low end", "at its high end"), rows)
-
-
-def _print_curve(curve: Curve, configured: int) -> None:
-    title = (
-        f"{TITLES[curve.method]}: memory allows batch {curve.limit.batch} ({curve.limit.reason}), set is {configured}"
-    )
-    columns = ("batch", "drafts", "tau", "step, ms", "tokens/s/user", "tokens/s/GPU")
-    rows = []
-    for entry in curve.points:
-        p = entry.point
-        if p.batch & (p.batch - 1) == 0:  # powers of two are enough for a terminal; --json has all
-            values = (str(p.batch), str(p.draft_tokens), f"{p.tau:.2f}", f"{p.step_seconds * 1e3:.2f}")
-            rows.append((*values, _band(entry.user_rate), _band(entry.gpu_rate)))
-    print_table(title, columns, rows)
-    click.echo(f"largest batch: {curve.limit.batch} ({curve.limit.reason})\n")
-
-
-def _band(band: Band) -> str:
-    return f"{band.value:.0f} ({band.low:.0f}-{band.high:.0f})"
-
-
-def _term_row(part: str, name: str, seconds: float, total: float, read: float) -> tuple[str, ...]:
-    return part, name, f"{seconds * 1e6:.0f}", f"{seconds / total:.0%}", human_bytes(round(read)) if read else ""
-
-
-def _signed(count: int) -> str:
-    return f"-{human_bytes(-count)}" if count < 0 else human_bytes(count)
+    runs = simulate_load(deployment, system, acceptance, open_load(load, traffic, seconds), slo)
+    if as_json:
+        document: dict[str, object] = {"name": deployment.name, "load": load, "acceptance_source": source, "slo": slo}
+        document["simulations"] = [run.simulation for run in runs]
+        print_json("simulation", document | {"slow_front_end": [run.slow_front_end for run in runs]})
+        return
+    print_tables([simulation_table(f"{deployment.name} under {load}; {source}", runs, slo)])
 
 
 def _check_file(option: str, file: Path | None, suffix: str, kind: OutputKind) -> None:

@@ -27,8 +27,9 @@ EXTRAS = {
     "starlette": "serve",
     "uvicorn": "serve",
     "prometheus_client": "serve",
-    "httpx": "bench",
-    "pyarrow": "bench",
+    "httpx": "observe",
+    "jinja2": "observe",
+    "pyarrow": "observe",
 }
 PACKAGES = {"google": "protobuf"}
 """Where a package is not called as its module."""

@@ -10,11 +10,16 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from dflash_trt.errors import printable
+from dflash_trt.files.human_sizes import human_bytes as human_bytes
+
+if TYPE_CHECKING:
+    from dflash_trt.observe.pages.table import Table
 
 NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)? ?(%|x|s|ms|[KMGT]i?B|B)?")
 NO_NUMBER = ("", "-", "?", "any")  # in a column of numbers
@@ -73,6 +78,12 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     console.print(table)
 
 
+def print_tables(tables: Iterable[Table]) -> None:
+    """`print_table` of each."""
+    for table in tables:
+        print_table(table.title, table.columns, table.rows)
+
+
 def _as_narrow_as(header: str, width: int) -> str:
     """A header on as many lines as it takes to be no wider than its column's numbers; words stay whole."""
     return textwrap.fill(header, max(1, width), break_long_words=False, break_on_hyphens=False)
@@ -94,13 +105,3 @@ def progress_line(text: str) -> Iterator[None]:
 
     with Console(stderr=True).status(text):
         yield
-
-
-def human_bytes(count: int) -> str:
-    """1536 -> '1.5 KiB'."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

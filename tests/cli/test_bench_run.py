@@ -65,15 +65,15 @@ def test_a_plan_writes_nothing(
         (["--endpoint", "nothing"], "expected NAME=URL, found 'nothing'"),
         (["--target", "t"], "belong to --engine"),
         (["--engine", "e", "--target", "t"], "and no --endpoint"),
-        (["--set", "a.speed=1"], "expected NAME.FIELD=VALUE"),
+        (["--set", "a.speed=1"], "expected METHOD.FIELD=VALUE with temperature"),
         (["--set", "b.temperature=1"], "--set: expected one of a, found b"),
         (["--set", "a.temperature=hot"], "expected a value of temperature, found 'hot'"),
         (["--set", "a.ignore_eos=yes"], "expected a value of ignore_eos"),
         (["--set", "a.max_tokens=0"], "expected a value of max_tokens"),
         (["--endpoint", "../x=http://h"], "expected a name that can be a folder's"),
         (["--template", "completions"], "expected prompts of one turn"),
-        (["--extra", "stream=false"], "--extra: expected FIELD=VALUE with a field not said otherwise"),
-        (["--extra", "top_p"], "--extra: expected FIELD=VALUE"),
+        (["--extra", "stream=false"], "--extra: expected a field that no other option sets"),
+        (["--extra", "top_p"], "expected FIELD=VALUE, found"),
         (["--model", "small"], "expected the model 'small', found big"),
         (["--category", "coding"], "expected one of none, found coding"),
     ],
@@ -88,7 +88,7 @@ def test_refusals(options: list[str], message: str, url: str, prompts: Path, tmp
 
 def test_a_method_is_named_once(url: str, prompts: Path, tmp_path: Path) -> None:
     twice = ("--endpoint", f"a={url}", "--endpoint", f"a={url}")
-    with pytest.raises(DFlashError, match="methods: expected each once"):
+    with pytest.raises(DFlashError, match="--endpoint: expected each name once"):
         run_here("bench", "run", *twice, "--prompts", prompts, "-o", tmp_path / "run", "--dry-run")
 
 
@@ -101,7 +101,7 @@ def test_the_key_is_sent(prompts: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("\n")
     with (
         canned({"/v1/models": (401, "no")}) as locked,
-        pytest.raises(DFlashError, match="expected a key on its first line"),
+        pytest.raises(DFlashError, match="expected an API key, found none"),
     ):
         run_here(
             "bench", "run", "--endpoint", f"a={locked}", "--prompts", prompts, "-o", tmp_path / "run",

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from dflash_trt.cli.bench_tables import print_points
-from dflash_trt.observe.bench.records import Point, Row
+from dflash_trt.observe.bench.records import BenchPoint, RequestRow
 from dflash_trt.observe.bench.run_directory import write_point, write_run
 from tests.observe.bench.samples import UNPUBLISHED, counters, flat, point, run
 from tests.paths import REPOSITORY
@@ -18,17 +18,20 @@ GOLDEN = REPOSITORY / "tests" / "golden" / "bench_run.txt"
 DRAFTED = counters(1000, (900, 800, 700))
 
 
-def sample(method: str, concurrency: int, rate: float, ttft_seconds: float, *, cut: int = 0, failed: int = 0) -> Point:
+def sample(
+    method: str, concurrency: int, rate: float, ttft_seconds: float, *, cut: int = 0, failed: int = 0
+) -> BenchPoint:
     finishes = ["length"] * cut + ["stop"] * (100 - cut - failed)
     rows = tuple(
-        Row(input_tokens=5, output_tokens=11, ttft_seconds=1.0, seconds=2.0, finish=finish) for finish in finishes
+        RequestRow(input_tokens=5, output_tokens=11, ttft_seconds=1.0, seconds=2.0, finish=finish)
+        for finish in finishes
     )
     acceptance = UNPUBLISHED if method == "none" else DRAFTED
     made = point(method, concurrency, rate / concurrency, rate, rows=rows, failed=failed, acceptance=acceptance)
     return msgspec.structs.replace(made, ttft_seconds=flat(ttft_seconds))
 
 
-def table(directory: Path, *points: Point) -> None:
+def table(directory: Path, *points: BenchPoint) -> None:
     directory.mkdir()
     write_run(directory, run("none", "dflash-nvfp4", concurrencies=(1, 256)))
     for each in points:

@@ -13,7 +13,7 @@ import pytest
 
 from dflash_trt.errors import ConfigError, EndpointError
 from dflash_trt.observe.diagnosis.diagnosis import SCHEMA, Diagnosis
-from dflash_trt.observe.diagnosis.judge import Finding, low_acceptance
+from dflash_trt.observe.diagnosis.judge import EndpointFinding, low_acceptance
 from tests.cli.commands import run_here
 from tests.observe.diagnosis.samples import group
 from tests.observe.endpoints.canned import canned, models
@@ -21,7 +21,7 @@ from tests.observe.endpoints.canned import canned, models
 Diagnosing = Callable[..., Diagnosis]
 
 
-def diagnosis(*findings: Finding) -> Diagnosis:
+def diagnosis(*findings: EndpointFinding) -> Diagnosis:
     return Diagnosis(
         url="http://h", runtime="vllm", version="0.32.0", model="m", is_chat=True, acceptance="counters", seconds=61.4,
         groups=[group("short prompts"), group("thinking on", count=0)], speeds=[], findings=list(findings), notes=[],
@@ -100,7 +100,7 @@ def test_a_finding_is_exit_1_and_says_what_to_change(
     with pytest.raises(EndpointError, match="http://h: acceptance near zero"):
         run_here("doctor", "http://h")
     output = capsys.readouterr().out
-    assert "\nWRONG: acceptance near zero\n  tau 1.0" in output
+    assert "\nWRONG: acceptance near zero\n  tau of drafting passes 1.0" in output
     assert "likely causes, in this order:\n  1. K or V of the draft's context is scaled wrongly" in output
     assert "\n     see     https://github.com/vllm-project/vllm/issues/40727\n" in output
     assert '\n     change  "kv_cache_dtype": "auto" in --speculative-config' in output

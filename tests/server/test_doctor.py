@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.observe.diagnosis.asking import Asker, chats
-from dflash_trt.observe.diagnosis.probe_prompts import Question, prompts
+from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
+from dflash_trt.observe.diagnosis.probe_prompts import ProbePrompt, prompts
+from dflash_trt.observe.diagnosis.prober import Prober, chats
 from dflash_trt.observe.diagnosis.probes import OUT_OF_TIME, group, plain
-from dflash_trt.observe.diagnosis.sample import Group
 from dflash_trt.observe.endpoints.answer import Answer
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import identify
@@ -19,10 +19,10 @@ from tests.server.live import PATIENCE, Live
 FIELDS = ("prompt", "text", "output_tokens", "acceptance", "tau_of_drafting_passes")
 
 
-def some(asker: Asker) -> Group:
+def some(asker: Prober) -> ProbeGroup:
     questions = list(prompts().short.items())[:3]
 
-    def ask(name: str, question: Question) -> object:
+    def ask(name: str, question: ProbePrompt) -> object:
         return lambda: asker.ask(name, question, max_tokens=24)
 
     return group("some", [ask(name, question) for name, question in questions])  # type: ignore[misc]
@@ -35,7 +35,7 @@ def test_a_probe_counts_what_the_server_counts(live: Live) -> None:
         runtime = identify(client)
         assert chats(client, runtime)
         asked = live.llm.metrics()
-        asker = Asker(client, runtime, is_chat=False, seconds=PATIENCE)
+        asker = Prober(client, runtime, is_chat=False, seconds=PATIENCE)
         found = some(asker)
         after = live.llm.metrics()
         asker._has_own_figures = False
@@ -54,7 +54,7 @@ def test_a_probe_counts_what_the_server_counts(live: Live) -> None:
 
 def test_others_tokens_are_told(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     with Client(live.url) as client:
-        asker = Asker(client, identify(client), is_chat=False, seconds=PATIENCE)
+        asker = Prober(client, identify(client), is_chat=False, seconds=PATIENCE)
         asker._has_own_figures = False
         answer = client.answer
 
@@ -69,13 +69,13 @@ def test_others_tokens_are_told(live: Live, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_time_is_bounded(live: Live) -> None:
     with Client(live.url) as client:
-        asker = Asker(client, identify(client), is_chat=False, seconds=0)
+        asker = Prober(client, identify(client), is_chat=False, seconds=0)
         assert (plain(asker).samples, plain(asker).why_not) == ([], OUT_OF_TIME)
 
 
 def test_what_the_server_refuses_ends_the_probe(live: Live) -> None:
     with Client(live.url) as client:
-        asker = Asker(client, identify(client), is_chat=True, seconds=PATIENCE)
+        asker = Prober(client, identify(client), is_chat=True, seconds=PATIENCE)
         question = prompts().short["tea"]
         refused = group("thinking", [lambda: asker.ask("tea", question, max_tokens=4, chat_template_kwargs={})])
     assert refused.samples == []

@@ -9,7 +9,7 @@ from dflash_trt import __version__
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import identify
-from dflash_trt.observe.endpoints.meters import counted, meter
+from dflash_trt.observe.endpoints.meters import acceptance_during, meter
 from tests.server.live import MODEL, Live
 
 
@@ -24,7 +24,7 @@ def test_a_streamed_answer_and_its_acceptance(live: Live) -> None:
     body = {"model": MODEL, "prompt": "def f(", "max_tokens": 30, "temperature": 0}
     whole = live.complete(**body)
     before = live.llm.metrics()
-    with Client(live.url) as client, counted(meter(client, identify(client))) as end:
+    with Client(live.url) as client, acceptance_during(meter(client, identify(client))) as end:
         answer = client.answer(body, is_chat=False)
         found = end()
     after = live.llm.metrics()

@@ -16,9 +16,9 @@ import msgspec
 from dflash_trt.errors import DFlashError, EndpointError, cut
 from dflash_trt.files.read import open_file
 from dflash_trt.observe.bench.aiperf_export import RECORDS, Export, first_error, read_export
+from dflash_trt.observe.bench.child_process import child_process
+from dflash_trt.observe.bench.conversations import Conversation
 from dflash_trt.observe.bench.records import RequestSettings
-from dflash_trt.observe.bench.tied_process import tied
-from dflash_trt.observe.bench.turns import PromptTurns
 
 POLL_SECONDS = 0.5
 LOG_TAIL_BYTES = 64 * 2**10
@@ -32,12 +32,12 @@ TOKENIZER = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class AiperfLoad:
     """What is sent to one server at one concurrency."""
 
     url: str
     model: str
-    prompts: Sequence[PromptTurns]
+    prompts: Sequence[Conversation]
     request: RequestSettings
     concurrency: int
     seed: int
@@ -62,7 +62,7 @@ def body_fields(request: RequestSettings, seed: int) -> dict[str, object]:
     return fields | request.extra
 
 
-def command(program: Path, load: Load, prompts: Path, tokenizer: Path, output: Path) -> list[str]:
+def command(program: Path, load: AiperfLoad, prompts: Path, tokenizer: Path, output: Path) -> list[str]:
     """AIPerf's command line; the key is none of its words, because other users may see those."""
     return [
         str(program), "profile",
@@ -79,7 +79,7 @@ def command(program: Path, load: Load, prompts: Path, tokenizer: Path, output: P
     ]  # fmt: skip
 
 
-def run_load(program: Path, load: Load, output: Path, progress: Callable[[int], None]) -> Export:
+def run_load(program: Path, load: AiperfLoad, output: Path, progress: Callable[[int], None]) -> Export:
     """Sends `load` and leaves AIPerf's exports in `output`; `progress` is told how many answers have come.
 
     Raises EndpointError, with AIPerf's last words, where it does not end well.
@@ -90,7 +90,10 @@ def run_load(program: Path, load: Load, output: Path, progress: Callable[[int], 
     _write_inputs(inputs, load.prompts)
     words = command(program, load, inputs / "prompts.jsonl", inputs, output)
     environment = _environment(load.api_key)
-    with (output / "aiperf.log").open("wb") as log, tied(words, log.fileno(), environment=environment) as process:
+    with (
+        (output / "aiperf.log").open("wb") as log,
+        child_process(words, log.fileno(), environment=environment) as process,
+    ):
         while True:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_SECONDS)
@@ -108,7 +111,7 @@ def run_load(program: Path, load: Load, output: Path, progress: Callable[[int], 
     return export
 
 
-def _write_inputs(folder: Path, prompts: Sequence[PromptTurns]) -> None:
+def _write_inputs(folder: Path, prompts: Sequence[Conversation]) -> None:
     folder.mkdir()
     for name, content in TOKENIZER.items():
         (folder / name).write_bytes(content)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intervals: what the figures would be, had other prompts of the same kind been drawn.
+"""Intervals: what the figures would be with other prompts of the same kind.
 
-Completed requests are drawn again, with replacement, NUM_SAMPLES times, and each figure is computed from every draw; an
+Completed requests are resampled with replacement NUM_SAMPLES times, and each figure is computed from every sample; an
 interval spans the middle 95 %. That is the spread between prompts: not between runs, machines or days.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_trt.observe.bench.records import Point, Row
+from dflash_trt.observe.bench.records import BenchPoint, RequestRow
 
 NUM_SAMPLES = 1000
 ENDS = (2.5, 97.5)
@@ -21,44 +21,44 @@ Samples = NDArray[np.float64]
 
 
 def interval(values: Samples) -> tuple[float, float] | None:
-    """The middle 95 % of `values` [NUM_SAMPLES]; None where some draw gave no figure."""
+    """The middle 95 % of `values` [NUM_SAMPLES]; None where some sample gave no figure."""
     if not np.isfinite(values).all():
         return None
     low, high = np.percentile(values, ENDS)
     return float(low), float(high)
 
 
-def request_rate(rows: Sequence[Row]) -> float | None:
+def request_rate(rows: Sequence[RequestRow]) -> float | None:
     """Tokens a second of one request, from sending it to its last token: sum of tokens / sum of seconds."""
     seconds = sum(row.seconds for row in rows)
     return sum(row.output_tokens for row in rows) / seconds if seconds else None
 
 
-def request_rates(rows: Sequence[Row], seed: int, name: str) -> Samples:
-    """`request_rate` of each draw; `name` makes draws of different rows independent."""
-    drawn = _draw(len(rows), seed, name)
+def request_rates(rows: Sequence[RequestRow], seed: int, name: str) -> Samples:
+    """`request_rate` of each sample; `name` makes samples of different rows independent."""
+    indices = _resample(len(rows), seed, name)
     tokens = np.array([row.output_tokens for row in rows], dtype=float)
     seconds = np.array([row.seconds for row in rows])
-    return _divide(tokens[drawn].sum(axis=1), seconds[drawn].sum(axis=1))
+    return _divide(tokens[indices].sum(axis=1), seconds[indices].sum(axis=1))
 
 
-def point_rates(point: Point, seed: int, name: str) -> tuple[Samples, Samples]:
-    """(one user's speed, throughput) of each draw: the point's own figures, moved as its requests move."""
-    drawn = _draw(len(point.rows), seed, name)
+def point_rates(point: BenchPoint, seed: int, name: str) -> tuple[Samples, Samples]:
+    """(one user's speed, throughput) of each sample: the point's own figures, moved as its requests move."""
+    indices = _resample(len(point.rows), seed, name)
     tokens = np.array([row.output_tokens for row in point.rows], dtype=float)
     seconds = np.array([row.seconds for row in point.rows])
-    whole = _divide(tokens[drawn].sum(axis=1), seconds[drawn].sum(axis=1)) / _divide(tokens.sum(), seconds.sum())
+    whole = _divide(tokens[indices].sum(axis=1), seconds[indices].sum(axis=1)) / _divide(tokens.sum(), seconds.sum())
     waits = np.array([np.nan if row.ttft_seconds is None else row.ttft_seconds for row in point.rows])
     user = np.where(tokens > 1, _divide(tokens - 1, seconds - waits), np.nan)
     known = user[np.isfinite(user)]
     if point.user_tokens_per_second is None or not len(known):
         return np.full(NUM_SAMPLES, np.nan), point.output_tokens_per_second * whole
-    medians = np.median(known[_draw(len(known), seed, name)], axis=1)
+    medians = np.median(known[_resample(len(known), seed, name)], axis=1)
     return point.user_tokens_per_second.p50 * medians / np.median(known), point.output_tokens_per_second * whole
 
 
-def _draw(count: int, seed: int, name: str) -> NDArray[np.int64]:
-    """Indices [NUM_SAMPLES, count] of drawn rows; the same for the same seed and name."""
+def _resample(count: int, seed: int, name: str) -> NDArray[np.int64]:
+    """Indices [NUM_SAMPLES, count] of resampled rows; the same for the same seed and name."""
     generator = np.random.default_rng((abs(seed), zlib.crc32(name.encode())))
     return generator.integers(count, size=(NUM_SAMPLES, count))
 

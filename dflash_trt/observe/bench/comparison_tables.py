@@ -1,38 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods at equal concurrency: the sweep, categories (the announcement's Table 1), data sets (Tables 2, 3, paper)."""
+"""Methods at equal concurrency: the sweep, and tasks (a data set, or a category of one) as published tables have it."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from dflash_trt.observe.bench.bootstrap import interval, point_rates, request_rate, request_rates
-from dflash_trt.observe.bench.speed_curve import Factor, gpus_of
-from dflash_trt.observe.bench.workloads import BASELINE, Sample, Series, Workload, picked, sample
+from dflash_trt.observe.bench.records import RequestRow
+from dflash_trt.observe.bench.speed_curve import Speedup, gpus_of
+from dflash_trt.observe.bench.workloads import BASELINE, MethodSeries, Workload
+from dflash_trt.runtime.acceptance import Acceptance
 
 
-class Measured(msgspec.Struct, frozen=True):
+class MethodFigures(msgspec.Struct, frozen=True):
     """One method in one row of a table."""
 
     rate: float | None
-    """Tokens a second: of all users in a sweep, of one request in the other tables."""
-    speedup: Factor | None
+    """Tokens a second: of all users in a sweep, of one request in tasks."""
+    speedup: Speedup | None
     """Over plain decoding; None for itself."""
     tau_of_drafting_passes: float | None = None
     user_rate: float | None = None
     lost: int | None = None
-    """Requests that failed or timed out, where they are known by row."""
+    """Requests that failed or timed out."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class ComparisonRow(msgspec.Struct, frozen=True):
     """A row of a table: a concurrency, a category or a data set."""
 
     name: str
     concurrency: int
-    by_method: dict[str, Measured]
+    by_method: dict[str, MethodFigures]
 
 
 class Average(msgspec.Struct, frozen=True):
@@ -43,103 +44,116 @@ class Average(msgspec.Struct, frozen=True):
     taus_of_drafting_passes: dict[str, float]
 
 
-def sweep(workload: Workload, seed: int) -> tuple[Line, ...]:
+def sweep(workload: Workload, seed: int) -> tuple[ComparisonRow, ...]:
     """Every concurrency that some method was measured at; speed-ups of throughput where plain decoding was, too."""
-    lines = []
-    for concurrency in sorted({p.concurrency for one in workload.series for p in one.points}):
+    rows = []
+    for concurrency in sorted({p.concurrency for series in workload.series for p in series.points}):
         by_method = {}
         for series in workload.series:
             point = series.at(concurrency)
             if point is not None:
                 user = point.user_tokens_per_second
-                by_method[series.name] = Measured(
+                by_method[series.name] = MethodFigures(
                     point.output_tokens_per_second / gpus_of(series, workload),
                     _sweep_speedup(workload, series, concurrency, seed), point.acceptance.tau_of_drafting_passes,
                     user.p50 if user else None, point.requests.failed + point.requests.timed_out,
                 )  # fmt: skip
         if by_method:
-            lines.append(Line(str(concurrency), concurrency, by_method))
-    return tuple(lines)
+            rows.append(ComparisonRow(str(concurrency), concurrency, by_method))
+    return tuple(rows)
 
 
-def _sweep_speedup(workload: Workload, series: Series, concurrency: int, seed: int) -> Factor | None:
+def _sweep_speedup(workload: Workload, series: MethodSeries, concurrency: int, seed: int) -> Speedup | None:
     if series.name == BASELINE:
         return None
     baseline, point = workload.baseline(), series.at(concurrency)
     plain = baseline.at(concurrency) if baseline else None
     if baseline is None or plain is None or point is None:
-        return Factor(None, why=f"plain decoding was not measured at concurrency {concurrency}")
-    rates = [
-        one.output_tokens_per_second / gpus_of(of, workload) for one, of in ((point, series), (plain, baseline))
-    ]  # fmt: skip
+        return Speedup(None, why=f"plain decoding was not measured at concurrency {concurrency}")
+    pairs = ((point, series), (plain, baseline))
+    rates = [p.output_tokens_per_second / gpus_of(of, workload) for p, of in pairs]
     if not rates[1]:
-        return Factor(None, why="plain decoding brought no token")
-    drawn = [
-        point_rates(one, seed, f"{of.name}/{one.category}/{concurrency}")[1] / gpus_of(of, workload)
-        for one, of in ((point, series), (plain, baseline))
+        return Speedup(None, why="plain decoding brought no token")
+    samples = [
+        point_rates(p, seed, f"{of.name}/{p.category}/{concurrency}")[1] / gpus_of(of, workload) for p, of in pairs
     ]
-    return Factor(rates[0] / rates[1], interval(drawn[0] / drawn[1]))
+    return Speedup(rates[0] / rates[1], interval(samples[0] / samples[1]))
 
 
 def matched_concurrencies(workload: Workload) -> tuple[int, ...]:
     """Those at which every method of the workload has a point."""
-    sets = [{p.concurrency for p in one.points if p.requests.completed} for one in workload.series]
+    sets = [{p.concurrency for p in series.points if p.requests.completed} for series in workload.series]
     return tuple(sorted(set.intersection(*sets))) if sets else ()
 
 
-def category_lines(whole: Workload | None, own: Sequence[Workload], concurrency: int, seed: int) -> tuple[Line, ...]:
+def category_rows(
+    whole: Workload | None, categories: Sequence[Workload], concurrency: int, seed: int
+) -> tuple[ComparisonRow, ...]:
     """A row per category: from points of its own, or else from the requests of it among those on all prompts."""
-    lines = [_line(one.category or "", one.series, concurrency, seed, sample) for one in own]
-    if not own and whole is not None:
-        found = {row.category for one in whole.series for p in one.points for row in p.rows if row.category is not None}
-        for category in sorted(found):
-            lines.append(_line(category, whole.series, concurrency, seed, partial(picked, category)))
-    return tuple(line for line in lines if line.by_method)
+    rows = [_task_row(work.category or "", work.series, concurrency, seed) for work in categories]
+    if not categories and whole is not None:
+        points = [point for series in whole.series for point in series.points]
+        names = {row.category for point in points for row in point.rows if row.category is not None}
+        rows = [_task_row(name, whole.series, concurrency, seed, category=name) for name in sorted(names)]
+    return tuple(row for row in rows if row.by_method)
 
 
-def data_set_line(workload: Workload, seed: int) -> Line | None:
-    """A row of Tables 2 and 3: the lowest concurrency that every method has; None where they share none."""
+def data_set_row(workload: Workload, seed: int) -> ComparisonRow | None:
+    """At the lowest concurrency that every method has; None where they share none."""
     matched = matched_concurrencies(workload)
-    return _line(workload.title, workload.series, matched[0], seed, sample) if matched else None
+    return _task_row(workload.title, workload.series, matched[0], seed) if matched else None
 
 
-def _line(
-    name: str, series: Iterable[Series], concurrency: int, seed: int, pick: Callable[[Series, int], Sample | None]
-) -> Line:  # fmt: skip
-    samples = {one.name: found for one in series if (found := pick(one, concurrency)) is not None}
-    plain = samples.get(BASELINE)
+def _task_row(
+    name: str, series: Iterable[MethodSeries], concurrency: int, seed: int, category: str | None = None
+) -> ComparisonRow:
+    """With `category`, of its requests only."""
+    requests: dict[str, tuple[tuple[RequestRow, ...], float | None]] = {}
+    for method in series:
+        point = method.at(concurrency)
+        rows = () if point is None else tuple(row for row in point.rows if category in (None, row.category))
+        if point is not None and rows:
+            whole = point.acceptance.tau_of_drafting_passes
+            requests[method.name] = rows, whole if category is None else _tau_of_drafting_passes(rows)
     by_method = {}
-    for method, found in samples.items():
-        speedup = None if method == BASELINE else _speedup(name, method, found, plain, seed)
-        by_method[method] = Measured(request_rate(found.rows), speedup, found.tau_of_drafting_passes, None, found.lost)
-    return Line(name, concurrency, by_method)
+    for method_name, (rows, tau) in requests.items():
+        speedup = None
+        if method_name != BASELINE:
+            speedup = _speedup(name, method_name, rows, requests.get(BASELINE, ((), None))[0], seed)
+        by_method[method_name] = MethodFigures(request_rate(rows), speedup, tau)
+    return ComparisonRow(name, concurrency, by_method)
 
 
-def _speedup(name: str, method: str, found: Sample, plain: Sample | None, seed: int) -> Factor:
-    ours, theirs = request_rate(found.rows), request_rate(plain.rows) if plain else None
-    if plain is None or not theirs or ours is None:
-        return Factor(None, why="plain decoding was not measured on it")
-    drawn = [request_rates(found.rows, seed, f"{method}/{name}"), request_rates(plain.rows, seed, f"none/{name}")]
-    return Factor(ours / theirs, interval(drawn[0] / drawn[1]))
+def _tau_of_drafting_passes(rows: Sequence[RequestRow]) -> float | None:
+    """Over requests, where each tells its own counts."""
+    counts = [row.acceptance for row in rows if row.acceptance is not None]
+    return sum(counts, Acceptance()).tau_of_drafting_passes if len(counts) == len(rows) else None
 
 
-def average(lines: Sequence[Line], methods: Sequence[str]) -> Average | None:
+def _speedup(name: str, method: str, rows: Sequence[RequestRow], plain: Sequence[RequestRow], seed: int) -> Speedup:
+    rate, plain_rate = request_rate(rows), request_rate(plain)
+    if not plain_rate or rate is None:
+        return Speedup(None, why="plain decoding was not measured on it")
+    samples = request_rates(rows, seed, f"{method}/{name}") / request_rates(plain, seed, f"none/{name}")
+    return Speedup(rate / plain_rate, interval(samples))
+
+
+def average(rows: Sequence[ComparisonRow], methods: Sequence[str]) -> Average | None:
     """Over the rows in which every method has a speed-up; None where there is no such row, or a single one."""
-    whole = [line for line in lines if all(_has_speedup(line, method) for method in methods if method != BASELINE)]
+    others = [method for method in methods if method != BASELINE]
+    whole = [row for row in rows if all(_factor(row, method) is not None for method in others)]
     if len(whole) < 2:
         return None
-    speedups, taus = {}, {}
+    speedups = {method: statistics.fmean(_factor(row, method) or 0.0 for row in whole) for method in others}
+    taus = {}
     for method in methods:
-        found = [line.by_method[method] for line in whole if method in line.by_method]
-        factors = [one.speedup.value for one in found if one.speedup is not None and one.speedup.value is not None]
-        if method != BASELINE:
-            speedups[method] = statistics.fmean(factors)
-        known = [tau for one in found if (tau := one.tau_of_drafting_passes) is not None]
+        values = [row.by_method[method].tau_of_drafting_passes for row in whole if method in row.by_method]
+        known = [tau for tau in values if tau is not None]
         if len(known) == len(whole):
             taus[method] = statistics.fmean(known)
     return Average(len(whole), speedups, taus)
 
 
-def _has_speedup(line: Line, method: str) -> bool:
-    measured = line.by_method.get(method)
-    return measured is not None and measured.speedup is not None and measured.speedup.value is not None
+def _factor(row: ComparisonRow, method: str) -> float | None:
+    measured = row.by_method.get(method)
+    return measured.speedup.value if measured is not None and measured.speedup is not None else None

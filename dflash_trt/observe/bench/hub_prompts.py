@@ -15,8 +15,8 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_lines import read_json_lines
+from dflash_trt.observe.bench.conversations import Conversation, PromptTurn
 from dflash_trt.observe.bench.parquet_rows import read_parquet
-from dflash_trt.observe.bench.turns import PromptTurns, Turn
 
 Fields = Mapping[str, object]
 REASONING = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -91,12 +91,12 @@ HUB_SETS = {
 }  # fmt: skip
 
 
-def read_hub_set(name: str) -> tuple[str, list[PromptTurns]]:
+def read_hub_set(name: str) -> tuple[str, list[Conversation]]:
     """Where it came from, with the revision, and its prompts; raises ConfigError where it cannot be had or is other."""
     found = HUB_SETS[name]
     files = [_file(found.repository, file) for file in found.files]
     prompts = [
-        PromptTurns(id=f"{name}-{number}", turns=tuple(Turn("user", text) for text in turns))
+        Conversation(id=f"{name}-{number}", turns=tuple(PromptTurn("user", text) for text in turns))
         for number, turns in enumerate((turns for file in files for turns in _turns(file, found)), start=1)
     ]
     return f"{found.repository}@{_revision(files[0], found.files[0])} {' '.join(found.files)}", prompts

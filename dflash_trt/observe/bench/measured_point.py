@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from dflash_trt.observe.bench.aiperf_export import Export, RequestRecord
-from dflash_trt.observe.bench.records import Distribution, Point, RecordedAcceptance, Requests, Row
+from dflash_trt.observe.bench.records import BenchPoint, Distribution, RecordedAcceptance, RequestCounts, RequestRow
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 
 
@@ -21,7 +21,7 @@ def measured_point(
     seed: int,
     max_tokens: int,
     categories: Mapping[str, str | None],
-) -> Point:
+) -> BenchPoint:
     """`categories` are those of the conversations. An answer of `max_tokens` tokens was cut: AIPerf keeps no reason."""
     lost = [record for record in export.records if record.error is not None]
     rows = tuple(_row(record, max_tokens, categories) for record in export.records if record.error is None)
@@ -29,12 +29,12 @@ def measured_point(
     later = [(row.output_tokens - 1, seconds) for row, seconds in decodings if row.output_tokens > 1]
     output_tokens = sum(row.output_tokens for row in rows)
     is_hidden = observed.source == "not published"
-    return Point(
+    return BenchPoint(
         method=method,
         category=category,
         concurrency=concurrency,
         seed=seed,
-        requests=Requests(
+        requests=RequestCounts(
             sent=len(export.records),
             completed=len(rows),
             failed=sum(not record.is_timeout for record in lost),
@@ -76,8 +76,8 @@ def _of_requests(records: Sequence[RequestRecord]) -> ObservedAcceptance | None:
     return ObservedAcceptance(source="per request", how="metrics.speculative_decoding of each answer", counts=total)
 
 
-def _row(record: RequestRecord, max_tokens: int, categories: Mapping[str, str | None]) -> Row:
-    return Row(
+def _row(record: RequestRecord, max_tokens: int, categories: Mapping[str, str | None]) -> RequestRow:
+    return RequestRow(
         input_tokens=record.input_tokens,
         output_tokens=record.output_tokens,
         ttft_seconds=record.ttft_seconds,

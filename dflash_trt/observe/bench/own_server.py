@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.files.read import read_bytes
-from dflash_trt.observe.bench.tied_process import tied
+from dflash_trt.observe.bench.child_process import child_process
 
 SERVING = re.compile(r"^serving .* on (http://\S+)$", re.MULTILINE)
 START_SECONDS = 3600  # a large target on a slow disk
@@ -51,7 +51,7 @@ class OwnServer:
         """Its URL, once it serves; raises EndpointError, with its own words, where it does not."""
         with tempfile.NamedTemporaryFile(prefix="dflash-trt-serve-", suffix=".log") as log:
             command = [sys.executable, "-m", "dflash_trt", *self.words(), "--port", "0", "--drain-seconds", "0"]
-            with tied(command, log.fileno()) as process:
+            with child_process(command, log.fileno()) as process:
                 yield _url(process, Path(log.name))
 
 

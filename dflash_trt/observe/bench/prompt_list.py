@@ -13,10 +13,10 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_lines import read_json_lines
+from dflash_trt.observe.bench.conversations import Conversation, PromptTurn
 from dflash_trt.observe.bench.hub_prompts import HUB_SETS, read_hub_set
 from dflash_trt.observe.bench.records import PromptSet
 from dflash_trt.observe.bench.speed_bench import read_speed_bench
-from dflash_trt.observe.bench.turns import PromptTurns, Turn
 
 HINT = 'each line is {"prompt": "..."}, {"turns": ["...", "..."]} or {"messages": [{"role": ..., "content": ...}]}'
 
@@ -27,7 +27,7 @@ class PromptList:
 
     name: str
     source: str
-    prompts: tuple[PromptTurns, ...]
+    prompts: tuple[Conversation, ...]
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -41,13 +41,13 @@ class PromptList:
             raise ConfigError(f"--category: expected one of {known}, found {', '.join(missing)}")
         return replace(self, prompts=tuple(prompt for prompt in self.prompts if prompt.category in categories))
 
-    def of(self, category: str | None) -> tuple[PromptTurns, ...]:
+    def of(self, category: str | None) -> tuple[Conversation, ...]:
         """What a point sends; None: all."""
         return tuple(prompt for prompt in self.prompts if category in (None, prompt.category))
 
     def exactly(self, number: int) -> PromptList:
         """The first `number` of each category; where there are fewer they are repeated, under new names."""
-        prompts: list[PromptTurns] = []
+        prompts: list[Conversation] = []
         for category in self.categories or (None,):
             those = self.of(category)
             rounds = islice(cycle(those), number)
@@ -103,19 +103,19 @@ def read_prompt_list(given: str, *, split: str | None = None) -> PromptList:
     return PromptList(name=path.stem, source=given, prompts=_checked(given, _read_file(path)))
 
 
-def _read_file(file: Path) -> Iterable[PromptTurns]:
+def _read_file(file: Path) -> Iterable[Conversation]:
     lines = read_json_lines(file, _Line, ConfigError, what="a prompt", hint=HINT, may_be_pipe=True)
     for index, (where, line) in enumerate(lines):
         ways = [line.prompt, line.turns, line.messages]
         if sum(way is not None for way in ways) != 1:
             raise ConfigError(f"{where}: expected one of prompt, turns and messages", hint=HINT)
         texts = line.turns if line.prompt is None else (line.prompt,)
-        turns = tuple(Turn("user", text) for text in texts or ())
-        turns += tuple(Turn(message.role, message.content) for message in line.messages or ())
-        yield PromptTurns(id=line.id or f"line{index + 1}", turns=turns, category=line.category)
+        turns = tuple(PromptTurn("user", text) for text in texts or ())
+        turns += tuple(PromptTurn(message.role, message.content) for message in line.messages or ())
+        yield Conversation(id=line.id or f"line{index + 1}", turns=turns, category=line.category)
 
 
-def _checked(where: str, prompts: Iterable[PromptTurns]) -> tuple[PromptTurns, ...]:
+def _checked(where: str, prompts: Iterable[Conversation]) -> tuple[Conversation, ...]:
     found = tuple(prompts)
     if not found:
         raise ConfigError(f"{where}: expected at least one prompt, found none")

@@ -22,11 +22,11 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BenchRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of all: what a file says beyond its fields is an error."""
 
 
-class Client(Record, frozen=True, kw_only=True):
+class LoadMachine(BenchRecord, frozen=True, kw_only=True):
     """The machine that sent the load."""
 
     cpu: str
@@ -35,7 +35,7 @@ class Client(Record, frozen=True, kw_only=True):
     gpus: tuple[str, ...] = ()
 
 
-class PromptSet(Record, frozen=True, kw_only=True):
+class PromptSet(BenchRecord, frozen=True, kw_only=True):
     """Which prompts; `sha256` is of what was sent."""
 
     name: str
@@ -45,7 +45,7 @@ class PromptSet(Record, frozen=True, kw_only=True):
     categories: tuple[str, ...] = ()
 
 
-class RequestSettings(Record, frozen=True, kw_only=True):
+class RequestSettings(BenchRecord, frozen=True, kw_only=True):
     """What every request asked for."""
 
     template: Literal["chat", "completions"]
@@ -57,7 +57,7 @@ class RequestSettings(Record, frozen=True, kw_only=True):
     """Further fields of each body: reasoning_effort, top_p."""
 
 
-class Method(Record, frozen=True, kw_only=True):
+class BenchMethod(BenchRecord, frozen=True, kw_only=True):
     """One endpoint under test."""
 
     name: str
@@ -69,7 +69,7 @@ class Method(Record, frozen=True, kw_only=True):
     """Where its requests differ from the run's, by field of RequestSettings."""
 
 
-class Run(Record, frozen=True, kw_only=True):
+class BenchRun(BenchRecord, frozen=True, kw_only=True):
     """run.json."""
 
     schema: str = SCHEMA
@@ -78,7 +78,7 @@ class Run(Record, frozen=True, kw_only=True):
     command: tuple[str, ...]
     seed: int
     versions: dict[str, str]
-    client: Client
+    client: LoadMachine
     server: str | None = None
     """The server's hardware, as the user told it: '8x B300'."""
     num_gpus: Positive | None = None
@@ -86,7 +86,7 @@ class Run(Record, frozen=True, kw_only=True):
     prompt_set: PromptSet
     request: RequestSettings
     concurrencies: tuple[Positive, ...]
-    methods: tuple[Method, ...]
+    methods: tuple[BenchMethod, ...]
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class Run(Record, frozen=True, kw_only=True):
             raise ConfigError("methods and concurrencies: expected at least one of each, found none")
 
 
-class Requests(Record, frozen=True, kw_only=True):
+class RequestCounts(BenchRecord, frozen=True, kw_only=True):
     """How the requests of a point ended."""
 
     sent: Count
@@ -124,7 +124,7 @@ class Requests(Record, frozen=True, kw_only=True):
             )
 
 
-class Distribution(Record, frozen=True, kw_only=True):
+class Distribution(BenchRecord, frozen=True, kw_only=True):
     """Over the completed requests of a point."""
 
     mean: Amount
@@ -137,7 +137,7 @@ class Distribution(Record, frozen=True, kw_only=True):
             raise ConfigError(f"expected p50 <= p90 <= p99, found {shown(msgspec.to_builtins(self))}")
 
 
-class Row(Record, frozen=True, kw_only=True):
+class RequestRow(BenchRecord, frozen=True, kw_only=True):
     """One completed request."""
 
     input_tokens: Count
@@ -155,7 +155,7 @@ class Row(Record, frozen=True, kw_only=True):
             raise ConfigError(f"row: expected ttft_seconds <= seconds, found {self.ttft_seconds} and {self.seconds}")
 
 
-class RecordedAcceptance(Record, frozen=True, kw_only=True):
+class RecordedAcceptance(BenchRecord, frozen=True, kw_only=True):
     """What the server published about a point."""
 
     source: Literal["counters", "gauges", "per request", "not published"]
@@ -200,7 +200,7 @@ class RecordedAcceptance(Record, frozen=True, kw_only=True):
             )
 
 
-class Point(Record, frozen=True, kw_only=True):
+class BenchPoint(BenchRecord, frozen=True, kw_only=True):
     """One method at one concurrency, on one category or on all prompts."""
 
     schema: str = SCHEMA
@@ -208,7 +208,7 @@ class Point(Record, frozen=True, kw_only=True):
     category: str | None = None
     concurrency: Positive
     seed: int
-    requests: Requests
+    requests: RequestCounts
     seconds: Amount
     """The measured interval."""
     input_tokens: Count
@@ -221,8 +221,14 @@ class Point(Record, frozen=True, kw_only=True):
     request_seconds: Distribution | None = None
     user_tokens_per_second: Distribution | None = None
     """(output tokens - 1) / (end - first token), per request; None where no request has two tokens."""
-    rows: tuple[Row, ...]
+    rows: tuple[RequestRow, ...]
     acceptance: RecordedAcceptance
+
+    @property
+    def name(self) -> str:
+        """As people read it."""
+        category = "" if self.category is None else f", {self.category}"
+        return f"{self.method}{category}, concurrency {self.concurrency}"
 
     def __post_init__(self) -> None:
         check_schema(self.schema)

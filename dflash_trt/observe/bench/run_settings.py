@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.bench.records import Run
+from dflash_trt.observe.bench.records import BenchRun
 from dflash_trt.observe.bench.run_directory import RUN_FILE, read_run, write_run
 from dflash_trt.observe.bench.sweep import request_of
 
@@ -18,7 +18,7 @@ VERSIONS = ("dflash_trt", "aiperf")
 HINT = "give another -o, or the settings with which it was begun"
 
 
-def begin_run(directory: Path, run: Run) -> Run:
+def begin_run(directory: Path, run: BenchRun) -> BenchRun:
     """The run that is measured: one that was begun with the same settings, or `run`, which is written.
 
     Raises ConfigError for a directory that holds something else, or a run of other settings, and says which.
@@ -34,7 +34,7 @@ def begin_run(directory: Path, run: Run) -> Run:
     return begun
 
 
-def differences(begun: Run, wanted: Run) -> Iterator[str]:
+def differences(begun: BenchRun, wanted: BenchRun) -> Iterator[str]:
     """What makes them two, as "request.temperature: 0.0 there, 1.0 asked for"."""
     old, new = _flat(begun), _flat(wanted)
     for name in dict.fromkeys([*old, *new]):
@@ -42,12 +42,12 @@ def differences(begun: Run, wanted: Run) -> Iterator[str]:
             yield f"{name}: {_text(old.get(name))} there, {_text(new.get(name))} asked for"
 
 
-def settings_warnings(run: Run) -> tuple[str, ...]:
+def settings_warnings(run: BenchRun) -> tuple[str, ...]:
     """Where methods cannot be compared as they stand, and points that never reach their concurrency."""
     return tuple(_warnings(run))
 
 
-def _warnings(run: Run) -> Iterator[str]:
+def _warnings(run: BenchRun) -> Iterator[str]:
     requests = {method.name: msgspec.to_builtins(request_of(run.request, method)) for method in run.methods}
     for field in msgspec.to_builtins(run.request):
         values = {name: request[field] for name, request in requests.items()}
@@ -64,7 +64,7 @@ def _warnings(run: Run) -> Iterator[str]:
         )
 
 
-def _flat(run: Run) -> dict[str, object]:
+def _flat(run: BenchRun) -> dict[str, object]:
     document = msgspec.to_builtins(run)
     flat = {name: value for key in SETTINGS for name, value in _entries(key, document[key])}
     return flat | {f"versions.{name}": run.versions.get(name) for name in VERSIONS}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dflash_trt.observe.bench.records import Method, Point, Row, Run
+from dflash_trt.observe.bench.records import BenchMethod, BenchPoint, BenchRun, RequestRow
 from dflash_trt.observe.bench.workloads import LoadedRun
 from dflash_trt.runtime.acceptance import Acceptance
 
@@ -37,7 +37,7 @@ def write_specdec_files(directory: Path, runs: Sequence[LoadedRun]) -> None:
                     (folder / name).write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
 
 
-def specdec_files(run: Run, method: Method, point: Point) -> Iterator[tuple[str, object]]:
+def specdec_files(run: BenchRun, method: BenchMethod, point: BenchPoint) -> Iterator[tuple[str, object]]:
     """Names and contents; theirs append to timing.json and acceptance_rate.json, so those hold lists."""
     yield "configuration.json", configuration(run, method, point)
     yield "timing.json", [timing(point, run.num_gpus)]
@@ -49,7 +49,7 @@ def specdec_files(run: Run, method: Method, point: Point) -> Iterator[tuple[str,
         yield "specbench_results.json", {**found, "Category_AL": _category_lengths(point.rows)}
 
 
-def configuration(run: Run, method: Method, point: Point) -> dict[str, object]:
+def configuration(run: BenchRun, method: BenchMethod, point: BenchPoint) -> dict[str, object]:
     """As dump_env: options of run.py that we know, then versions and command."""
     settings = run.request
     return {
@@ -65,7 +65,7 @@ def configuration(run: Run, method: Method, point: Point) -> dict[str, object]:
     }  # fmt: skip
 
 
-def timing(point: Point, num_gpus: int | None) -> dict[str, object]:
+def timing(point: BenchPoint, num_gpus: int | None) -> dict[str, object]:
     """`Output TPS/gpu` is absent where the GPUs are not told; `Request Generation Step Time` always."""
     rows = [row for row in point.rows if row.ttft_seconds is not None]
     later = [(row.output_tokens - 1, row.seconds - (row.ttft_seconds or 0)) for row in rows if row.output_tokens > 1]
@@ -93,7 +93,7 @@ def compute_statistics(values: Sequence[float]) -> dict[str, object]:
     }  # fmt: skip
 
 
-def acceptance_rate(point: Point) -> dict[str, object] | None:
+def acceptance_rate(point: BenchPoint) -> dict[str, object] | None:
     """Lengths count the bonus token, as tau of drafting passes does; None where the server publishes nothing.
 
     Average_AL is the mean over requests where each is known, and else that of the whole point.
@@ -112,13 +112,13 @@ def acceptance_rate(point: Point) -> dict[str, object] | None:
     return found | _histogram(point.acceptance.counts)
 
 
-def _request_lengths(rows: Sequence[Row]) -> dict[int, float]:
+def _request_lengths(rows: Sequence[RequestRow]) -> dict[int, float]:
     """By place in the point; those of requests with a verify pass."""
     taus = {index: row.acceptance.tau_of_drafting_passes for index, row in enumerate(rows) if row.acceptance}
     return {index: tau for index, tau in taus.items() if tau is not None}
 
 
-def _category_lengths(rows: Sequence[Row]) -> dict[str, float]:
+def _category_lengths(rows: Sequence[RequestRow]) -> dict[str, float]:
     by_category: dict[str, list[float]] = {}
     for index, length in _request_lengths(rows).items():
         category = rows[index].category

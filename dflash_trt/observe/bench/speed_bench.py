@@ -14,8 +14,8 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_lines import read_json_lines
+from dflash_trt.observe.bench.conversations import Conversation, PromptTurn
 from dflash_trt.observe.bench.parquet_rows import read_parquet
-from dflash_trt.observe.bench.turns import PromptTurns, Turn
 
 SPLITS = ("qualitative", "throughput_1k", "throughput_2k", "throughput_8k", "throughput_16k", "throughput_32k")
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # begins what is published in a text's place
@@ -34,14 +34,14 @@ class _Row(msgspec.Struct, frozen=True):
     messages: tuple[_Message, ...] = ()
 
 
-def read_speed_bench(folder: Path, split: str) -> Iterator[PromptTurns]:
+def read_speed_bench(folder: Path, split: str) -> Iterator[Conversation]:
     """The prompts of one split; raises ConfigError where the folder has it not, or only its placeholders."""
     for where, row in _rows(folder, split):
-        turns = tuple(Turn("user", text) for text in row.turns)
-        turns += tuple(Turn(message.role, message.content) for message in row.messages)
+        turns = tuple(PromptTurn("user", text) for text in row.turns)
+        turns += tuple(PromptTurn(message.role, message.content) for message in row.messages)
         if any(turn.text.startswith(PLACEHOLDER) for turn in turns):
             raise ConfigError(f"{where}: expected the texts of SPEED-Bench, found a placeholder", hint=HINT)
-        yield PromptTurns(id=row.question_id, turns=turns, category=row.category)
+        yield Conversation(id=row.question_id, turns=turns, category=row.category)
 
 
 def _rows(folder: Path, split: str) -> Iterator[tuple[str, _Row]]:

@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 
 from dflash_trt.observe.bench.bootstrap import NUM_SAMPLES, Samples, interval, point_rates
-from dflash_trt.observe.bench.workloads import BASELINE, Series, Workload
-from dflash_trt.observe.plots.axes import round_up
+from dflash_trt.observe.bench.workloads import BASELINE, MethodSeries, Workload
 from dflash_trt.observe.plots.pareto import frontier, rate_between
 
+ROUND = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 ANNOUNCED_SPEED = 550.0  # tokens/s/user: the middle of the announcement's range
 
 
-class CurvePoint(msgspec.Struct, frozen=True):
+class SpeedPoint(msgspec.Struct, frozen=True):
     """A measured point."""
 
     user_rate: float
@@ -27,18 +27,18 @@ class CurvePoint(msgspec.Struct, frozen=True):
     concurrency: int
 
 
-class Curve(msgspec.Struct, frozen=True):
+class SpeedCurve(msgspec.Struct, frozen=True):
     """One method."""
 
     name: str
     title: str
-    points: tuple[CurvePoint, ...]
+    points: tuple[SpeedPoint, ...]
     """All that are measured, by concurrency."""
-    front: tuple[CurvePoint, ...]
+    front: tuple[SpeedPoint, ...]
     """Those that no other beats, fastest user first: what is read between."""
 
 
-class Factor(msgspec.Struct, frozen=True):
+class Speedup(msgspec.Struct, frozen=True):
     """A method's throughput over another's."""
 
     value: float | None
@@ -53,7 +53,7 @@ class AtSpeed(msgspec.Struct, frozen=True):
     user_rate: float
     gpu_rates: dict[str, float | None]
     """Between measured points; None where a curve does not reach it."""
-    factors: dict[str, Factor]
+    factors: dict[str, Speedup]
     """Over plain decoding."""
 
 
@@ -63,22 +63,22 @@ def num_gpus(workload: Workload) -> int | None:
     return None if None in counts else max(count or 1 for count in counts)
 
 
-def gpus_of(series: Series, workload: Workload) -> int:
+def gpus_of(series: MethodSeries, workload: Workload) -> int:
     """The divisor of that series: its own GPUs, or 1 where throughput is per server."""
     return 1 if num_gpus(workload) is None else series.run.num_gpus or 1
 
 
-def curve(series: Series, gpus: int) -> Curve:
+def curve(series: MethodSeries, gpus: int) -> SpeedCurve:
     """Of all points where a user's speed is known."""
     points = tuple(
-        CurvePoint(point.user_tokens_per_second.p50, point.output_tokens_per_second / gpus, point.concurrency)
+        SpeedPoint(point.user_tokens_per_second.p50, point.output_tokens_per_second / gpus, point.concurrency)
         for point in series.points
         if point.user_tokens_per_second is not None and point.user_tokens_per_second.p50 and point.output_tokens
     )
-    return Curve(series.name, series.title, points, tuple(frontier(points)))
+    return SpeedCurve(series.name, series.title, points, tuple(frontier(points)))
 
 
-def speeds(curves: Sequence[Curve]) -> tuple[float, ...]:
+def speeds(curves: Sequence[SpeedCurve]) -> tuple[float, ...]:
     """Round speeds over what some curve covers and over what all cover; the announcement's where one reaches it."""
     ranges = [(one.front[-1].user_rate, one.front[0].user_rate) for one in curves if one.front]
     if not ranges:
@@ -94,36 +94,38 @@ def _round_speeds(low: float, high: float, parts: int) -> set[float]:
     """At the ends of about `parts` equal parts; none where `low` is not below `high`."""
     if low >= high:
         return set()
-    step = round_up((high - low) / parts)
+    share = (high - low) / parts
+    power = 10 ** math.floor(math.log10(share))
+    step = next(factor * power for factor in ROUND if factor * power >= share)
     return {step * index for index in range(math.ceil(low / step), math.floor(high / step) + 1)}
 
 
 def at_speeds(workload: Workload, user_rates: Sequence[float], seed: int) -> tuple[AtSpeed, ...]:
     """Every method at those speeds of a user, and its factor over plain decoding."""
     curves = {one.name: curve(one, gpus_of(one, workload)) for one in workload.series}
-    draws = {one.name: _drawn_fronts(workload, one, seed) for one in workload.series}
+    draws = {one.name: _resampled_fronts(workload, one, seed) for one in workload.series}
     return tuple(_at_speed(workload, curves, draws, user_rate) for user_rate in user_rates)
 
 
 def _at_speed(
-    workload: Workload, curves: dict[str, Curve], draws: dict[str, list[list[CurvePoint]]], user_rate: float
+    workload: Workload, curves: dict[str, SpeedCurve], draws: dict[str, list[list[SpeedPoint]]], user_rate: float
 ) -> AtSpeed:
     rates = {name: rate_between(one.front, user_rate) for name, one in curves.items()}
     factors = {}
     for series in workload.others():
         ours, theirs = rates[series.name], rates.get(BASELINE)
         if BASELINE not in curves:
-            factors[series.name] = Factor(None, why="plain decoding was not measured")
+            factors[series.name] = Speedup(None, why="plain decoding was not measured")
         elif ours is None or theirs is None:
             missing = [curves[name] for name in (series.name, BASELINE) if rates[name] is None]
-            factors[series.name] = Factor(None, why="; ".join(_does_not_reach(one, user_rate) for one in missing))
+            factors[series.name] = Speedup(None, why="; ".join(_does_not_reach(one, user_rate) for one in missing))
         else:
-            drawn = [_rates_between(draws[name], user_rate) for name in (series.name, BASELINE)]
-            factors[series.name] = Factor(ours / theirs, interval(drawn[0] / drawn[1]))
+            samples = [_rates_between(draws[name], user_rate) for name in (series.name, BASELINE)]
+            factors[series.name] = Speedup(ours / theirs, interval(samples[0] / samples[1]))
     return AtSpeed(user_rate, rates, factors)
 
 
-def ends(one: Curve, per: str) -> str:
+def ends(one: SpeedCurve, per: str) -> str:
     """Where a curve ends, in words."""
     if not one.front:
         return f"{one.title}: no point"
@@ -133,13 +135,13 @@ def ends(one: Curve, per: str) -> str:
     return f"{one.title}: from {_place(fast, per)} to {_place(slow, per)}"
 
 
-def _place(point: CurvePoint, per: str) -> str:
+def _place(point: SpeedPoint, per: str) -> str:
     return (
         f"{point.user_rate:,.0f} tokens/s/user, {point.gpu_rate:,.1f} tokens/s/{per} (concurrency {point.concurrency})"
     )
 
 
-def _does_not_reach(one: Curve, user_rate: float) -> str:
+def _does_not_reach(one: SpeedCurve, user_rate: float) -> str:
     if not one.front:
         return f"{one.title} has no point"
     is_fast = user_rate > one.front[0].user_rate
@@ -148,19 +150,19 @@ def _does_not_reach(one: Curve, user_rate: float) -> str:
     return f"{one.title} {word} point is {end.user_rate:,.0f} tokens/s/user at concurrency {end.concurrency}"
 
 
-def _drawn_fronts(workload: Workload, series: Series, seed: int) -> list[list[CurvePoint]]:
-    """The frontier of each draw of every point's requests."""
+def _resampled_fronts(workload: Workload, series: MethodSeries, seed: int) -> list[list[SpeedPoint]]:
+    """The frontier of each resample of every point's requests."""
     gpus = gpus_of(series, workload)
     points = [p for p in series.points if p.user_tokens_per_second is not None and p.requests.completed]
     draws = [point_rates(p, seed, f"{series.name}/{p.category}/{p.concurrency}") for p in points]
     fronts = []
     for index in range(NUM_SAMPLES):
-        found = [CurvePoint(float(users[index]), float(rates[index]) / gpus, 0) for users, rates in draws]
+        found = [SpeedPoint(float(users[index]), float(rates[index]) / gpus, 0) for users, rates in draws]
         fronts.append(frontier(p for p in found if math.isfinite(p.user_rate)))
     return fronts
 
 
-def _rates_between(fronts: Sequence[Sequence[CurvePoint]], user_rate: float) -> Samples:
-    """Throughput of each draw at that speed; NaN where its curve does not reach it."""
+def _rates_between(fronts: Sequence[Sequence[SpeedPoint]], user_rate: float) -> Samples:
+    """Throughput of each resample at that speed; NaN where its curve does not reach it."""
     rates = [rate_between(front, user_rate) for front in fronts]
     return np.array([np.nan if rate is None else rate for rate in rates])

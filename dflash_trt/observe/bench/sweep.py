@@ -12,29 +12,29 @@ from typing import Protocol
 import msgspec
 
 from dflash_trt.errors import EndpointError
-from dflash_trt.observe.bench.aiperf_run import Load, body_fields, run_load
+from dflash_trt.observe.bench.aiperf_run import AiperfLoad, body_fields, run_load
 from dflash_trt.observe.bench.measured_point import measured_point
 from dflash_trt.observe.bench.prompt_list import PromptList
-from dflash_trt.observe.bench.records import Method, Point, RequestSettings, Run
+from dflash_trt.observe.bench.records import BenchMethod, BenchPoint, BenchRun, RequestSettings
 from dflash_trt.observe.bench.run_directory import point_file, read_point, write_point, write_run
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime, identify
-from dflash_trt.observe.endpoints.meters import counted, meter
+from dflash_trt.observe.endpoints.meters import acceptance_during, meter
 
 WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class MethodServer:
     """A method, and how to reach its server."""
 
-    method: Method
+    method: BenchMethod
     opened: Callable[[], AbstractContextManager[str]]
     """Gives the URL, and ends what was started for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PointPlan:
+class PlannedPoint:
     """One point that is to be measured."""
 
     method: str
@@ -43,19 +43,19 @@ class PointPlan:
     num_requests: int
 
 
-class Watcher(Protocol):
-    """Who shows how far it is."""
+class SweepProgress(Protocol):
+    """Shows how far the sweep is."""
 
     def start(self, method: str) -> None:
         """Its server is reached, or started, and warmed up."""
 
-    def begin(self, plan: PointPlan) -> None:
+    def begin(self, plan: PlannedPoint) -> None:
         """A point begins."""
 
     def advance(self, num_answers: int) -> None:
         """So many of its answers have come."""
 
-    def end(self, point: Point) -> None:
+    def end(self, point: BenchPoint) -> None:
         """It is done and written."""
 
     def warn(self, text: str) -> None:
@@ -67,20 +67,20 @@ class Sweep:
     """What every point of a run shares."""
 
     directory: Path
-    run: Run
+    run: BenchRun
     prompts: PromptList
     aiperf: Path
     timeout_seconds: float
     api_key: str | None
 
-    def missing(self, method: str) -> list[PointPlan]:
+    def missing(self, method: str) -> list[PlannedPoint]:
         """The points of a method that are not measured yet; raises ConfigError for a file that is no point."""
         return [plan for plan in self.plan(method) if self._read(plan) is None]
 
-    def plan(self, method: str) -> list[PointPlan]:
+    def plan(self, method: str) -> list[PlannedPoint]:
         """All points of a method, in the order in which they are measured."""
         return [
-            PointPlan(
+            PlannedPoint(
                 method=method,
                 category=category,
                 concurrency=concurrency,
@@ -90,37 +90,37 @@ class Sweep:
             for concurrency in self.run.concurrencies
         ]
 
-    def measure(self, target: Target, watcher: Watcher) -> Iterator[Point]:
+    def measure(self, server: MethodServer, progress: SweepProgress) -> Iterator[BenchPoint]:
         """The missing points of one method, each written when it is done.
 
         Raises EndpointError where its server does not answer, or not with what a measurement needs.
         """
-        if not (plans := self.missing(target.method.name)):
+        if not (plans := self.missing(server.method.name)):
             return
-        watcher.start(target.method.name)
+        progress.start(server.method.name)
         with ExitStack() as stack:
-            url = stack.enter_context(target.opened())
+            url = stack.enter_context(server.opened())
             client = stack.enter_context(Client(url, api_key=self.api_key, timeout=self.timeout_seconds))
-            runtime = identify(client, model=target.method.model)
-            request = request_of(self.run.request, target.method)
+            runtime = identify(client, model=server.method.model)
+            request = request_of(self.run.request, server.method)
             self._warm_up(client, runtime, request)
             for plan in plans:
-                watcher.begin(plan)
-                point = self._measure(plan, client, runtime, request, watcher)
-                watcher.end(point)
+                progress.begin(plan)
+                point = self._measure(plan, client, runtime, request, progress)
+                progress.end(point)
                 yield point
 
     def _measure(
-        self, plan: PointPlan, client: Client, runtime: Runtime, request: RequestSettings, watcher: Watcher
-    ) -> Point:
+        self, plan: PlannedPoint, client: Client, runtime: Runtime, request: RequestSettings, progress: SweepProgress
+    ) -> BenchPoint:
         prompts = self.prompts.of(plan.category)
-        load = Load(
+        load = AiperfLoad(
             url=client.url, model=runtime.model, prompts=prompts, request=request, concurrency=plan.concurrency,
             seed=self.run.seed, timeout_seconds=self.timeout_seconds, api_key=self.api_key,
         )  # fmt: skip
         file = point_file(self.directory, plan.method, plan.category, plan.concurrency)
-        with counted(meter(client, runtime)) as end:
-            export = run_load(self.aiperf, load, file.parent / "aiperf" / file.stem, watcher.advance)
+        with acceptance_during(meter(client, runtime)) as end:
+            export = run_load(self.aiperf, load, file.parent / "aiperf" / file.stem, progress.advance)
             observed = end()
         point = measured_point(
             export, observed, method=plan.method, category=plan.category, concurrency=plan.concurrency,
@@ -128,8 +128,8 @@ class Sweep:
             categories={prompt.id: prompt.category for prompt in prompts},
         )  # fmt: skip
         write_point(self.directory, point)
-        for text in _doubts(point, plan, observed.output_tokens):
-            watcher.warn(text)
+        for text in _warnings(point, plan, observed.output_tokens):
+            progress.warn(text)
         return point
 
     def _warm_up(self, client: Client, runtime: Runtime, request: RequestSettings) -> None:
@@ -150,16 +150,16 @@ class Sweep:
                 hint="it must answer stream_options.include_usage",
             )
 
-    def _read(self, plan: PointPlan) -> Point | None:
+    def _read(self, plan: PlannedPoint) -> BenchPoint | None:
         return read_point(self.directory, plan.method, plan.category, plan.concurrency)
 
 
-def request_of(request: RequestSettings, method: Method) -> RequestSettings:
+def request_of(request: RequestSettings, method: BenchMethod) -> RequestSettings:
     """What one method's requests ask for."""
     return msgspec.convert({**msgspec.to_builtins(request), **method.overrides}, RequestSettings)
 
 
-def add_warning(directory: Path, run: Run, text: str) -> Run:
+def add_warning(directory: Path, run: BenchRun, text: str) -> BenchRun:
     """The run with one warning more, which is written."""
     if text in run.warnings:
         return run
@@ -168,15 +168,15 @@ def add_warning(directory: Path, run: Run, text: str) -> Run:
     return changed
 
 
-def _doubts(point: Point, plan: PointPlan, counted_tokens: int | None) -> Iterator[str]:
+def _warnings(point: BenchPoint, plan: PlannedPoint, server_tokens: int | None) -> Iterator[str]:
     where = f"{point.method}{'' if point.category is None else f', {point.category}'}, concurrency {point.concurrency}"
     requests = point.requests
     if lost := requests.failed + requests.timed_out:
         yield f"{where}: {lost} of {requests.sent} requests failed or timed out"
     if requests.sent != plan.num_requests:
         yield f"{where}: {requests.sent} of {plan.num_requests} planned requests were sent"
-    elif not lost and counted_tokens is not None and counted_tokens != point.output_tokens:
+    elif not lost and server_tokens is not None and server_tokens != point.output_tokens:
         yield (
-            f"{where}: the server counted {counted_tokens} output tokens, its answers have {point.output_tokens}:"
+            f"{where}: the server counted {server_tokens} output tokens, its answers have {point.output_tokens}:"
             " somebody else asked it meanwhile, and acceptance is of both"
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dflash_trt.observe.endpoints.identify import Kind
+from dflash_trt.observe.endpoints.identify import ServerKind
 
 GITHUB = "https://github.com"
 
@@ -23,23 +23,23 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class CauseEntry:
     """A cause, for every runtime."""
 
     what: str
     source: str
     setting: str
     """For runtimes that are not in `settings`."""
-    settings: Mapping[Kind, str] = field(default_factory=dict)
+    settings: Mapping[ServerKind, str] = field(default_factory=dict)
 
-    def at(self, name: str, kind: Kind) -> Cause:
+    def at(self, name: str, kind: ServerKind) -> Cause:
         """In the words of one runtime."""
         return Cause(name=name, what=self.what, source=self.source, setting=self.settings.get(kind, self.setting))
 
 
 REBUILD = "dflash-trt build again from the published draft; compare with dflash-trt verify ENGINE --target TARGET"
-KNOWN: dict[str, Known] = {
-    "no drafter": Known(
+CAUSES: dict[str, CauseEntry] = {
+    "no drafter": CauseEntry(
         what="it was started without a drafter, or its schedule says none at this load",
         source=f"{GITHUB}/vllm-project/vllm/pull/36847",
         setting="dflash-trt serve-config DEPLOYMENT writes the arguments",
@@ -52,7 +52,7 @@ KNOWN: dict[str, Known] = {
             " look at draft_len_schedule and acceptance_rate_threshold",
         },
     ),
-    "taps": Known(
+    "taps": CauseEntry(
         what="the target's hidden states come from other layers than the draft was trained on: shifted by one, or"
         " resolved to none",
         source=f"{GITHUB}/vllm-project/vllm/issues/40727",
@@ -66,7 +66,7 @@ KNOWN: dict[str, Known] = {
             " speculative_model leaves them unresolved (PR #18155)",
         },
     ),
-    "scales": Known(
+    "scales": CauseEntry(
         what="K or V of the draft's context is scaled wrongly: scales lost on the way to the quantised draft or its"
         " FP8 KV cache, or another KV layout",
         source=f"{GITHUB}/vllm-project/vllm/issues/45343",
@@ -78,7 +78,7 @@ KNOWN: dict[str, Known] = {
             "tensorrt-llm": "kv_cache_config.dtype: auto, which the draft inherits, and the unquantised draft",
         },
     ),
-    "k_norm": Known(
+    "k_norm": CauseEntry(
         what="one layer's k_norm is used for all layers of the draft's context",
         source=f"{GITHUB}/vllm-project/vllm/issues/56431",
         setting="try another attention or norm kernel for the draft",
@@ -88,24 +88,24 @@ KNOWN: dict[str, Known] = {
             ' --enforce-eager with --compilation-config \'{"custom_ops": ["none"]}\' as a check',
         },
     ),
-    "head": Known(
+    "head": CauseEntry(
         what="tensors of the draft were dropped without a word: biases, its own lm_head or embedding, the mask token's"
         " row",
         source=f"{GITHUB}/vllm-project/vllm/issues/46435",
         setting="dflash-trt inspect DRAFT --target TARGET lists what the draft has",
         settings={"dflash-trt": f"dflash-trt inspect ENGINE; {REBUILD}"},
     ),
-    "pair": Known(
+    "pair": CauseEntry(
         what="the draft belongs to another target, or to another quantisation of it",
         source=f"{GITHUB}/z-lab/dflash/issues/152",
         setting="dflash-trt inspect DRAFT --target TARGET; serve the target that the draft's card names",
     ),
-    "template": Known(
+    "template": CauseEntry(
         what="prompts look different from what the draft was trained on: chat template, system prompt, thinking mode",
         source=f"{GITHUB}/z-lab/dflash/issues/133",
         setting="ask by /v1/chat/completions, in the template and thinking mode of the draft's card",
     ),
-    "window": Known(
+    "window": CauseEntry(
         what="sliding-window layers of the draft run as full attention",
         source=f"{GITHUB}/vllm-project/vllm/issues/40898",
         setting="layer_types and sliding_window in the draft's config.json must reach the runtime",
@@ -118,13 +118,13 @@ KNOWN: dict[str, Known] = {
             " swa_window_size",
         },
     ),
-    "rope": Known(
+    "rope": CauseEntry(
         what="the draft's RoPE scaling (YaRN, with its attention factor) was lost, or it was never trained on such"
         " lengths",
         source="https://arxiv.org/abs/2602.06036",  # tau 3.61 at 16k tokens, 6.05 once trained on such lengths
         setting="rope_scaling in the draft's config.json; serve shorter contexts, or a draft that was trained on them",
     ),
-    "prefix": Known(
+    "prefix": CauseEntry(
         what="tokens that a prefix cache spares the target bring the draft no hidden states: it drafts without them",
         source=f"{GITHUB}/vllm-project/vllm/issues/47930",
         setting="switch the prefix cache off, as a check",
@@ -135,13 +135,13 @@ KNOWN: dict[str, Known] = {
             " speculative_config",
         },
     ),
-    "prefix hits": Known(
+    "prefix hits": CauseEntry(
         what="the prefix cache is on and finds nothing, or its pages are longer than these prompts",
         source=f"{GITHUB}/vllm-project/vllm/issues/54360",
         setting="the runtime's prefix cache with this draft",
         settings={"vllm": "a release after #54360; until then --no-enable-prefix-caching saves its bookkeeping"},
     ),
-    "temperature": Known(
+    "temperature": CauseEntry(
         what="temperature is ignored: everything is decoded greedily",
         source="https://platform.openai.com/docs/api-reference/completions/create",
         setting="sampling in the runtime's speculative decoding",
@@ -151,7 +151,7 @@ KNOWN: dict[str, Known] = {
             "tensorrt-llm": "speculative_config.allow_advanced_sampling: true",
         },
     ),
-    "independent": Known(
+    "independent": CauseEntry(
         what="at temperature 1 drafts are drawn from each position's own distribution: take the most likely token",
         source=f"{GITHUB}/z-lab/dflash/pull/169",
         setting="greedy proposals",
@@ -160,13 +160,13 @@ KNOWN: dict[str, Known] = {
             "tensorrt-llm": "speculative_config.use_rejection_sampling: false",
         },
     ),
-    "numerics": Known(
+    "numerics": CauseEntry(
         what="verifying a block and decoding token by token disagree: a race, a wrong roll-back, or rounding near ties",
         source=f"{GITHUB}/vllm-project/vllm/issues/54928",
         setting="compare with a target in higher precision",
         settings={"dflash-trt": "dflash-trt verify ENGINE --target TARGET shows the first token that differs"},
     ),
-    "batch": Known(
+    "batch": CauseEntry(
         what="at this batch verifying drafts costs more than they bring: experts of a mixture, or no idle arithmetic",
         source=f"{GITHUB}/vllm-project/vllm/issues/42505",
         setting="fewer drafts at larger batches",
@@ -177,17 +177,17 @@ KNOWN: dict[str, Known] = {
             "tensorrt-llm": "draft_len_schedule or max_concurrency in speculative_config",
         },
     ),
-    "language": Known(
+    "language": CauseEntry(
         what="the draft was trained on little of it",
         source=f"{GITHUB}/z-lab/dflash/issues/7",
         setting="a draft that was trained on the language",
     ),
-    "thinking": Known(
+    "thinking": CauseEntry(
         what="the draft was trained on answers of the other mode",
         source=f"{GITHUB}/z-lab/dflash/issues/60",
         setting="the thinking mode of the draft's card, or a draft trained on this one",
     ),
-    "length": Known(
+    "length": CauseEntry(
         what="later drafts are seldom accepted, and each is verified",
         source=f"{GITHUB}/vllm-project/recipes/issues/839",
         setting="a smaller number of drafts",
@@ -201,6 +201,6 @@ KNOWN: dict[str, Known] = {
 }
 
 
-def causes(kind: Kind, *names: str) -> list[Cause]:
+def causes(kind: ServerKind, *names: str) -> list[Cause]:
     """Likely causes, in this order."""
-    return [KNOWN[name].at(name, kind) for name in names]
+    return [CAUSES[name].at(name, kind) for name in names]

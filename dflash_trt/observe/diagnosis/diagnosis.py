@@ -4,19 +4,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.diagnosis import judge, probes
-from dflash_trt.observe.diagnosis.asking import Asker, chats
-from dflash_trt.observe.diagnosis.judge import Finding
+from dflash_trt.observe.diagnosis.judge import EndpointFinding
+from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
+from dflash_trt.observe.diagnosis.prober import Prober, chats
 from dflash_trt.observe.diagnosis.probes import Speed
-from dflash_trt.observe.diagnosis.sample import Group
 from dflash_trt.observe.endpoints.client import Client
-from dflash_trt.observe.endpoints.identify import Kind, identify
+from dflash_trt.observe.endpoints.identify import ServerKind, identify
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
 
 SECONDS = 110.0
@@ -25,7 +24,6 @@ HITS = (  # vLLM's present names, and those of 0.10
     ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
     ("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"),
 )
-Report = Callable[[str], None]
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +31,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = SCHEMA
     url: str
-    runtime: Kind
+    runtime: ServerKind
     version: str | None
     model: str
     is_chat: bool
@@ -42,14 +40,14 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     foreign_tokens: int = 0
     """Output tokens that the server counted beside ours: then others' acceptance is in these figures."""
     seconds: float
-    groups: list[Group]
+    groups: list[ProbeGroup]
     speeds: list[Speed]
-    findings: list[Finding]
+    findings: list[EndpointFinding]
     """What is wrong."""
-    notes: list[Finding]
+    notes: list[EndpointFinding]
     """What is worth knowing."""
 
-    def group(self, name: str) -> Group | None:
+    def group(self, name: str) -> ProbeGroup | None:
         """One that has samples."""
         return next((group for group in self.groups if group.name == name and group.samples), None)
 
@@ -63,9 +61,8 @@ def diagnose(
     long_tokens: int = probes.LONG_TOKENS,
     has_load: bool = True,
     seconds: float = SECONDS,
-    report: Report = lambda name: None,
 ) -> Diagnosis:
-    """Asks for at most about `seconds`, `report` hearing what is asked.
+    """Asks for at most about `seconds`.
 
     Raises EndpointError where nothing can be asked, or for a baseline of another API.
     """
@@ -74,31 +71,23 @@ def diagnose(
     is_chat = chats(client, runtime)
     if baseline is not None:
         _check(baseline, is_chat)
-    asker = Asker(client, runtime, is_chat=is_chat, seconds=seconds)
+    prober = Prober(client, runtime, is_chat=is_chat, seconds=seconds)
     kind = runtime.kind
 
-    report("short prompts")
-    short = probes.short(asker)
-    report("temperature 1")
-    one, other = probes.sampled(asker)
-    report("repeated prefixes")
+    short = probes.short(prober)
+    one, other = probes.sampled(prober)
     before = _prefix_hits(client)
-    first, again = probes.prefixes(asker, short)
+    first, again = probes.prefixes(prober, short)
     hits = _grown(before, _prefix_hits(client))
-    report("long prompts")
-    long = probes.long(asker, short, long_tokens)
-    report("plain decoding")
-    plain = probes.plain(asker)
-    report("other languages")
-    foreign = probes.foreign(asker)
-    report("thinking on and off")
-    thinking = probes.thinking(asker)
-    report("one request and sixteen")
-    speeds = probes.speeds(asker, len(short.shares_by_position)) if has_load else []
+    long = probes.long(prober, short, long_tokens)
+    plain = probes.plain(prober)
+    foreign = probes.foreign(prober)
+    thinking = probes.thinking(prober)
+    speeds = probes.speeds(prober, len(short.shares_by_position)) if has_load else []
 
     groups = [short, one, other, first, again, long, plain, foreign, *thinking]
 
-    def healthy(group: Group) -> Group | None:
+    def healthy(group: ProbeGroup) -> ProbeGroup | None:
         return None if baseline is None else baseline.group(group.name)
 
     findings = judge.low_acceptance(kind, short, healthy(short), expected_tau)
@@ -116,8 +105,8 @@ def diagnose(
         version=runtime.version,
         model=runtime.model,
         is_chat=is_chat,
-        acceptance=asker.how,
-        foreign_tokens=asker.foreign_tokens,
+        acceptance=prober.how,
+        foreign_tokens=prober.foreign_tokens,
         seconds=time.monotonic() - began,
         groups=groups,
         speeds=speeds,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, variance
 
-from dflash_trt.observe.diagnosis.sample import Group
+from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 
 # Student's t, one-sided 99.95 %, for 1, 2, ... degrees of freedom; beyond the last, the last: on the safe side.
 T_QUANTILES = (
@@ -57,7 +57,7 @@ def is_ratio_below(values: Sequence[float], reference: Sequence[float], ratio: f
     return len(logarithms) >= MIN_SAMPLES and upper_bound(logarithms) < math.log(ratio)
 
 
-def is_first_compared(one: Group, other: Group) -> bool:
+def is_first_compared(one: ProbeGroup, other: ProbeGroup) -> bool:
     """Whether only the first draft's acceptance can be compared: drafts were not equally long."""
     lengths = one.draft_length, other.draft_length
     if None in lengths or not one.shares_by_position or not other.shares_by_position:

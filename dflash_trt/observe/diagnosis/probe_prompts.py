@@ -15,7 +15,7 @@ from dflash_trt.files.read import read_text
 CONTINUE = "Continue this Python file.\n\n```python\n"
 
 
-class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProbePrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One thing to ask."""
 
     chat: str
@@ -27,8 +27,8 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Prompts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Name -> question."""
 
-    short: dict[str, Question]
-    foreign: dict[str, Question]
+    short: dict[str, ProbePrompt]
+    foreign: dict[str, ProbePrompt]
 
 
 @cache
@@ -37,12 +37,12 @@ def prompts() -> Prompts:
     return read_json(Path(__file__).with_suffix(".json"), Prompts, ConfigError, what="the package's data")
 
 
-def passage(index: int, count: int, num_characters: int) -> Question:
+def passage(index: int, count: int, num_characters: int) -> ProbePrompt:
     """Passage `index` of `count` of a long text."""
     text = _source()
     begin = index * max(0, len(text) - num_characters) // max(1, count)
     taken = text[begin : begin + num_characters]
-    return Question(f"{CONTINUE}{taken}", taken)
+    return ProbePrompt(f"{CONTINUE}{taken}", taken)
 
 
 @cache

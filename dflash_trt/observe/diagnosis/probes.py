@@ -11,9 +11,9 @@ from zlib import crc32
 import msgspec
 
 from dflash_trt.errors import EndpointError
-from dflash_trt.observe.diagnosis.asking import Asker, OutOfTimeError
-from dflash_trt.observe.diagnosis.probe_prompts import Question, passage, prompts
-from dflash_trt.observe.diagnosis.sample import Group, Sample
+from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
+from dflash_trt.observe.diagnosis.probe_prompts import ProbePrompt, passage, prompts
+from dflash_trt.observe.diagnosis.prober import OutOfTimeError, Prober
 
 SHORT_TOKENS = 64
 TOKENS = 48
@@ -41,93 +41,93 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: list[float]
 
 
-def group(name: str, ask: Iterable[Callable[[], Sample]]) -> Group:
-    """Asks one by one; what a server refuses to be asked, and the end of the time, end the group and are told in it."""
-    samples: list[Sample] = []
+def group(name: str, ask: Iterable[Callable[[], ProbeAnswer]]) -> ProbeGroup:
+    """Asks one by one; what a server refuses, and the end of the time, end the group and are noted in it."""
+    samples: list[ProbeAnswer] = []
     try:
         for each in ask:
             samples.append(each())
     except OutOfTimeError:
-        return Group(name=name, samples=samples, why_not=OUT_OF_TIME)
+        return ProbeGroup(name=name, samples=samples, why_not=OUT_OF_TIME)
     except EndpointError as error:
         if error.status not in (400, 422):
             raise
-        return Group(name=name, samples=samples, why_not=f"the server refuses it: {error}")
-    return Group(name=name, samples=samples)
+        return ProbeGroup(name=name, samples=samples, why_not=f"the server refuses it: {error}")
+    return ProbeGroup(name=name, samples=samples)
 
 
-def short(asker: Asker) -> Group:
+def short(prober: Prober) -> ProbeGroup:
     """Sixteen short prompts, greedy: what everything else is compared with."""
-    return _greedy(asker, "short prompts", prompts().short, SHORT_TOKENS)
+    return _greedy(prober, "short prompts", prompts().short, SHORT_TOKENS)
 
 
-def plain(asker: Asker) -> Group:
+def plain(prober: Prober) -> ProbeGroup:
     """The first of the same without drafts, where a request may say so."""
-    if asker.runtime.kind != "dflash-trt":
-        return Group(name="plain decoding", why_not="this runtime decodes no single request without drafts")
+    if prober.runtime.kind != "dflash-trt":
+        return ProbeGroup(name="plain decoding", why_not="this runtime decodes no single request without drafts")
     some = dict(list(prompts().short.items())[:NUM_PAIRED])
-    return _greedy(asker, "plain decoding", some, SHORT_TOKENS, draft_length=0)
+    return _greedy(prober, "plain decoding", some, SHORT_TOKENS, draft_length=0)
 
 
-def foreign(asker: Asker) -> Group:
+def foreign(prober: Prober) -> ProbeGroup:
     """Chinese, German, Japanese and Spanish."""
-    return _greedy(asker, "other languages", prompts().foreign, TOKENS)
+    return _greedy(prober, "other languages", prompts().foreign, TOKENS)
 
 
-def prefixes(asker: Asker, reference: Group) -> tuple[Group, Group]:
+def prefixes(prober: Prober, reference: ProbeGroup) -> tuple[ProbeGroup, ProbeGroup]:
     """Prompts that no cache can know, then the same again."""
     nonce = secrets.token_hex(4)
-    characters = int(PREFIX_TOKENS * _characters_per_token(asker, reference))
-    questions: dict[str, Question] = {}
+    characters = int(PREFIX_TOKENS * _characters_per_token(prober, reference))
+    questions: dict[str, ProbePrompt] = {}
     for index in range(NUM_PREFIXES):
         name = f"prefix-{index}"
-        told = passage(index, NUM_PREFIXES, characters)
-        questions[name] = Question(f"[{nonce}-{index}] {told.chat}", f"# {nonce}-{index}\n{told.text}")
-    first = _greedy(asker, "new prefixes", questions, TOKENS)
-    return first, _greedy(asker, "the same again", questions, TOKENS)
+        prompt = passage(index, NUM_PREFIXES, characters)
+        questions[name] = ProbePrompt(f"[{nonce}-{index}] {prompt.chat}", f"# {nonce}-{index}\n{prompt.text}")
+    first = _greedy(prober, "new prefixes", questions, TOKENS)
+    return first, _greedy(prober, "the same again", questions, TOKENS)
 
 
-def long(asker: Asker, reference: Group, num_tokens: int) -> Group:
+def long(prober: Prober, reference: ProbeGroup, num_tokens: int) -> ProbeGroup:
     """Prompts of about `num_tokens`, or of what the model has room for."""
-    room = (asker.runtime.max_model_len or num_tokens + TOKENS) - 4 * TOKENS
+    room = (prober.runtime.max_model_len or num_tokens + TOKENS) - 4 * TOKENS
     wanted = min(num_tokens, room)
     if wanted < 512:
-        return Group(name="long prompts", why_not=f"the model has room for {asker.runtime.max_model_len} tokens")
-    characters = int(wanted * _characters_per_token(asker, reference))
+        return ProbeGroup(name="long prompts", why_not=f"the model has room for {prober.runtime.max_model_len} tokens")
+    characters = int(wanted * _characters_per_token(prober, reference))
     passages = [passage(index, NUM_LONG, characters) for index in range(NUM_LONG)]
     # Another release of this package has other passages: their names say so, for who compares two diagnoses.
-    questions = {f"long-{index}-{crc32(told.text.encode()):08x}": told for index, told in enumerate(passages)}
-    return _greedy(asker, "long prompts", questions, TOKENS)
+    questions = {f"long-{index}-{crc32(prompt.text.encode()):08x}": prompt for index, prompt in enumerate(passages)}
+    return _greedy(prober, "long prompts", questions, TOKENS)
 
 
-def sampled(asker: Asker) -> tuple[Group, Group]:
+def sampled(prober: Prober) -> tuple[ProbeGroup, ProbeGroup]:
     """The same prompts at temperature 1 with two seeds."""
     some = dict(list(prompts().short.items())[-NUM_PAIRED:])
     one, other = (
-        _greedy(asker, f"temperature 1, seed {seed}", some, TOKENS, temperature=1.0, seed=seed) for seed in (1, 2)
+        _greedy(prober, f"temperature 1, seed {seed}", some, TOKENS, temperature=1.0, seed=seed) for seed in (1, 2)
     )
     return one, other
 
 
-def thinking(asker: Asker) -> tuple[Group, Group]:
+def thinking(prober: Prober) -> tuple[ProbeGroup, ProbeGroup]:
     """Chats with thinking on and off, as templates of Qwen and others have it."""
     some = dict(list(prompts().short.items())[-NUM_THINKING:])
     names = ("thinking on", "thinking off")
-    if not asker.is_chat:
-        one, other = (Group(name=name, why_not="it serves no chats") for name in names)
+    if not prober.is_chat:
+        one, other = (ProbeGroup(name=name, why_not="it serves no chats") for name in names)
         return one, other
     one, other = (
-        _greedy(asker, name, some, TOKENS, chat_template_kwargs={"enable_thinking": is_on})
+        _greedy(prober, name, some, TOKENS, chat_template_kwargs={"enable_thinking": is_on})
         for name, is_on in zip(names, (True, False), strict=True)
     )
     return one, other
 
 
-def speeds(asker: Asker, num_draft_tokens: int) -> list[Speed]:
+def speeds(prober: Prober, num_draft_tokens: int) -> list[Speed]:
     """One request and sixteen at a time; where a request may say so, with fewer drafts and with none, in turns whose
     order changes."""
     lengths: list[int | None] = [None]
-    if asker.runtime.kind == "dflash-trt":
+    if prober.runtime.kind == "dflash-trt":
         lengths += [0, max(1, num_draft_tokens // 2)]
     questions = list(prompts().short.values())
     found: dict[tuple[int, int | None], list[float]] = {}
@@ -136,7 +136,7 @@ def speeds(asker: Asker, num_draft_tokens: int) -> list[Speed]:
             for turn in range(ROUNDS + 1):
                 for length in lengths if turn % 2 else lengths[::-1]:
                     fields: dict[str, object] = {} if length is None else {"draft_length": length}
-                    tokens, seconds = asker.ask_together(questions[:concurrency], max_tokens=LOAD_TOKENS, **fields)
+                    tokens, seconds = prober.ask_together(questions[:concurrency], max_tokens=LOAD_TOKENS, **fields)
                     if turn > 0:  # the first warms up: graphs are captured, draft lengths found
                         found.setdefault((concurrency, length), []).append(tokens / seconds)
     except OutOfTimeError:
@@ -150,18 +150,20 @@ def speeds(asker: Asker, num_draft_tokens: int) -> list[Speed]:
     ]
 
 
-def _characters_per_token(asker: Asker, reference: Group) -> float:
+def _characters_per_token(prober: Prober, reference: ProbeGroup) -> float:
     """As the server counted the reference's prompts, templates included; never many, so that none gets too long."""
     sizes = [
-        len(asker.prompt(prompts().short[sample.prompt])) / sample.input_tokens
+        len(prober.prompt(prompts().short[sample.prompt])) / sample.input_tokens
         for sample in reference.samples
         if sample.input_tokens
     ]
     return min(3.0, fmean(sizes) if sizes else 3.0)
 
 
-def _greedy(asker: Asker, name: str, questions: dict[str, Question], max_tokens: int, **fields: object) -> Group:
-    def one(prompt: str, question: Question) -> Callable[[], Sample]:
-        return lambda: asker.ask(prompt, question, max_tokens=max_tokens, **fields)
+def _greedy(
+    prober: Prober, name: str, questions: dict[str, ProbePrompt], max_tokens: int, **fields: object
+) -> ProbeGroup:
+    def one(prompt: str, question: ProbePrompt) -> Callable[[], ProbeAnswer]:
+        return lambda: prober.ask(prompt, question, max_tokens=max_tokens, **fields)
 
     return group(name, [one(prompt, question) for prompt, question in questions.items()])

@@ -14,18 +14,18 @@ from typing import Literal
 from dflash_trt.errors import EndpointError, shown
 from dflash_trt.observe.endpoints.client import Client
 
-Kind = Literal["dflash-trt", "vllm", "sglang", "tensorrt-llm", "triton", "unknown"]
-OWNERS: dict[str, Kind] = {
+ServerKind = Literal["dflash-trt", "vllm", "sglang", "tensorrt-llm", "triton", "unknown"]
+OWNERS: dict[str, ServerKind] = {
     "dflash-trt": "dflash-trt",
     "vllm": "vllm",
     "sglang": "sglang",
     "tensorrt_llm": "tensorrt-llm",
     "Triton Inference Server": "triton",
 }
-METRICS: dict[bytes, Kind] = {
+METRICS: dict[bytes, ServerKind] = {
     b"vllm:": "vllm", b"sglang:": "sglang", b"trtllm_": "tensorrt-llm", b"nv_inference_": "triton",
 }  # fmt: skip
-VERSION_PATHS: dict[Kind, tuple[str, ...]] = {
+VERSION_PATHS: dict[ServerKind, tuple[str, ...]] = {
     "dflash-trt": ("/version",),
     "vllm": ("/version",),
     "tensorrt-llm": ("/version",),
@@ -39,7 +39,7 @@ VERSION_PATHS: dict[Kind, tuple[str, ...]] = {
 class Runtime:
     """What a server says that it is."""
 
-    kind: Kind
+    kind: ServerKind
     version: str | None
     model: str
     """The name that requests must give."""
@@ -93,7 +93,7 @@ def _chosen(cards: list[dict[str, object]], model: str | None, url: str) -> dict
     return cards[0 if model is None else names.index(model)]
 
 
-def _kind_by_metrics(client: Client) -> Kind:
+def _kind_by_metrics(client: Client) -> ServerKind:
     """For what answers through a router, which owns its models itself."""
     for path in ("/metrics", "/prometheus/metrics"):
         with suppress(EndpointError):
@@ -110,7 +110,7 @@ def _is_triton(client: Client) -> bool:
     return False
 
 
-def _version(client: Client, kind: Kind) -> str | None:
+def _version(client: Client, kind: ServerKind) -> str | None:
     for path in VERSION_PATHS[kind]:
         with suppress(EndpointError):
             version = client.get_object(path).get("version")

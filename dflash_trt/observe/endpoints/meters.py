@@ -22,7 +22,7 @@ from dflash_trt.observe.endpoints.iteration_stats import IterationStats
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 
-SETTLE_SECONDS = 10.0  # for counters that lag behind the last answer, and for requests that were given up
+IDLE_SECONDS = 10.0  # for counters that lag behind the last answer, and for requests that were given up
 VLLM = "vllm:spec_decode_num"
 SGLANG_STEPS = "sglang:spec_verify_calls_total"
 TRTLLM = "trtllm_spec_decode"
@@ -61,7 +61,7 @@ def meter(client: Client, runtime: Runtime) -> Meter:
 
 
 @contextmanager
-def counted(meter: Meter) -> Iterator[Callable[[], ObservedAcceptance]]:
+def acceptance_during(meter: Meter) -> Iterator[Callable[[], ObservedAcceptance]]:
     """Counts what happens in the block, and samples meanwhile; the function, called at its end, says what it was."""
     over = threading.Event()
 
@@ -118,7 +118,7 @@ class CounterMeter:
 
     def begin(self) -> None:
         """Reads them."""
-        self._before = self._settled()
+        self._before = self._read_idle()
 
     def sample(self) -> None:
         """Nothing."""
@@ -126,7 +126,7 @@ class CounterMeter:
     def end(self) -> ObservedAcceptance:
         """Reads them again."""
         assert self._before is not None
-        return self.difference(self._before, self._settled())
+        return self.difference(self._before, self._read_idle())
 
     def difference(self, before: MetricsPage, after: MetricsPage) -> ObservedAcceptance:
         """Of two pages."""
@@ -135,8 +135,8 @@ class CounterMeter:
     def _read(self) -> MetricsPage:
         return MetricsPage.parse(self._client.get(self.path), f"{self._client.url}{self.path}")
 
-    def _settled(self) -> MetricsPage:
-        deadline = time.monotonic() + SETTLE_SECONDS
+    def _read_idle(self) -> MetricsPage:
+        deadline = time.monotonic() + IDLE_SECONDS
         page = self._read()
         while any(page.total(name) for name in self.running) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -155,12 +155,12 @@ class VllmMeter(CounterMeter):
             source="counters",
             how="vllm:spec_decode_num_drafts, _draft_tokens, _accepted_tokens and _accepted_tokens_per_pos",
             counts=drafting(
-                grown(before, after, f"{VLLM}_drafts_total"),
-                grown(before, after, f"{VLLM}_accepted_tokens_total"),
-                grown(before, after, f"{VLLM}_draft_tokens_total"),
-                grown_by_position(before, after, f"{VLLM}_accepted_tokens_per_pos_total", "position"),
+                increase(before, after, f"{VLLM}_drafts_total"),
+                increase(before, after, f"{VLLM}_accepted_tokens_total"),
+                increase(before, after, f"{VLLM}_draft_tokens_total"),
+                increase_by_position(before, after, f"{VLLM}_accepted_tokens_per_pos_total", "position"),
             ),
-            output_tokens=grown(before, after, "vllm:generation_tokens_total"),
+            output_tokens=increase(before, after, "vllm:generation_tokens_total"),
         )
 
 
@@ -183,9 +183,9 @@ class SglangMeter(CounterMeter):
 
     def difference(self, before: MetricsPage, after: MetricsPage) -> ObservedAcceptance:
         """SGLang counts no accepted drafts: they are what requests kept beyond one token for each pass and prefill."""
-        output = grown(before, after, "sglang:generation_tokens_total")
-        if steps := grown(before, after, SGLANG_STEPS):
-            requests = grown(before, after, "sglang:num_requests_total")
+        output = increase(before, after, "sglang:generation_tokens_total")
+        if steps := increase(before, after, SGLANG_STEPS):
+            requests = increase(before, after, "sglang:num_requests_total")
             return ObservedAcceptance(
                 source="counters",
                 how="sglang:spec_verify_calls_total; accepted = generation_tokens - num_requests - spec_verify_calls: "
@@ -237,9 +237,9 @@ class TrtllmMeter(CounterMeter):
 
     def difference(self, before: MetricsPage, after: MetricsPage) -> ObservedAcceptance:
         """Its own acceptance length of an iteration, (accepted + requests) / requests, is tau of drafting passes."""
-        drafted = grown_by_position(before, after, f"{TRTLLM}_drafted_tokens_total", "token_position")
-        accepted = grown_by_position(before, after, f"{TRTLLM}_accepted_tokens_total", "token_position")
-        output = grown(before, after, "trtllm_generation_tokens_total")
+        drafted = increase_by_position(before, after, f"{TRTLLM}_drafted_tokens_total", "token_position")
+        accepted = increase_by_position(before, after, f"{TRTLLM}_accepted_tokens_total", "token_position")
+        output = increase(before, after, "trtllm_generation_tokens_total")
         if not drafted:
             why = f"{TRTLLM}_drafted_tokens_total did not grow: no drafts, or a release without it"
             return ObservedAcceptance(source="not published", how=why, output_tokens=output)
@@ -278,12 +278,12 @@ class IterationMeter:
         self._stats.add(self._client.get("/metrics"), f"{self._client.url}/metrics")
 
 
-def grown(before: MetricsPage, after: MetricsPage, name: str) -> int:
+def increase(before: MetricsPage, after: MetricsPage, name: str) -> int:
     """By how much a counter has grown; raises EndpointError where it went backwards."""
     return _difference(before.count(name), after.count(name), name, after.where)
 
 
-def grown_by_position(before: MetricsPage, after: MetricsPage, name: str, label: str) -> tuple[int, ...]:
+def increase_by_position(before: MetricsPage, after: MetricsPage, name: str, label: str) -> tuple[int, ...]:
     """The same at position 1, 2, ..., whose label is 0, 1, ..."""
     ends, begins = after.positions(name, label), before.positions(name, label)
     begins += (0,) * (len(ends) - len(begins))

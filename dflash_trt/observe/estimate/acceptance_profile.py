@@ -12,7 +12,7 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 
 
-class Acceptance(msgspec.Struct, frozen=True):
+class AcceptanceProfile(msgspec.Struct, frozen=True):
     """The probability that a position holds once those before it did, by position."""
 
     shares: tuple[float, ...]
@@ -29,7 +29,7 @@ class Acceptance(msgspec.Struct, frozen=True):
         return tokens
 
 
-def from_tau(tau: float, draft_tokens: int) -> Acceptance:
+def from_tau(tau: float, draft_tokens: int) -> AcceptanceProfile:
     """Every position holds equally often, so that `draft_tokens` drafts give `tau`.
 
     Raises ConfigError for a tau that so many drafts cannot give.
@@ -39,8 +39,8 @@ def from_tau(tau: float, draft_tokens: int) -> Acceptance:
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if Acceptance((middle,)).tau(draft_tokens) < tau else (low, middle)
-    return Acceptance((high,))
+        low, high = (middle, high) if AcceptanceProfile((middle,)).tau(draft_tokens) < tau else (low, middle)
+    return AcceptanceProfile((high,))
 
 
 class _Position(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class _Report(msgspec.Struct, frozen=True):
     engine: _Engine
 
 
-def read_acceptance(file: Path) -> Acceptance:
+def read_acceptance(file: Path) -> AcceptanceProfile:
     """What `dflash-trt verify --json` printed; raises ConfigError for another document, or one without a pass."""
     hint = "dflash-trt verify ENGINE --target TARGET --prompts FILE --json > verify.json"
     report = read_json(file, _Report, ConfigError, what="the document of `dflash-trt verify --json`", hint=hint)
@@ -67,7 +67,7 @@ def read_acceptance(file: Path) -> Acceptance:
     known = tuple(share for share in shares if share is not None)
     if not known:
         raise ConfigError(f"{file}: expected positions that verify passes judged, found none")
-    return Acceptance(known)
+    return AcceptanceProfile(known)
 
 
 def read_routing(file: Path, num_experts: int) -> Sequence[float]:

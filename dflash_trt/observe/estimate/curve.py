@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from dflash_trt.observe.estimate.acceptance_profile import Acceptance
+from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
 from dflash_trt.observe.estimate.shapes import Method
-from dflash_trt.observe.estimate.step import Load, StepModel
+from dflash_trt.observe.estimate.step import StepLoad, StepModel
 from dflash_trt.observe.plots.pareto import rate_between
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
@@ -32,7 +32,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         return self.prompt_tokens + self.output_tokens
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True):
     """One way to run, in steady state."""
 
     method: Method
@@ -47,11 +47,16 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def point(
-    model: StepModel, method: Method, acceptance: Acceptance | None, traffic: Traffic, batch: int, draft_tokens: int
-) -> Point:
+    model: StepModel,
+    method: Method,
+    acceptance: AcceptanceProfile | None,
+    traffic: Traffic,
+    batch: int,
+    draft_tokens: int,
+) -> OperatingPoint:
     """One way to run: B requests that are replaced as they end, their prompts processed beside the others' steps."""
     tau = 1.0 if acceptance is None or not draft_tokens else acceptance.tau(draft_tokens)
-    load = Load(batch=batch, draft_tokens=draft_tokens, context=traffic.mean_context)
+    load = StepLoad(batch=batch, draft_tokens=draft_tokens, context=traffic.mean_context)
     seconds = model.price(method, load).seconds
     # Prompts come whole, in every so many steps; where every step has one, in ever larger chunks.
     arriving = batch * tau / traffic.output_tokens * traffic.prompt_tokens
@@ -59,7 +64,7 @@ def point(
     mixed = msgspec.structs.replace(load, prompt_tokens=round(chunk), prompts=chunk / traffic.prompt_tokens)
     seconds += arriving / chunk * (model.price(method, mixed).seconds - seconds)
     rate = tau / seconds
-    return Point(
+    return OperatingPoint(
         method=method, batch=batch, draft_tokens=draft_tokens, tau=tau, step_seconds=seconds, user_rate=rate,
         gpu_rate=batch * rate / model.system.num_gpus,
     )  # fmt: skip
@@ -68,11 +73,11 @@ def point(
 def points(
     model: StepModel,
     method: Method,
-    acceptance: Acceptance | None,
+    acceptance: AcceptanceProfile | None,
     traffic: Traffic,
     max_batch: int,
     lengths: Sequence[int] | None = None,
-) -> list[Point]:
+) -> list[OperatingPoint]:
     """Every batch up to `max_batch` with every draft length of the method (all unless given)."""
     draft = model.system.drafter(method)
     chosen = (0,) if draft is None else lengths or range(1, draft.max_draft_tokens + 1)
@@ -83,7 +88,7 @@ def points(
     ]
 
 
-def rate_at(front: Sequence[Point], user_rate: float) -> float:
+def rate_at(front: Sequence[OperatingPoint], user_rate: float) -> float:
     """Throughput per GPU of a frontier where users get `user_rate`, between points linearly; 0 beyond its end."""
     if not front or user_rate > front[0].user_rate:
         return 0.0
@@ -91,6 +96,6 @@ def rate_at(front: Sequence[Point], user_rate: float) -> float:
     return front[-1].gpu_rate if rate is None else rate
 
 
-def fastest(candidates: Iterable[Point], batch: int) -> Point:
+def fastest(candidates: Iterable[OperatingPoint], batch: int) -> OperatingPoint:
     """The draft length that serves a batch best."""
     return max((p for p in candidates if p.batch == batch), key=lambda p: p.user_rate)

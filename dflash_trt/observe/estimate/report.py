@@ -8,32 +8,32 @@ from collections.abc import Sequence
 import msgspec
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance_profile import Acceptance
+from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
 from dflash_trt.observe.estimate.bands import Band, Influence, vary
 from dflash_trt.observe.estimate.batch_limit import BatchLimit, MemoryItem, batch_limit, memory_items
 from dflash_trt.observe.estimate.constants import Rates, rates
-from dflash_trt.observe.estimate.curve import Point, Traffic, fastest, point, points, rate_at
+from dflash_trt.observe.estimate.curve import OperatingPoint, Traffic, fastest, point, points, rate_at
 from dflash_trt.observe.estimate.shapes import METHODS, Method, System
-from dflash_trt.observe.estimate.step import Load, StepModel, Term
+from dflash_trt.observe.estimate.step import StepLoad, StepModel, Term
 from dflash_trt.observe.plots.pareto import frontier
 
 HEADLINE_RATES = (100.0, 200.0, 300.0, 400.0, 500.0, 550.0, 600.0)
 
 
-class CurvePoint(msgspec.Struct, frozen=True):
+class BandedPoint(msgspec.Struct, frozen=True):
     """A point of a frontier, with its bands."""
 
-    point: Point
+    point: OperatingPoint
     user_rate: Band
     gpu_rate: Band
 
 
-class Curve(msgspec.Struct, frozen=True):
+class MethodCurve(msgspec.Struct, frozen=True):
     """One method."""
 
     method: Method
     limit: BatchLimit
-    points: list[CurvePoint]
+    points: list[BandedPoint]
     """Fastest user first."""
     memory: tuple[MemoryItem, ...]
     """At the deployment's max_batch_size and the longest request that was asked for."""
@@ -42,7 +42,7 @@ class Curve(msgspec.Struct, frozen=True):
 class Account(msgspec.Struct, frozen=True):
     """One step, term by term."""
 
-    point: Point
+    point: OperatingPoint
     terms: tuple[Term, ...]
     experts_touched: float
     """Of one layer; 0 for a dense target."""
@@ -61,15 +61,15 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     system: System
     traffic: Traffic
-    acceptance: Acceptance
+    acceptance: AcceptanceProfile
     acceptance_source: str
     accounts: list[Account]
-    curves: list[Curve]
+    curves: list[MethodCurve]
     at_rates: list[Ratio]
     influences: list[Influence]
     """On the speed of one user alone, under DFlash."""
 
-    def curve(self, method: Method) -> Curve:
+    def curve(self, method: Method) -> MethodCurve:
         """Of a method."""
         return next(curve for curve in self.curves if curve.method == method)
 
@@ -78,7 +78,7 @@ def estimate(
     name: str,
     system: System,
     traffic: Traffic,
-    acceptances: dict[Method, Acceptance],
+    acceptances: dict[Method, AcceptanceProfile],
     *,
     source: str,
     batch: int = 1,
@@ -100,11 +100,11 @@ def estimate(
         if method == "dflash":
             influences = by_constant
         at = point(model, method, acceptance, traffic, batch, fastest_length(candidates, batch))
-        load = Load(batch=batch, draft_tokens=at.draft_tokens, context=traffic.mean_context)
+        load = StepLoad(batch=batch, draft_tokens=at.draft_tokens, context=traffic.mean_context)
         count = model.touched_experts(batch * (at.draft_tokens + 1))
         accounts.append(Account(at, model.price(method, load).terms, count))
         memory = memory_items(system, method, system.max_batch_size, traffic.max_tokens)
-        curves.append(Curve(method, limit, bands, memory))
+        curves.append(MethodCurve(method, limit, bands, memory))
     if not any(fronts.values()):
         raise ConfigError(
             f"estimate: expected memory for one request of {traffic.max_tokens} tokens, found none:"
@@ -125,7 +125,7 @@ def estimate(
     )
 
 
-def fastest_length(candidates: Sequence[Point], batch: int) -> int:
+def fastest_length(candidates: Sequence[OperatingPoint], batch: int) -> int:
     """The draft length that serves the largest known batch up to `batch` best."""
     known = max(p.batch for p in candidates if p.batch <= batch)
     return fastest(candidates, known).draft_tokens
@@ -134,11 +134,11 @@ def fastest_length(candidates: Sequence[Point], batch: int) -> int:
 def _bands(
     system: System,
     method: Method,
-    acceptance: Acceptance | None,
+    acceptance: AcceptanceProfile | None,
     traffic: Traffic,
-    front: list[Point],
+    front: list[OperatingPoint],
     routing: Sequence[float] | None,
-) -> tuple[list[CurvePoint], list[Influence]]:
+) -> tuple[list[BandedPoint], list[Influence]]:
     def predict(moved: Rates) -> list[float]:
         model = StepModel(system, moved, routing)
         return [point(model, method, acceptance, traffic, p.batch, p.draft_tokens).user_rate for p in front]
@@ -148,7 +148,7 @@ def _bands(
     bands, influences = vary(system.gpu, system.runtime, predict)
     share = [p.batch / system.num_gpus for p in front]
     curve = [
-        CurvePoint(p, band, Band(p.gpu_rate, band.low * share, band.high * share))
+        BandedPoint(p, band, Band(p.gpu_rate, band.low * share, band.high * share))
         for p, band, share in zip(front, bands, share, strict=True)
     ]
     return curve, influences

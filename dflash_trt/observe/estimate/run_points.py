@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.bench.records import Point, Run
+from dflash_trt.observe.bench.records import BenchPoint, BenchRun
 from dflash_trt.observe.bench.run_directory import read_points as read_run_points
 from dflash_trt.observe.bench.run_directory import read_run
 from dflash_trt.observe.estimate.measured_points import SCHEMA, MeasuredPoint, MeasuredPoints, read_points
@@ -37,7 +37,7 @@ def open_points(path: Path, system: System) -> MeasuredPoints:
     return MeasuredPoints(SCHEMA, tuple(points))
 
 
-def _check(path: Path, run: Run, system: System) -> None:
+def _check(path: Path, run: BenchRun, system: System) -> None:
     """The run's GPUs and runtimes, where it tells them, are the deployment's."""
     if run.num_gpus is not None and run.num_gpus != system.num_gpus:
         raise ConfigError(f"{path}: expected a run on the deployment's {system.num_gpus} GPUs, found {run.num_gpus}")
@@ -50,7 +50,7 @@ def _check(path: Path, run: Run, system: System) -> None:
             )
 
 
-def _draft_length(path: Path, point: Point) -> int:
+def _draft_length(path: Path, point: BenchPoint) -> int:
     """Drafts that each verify pass of the point had; raises ConfigError where they varied, or are not published."""
     if point.method == "none":
         return 0

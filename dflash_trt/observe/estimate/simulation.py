@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from dflash_trt.observe.estimate.acceptance_profile import Acceptance
+from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
 from dflash_trt.observe.estimate.arrivals import Arrival
 from dflash_trt.observe.estimate.shapes import Method
-from dflash_trt.observe.estimate.step import Load, StepModel
+from dflash_trt.observe.estimate.step import StepLoad, StepModel
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -61,14 +61,14 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether requests came faster than they were served: the queue was longest near the end of the arrivals."""
 
 
-class Server:
+class SimulatedServer:
     """One deployment under load."""
 
     def __init__(
         self,
         model: StepModel,
         method: Method,
-        acceptance: Acceptance,
+        acceptance: AcceptanceProfile,
         choose_length: Callable[[int], int],
         max_batch: int,
         seed: int = 0,
@@ -134,7 +134,7 @@ class Server:
     def _price(self, batch: int, length: int, context: float, chunk: int, prompts: int) -> float:
         key = (batch, length, _rounded(context), _rounded(chunk), prompts)
         if key not in self._prices:
-            load = Load(batch=batch, draft_tokens=length, context=key[2], prompt_tokens=key[3], prompts=prompts)
+            load = StepLoad(batch=batch, draft_tokens=length, context=key[2], prompt_tokens=key[3], prompts=prompts)
             self._prices[key] = self._model.price(self._method, load).seconds
         return self._prices[key]
 

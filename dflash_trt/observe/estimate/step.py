@@ -48,7 +48,7 @@ class StepCost(msgspec.Struct, frozen=True):
         return sum(term.bytes for term in self.terms)
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class StepLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What one step is given."""
 
     batch: int
@@ -74,7 +74,7 @@ class StepModel:
         if routing is None and target.num_experts:
             self._routing = power_law(target.num_experts, target.top_k, rates.routing_exponent)
 
-    def price(self, method: Method, load: Load) -> StepCost:
+    def price(self, method: Method, load: StepLoad) -> StepCost:
         """The account of one step; `draft_tokens` 0 is plain decoding whatever the method."""
         draft = self.system.drafter(method) if load.draft_tokens and load.batch else None
         width = 1 if draft is None else load.draft_tokens + 1
@@ -85,7 +85,7 @@ class StepModel:
         terms.append(Term("host", "host", self._host(load, is_speculative=draft is not None)))
         return StepCost(tuple(term for term in terms if term.seconds))
 
-    def _host(self, load: Load, *, is_speculative: bool) -> float:
+    def _host(self, load: StepLoad, *, is_speculative: bool) -> float:
         """Host work that no kernel hides: of the step, of each request in it, and of each that joined it."""
         rates = self.rates
         joining = load.prompts * rates.host_prompt_seconds
@@ -97,7 +97,7 @@ class StepModel:
         """Experts of one layer that `tokens` tokens take between them, all ranks together."""
         return touched(self._routing or (), tokens)
 
-    def _target(self, load: Load, width: int) -> list[Term]:
+    def _target(self, load: StepLoad, width: int) -> list[Term]:
         target, ranks = self.system.target, self.system.tensor_parallel
         verified = load.batch * width
         tokens = verified + load.prompt_tokens
@@ -127,7 +127,7 @@ class StepModel:
         attention = 2 if target.latent is None else 4
         return attention * target.num_attention_layers + 3 * target.num_linear_layers
 
-    def _attention(self, load: Load, width: int) -> Term:
+    def _attention(self, load: StepLoad, width: int) -> Term:
         """Each request's cache is read once, whatever the width of its block."""
         target, ranks = self.system.target, self.system.tensor_parallel
         num_bytes = load.batch * target.cache.row_numbers(load.context, ranks) * self.system.kv_bytes
@@ -141,7 +141,7 @@ class StepModel:
         floor = target.num_attention_layers * self.rates.attention_seconds
         return Term("attention, KV cache", "target", floor + busy, num_bytes)
 
-    def _delta_nets(self, load: Load, width: int) -> Term:
+    def _delta_nets(self, load: StepLoad, width: int) -> Term:
         """Each request's state is read once, and written behind every verified token, until some are accepted."""
         state, name = self.system.target.cache.recurrent, "delta nets, state"
         if state is None:
@@ -163,7 +163,7 @@ class StepModel:
         layers = target.num_expert_layers
         return Term("experts", "target", layers * layer, layers * num_bytes)
 
-    def _drafter(self, draft: DraftShape, load: Load) -> list[Term]:
+    def _drafter(self, draft: DraftShape, load: StepLoad) -> list[Term]:
         system, ranks = self.system, self.system.drafter_ranks
         # A chain passes its layer once for each draft, and reads it as often.
         passes = load.draft_tokens if draft.is_chain else 1

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance_profile import Acceptance
+from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
 from dflash_trt.observe.estimate.bands import Band, Influence, vary
 from dflash_trt.observe.estimate.batch_limit import batch_limit
 from dflash_trt.observe.estimate.constants import Rates, rates
@@ -66,7 +66,7 @@ Price = Callable[[int, int], float]
 def tune(
     systems: Mapping[str, System],
     traffic: Traffic,
-    acceptance: Acceptance,
+    acceptance: AcceptanceProfile,
     slo: float,
     *,
     lengths: Sequence[int] | None = None,
@@ -145,7 +145,7 @@ def _lengths(system: System, lengths: Sequence[int] | None) -> list[int]:
 
 
 def _price(
-    system: System, traffic: Traffic, acceptance: Acceptance, moved: Rates, measured: MeasuredPoints | None
+    system: System, traffic: Traffic, acceptance: AcceptanceProfile, moved: Rates, measured: MeasuredPoints | None
 ) -> Price:
     model = StepModel(system, moved)
 

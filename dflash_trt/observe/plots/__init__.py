@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Curves of throughput against a user's speed, predicted or measured: reading them, drawing them, pages about them."""
+"""Throughput against a user's speed, predicted or measured: the points that count, and the picture of them."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How methods are called and told apart in tables and pictures: by name, colour, dash and mark."""
+"""How methods are named and told apart in tables and pictures: by title, colour, dash and marker."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ TITLES = {"none": "plain", "eagle3": "EAGLE-3", "dflash": "DFlash"}
 
 
 class Style(msgspec.Struct, frozen=True):
-    """Of one curve; colours are Okabe and Ito's, which colour-blind people tell apart."""
+    """Of one curve, in matplotlib's terms; colours are Okabe and Ito's, which colour-blind people tell apart."""
 
     color: str
-    dark: str
-    """The colour on a dark ground."""
-    dash: str
-    """SVG's stroke-dasharray; '' is a solid line."""
-    mark: str
-    """One of `axes.MARKS`."""
+    marker: str
+    dashes: tuple[float, ...] = ()
+    """Lengths of dashes and gaps in line widths; none: a solid line."""
+
+    def line(self) -> dict[str, object]:
+        """Keyword arguments of matplotlib's `plot`."""
+        return {"color": self.color, "marker": self.marker, "linestyle": (0, self.dashes) if self.dashes else "-"}
 
 
 STYLES = {
-    "none": Style("#666666", "#b0b0b0", "7 4", "square"),
-    "eagle3": Style("#b34700", "#f0a060", "2 4", "triangle"),
-    "dflash": Style("#0065a3", "#6cc0f5", "", "circle"),
+    "none": Style("#666666", "s", (3.2, 1.8)),
+    "eagle3": Style("#b34700", "^", (0.9, 1.8)),
+    "dflash": Style("#0065a3", "o"),
 }
 MORE = (
-    Style("#00795a", "#4fd0ab", "10 3 2 3", "diamond"),
-    Style("#9c4a7e", "#e3a0c9", "4 2", "cross"),
-    Style("#7a6400", "#e6cf5a", "1 3", "square"),
-    Style("#3d3d9e", "#a5a5f0", "12 4", "triangle"),
+    Style("#00795a", "D", (4.5, 1.4, 0.9, 1.4)),
+    Style("#9c4a7e", "X", (1.8, 0.9)),
+    Style("#7a6400", "s", (0.5, 1.4)),
+    Style("#3d3d9e", "^", (5.5, 1.8)),
 )
 
 

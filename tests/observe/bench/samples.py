@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 from dflash_trt.observe.bench.records import (
-    Client,
+    BenchMethod,
+    BenchPoint,
+    BenchRun,
     Distribution,
-    Method,
-    Point,
+    LoadMachine,
     PromptSet,
     RecordedAcceptance,
-    Requests,
+    RequestCounts,
+    RequestRow,
     RequestSettings,
-    Row,
-    Run,
 )
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
 
@@ -24,20 +24,22 @@ def flat(value: float) -> Distribution:
     return Distribution(mean=value, p50=value, p90=value, p99=value)
 
 
-def method(name: str, **changes: object) -> Method:
-    return Method(**{"name": name, "url": "http://localhost:8000/v1", "runtime": "dflash-trt", "model": "m"} | changes)
+def method(name: str, **changes: object) -> BenchMethod:
+    return BenchMethod(
+        **{"name": name, "url": "http://localhost:8000/v1", "runtime": "dflash-trt", "model": "m"} | changes
+    )
 
 
-def run(*methods: str, concurrencies: tuple[int, ...] = (1,), **changes: object) -> Run:
+def run(*methods: str, concurrencies: tuple[int, ...] = (1,), **changes: object) -> BenchRun:
     prompts = PromptSet(name="ours", source="prompts.jsonl", sha256="0" * 64, num_prompts=2)
     values: dict[str, object] = {
         "created": "2026-11-22T04:00:00Z", "command": ("dflash-trt", "bench", "run"), "seed": 7,
         "versions": {"dflash_trt": "0.1.0", "aiperf": "0.13.0"},
-        "client": Client(cpu="a CPU", cores=2, memory_gib=8.0), "prompt_set": prompts,
+        "client": LoadMachine(cpu="a CPU", cores=2, memory_gib=8.0), "prompt_set": prompts,
         "request": RequestSettings(template="chat", temperature=0.0, max_tokens=64),
         "concurrencies": concurrencies, "methods": tuple(method(name) for name in methods),
     }  # fmt: skip
-    return Run(**values | changes)
+    return BenchRun(**values | changes)
 
 
 def counters(passes: int, by_position: tuple[int, ...]) -> RecordedAcceptance:
@@ -47,17 +49,17 @@ def counters(passes: int, by_position: tuple[int, ...]) -> RecordedAcceptance:
 
 def point(
     method: str, concurrency: int, user_rate: float, rate: float, *, category: str | None = None,
-    acceptance: RecordedAcceptance = UNPUBLISHED, rows: tuple[Row, ...] | None = None, failed: int = 0,
-) -> Point:  # fmt: skip
+    acceptance: RecordedAcceptance = UNPUBLISHED, rows: tuple[RequestRow, ...] | None = None, failed: int = 0,
+) -> BenchPoint:  # fmt: skip
     """Requests of 11 tokens each, the first after one second, at `user_rate` and `rate` tokens a second in all."""
     if rows is None:
-        row = Row(input_tokens=5, output_tokens=11, ttft_seconds=1.0, seconds=1 + 10 / user_rate, finish="stop")
+        row = RequestRow(input_tokens=5, output_tokens=11, ttft_seconds=1.0, seconds=1 + 10 / user_rate, finish="stop")
         rows = (row,) * concurrency
     inputs, output = sum(row.input_tokens for row in rows), sum(row.output_tokens for row in rows)
     rate = rate if output else 0.0
-    return Point(
+    return BenchPoint(
         method=method, category=category, concurrency=concurrency, seed=7,
-        requests=Requests(
+        requests=RequestCounts(
             sent=len(rows) + failed, completed=len(rows), failed=failed, errors={"HTTP 500": failed} if failed else {},
             cut=sum(row.finish == "length" for row in rows),
         ),

@@ -10,14 +10,15 @@ import pytest
 
 from dflash_trt.errors import EndpointError, MissingDependencyError
 from dflash_trt.observe.bench.aiperf_environment import VERSION, cache_folder, find_aiperf
-from dflash_trt.observe.bench.aiperf_run import Load, body_fields, command, run_load
+from dflash_trt.observe.bench.aiperf_run import AiperfLoad, body_fields, command, run_load
+from dflash_trt.observe.bench.conversations import Conversation, PromptTurn
 from dflash_trt.observe.bench.records import RequestSettings
-from dflash_trt.observe.bench.turns import PromptTurns, Turn
-from tests.observe.bench.test_tied_process import await_end
+from tests.observe.bench.test_child_process import await_end
 
 SETTINGS = RequestSettings(template="chat", temperature=0.0, max_tokens=64)
-LOAD = Load(
-    url="http://h:1", model="m", prompts=[PromptTurns(id="a", turns=(Turn("user", "x"), Turn("user", "y")))],
+LOAD = AiperfLoad(
+    url="http://h:1", model="m",
+    prompts=[Conversation(id="a", turns=(PromptTurn("user", "x"), PromptTurn("user", "y")))],
     request=SETTINGS, concurrency=4, seed=7, timeout_seconds=30.0, api_key="secret",
 )  # fmt: skip
 

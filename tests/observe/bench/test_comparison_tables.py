@@ -11,24 +11,26 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.observe.bench.comparison_tables import (
     Average,
     average,
-    category_lines,
-    data_set_line,
+    category_rows,
+    data_set_row,
     matched_concurrencies,
     sweep,
 )
-from dflash_trt.observe.bench.records import Point, Row
+from dflash_trt.observe.bench.records import BenchPoint, RequestRow
 from dflash_trt.observe.bench.run_directory import write_point, write_run
 from dflash_trt.observe.bench.workloads import BASELINE, load_runs, workloads
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
 from tests.observe.bench import samples
 
 
-def row(tokens: int, seconds: float, category: str | None = None, accepted: int | None = None, passes: int = 0) -> Row:
+def row(
+    tokens: int, seconds: float, category: str | None = None, accepted: int | None = None, passes: int = 0
+) -> RequestRow:
     acceptance = None if accepted is None else drafting(passes, accepted, None)
-    return Row(input_tokens=1, output_tokens=tokens, seconds=seconds, category=category, acceptance=acceptance)
+    return RequestRow(input_tokens=1, output_tokens=tokens, seconds=seconds, category=category, acceptance=acceptance)
 
 
-def write(directory: Path, *points: Point, categories: tuple[str, ...] = (), name: str = "ours") -> Path:
+def write(directory: Path, *points: BenchPoint, categories: tuple[str, ...] = (), name: str = "ours") -> Path:
     prompts = samples.run("none").prompt_set
     methods = list(dict.fromkeys(point.method for point in points))
     concurrencies = tuple(sorted({point.concurrency for point in points}))
@@ -65,7 +67,7 @@ def test_a_point_where_nothing_completed_is_compared_with_nothing(tmp_path: Path
     (line,) = sweep(whole, seed=7)
     assert list(line.by_method) == ["dflash"]
     assert matched_concurrencies(whole) == ()
-    assert data_set_line(whole, seed=7) is None
+    assert data_set_row(whole, seed=7) is None
 
 
 def test_categories_from_points_of_their_own(tmp_path: Path) -> None:
@@ -79,7 +81,7 @@ def test_categories_from_points_of_their_own(tmp_path: Path) -> None:
     ]  # fmt: skip
     found = workloads(load_runs([write(tmp_path, *points, categories=("coding", "math", "qa"))]))
     assert [one.category for one in found] == ["coding", "math"]
-    coding, math = category_lines(None, found, 2, seed=7)
+    coding, math = category_rows(None, found, 2, seed=7)
     assert {name: one.rate for name, one in coding.by_method.items()} == {"none": 10, "eagle3": 20, "dflash": 40}
     assert [coding.by_method[name].speedup.value for name in ("eagle3", "dflash")] == [2, 4]  # type: ignore[union-attr]
     assert coding.by_method[BASELINE].speedup is None
@@ -94,7 +96,7 @@ def test_categories_from_the_requests_of_points_on_all_prompts(tmp_path: Path) -
     ours = (row(40, 1, "coding", 30, 10), row(30, 1, "math", 10, 10), row(30, 1, "math", 30, 10))
     points = [samples.point("none", 1, 1, 1, rows=plain), samples.point("dflash", 1, 1, 1, rows=ours)]
     (whole,) = workloads(load_runs([write(tmp_path, *points)]))
-    coding, math = category_lines(whole, (), 1, seed=7)
+    coding, math = category_rows(whole, (), 1, seed=7)
     assert (coding.name, math.name) == ("coding", "math")
     assert [line.by_method["dflash"].tau_of_drafting_passes for line in (coding, math)] == [4, 3]
     found = average((coding, math), ["none", "dflash"])
@@ -104,7 +106,7 @@ def test_categories_from_the_requests_of_points_on_all_prompts(tmp_path: Path) -
 def test_requests_without_a_category_make_no_row(tmp_path: Path) -> None:
     points = [samples.point("none", 1, 1, 1), samples.point("dflash", 1, 1, 1)]
     (whole,) = workloads(load_runs([write(tmp_path, *points)]))
-    assert category_lines(whole, (), 1, seed=7) == ()
+    assert category_rows(whole, (), 1, seed=7) == ()
 
 
 def test_data_sets_of_several_runs_are_rows(tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def test_data_sets_of_several_runs_are_rows(tmp_path: Path) -> None:
            samples.point("dflash", 1, 1, 1, rows=(row(90, 1),), acceptance=samples.counters(10, (9, 6)))]  # fmt: skip
     code = [samples.point("none", 2, 1, 1, rows=(row(20, 1),)), samples.point("dflash", 2, 1, 1, rows=(row(50, 1),))]
     runs = load_runs([write(tmp_path / "a", *gsm, name="gsm8k"), write(tmp_path / "b", *code, name="humaneval")])
-    lines = [data_set_line(one, seed=7) for one in workloads(runs)]
+    lines = [data_set_row(one, seed=7) for one in workloads(runs)]
     assert [(line.name, line.concurrency) for line in lines if line] == [("gsm8k", 1), ("humaneval", 2)]
     assert lines[0] is not None
     assert lines[0].by_method["dflash"].tau_of_drafting_passes == 2.5

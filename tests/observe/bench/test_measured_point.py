@@ -10,14 +10,14 @@ import pytest
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.bench.aiperf_export import read_export
 from dflash_trt.observe.bench.measured_point import measured_point, recorded
-from dflash_trt.observe.bench.records import Point
+from dflash_trt.observe.bench.records import BenchPoint
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 from tests.observe.bench.aiperf_samples import Json, record, write_export
 
 COUNTED = ObservedAcceptance(source="counters", how="x", counts=drafting(8, 30, 52, (8, 8, 8, 6)))
 
 
-def point(folder: Path, *records: Json, max_tokens: int = 24, observed: ObservedAcceptance = COUNTED) -> Point:
+def point(folder: Path, *records: Json, max_tokens: int = 24, observed: ObservedAcceptance = COUNTED) -> BenchPoint:
     export = read_export(write_export(folder, records))
     categories = {"a": "coding", "b": None}
     return measured_point(

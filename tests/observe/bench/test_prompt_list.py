@@ -11,9 +11,9 @@ import pytest
 from pyarrow import parquet
 
 from dflash_trt.errors import ConfigError
+from dflash_trt.observe.bench.conversations import PromptTurn
 from dflash_trt.observe.bench.hub_prompts import HUB_SETS
 from dflash_trt.observe.bench.prompt_list import PromptList, read_prompt_list
-from dflash_trt.observe.bench.turns import Turn
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -35,7 +35,7 @@ def test_our_own_lines(tmp_path: Path) -> None:
     assert (found.name, found.source, found.categories) == ("mine", given, ())
     assert [prompt.id for prompt in found.prompts] == ["x", "line2", "line3"]
     assert texts(found) == [["a"], ["b", "b2"], ["be", "c"]]
-    assert found.prompts[2].turns[0] == Turn("system", "be")
+    assert found.prompts[2].turns[0] == PromptTurn("system", "be")
     assert [prompt.num_requests for prompt in found.prompts] == [1, 2, 1]
 
 

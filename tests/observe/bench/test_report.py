@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.errors import BuildError, ConfigError
-from dflash_trt.observe.bench.announced import figures
 from dflash_trt.observe.bench.comparison_report import report
-from dflash_trt.observe.bench.curve_pictures import picture
-from dflash_trt.observe.bench.renderings import markdown, page
-from dflash_trt.observe.bench.report_blocks import report_blocks
+from dflash_trt.observe.bench.published_figures import published_figures
+from dflash_trt.observe.bench.report_tables import workload_plot
 from dflash_trt.observe.bench.run_directory import write_point, write_run
 from dflash_trt.observe.bench.workloads import load_runs
+from dflash_trt.observe.bench.write_report import render_report
 from dflash_trt.observe.estimate.published_points import published_points
 from tests.cli.commands import run, run_here
 from tests.observe.bench import samples
@@ -53,22 +52,20 @@ def test_everything_is_written_and_stands_alone(written: Path) -> None:
     names = sorted(path.name for path in written.iterdir())
     assert names == ["pareto.png", "pareto.svg", "report.html", "report.md", "specdec_bench"]
     html = (written / "report.html").read_text()
-    assert not re.search(r"<script|<link|<img|src=|url\(|https?://(?!localhost|www.w3.org)", html)
+    assert not re.search(r"<script|<link|url\(|(src|srcset|href)=\"(?!data:)|https?://(?!localhost)", html)
     ElementTree.parse(written / "pareto.svg")
     text = (written / "report.md").read_text()
     assert "| 80 | 140 | not measured | 400 | - | 2.86x (2.86-2.86) |" in text
-    assert "| 200 | does not reach | does not reach | 313 | - | - |" in text
+    assert "| 200 | not reached | not reached | 313 | - | - |" in text
     assert "* 200: EAGLE-3 does not reach it: its fastest point is 150 tokens/s/user at concurrency 1; plain" in text
     assert "* DFlash: from 300 tokens/s/user, 240.0 tokens/s/server (concurrency 1) to 80 tokens/s/user, 400.0" in text
     assert "| 4 | DFlash | 400 | 80.0 | 2.00x (2.00-2.00) | - | 1 |" in text
     assert "| DFlash | counters | 1 | 10 | 30 | 18 | 2.80 | 80% | 50% | 50% |" in text
-    assert (
-        "monday: dflash, concurrency 4: 1 of 5 requests failed or timed out, and are in no rate: HTTP 500 (1)" in text
-    )
+    assert "monday: dflash, concurrency 4: 1 of 5 requests failed or timed out and are in no rate: HTTP 500 (1)" in text
 
 
 def test_hardware_versions_command_and_seed_are_on_every_page(written: Path) -> None:
-    facts = ("a CPU, 2 cores, 8 GiB", "dflash_trt 0.1.0", "dflash-trt bench run", "seed: 7", "server: not told")
+    facts = ("a CPU, 2 cores, 8 GiB", "dflash_trt 0.1.0", "dflash-trt bench run", "seed: 7", "server: not stated")
     for name in ("report.md", "report.html"):
         text = (written / name).read_text().replace("\\_", "_")
         assert [fact for fact in facts if fact not in text] == []
@@ -77,7 +74,7 @@ def test_hardware_versions_command_and_seed_are_on_every_page(written: Path) -> 
 
 def test_the_same_run_gives_the_same_report(measured: Path, written: Path) -> None:
     loaded = load_runs([measured])
-    assert markdown(report_blocks(report(loaded, 7, (80, 200)))) == (written / "report.md").read_text()
+    assert render_report(report(loaded, 7, (80, 200)), "markdown") == (written / "report.md").read_text()
 
 
 def test_one_json_document(measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,36 +102,23 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     assert "bench run -o RUN" in str(raised.value.hint)
 
 
-def _published(directory: Path, **changes: object) -> str:
-    """What a report on GSM8K with gpt-oss-120b says of published figures."""
-    prompts = type(samples.run("none").prompt_set)(name="gsm8k", source="x", sha256="0", num_prompts=1)
-    methods = tuple(samples.method(n, model="openai/gpt-oss-120b", runtime="sglang") for n in ("none", "dflash"))
-    values: dict[str, object] = {"methods": methods, "prompt_set": prompts, "server": "1x H200", "num_gpus": 1}
-    write_run(directory, samples.run(**values | changes))
-    write_point(directory, samples.point("none", 1, 100, 80))
-    write_point(directory, samples.point("dflash", 1, 180, 150, acceptance=samples.counters(10, (8, 5, 5))))
-    return markdown(report_blocks(report(load_runs([directory]), seed=7))).partition("## Beside")[2]
-
-
-def test_a_published_figure_stands_beside_the_same_deployment_only(tmp_path: Path) -> None:
-    """The samples' requests take 1 s to the first of 11 tokens: 11 / 1.0555 to 11 / 1.1 in all."""
+def test_published_figures_of_the_target_are_listed_with_their_deployments(tmp_path: Path) -> None:
+    methods = tuple(samples.method(name, model="openai/gpt-oss-120b", runtime="sglang") for name in ("none", "dflash"))
+    write_run(tmp_path, samples.run(methods=methods))
+    write_point(tmp_path, samples.point("none", 1, 100, 80))
+    text = render_report(report(load_runs([tmp_path]), seed=7), "markdown").partition("## Published")[2]
     card = "card of z-lab/gpt-oss-120b-DFlash, block 10"
-    row = f"| {card} | GSM8K, concurrency 1 | DFlash | 1.8x | 5.30 | 1.04x (1.04-1.04) | 2.80 |"
-    same = _published(tmp_path / "same")
-    assert row in same
-    assert f"* {card}: GSM8K, concurrency 8, DFlash: 1.6x, tau 5.30; concurrency 8, here 1\n" in same
-    assert f"* {card}: MT-Bench, DFlash: tau 3.70; no MT-Bench of this method here\n" in same
-    other = _published(tmp_path / "other", server="8x B300", num_gpus=8)
-    assert "| GSM8K" not in other
-    difference = "GPU h200, here 8x B300; 1 GPUs, here 8"
-    assert f"* {card}: GSM8K, concurrency 1, DFlash: 1.8x, tau 5.30; {difference}\n" in other
-    untold = _published(tmp_path / "untold", server=None, num_gpus=None)
-    assert "tau 5.30; GPU h200, here not told; 1 GPUs, here not told\n" in untold
+    assert f"| {card} | GSM8K | 1x H200, sglang, concurrency 1 | DFlash | 1.8x | 5.30 |" in text
+    blog = "NVIDIA blog, 2026-06-23, Table 1"
+    assert f"| {blog} | SPEED-Bench, average | 8x B300, tensorrt-llm | EAGLE-3 | 1.7x | - |" in text
+    assert "Qwen" not in text
 
 
 def test_figures_that_estimates_are_compared_with_too_are_the_same_here() -> None:
     known = {(p.target, p.gpu, p.method, p.batch, p.published) for p in published_points() if p.quantity == "ratio"}
-    shared = [f for f in figures() if f.gpu is not None and f.concurrency is not None and f.table == "data sets"]
+    shared = [
+        f for f in published_figures() if f.gpu is not None and f.concurrency is not None and f.table == "data sets"
+    ]
     checked = [f for f in shared if f.target != "google/gemma-4-31B-it"]
     assert len(checked) == 10
     for figure in checked:
@@ -145,19 +129,20 @@ def test_names_from_outside_are_no_markup(tmp_path: Path) -> None:
     nasty = samples.method("none", model="<script>alert(1)</script>|`x`\x1b[2J")
     write_run(tmp_path, samples.run(methods=(nasty,)))
     write_point(tmp_path, samples.point("none", 1, 100, 80))
-    blocks = list(report_blocks(report(load_runs([tmp_path]), seed=7)))
-    for text in (markdown(blocks), page("<b>", blocks)):
+    found = report(load_runs([tmp_path]), seed=7)
+    markdown, html = render_report(found, "markdown"), render_report(found, "html")
+    for text in (markdown, html):
         assert "<script" not in text
         assert "\x1b" not in text
-    assert "\\|\\`x\\`" in markdown(blocks)
+    assert "\\|\\`x\\`" in markdown
 
 
 def test_without_plain_decoding_the_report_says_so(tmp_path: Path) -> None:
     write_run(tmp_path, samples.run("dflash"))
     write_point(tmp_path, samples.point("dflash", 1, 100, 80))
     found = report(load_runs([tmp_path]), seed=7)
-    assert found.notes == ("ours: no method named 'none', so there is nothing to be faster than",)
-    assert markdown(report_blocks(found))
+    assert found.notes == ("ours: no method named 'none', so there are no speed-ups",)
+    assert "| 1 | DFlash | 80.0 | 100 | - | - | 0 |" in render_report(found, "markdown")
 
 
 def test_categories_measured_one_by_one_are_table_1_with_its_average_and_no_data_set(tmp_path: Path) -> None:
@@ -169,22 +154,19 @@ def test_categories_measured_one_by_one_are_table_1_with_its_average_and_no_data
     for name, rates in (("none", (10, 10)), ("dflash", (10, 20))):
         for category, rate in zip(("coding", "math"), rates, strict=True):
             write_point(tmp_path, samples.point(name, 1, rate, rate, category=category))
-    text = markdown(report_blocks(report(load_runs([tmp_path]), seed=7)))
-    assert "| coding | 1.00x (1.00-1.00) |\n| math | 1.33x (1.33-1.33) |\n| average | 1.17x |" in text
+    text = render_report(report(load_runs([tmp_path]), seed=7), "markdown")
+    assert "| coding | 1 | 5.5 | 5.5 | 1.00x (1.00-1.00) | - |" in text
+    assert "| math | 1 | 5.5 | 7.3 | 1.33x (1.33-1.33) | - |\n| average |  |  |  | 1.17x | - |" in text
     assert "Data sets" not in text
-    assert "| SPEED-Bench, math | 1 | 1.33x (1.33-1.33) | - |" in text
-    blog = "NVIDIA blog, 2026-06-23, Table 1"
-    assert f"| {blog} | SPEED-Bench, average | DFlash | 2.3x | - | 1.17x | - |" in text
-    assert f"* {blog}: SPEED-Bench, average, EAGLE-3: 1.7x; no SPEED-Bench of this method here" in text
 
 
 def test_the_picture_in_the_docs_is_of_the_run_that_is_here() -> None:
     """After a wanted change: make bench-report"""
     found = report(load_runs([FIXTURES / "bench-run"]), seed=0)
-    drawn = picture(found, 0)
-    assert drawn is not None
-    assert (REPOSITORY / "docs" / "bench-pareto.svg").read_text() == drawn.svg + "\n"
-    cause = "users were slower than at a higher one; the machine had other work, or the run is short"
+    plot = workload_plot(found, found.workloads[0])
+    root = ElementTree.parse(REPOSITORY / "docs" / "bench-pareto.svg").getroot()
+    assert plot.description in [element.text for element in root.iter("{http://purl.org/dc/elements/1.1/}description")]
+    cause = "users were slower than at a higher one; the machine had other work, or the run is too short"
     assert found.notes == (
         f"prompts: plain at concurrency 1, 2, 4: {cause}", f"prompts: DFlash at concurrency 2: {cause}",
     )  # fmt: skip

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.bench.records import Run
+from dflash_trt.observe.bench.records import BenchRun
 from dflash_trt.observe.bench.run_directory import RUN_FILE, read_run
 from dflash_trt.observe.bench.run_settings import begin_run, differences, settings_warnings
 from dflash_trt.observe.bench.sweep import add_warning, request_of
 from tests.observe.bench import samples
 
 
-def changed(run: Run, **fields: object) -> Run:
-    return msgspec.convert({**msgspec.to_builtins(run), **fields}, Run)
+def changed(run: BenchRun, **fields: object) -> BenchRun:
+    return msgspec.convert({**msgspec.to_builtins(run), **fields}, BenchRun)
 
 
 RUN = samples.run("none", "dflash", concurrencies=(1, 2))

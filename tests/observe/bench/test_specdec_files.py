@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.observe.bench.records import Row
+from dflash_trt.observe.bench.records import RequestRow
 from dflash_trt.observe.bench.specdec_files import acceptance_rate, compute_statistics, timing, write_specdec_files
 from dflash_trt.observe.bench.workloads import LoadedRun
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
 from tests.observe.bench import samples
 
 
-def row(tokens: int, ttft: float, seconds: float, category: str | None = None, *counts: int) -> Row:
+def row(tokens: int, ttft: float, seconds: float, category: str | None = None, *counts: int) -> RequestRow:
     acceptance = drafting(counts[1], counts[0], None) if counts else None
-    return Row(
+    return RequestRow(
         input_tokens=1, output_tokens=tokens, ttft_seconds=ttft, seconds=seconds, category=category,
         acceptance=acceptance,
     )  # fmt: skip

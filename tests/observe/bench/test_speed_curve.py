@@ -8,17 +8,17 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from dflash_trt.observe.bench.records import Distribution, Point, Row
+from dflash_trt.observe.bench.records import BenchPoint, Distribution, RequestRow
 from dflash_trt.observe.bench.speed_curve import at_speeds, curve, ends, speeds
-from dflash_trt.observe.bench.workloads import Series, Workload
+from dflash_trt.observe.bench.workloads import MethodSeries, Workload
 from tests.observe.bench import samples
 
 
-def series(name: str, points: Sequence[Point], num_gpus: int | None = None) -> Series:
-    return Series(name, samples.run(name, num_gpus=num_gpus), samples.method(name), tuple(points))
+def series(name: str, points: Sequence[BenchPoint], num_gpus: int | None = None) -> MethodSeries:
+    return MethodSeries(name, samples.run(name, num_gpus=num_gpus), samples.method(name), tuple(points))
 
 
-def workload(*series: Series) -> Workload:
+def workload(*series: MethodSeries) -> Workload:
     return Workload("ours", None, series)
 
 
@@ -109,11 +109,11 @@ def test_one_answer_that_was_read_all_at_once_moves_no_point() -> None:
     assert curve(series("none", [odd]), 1).points[0].user_rate == 100
 
 
-def spread(name: str, *rates: float, most: int) -> Series:
+def spread(name: str, *rates: float, most: int) -> MethodSeries:
     """Points at concurrency 1 and `most`, whose requests of 11 tokens see those speeds, and that share of them."""
     points = []
     for c in (1, most):
-        rows = tuple(Row(input_tokens=1, output_tokens=11, ttft_seconds=0.0, seconds=10 * c / r) for r in rates)
+        rows = tuple(RequestRow(input_tokens=1, output_tokens=11, ttft_seconds=0.0, seconds=10 * c / r) for r in rates)
         mean = sum(rates) / len(rates)
         points.append(samples.point(name, c, mean / c, 0.8 * mean * (1 + c), rows=rows))
     return series(name, points)

@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
-from dflash_trt.observe.diagnosis.sample import Group, Sample
+from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
 
 SHARES = (0.7, 0.5, 0.3, 0.2, 0.1, 0.08, 0.05)
 STEPS = 20
 
 
-def sample(prompt: str, shares: tuple[float, ...], *, text: str = "same", **fields: int) -> Sample:
+def sample(prompt: str, shares: tuple[float, ...], *, text: str = "same", **fields: int) -> ProbeAnswer:
     """STEPS passes that accepted the drafts at each position in these shares of them."""
     counts = tuple(round(share * STEPS) for share in shares)
     accepted = sum(counts)
-    return Sample(
+    return ProbeAnswer(
         prompt=prompt,
         text=text,
         output_tokens=STEPS + accepted,
@@ -26,11 +26,11 @@ def sample(prompt: str, shares: tuple[float, ...], *, text: str = "same", **fiel
     )
 
 
-def group(name: str, factor: float = 1.0, *, count: int = 16, text: str = "same", **fields: int) -> Group:
+def group(name: str, factor: float = 1.0, *, count: int = 16, text: str = "same", **fields: int) -> ProbeGroup:
     """Requests whose acceptance is `factor` times a healthy one's, a little more or less."""
     samples = []
     for index in range(count):
         wobble = factor * (1 + 0.2 * (index % 5 - 2) / 2)
         shares = tuple(min(1.0, share * wobble) for share in SHARES)
         samples.append(sample(f"p{index}", shares, text=f"{text}-{index}", **fields))
-    return Group(name=name, samples=samples)
+    return ProbeGroup(name=name, samples=samples)

@@ -8,20 +8,20 @@ from typing import get_args
 import pytest
 
 from dflash_trt.observe.diagnosis import judge
-from dflash_trt.observe.diagnosis.causes import KNOWN, causes
-from dflash_trt.observe.diagnosis.judge import Finding
+from dflash_trt.observe.diagnosis.causes import CAUSES, causes
+from dflash_trt.observe.diagnosis.judge import EndpointFinding
+from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
 from dflash_trt.observe.diagnosis.probes import Speed
-from dflash_trt.observe.diagnosis.sample import Group, Sample
-from dflash_trt.observe.endpoints.identify import Kind
+from dflash_trt.observe.endpoints.identify import ServerKind
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
 from tests.observe.diagnosis.samples import group
 
-OURS: Kind = "dflash-trt"
-NO_DRAFTS = Sample(prompt="a", text="t", output_tokens=9, seconds=1.0, acceptance=drafting(0, 0, 0))
-UNPUBLISHED = Sample(prompt="a", text="t", output_tokens=9, seconds=1.0)
+OURS: ServerKind = "dflash-trt"
+NO_DRAFTS = ProbeAnswer(prompt="a", text="t", output_tokens=9, seconds=1.0, acceptance=drafting(0, 0, 0))
+UNPUBLISHED = ProbeAnswer(prompt="a", text="t", output_tokens=9, seconds=1.0)
 
 
-def said(findings: list[Finding]) -> list[tuple[str, str]]:
+def said(findings: list[EndpointFinding]) -> list[tuple[str, str]]:
     """Name and likeliest cause of each."""
     return [(finding.name, finding.causes[0].name) for finding in findings]
 
@@ -39,14 +39,14 @@ def test_a_healthy_server() -> None:
 
 @pytest.mark.parametrize("name", ["no drafts", "acceptance near zero"])
 def test_nothing_is_accepted(name: str) -> None:
-    short = Group(name="short", samples=[NO_DRAFTS] * 4) if name == "no drafts" else group("short", 0.02)
+    short = ProbeGroup(name="short", samples=[NO_DRAFTS] * 4) if name == "no drafts" else group("short", 0.02)
     (finding,) = judge.low_acceptance("vllm", short, None, None)
     assert finding.name == name
     assert finding.causes[0].name in ("no drafter", "scales")
 
 
 def test_what_is_not_published_is_not_judged() -> None:
-    short = Group(name="short", samples=[UNPUBLISHED] * 16)
+    short = ProbeGroup(name="short", samples=[UNPUBLISHED] * 16)
     assert short.tau_of_drafting_passes is None
     assert judge.low_acceptance("unknown", short, short, 4.0) == []
     assert judge.long_contexts("unknown", short, short, None) == []
@@ -94,7 +94,7 @@ def test_features_that_a_prefix_cache_loses() -> None:
 def test_temperature_that_is_ignored() -> None:
     one, other = group("one", count=6), group("two", count=6)
     assert said(judge.temperature(OURS, one, other)) == [("temperature ignored", "temperature")]
-    assert judge.temperature(OURS, one, Group(name="two", samples=other.samples[:3])) == []
+    assert judge.temperature(OURS, one, ProbeGroup(name="two", samples=other.samples[:3])) == []
 
 
 def test_texts_that_differ_from_plain_decoding() -> None:
@@ -109,7 +109,7 @@ def test_sampling_below_the_baseline() -> None:
 
 
 @pytest.mark.parametrize(("kind", "hits", "found"), [("vllm", 0, 1), ("vllm", 64, 0), ("vllm", None, 0)])
-def test_a_prefix_cache_without_hits(kind: Kind, hits: int | None, found: int) -> None:
+def test_a_prefix_cache_without_hits(kind: ServerKind, hits: int | None, found: int) -> None:
     assert len(judge.prefix_hits(kind, group("again", count=8), hits)) == found
 
 
@@ -140,9 +140,9 @@ def test_what_is_worth_knowing() -> None:
     assert judge.notes(OURS, shorter, shorter, shorter, (shorter, shorter)) == []
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
-def test_every_cause_has_a_source_and_a_setting(kind: Kind) -> None:
-    for cause in causes(kind, *KNOWN):
+@pytest.mark.parametrize("kind", get_args(ServerKind))
+def test_every_cause_has_a_source_and_a_setting(kind: ServerKind) -> None:
+    for cause in causes(kind, *CAUSES):
         assert cause.source.startswith("https://")
         assert cause.what
         assert cause.setting

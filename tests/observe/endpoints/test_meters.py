@@ -12,7 +12,7 @@ from dflash_trt.errors import EndpointError
 from dflash_trt.observe.endpoints import meters
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import identify
-from dflash_trt.observe.endpoints.meters import counted, meter
+from dflash_trt.observe.endpoints.meters import acceptance_during, meter
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, of_request
 from tests.observe.endpoints.canned import Page, canned, models
@@ -26,7 +26,7 @@ def page(samples: dict[str, float]) -> str:
 def measured(owner: str, before: dict[str, Page], after: dict[str, Page]) -> ObservedAcceptance:
     """What the meter says of a server whose pages change from `before` to `after`."""
     pages = {"/v1/models": models(owner), **before}
-    with canned(pages) as url, Client(url) as client, counted(meter(client, identify(client))) as end:
+    with canned(pages) as url, Client(url) as client, acceptance_during(meter(client, identify(client))) as end:
         pages.update(after)
         return end()
 

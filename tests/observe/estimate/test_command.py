@@ -38,9 +38,10 @@ def test_tables_and_page(tmp_path: Path) -> None:
     assert "one step, DFlash: batch 1, 9 drafts, tau 4.70" in result.stdout
     assert "plain ends" in result.stdout
     text = page.read_text()
-    assert not re.search(r"(src|href)=|<script|@import|url\(", text)  # nothing is loaded
+    assert not re.search(r"(src|srcset|href)=\"(?!data:)|<script|@import|url\(", text)  # nothing is loaded
     assert "prefers-color-scheme: dark" in text
-    assert text.count("<polyline") == 3
+    assert text.count("data:image/svg+xml;base64,") == 2, "for wide and for narrow windows"
+    assert "plain: 444.7 and 55.6 at 1" in text, "the picture in words"
 
 
 def test_picture(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from dflash_trt.deploy.memory import gpu_memory, request_bytes
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance_profile import Acceptance, from_tau, read_acceptance, read_routing
+from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau, read_acceptance, read_routing
 from dflash_trt.observe.estimate.bands import vary
 from dflash_trt.observe.estimate.batch_limit import CACHES, batch_limit, memory_items
-from dflash_trt.observe.estimate.curve import Point, Traffic, point, points, rate_at
+from dflash_trt.observe.estimate.curve import OperatingPoint, Traffic, point, points, rate_at
 from dflash_trt.observe.estimate.shapes import METHODS, Method
-from dflash_trt.observe.estimate.step import Load
+from dflash_trt.observe.estimate.step import StepLoad
 from dflash_trt.observe.plots.pareto import frontier
 from tests.observe.estimate.systems import DENSE, ENGINE, MOE, NAMES, model_of, system_of
 
@@ -27,7 +27,7 @@ EXAMPLES = settings(max_examples=60, deadline=None)
 @EXAMPLES
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=16), st.integers(0, 20))
 def test_tau_is_within_1_and_the_block(shares: list[float], k: int) -> None:
-    acceptance = Acceptance(tuple(shares))
+    acceptance = AcceptanceProfile(tuple(shares))
     assert 1 <= acceptance.tau(k) <= k + 1
     assert acceptance.tau(k) <= acceptance.tau(k + 1)
 
@@ -59,7 +59,7 @@ def test_acceptance_of_a_verify_document(tmp_path: Path) -> None:
         '{"position": 2, "proposed": 4, "accepted": 2, "share": 0.5}, {"position": 1, "share": 0.8},'
         '{"position": 3, "share": null}]}}'
     )
-    assert read_acceptance(file) == Acceptance((0.8, 0.5))
+    assert read_acceptance(file) == AcceptanceProfile((0.8, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_throughput_stays_below_the_memory_roof(name: str, method: Method, batch
     model, traffic, acceptance = model_of(name), Traffic(), from_tau(1 + 0.8 * k, k)
     length = 0 if method == "none" else k
     at = point(model, method, acceptance, traffic, batch, length)
-    read = model.price(method, Load(batch=batch, draft_tokens=length, context=traffic.mean_context)).bytes
+    read = model.price(method, StepLoad(batch=batch, draft_tokens=length, context=traffic.mean_context)).bytes
     roof = batch * at.tau / (read / model.rates.hbm_bandwidth)
     assert at.gpu_rate * model.system.num_gpus <= roof
     assert 1 <= at.tau <= length + 1
@@ -108,8 +108,8 @@ def test_longer_prompts_cost_speed() -> None:
     assert speeds[0] > 1.5 * speeds[2]
 
 
-def _point(user: float, gpu: float) -> Point:
-    return Point(method="none", batch=1, draft_tokens=0, tau=1, step_seconds=1, user_rate=user, gpu_rate=gpu)
+def _point(user: float, gpu: float) -> OperatingPoint:
+    return OperatingPoint(method="none", batch=1, draft_tokens=0, tau=1, step_seconds=1, user_rate=user, gpu_rate=gpu)
 
 
 def test_frontier_and_its_reading() -> None:

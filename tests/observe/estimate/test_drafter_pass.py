@@ -11,7 +11,7 @@ from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.drafter_pass import DrafterLoad, Head, drafter_pass
 from dflash_trt.observe.estimate.inputs import draft_shape, target_shape
 from dflash_trt.observe.estimate.shapes import System
-from dflash_trt.observe.estimate.step import Load, StepModel
+from dflash_trt.observe.estimate.step import StepLoad, StepModel
 from tools.recipe_tables import (
     DRAFT,
     PAGES,
@@ -44,7 +44,7 @@ def test_alike_layers_cost_what_a_step_says(algorithm: str, batch: int) -> None:
         target=target, draft=draft_shape(DRAFT, algorithm), eagle3=None, gpu="b300", gpu_memory_bytes=0, num_gpus=1,
         tensor_parallel=1, expert_parallel=1, drafter_ranks=1, runtime="trtllm",
     )  # fmt: skip
-    load = Load(batch=batch, draft_tokens=SPEC.block_size - 1, context=1024)
+    load = StepLoad(batch=batch, draft_tokens=SPEC.block_size - 1, context=1024)
     terms = [term for term in StepModel(system, RATES).price("dflash", load).terms if term.part == "drafter"]
     algorithms = {m: algorithm for m in SPEC.linear_modules() if m != "fc" and algorithm}
     ours = drafter_pass(

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.bench.records import Point, RecordedAcceptance
+from dflash_trt.observe.bench.records import BenchPoint, RecordedAcceptance
 from dflash_trt.observe.bench.run_directory import write_point, write_run
 from dflash_trt.observe.estimate.measured_points import MeasuredPoint
 from dflash_trt.observe.estimate.run_points import open_points
@@ -24,7 +24,7 @@ def held(proposed: int) -> RecordedAcceptance:
     return msgspec.structs.replace(HELD, counts=msgspec.structs.replace(HELD.counts, proposed=proposed))
 
 
-def write(directory: Path, *points: Point, **changes: object) -> Path:
+def write(directory: Path, *points: BenchPoint, **changes: object) -> Path:
     names = list(dict.fromkeys(point.method for point in points))
     methods = tuple(samples.method(name, runtime="tensorrt-llm") for name in names)
     concurrencies = tuple(sorted({point.concurrency for point in points}))

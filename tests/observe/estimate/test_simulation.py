@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance_profile import Acceptance, from_tau
+from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau
 from dflash_trt.observe.estimate.arrivals import Arrival, poisson, read_trace
 from dflash_trt.observe.estimate.shapes import Method
-from dflash_trt.observe.estimate.simulation import Server, Simulation
-from dflash_trt.observe.estimate.step import Load
+from dflash_trt.observe.estimate.simulation import SimulatedServer, Simulation
+from dflash_trt.observe.estimate.step import StepLoad
 from tests.cli.commands import run
 from tests.observe.estimate.systems import MOE, model_of
 
@@ -28,7 +28,7 @@ def served(
     *,
     method: Method = "dflash",
     length: Callable[[int], int] = lambda batch: 9,
-    acceptance: Acceptance = TAU,
+    acceptance: AcceptanceProfile = TAU,
     max_batch: int = 64,
     slo: float | None = None,
     prefill_chunk: int | None = None,
@@ -38,15 +38,15 @@ def served(
     choose = length if method == "dflash" else lambda batch: 0
     model = model_of(MOE, **changed_rates)
     model.system = msgspec.structs.replace(model.system, runtime=runtime)
-    return Server(model, method, acceptance, choose, max_batch, prefill_chunk=prefill_chunk).run(arrivals, slo)
+    return SimulatedServer(model, method, acceptance, choose, max_batch, prefill_chunk=prefill_chunk).run(arrivals, slo)
 
 
 def test_one_plain_request_by_hand() -> None:
     """11 tokens of output: one comes with the prompt, ten steps give the others."""
     result = served([Arrival(5.0, 256, 11)], method="none")
     model = model_of(MOE)
-    prompt = model.price("none", Load(batch=0, draft_tokens=0, context=0, prompt_tokens=256)).seconds
-    step = model.price("none", Load(batch=1, draft_tokens=0, context=256)).seconds
+    prompt = model.price("none", StepLoad(batch=0, draft_tokens=0, context=0, prompt_tokens=256)).seconds
+    step = model.price("none", StepLoad(batch=1, draft_tokens=0, context=256)).seconds
     assert result.ttft.p50 == pytest.approx(prompt)
     assert result.token_interval.p50 == pytest.approx(step, rel=1e-4)  # the context grows by ten tokens
     assert result.seconds == pytest.approx(5 + prompt + 10 * step, rel=1e-4)
@@ -54,7 +54,7 @@ def test_one_plain_request_by_hand() -> None:
 
 
 def test_certain_acceptance_gives_the_whole_block() -> None:
-    result = served([Arrival(0.0, 10, 1 + 100)], acceptance=Acceptance((1.0,)))
+    result = served([Arrival(0.0, 10, 1 + 100)], acceptance=AcceptanceProfile((1.0,)))
     assert result.tau == 10
     assert result.num_steps == 1 + 10
 
@@ -123,7 +123,7 @@ def test_a_front_end_of_its_own_is_a_queue_before_and_behind_the_decoder() -> No
 def test_a_front_end_on_the_decoders_interpreter_delays_its_steps() -> None:
     """One request: read in 1 s beside no step; then every step sends one chunk, for 1 ms. A second one delays them."""
     slow = {"frontend_request_seconds": 1.0, "frontend_chunk_seconds": 1e-3}
-    one, none = [Arrival(0.0, 10, 101)], Acceptance((0.0,))
+    one, none = [Arrival(0.0, 10, 101)], AcceptanceProfile((0.0,))
     free, asked = (served(one, acceptance=none, runtime="embedded", **each) for each in ({}, slow))
     assert asked.num_steps == free.num_steps == 101
     assert asked.chunk_interval.p50 == pytest.approx(free.chunk_interval.p50 + 1e-3)
@@ -180,8 +180,9 @@ def test_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("load", "code", "words"),
     [
-        ("poisson:0", 2, "expected poisson:RATE with requests/s above 0"),
-        ("poisson:x", 2, "expected poisson:RATE with requests/s above 0"),
+        ("poisson:0", 1, "expected poisson:RATE with requests/s above 0"),
+        ("poisson:x", 1, "expected poisson:RATE with requests/s above 0"),
+        ("poisson:1e9", 1, "expected at most 1,000,000 requests, found 1e+09 requests/s for 600 s"),
         ("nowhere.jsonl", 1, "nowhere.jsonl: expected a trace, or poisson:RATE"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dflash_trt.observe.estimate.constants import constants
 from dflash_trt.observe.estimate.routing import inclusion, power_law, touched
 from dflash_trt.observe.estimate.shapes import METHODS, Method
-from dflash_trt.observe.estimate.step import Load, StepModel
+from dflash_trt.observe.estimate.step import StepLoad, StepModel
 from tests.observe.estimate.systems import DENSE, ENGINE, MOE, NAMES, model_of, system_of
 
 NAME = st.sampled_from(NAMES)
@@ -22,8 +22,8 @@ PROMPT = st.integers(0, 8192)
 EXAMPLES = settings(max_examples=60, deadline=None)
 
 
-def load(batch: int, draft_tokens: int, context: int, prompt: int = 0) -> Load:
-    return Load(batch=batch, draft_tokens=draft_tokens, context=context, prompt_tokens=prompt)
+def load(batch: int, draft_tokens: int, context: int, prompt: int = 0) -> StepLoad:
+    return StepLoad(batch=batch, draft_tokens=draft_tokens, context=context, prompt_tokens=prompt)
 
 
 @EXAMPLES

@@ -37,4 +37,4 @@ def test_methods_that_nobody_knows_get_styles_of_their_own() -> None:
     assert styles(["dflash", "ngram", "none", "mtp"]) == [STYLES["dflash"], MORE[0], STYLES["none"], MORE[1]]
     many = styles([f"m{index}" for index in range(20)])
     assert len(many) == 20
-    assert len({(style.color, style.mark) for style in many[:7]}) == 7
+    assert len({(style.color, style.marker) for style in many[:7]}) == 7

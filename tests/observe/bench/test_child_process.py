@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.observe.bench.tied_process import tied
+from dflash_trt.observe.bench.child_process import child_process
 
 PATIENCE = 60.0
 STARTS = """
 import sys
-from dflash_trt.observe.bench.tied_process import tied
-with tied(["/bin/sleep", "600"], sys.stderr.fileno()) as process:
+from dflash_trt.observe.bench.child_process import child_process
+with child_process(["/bin/sleep", "600"], sys.stderr.fileno()) as process:
     print(process.pid, flush=True)
     process.wait()
 """
@@ -40,13 +40,16 @@ def await_end(process: int) -> None:
 
 
 def test_it_ends_with_its_block(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("wb") as log, tied(["/bin/sleep", "600"], log.fileno()) as process:
+    with (tmp_path / "log").open("wb") as log, child_process(["/bin/sleep", "600"], log.fileno()) as process:
         assert is_running(process.pid)
     assert process.returncode == -signal.SIGTERM
 
 
 def test_it_says_how_it_ended(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("wb") as log, tied(["/bin/sh", "-c", "echo a; exit 3"], log.fileno()) as process:
+    with (
+        (tmp_path / "log").open("wb") as log,
+        child_process(["/bin/sh", "-c", "echo a; exit 3"], log.fileno()) as process,
+    ):
         assert process.wait(PATIENCE) == 3
     assert (tmp_path / "log").read_text() == "a\n"
 

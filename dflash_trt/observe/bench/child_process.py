@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that we start end with us: when their block ends, and where this process is killed."""
+"""Child processes that end with their parent: when the block ends, and where this process is killed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 STOP_SECONDS = 20
-# PR_SET_PDEATHSIG (linux/prctl.h) outlives exec; who has lost us before it was set does not begin.
-TIE = """
+# PR_SET_PDEATHSIG (linux/prctl.h) outlives exec; a process whose parent has ended before it was set does not start.
+LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() == int(sys.argv[1]):
@@ -21,11 +21,11 @@ if os.getppid() == int(sys.argv[1]):
 
 
 @contextmanager
-def tied(
+def child_process(
     words: Sequence[str], log: int, *, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A program, by its path, that writes to the descriptor `log`; it and its children end with the block."""
-    command = [sys.executable, "-c", TIE, str(os.getpid()), *words]
+    command = [sys.executable, "-c", LAUNCHER, str(os.getpid()), *words]
     process = subprocess.Popen(  # noqa: S603  # our own words
         command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
     )

@@ -10,7 +10,7 @@ from dflash_trt.runtime.acceptance import Acceptance
 UNPUBLISHED = Acceptance(passes=None, emitted=None, proposed=None)
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One request. Figures that the server does not publish are None."""
 
     prompt: str
@@ -39,11 +39,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         return found.accepted_by_position[0] / found.drafting_passes
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of one probe, in order."""
 
     name: str
-    samples: list[Sample] = []
+    samples: list[ProbeAnswer] = []
     why_not: str = ""
     """Why there are no samples, or not all."""
 

@@ -8,12 +8,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from dflash_trt.errors import EndpointError
-from dflash_trt.observe.diagnosis.probe_prompts import Question
-from dflash_trt.observe.diagnosis.sample import Sample
+from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer
+from dflash_trt.observe.diagnosis.probe_prompts import ProbePrompt
 from dflash_trt.observe.endpoints.answer import Answer
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime
-from dflash_trt.observe.endpoints.meters import counted, meter
+from dflash_trt.observe.endpoints.meters import acceptance_during, meter
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance
 
 
@@ -21,7 +21,7 @@ class OutOfTimeError(Exception):
     """The diagnosis has used its seconds."""
 
 
-class Asker:
+class Prober:
     """Asks one server, for so many seconds in all."""
 
     def __init__(self, client: Client, runtime: Runtime, *, is_chat: bool, seconds: float) -> None:
@@ -35,11 +35,11 @@ class Asker:
         self.foreign_tokens = 0
         """Tokens that the server counted beside ours, while we asked alone."""
 
-    def ask(self, name: str, question: Question, *, max_tokens: int, **fields: object) -> Sample:
+    def ask(self, name: str, question: ProbePrompt, *, max_tokens: int, **fields: object) -> ProbeAnswer:
         """One request; raises EndpointError, and OutOfTimeError before one that has no time left."""
         body = self._body(question, max_tokens, fields)
         if not self._has_own_figures:
-            with counted(meter(self._client, self.runtime)) as end:
+            with acceptance_during(meter(self._client, self.runtime)) as end:
                 answer = self._answer(body)
             return self._sample(name, answer, end())
         answer = self._answer(body)
@@ -48,7 +48,7 @@ class Asker:
             return self.ask(name, question, max_tokens=max_tokens, **fields)
         return self._sample(name, answer, answer.acceptance)
 
-    def ask_together(self, questions: list[Question], *, max_tokens: int, **fields: object) -> tuple[int, float]:
+    def ask_together(self, questions: list[ProbePrompt], *, max_tokens: int, **fields: object) -> tuple[int, float]:
         """Output tokens and seconds of requests that run at the same time; raises as `ask`."""
         self._left()
         bodies = [self._body(question, max_tokens, fields) for question in questions]
@@ -57,11 +57,11 @@ class Asker:
             answers = list(threads.map(self._answer, bodies))
         return sum(answer.output_tokens or len(answer.emitted) for answer in answers), time.perf_counter() - began
 
-    def prompt(self, question: Question) -> str:
+    def prompt(self, question: ProbePrompt) -> str:
         """What is asked of this server."""
         return question.chat if self.is_chat else question.text
 
-    def _body(self, question: Question, max_tokens: int, fields: dict[str, object]) -> dict[str, object]:
+    def _body(self, question: ProbePrompt, max_tokens: int, fields: dict[str, object]) -> dict[str, object]:
         said: dict[str, object] = {"model": self.runtime.model, "max_tokens": max_tokens, "temperature": 0}
         if self.is_chat:
             said["messages"] = [{"role": "user", "content": question.chat}]
@@ -82,12 +82,12 @@ class Asker:
             raise OutOfTimeError
         return left
 
-    def _sample(self, name: str, answer: Answer, found: ObservedAcceptance) -> Sample:
+    def _sample(self, name: str, answer: Answer, found: ObservedAcceptance) -> ProbeAnswer:
         self.how = found.how
         tokens = answer.output_tokens or len(answer.emitted)
         if found.output_tokens is not None:
             self.foreign_tokens += max(0, found.output_tokens - tokens)
-        return Sample(
+        return ProbeAnswer(
             prompt=name,
             text=hashlib.sha256(text_of(answer).encode()).hexdigest(),
             output_tokens=tokens,

@@ -6,18 +6,18 @@ from __future__ import annotations
 import msgspec
 
 
-class Turn(msgspec.Struct, frozen=True):
+class PromptTurn(msgspec.Struct, frozen=True):
     """What is said before the model answers; a system prompt is one that is sent with the next."""
 
     role: str
     text: str
 
 
-class PromptTurns(msgspec.Struct, frozen=True, kw_only=True):
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """The model's answers stand between its turns, as it gives them."""
 
     id: str
-    turns: tuple[Turn, ...]
+    turns: tuple[PromptTurn, ...]
     category: str | None = None
 
     @property

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report as tables and pictures, for the terminal and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dflash_trt.files.command import command_line
+from dflash_trt.observe.bench.comparison_report import BenchReport, TaskReport, WorkloadReport
+from dflash_trt.observe.bench.comparison_tables import ComparisonRow
+from dflash_trt.observe.bench.published_figures import PublishedFigure
+from dflash_trt.observe.bench.records import BenchRun
+from dflash_trt.observe.bench.speed_curve import AtSpeed, SpeedCurve, Speedup
+from dflash_trt.observe.bench.workloads import BASELINE
+from dflash_trt.observe.pages.table import Table
+from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint
+from dflash_trt.observe.plots.methods import TITLES, styles
+
+NONE = "-"
+TAU = "tau of drafting passes"
+
+
+def title(report: BenchReport) -> str:
+    """Models and hardware."""
+    models = dict.fromkeys(method.model for facts in report.runs for method in facts.run.methods)
+    servers = dict.fromkeys(facts.run.server or "hardware not stated" for facts in report.runs)
+    return f"{', '.join(models)} on {', '.join(servers)}: measured"
+
+
+def workload_plot(report: BenchReport, work: WorkloadReport) -> Plot:
+    """The curve of each method."""
+    style_of = dict(zip(report.methods, styles(report.methods), strict=True))
+    curves = [
+        PlotCurve(curve.title, style_of[curve.name], tuple(
+            PlotPoint(user_rate=p.user_rate, gpu_rate=p.gpu_rate, label=str(p.concurrency), is_best=p in curve.front)
+            for p in curve.points
+        ))
+        for curve in work.curves if curve.points
+    ]  # fmt: skip
+    return Plot(title=work.title, detail=title(report), per=work.per, labels="concurrency", curves=tuple(curves))
+
+
+def speed_table(work: WorkloadReport) -> Table:
+    """Throughput where each user gets a speed, between measured points."""
+    others = [curve.name for curve in work.curves if curve.name != BASELINE]
+    columns = ("tokens/s/user", *(curve.title for curve in work.curves))
+    rows = [
+        (f"{at.user_rate:,g}", *(_reached(curve, at) for curve in work.curves),
+         *(factor_text(at.factors[name]) for name in others))
+        for at in work.at_speeds
+    ]  # fmt: skip
+    return Table(
+        title=f"Tokens/s per {work.per} at equal speed of a user: {work.title}",
+        columns=columns + tuple(f"{work.titles[name]} / plain" for name in others), rows=tuple(rows),
+        num_text_columns=0,
+    )  # fmt: skip
+
+
+def reasons_of(at_speeds: Sequence[AtSpeed]) -> tuple[str, ...]:
+    """Why a factor is missing, with the speeds that it is missing at."""
+    rates: dict[str, list[str]] = {}
+    for at in at_speeds:
+        for factor in at.factors.values():
+            if factor.why is not None:
+                rates.setdefault(factor.why, []).append(f"{at.user_rate:,g}")
+    return tuple(f"{', '.join(dict.fromkeys(at))}: {why}" for why, at in rates.items())
+
+
+def sweep_table(work: WorkloadReport) -> Table:
+    """Every concurrency and method."""
+    rows = []
+    for line in work.sweep:
+        for name, measured in line.by_method.items():
+            rates = (_rate(measured.rate), _rate(measured.user_rate))
+            factor = "" if name == BASELINE else factor_text(measured.speedup)
+            rows.append(
+                (
+                    line.name,
+                    work.titles[name],
+                    *rates,
+                    factor,
+                    _tau(measured.tau_of_drafting_passes),
+                    str(measured.lost),
+                )
+            )
+    return Table(
+        title=f"At equal concurrency: {work.title}", rows=tuple(rows), num_text_columns=2,
+        columns=("concurrency", "method", f"tokens/s/{work.per}", "tokens/s/user", "x plain", TAU, "lost"),
+    )  # fmt: skip
+
+
+def acceptance_table(work: WorkloadReport) -> Table:
+    """Counts, and the share of drafting passes in which the draft at position 1, 2, ... was accepted."""
+    most = max((len(line.shares) for line in work.acceptance), default=0)
+    rows = []
+    for line in work.acceptance:
+        counts = line.acceptance.counts
+        numbers = (None,) * 3 if counts is None else (counts.drafting_passes, counts.proposed, counts.accepted)
+        shares = [f"{share:.0%}" for share in line.shares]
+        rows.append(
+            (work.titles[line.method], line.acceptance.source, str(line.concurrency),
+             *(NONE if count is None else f"{count:,}" for count in numbers),
+             _tau(line.acceptance.tau_of_drafting_passes),
+             *shares, *[NONE] * (most - len(shares)))
+        )  # fmt: skip
+    return Table(
+        title=f"Acceptance by position: {work.title}", rows=tuple(rows), num_text_columns=2,
+        columns=("method", "source", "concurrency", "drafting passes", "proposed", "accepted", TAU,
+                 *map(str, range(1, most + 1))),
+    )  # fmt: skip
+
+
+def task_table(report: BenchReport, task: TaskReport) -> Table:
+    """Tokens/s of one request, speed-up and tau of each method."""
+    others = [name for name in report.methods if name != BASELINE]
+    columns: tuple[str, ...] = ("task", "concurrency", "plain, tokens/s")
+    for name in others:
+        columns += (f"{report.titles[name]}, tokens/s", "speed-up", TAU)
+    rows = []
+    for row in task.rows:
+        cells = [row.name, str(row.concurrency), *_task_cells(row, BASELINE)[:1]]
+        rows.append((*cells, *(cell for name in others for cell in _task_cells(row, name))))
+    if (mean := task.average) is not None:
+        name = "average" if mean.num_rows == len(task.rows) else f"average of {mean.num_rows}"
+        cells = [name, "", ""]
+        for method in others:
+            cells += ["", f"{mean.speedups[method]:.2f}x", _tau(mean.taus_of_drafting_passes.get(method))]
+        rows.append(tuple(cells))
+    return Table(title=f"Tokens/s of one request: {task.title}", columns=columns, rows=tuple(rows))
+
+
+def _task_cells(row: ComparisonRow, method: str) -> tuple[str, str, str]:
+    measured = row.by_method.get(method)
+    if measured is None:
+        return NONE, NONE, NONE
+    return _rate(measured.rate), factor_text(measured.speedup), _tau(measured.tau_of_drafting_passes)
+
+
+def published_table(figures: Sequence[PublishedFigure]) -> Table:
+    """Each with the deployment that it is of."""
+    rows = tuple(
+        (f.source, f.data_set + (f", {f.category}" if f.category else ""), f.deployment,
+         TITLES.get(f.method, f.method), NONE if f.speedup is None else f"{f.speedup:g}x", _tau(f.tau))
+        for f in figures
+    )  # fmt: skip
+    columns = ("source", "data set", "deployment", "method", "speed-up", "tau")
+    return Table(title="Published for the same target", columns=columns, rows=rows, num_text_columns=4)
+
+
+def run_facts(run: BenchRun) -> Iterator[str]:
+    """Hardware, versions, command and seed, in words."""
+    client, prompts, request = run.client, run.prompt_set, run.request
+    gpus = ", ".join(client.gpus) or "no GPU"
+    thinking = f"thinking {request.thinking}, " if request.thinking else ""
+    ended = "eos ignored" if request.ignore_eos else "natural end"
+    yield f"created: {run.created}"
+    yield f"server: {run.server or 'not stated'}"
+    yield f"GPUs of a server: {run.num_gpus or 'not stated, so throughput is per server'}"
+    yield f"load sent from: {client.cpu}, {client.cores} cores, {client.memory_gib:.0f} GiB, {gpus}"
+    yield f"prompts: {prompts.name}: {prompts.num_prompts} from {prompts.source}, sha256 {prompts.sha256[:12]}"
+    yield (
+        f"requests: {request.template}, {thinking}temperature {request.temperature:g}, up to {request.max_tokens}"
+        f" tokens, {ended}"
+    )
+    for m in run.methods:
+        overrides = f", with {m.overrides}" if m.overrides else ""
+        yield f"{m.name}: {m.model} at {m.url}, {m.runtime} {m.runtime_version or '(version unknown)'}{overrides}"
+    yield f"versions: {', '.join(f'{name} {version}' for name, version in run.versions.items())}"
+    yield f"command: {command_line(run.command)}"
+    yield f"seed: {run.seed}"
+
+
+def factor_text(factor: Speedup | None) -> str:
+    """3.1x (2.9-3.3), or that there is none."""
+    if factor is None or factor.value is None:
+        return NONE
+    spread = "" if factor.interval is None else f" ({factor.interval[0]:.2f}-{factor.interval[1]:.2f})"
+    return f"{factor.value:.2f}x{spread}"
+
+
+def _reached(curve: SpeedCurve, at: AtSpeed) -> str:
+    rate = at.gpu_rates[curve.name]
+    if rate is None:
+        return "not measured" if curve.front and at.user_rate < curve.front[-1].user_rate else "not reached"
+    return _rate(rate)
+
+
+def _rate(rate: float | None) -> str:
+    return NONE if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:,.1f}"
+
+
+def _tau(tau: float | None) -> str:
+    return NONE if tau is None else f"{tau:.2f}"

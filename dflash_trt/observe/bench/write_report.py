@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory of a report: the page as HTML and Markdown, each curve as SVG and PNG, and NVIDIA's files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from dflash_trt.files.picture import save_picture
+from dflash_trt.files.write import OutputKind, new_directory
+from dflash_trt.observe.bench import report_tables
+from dflash_trt.observe.bench.bootstrap import NUM_SAMPLES
+from dflash_trt.observe.bench.comparison_report import BenchReport
+from dflash_trt.observe.bench.specdec_files import write_specdec_files
+from dflash_trt.observe.bench.workloads import LoadedRun
+from dflash_trt.observe.pages.page_templates import PAGE, render
+from dflash_trt.observe.plots.curves import NARROW, Plot, draw, svg
+
+MARKDOWN, HTML, SPECDEC = "report.md", "report.html", "specdec_bench"
+
+
+def _is_ours(directory: Path) -> bool:
+    file = directory / HTML
+    return file.is_file() and PAGE.recognizes(file)
+
+
+REPORT = OutputKind(name="a report of a bench run", recognizes=_is_ours)
+
+
+def write_report(directory: Path, report: BenchReport, runs: Sequence[LoadedRun], *, force: bool) -> None:
+    """Writes all of it; raises BuildError where something stands there, unless it is a report and `force`."""
+    with new_directory(directory, REPORT, force=force) as new:
+        (new / MARKDOWN).write_text(render_report(report, "markdown"), encoding="utf-8")
+        (new / HTML).write_text(render_report(report, "html"), encoding="utf-8")
+        for name, plot in _plots(report):
+            if plot.curves:
+                (new / f"{name}.svg").write_text(svg(plot), encoding="utf-8")
+                save_picture(draw(plot, has_heading=True), new / f"{name}.png")
+        write_specdec_files(new / SPECDEC, runs)
+
+
+def render_report(report: BenchReport, style: Literal["html", "markdown"]) -> str:
+    """The page as text; the same report gives the same bytes."""
+    pictures = [
+        {"file": f"{name}.svg", "alt": plot.description}
+        | ({"wide": svg(plot), "narrow": svg(plot, NARROW)} if style == "html" else {})
+        if plot.curves else None
+        for name, plot in _plots(report)
+    ]  # fmt: skip
+    return render(
+        "bench_report.j2", style, report=report, tables=report_tables, num_samples=NUM_SAMPLES, pictures=pictures
+    )
+
+
+def _plots(report: BenchReport) -> Iterator[tuple[str, Plot]]:
+    """File names without ending, and pictures; one without curves where no method has a point."""
+    for index, work in enumerate(report.workloads, start=1):
+        number = f"-{index}" if len(report.workloads) > 1 else ""
+        yield f"pareto{number}", report_tables.workload_plot(report, work)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An estimate as tables and a picture, for the terminal and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dflash_trt.files.human_sizes import human_bytes
+from dflash_trt.observe.estimate.bands import Band
+from dflash_trt.observe.estimate.report import Account, Estimate, MethodCurve
+from dflash_trt.observe.pages.table import Table
+from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint
+from dflash_trt.observe.plots.methods import STYLES, TITLES
+
+MAX_INFLUENCES = 6
+
+
+def title(result: Estimate) -> str:
+    """Target and GPUs."""
+    return f"{result.system.target.target} on {result.system.gpu}x{result.system.num_gpus}: predicted, not measured"
+
+
+def lead(result: Estimate) -> str:
+    """What was asked, and what the figures are."""
+    system, traffic = result.system, result.traffic
+    return (
+        f"TP {system.tensor_parallel}, EP {system.expert_parallel}, {system.runtime}; {traffic.prompt_tokens} prompt"
+        f" and {traffic.output_tokens} output tokens; DFlash: {result.acceptance_source}; EAGLE-3: an assumed shape."
+        " Predicted from sizes and published kernel times; bands follow from the ranges of the constants."
+    )
+
+
+def plot(result: Estimate) -> Plot:
+    """The curves with their bands."""
+    curves = [
+        PlotCurve(TITLES[curve.method], STYLES[curve.method], tuple(
+            PlotPoint(
+                user_rate=p.user_rate.value, gpu_rate=p.gpu_rate.value, label=str(p.point.batch),
+                low=(p.user_rate.low, p.gpu_rate.low), high=(p.user_rate.high, p.gpu_rate.high),
+            )
+            for p in curve.points
+        ))
+        for curve in result.curves if curve.points
+    ]  # fmt: skip
+    return Plot(title=title(result), detail=lead(result).partition(";")[0], per="GPU", labels="batch",
+                curves=tuple(curves))  # fmt: skip
+
+
+def tables(result: Estimate) -> Iterator[Table]:
+    """All, in the order in which they are read."""
+    yield rate_table(result)
+    yield from (step_table(account) for account in result.accounts)
+    yield from (curve_table(curve, result.system.max_batch_size) for curve in result.curves)
+    yield memory_table(result)
+    yield influence_table(result)
+
+
+def rate_table(result: Estimate) -> Table:
+    """Throughput of each method where users get a speed."""
+    rows = []
+    for ratio in result.at_rates:
+        plain, dflash = ratio.gpu_rates["none"], ratio.gpu_rates["dflash"]
+        factor = f"{dflash / plain:.1f}x" if plain else "plain ends before" if dflash else ""
+        rates = (f"{rate:,.0f}" if rate else "-" for rate in ratio.gpu_rates.values())
+        rows.append((f"{ratio.user_rate:,.0f}", *rates, factor))
+    columns = ("tokens/s/user", *(f"{TITLES[curve.method]}, tokens/s/GPU" for curve in result.curves), "DFlash / plain")
+    return Table(title="throughput per GPU at a given speed", columns=columns, rows=tuple(rows), num_text_columns=0)
+
+
+def step_table(account: Account) -> Table:
+    """One step, term by term."""
+    at, total = account.point, sum(term.seconds for term in account.terms)
+    experts = f", {account.experts_touched:.0f} experts a layer" if account.experts_touched else ""
+    sums = ("all", "", total, sum(term.bytes for term in account.terms))
+    rows = tuple(
+        (part, name, f"{seconds * 1e6:,.0f}", f"{seconds / total:.0%}", human_bytes(round(read)) if read else "")
+        for part, name, seconds, read in [*((t.part, t.name, t.seconds, t.bytes) for t in account.terms), sums]
+    )
+    return Table(
+        title=f"one step, {TITLES[at.method]}: batch {at.batch}, {at.draft_tokens} drafts, tau {at.tau:.2f}{experts}",
+        columns=("part", "term", "us", "share", "read"), rows=rows, num_text_columns=2,
+    )  # fmt: skip
+
+
+def curve_table(curve: MethodCurve, configured: int) -> Table:
+    """Powers of two of the batch; --json has all."""
+    rows = tuple(
+        (str(p.batch), str(p.draft_tokens), f"{p.tau:.2f}", f"{p.step_seconds * 1e3:.2f}",
+         _band(banded.user_rate), _band(banded.gpu_rate))
+        for banded in curve.points if (p := banded.point).batch & (p.batch - 1) == 0
+    )  # fmt: skip
+    limit = f"batch {curve.limit.batch:,} ({curve.limit.reason})"
+    return Table(
+        title=f"{TITLES[curve.method]}: memory allows {limit}, the deployment sets {configured}", rows=rows,
+        columns=("batch", "drafts", "tau", "step, ms", "tokens/s/user", "tokens/s/GPU"), num_text_columns=0,
+    )  # fmt: skip
+
+
+def memory_table(result: Estimate) -> Table:
+    """Of one GPU, at the deployment's batch."""
+    system, items = result.system, result.curve("dflash").memory
+    free = system.gpu_memory_bytes - sum(item.bytes for item in items)
+    rows = [(item.name, human_bytes(item.bytes)) for item in items]
+    rows.append((f"free of {human_bytes(system.gpu_memory_bytes)}", ("-" if free < 0 else "") + human_bytes(abs(free))))
+    requests = f"{system.max_batch_size} requests of {result.traffic.max_tokens} tokens"
+    return Table(title=f"memory of one GPU, DFlash: {requests}", columns=("item", "bytes"), rows=tuple(rows))
+
+
+def influence_table(result: Estimate) -> Table:
+    """The constants that matter most."""
+    rows = tuple((i.constant, f"{i.at_low - 1:+.1%}", f"{i.at_high - 1:+.1%}") for i in result.influences)
+    return Table(
+        title="what changes one user's speed most, DFlash", rows=rows[:MAX_INFLUENCES],
+        columns=("constant", "at its low end", "at its high end"),
+    )  # fmt: skip
+
+
+def _band(band: Band) -> str:
+    return f"{band.value:,.0f} ({band.low:,.0f}-{band.high:,.0f})"

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings chosen for a deployment file, and the file with them: what `dflash-trt tune` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.deploy.deployment_file import DeploymentFile
+from dflash_trt.deploy.resolve import DEFAULTS
+from dflash_trt.errors import ConfigError
+from dflash_trt.observe.estimate.constants import rates
+from dflash_trt.observe.estimate.curve import Traffic
+from dflash_trt.observe.estimate.run_points import open_points
+from dflash_trt.observe.estimate.sources import open_acceptances, open_system, read_deployment
+from dflash_trt.observe.estimate.tuning import Candidate, Tuning, tune
+from dflash_trt.observe.pages.table import Table
+
+RECIPES = {"native": ("bf16", "nvfp4-native"), "engine": ("bf16", "fp8", "nvfp4")}
+
+
+class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked."""
+
+    config: str
+    slo: float
+    acceptance: Path | None
+    tau: float | None
+    traffic: Traffic
+    runtime: str
+    measured: Path | None
+    """A run, or a file of points, in the model's place."""
+    target: str | None
+    draft: str | None
+
+
+def tune_deployment(request: TuneRequest) -> tuple[Tuning, str, str]:
+    """The settings, where acceptance is from, and the text of the deployment file.
+
+    Raises ConfigError where no setting reaches the speed, or drafts do not pay.
+    """
+    deployment, system = open_system(request.config, request.runtime, request.target, request.draft)
+    acceptances, source = open_acceptances(system, request.acceptance, request.tau)
+    points = None if request.measured is None else open_points(request.measured, system)
+    has_fp4 = rates(system.gpu, request.runtime).fp4_flops > 0
+    recipes = [recipe for recipe in RECIPES[deployment.mode] if has_fp4 or not recipe.startswith("nvfp4")]
+    if points or deployment.draft_sizes.quantized:
+        recipes = [deployment.recipe]
+    systems = {
+        recipe: open_system(request.config, request.runtime, request.target, request.draft, recipe)[1]
+        for recipe in recipes
+    }
+    tuning = tune(
+        systems, request.traffic, acceptances["dflash"], request.slo, measured=points,
+        is_scheduled=request.runtime != "sglang",
+    )  # fmt: skip
+    if tuning.schedule[0][1] == 0:
+        raise ConfigError(
+            "tune: expected drafts to pay for one user, found plain decoding faster",
+            hint="serve without a drafter: serve-config --method none",
+        )
+    return tuning, source, _text(read_deployment(request.config), tuning, request.traffic.max_tokens)
+
+
+def _text(file: DeploymentFile, tuning: Tuning, tokens: int) -> str:
+    """The deployment file with the settings chosen; what they do not concern stays as it was."""
+    import yaml
+
+    best = tuning.best
+    gpu, _, count = file.gpus.rpartition("x")
+    copies = f", {int(count) // best.tensor_parallel} times" if best.tensor_parallel < int(count) else ""
+    values = msgspec.to_builtins(file)
+    values |= {
+        "description": f"{file.description}; tuned for {tuning.slo:g} tokens/s/user{copies}",
+        "gpus": f"{gpu}x{best.tensor_parallel}",
+        "recipe": best.recipe,
+        "tensor_parallel": best.tensor_parallel,
+        "expert_parallel": best.expert_parallel,
+        "max_batch_size": best.batch,
+        "max_seq_len": max(tokens, file.max_seq_len or 0),
+        "draft_tokens": tuning.schedule[0][1],
+        "draft_schedule": dict(tuning.schedule) if len(tuning.schedule) > 1 else None,
+    }
+    changed = {key: value for key, value in values.items() if value != DEFAULTS.get(key, None)}
+    return str(yaml.safe_dump(changed, sort_keys=False, width=120, allow_unicode=True))
+
+
+def tuning_tables(tuning: Tuning, source: str) -> Iterator[Table]:
+    """The settings, best first, and the model beside what was measured."""
+    rows = tuple(_row(candidate) for candidate in (tuning.best, *tuning.others[:7]))
+    columns = ("ranks", "experts", "recipe", "batch", "drafts", "tokens/s/user", "tokens/s/GPU", "limit")
+    yield Table(title=f"settings for {tuning.slo:g} tokens/s/user; {source}", columns=columns, rows=rows)
+    if tuning.measured:
+        points = tuple(
+            (str(p.measured.batch), str(p.measured.draft_tokens), f"{p.measured.user_rate:.0f}",
+             f"{p.predicted_rate:.0f}", f"{p.error:+.0%}")
+            for p in tuning.measured
+        )  # fmt: skip
+        yield Table(
+            title="the model against what was measured, tokens/s/user", rows=points,
+            columns=("batch", "drafts", "measured", "predicted", "error"),
+        )  # fmt: skip
+
+
+def tuning_lines(tuning: Tuning, runtime: str) -> Iterator[str]:
+    """The best setting in words, and as the runtime's arguments."""
+    user, gpu = tuning.user_rate, tuning.gpu_rate
+    yield (
+        f"best: {user.value:.0f} tokens/s/user ({user.low:.0f} to {user.high:.0f} over constants' ranges),"
+        f" {gpu.value:.0f} tokens/s/GPU ({gpu.low:.0f} to {gpu.high:.0f})"
+    )
+    margins = [rate / tuning.slo - 1 for rate in (user.value, user.low)]
+    yield f"margin: {margins[0]:+.1%} over what was asked for, {margins[1]:+.1%} at the band's low end"
+    if tuning.model_error is not None:
+        yield (
+            f"{len(tuning.measured)} measured points in place of the model, which was off by"
+            f" {tuning.model_error:.0%} (median); elsewhere the model times {tuning.model_factor:.2f}"
+        )
+    first = tuning.schedule[0][1]
+    lengths = ", ".join(f"{length} from batch {batch}" for batch, length in tuning.schedule)
+    arguments = {
+        "trtllm": f"max_draft_len {first}; draft_len_schedule: {lengths}",
+        "vllm": f"num_speculative_tokens {first}; num_speculative_tokens_per_batch_size: {lengths}",
+        "sglang": f"block of {first + 1} (speculative_num_draft_tokens)",
+    }
+    yield f"{runtime}: {arguments[runtime]}"
+
+
+def _row(candidate: Candidate) -> tuple[str, ...]:
+    return (
+        f"TP {candidate.tensor_parallel}", f"EP {candidate.expert_parallel}", candidate.recipe, str(candidate.batch),
+        str(candidate.draft_tokens), f"{candidate.user_rate:.0f}", f"{candidate.gpu_rate:.0f}", candidate.limit,
+    )  # fmt: skip
