@@ -53,7 +53,7 @@ test-gpu: $(TOOLS)  ## the kernels on this machine's GPU; compiles them first
 gpu-report: $(TOOLS)  ## everything that needs a GPU, in ten minutes: tests, plans, parity, speed; writes gpu-report.md
 	$(BIN)/python benchmarks/gpu_report.py
 
-contract: $(TOOLS)  ## ask a TensorRT-LLM's own classes about all that is written for it: TENSORRT_LLM=DIR
+contract: $(TOOLS)  ## ask a TensorRT-LLM about all that is written for it, and its worker about our drafter: TENSORRT_LLM=DIR
 	$(BIN)/python -m tests.contract.tensorrt_llm_arguments $(TENSORRT_LLM)
 
 lint: $(TOOLS)  ## ruff and mypy

@@ -16,7 +16,7 @@ from dflash_trt.trtllm.start import run_command
 
 if __name__ == "__main__":
     try:
-        worker = register().commit
+        worker = register().commit[:12]
     except DFlashError as problem:
         sys.exit(f"error: {problem}")
     print(f"dflash-trt: its drafter is registered, for TensorRT-LLM's worker of {worker}", file=sys.stderr)

@@ -1,32 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What engine mode relies on inside TensorRT-LLM, checked before anything is registered.
+"""What engine mode relies on inside TensorRT-LLM, checked in its files before anything is registered.
 
-Read in NVIDIA/TensorRT-LLM, below tensorrt_llm/_torch: speculative/dflash.py at the commits of GENERATIONS and at
-00679c66c3e3, which is like the older of them, speculative/interface.py (SpecWorkerBase), models/modeling_dflash.py at
-009d8fa431bd, models/checkpoints/base_weight_mapper.py at 0c8de69a1ca6, models/modeling_utils.py and
-models/modeling_speculative.py of the same months. The releases' own wheels have not been read: what differs in them
-shows here, at load.
+`generations.json` has what was read in NVIDIA/TensorRT-LLM, below tensorrt_llm/_torch: speculative/dflash.py at the
+commits of its generations (864a4300 by name only) and at 00679c66c3e3, which is like 414ba69f without FA4,
+speculative/interface.py (SpecWorkerBase) at 00b6d5a25c30, models/modeling_dflash.py at 009d8fa431bd,
+models/checkpoints/base_weight_mapper.py at 0c8de69a1ca6, models/modeling_utils.py and models/modeling_speculative.py
+of the same months. No release's wheel has been read: `make contract TENSORRT_LLM=DIR` reads one.
 """
 
 from __future__ import annotations
 
 import ast
-import inspect
-import textwrap
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
-from dflash_trt.errors import EngineError, MissingDependencyError
+import msgspec
 
-RELEASES = ("1.3.0rc27", "1.4.0rc1")
-"""That the interface below was read for, the newest last."""
-INTERFACE = "tensorrt_llm._torch.speculative.interface"
-REGISTRY = "tensorrt_llm._torch.models.modeling_utils"
-DRAFTER = "tensorrt_llm._torch.models.modeling_dflash"
-WORKER = "tensorrt_llm._torch.speculative.dflash"
-LOADER = "tensorrt_llm._torch.models.modeling_speculative"
-MAPPER = "tensorrt_llm._torch.models.checkpoints.base_weight_mapper"
+from dflash_trt.errors import ConfigError, EngineError, MissingDependencyError
+from dflash_trt.files.json_file import read_json
+from dflash_trt.trtllm.drafter_uses import DrafterUses
+from dflash_trt.trtllm.package_source import FUNCTIONS, PackageSource, parameters
+
+PACKAGE = "tensorrt_llm"
+MODELS, SPECULATIVE = f"{PACKAGE}._torch.models", f"{PACKAGE}._torch.speculative"
+INTERFACE, WORKER = f"{SPECULATIVE}.interface", f"{SPECULATIVE}.dflash"
+REGISTRY, DRAFTER = f"{MODELS}.modeling_utils", f"{MODELS}.modeling_dflash"
+LOADER, MAPPER = f"{MODELS}.modeling_speculative", f"{MODELS}.checkpoints.base_weight_mapper"
 # Function by module, with the parameters it is called with: by us, or by the worker on our drafter.
 SIGNATURES = {
     (REGISTRY, "register_draft_model"): "mode",
@@ -45,152 +48,196 @@ SIGNATURES = {
     (WORKER, "DFlashWorker._store_prefill_context"): "self draft_model spec_metadata attn_metadata position_ids"
     " total_target_tokens",
 }
-DRAFTER_INPUTS = "DFlashWorker.prepare_1st_drafter_inputs"
-BUILDER = "model_config draft_config lm_head model"
-
-
-class Generation(NamedTuple):
-    """A worker that engine mode was written for."""
-
-    commit: str
-    drafter_inputs: str
-    """Parameters of DRAFTER_INPUTS, by which generations are told apart."""
-    news: str
-    """What it has that the one before it had not, and what that means here."""
-    unused: frozenset[str] = frozenset()
-    """What it reads of drafters on paths of its own that ours never takes."""
-
-
+DRAFTER_INPUTS = (WORKER, "DFlashWorker.prepare_1st_drafter_inputs")
 _INPUTS = (
     "self input_ids position_ids hidden_states accepted_tokens num_accepted_tokens attn_metadata spec_metadata"
     " draft_model total_target_tokens"
 )
-GENERATIONS = (
-    Generation("414ba69f42c2", _INPUTS, "the first that was read"),
-    Generation(
-        "864a4300",
-        f"{_INPUTS} prep",
-        "prep and ctx_rows_start (kernels of one target and its paged cache: not taken with ours), a mask row of the"
-        " draft's own (ours have none), one buffer of captured hidden states for all CUDA graphs",
-        # Read with prep alone, which one target's kernels make.
-        frozenset(
-            [
-                "_fused_kv_weight",
-                "_fused_kv_bias",
-                "_input_ln_eps",
-                "_k_norm_stacked",
-                "_k_norm_eps",
-                "_is_neox",
-                "_get_cos_sin_cache",
-            ]
-        ),
-    ),
-)
-"""The newest last."""
-# What the worker reads of a drafter or sets on it, and what only on paths that ours never takes.
-ATTRIBUTES = {
-    "model_config", "config", "model", "draft_model_full", "lm_head", "logits_processor", "fc", "hidden_norm",
-    "mask_token_id", "mask_token_embedding", "block_size", "dflash_attention_backend", "_num_attn_layers", "_num_heads",
-    "_num_kv_heads", "_head_dim",
-    "_runtime_position_ceiling", "_build_fused_kv_buffers", "project_target_hidden", "precompute_context_kv",
-    "dflash_forward",
-}  # fmt: skip
-UNUSED = {
-    "_kv_factor", "_paged_ctx_cache", "_uses_worker_attention_backend", "validate_block_attention_windows",
-    "_get_attention_mask_args", "is_dflash2", "has_candidate_selector", "candidate_selector", "select_candidate_path",
-}  # fmt: skip
+BUILDER = "model_config draft_config lm_head model"
+CLASSES = ((WORKER, "DFlashWorker"), (LOADER, "SpecDecOneEngineForCausalLM"))
+# What every generation calls: a worker that does not is none that our drafter was written for.
+CALLED = ("project_target_hidden", "precompute_context_kv", "dflash_forward", "_build_fused_kv_buffers",
+          "logits_processor", "load_weights", "load_weights_from_target_model")  # fmt: skip
+
+
+class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker that engine mode was written for."""
+
+    commit: str
+    uses: tuple[str, ...]
+    """Groups of uses of the drafter that it may have."""
+    marks: tuple[str, ...]
+    """Uses that the generations before it had not."""
+    description: str
+    """What it has, and what that means here."""
+    inputs: tuple[str, ...] = ()
+    """Parameters of DRAFTER_INPUTS beside the first generation's."""
+
+    @property
+    def signatures(self) -> dict[tuple[str, str], str]:
+        """Parameters by module and function."""
+        return {**SIGNATURES, DRAFTER_INPUTS: " ".join((_INPUTS, *self.inputs))}
+
+    @property
+    def known(self) -> frozenset[str]:
+        """The uses of its groups."""
+        return frozenset(use for group in self.uses for use in contract_data().uses[group])
+
+
+class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A release of TensorRT-LLM of which something was read."""
+
+    version: str
+    generation: str | None
+    """Commit of its worker; None where nothing says which it is, so that only its files can."""
+    known_by: str
+
+
+class ContractData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """generations.json."""
+
+    uses: dict[str, tuple[str, ...]]
+    """Of the drafter, by group: `ours` are those that our drafter serves, the others are never taken with it."""
+    generations: tuple[Generation, ...]
+    releases: tuple[Release, ...]
+
+
+@cache
+def contract_data() -> ContractData:
+    """What was read of TensorRT-LLM."""
+    return read_json(Path(__file__).parent / "generations.json", ContractData, ConfigError, what="the contract")
+
+
+RELEASES = tuple(release.version for release in contract_data().releases)
+"""Of which something was read, the newest last."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What the files of a TensorRT-LLM say."""
+
+    version: str
+    uses: frozenset[str]
+    """Of the drafter, by worker, loader and weight mapper."""
+    generation: Generation
+    """That it is, or is nearest to."""
+    differences: tuple[str, ...]
+    """To that generation, each in one line."""
 
 
 def import_tensorrt_llm(asked_by: str) -> Any:
     """The package; MissingDependencyError, in the name of `asked_by`, where it cannot be imported."""
     try:
-        return import_module("tensorrt_llm")
+        return import_module(PACKAGE)
     except ImportError as problem:
-        raise MissingDependencyError(
-            f"{asked_by}: expected tensorrt_llm, found: {problem}",
-            # As NVIDIA's installation guide of 1.3.0rc24 has it.
-            hint=f"in an environment of its own: pip install tensorrt_llm=={RELEASES[-1]} dflash-trt",
-        ) from None
+        raise _missing(asked_by, str(problem)) from None
 
 
 def check_contract() -> Generation:
-    """The worker's generation. Raises MissingDependencyError without TensorRT-LLM, EngineError with every difference to
-    what was read of the generation that it is nearest to."""
-    package = import_tensorrt_llm("engine mode")
-    generation = _generation()
-    if found := list(differences(package, generation)):
-        listed = "".join(f"\n  - {difference}" for difference in found)
+    """The installed worker's generation, from its files.
+
+    Raises MissingDependencyError without TensorRT-LLM, EngineError with every difference to what was read.
+    """
+    spec = find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise _missing("engine mode", f"No module named {PACKAGE!r}")
+    found = read_package(Path(next(iter(spec.submodule_search_locations))))
+    unknown = (
+        () if found.version in RELEASES else (f"version: expected {' or '.join(RELEASES)}, found {found.version}",)
+    )
+    if differences := (*unknown, *found.differences):
+        listed = "".join(f"\n  - {difference}" for difference in differences)
+        others = [version for version in RELEASES if version != found.version]
         raise EngineError(
-            "engine mode: expected the TensorRT-LLM it was written for, found differences to it, with the worker of"
-            f" {generation.commit} ({generation.news}):{listed}",
-            hint=f"install tensorrt_llm {' or '.join(RELEASES)}, or serve in native mode",
+            f"engine mode: expected a TensorRT-LLM that it was written for, found {found.version}, which differs from"
+            f" the worker of {found.generation.commit[:12]} ({found.generation.description}):{listed}",
+            hint=f"serve in native mode, or install tensorrt_llm {' or '.join(others)}",
         )
-    return generation
+    return found.generation
 
 
-def _generation() -> Generation:
-    """By the parameters of its method; the oldest where they are nobody's, for the differences to be told."""
-    method = _find(WORKER, DRAFTER_INPUTS)
-    found = [] if method is None else list(inspect.signature(method).parameters)
-    return next((g for g in reversed(GENERATIONS) if set(g.drafter_inputs.split()) <= set(found)), GENERATIONS[0])
+def read_package(directory: Path) -> Found:
+    """What the package in `directory`, installed or of a checkout, does with a drafter, and how that differs.
+
+    Nothing of it is imported. Raises EngineError for a file that is not Python.
+    """
+    source = PackageSource(directory)
+    uses = _drafter_uses(source)
+    candidates = contract_data().generations
+    marked = [g for g in candidates if any(_covers(mark, use) for mark in g.marks for use in uses)] or candidates[:1]
+    by_generation = {g.commit: tuple(differences(source, uses, g)) for g in marked}
+    nearest = min(reversed(marked), key=lambda g: len(by_generation[g.commit]))
+    return Found(_version(source), uses, nearest, by_generation[nearest.commit])
 
 
-def differences(package: Any, generation: Generation) -> Iterator[str]:
-    """Each in one line: the version, what is missing, what has other parameters, what the worker newly asks for."""
-    version = getattr(package, "__version__", "none")
-    if version not in RELEASES:
-        yield f"version: expected {' or '.join(RELEASES)}, found {version}"
-    for (module, name), expected in {**SIGNATURES, (WORKER, DRAFTER_INPUTS): generation.drafter_inputs}.items():
-        yield from _signature(f"{module}.{name}", _find(module, name), expected)
-    mode = _find(INTERFACE, "SpeculativeDecodingMode.DFLASH")
-    if mode is None:
+def differences(source: PackageSource, uses: frozenset[str], generation: Generation) -> Iterator[str]:
+    """Each in one line: what is missing, what has other parameters, what is newly asked of a drafter."""
+    for (module, name), expected in generation.signatures.items():
+        yield from _signature(f"{module}.{name}", source.parameters(module, name), expected)
+    if source.find(INTERFACE, "SpeculativeDecodingMode.DFLASH") is None:
         yield f"{INTERFACE}.SpeculativeDecodingMode.DFLASH: expected it, found none"
-    elif (lookup := _find(REGISTRY, "get_registered_draft_model_builder")) is not None:
-        yield from _signature("the builder of DFlash drafters", lookup(mode), BUILDER)
-    known = ATTRIBUTES | UNUSED | generation.unused
-    for module, name, variable in (
-        (INTERFACE, "SpecWorkerBase", "draft_model"),
-        (WORKER, "DFlashWorker", "draft_model"),
-        (MAPPER, "BaseWeightMapper.init_model_and_config", "model"),
-    ):
-        if (reader := _find(module, name)) is None:
+    yield from _signature("the builder of DFlash drafters", _builder(source), BUILDER)
+    for module, name in CLASSES:
+        if source.find(module, name) is None:
             yield f"{module}.{name}: expected it, found none"
-            continue
-        for asked in sorted(_asked(reader, variable) - known):
-            yield f"{name}: expected no use of {variable}.{asked}, which our drafter lacks, found one"
+    for use in sorted(uses):
+        if not any(_covers(known, use) for known in generation.known):
+            yield f"the drafter: expected nothing that ours was not written for, found {use}"
+    for name in CALLED:
+        if not any(use.startswith(f"{name}(") for use in uses):
+            yield f"the drafter: expected a call of {name}, found none"
 
 
-def _find(module: str, name: str) -> Any:
-    try:
-        value: Any = import_module(module)
-        for part in name.split("."):
-            value = getattr(value, part)
-    except (ImportError, AttributeError):
-        return None
-    return value
+def _drafter_uses(source: PackageSource) -> frozenset[str]:
+    uses = DrafterUses(source, SPECULATIVE)
+    for module, name in CLASSES:
+        uses.read_class(module, name)
+    uses.read_function(MAPPER, "BaseWeightMapper.init_model_and_config", "model")
+    return frozenset(uses.found)
 
 
-def _signature(name: str, function: Any, expected: str) -> Iterator[str]:
-    if function is None:
+def _covers(known: str, use: str) -> bool:
+    """Whether `use` is `known`, a part of it, or, behind a star, anything below it."""
+    if known.endswith(".*"):
+        return use == known[:-2] or use.startswith((known[:-1], f"{known[:-2]}("))
+    return use == known or known.startswith(f"{use}.")
+
+
+def _signature(name: str, found: list[str] | None, expected: str) -> Iterator[str]:
+    if found is None:
         yield f"{name}: expected ({expected.replace(' ', ', ')}), found none"
-        return
-    found = list(inspect.signature(function).parameters)
-    if found != expected.split():
+    elif found != expected.split():
         yield f"{name}: expected ({expected.replace(' ', ', ')}), found ({', '.join(found)})"
 
 
-def _asked(reader: Any, variable: str) -> set[str]:
-    """The attributes of `variable` in a class's or a method's source, direct or through getattr and hasattr."""
+def _builder(source: PackageSource) -> list[str] | None:
+    """Parameters of the function that TensorRT-LLM itself registers for DFlash, in whichever of its model files."""
+    for file in sorted(source.directory.joinpath("_torch", "models").glob("*.py")):
+        if b"register_draft_model(" not in file.read_bytes():
+            continue
+        tree = source.module(f"{MODELS}.{file.stem}")
+        for node in tree.body if tree else ():
+            if isinstance(node, FUNCTIONS) and any(map(_registers_dflash, node.decorator_list)):
+                return parameters(node)
+    return None
 
-    def is_drafter(node: ast.expr) -> bool:
-        return isinstance(node, ast.Name) and node.id == variable
 
-    names = set()
-    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(reader)))):
-        if isinstance(node, ast.Attribute) and is_drafter(node.value):
-            names.add(node.attr)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
-            subject, name = node.args[:2]
-            if is_drafter(subject) and isinstance(name, ast.Constant):
-                names.add(str(name.value))
-    return names
+def _registers_dflash(mark: ast.expr) -> bool:
+    return (
+        isinstance(mark, ast.Call)
+        and ast.unparse(mark.func).endswith("register_draft_model")
+        and any(ast.unparse(argument).endswith(".DFLASH") for argument in mark.args)
+    )
+
+
+def _version(source: PackageSource) -> str:
+    statement = source.find(f"{PACKAGE}.version", "__version__")
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    return str(value.value) if isinstance(value, ast.Constant) else "none"
+
+
+def _missing(asked_by: str, problem: str) -> MissingDependencyError:
+    return MissingDependencyError(
+        f"{asked_by}: expected {PACKAGE}, found: {problem}",
+        # As NVIDIA's installation guide of 1.3.0rc24 has it.
+        hint=f"in an environment of its own: pip install {PACKAGE}=={RELEASES[-1]} dflash-trt",
+    )

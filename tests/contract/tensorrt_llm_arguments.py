@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make contract TENSORRT_LLM=DIR`: what the pydantic classes of a TensorRT-LLM say of all that we write and refuse.
+"""`make contract TENSORRT_LLM=DIR`: what a TensorRT-LLM says of all that we write and refuse, and of our drafter.
 
 DIR is a checkout of NVIDIA/TensorRT-LLM or an installed package; neither CUDA nor its compiled bindings are needed.
-Prints every shipped configuration that the classes refuse, the keys that the release and our schema do not share, and
-the deliberately broken configurations on which its verdict and the linter's differ. Exits with 1 for the first kind.
+Prints what its worker, loader and weight mapper do with a drafter that ours was not written for, every shipped
+configuration that its pydantic classes refuse, the keys that the release and our schema do not share, and the
+deliberately broken configurations on which its verdict and the linter's differ. Exits with 1 for the first two kinds.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dflash_trt.deploy.real_classes import check_trtllm
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Schema, load_schema, versions
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
+from dflash_trt.trtllm.contract import read_package
 from tests.contract.bare_import import import_bare
 from tests.deploy.broken import CASES
 from tests.deploy.broken.configuration import changed
@@ -40,7 +42,7 @@ OF_THE_CLASSES = {
 
 
 def main(directory: str | None) -> int:
-    """Prints the differences; 1 where a configuration of ours is refused."""
+    """Prints the differences; 1 where engine mode would stop or a configuration of ours is refused."""
     package = None if not directory else find_package(Path(directory))
     if package is None:
         print(USAGE if not directory else USAGE.replace("none", f"no {ARGUMENTS} in {directory}"), file=sys.stderr)
@@ -49,6 +51,8 @@ def main(directory: str | None) -> int:
     schema = load_schema("trtllm", release if release in versions("trtllm") else None)
     module, finder = import_bare(package, ARGUMENTS)
     print(f"TensorRT-LLM {release} in {package}, compared with the schema of {schema.version}")
+    engine = read_package(package)
+    _print(f"engine mode, with the worker of {engine.generation.commit[:12]}: differences", list(engine.differences))
     _print(
         "modules that could not be imported here and were replaced", [f"{k}: {v}" for k, v in finder.replaced.items()]
     )
@@ -57,7 +61,7 @@ def main(directory: str | None) -> int:
     _print(f"of {len(written)} written configurations, refused", refused)
     _print("keys that are not the same", list(differing_keys(module, schema)))
     _print(f"of {len(CASES)} broken configurations, judged differently", list(differing_verdicts(module, schema)))
-    return 1 if refused else 0
+    return 1 if refused or engine.differences else 0
 
 
 def find_package(directory: Path) -> Path | None:

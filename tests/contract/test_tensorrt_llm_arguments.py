@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.paths import REPOSITORY
+from tests.trtllm.fake_package import WORKER, write_package
 
 BROKEN = "raise RuntimeError('no CUDA')\n"
 FILES = {
@@ -96,6 +97,7 @@ pytest.importorskip("pydantic", reason="the classes of TensorRT-LLM are pydantic
 
 
 def package(directory: Path, **changes: str) -> Path:
+    write_package(directory)
     for name, text in {**FILES, **changes}.items():
         file = directory / "tensorrt_llm" / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -138,6 +140,18 @@ def test_a_release_that_refuses_what_we_write(tmp_path: Path) -> None:
     assert result.returncode == 1
     refused = section(result.stdout, "written configurations, refused")
     assert any("target_layer_ids: TorchLlmArgs says: Extra inputs are not permitted" in line for line in refused)
+
+
+def test_a_worker_that_asks_the_drafter_for_more(tmp_path: Path) -> None:
+    """Found in the file: the package cannot be imported here."""
+    worker = package(tmp_path) / "tensorrt_llm" / WORKER
+    whole = contract(tmp_path)
+    assert section(whole.stdout, "engine mode, with the worker of 8d62b3e5f164") == []
+    worker.write_text(worker.read_text().replace("draft_model._num_heads", "draft_model.rope_table"))
+    result = contract(tmp_path)
+    assert result.returncode == 1
+    differences = section(result.stdout, "engine mode, with the worker of 8d62b3e5f164")
+    assert differences == ["  the drafter: expected nothing that ours was not written for, found rope_table"]
 
 
 def test_without_a_directory_it_says_how(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A package named tensorrt_llm with nothing but the names and signatures that engine mode relies on.
+"""A package named tensorrt_llm with what engine mode relies on: names, signatures and uses of the drafter.
 
-Written from NVIDIA/TensorRT-LLM at the commits that `contract.py` names; bodies are the least that runs.
+Written from NVIDIA/TensorRT-LLM at the commits that `contract.py` names: each use of the drafter that was read there
+stands here once, as the least that parses; what is registered also runs.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 FILES = {
-    "__init__.py": '__version__ = "1.4.0rc1"\n',
+    "__init__.py": "from . import version\n",
+    "version.py": '__version__ = "1.4.0rc1"\n',
     "_torch/__init__.py": "",
     "_torch/models/__init__.py": "",
     "_torch/speculative/__init__.py": "",
@@ -29,12 +31,38 @@ class SpecWorkerBase:
     "_torch/models/checkpoints/base_weight_mapper.py": '''
 class BaseWeightMapper:
     def init_model_and_config(self, model, config):
-        self.tp_size = model.model_config.mapping.tp_size if hasattr(model, "config") else 1
+        self._model = model
+        mapping = model.model_config.mapping
+        self.tp_size = 1 if mapping.enable_attention_dp or not hasattr(model, "config") else mapping.tp_size
 ''',
     "_torch/models/modeling_speculative.py": '''
+import inspect
+
+
 class SpecDecOneEngineForCausalLM:
+    def __init__(self, model, model_config):
+        self.draft_model = None
+        self.epilogue.append(self.draft_model)
+        self.draft_model.logits_processor = self.logits_processor
+        self.spec_worker.set_draft_model(self.draft_model)
+
+    def setup_aliases(self):
+        if self.draft_model is not None and getattr(self.draft_model, "shares_target_kv_cache", False):
+            self.draft_model.load_weights_from_target_model(self)
+
+    def forward(self, hidden):
+        return self.spec_worker(hidden, draft_model=self.draft_model)
+
     def load_draft_weights(self, weights, weight_mapper=None):
-        self.draft_model.load_weights(weights=weights, weight_mapper=weight_mapper)
+        from .modeling_utils import _load_weights_impl_v2
+
+        if getattr(self.draft_model, "mtp_layers", None):
+            _load_weights_impl_v2(self.draft_model, weights)
+        if "weight_mapper" in inspect.getfullargspec(self.draft_model.load_weights).args:
+            self.draft_model.load_weights(weights=weights, weight_mapper=weight_mapper)
+        else:
+            self.draft_model.load_weights(weights=weights)
+        self.draft_model.load_weights_from_target_model(self)
 ''',
     "_torch/models/modeling_utils.py": '''
 BUILDERS = {}
@@ -42,7 +70,8 @@ BUILDERS = {}
 
 def register_draft_model(mode):
     def decorate(builder):
-        BUILDERS[mode] = builder
+        if mode not in BUILDERS or not builder.__module__.startswith("tensorrt_llm._torch.models."):
+            BUILDERS[mode] = builder  # one from outside wins, whichever comes first
         return builder
 
     return decorate
@@ -84,27 +113,96 @@ from .interface import SpecWorkerBase
 
 
 class DFlashWorker(SpecWorkerBase):
+    def _validate(self, draft_model):
+        return getattr(draft_model, "dflash_attention_backend", None) == self.backend
+
     def set_draft_model(self, draft_model):
-        self.backend = getattr(draft_model, "dflash_attention_backend", None)
+        super().set_draft_model(draft_model)
+        self._validate(draft_model)
+        self.is_second = getattr(draft_model, "is_dflash2", False)
+
+    def _lazy_init_ctx_buffers(self, draft_model):
+        config = getattr(draft_model, "config", None)
+        self.max_ctx = getattr(config, "max_position_embeddings", None)
+        dtype = draft_model.fc.weight.dtype if hasattr(draft_model, "fc") else None
+        self.block = getattr(draft_model, "block_size", None)
+        assert hasattr(draft_model, "_build_fused_kv_buffers")
+        draft_model._build_fused_kv_buffers()
+        heads = draft_model._num_heads, draft_model._num_kv_heads, draft_model._head_dim
+        draft_model._runtime_position_ceiling = self.max_ctx + getattr(draft_model, "_kv_factor", 2)
+        is_paged = getattr(draft_model, "_paged_ctx_cache", False)
+        if is_paged and getattr(draft_model, "_uses_worker_attention_backend", True):
+            draft_model.validate_block_attention_windows()
+            return [draft_model._get_attention_mask_args(i)[0] for i in range(draft_model._num_attn_layers)]
 
     def _store_prefill_context(self, draft_model, spec_metadata, attn_metadata, position_ids, total_target_tokens):
-        return hasattr(draft_model, "fc") and draft_model.precompute_context_kv(None, position_ids)
+        if hasattr(draft_model, "fc") and hasattr(draft_model, "hidden_norm"):
+            return draft_model.precompute_context_kv(draft_model.project_target_hidden(spec_metadata), position_ids)
+
+    def _forward_impl(self, inputs, draft_model):
+        hidden = draft_model.dflash_forward(
+            noise_embedding=inputs[0], query_positions=inputs[1], num_ctx_per_req=inputs[2], ctx_k_cache=inputs[3],
+            ctx_v_cache=inputs[4], ctx_cache_batch_idx=inputs[5], ctx_kv_cache=inputs[6], ctx_page_table=inputs[7],
+        )
+        logits = draft_model.logits_processor(hidden, draft_model.lm_head, None, True)
+        if getattr(draft_model, "has_candidate_selector", False):
+            logits = self._apply_dflash2_selector(draft_model, logits)
+        self._accept_stats.record_draft_confidence(inputs, draft_model, hidden)
+        return logits
+
+    def _apply_dflash2_selector(self, draft_model, logits):
+        selector = draft_model.candidate_selector
+        ids = self.top(selector.top_k, selector.predecessor_codebook.shape[0])
+        return draft_model.select_candidate_path(logits, ids, ids, ids, ids)
 
     def prepare_1st_drafter_inputs(
         self, input_ids, position_ids, hidden_states, accepted_tokens, num_accepted_tokens, attn_metadata,
         spec_metadata, draft_model, total_target_tokens=0,
     ):
-        return draft_model.draft_model_full
+        mask = draft_model.mask_token_id if hasattr(draft_model, "mask_token_id") else draft_model.model.mask_token_id
+        embed_tokens = draft_model.draft_model_full.model.embed_tokens
+        return embed_tokens(mask), draft_model.project_target_hidden(hidden_states)
 ''',
 }  # fmt: skip
-NEWER_WORKER = """
-        spec_metadata, draft_model, total_target_tokens=0, prep=None,
-    ):
-        mask = getattr(draft_model, "mask_token_embedding", None)
+WORKER = "_torch/speculative/dflash.py"
+# What the workers of later commits have beside it: a text of the file, and what stands in its place.
+Edits = tuple[tuple[str, str], ...]
+KIMI_K3: Edits = (
+    ("total_target_tokens=0,\n    ):", "total_target_tokens=0, prep=None,\n    ):"),
+    ("        embed_tokens = ", """        mask = getattr(draft_model, "mask_token_embedding", None)
         if prep is not None:
             prep = (draft_model._fused_kv_weight, draft_model._k_norm_eps, getattr(draft_model, "_input_ln_eps", None))
-        return draft_model.draft_model_full, mask, prep
-"""
+        embed_tokens = """),
+    ("ctx_page_table=inputs[7],\n", "ctx_page_table=inputs[7],\n            **rows_kwargs(draft_model, inputs[8]),\n"),
+    ("class DFlashWorker", """def rows_kwargs(draft_model, start):
+    return {"ctx_rows_start": start} if takes_rows(type(draft_model)) else {}
+
+
+def takes_rows(cls):
+    return "ctx_rows_start" in inspect.signature(cls.dflash_forward).parameters
+
+
+class DFlashWorker"""),
+)  # fmt: skip
+LILICORR: Edits = (
+    ("draft_model.fc.weight.dtype if hasattr(draft_model, \"fc\") else None", "dflash_context_dtype(draft_model)"),
+    ("class DFlashWorker", """def dflash_context_dtype(draft_model):
+    projection = getattr(draft_model, "fc", None)
+    return getattr(projection, "dtype", projection.weight.dtype)
+
+
+class DFlashWorker"""),
+    ("        if getattr(draft_model, \"has_cand", """        if getattr(draft_model, "lilicorr", None) is not None:
+            logits = self._apply_lilicorr(draft_model, logits)
+        elif getattr(draft_model, \"has_cand"""),
+    ("    def _apply_dflash2", """    def _apply_lilicorr(self, draft_model, logits):
+        ids = self.top(draft_model.lilicorr.candidate_topk, draft_model.config.vocab_size)
+        return draft_model.select_lilicorr_path(ids, ids, ids, ids)
+
+    def _apply_dflash2"""),
+)  # fmt: skip
+GENERATIONS = {"414ba69f": (), "864a4300": KIMI_K3, "8d62b3e5": LILICORR}
+"""The workers that were read, by commit."""
 
 
 SERVE = """
@@ -137,12 +235,14 @@ def write_server(directory: Path) -> None:
     (metadata / "entry_points.txt").write_text("[console_scripts]\ntrtllm-serve = tensorrt_llm.commands:main\n")
 
 
-def write_package(directory: Path, edits: dict[str, tuple[str, str]] | None = None) -> Path:
-    """Writes it into `directory`; each of `edits` replaces a text of one file."""
+def write_package(directory: Path, edits: dict[str, Edits] | None = None, generation: str = "8d62b3e5") -> Path:
+    """Writes it into `directory` with the worker of a generation; `edits` replace texts of its files."""
+    changes = {**(edits or {}), WORKER: (*GENERATIONS[generation], *(edits or {}).get(WORKER, ()))}
     for name, text in FILES.items():
-        old, new = (edits or {}).get(name, ("", ""))
-        assert old in text
+        for old, new in changes.get(name, ()):
+            assert old in text, old
+            text = text.replace(old, new)
         file = directory / "tensorrt_llm" / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text.replace(old, new) if old else text)
+        file.write_text(text)
     return directory
