@@ -159,6 +159,16 @@ def test_one_long_sequence_takes_room_for_itself_alone() -> None:
     assert k.shape[1] < 1.5 * 40 + 15
 
 
+@pytest.mark.parametrize("pass_type", [PagedPass, GatheredPass])
+def test_reserved_pages_need_no_room_before_they_are_written(pass_type: type[Pass]) -> None:
+    model = random_model("qwen3", num_hidden_layers=1)
+    target = PackedTarget(model, (), NUM_SLOTS, Acceleration(pass_type=pass_type))
+    target.reserve(0, range(2 * FIRST_PAGES), 0)
+    target.verify([Segment(slot=0, token_ids=[1, 2], num_logits=0)], with_taps=False)
+    (k, _), *_ = target._cache._layers.values()
+    assert k.shape[1] == FIRST_PAGES
+
+
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "qwen3"])
 def test_attention_segment_by_segment_is_that_of_a_group(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long contexts are read in place, each for itself, in the place of a copy of the group's pages."""
