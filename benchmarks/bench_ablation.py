@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each hand-written piece of the CPU path brings: CPU time of a step without it over that with it, one at a time.
+
+Two processes, one with everything and one without the piece, take turns over the same steps of the same requests on
+one thread; a cell is the median of the ratios of neighbours. "plain" decodes without a drafter, "idle drafter" with one
+that only collects taps, "DFlash" verifies whole blocks, "sampled" does so at temperature 0.8 and top_p 0.9. A piece
+that brings less than a tenth everywhere is to be deleted (DESIGN: runtime).
+
+The pair of Qwen3-0.6B's shape has random weights: its steps cost what they would, but accept about one token each.
+Prints tables, asserts nothing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import click
+import torch
+
+REPOSITORY = Path(__file__).parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks.forced_acceptance import random_prompts, write_pair  # noqa: E402
+from dflash_trt.cli.output import print_table  # noqa: E402
+from dflash_trt.cpu import accelerate as cpu  # noqa: E402
+from dflash_trt.doctor import cpu_model  # noqa: E402
+from dflash_trt.graph.cpu import lowering, ort_session  # noqa: E402
+from dflash_trt.kvcache.slots import SlotPool  # noqa: E402
+from dflash_trt.runtime import accept, decoder, pair  # noqa: E402
+from dflash_trt.runtime.decoder import Decoder  # noqa: E402
+from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
+from dflash_trt.runtime.load import open_session  # noqa: E402
+from dflash_trt.runtime.options import RuntimeOptions  # noqa: E402
+from dflash_trt.runtime.pair import LocalPair  # noqa: E402
+from dflash_trt.runtime.pending_taps import NO_SLOT  # noqa: E402
+from dflash_trt.runtime.sampling import SamplingParams  # noqa: E402
+from dflash_trt.runtime.session import Session  # noqa: E402
+from dflash_trt.targets import packed_target  # noqa: E402
+from dflash_trt.targets.gathered_attention import GatheredPass  # noqa: E402
+from dflash_trt.targets.target import side_by_side  # noqa: E402
+from tests import decoding  # noqa: E402
+from tests.engines import build  # noqa: E402
+from tests.fixtures_data import PAIRS, prompts  # noqa: E402
+from tests.paths import FIXTURES  # noqa: E402
+
+REAL = "qwen3-0.6b-shape"
+WAYS = ("plain", "idle drafter", "DFlash", "sampled")
+PLAIN_AND_DFLASH = ("plain", "DFlash")
+MAX_TOKENS = 384
+REAL_PROMPT = 8
+"""Tokens: reading longer ones would take most of the time."""
+TEMPERATURE, TOP_P = 0.8, 0.9
+
+
+class ListedTaps:
+    """In the place of PendingTaps: every pass is joined at once and its rows listed by slot."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._rows: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+
+    def add(self, tapped: Sequence[torch.Tensor], owners: list[int]) -> None:
+        taps = side_by_side(tapped)
+        self.num_bytes += taps.nbytes
+        for slot in {*owners} - {NO_SLOT}:
+            self._rows[slot].append(taps[[row for row, owner in enumerate(owners) if owner == slot]])
+
+    def drop(self, slot: int) -> None:
+        self._rows.pop(slot, None)
+
+    def take(self) -> tuple[list[int], list[int], torch.Tensor | None]:
+        rows, self._rows, self.num_bytes = self._rows, defaultdict(list), 0
+        counts = [sum(map(len, own)) for own in rows.values()]
+        return [*rows], counts, torch.cat([taps for own in rows.values() for taps in own]) if rows else None
+
+    def compact(self) -> None:
+        self.num_bytes = sum(taps.nbytes for own in self._rows.values() for taps in own)
+
+
+def greedy_by_torch(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+    best, tokens = logits.max(dim=-1)
+    return tokens.tolist(), best.isfinite().tolist()
+
+
+def sample_by_torch(rows: Any, proposals: list[int], sampler: Any, begin: int, *_: object) -> list[int]:
+    """As `_C.verify_block`, all rows of a block at once, by other random numbers."""
+    logits, order = (torch.from_numpy(rows) / TEMPERATURE).sort(dim=-1, descending=True)
+    shares = logits.softmax(dim=-1)
+    shares[shares.cumsum(dim=-1) - shares >= TOP_P] = 0
+    drawn = torch.multinomial(shares, 1, generator=torch.Generator().manual_seed(begin))
+    tokens = order.gather(1, drawn).flatten().tolist()
+    accepted = next((i for i, (a, b) in enumerate(zip(proposals, tokens, strict=False)) if a != b), len(proposals))
+    return tokens[: accepted + 1]
+
+
+def nothing(*_: object) -> bool:
+    return False
+
+
+def without(owner: object, name: str, replacement: object = nothing) -> Callable[[], Any]:
+    return lambda: patch.object(owner, name, replacement)
+
+
+@contextmanager
+def greedy_in_torch() -> Iterator[None]:
+    with patch.object(decoder, "argmax_and_finite", greedy_by_torch), patch.object(pair, "argmax", argmax_by_torch):
+        yield
+
+
+def argmax_by_torch(logits: torch.Tensor) -> list[int]:
+    return logits.argmax(dim=-1).tolist()
+
+
+@contextmanager
+def sampling_in_torch() -> Iterator[None]:
+    class Compiled:
+        verify_block = staticmethod(sample_by_torch)
+
+        def __getattr__(self, name: str) -> Any:
+            from dflash_trt import _C
+
+            return getattr(_C, name)
+
+    with patch.object(accept, "_C", Compiled()):
+        yield
+
+
+PIECES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "linear layers, FP32": (without(cpu, "lay_out_linear_layers"), PLAIN_AND_DFLASH),
+    "linear layers, BF16": (without(cpu, "replace_linear_layers"), PLAIN_AND_DFLASH),
+    "experts": (without(cpu, "group_experts"), PLAIN_AND_DFLASH),
+    "paged attention": (without(cpu, "PagedPass", GatheredPass), PLAIN_AND_DFLASH),
+    "RMSNorm of the target": (without(cpu, "fuse_norms"), PLAIN_AND_DFLASH),
+    "caught taps": (without(packed_target, "Taps", lambda *_: None), ("idle drafter", "DFlash")),
+    "pending taps": (without(pair, "PendingTaps", ListedTaps), ("idle drafter", "DFlash")),
+    "block attention of the draft": (
+        without(ort_session, "lower_to_cpu", lambda *a, keep_attention, **k: lowering.lower_to_cpu(*a, **k)),
+        ("DFlash",),
+    ),
+    "PackedLinear": (
+        without(
+            ort_session,
+            "mapped_weights",
+            lambda *a, keep_packed, mapped=ort_session.mapped_weights: mapped(*a, keep_packed=False),
+        ),
+        ("DFlash",),
+    ),
+    "greedy choice by NumPy": (greedy_in_torch, PLAIN_AND_DFLASH),
+    "sampling": (sampling_in_torch, ("sampled",)),
+}
+"""How each is switched off, and the ways to decode in which it takes part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A pair whose steps are measured."""
+
+    name: str
+    engine: Path
+    target: Path
+    dtype: str
+    batches: tuple[int, ...]
+
+    def open(self) -> tuple[Session, list[list[int]]]:
+        """The loaded pair, and prompts."""
+        slots = max(self.batches)
+        if self.name == REAL:
+            return decoding.open_without_tokenizer(self.engine, self.target, num_slots=slots, dtype=self.dtype), [
+                prompt[:REAL_PROMPT] for prompt in random_prompts(slots)
+            ]
+        options = RuntimeOptions(max_batch_size=slots, device="cpu", dtype=self.dtype)
+        session = open_session(self.engine, str(self.target), options)
+        return session, prompts(session)[:slots]
+
+
+class Steps:
+    """Steps of one way to decode over a full batch."""
+
+    def __init__(self, session: Session, texts: list[list[int]], way: str, batch: int) -> None:
+        self._session, self._texts, self._way, self._batch = session, texts[:batch], way, batch
+        self._block = 1 if way in ("plain", "idle drafter") else session.manifest.draft.block_size
+        self._begin()
+
+    def run(self, count: int) -> float:
+        """CPU seconds of so many steps in which every request decodes."""
+        if min(request.remaining for request in self._decoder.running.values()) <= count * self._block:
+            self._begin()
+        begin = time.process_time()
+        for _ in range(count):
+            self._decoder.step()
+        assert len(self._decoder.running) == self._batch
+        return time.process_time() - begin
+
+    def _begin(self) -> None:
+        session = self._session
+        slots = SlotPool(self._batch, session.decoder().slots.num_tokens)
+        local = LocalPair(session.target, None if self._way == "plain" else session.drafter)
+        self._decoder = Decoder(local, slots, FixedLength(self._block - 1), cache_owner=session._cache_owner)
+        params = decoding.greedy(MAX_TOKENS)
+        if self._way == "sampled":
+            params = SamplingParams(
+                max_tokens=MAX_TOKENS, ignore_eos=True, temperature=TEMPERATURE, top_p=TOP_P, seed=1
+            )
+        for text in self._texts:
+            self._decoder.add(session.request(text, params))
+        while not all(request.is_prefilled for request in self._decoder.running.values()) or self._decoder.waiting:
+            self._decoder.step()
+        self._decoder.step()  # the first that drafts makes the prompt context
+
+
+def serve_in_thread(connection: Connection, job: Job, piece: str | None) -> None:
+    """As `LLM` decodes: a thread's heap is not the main one."""
+    thread = threading.Thread(target=serve, args=(connection, job, piece))
+    thread.start()
+    thread.join()
+
+
+def serve(connection: Connection, job: Job, piece: str | None) -> None:
+    """Measures steps as it is asked to: a way and a batch begin a new decoder, a number is that of its steps."""
+    torch.set_num_threads(1)
+    with ExitStack() as stack:
+        if piece is not None:
+            stack.enter_context(PIECES[piece][0]())
+        session, texts = job.open()
+        connection.send(None)
+        while (asked := connection.recv()) is not None:
+            if isinstance(asked, tuple):
+                steps = Steps(session, texts, *asked)
+                connection.send(None)
+            else:
+                connection.send(steps.run(asked))
+
+
+class Worker:
+    """Such a process."""
+
+    def __init__(self, job: Job, piece: str | None) -> None:
+        context = multiprocessing.get_context("fork")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=serve_in_thread, args=(theirs, job, piece), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._connection.recv()
+
+    def ask(self, question: object) -> Any:
+        self._connection.send(question)
+        return self._connection.recv()
+
+    def end(self) -> None:
+        self._connection.send(None)
+        self._process.join()
+
+
+def compare(whole: Worker, lacking: Worker, way: str, batch: int, pairs: int, seconds: float) -> tuple[float, float]:
+    """Median of the ratios lacking / whole, and milliseconds of a whole step."""
+    for worker in (whole, lacking):
+        worker.ask((way, batch))
+    first = whole.ask(1)
+    lacking.ask(1)
+    count = max(1, min(20, round(seconds / first)))
+    ratios, times = [], []
+    for turn in range(pairs):
+        order = (whole, lacking) if turn % 2 else (lacking, whole)
+        taken = {worker: worker.ask(count) for worker in order}
+        ratios.append(taken[lacking] / taken[whole])
+        times.append(taken[whole] / count)
+    return statistics.median(ratios), 1e3 * statistics.median(times)
+
+
+@click.command()
+@click.option("--pair", "names", multiple=True, type=click.Choice([*PAIRS, REAL]), default=(*PAIRS, REAL))
+@click.option("--piece", "pieces", multiple=True, type=click.Choice([*PIECES]), default=tuple(PIECES))
+@click.option("--way", "ways", multiple=True, type=click.Choice(WAYS), default=WAYS, help="To decode.")
+@click.option("--batch", "batches", multiple=True, type=int, default=(1, 16), show_default=True)
+@click.option("--pairs", default=7, show_default=True, help=f"Of measurements in turn; {REAL} has a third.")
+@click.option("--seconds", default=0.1, show_default=True, help="CPU time of a measurement, about, or one step.")
+def main(
+    names: Sequence[str],
+    pieces: Sequence[str],
+    ways: Sequence[str],
+    batches: tuple[int, ...],
+    pairs: int,
+    seconds: float,
+) -> None:
+    """Print the ratio of a step without each piece to one with all."""
+    torch.set_num_threads(1)  # before it starts any, which a fork would not have
+    click.echo(f"{cpu_model()}, {torch.backends.cpu.get_cpu_capability()}, one thread, torch {torch.__version__}")
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            if name == REAL:
+                target, draft = write_pair(Path(folder))
+            else:
+                target, draft = FIXTURES / name, FIXTURES / f"{name}-dflash"
+            build(draft, Path(folder) / "engine", target)
+            for dtype in ("float32", "bfloat16"):
+                job = Job(name=name, engine=Path(folder) / "engine", target=target, dtype=dtype, batches=batches)
+                chosen = [piece for piece in pieces if takes_part(piece, name, dtype)]
+                if chosen:
+                    measure(job, chosen, ways, max(2, pairs // 3) if name == REAL else pairs, seconds)
+
+
+def takes_part(piece: str, name: str, dtype: str) -> bool:
+    """Whether a pair has the piece; in BF16 only what it has a kernel of its own for is measured."""
+    if dtype == "bfloat16":
+        return piece in ("experts", "paged attention") if "oss" in name else piece == "linear layers, BF16"
+    return not piece.endswith("BF16") and (piece != "experts" or "oss" in name)
+
+
+def measure(job: Job, pieces: Sequence[str], ways: Sequence[str], pairs: int, seconds: float) -> None:
+    """Print a pair's table, row by row as they are there."""
+    whole, rows = Worker(job, None), []
+    columns = [(way, batch) for way in ways for batch in job.batches]
+    for piece in pieces:
+        lacking = Worker(job, piece)
+        cells = []
+        for way, batch in columns:
+            if way not in PIECES[piece][1]:
+                cells.append("")
+                continue
+            ratio, milliseconds = compare(whole, lacking, way, batch, pairs, seconds)
+            cells.append(f"{ratio:.2f} ({milliseconds:.3g} ms)")
+        lacking.end()
+        rows.append((piece, *cells))
+        click.echo(f"{job.name} {job.dtype}: {piece}: {', '.join(filter(None, cells))}", err=True)
+    whole.end()
+    print_table(f"{job.name}, {job.dtype}", ("without", *(f"{way}, batch {batch}" for way, batch in columns)), rows)
+
+
+if __name__ == "__main__":
+    main()
