@@ -74,7 +74,8 @@ def tune(
         config=config, slo=slo, acceptance=acceptance, tau=tau, traffic=traffic, runtime=runtime, measured=measured,
         target=target, draft=draft,
     )  # fmt: skip
-    tuning, source, text = tune_deployment(request)
+    tuned = tune_deployment(request)
+    tuning, source, text = tuned.tuning, tuned.acceptance_source, tuned.text
     if output is not None:
         with new_file(output, DEPLOYMENT) as new:
             new.write_text(text)
@@ -83,7 +84,7 @@ def tune(
         print_json("tune", {**document, "deployment": text})
         return
     print_tables(tuning_tables(tuning, source))
-    for line in tuning_lines(tuning, runtime):
+    for line in tuning_lines(tuning, runtime, tuned.num_gpus):
         click.echo(line)
     next_command = f"dflash-trt serve-config {quoted(output or Path('FILE'))} --runtime {runtime}"
     click.echo(f"\n{text}" if output is None else f"{output} written; next: {next_command}")

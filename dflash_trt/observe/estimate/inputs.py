@@ -29,7 +29,8 @@ RUNTIMES = ("trtllm", "vllm", "sglang")
 
 
 class _Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    source: str
+    sources: dict[str, str]
+    """Of each target's facts."""
     targets: tuple[TargetShape, ...]
 
 

@@ -88,6 +88,12 @@ def estimate(
 
     Raises ConfigError where no request fits by any method.
     """
+    if traffic.max_tokens > system.max_seq_len:
+        raise ConfigError(
+            f"{name}: expected requests of at most max_seq_len {system.max_seq_len} tokens, found"
+            f" {traffic.prompt_tokens} + {traffic.output_tokens}",
+            hint="raise max_seq_len in the deployment file, or lower --prompt-tokens and --output-tokens",
+        )
     model = StepModel(system, rates(system.gpu, system.runtime), routing)
     fronts, curves, accounts = {}, [], []
     influences: list[Influence] = []

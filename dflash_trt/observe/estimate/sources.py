@@ -32,12 +32,10 @@ def read_deployment(config: str) -> DeploymentFile:
 
 
 def open_system(
-    config: str, runtime: str, target: str | None, draft: str | None, recipe: str | None = None
+    config: str, runtime: str, target: str | None, draft: str | None, **changes: object
 ) -> tuple[ResolvedDeployment, System]:
-    """The resolved deployment that CONFIG names, with another recipe or its own, and what the model makes of it."""
-    file = read_deployment(config)
-    if recipe is not None:
-        file = msgspec.structs.replace(file, recipe=recipe)
+    """The resolved deployment that CONFIG names, some of its settings changed, and what the model makes of it."""
+    file = msgspec.structs.replace(read_deployment(config), **changes)
     deployment = resolve(file, Path(config).stem if config.endswith(".yaml") else config, draft=draft)
     return deployment, system(deployment, runtime, target)
 

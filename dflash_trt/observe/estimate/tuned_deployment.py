@@ -18,6 +18,7 @@ from dflash_trt.observe.estimate.sources import open_acceptances, open_system, r
 from dflash_trt.observe.estimate.tuning import Candidate, Tuning, tune
 from dflash_trt.observe.pages.table import Table
 
+TUNED = "; tuned for "
 RECIPES = {"native": ("bf16", "nvfp4-native"), "engine": ("bf16", "fp8", "nvfp4")}
 
 
@@ -36,12 +37,29 @@ class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
     draft: str | None
 
 
-def tune_deployment(request: TuneRequest) -> tuple[Tuning, str, str]:
-    """The settings, where acceptance is from, and the text of the deployment file.
+class TunedDeployment(msgspec.Struct, frozen=True, kw_only=True):
+    """What was chosen."""
+
+    tuning: Tuning
+    acceptance_source: str
+    num_gpus: int
+    """Of the deployment that was asked about."""
+    text: str
+    """Of the deployment file."""
+
+
+def tune_deployment(request: TuneRequest) -> TunedDeployment:
+    """The settings, and the deployment file with them.
 
     Raises ConfigError where no setting reaches the speed, or drafts do not pay.
     """
-    deployment, system = open_system(request.config, request.runtime, request.target, request.draft)
+    file = read_deployment(request.config)
+    # What is chosen here has no say in the choice: so tuning what was tuned changes nothing.
+    free = {
+        "max_seq_len": max(request.traffic.max_tokens, file.max_seq_len or 0), "max_batch_size": None,
+        "draft_tokens": None, "draft_schedule": None,
+    }  # fmt: skip
+    deployment, system = open_system(request.config, request.runtime, request.target, request.draft, **free)
     acceptances, source = open_acceptances(system, request.acceptance, request.tau)
     points = None if request.measured is None else open_points(request.measured, system)
     has_fp4 = rates(system.gpu, request.runtime).fp4_flops > 0
@@ -49,7 +67,7 @@ def tune_deployment(request: TuneRequest) -> tuple[Tuning, str, str]:
     if points or deployment.draft_sizes.quantized:
         recipes = [deployment.recipe]
     systems = {
-        recipe: open_system(request.config, request.runtime, request.target, request.draft, recipe)[1]
+        recipe: open_system(request.config, request.runtime, request.target, request.draft, **free, recipe=recipe)[1]
         for recipe in recipes
     }
     tuning = tune(
@@ -61,25 +79,24 @@ def tune_deployment(request: TuneRequest) -> tuple[Tuning, str, str]:
             "tune: expected drafts to pay for one user, found plain decoding faster",
             hint="serve without a drafter: serve-config --method none",
         )
-    return tuning, source, _text(read_deployment(request.config), tuning, request.traffic.max_tokens)
+    text = _text(file, tuning, deployment.max_seq_len)
+    return TunedDeployment(tuning=tuning, acceptance_source=source, num_gpus=system.num_gpus, text=text)
 
 
-def _text(file: DeploymentFile, tuning: Tuning, tokens: int) -> str:
+def _text(file: DeploymentFile, tuning: Tuning, max_seq_len: int) -> str:
     """The deployment file with the settings chosen; what they do not concern stays as it was."""
     import yaml
 
-    best = tuning.best
-    gpu, _, count = file.gpus.rpartition("x")
-    copies = f", {int(count) // best.tensor_parallel} times" if best.tensor_parallel < int(count) else ""
+    best, gpu = tuning.best, file.gpus.rpartition("x")[0]
     values = msgspec.to_builtins(file)
     values |= {
-        "description": f"{file.description}; tuned for {tuning.slo:g} tokens/s/user{copies}",
+        "description": f"{file.description.partition(TUNED)[0]}{TUNED}{tuning.slo:g} tokens/s/user",
         "gpus": f"{gpu}x{best.tensor_parallel}",
         "recipe": best.recipe,
         "tensor_parallel": best.tensor_parallel,
         "expert_parallel": best.expert_parallel,
         "max_batch_size": best.batch,
-        "max_seq_len": max(tokens, file.max_seq_len or 0),
+        "max_seq_len": max_seq_len,
         "draft_tokens": tuning.schedule[0][1],
         "draft_schedule": dict(tuning.schedule) if len(tuning.schedule) > 1 else None,
     }
@@ -104,7 +121,7 @@ def tuning_tables(tuning: Tuning, source: str) -> Iterator[Table]:
         )  # fmt: skip
 
 
-def tuning_lines(tuning: Tuning, runtime: str) -> Iterator[str]:
+def tuning_lines(tuning: Tuning, runtime: str, num_gpus: int) -> Iterator[str]:
     """The best setting in words, and as the runtime's arguments."""
     user, gpu = tuning.user_rate, tuning.gpu_rate
     yield (
@@ -118,6 +135,8 @@ def tuning_lines(tuning: Tuning, runtime: str) -> Iterator[str]:
             f"{len(tuning.measured)} measured points in place of the model, which was off by"
             f" {tuning.model_error:.0%} (median); elsewhere the model times {tuning.model_factor:.2f}"
         )
+    if (ranks := tuning.best.tensor_parallel) < num_gpus:
+        yield f"the file is for {ranks} of the {num_gpus} GPUs: serve it {num_gpus // ranks} times"
     first = tuning.schedule[0][1]
     lengths = ", ".join(f"{length} from batch {batch}" for batch, length in tuning.schedule)
     arguments = {

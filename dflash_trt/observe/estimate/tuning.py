@@ -24,6 +24,9 @@ WORTH = 0.02
 """What a quantised recipe must gain over bf16 before it is proposed: it is not free, see `verify`."""
 
 
+Schedule = tuple[tuple[int, int], ...]
+
+
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One way to deploy, at the largest batch that keeps users at their speed."""
 
@@ -44,8 +47,8 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
     slo: float
     best: Candidate
-    schedule: tuple[tuple[int, int], ...]
-    """Smallest batch and drafts from there on, up to the best batch."""
+    schedule: Schedule
+    """Smallest batch and drafts from there on, up to the best batch; each keeps the speed up to the next."""
     user_rate: Band
     gpu_rate: Band
     influences: list[Influence]
@@ -91,11 +94,14 @@ def tune(
             hint="ask for less, or see what `dflash-trt estimate` says the time goes to",
         )
     candidates.sort(key=lambda candidate: -candidate.gpu_rate)
-    best = _prefer_unquantized(candidates)
+    best = chosen = _prefer_unquantized(candidates)
     variant = _variant(systems[best.recipe], best.tensor_parallel, best.expert_parallel)
     nominal = rates(variant.gpu, variant.runtime)
     price = _price(variant, traffic, acceptance, nominal, measured)
-    schedule = _schedule(price, best, _lengths(variant, lengths)) if is_scheduled else ((1, best.draft_tokens),)
+    schedule: Schedule = ((1, best.draft_tokens),)
+    if is_scheduled:
+        schedule = _schedule(price, best.batch, _lengths(variant, lengths), slo)
+        best = _at_length(best, schedule[-1][1], price)
 
     def predict(moved: Rates) -> list[float]:
         return [_price(variant, traffic, acceptance, moved, measured)(best.batch, best.draft_tokens)]
@@ -111,7 +117,7 @@ def tune(
         user_rate=bands[0],
         gpu_rate=Band(bands[0].value * scale, bands[0].low * scale, bands[0].high * scale),
         influences=influences,
-        others=[candidate for candidate in candidates if candidate is not best],
+        others=[candidate for candidate in candidates if candidate is not chosen],
         measured=beside,
         model_error=statistics.median(abs(one.error) for one in beside) if beside else None,
         model_factor=_factor(model, measured),
@@ -123,8 +129,9 @@ def _parallelisms(system: System, *, is_fixed: bool) -> Iterator[System]:
     if is_fixed:
         yield system
         return
+    heads = system.target.num_attention_heads
     for ranks in (1, 2, 4, 8):
-        if ranks <= system.num_gpus and system.num_gpus % ranks == 0:
+        if ranks <= system.num_gpus and system.num_gpus % ranks == 0 and heads % ranks == 0:
             for expert_ranks in sorted({1, ranks} if system.target.num_experts else {1}):
                 yield _variant(system, ranks, expert_ranks)
 
@@ -210,13 +217,35 @@ def _prefer_unquantized(candidates: Sequence[Candidate]) -> Candidate:
     return best
 
 
-def _schedule(price: Price, best: Candidate, lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """The best length by batch, kept while no other is better by more than TIE."""
-    schedule: list[tuple[int, int]] = []
-    for batch in (*(batch for batch in BATCHES if batch < best.batch), best.batch):
-        prices = {k: price(batch, k) for k in lengths}
-        # Runtimes draft at most what they begin with.
-        top = max((k for k in lengths if not schedule or k <= schedule[0][1]), key=lambda k: (prices[k], -k))
-        if not schedule or prices[schedule[-1][1]] * (1 + TIE) < prices[top]:
-            schedule.append((batch, top))
-    return tuple(schedule)
+def _at_length(candidate: Candidate, draft_tokens: int, price: Price) -> Candidate:
+    """The candidate with the draft length that its schedule has at its batch: what is promised is what is written."""
+    rate = price(candidate.batch, draft_tokens)
+    gpu_rate = candidate.batch * rate / candidate.tensor_parallel
+    return msgspec.structs.replace(candidate, draft_tokens=draft_tokens, user_rate=rate, gpu_rate=gpu_rate)
+
+
+def _schedule(price: Price, largest: int, lengths: Sequence[int], slo: float) -> Schedule:
+    """Draft lengths by batch up to `largest`, each kept while it keeps the speed and none is better by more than TIE.
+
+    Runtimes draft at most what they begin with. The first length is the best for one user with which the speed is
+    kept at every batch; where there is none, the best for one user.
+    """
+    starts = [batch for batch in BATCHES if batch < largest] + [largest]
+    ends = [start - 1 for start in starts[1:]] + [largest]
+    prices = {batch: {k: price(batch, k) for k in lengths} for batch in {*starts, *ends}}
+    tried: list[Schedule] = []
+    for first in sorted(lengths, key=lambda k: (-prices[1][k], k)):
+        schedule: list[tuple[int, int]] = [(1, first)]
+        keeps = True
+        for start, end in zip(starts, ends, strict=True):
+            slowest = {k: min(prices[start][k], prices[end][k]) for k in lengths if k <= first}
+            top = max(slowest, key=lambda k: (slowest[k] >= slo, prices[start][k], -k))
+            last = schedule[-1][1]
+            is_better = slowest[last] < slo <= slowest[top] or prices[start][last] * (1 + TIE) < prices[start][top]
+            if start > 1 and is_better:
+                schedule.append((start, top))
+            keeps = keeps and slowest[schedule[-1][1]] >= slo
+        if keeps:
+            return tuple(schedule)
+        tried.append(tuple(schedule))
+    return tried[0]

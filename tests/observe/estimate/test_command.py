@@ -85,15 +85,26 @@ def test_refusals(arguments: list[str], code: int, words: str) -> None:
     assert words in re.sub(r"\s+", " ", result.stderr)
 
 
-def test_a_target_without_known_layers_is_refused() -> None:
-    result = run("estimate", str(BUILD_CONFIGS / "qwen3.5-27b.h200x1.latency.yaml"), "--tau", "4")
+def test_a_target_without_known_layers_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "other.yaml"
+    text = (BUILD_CONFIGS / "qwen3.5-27b.h200x1.latency.yaml").read_text()
+    file.write_text(text.replace("target: Qwen/Qwen3.5-27B", "target: Qwen/Qwen3.5-28B"))
+    result = run("estimate", str(file), "--tau", "4")
     assert result.returncode == 1
     assert "expected a target whose layers are known" in result.stderr
+
+
+def test_requests_beyond_the_context_are_refused() -> None:
+    result = run("estimate", CONFIG, "--tau", "4", "--prompt-tokens", "32768", "--output-tokens", "1")
+    assert result.returncode == 1
+    expected = "expected requests of at most max_seq_len 32768 tokens, found 32768 + 1"
+    assert expected in " ".join(result.stderr.split())
 
 
 def test_a_gpu_that_holds_no_request_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "small.yaml"
     facts = "target: openai/gpt-oss-120b\ndraft: z-lab/gpt-oss-120b-DFlash\ngpus: h100x1\npurpose: latency\n"
+    facts += "max_seq_len: 131072\n"
     file.write_text(f"description: 65 GB of weights beside 10 GiB of reserves\n{facts}")
     result = run("estimate", str(file), "--tau", "4", "--prompt-tokens", "100000", "--output-tokens", "20000")
     assert result.returncode == 1

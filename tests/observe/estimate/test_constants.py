@@ -8,6 +8,7 @@ import re
 import msgspec
 import pytest
 
+from dflash_trt.deploy.deployment_file import load_deployment, shipped_deployments
 from dflash_trt.deploy.gpus import known_gpus
 from dflash_trt.deploy.published import published_targets
 from dflash_trt.errors import ConfigError
@@ -72,9 +73,27 @@ def test_unknown_models_are_refused_with_the_list() -> None:
         draft_shape("z-lab/nothing")
 
 
-def test_targets_agree_with_those_of_deployments() -> None:
-    for name in published_targets():
+def test_every_shipped_deployment_has_a_target_whose_layers_are_known() -> None:
+    for name in [*published_targets(), *(load_deployment(file).target for file in shipped_deployments().values())]:
         assert name in known_targets()
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("Qwen/Qwen3.5-4B", 4.2, 4.2), ("Qwen/Qwen3.5-9B", 9.0, 9.0), ("Qwen/Qwen3.6-27B", 26.9, 26.9),
+        ("Qwen/Qwen3.5-35B-A3B", 34.6, 3), ("Qwen/Qwen3.5-122B-A10B", 122, 10), ("Qwen/Qwen3-Coder-Next", 80, 3.5),
+        ("google/gemma-4-31B-it", 30.7, 30.7), ("google/gemma-4-26B-A4B-it", 25.2, 3.8),
+        ("moonshotai/Kimi-K2.6", 1026, 32),
+    ],
+)  # fmt: skip
+def test_layers_add_up_to_the_published_number_of_parameters(name: str, total: float, active: float) -> None:
+    """Billions; those of 4B and Gemma share embedding and lm_head, which others have twice."""
+    target = target_shape(name)
+    heads = 1 if name == "Qwen/Qwen3.5-4B" or name.startswith("google/") else 2
+    experts = target.num_expert_layers * target.num_experts * target.expert_params
+    assert (target.dense_params + experts + heads * target.head_params) / 1e9 == pytest.approx(total, rel=0.01)
+    assert (target.active_params + heads * target.head_params) / 1e9 == pytest.approx(active, rel=0.15)
 
 
 def test_gpt_oss_sizes() -> None:

@@ -14,7 +14,7 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.acceptance_profile import from_tau
 from dflash_trt.observe.estimate.curve import Traffic, point
 from dflash_trt.observe.estimate.measured_points import MeasuredPoint, MeasuredPoints, read_points
-from dflash_trt.observe.estimate.tuning import tune
+from dflash_trt.observe.estimate.tuning import TIE, tune
 from tests.cli.commands import run
 from tests.observe.estimate.systems import DENSE, MOE, model_of, system_of
 
@@ -32,7 +32,8 @@ def test_the_best_batch_keeps_the_speed_and_the_next_does_not() -> None:
     def fastest(batch: int) -> float:
         return max(point(model, "dflash", from_tau(6.5, 15), Traffic(), batch, k).user_rate for k in range(16))
 
-    assert fastest(best.batch) == pytest.approx(best.user_rate)
+    assert fastest(best.batch) == pytest.approx(best.user_rate, rel=TIE), "a shorter schedule may cost that much"
+    assert best.user_rate >= 300
     assert fastest(best.batch) >= 300 > fastest(best.batch + 1)
     assert best.limit == "one request more falls below 300 tokens/s/user"
 
