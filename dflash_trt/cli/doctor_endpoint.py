@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 
 SHOWN_POSITIONS = 16
+GRACE_SECONDS = 2.0  # for an answer that ends as the time does
 
 
 class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +48,9 @@ def examine_endpoint(url: str, options: EndpointOptions, as_json: bool) -> None:
 
     baseline = None if options.baseline is None else read_baseline(options.baseline)
     key = read_api_key(options.api_key_file)
-    with Client(url, api_key=key) as client, progress_line(f"asking {url}, at most two minutes"):
+    seconds = options.seconds or SECONDS
+    client = Client(url, api_key=key, deadline_seconds=seconds + GRACE_SECONDS)
+    with client, progress_line(f"asking {url}, for at most {seconds:.0f} s"):
         diagnosis = diagnose(
             client,
             model=options.model,
@@ -55,7 +58,7 @@ def examine_endpoint(url: str, options: EndpointOptions, as_json: bool) -> None:
             expected_tau=options.expect_tau,
             long_tokens=options.long_tokens or LONG_TOKENS,
             has_load=not options.no_load,
-            seconds=options.seconds or SECONDS,
+            seconds=seconds,
         )
     if as_json:
         print_json("doctor-endpoint", msgspec.to_builtins(diagnosis))

@@ -28,7 +28,7 @@ def measured_point(
     decodings = [(row, row.seconds - row.ttft_seconds) for row in rows if row.ttft_seconds is not None]
     later = [(row.output_tokens - 1, seconds) for row, seconds in decodings if row.output_tokens > 1]
     output_tokens = sum(row.output_tokens for row in rows)
-    is_hidden = observed.source == "not published"
+    is_hidden = observed.source in ("not published", "unreadable")
     return BenchPoint(
         method=method,
         category=category,
@@ -58,7 +58,7 @@ def measured_point(
 def recorded(observed: ObservedAcceptance) -> RecordedAcceptance:
     """`observed` as a run keeps it: counts where all are published, else the average, else why there is none."""
     tau, counts = observed.tau_of_drafting_passes, observed.counts
-    if observed.source == "not published":
+    if observed.source == "not published" or observed.source == "unreadable":
         return RecordedAcceptance(source="not published", why=observed.how)
     if counts is not None and counts.proposed is not None:
         return RecordedAcceptance(source=observed.source, counts=counts, tau_of_drafting_passes=tau, how=observed.how)

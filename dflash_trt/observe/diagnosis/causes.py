@@ -52,6 +52,16 @@ CAUSES: dict[str, CauseEntry] = {
             " look at draft_len_schedule and acceptance_rate_threshold",
         },
     ),
+    "metrics": CauseEntry(
+        what="/metrics is not in Prometheus's text format, or a proxy before the server answers in its place",
+        source="https://prometheus.io/docs/instrumenting/exposition_formats/",
+        setting="curl URL/metrics shows what comes; give the server's own address",
+    ),
+    "slow": CauseEntry(
+        what="the server is overloaded, or something between does not pass its answers on",
+        source=f"{GITHUB}/vllm-project/vllm/blob/main/docs/usage/troubleshooting.md",
+        setting="doctor URL --seconds with more time, while nobody else asks it",
+    ),
     "taps": CauseEntry(
         what="the target's hidden states come from other layers than the draft was trained on: shifted by one, or"
         " resolved to none",

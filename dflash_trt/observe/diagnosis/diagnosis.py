@@ -62,7 +62,7 @@ def diagnose(
     has_load: bool = True,
     seconds: float = SECONDS,
 ) -> Diagnosis:
-    """Asks for at most about `seconds`.
+    """Asks for at most `seconds`; `client` has a deadline not much later.
 
     Raises EndpointError where nothing can be asked, or for a baseline of another API.
     """
@@ -71,7 +71,7 @@ def diagnose(
     is_chat = chats(client, runtime)
     if baseline is not None:
         _check(baseline, is_chat)
-    prober = Prober(client, runtime, is_chat=is_chat, seconds=seconds)
+    prober = Prober(client, runtime, is_chat=is_chat, seconds=seconds - (time.monotonic() - began))
     kind = runtime.kind
 
     short = probes.short(prober)
@@ -90,7 +90,8 @@ def diagnose(
     def healthy(group: ProbeGroup) -> ProbeGroup | None:
         return None if baseline is None else baseline.group(group.name)
 
-    findings = judge.low_acceptance(kind, short, healthy(short), expected_tau)
+    findings = judge.not_seen(kind, short, prober.unreadable)
+    findings += judge.low_acceptance(kind, short, healthy(short), expected_tau)
     if not findings:  # what follows compares with the short prompts, or would say the same again
         findings += judge.long_contexts(kind, short, long, healthy(long))
         findings += judge.repeated_prefixes(kind, first, again)

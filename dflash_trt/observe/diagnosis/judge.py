@@ -47,6 +47,19 @@ class EndpointFinding(msgspec.Struct, frozen=True, kw_only=True):
     """Likely ones, in this order."""
 
 
+def not_seen(kind: ServerKind, short: ProbeGroup, unreadable: str) -> list[EndpointFinding]:
+    """What could not be read or asked is never health."""
+    findings = []
+    if unreadable:
+        findings.append(
+            EndpointFinding(name="metrics cannot be read", figure=unreadable, causes=causes(kind, "metrics"))
+        )
+    if len(short.samples) < MIN_SAMPLES:
+        figure = f"{len(short.samples)} short prompts were answered: {short.why_not or 'no more were asked'}"
+        findings.append(EndpointFinding(name="too few answers", figure=figure, causes=causes(kind, "slow")))
+    return findings
+
+
 def low_acceptance(
     kind: ServerKind, short: ProbeGroup, baseline: ProbeGroup | None, expected_tau: float | None
 ) -> list[EndpointFinding]:

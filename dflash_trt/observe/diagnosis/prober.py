@@ -32,6 +32,8 @@ class Prober:
         self._has_own_figures = True
         self.how = ""
         """From which figures acceptance was read."""
+        self.unreadable = ""
+        """Why figures that the server publishes could not be read."""
         self.foreign_tokens = 0
         """Tokens that the server counted beside ours, while we asked alone."""
 
@@ -39,9 +41,15 @@ class Prober:
         """One request; raises EndpointError, and OutOfTimeError before one that has no time left."""
         body = self._body(question, max_tokens, fields)
         if not self._has_own_figures:
-            with acceptance_during(meter(self._client, self.runtime)) as end:
-                answer = self._answer(body)
-            return self._sample(name, answer, end())
+            try:
+                with acceptance_during(meter(self._client, self.runtime)) as end:
+                    answer = self._answer(body)
+                observed = end()
+            except EndpointError:
+                self._left()  # cut off because the time is over
+                raise
+            self._left()
+            return self._sample(name, answer, observed)
         answer = self._answer(body)
         if answer.acceptance is None:  # this server has no figures of a request: its counters, then
             self._has_own_figures = False
@@ -84,6 +92,8 @@ class Prober:
 
     def _sample(self, name: str, answer: Answer, found: ObservedAcceptance) -> ProbeAnswer:
         self.how = found.how
+        if found.source == "unreadable":
+            self.unreadable = found.how
         tokens = answer.output_tokens or len(answer.emitted)
         if found.output_tokens is not None:
             self.foreign_tokens += max(0, found.output_tokens - tokens)

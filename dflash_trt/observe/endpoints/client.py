@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import math
+import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_PAGE_BYTES = 64 * 2**20  # of an answer that is no stream: /metrics of a large deployment has some MiB
 MAX_ERROR_BYTES = 64 * 2**10
+CONNECT_SECONDS = 10.0
+SLOW_HINT = "is it overloaded? --seconds gives it more time"
 PATHS = {True: "/v1/chat/completions", False: "/v1/completions"}
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -27,9 +32,12 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 class Client:
     """One server; use it as a context manager. Safe to share among threads."""
 
-    def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 60.0) -> None:
+    def __init__(
+        self, url: str, *, api_key: str | None = None, timeout: float = 60.0, deadline_seconds: float | None = None
+    ) -> None:
         """`url` with or without /v1; `timeout`: seconds for a connection, and for each wait for bytes.
 
+        `deadline_seconds` from now every connection is cut, whatever still comes, and requests raise EndpointError.
         Raises EndpointError for what is no http(s) URL.
         """
         import httpx
@@ -39,10 +47,16 @@ class Client:
         headers = {"accept-encoding": "identity"}  # a limit on bytes is then one on memory
         if api_key is not None:
             headers["authorization"] = f"Bearer {api_key}"
+        self._deadline = math.inf if deadline_seconds is None else time.monotonic() + deadline_seconds
+        self._sockets: list[socket.socket] = []
+        self._cutter = None if deadline_seconds is None else threading.Timer(deadline_seconds, self._cut)
+        if self._cutter is not None:
+            self._cutter.daemon = True
+            self._cutter.start()
+        self._timeout = timeout
         self._http = httpx.Client(
             base_url=self.url,
             headers=headers,
-            timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
             limits=httpx.Limits(max_connections=None),
             trust_env=host not in LOOPBACK,  # no proxy between us and this machine
         )
@@ -57,7 +71,23 @@ class Client:
 
     def close(self) -> None:
         """Ends its connections."""
+        if self._cutter is not None:
+            self._cutter.cancel()
         self._http.close()
+
+    def _cut(self) -> None:
+        """Wakes whoever waits for bytes: a server that sends one a second never runs into a time-out."""
+        for connection in self._sockets:
+            with suppress(OSError):  # closed already
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _trace(self, event: str, information: Mapping[str, object]) -> None:
+        """httpcore's events: keeps the sockets of connections."""
+        import httpcore
+
+        stream = information.get("return_value")
+        if event == "connection.connect_tcp.complete" and isinstance(stream, httpcore.NetworkStream):
+            self._sockets.append(stream.get_extra_info("socket"))
 
     def get(self, path: str) -> bytes:
         """The body of a 200; raises EndpointError, whose `status` says what else came."""
@@ -94,15 +124,24 @@ class Client:
         import httpx
 
         where = f"{self.url}{path}"
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise _too_late(where)
+        timeout = httpx.Timeout(min(self._timeout, left), connect=min(self._timeout, left, CONNECT_SECONDS))
+        extensions = {"trace": self._trace}
         try:
-            with self._http.stream(method, path, json=body) as response:
+            with self._http.stream(method, path, json=body, timeout=timeout, extensions=extensions) as response:
                 if response.status_code != 200:
                     raise refusal(where, response.status_code, _body(response, MAX_ERROR_BYTES, is_cut=True))
                 yield response
         except httpx.HTTPError as error:
-            raise _unreachable(where, error) from None
+            raise (_too_late(where) if time.monotonic() >= self._deadline else _unreachable(where, error)) from None
         except httpx.InvalidURL as error:
             raise EndpointError(f"{where}: expected the URL of a server, found {error}") from None
+
+
+def _too_late(where: str) -> EndpointError:
+    return EndpointError(f"{where}: expected an answer within the time for all of them, found none", hint=SLOW_HINT)
 
 
 def base_url(url: str) -> str:

@@ -20,7 +20,7 @@ from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime
 from dflash_trt.observe.endpoints.iteration_stats import IterationStats
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
-from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
+from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, Source, drafting
 
 IDLE_SECONDS = 10.0  # for counters that lag behind the last answer, and for requests that were given up
 VLLM = "vllm:spec_decode_num"
@@ -45,8 +45,20 @@ class Meter(Protocol):
 
 
 def meter(client: Client, runtime: Runtime) -> Meter:
-    """The one for what `runtime` publishes now; never fails for a server that publishes nothing."""
-    page = _page(client, "/metrics")
+    """The one for what `runtime` publishes now; never fails for a server that publishes nothing, or what is no page."""
+    try:
+        return _meter(client, runtime)
+    except EndpointError as error:
+        return NoMeter(f"its metrics cannot be read: {error.message}", source="unreadable")
+
+
+def _meter(client: Client, runtime: Runtime) -> Meter:
+    try:
+        page = _page(client, "/metrics")
+    except EndpointError:
+        if runtime.kind not in ("tensorrt-llm", "unknown"):  # TensorRT-LLM's /metrics is JSON
+            raise
+        page = None
     if page is not None and page.has(f"{VLLM}_drafts_total"):
         return VllmMeter(client)
     if runtime.kind in ("dflash-trt", "vllm"):
@@ -90,8 +102,8 @@ class NoMeter:
 
     sample_seconds: float | None = None
 
-    def __init__(self, why: str) -> None:
-        self._why = why
+    def __init__(self, why: str, source: Source = "not published") -> None:
+        self._why, self._source = why, source
 
     def begin(self) -> None:
         """Nothing."""
@@ -101,7 +113,7 @@ class NoMeter:
 
     def end(self) -> ObservedAcceptance:
         """Says why."""
-        return ObservedAcceptance(source="not published", how=self._why)
+        return ObservedAcceptance(source=self._source, how=self._why)
 
 
 class CounterMeter:
@@ -307,8 +319,11 @@ def _counts_positions(client: Client) -> bool:
 
 
 def _page(client: Client, path: str) -> MetricsPage | None:
-    """None where it has no such page."""
+    """None where it has no such page; raises EndpointError for one that cannot be read."""
     try:
-        return MetricsPage.parse(client.get(path), f"{client.url}{path}")
-    except EndpointError:
+        content = client.get(path)
+    except EndpointError as error:
+        if error.status is None:
+            raise
         return None
+    return MetricsPage.parse(content, f"{client.url}{path}")

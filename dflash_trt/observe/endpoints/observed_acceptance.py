@@ -13,7 +13,8 @@ from typing import Literal
 from dflash_trt.errors import EndpointError, shown
 from dflash_trt.runtime.acceptance import Acceptance
 
-Source = Literal["counters", "gauges", "per request", "not published"]
+Source = Literal["counters", "gauges", "per request", "not published", "unreadable"]
+"""unreadable: the server publishes something, and it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

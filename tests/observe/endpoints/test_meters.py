@@ -217,4 +217,4 @@ def test_one_request() -> None:
 @pytest.mark.parametrize("text", ["vllm:spec_decode_num_drafts_total{ 3", "x y z"])
 def test_what_is_no_metrics_page(text: str) -> None:
     with canned({"/v1/models": models("vllm"), "/metrics": text}) as url, Client(url) as client:
-        assert meter(client, identify(client)).end().source == "not published"
+        assert meter(client, identify(client)).end().source == "unreadable"
