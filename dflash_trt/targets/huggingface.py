@@ -8,6 +8,8 @@ run one request after the other with transformers' own caches (`SequentialTarget
 from __future__ import annotations
 
 import logging
+import math
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,7 @@ def make_target(
 
     Layers of a packed one are replaced by `accelerate`; by default they stay transformers' own.
     """
+    copy_mapped_weights(model)
     if not can_pack(model):
         LOG.warning(
             "%s: requests run one after the other, with transformers' own caches: no packed pass is known for %s",
@@ -124,6 +127,17 @@ def make_target(
         )
         return SequentialTarget(model, target_layer_ids, num_slots)
     return PackedTarget(model, target_layer_ids, num_slots, accelerate(model) if accelerate else TORCH_OPERATORS)
+
+
+def copy_mapped_weights(model: PreTrainedModel) -> None:
+    """Copies weights that are still pages of the checkpoint's files, which others may overwrite or truncate."""
+    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    files = [fields[0].split("-") for fields in lines if len(fields) == 6 and fields[5].strip().startswith("/")]
+    mapped = sorted((int(begin, 16), int(end, 16)) for begin, end in files)
+    for weight in (*model.parameters(), *model.buffers()):
+        index = bisect(mapped, (weight.data_ptr(), math.inf)) - 1
+        if weight.device.type == "cpu" and index >= 0 and weight.data_ptr() < mapped[index][1]:
+            weight.data = weight.data.clone()
 
 
 def can_pack(model: PreTrainedModel) -> bool:

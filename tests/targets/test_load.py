@@ -147,3 +147,18 @@ def test_a_tokenizer_that_is_missing_or_damaged(target: Path, content: bytes | N
     message = refusal(lambda: load_tokenizer(target), CheckpointError)
     assert f"{target}: expected tokenizer files that transformers " in message
     assert "hint: download or copy tokenizer.json and tokenizer_config.json again" in message
+
+
+def test_a_running_target_does_not_depend_on_its_files(target: Path) -> None:
+    """Overwritten in place, mapped weights changed under a server; truncated, they were a SIGBUS."""
+    model = load(target)
+    running = make_target(model, [0], num_slots=1)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    file = target / "model.safetensors"
+    with file.open("r+b") as weights:
+        weights.write(bytes(file.stat().st_size))
+    assert before
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    file.write_bytes(b"")
+    assert all(bool(weight.isfinite().all()) for weight in model.parameters())
+    del running
