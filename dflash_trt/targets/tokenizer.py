@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import RequestError, cut, shown
 from dflash_trt.targets.quiet import quiet_transformers
 from dflash_trt.targets.refusal import refusing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+MAX_TRIED_MESSAGES = 64
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
@@ -53,21 +56,43 @@ def check_chat(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: object) -> list[int]:
-    """Token ids of a conversation [{"role": ..., "content": ...}, ...] in the chat template, ready for the answer.
+    """Token ids of a conversation in the chat template; raises what `render_chat` raises."""
+    return list(tokenizer(render_chat(tokenizer, messages), add_special_tokens=False)["input_ids"])
 
-    Raises RequestError for anything that is no conversation, and where there is no template or it refuses this one.
+
+def render_chat(tokenizer: PreTrainedTokenizerBase, messages: object, **template_kwargs: Any) -> str:
+    """A conversation [{"role": ..., "content": ...}, ...] in the chat template, ready for the assistant's answer.
+
+    Raises RequestError for anything that is no conversation, and where there is no template or it fails.
     """
     if not isinstance(messages, list | tuple) or not messages:
         raise RequestError(f"messages: expected a list of messages, found {messages!r}")
     for message in messages:
         texts = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else [None]
         if not all(isinstance(text, str) for text in texts):
-            raise RequestError(f'messages: expected {{"role": text, "content": text}}, found {message!r}')
+            raise RequestError(f'messages: expected {{"role": text, "content": text}}, found {shown(message)}')
     check_chat(tokenizer)
-    from jinja2 import TemplateError
-
     try:
-        encoded = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
-    except (TemplateError, UnicodeEncodeError) as error:
-        raise RequestError(f"messages: expected what the chat template takes, found: {error}") from None
-    return list(encoded["input_ids"])
+        return _render(tokenizer, messages, template_kwargs)
+    except Exception as error:  # a template is a program: any type, by any input
+        index = _first_failing(tokenizer, messages, template_kwargs)
+        problem = cut(f"{type(error).__name__}: {error}")
+        raise RequestError(f"messages[{index}]: expected what the chat template takes, found: {problem}") from None
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[object], template_kwargs: dict[str, Any]) -> str:
+    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **template_kwargs)
+    text.encode()  # lone surrogates
+    return str(text)
+
+
+def _first_failing(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[object], template_kwargs: dict[str, Any]
+) -> int:
+    """The last message of the shortest beginning that the template does not take, of a few; else the last of all."""
+    for index in range(min(len(messages), MAX_TRIED_MESSAGES)):
+        try:
+            _render(tokenizer, messages[: index + 1], template_kwargs)
+        except Exception:
+            return index
+    return len(messages) - 1
