@@ -5,12 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ipaddress
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from dflash_trt.cli.output import progress_line
 from dflash_trt.cli.runtime_options import runtime_options
+
+MAX_BODY_MIB = 1024
+
+
+def _check_body_size(context: click.Context, option: click.Parameter, mib: float) -> float:
+    if not 0 < mib <= MAX_BODY_MIB:  # NaN, too
+        raise click.BadParameter(f"expected more than 0 and at most {MAX_BODY_MIB} MiB, found {mib:g}")
+    return mib
 
 
 @click.command(short_help="Serve an engine over HTTP, as OpenAI does.")
@@ -21,11 +31,15 @@ from dflash_trt.cli.runtime_options import runtime_options
 @click.option("--served-model-name", metavar="NAME", help="Default: the name of the engine directory.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="API keys, one a line; requests need one.")
 @click.option("--allow-origin", multiple=True, metavar="ORIGIN", help="Allowed CORS origin; may be repeated.")
+@click.option(
+    "--allowed-host", multiple=True, metavar="NAME",
+    help="Accepted Host header beside loopback names. Default, where --host is no loopback address: any.",
+)  # fmt: skip
 @runtime_options("max_batch_size")
 @click.option(
     "--max-waiting", type=click.IntRange(min=0), default=256, show_default=True, help="Queued requests; beyond: 429."
 )
-@click.option("--max-body-mib", type=click.FloatRange(min=0, min_open=True), default=16.0, show_default=True)
+@click.option("--max-body-mib", type=float, callback=_check_body_size, default=16.0, show_default=True)
 @runtime_options("draft_length", "cache_gib", "enable_prefix_caching", "device", "dtype")
 @click.option(
     "--drain-seconds",
@@ -42,6 +56,7 @@ def serve(
     served_model_name: str | None,
     api_key_file: Path | None,
     allow_origin: tuple[str, ...],
+    allowed_host: tuple[str, ...],
     max_batch_size: int | None,
     max_waiting: int,
     max_body_mib: float,
@@ -58,13 +73,16 @@ def serve(
     Example:
       dflash-trt serve engine --target openai/gpt-oss-120b --api-key-file keys.txt
     """
+    from dflash_trt.errors import EngineError
+    from dflash_trt.server.api_keys import ApiKeys
     from dflash_trt.server.app import make_app
-    from dflash_trt.server.http_server import HttpServer, bind, set_up_logging
-    from dflash_trt.server.limits import ApiKeys
+    from dflash_trt.server.http_server import HttpServer, bind, exit_on_sigterm, max_connections
+    from dflash_trt.server.log import set_up_logging
 
     keys = None if api_key_file is None else ApiKeys.read(api_key_file)
-    with bind(host, port) as listening:  # a port in use is reported before the target is loaded
-        click.echo(f"loading {target}", err=True)
+    with exit_on_sigterm(), bind(host, port) as listening:  # a port in use is reported before the target is loaded
+        connection_limit = max_connections()
+        _say(f"loading {target}")
         from dflash_trt.llm import LLM
         from dflash_trt.server.endpoints import Endpoints
 
@@ -87,6 +105,22 @@ def serve(
             endpoints = Endpoints(llm.backend, name, max_waiting=max_waiting, max_body_bytes=max_bytes)
             set_up_logging()
             shown = f"[{host}]" if ":" in host else host
-            click.echo(f"serving {name} on http://{shown}:{listening.getsockname()[1]}", err=True)
-            app = make_app(endpoints, keys=keys, origins=allow_origin)
-            asyncio.run(HttpServer(app, drain_seconds=drain_seconds).serve([listening]))
+            _say(f"serving {name} on http://{shown}:{listening.getsockname()[1]}")
+            is_loopback = ipaddress.ip_address(listening.getsockname()[0]).is_loopback
+            hosts = allowed_host if is_loopback or allowed_host else None
+            server = HttpServer(
+                make_app(endpoints, keys=keys, origins=allow_origin, hosts=hosts),
+                drain_seconds=drain_seconds,
+                is_alive=lambda: llm.backend.is_alive,
+                cancel_all=endpoints.shut_down,
+                connection_limit=connection_limit,
+            )
+            asyncio.run(server.serve([listening]))
+            if not server.should_exit:
+                raise EngineError(f"the decoder has failed: {llm.backend.error}", hint="start the server again")
+
+
+def _say(line: str) -> None:
+    """On stderr; one that cannot be written ends nothing."""
+    with suppress(OSError):
+        click.echo(line, err=True)

@@ -32,6 +32,11 @@ class DecoderThread:
         """Whether it takes requests."""
         return not self._is_closed
 
+    @property
+    def error(self) -> Exception | None:
+        """What ended it."""
+        return self._error
+
     def submit(self, request: Request) -> None:
         """Queues a request; EngineError when the thread has ended or failed."""
         self._send(self._decoder.add, request)

@@ -105,6 +105,11 @@ class EmbeddedBackend:
         return self._thread.is_open
 
     @property
+    def error(self) -> Exception | None:
+        """What ended the decoder."""
+        return self._thread.error
+
+    @property
     def num_slots(self) -> int:
         """Requests that run at once."""
         return self.session.num_slots

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 
 import msgspec
@@ -17,13 +15,16 @@ from starlette.responses import JSONResponse, Response
 from dflash_trt import __version__
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.server.generation import Generation
-from dflash_trt.server.http_error import HttpError
-from dflash_trt.server.limits import Admission, decode_object, read_body
+from dflash_trt.server.http_error import HttpError, shutting_down
+from dflash_trt.server.limits import Admission, BodyReader, decode_object
 from dflash_trt.server.prometheus import ServerMetrics
 from dflash_trt.server.requests import CompletionRequest, parse_request, read_messages
 from dflash_trt.server.responses import Json
 from dflash_trt.server.streaming import EventStream, cancel_on_disconnect
+from dflash_trt.server.tokenizing import TokenizerPool
 
+DEGRADED_FAILURES = 3
+"""Failed sequences, without one that succeeds between them, after which /health says so."""
 TOKENIZE_FIELDS = {"model", "prompt", "messages", "add_special_tokens"}
 
 
@@ -34,11 +35,11 @@ class Endpoints:
         self.admission = Admission(backend.num_slots + max_waiting)
         self._backend = backend
         self._model = model
-        self._max_body_bytes = max_body_bytes
+        self.bodies = BodyReader(max_body_bytes)
+        self._is_shutting_down = False
         self._created = int(time.time())
         self._metrics = ServerMetrics(model, backend.max_length, backend.num_draft_tokens, backend.metrics)
-        # One thread, because tokenizers are not thread-safe; off the event loop, because a prompt may be long.
-        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt tokenizer")
+        self._tokenizers = TokenizerPool(backend.tokenizer, backend.max_length)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -57,8 +58,12 @@ class Endpoints:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200, or 503 when the decoder thread has ended."""
-        return Response(status_code=200) if self._backend.is_alive else Response("decoder thread has ended", 503)
+        """GET /health: 200, or 503 when the decoder thread has ended, or one request after the other fails in it."""
+        if not self._backend.is_alive:
+            return Response("decoder thread has ended", 503)
+        if (number := self._metrics.consecutive_failures) >= DEGRADED_FAILURES:
+            return Response(f"degraded: the last {number} sequences failed: {self._metrics.last_failure}", 503)
+        return Response(status_code=200)
 
     async def version(self, request: Request) -> Response:
         """GET /version."""
@@ -70,25 +75,39 @@ class Endpoints:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: token ids of a prompt, or of messages in the chat template."""
-        body = decode_object(await read_body(request, self._max_body_bytes))
+        async with self.bodies.read(request) as encoded:
+            return JSONResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded)))
+
+    async def _tokenize(self, encoded: bytes) -> Json:
+        body = decode_object(encoded)
         if unknown := sorted(body.keys() - TOKENIZE_FIELDS):
             raise HttpError(400, f"{unknown[0]}: unknown field")
         if body.get("add_special_tokens", True) is not True:
             raise HttpError(400, "add_special_tokens: expected true, as in a completion, found false")
         if "messages" in body:
-            ids = await self._encode_chat(read_messages(body["messages"]))
+            ids = await self._tokenizers.encode_chat(read_messages(body["messages"]))
         elif isinstance(prompt := body.get("prompt"), str):
-            ids = await self._encode(prompt)
+            ids = await self._tokenizers.encode(prompt)
         else:
             raise HttpError(400, f"prompt: expected a text, found {type(prompt).__name__}")
-        return JSONResponse({"count": len(ids), "max_model_len": self._backend.max_length, "tokens": ids})
+        return {"count": len(ids), "max_model_len": self._backend.max_length, "tokens": ids}
+
+    def shut_down(self) -> None:
+        """Ends all requests with 503."""
+        self._is_shutting_down = True
+        self._backend.close()
 
     async def _complete(self, http_request: Request, *, is_chat: bool) -> Response:
-        body = decode_object(await read_body(http_request, self._max_body_bytes))
-        request = parse_request(body, self._model, is_chat=is_chat)
-        with ExitStack() as admission:  # a stream holds it until its last event is sent
-            admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts))))
-            prompt_ids = await self._prompt_ids(request)
+        client = http_request.scope.get("dflash_trt.client") or (
+            http_request.client.host if http_request.client else ""
+        )
+        with ExitStack() as admission:  # until all sequences are computed
+            async with self.bodies.read(http_request) as encoded:
+                request = parse_request(decode_object(encoded), self._model, self._backend.max_length, is_chat=is_chat)
+                admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts)), client))
+                prompt_ids = await cancel_on_disconnect(http_request.receive, self._prompt_ids(request))
+            if self._is_shutting_down:
+                raise shutting_down()
             generation = Generation(self._backend, self._model, self._metrics, request, prompt_ids)
             http_request.scope["dflash_trt.log_fields"] = generation.log_fields
             if not request.stream:
@@ -103,15 +122,11 @@ class Endpoints:
 
     async def _prompt_ids(self, request: CompletionRequest) -> list[list[int]]:
         if request.is_chat:
-            return [await self._encode_chat(request.messages)]
-        return [await self._encode(each) if isinstance(each, str) else list(each) for each in request.prompts]
-
-    async def _encode(self, prompt: str) -> list[int]:
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, self._backend.encode, prompt)
-
-    async def _encode_chat(self, messages: list[Json]) -> list[int]:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._tokenizing, self._backend.encode_chat, messages)
+            return [await self._tokenizers.encode_chat(request.messages)]
+        return [
+            await self._tokenizers.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            for prompt in request.prompts
+        ]
 
 
 class MsgspecResponse(Response):

@@ -8,11 +8,12 @@ from contextlib import aclosing
 
 import msgspec
 
+from dflash_trt.errors import EngineError
 from dflash_trt.runtime.backend import Chunk
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.server.http_error import HttpError
+from dflash_trt.server.http_error import shutting_down
 from dflash_trt.server.prometheus import ServerMetrics
 from dflash_trt.server.requests import DEFAULT_CHAT_TOKENS, CompletionRequest
 from dflash_trt.server.responses import Choice, Envelope, Json, has_content, usage
@@ -65,17 +66,21 @@ class Generation:
 
     async def _chunks(self, *, incremental: bool) -> AsyncGenerator[tuple[Choice, Chunk], None]:
         streams = [self._backend.stream(ids, params, incremental=incremental) for ids, params in self._sequences]
-        async with aclosing(merge_streams(streams)) as chunks:
-            async for index, chunk in chunks:
-                self._last_emitted[index] = self._metrics.observe_chunk(chunk, self._last_emitted[index])
-                if chunk.completion is not None:
-                    self._finish(index, chunk.completion)
-                yield self._choices[index], chunk
+        try:
+            async with aclosing(merge_streams(streams)) as chunks:
+                async for index, chunk in chunks:
+                    self._last_emitted[index] = self._metrics.observe_chunk(chunk, self._last_emitted[index])
+                    if chunk.completion is not None:
+                        self._finish(index, chunk.completion)
+                    yield self._choices[index], chunk
+        except EngineError as error:
+            self._metrics.observe_failure(error)
+            raise
 
     def _finish(self, index: int, completion: Completion) -> None:
         self._metrics.observe_completion(len(self._sequences[index][0]), completion)
         if completion.finish_reason == "cancelled":
-            raise HttpError(503, "the server is shutting down")
+            raise shutting_down()
         self.log_fields["output_tokens"] = int(str(self.log_fields["output_tokens"])) + len(completion.token_ids)
         if len(self._sequences) == 1 and completion.tau is not None:
             self.log_fields["tau"] = f"{completion.tau:.2f}"

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from dflash_trt.errors import DFlashError, RequestError
+from dflash_trt.server.log import log
 
-log = logging.getLogger("dflash_trt.server")
 FIELD = re.compile(r"([a-z_]+)(\[\d+\])*: ")
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -34,6 +33,11 @@ class HttpError(Exception):
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         param = field[1] if field else None
         return {"error": {"message": self.message, "type": kind, "param": param, "code": self.code or self.status}}
+
+
+def shutting_down() -> HttpError:
+    """A 503."""
+    return HttpError(503, "the server is shutting down", headers={"connection": "close"})
 
 
 def to_http_error(error: Exception) -> HttpError:

@@ -1,27 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""uvicorn with a bound socket, a header timeout, and a graceful shutdown at SIGTERM."""
+"""uvicorn with time limits for headers and writes, bounded connections, and a graceful shutdown at SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import os
+import resource
 import signal
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dflash_trt.errors import RequestError
+from dflash_trt.server.log import log
 
 HEADER_SECONDS = 30.0
-"""Time limit for the headers of a connection's first request."""
+"""Time limit for the headers of a request, from the connection or the first byte of the next request."""
+WRITE_SECONDS = 60.0
+"""Time limit for a client that does not read: then its connection is reset."""
 DRAIN_SECONDS = 60
 """Time limit for running requests after SIGTERM."""
+ERROR_SECONDS = 5
+"""Then, for error responses to those that are left."""
+ACCEPT_RETRY_SECONDS = 0.5
 BACKLOG = 2048
+RESERVED_FILES = 16
+"""File descriptors that connections leave free, for the page and for logs."""
+MIN_CONNECTIONS = 8
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -45,29 +56,148 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
+def max_connections() -> int:
+    """Connections that the limit of open files leaves room for; raises its soft limit to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    num_open = len(list(Path("/proc/self/fd").iterdir()))
+    limit = hard - num_open - RESERVED_FILES
+    if limit < MIN_CONNECTIONS:
+        raise RequestError(
+            f"open files: expected a limit of at least {num_open + RESERVED_FILES + MIN_CONNECTIONS}, found {hard}",
+            hint="raise it with ulimit -n",
+        )
+    return limit
+
+
 class Protocol(H11Protocol):
-    """HTTP/1.1 with a time limit for request headers."""
+    """HTTP/1.1 with time limits for request headers and for clients that do not read."""
+
+    _header_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the timer."""
+        """Starts the header timer."""
         super().connection_made(transport)
-        self._header_timer = self.loop.call_later(HEADER_SECONDS, self._time_out)
+        self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the timer."""
-        self._header_timer.cancel()
+        """Stops the timers."""
+        self._stop_header_timer()
+        self.resume_writing()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """Starts the header timer at the first byte of a next request."""
+        if not self._is_responding and self._header_timer is None:
+            self._start_header_timer()
+        super().data_received(data)
+
+    def handle_events(self) -> None:
+        """Stops the header timer once a request's headers are complete."""
+        super().handle_events()
+        if self._is_responding:
+            self._stop_header_timer()
+
+    def pause_writing(self) -> None:
+        """Starts the write timer."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stops the write timer."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+        super().resume_writing()
+
+    @property
+    def _is_responding(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _start_header_timer(self) -> None:
+        self._header_timer = self.loop.call_later(HEADER_SECONDS, self._time_out)
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
     def _time_out(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
+        if not self._is_responding and not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
             self.transport.close()
 
 
-class HttpServer(uvicorn.Server):
-    """Drains at SIGTERM and SIGINT; ends at once at the second signal."""
+class Acceptor:
+    """Accepts connections within a limit; uvicorn sees an asyncio.Server.
 
-    def __init__(self, app: ASGIApp, *, drain_seconds: int = DRAIN_SECONDS) -> None:
+    asyncio's own (CPython 3.11) logs and retries BACKLOG times at once when file descriptors run out.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        num_connections: Callable[[], int],
+        limit: int,
+    ) -> None:
+        listening.setblocking(False)
+        listening.listen(BACKLOG)
+        self._listening = listening
+        self._make_protocol = make_protocol
+        self._num_connections = num_connections
+        self._limit = limit
+        self._is_full = False
+        self._task = asyncio.create_task(self._run())
+
+    def close(self) -> None:
+        """Accepts no more."""
+        asyncio.get_running_loop().remove_reader(self._listening)
+        self._task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Until it does not."""
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            if self._num_connections() >= self._limit:
+                await self._wait(f"{self._limit} connections are open, the limit of open files")
+                continue
+            try:
+                connection, _ = await loop.sock_accept(self._listening)
+            except OSError as error:  # out of file descriptors or memory
+                await self._wait(error.strerror or str(error))
+                continue
+            self._is_full = False
+            try:
+                await loop.connect_accepted_socket(self._make_protocol, connection)
+            except OSError:
+                connection.close()
+
+    async def _wait(self, reason: str) -> None:
+        """Logs the reason once, until a connection is accepted again."""
+        if not self._is_full:
+            log.error("new connections wait: %s", reason)
+        self._is_full = True
+        await asyncio.sleep(ACCEPT_RETRY_SECONDS)
+
+
+class HttpServer(uvicorn.Server):
+    """Drains at SIGTERM and SIGINT; the second signal ends the process at once."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        drain_seconds: int = DRAIN_SECONDS,
+        is_alive: Callable[[], bool] = lambda: True,
+        cancel_all: Callable[[], None] = lambda: None,
+        connection_limit: int = BACKLOG,
+    ) -> None:
+        """Exits when `is_alive` says no; `cancel_all` ends the requests that run after `drain_seconds`."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -78,10 +208,48 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                backlog=BACKLOG,
-                timeout_graceful_shutdown=drain_seconds,
+                timeout_graceful_shutdown=drain_seconds + ERROR_SECONDS,
             )
         )
+        self._drain_seconds = drain_seconds
+        self._is_alive = is_alive
+        self._cancel_all = cancel_all
+        self._connection_limit = connection_limit
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens on `sockets`."""
+        await self.lifespan.startup()
+
+        def make_protocol() -> asyncio.Protocol:
+            return Protocol(config=self.config, server_state=self.server_state, app_state={})
+
+        def num_connections() -> int:
+            return len(self.server_state.connections)
+
+        self.servers = [
+            Acceptor(listening, make_protocol, num_connections, self._connection_limit)  # type: ignore[misc]
+            for listening in sockets or []
+        ]
+        self.started = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to shut down."""
+        return await super().on_tick(counter) or not self._is_alive()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Waits for running requests, then cancels them, so that each client gets an error response."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._drain_seconds, lambda: loop.run_in_executor(None, self._cancel_all))
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        """Shuts down; at the second signal the process ends."""
+        if self.should_exit:
+            os._exit(128 + sig)
+        self.should_exit = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -96,11 +264,15 @@ class HttpServer(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def set_up_logging() -> None:
-    """The access log and errors on stderr, with the time; only errors of uvicorn."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
-    for name, level in (("dflash_trt.server", logging.INFO), ("uvicorn.error", logging.ERROR)):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level)
+@contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends the process with 0 while there is no request to drain.
+
+    At once: an exception raised by a handler is lost where it lands in a finaliser.
+    """
+    before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    try:
+        yield
+    finally:
+        with suppress(TypeError):  # a handler that was not set from Python
+            signal.signal(signal.SIGTERM, before)

@@ -1,73 +1,114 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission control, request bodies and API keys."""
+"""Admission control and request bodies."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from dflash_trt.errors import ConfigError
-from dflash_trt.files.read import read_text
 from dflash_trt.server.http_error import HttpError
 
 BODY_SECONDS = 30.0
 """Time limit for reading a body."""
-MAX_KEYS_BYTES = 2**20
+SMALL_BODY_BYTES = 2**16
+"""Not counted in `BodyReader`: connections bound them."""
+CONCURRENT_BODIES = 4
+"""Bodies of the largest size that are in memory at once."""
+OTHERS_SHARE = 8
+"""One client leaves 1 / 8 of the places to the others."""
 
 
 class Admission:
-    """Bounds the sequences that run or wait; a request beyond the bound gets 429 at once."""
+    """Bounds the sequences that run or wait, of all clients and of each; a request beyond a bound gets 429 at once."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.limit_per_client = limit - limit // OTHERS_SHARE
         self.active = 0
+        self._by_client: Counter[str] = Counter()
 
     @contextmanager
-    def admit(self, num_sequences: int) -> Iterator[None]:
+    def admit(self, num_sequences: int, client: str) -> Iterator[None]:
         """Holds the places of one request's sequences until the block ends."""
-        if num_sequences > self.limit:
-            raise HttpError(400, f"n: expected at most {self.limit} sequences in one request, found {num_sequences}")
+        if num_sequences > self.limit_per_client:
+            limit = self.limit_per_client
+            raise HttpError(400, f"n: expected at most {limit} sequences in one request, found {num_sequences}")
         if self.active + num_sequences > self.limit:
-            message = f"server overloaded: {self.active} of {self.limit} sequences are running or queued"
-            raise HttpError(429, message, code="server_overloaded", headers={"retry-after": "1"})
+            raise overloaded(f"{self.active} of {self.limit} sequences are running or queued")
+        if self._by_client[client] + num_sequences > self.limit_per_client:
+            raise overloaded(f"{self._by_client[client]} sequences of this client are running or queued")
         self.active += num_sequences
+        self._by_client[client] += num_sequences
         try:
             yield
         finally:
             self.active -= num_sequences
+            self._by_client[client] -= num_sequences
+            if not self._by_client[client]:
+                del self._by_client[client]
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The body of a request; HttpError where its type is not JSON, it exceeds `max_bytes` or arrives too slowly.
+def overloaded(reason: str) -> HttpError:
+    """A 429."""
+    message = f"server overloaded: {reason}"
+    return HttpError(429, message, code="server_overloaded", headers={"retry-after": "1"})
 
-    The type is required because a cross-origin page cannot send it without a CORS preflight.
-    """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise HttpError(415, f"content-type: expected application/json, found {kind or 'no header'}")
-    too_large = HttpError(413, f"body: larger than the limit of {max_bytes} bytes", headers={"connection": "close"})
-    if int(request.headers.get("content-length", 0)) > max_bytes:  # h11 has checked that it is a number
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                body += part
-                if len(body) > max_bytes:
-                    raise too_large
-    except TimeoutError:
-        message = f"body: incomplete after {BODY_SECONDS:g} s: {len(body)} bytes received"
-        raise HttpError(408, message, headers={"connection": "close"}) from None
-    except ClientDisconnect:
-        raise HttpError(400, "body: connection closed before it was complete") from None
-    return bytes(body)
+
+class BodyReader:
+    """Reads bodies of at most `max_bytes`, within a bound for all that are in memory."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.active_bytes = 0
+        self._max_bytes = max_bytes
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """A body, counted while the block runs.
+
+        Raises HttpError where its type is not JSON, it is too large or arrives too slowly, or others take all memory.
+        The type is required because a cross-origin page cannot send it without a CORS preflight.
+        """
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            raise HttpError(415, f"content-type: expected application/json, found {content_type or 'no header'}")
+        announced = request.headers.get("content-length")  # h11 has checked that it is a number
+        size = self._max_bytes if announced is None else int(announced)
+        if size > self._max_bytes:
+            raise self._too_large()
+        counted = size if size > SMALL_BODY_BYTES else 0
+        if self.active_bytes + counted > CONCURRENT_BODIES * self._max_bytes:
+            error = overloaded(f"request bodies of {self.active_bytes} bytes are being read")
+            error.headers["connection"] = "close"
+            raise error
+        self.active_bytes += counted
+        try:
+            yield await self._receive(request)
+        finally:
+            self.active_bytes -= counted
+
+    async def _receive(self, request: Request) -> bytes:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > self._max_bytes:
+                        raise self._too_large()
+        except TimeoutError:
+            message = f"body: incomplete after {BODY_SECONDS:g} s: {len(body)} bytes received"
+            raise HttpError(408, message, headers={"connection": "close"}) from None
+        except ClientDisconnect:
+            raise HttpError(400, "body: connection closed before it was complete") from None
+        return bytes(body)
+
+    def _too_large(self) -> HttpError:
+        message = f"body: larger than the limit of {self._max_bytes} bytes"
+        return HttpError(413, message, headers={"connection": "close"})
 
 
 def decode_object(body: bytes) -> dict[str, object]:
@@ -76,32 +117,3 @@ def decode_object(body: bytes) -> dict[str, object]:
         return msgspec.json.decode(body, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HttpError(400, f"body: expected a JSON object, found {error}") from None
-
-
-class ApiKeys:
-    """The accepted API keys, as digests."""
-
-    def __init__(self, keys: list[str]) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-
-    @classmethod
-    def read(cls, file: Path) -> ApiKeys:
-        """The keys of a file, one a line; ConfigError where there is none."""
-        lines = [line.strip() for line in read_text(file, ConfigError, limit=MAX_KEYS_BYTES).splitlines()]
-        keys = [line for line in lines if line and not line.startswith("#")]
-        if not keys:
-            raise ConfigError(
-                f"{file}: no API key in it", hint="write one key a line; lines that begin with # are comments"
-            )
-        return cls(keys)
-
-    def check(self, authorization: str) -> None:
-        """HttpError 401 without one of the keys; takes the same time for every key."""
-        scheme, _, key = authorization.partition(" ")
-        digest = hashlib.sha256(key.strip().encode()).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if scheme.lower() != "bearer" or not any(matches):
-            message = (
-                "authorization: unknown API key" if key else "authorization: missing, expected Bearer and an API key"
-            )
-            raise HttpError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})

@@ -59,6 +59,8 @@ class ServerMetrics:
 
     def __init__(self, model: str, max_length: int, num_draft_tokens: int, read: Callable[[], DecoderMetrics]) -> None:
         """`read` returns the decoder's counters."""
+        self.consecutive_failures = 0
+        self.last_failure = ""
         self._registry = CollectorRegistry()
         labels = (model, "0")
         self._decoder = _DecoderCollector(labels, num_draft_tokens, read)
@@ -72,6 +74,11 @@ class ServerMetrics:
         sizes = _one_two_five(max_length)
         self._prompt = histogram("request_prompt_tokens", "Number of prefill tokens processed.", sizes)
         self._generation = histogram("request_generation_tokens", "Number of generation tokens processed.", sizes)
+
+    def observe_failure(self, error: Exception) -> None:
+        """A sequence that failed on our side."""
+        self.consecutive_failures += 1
+        self.last_failure = str(error)
 
     def exposition(self) -> bytes:
         """Prometheus's text format."""
@@ -87,6 +94,7 @@ class ServerMetrics:
 
     def observe_completion(self, num_prompt_tokens: int, completion: Completion) -> None:
         """One finished sequence."""
+        self.consecutive_failures = 0
         self._decoder.num_prompt_tokens += num_prompt_tokens
         self._prompt.observe(num_prompt_tokens)
         self._generation.observe(len(completion.token_ids))

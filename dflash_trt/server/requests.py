@@ -43,6 +43,8 @@ DEFAULT_ONLY: dict[str, tuple[object, ...]] = {
     "include_stop_str_in_output": (False,),
 }
 """Fields that are not supported, with the values that have no effect."""
+MAX_ITEMS = {"stop": 64, "stop_token_ids": 1024}
+MAX_STOP_CHARACTERS = 1024
 STREAM_OPTIONS = {"include_usage", "include_obfuscation", "continuous_usage_stats"}
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for completions."""
@@ -72,8 +74,11 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.messages)
 
 
-def parse_request(body: dict[str, Any], model: str, *, is_chat: bool) -> CompletionRequest:
-    """Raises RequestError, which names an invalid or unsupported field; HttpError 404 for another model."""
+def parse_request(body: dict[str, Any], model: str, max_length: int, *, is_chat: bool) -> CompletionRequest:
+    """A request for a model whose prompts have at most `max_length` tokens.
+
+    Raises RequestError, which names an invalid or unsupported field; HttpError 404 for another model.
+    """
     fields = {name: value for name, value in body.items() if value is not None}
     _check_names(fields)
     if fields.get("model", model) != model:
@@ -87,9 +92,10 @@ def parse_request(body: dict[str, Any], model: str, *, is_chat: bool) -> Complet
     if not is_integer(n) or n < 1:
         raise _invalid("n", "an integer, at least 1", n)
     max_tokens = _max_tokens(fields, is_chat)
+    _check_sizes(fields)
     sampling = {"temperature": 1.0} | {name: fields[name] for name in SAMPLING_FIELDS if name in fields}
     return CompletionRequest(
-        prompts=[] if is_chat else _prompts(fields.get("prompt")),
+        prompts=[] if is_chat else _prompts(fields.get("prompt"), max_length),
         messages=read_messages(fields.get("messages")) if is_chat else [],
         params=SamplingParams(**sampling, max_tokens=max_tokens or 1, logprobs=_logprobs(fields, is_chat)),
         max_tokens=max_tokens,
@@ -109,6 +115,17 @@ def _check_names(fields: dict[str, Any]) -> None:
         if not any(type(value) is type(other) and value == other for other in DEFAULT_ONLY[name]):
             shown = " or ".join(repr(other) for other in DEFAULT_ONLY[name])
             raise _invalid(name, f"{shown}, because no other value is supported", value)
+
+
+def _check_sizes(fields: dict[str, Any]) -> None:
+    """Bounds what each step of a request looks through."""
+    for name, limit in MAX_ITEMS.items():
+        if isinstance(value := fields.get(name), list) and len(value) > limit:
+            raise RequestError(f"{name}: expected at most {limit} items, found {len(value)}")
+    stop = fields.get("stop")
+    texts = stop if isinstance(stop, list) else [stop]
+    if any(isinstance(text, str) and len(text) > MAX_STOP_CHARACTERS for text in texts):
+        raise RequestError(f"stop: expected at most {MAX_STOP_CHARACTERS} characters, found more")
 
 
 def _max_tokens(fields: dict[str, Any], is_chat: bool) -> int | None:
@@ -135,12 +152,14 @@ def _logprobs(fields: dict[str, Any], is_chat: bool) -> bool:
     return value is not False
 
 
-def _prompts(value: object) -> list[Prompt]:
+def _prompts(value: object, max_length: int) -> list[Prompt]:
     expected = "a text, a list of token ids, or a list of either"
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
         raise _invalid("prompt", expected, value)
+    if (longest := max([len(value), *(len(prompt) for prompt in value if isinstance(prompt, list))])) > max_length:
+        raise RequestError(f"prompt: expected at most {max_length} tokens, found {longest}")
     if all(is_integer(token) for token in value):
         return [value]
     if not all(isinstance(prompt, str) for prompt in value) and not all(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -13,9 +14,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from dflash_trt.runtime.backend import Chunk
-from dflash_trt.server.http_error import to_http_error
+from dflash_trt.server.http_error import HttpError, to_http_error
 
 DONE = b"data: [DONE]\n\n"
+MAX_UNREAD_BYTES = 2**22
+"""Events of one response that its client has not read; a response beyond ends with an error."""
+MAX_ALL_UNREAD_BYTES = 2**28
+"""And of all responses."""
 T = TypeVar("T")
 
 
@@ -46,15 +51,24 @@ async def _await_disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """JSON documents as server-sent events, one at a time as the client reads them (backpressure)."""
+    """JSON documents as server-sent events.
+
+    Documents are taken as they come, so that a slow client holds no place in the decoder: what it has not read is
+    buffered within a bound.
+    """
 
     media_type = "text/event-stream"
+    _all_unread_bytes = 0
 
     def __init__(self, events: AsyncGenerator[dict[str, Any], None]) -> None:
         """An exception of `events` becomes the last event."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
+        self._unread: deque[bytes] = deque()
+        self._unread_bytes = 0
+        self._is_complete = False
+        self._changed = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends all events, or stops when the client disconnects."""
@@ -64,15 +78,49 @@ class EventStream(Response):
             scope["dflash_trt.log_fields"]["client"] = "disconnected"
 
     async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        producer = asyncio.create_task(self._produce())
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            while self._unread or not self._is_complete:
+                if self._unread:
+                    event = self._unread.popleft()
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    self._count(-len(event))
+                else:
+                    self._changed.clear()
+                    await self._changed.wait()
+            await send({"type": "http.response.body", "body": DONE, "more_body": False})
+        finally:
+            producer.cancel()
+            await asyncio.gather(producer, return_exceptions=True)
+            self._count(-self._unread_bytes)
+
+    async def _produce(self) -> None:
         try:
             async with aclosing(self._events):
-                async for event in self._events:
-                    await send({"type": "http.response.body", "body": _event(event), "more_body": True})
+                async for document in self._events:
+                    event = _event(document)
+                    if not self._has_room(len(event)):
+                        raise HttpError(503, f"the client is too slow: {self._unread_bytes} bytes are unread")
+                    self._put(event)
         except Exception as error:
-            body = _event(to_http_error(error).body())
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+            self._put(_event(to_http_error(error).body()))
+        finally:
+            self._is_complete = True
+            self._changed.set()
+
+    def _has_room(self, size: int) -> bool:
+        is_within = EventStream._all_unread_bytes + size <= MAX_ALL_UNREAD_BYTES
+        return not self._unread or (is_within and self._unread_bytes + size <= MAX_UNREAD_BYTES)
+
+    def _put(self, event: bytes) -> None:
+        self._unread.append(event)
+        self._count(len(event))
+        self._changed.set()
+
+    def _count(self, size: int) -> None:
+        self._unread_bytes += size
+        EventStream._all_unread_bytes += size
 
 
 def _event(document: dict[str, Any]) -> bytes:

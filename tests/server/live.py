@@ -16,10 +16,10 @@ import httpx
 from openai import OpenAI
 
 from dflash_trt.llm import LLM
+from dflash_trt.server.api_keys import ApiKeys
 from dflash_trt.server.app import make_app
 from dflash_trt.server.endpoints import Endpoints
 from dflash_trt.server.http_server import HttpServer, bind
-from dflash_trt.server.limits import ApiKeys
 
 MODEL = "tiny"
 PATIENCE = 60.0
@@ -80,11 +80,14 @@ def serving(
     origins: tuple[str, ...] = (),
     max_waiting: int = 256,
     max_bytes: int = 2**20,
+    hosts: tuple[str, ...] | None = (),
+    connection_limit: int = 1000,
 ) -> Iterator[Live]:
     """The same server that `dflash-trt serve` starts, on a thread."""
     endpoints = Endpoints(llm.backend, MODEL, max_waiting=max_waiting, max_body_bytes=max_bytes)
     listening = bind("127.0.0.1", 0)
-    server = HttpServer(make_app(endpoints, keys=keys, origins=origins), drain_seconds=5)
+    app = make_app(endpoints, keys=keys, origins=origins, hosts=hosts)
+    server = HttpServer(app, drain_seconds=5, cancel_all=endpoints.shut_down, connection_limit=connection_limit)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
     thread.start()
     deadline = time.monotonic() + PATIENCE

@@ -16,10 +16,11 @@ from dflash_trt.errors import ConfigError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.server import http_server, limits
+from dflash_trt.server.api_keys import ApiKeys
 from dflash_trt.server.http_server import bind
-from dflash_trt.server.limits import ApiKeys
 from tests.server.live import PATIENCE, Live, serving
 
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 LONG = {"prompt": "def f(", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
 """Seconds of work: it still runs when a test looks."""
 
@@ -34,7 +35,7 @@ def await_running(live: Live, number: int) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_goes_away_frees_the_slot(live: Live, stream: bool) -> None:
     body = json.dumps({**LONG, "stream": stream}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    head = f"{POST.decode()}content-length: {len(body)}"
     cancelled = live.llm.metrics().finished.get("cancelled", 0)  # type: ignore[call-overload]
     with live.connect() as connection:
         connection.sendall(f"{head}\r\n\r\n".encode() + body)
@@ -48,7 +49,7 @@ def test_who_goes_away_frees_the_slot(live: Live, stream: bool) -> None:
 
 def test_who_goes_away_before_the_body_is_whole(live: Live) -> None:
     with live.connect() as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+        connection.sendall(POST)
         connection.sendall(b"content-length: 100\r\n\r\n{")
     live.await_idle()
     assert live.http.get("/health").status_code == 200
@@ -57,7 +58,7 @@ def test_who_goes_away_before_the_body_is_whole(live: Live) -> None:
 def test_a_slow_reader_stalls_nobody(live: Live) -> None:
     body = json.dumps({**LONG, "stream": True, "return_steps": True}).encode()
     with live.connect() as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+        connection.sendall(POST)
         connection.sendall(f"content-length: {len(body)}\r\n\r\n".encode() + body)
         await_running(live, 1)
         assert live.complete(prompt="def f(", max_tokens=8)["usage"]["completion_tokens"] <= 8
@@ -92,7 +93,7 @@ def test_bodies_are_limited(live: Live) -> None:
         assert response.status_code == 413, response.text
         assert "1048576 bytes" in response.json()["error"]["message"]
     with live.connect() as connection:  # it is the announced length that is refused, before any of it comes
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+        connection.sendall(POST)
         connection.sendall(b"content-length: 999999999999\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
@@ -101,12 +102,12 @@ def test_what_does_not_arrive_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.2)
     monkeypatch.setattr(limits, "BODY_SECONDS", 0.2)
     with serving(llm) as live:
-        for sent in (b"", b"POST /v1/comp", b"GET / HTTP/1.1\r\nhost: x\r\nx-slow: 1"):
+        for sent in (b"", b"POST /v1/comp", b"GET / HTTP/1.1\r\nhost: localhost\r\nx-slow: 1"):
             with live.connect() as connection:
                 connection.sendall(sent)
                 assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
         with live.connect() as connection:
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+            connection.sendall(POST)
             connection.sendall(b"content-length: 10\r\n\r\n{")
             assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
         assert live.http.get("/health").status_code == 200

@@ -67,7 +67,7 @@ def await_idle(url: str) -> None:
 
 
 def post(body: bytes, *headers: str) -> bytes:
-    lines = ["POST /v1/completions HTTP/1.1", "host: x", "content-type: application/json", *headers]
+    lines = ["POST /v1/completions HTTP/1.1", "host: localhost", "content-type: application/json", *headers]
     return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
 
 
@@ -137,8 +137,8 @@ def malformed(draw: random.Random) -> bytes:
             lambda: draw.randbytes(draw.randrange(1, 200)) + b"\r\n\r\n",
             lambda: post(b'{"prompt": "\xff\xfe"}'),
             lambda: b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
-            lambda: b"GET /v1/completions HTTP/1.1\r\nhost: x\r\n\r\n",
-            lambda: b"PUT /%ff%00 HTTP/1.1\r\nhost: x\r\n\r\n",
+            lambda: b"GET /v1/completions HTTP/1.1\r\nhost: localhost\r\n\r\n",
+            lambda: b"PUT /%ff%00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
         ]
     )()
 

@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hostile and slow clients, damaged weights, file limits: what a client can do to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import logging
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from dflash_trt.errors import RequestError
+from dflash_trt.llm import LLM
+from dflash_trt.server import http_server, limits, streaming
+from dflash_trt.server.endpoints import DEGRADED_FAILURES
+from dflash_trt.server.http_error import HttpError
+from dflash_trt.server.limits import Admission
+from dflash_trt.server.log import MAX_QUEUED_LINES, NonBlockingHandler
+from dflash_trt.server.streaming import EventStream
+from dflash_trt.server.tokenizing import CHUNK_CHARACTERS, TokenizerPool
+from tests.server.live import PATIENCE, Live, serving
+from tests.server.process import started
+
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+LONG = {"prompt": "def f(", "max_tokens": 2000, "ignore_eos": True, "temperature": 0, "stream": True}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+class CountingTokenizer:
+    """The real one, which counts the characters that it is given."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.num_characters = 0
+        self.on_call: Callable[[], None] = lambda: None
+
+    def __deepcopy__(self, memo: object) -> CountingTokenizer:
+        return self
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        self.num_characters += len(text)
+        self.on_call()
+        return self._tokenizer(text, **options)
+
+    def get_vocab(self) -> Any:
+        return self._tokenizer.get_vocab()
+
+
+def test_a_prompt_of_too_many_characters_is_not_tokenised(live: Live) -> None:
+    tokenizer = CountingTokenizer(live.llm.backend.tokenizer)
+    pool = TokenizerPool(tokenizer, 100)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"prompt: expected at most 100 tokens"):
+        asyncio.run(pool.encode("x" * (pool.max_characters + 1)))
+    assert tokenizer.num_characters == 0
+
+
+def test_a_long_prompt_is_tokenised_up_to_the_limit(live: Live) -> None:
+    tokenizer = CountingTokenizer(live.llm.backend.tokenizer)
+    pool = TokenizerPool(tokenizer, 2 * CHUNK_CHARACTERS)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"prompt: expected at most .* tokens, found more"):
+        asyncio.run(pool.encode("é1" * 3 * CHUNK_CHARACTERS))
+    assert tokenizer.num_characters <= 4 * CHUNK_CHARACTERS
+    text = "def f(x): return x + 1\n" * (CHUNK_CHARACTERS // 20)
+    assert asyncio.run(pool.encode(text)) == live.llm.backend.encode(text)
+
+
+def test_tokenising_ends_with_the_client(live: Live) -> None:
+    tokenizer = CountingTokenizer(live.llm.backend.tokenizer)
+    pool = TokenizerPool(tokenizer, 10**6)  # type: ignore[arg-type]
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert may_go_on.wait(PATIENCE)
+
+    tokenizer.on_call = wait
+
+    async def disconnect() -> None:
+        task = asyncio.create_task(pool.encode("x " * 2 * CHUNK_CHARACTERS))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(disconnect())
+    may_go_on.set()
+    pool._long.shutdown(wait=True)
+    assert tokenizer.num_characters == CHUNK_CHARACTERS
+
+
+async def documents(number: int, ended: list[int]) -> AsyncGenerator[dict[str, Any], None]:
+    try:
+        for i in range(number):
+            yield {"index": i, "text": "x" * 1000}
+            await asyncio.sleep(0)
+    finally:
+        ended.append(1)
+
+
+async def read_slowly(number: int) -> tuple[bool, bytes]:
+    """Whether the documents came to an end before the client read any, and what it got then."""
+    ended: list[int] = []
+    may_read, sent = asyncio.Event(), b""
+
+    async def send(message: Any) -> None:
+        nonlocal sent
+        await may_read.wait()
+        sent += message.get("body", b"")
+
+    async def receive() -> dict[str, str]:
+        return await asyncio.get_running_loop().create_future()
+
+    response = asyncio.create_task(EventStream(documents(number, ended))({"dflash_trt.log_fields": {}}, receive, send))
+    for _ in range(10 * number):
+        await asyncio.sleep(0)
+    is_computed = bool(ended)
+    may_read.set()
+    await response
+    return is_computed, sent
+
+
+def test_a_response_that_nobody_reads_gives_its_place_back() -> None:
+    is_computed, sent = asyncio.run(read_slowly(50))
+    assert is_computed
+    assert sent.count(b"data: ") == 51
+    assert sent.endswith(b"data: [DONE]\n\n")
+    assert EventStream._all_unread_bytes == 0
+
+
+@pytest.mark.parametrize("limit", ["MAX_UNREAD_BYTES", "MAX_ALL_UNREAD_BYTES"])
+def test_a_response_that_nobody_reads_is_cut(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, limit, 10_000)
+    is_computed, sent = asyncio.run(read_slowly(50))
+    assert is_computed
+    assert sent.count(b'"index"') < 11
+    assert b"the client is too slow" in sent
+    assert sent.endswith(b"data: [DONE]\n\n")
+    assert EventStream._all_unread_bytes == 0
+
+
+class Transport(asyncio.Transport):
+    """One whose client reads nothing."""
+
+    is_aborted = False
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return default
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+@pytest.mark.parametrize("reads_again", [False, True])
+def test_a_client_that_does_not_read_is_disconnected(reads_again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "WRITE_SECONDS", 0.01)
+
+    async def write() -> bool:
+        transport = Transport()
+        protocol = http_server.Protocol(uvicorn.Config(lambda: None), ServerState(), {})  # type: ignore[arg-type]
+        protocol.connection_made(transport)
+        protocol.pause_writing()
+        if reads_again:
+            protocol.resume_writing()
+        await asyncio.sleep(0.1)
+        protocol._stop_header_timer()
+        return transport.is_aborted
+
+    assert asyncio.run(write()) is not reads_again
+
+
+def test_one_client_leaves_places_to_others() -> None:
+    admission = Admission(16)
+    with admission.admit(14, "one"):
+        with pytest.raises(HttpError, match="14 sequences of this client") as error, admission.admit(1, "one"):
+            pass
+        assert error.value.status == 429
+        with admission.admit(2, "other"), pytest.raises(HttpError, match="16 of 16"), admission.admit(1, "third"):
+            pass
+    assert admission.active == 0
+    assert not admission._by_client
+
+
+def test_the_next_request_of_a_connection_has_a_time_limit(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.2)
+    with serving(llm) as live, live.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(b"GET /health HTTP/1.1\r\nx-slow: ")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
+
+
+def test_connections_beyond_the_limit_wait(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(llm, connection_limit=3) as live:
+        held = [live.connect() for _ in range(6)]
+        request = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        for connection in held:
+            connection.sendall(request)
+        for connection in held:
+            with connection:
+                assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+    assert sum("new connections wait" in record.getMessage() for record in caplog.records) <= 6
+
+
+def test_without_room_for_connections_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (20, 20))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    with pytest.raises(RequestError, match="open files: expected a limit of at least"):
+        http_server.max_connections()
+
+
+def test_stop_texts_and_prompts_are_bounded(live: Live) -> None:
+    for field, value in (
+        ("stop", ["x"] * 65),
+        ("stop", "x" * 1025),
+        ("stop_token_ids", list(range(1025))),
+        ("prompt", [1] * 10**5),
+        ("prompt", ["x"] * 10**5),
+        ("prompt", [[1] * 10**5]),
+    ):
+        response = live.post(**{"prompt": "x", "max_tokens": 1, field: value})
+        assert response.status_code == 400, field
+        assert response.json()["error"]["message"].startswith(f"{field}: expected at most ")
+
+
+def test_a_500_keeps_the_connection(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(live.endpoints._backend), "max_length", property(lambda _: 1 / 0))
+    connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=PATIENCE)
+    for method, path, status in (("POST", "/v1/completions", 500), ("GET", "/version", 200)):
+        connection.request(method, path, b'{"prompt": "x"}', {"content-type": "application/json"})
+        response = connection.getresponse()
+        response.read()
+        assert (response.status, response.will_close) == (status, False)
+    connection.close()
+
+
+def test_a_log_that_nobody_reads_loses_lines() -> None:
+    reading, writing = os.pipe()
+    handler = NonBlockingHandler(writing)
+    for i in range(10 * MAX_QUEUED_LINES):  # more than a pipe and the queue hold
+        handler.handle(logging.LogRecord("x", logging.INFO, "x", 1, f"line {i} {'x' * 200}", None, None))
+    assert handler._num_dropped > 0
+    os.close(reading)  # the thread's write ends with an error, and it goes on
+    handler.flush()
+    assert handler._is_idle.is_set()
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "x", "tool_calls": 5}],
+        [{"role": "user", "content": "x"}, {"role": "user", "content": "x", "tool_calls": [5]}],
+        [{"role": "user", "content": "x", "tool_calls": [{"function": {}}]}],
+    ],
+    ids=str,
+)
+def test_errors_of_a_template_are_400(live: Live, messages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = (
+        "{% for m in messages %}{% for t in m.tool_calls or [] %}{{ t.function.name | upper + t['function'].x.y }}"
+        "{% endfor %}{% endfor %}"
+    )
+    monkeypatch.setattr(live.llm.backend.tokenizer, "chat_template", template)
+    response = live.post("/v1/chat/completions", messages=messages, max_tokens=1)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["message"].startswith(f"messages[{len(messages) - 1}]: ")
+
+
+def test_the_host_is_checked(llm: LLM, live: Live) -> None:
+    with serving(llm, hosts=("proxy.example",)) as named:
+        for host, status in (
+            ("localhost:80", 200), ("127.0.0.1", 200), ("[::1]:8", 200), ("proxy.example", 200), ("a.example", 403),
+            ("127.0.0.1.a.example", 403), ("", 403),
+        ):  # fmt: skip
+            assert named.http.get("/v1/models", headers={"host": host}).status_code == status, host
+    with serving(llm, hosts=None) as public:
+        assert public.http.get("/v1/models", headers={"host": "a.example"}).status_code == 200
+
+
+def test_bodies_in_memory_are_bounded(live: Live) -> None:
+    head = POST + b"content-length: 1000000\r\n\r\n"
+    held = [live.connect() for _ in range(limits.CONCURRENT_BODIES)]
+    for connection in held:
+        connection.sendall(head + b"{")
+    until(lambda: live.endpoints.bodies.active_bytes == 1000000 * len(held))
+    with live.connect() as connection:
+        connection.sendall(head)
+        assert connection.recv(100).startswith(b"HTTP/1.1 429 ")  # before any of it is read
+    assert live.complete(prompt="x", max_tokens=1)
+    for connection in held:
+        connection.close()
+    until(lambda: live.endpoints.bodies.active_bytes == 0)
+
+
+def test_failures_in_a_row_degrade_health(live: Live) -> None:
+    metrics = live.endpoints._metrics
+    try:
+        for _ in range(DEGRADED_FAILURES):
+            metrics.observe_failure(ValueError("found NaN or infinity"))
+        response = live.http.get("/health")
+        assert (response.status_code, response.text[:8]) == (503, "degraded")
+        live.complete(prompt="x", max_tokens=1)
+        assert live.http.get("/health").status_code == 200
+    finally:
+        metrics.consecutive_failures = 0
+
+
+def test_requests_have_ids(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="dflash_trt.server")
+    assert live.http.get("/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    assert len(live.http.get("/health", headers={"x-request-id": "a b"}).headers["x-request-id"]) == 32
+    until(lambda: "id abc-1" in caplog.text)
+
+
+@pytest.fixture
+def process_url(engine: Path, chat_target: Path, tmp_path: Path) -> Iterator[tuple[Any, str]]:
+    with started(engine, chat_target, tmp_path / "log", "--drain-seconds", 1) as process:
+        yield process, process.await_url()
+
+
+def test_after_the_drain_every_client_is_told(process_url: tuple[Any, str]) -> None:
+    process, url = process_url
+    body = LONG | {"max_tokens": 8000}
+    whole: list[httpx.Response] = []
+    post = threading.Thread(
+        target=lambda: whole.append(
+            httpx.post(f"{url}/v1/completions", json=body | {"stream": False}, timeout=PATIENCE)
+        )
+    )
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        post.start()
+        until(
+            lambda: 'vllm:num_requests_running{engine="0",model_name="engine"} 2.0' in httpx.get(f"{url}/metrics").text
+        )
+        process.popen.send_signal(signal.SIGTERM)
+        events = [line for line in lines if line]
+    post.join(PATIENCE)
+    assert process.popen.wait(PATIENCE) == 0
+    assert whole[0].status_code == 503
+    assert events[-1] == "data: [DONE]"
+    assert "shutting down" in events[-2]
+    assert "Traceback" not in process.text
+
+
+def _refuses(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/health", timeout=PATIENCE)
+    except httpx.TransportError:
+        return True
+    return False
+
+
+def test_a_second_sigterm_ends_at_once(process_url: tuple[Any, str]) -> None:
+    process, url = process_url
+    with httpx.stream("POST", f"{url}/v1/completions", json=LONG | {"max_tokens": 8000}, timeout=PATIENCE) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        process.popen.send_signal(signal.SIGTERM)
+        until(lambda: _refuses(url))
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.popen.wait(PATIENCE) == 128 + signal.SIGTERM, process.text
+
+
+def test_sigterm_while_loading(engine: Path, chat_target: Path, tmp_path: Path) -> None:
+    with started(engine, chat_target, tmp_path / "log") as process:
+        process.await_log("loading ")
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.popen.wait(PATIENCE) == 0
+        assert "Traceback" not in process.text
+
+
+def test_a_full_disk_behind_stderr_does_not_prevent_the_start(engine: Path, chat_target: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = ["-m", "dflash_trt", "serve", str(engine), "--target", str(chat_target), "--port", str(port)]
+    with Path("/dev/full").open("wb") as full:
+        process = subprocess.Popen([sys.executable, *command], stdout=full, stderr=full)
+    try:
+
+        def is_up() -> bool:
+            assert process.poll() is None
+            try:
+                return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+            except httpx.ConnectError:
+                return False
+
+        until(is_up)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_decoder_that_fails_ends_the_process(engine: Path, chat_target: Path, tmp_path: Path) -> None:
+    """A supervisor restarts it; what ran out is the last line."""
+    script = (
+        "import sys\n"
+        "from dflash_trt.runtime.decoder import Decoder\n"
+        "def step(self): raise MemoryError('26853376 bytes')\n"
+        "Decoder.step = step\n"
+        "from dflash_trt.cli import main\n"
+        f"sys.argv = ['dflash-trt', 'serve', {str(engine)!r}, '--target', {str(chat_target)!r}, '--port', '0']\n"
+        "main()\n"
+    )
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen([sys.executable, "-c", script], stdout=file, stderr=file)
+    try:
+        until(lambda: "serving " in log.read_text())
+        url = re.findall(r"serving .* on (http://\S+)", log.read_text())[0]
+        until(lambda: "serving" in log.read_text())
+        time.sleep(0.5)
+        response = httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, timeout=PATIENCE)
+        assert response.status_code == 500
+        assert process.wait(PATIENCE) == 1
+        assert "the decoder has failed: 26853376 bytes" in log.read_text()
+    finally:
+        process.kill()
+        process.wait()
