@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "Chunk", "Completion", "DFlashError", "SamplingParams", "__version__"]
+
+# Before onnxruntime is imported: its wheel (1.32) records events in a database under ~/.cache otherwise.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOMES = {
     "LLM": "llm",
