@@ -7,14 +7,14 @@ import asyncio
 import sys
 from contextlib import aclosing, closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from dflash_trt.cli.output import progress_line
 from dflash_trt.cli.runtime_options import runtime_options
 from dflash_trt.cli.sampling_options import sampling_options
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import RequestError, printable
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
@@ -97,33 +97,40 @@ class Conversation:
         messages = [*self._messages, {"role": "user", "content": message}]
         tokenizer, stop = self._backend.tokenizer, self._params.stop_texts
         channels = None if self._channels is None else Channels(self._channels, tokenizer, stop)
-        said = ""
+        content = ""
         prompt = self._backend.encode_chat(messages)
         async with aclosing(self._backend.stream(prompt, self._params)) as chunks:
             async for chunk in chunks:
-                thought, text = "", chunk.text
+                reasoning, text = "", chunk.text
                 if channels is not None:
-                    thought, text = channels.push(chunk.token_ids, is_last=chunk.completion is not None)
-                if thought:
-                    click.secho(thought, nl=False, dim=True, err=True)
-                click.echo(text, nl=False)
-                said += text
+                    reasoning, text = channels.push(chunk.token_ids, is_last=chunk.completion is not None)
+                if reasoning:
+                    click.secho(_shown(reasoning, sys.stderr), nl=False, dim=True, err=True)
+                click.echo(_shown(text, sys.stdout), nl=False)
+                content += text
                 answer = chunk.completion
         click.echo()
         assert answer is not None
         tau = "-" if answer.tau is None else f"{answer.tau:.2f}"
         tokens = len(answer.token_ids)
         click.secho(f"{tokens} tokens, tau {tau}, {tokens / answer.seconds:.1f} tokens/s", err=True, dim=True)
-        self._messages = [*messages, {"role": "assistant", "content": said}]
+        self._messages = [*messages, {"role": "assistant", "content": content}]
+
+
+def _shown(text: str, stream: TextIO) -> str:
+    """A terminal must not obey the model: escape sequences are shown as escapes there. A pipe gets the text."""
+    if not stream.isatty():
+        return text
+    return "\t".join(map(printable, text.split("\t")))
 
 
 def _read_message() -> str:
     try:
-        text = sys.stdin.read().strip()
+        text = sys.stdin.buffer.read().decode().strip()
     except UnicodeDecodeError as error:
         raise RequestError(f"stdin: expected UTF-8, found {error.reason} at byte {error.start}") from None
     if not text:
-        raise RequestError("stdin: expected a message, found nothing")
+        raise RequestError("stdin: no message in it")
     return text
 
 
@@ -138,6 +145,9 @@ def _talk(conversation: Conversation) -> None:
         except (EOFError, KeyboardInterrupt):
             click.echo()
             return
+        except UnicodeDecodeError as error:
+            click.echo(f"error: expected UTF-8, found {error.reason} at byte {error.start}", err=True)
+            continue
         if line == "/exit":
             return
         if line == "/reset":

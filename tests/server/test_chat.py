@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from dflash_trt.cli.chat import _shown
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
 from tests.paths import FIXTURES
@@ -32,7 +33,7 @@ def test_a_pipe_is_one_message(engine: Path, chat_target: Path, llm: LLM) -> Non
 def test_nothing_to_say(engine: Path, chat_target: Path) -> None:
     result = chat(engine, chat_target, " \n")
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == "error: stdin: expected a message, found nothing\n"
+    assert result.stderr == "error: stdin: no message in it\n"
 
 
 def test_a_target_without_a_template(engine: Path) -> None:
@@ -61,3 +62,24 @@ def test_a_terminal_is_a_conversation(engine: Path, chat_target: Path, llm: LLM)
     assert result.stdout.replace("> ", "") == "".join(f"{text}\n" for text in expected)
     assert result.stderr.count(" tokens, tau ") == 3
     assert "/nothing: expected /reset or /exit" in result.stderr
+
+
+def test_a_message_that_is_not_utf8(engine: Path, chat_target: Path) -> None:
+    command = [sys.executable, "-m", "dflash_trt", "chat", str(engine), "--target", str(chat_target)]
+    for options, message, problem in (
+        ([], b"\xff", "stdin: expected UTF-8, found invalid start byte at byte 0"),
+        (["--max-tokens", "1", "--system", os.fsdecode(b"\xff")], b"x", "messages[0]: expected what the chat template"),
+    ):
+        result = subprocess.run([*command, *options], input=message, capture_output=True, timeout=120, check=False)
+        assert result.returncode == 1, result.stderr
+        assert result.stderr.decode().splitlines()[-1].startswith(f"error: {problem}")
+
+
+def test_a_terminal_does_not_obey_the_model() -> None:
+    parent, child = pty.openpty()
+    hostile = "a\x1b]0;title\x07\tb\r\nc\x9b2J"
+    with os.fdopen(child, "w") as terminal:
+        assert _shown(hostile, terminal) == "a\\x1b]0;title\\x07\tb\\r\nc\\x9b2J"
+    with Path(os.devnull).open("w") as pipe:
+        assert _shown(hostile, pipe) == hostile
+    os.close(parent)
