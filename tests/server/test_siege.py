@@ -177,7 +177,9 @@ def test_a_client_that_does_not_read_is_disconnected(reads_again: bool, monkeypa
 
     async def write() -> bool:
         transport = Transport()
-        protocol = http_server.Protocol(uvicorn.Config(lambda: None), ServerState(), {})  # type: ignore[arg-type]
+        protocol = http_server.Protocol(
+            uvicorn.Config(lambda: None, log_config=None, access_log=False), ServerState(), {}
+        )  # type: ignore[arg-type]
         protocol.connection_made(transport)
         protocol.pause_writing()
         if reads_again:
