@@ -63,6 +63,11 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Share of the free memory that TensorRT-LLM's cache pool takes."""
     prefix_reuse: bool = False
     """Reuse of cached prompt prefixes; reused rows never pass the target, so the drafter misses their context."""
+    use_rejection_sampling: bool = False
+    """TensorRT-LLM: drafts are sampled and accepted by ratio of probabilities; otherwise at temperature > 0, too, a
+    draft is accepted where it is the token that the target draws."""
+    trust_remote_code: bool = False
+    """Whether Python that comes with the target's repository is run."""
     eagle3: Eagle3 | None = None
 
 

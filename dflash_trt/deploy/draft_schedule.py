@@ -28,7 +28,16 @@ def read_schedule(lengths: Mapping[int, int], draft_tokens: int, where: str) -> 
 
 
 def trtllm_schedule(schedule: Schedule, max_batch_size: int) -> dict[int, int]:
-    """TensorRT-LLM's draft_len_schedule: largest batch of each length. What lies beyond the last decodes plainly."""
+    """TensorRT-LLM's draft_len_schedule: largest batch of each length.
+
+    Raises ConfigError for plain decoding: its worker stores no context in a step without drafts.
+    """
+    if plain := [batch for batch, length in schedule if not length and batch <= max_batch_size]:
+        raise ConfigError(
+            "draft_schedule: expected 1 or more drafts for every batch with TensorRT-LLM, found 0 from batch"
+            f" {plain[0]} on",
+            hint=f"set max_batch_size to {plain[0] - 1}, or write 1: a step without drafts stores no context",
+        )
     return {end: length for _, end, length in _ranges(schedule, max_batch_size)}
 
 

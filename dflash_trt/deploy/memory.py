@@ -13,6 +13,7 @@ import msgspec
 
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes
+from dflash_trt.engine.plan import graph_batch_sizes
 
 GIB = 2**30
 RUNTIME_OVERHEAD_BYTES = 4 * GIB
@@ -40,7 +41,9 @@ class ServingLoad(msgspec.Struct, frozen=True, kw_only=True):
     is_dense: bool
     """Whether the context arena is set aside for every request at full length; paged pools grow as needed."""
     is_fp8_cache: bool
-    """Whether cached K and V are FP8; BF16 otherwise."""
+    """Whether the target's cached K and V are FP8; BF16 otherwise."""
+    is_fp8_context: bool = False
+    """Whether the drafter's are, too: never in TensorRT-LLM, whose worker caches in fc's dtype."""
     pool_fraction: float
     captures_by_graph: bool = False
     """Whether taps are captured in a buffer for each CUDA graph, as by TensorRT-LLM up to its worker of 414ba69f."""
@@ -154,22 +157,11 @@ def _captured(load: ServingLoad, draft: DraftSizes) -> list[Item]:
     how = f"{load.max_num_tokens} tokens, {len(spec.target_layer_ids)} taps, BF16"
     items = [Item("captured hidden states", size, how)]
     if load.captures_by_graph:
-        graphs = num_cuda_graphs(load.max_batch_size)
+        graphs = len(graph_batch_sizes(load.max_batch_size))
         items.append(
             Item("captured by graphs", graphs * size, f"beside the pool: {graphs} times the same", is_late=True)
         )
     return items
-
-
-def num_cuda_graphs(max_batch_size: int) -> int:
-    """Batch sizes that TensorRT-LLM captures with padding: 1, 2, 4, steps of 8 to 128, of 64 beyond, and the largest.
-
-    tensorrt_llm/llmapi/llm_args.py, CudaGraphConfig.
-    """
-    small = [1, 2, 4, *range(8, 129, 8)]
-    large = range(192, max_batch_size + 1, 64)  # counted, never listed
-    is_one_more = max_batch_size not in small and max_batch_size not in large
-    return len([size for size in small if size <= max_batch_size]) + len(large) + int(is_one_more)
 
 
 def request_bytes(load: ServingLoad) -> int | None:
@@ -180,13 +172,13 @@ def request_bytes(load: ServingLoad) -> int | None:
     # With a dense arena, too: the pool is shared with a manager of the drafter's rows, which then nobody uses.
     rows = 0
     if load.draft is not None:
-        rows = load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_cache, ranks=load.ranks)
+        rows = load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, ranks=load.ranks)
     return cache + load.max_seq_len * rows
 
 
 def _context_row_bytes(load: ServingLoad) -> int:
     assert load.draft is not None, "plain decoding has no context rows"
-    return load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_cache, ranks=load.drafter_ranks)
+    return load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, ranks=load.drafter_ranks)
 
 
 def _free(load: ServingLoad, items: tuple[Item, ...]) -> int:

@@ -60,6 +60,8 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str
     kv_cache_fraction: float
     prefix_reuse: bool
+    use_rejection_sampling: bool
+    trust_remote_code: bool
     moe_backend: str | None
     eagle3: Eagle3 | None
     draft_sizes: DraftSizes
@@ -118,6 +120,8 @@ def resolve(
         kv_cache_dtype=settings.default("kv_cache_dtype", file.kv_cache_dtype),
         kv_cache_fraction=settings.default("kv_cache_fraction", file.kv_cache_fraction),
         prefix_reuse=settings.default("prefix_reuse", file.prefix_reuse),
+        use_rejection_sampling=settings.default("use_rejection_sampling", file.use_rejection_sampling),
+        trust_remote_code=settings.default("trust_remote_code", file.trust_remote_code),
         moe_backend=moe_backend,
         eagle3=settings.default("eagle3", file.eagle3),
         draft_sizes=sizes,

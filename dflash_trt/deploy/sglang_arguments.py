@@ -29,6 +29,8 @@ def sglang_arguments(deployment: ResolvedDeployment, method: Method, host: str, 
         "disable_radix_cache": not deployment.prefix_reuse,
         "stream_interval": STREAM_INTERVAL,
     }
+    if deployment.trust_remote_code:
+        arguments["trust_remote_code"] = True
     if method == "dflash":
         if deployment.draft_schedule:
             raise ConfigError(

@@ -36,6 +36,8 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             "enable_block_reuse": deployment.prefix_reuse,
         },
     }
+    if deployment.trust_remote_code:
+        arguments["trust_remote_code"] = True
     if deployment.moe_backend is not None:
         arguments["moe_config"] = {"backend": deployment.moe_backend}
     if method == "dflash":
@@ -45,6 +47,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             "max_draft_len": deployment.draft_tokens,
             "attention_backend": deployment.draft_attention,
             **_draft_facts(deployment),
+            **_sampling(deployment),
         }
         if deployment.draft_schedule:
             schedule = trtllm_schedule(deployment.draft_schedule, deployment.max_batch_size)
@@ -55,6 +58,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             "decoding_type": "Eagle3",
             "speculative_model": eagle3.model,
             "max_draft_len": eagle3.draft_tokens,
+            **_sampling(deployment),
         }
     return arguments
 
@@ -62,6 +66,12 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
 def _place(draft: str) -> str:
     """A directory by its whole path, which the file may be read far from; a repository's name as it is."""
     return str(Path(draft).absolute()) if Path(draft).is_dir() else draft
+
+
+def _sampling(deployment: ResolvedDeployment) -> dict[str, Any]:
+    """Of the one-model sampler, which without the first refuses requests with penalties (spec_sampler_base.py)."""
+    rejection = {"use_rejection_sampling": True} if deployment.use_rejection_sampling else {}
+    return {"enable_penalty": True, **rejection}
 
 
 def _draft_facts(deployment: ResolvedDeployment) -> dict[str, Any]:

@@ -28,6 +28,8 @@ def vllm_arguments(deployment: ResolvedDeployment, method: Method, host: str, po
         "enable_chunked_prefill": True,
         "stream_interval": STREAM_INTERVAL,
     }
+    if deployment.trust_remote_code:
+        arguments["trust_remote_code"] = True
     if method == "dflash":
         arguments["speculative_config"] = {
             "method": "dflash",

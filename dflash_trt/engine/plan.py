@@ -23,6 +23,15 @@ PLUGIN_GRAPH = "draft"  # the one with attention nodes
 LOWEST_SM = {"FP8": (8, 9), "FP4": (10, 0)}
 
 
+def graph_batch_sizes(largest: int) -> list[int]:
+    """Batch sizes of TensorRT-LLM's CUDA graphs: 1, 2, 4, by 8 to 128, by 64 beyond, and the largest.
+
+    tensorrt_llm/llmapi/llm_args.py, CudaGraphConfig, with padding.
+    """
+    sizes = [1, 2, 4, *range(8, 129, 8), *range(192, largest + 1, 64)]
+    return sorted({size for size in sizes if size < largest} | {largest})
+
+
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What plans are asked to serve, and how they are built."""
 

@@ -75,7 +75,8 @@ class TrtllmBackend:
     def submit(self, prompt: Prompt, params: SamplingParams, *, incremental: bool) -> Any:
         """Hands a request to the executor; its RequestOutput."""
         inputs = prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt_token_ids(prompt)}
-        sampling = self._package.SamplingParams(**sampling_arguments(params))
+        is_speculative = self._num_draft_tokens > 0
+        sampling = self._package.SamplingParams(**sampling_arguments(params, is_speculative=is_speculative))
         return self._llm.generate_async(inputs, sampling, streaming=incremental)
 
     async def stream(
@@ -195,11 +196,19 @@ def _logprobs(output: Any) -> list[float] | None:
     return [entry[token].logprob if isinstance(entry, dict) else float(entry) for token, entry in pairs]
 
 
-def sampling_arguments(params: SamplingParams) -> dict[str, Any]:
+def sampling_arguments(params: SamplingParams, *, is_speculative: bool) -> dict[str, Any]:
     """Our settings as arguments of `tensorrt_llm.SamplingParams`, whose own defaults decode greedily.
 
-    What has no effect is not said; RequestError for what TensorRT-LLM has no word for.
+    What has no effect is not said; RequestError for what TensorRT-LLM has no word for, and for what its one-model
+    sampler refuses (speculative/spec_sampler_base.py @ 006567a).
     """
+    refused = {"logprobs": bool(params.logprobs), "min_p": params.min_p > 0 and params.temperature > 0}
+    if is_speculative and (found := [name for name, is_asked in refused.items() if is_asked]):
+        raise RequestError(
+            f"{' and '.join(found)}: expected none beside speculative decoding in TensorRT-LLM, whose sampler refuses"
+            f" such requests, found {' and '.join(f'{name} {getattr(params, name)}' for name in found)}",
+            hint="leave it out, or decode without drafts",
+        )
     if params.draft_length is not None:
         raise RequestError(
             f"draft_length: expected none, because TensorRT-LLM has one for all requests, found {params.draft_length}"

@@ -5,15 +5,23 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_trt.builder.tensorrt.profiles import batch_buckets, profiles, row_buckets
-from dflash_trt.engine.plan import PlanOptions, Range
+from dflash_trt.builder.tensorrt.profiles import profiles, row_buckets
+from dflash_trt.engine.plan import PlanOptions, Range, graph_batch_sizes
 
 
 @pytest.mark.parametrize(
-    ("largest", "buckets"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (64, [1, 2, 4, 8, 16, 32, 64])]
+    ("largest", "buckets"),
+    [
+        (1, [1]),
+        (2, [1, 2]),
+        (6, [1, 2, 4, 6]),
+        (64, [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]),
+        (72, [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72]),  # not as 128
+        (300, [1, 2, 4, *range(8, 129, 8), 192, 256, 300]),
+    ],
 )
-def test_batch_buckets(largest: int, buckets: list[int]) -> None:
-    assert batch_buckets(largest) == buckets
+def test_batches_are_those_of_the_cuda_graphs(largest: int, buckets: list[int]) -> None:
+    assert graph_batch_sizes(largest) == buckets
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_an_engine_directory(
     assert document["speculative_config"] == {
         "decoding_type": "DFlash", "speculative_model": str(engine), "max_draft_len": 7,
         "attention_backend": "VANILLA", "target_layer_ids": list(spec.target_layer_ids),
-        "mask_token_id": spec.mask_token_id,
+        "mask_token_id": spec.mask_token_id, "enable_penalty": True,
     }  # fmt: skip
     assert "python -m dflash_trt.trtllm trtllm-serve" in output.err
     run_here("serve-config", config, "--draft", engine, "--runtime", "trtllm")

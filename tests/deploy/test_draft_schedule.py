@@ -32,7 +32,7 @@ def arguments(deployment: ResolvedDeployment, runtime: Runtime) -> dict[str, Any
 def test_the_words_of_each_runtime() -> None:
     """TensorRT-LLM counts up to a batch, vLLM from one to another; both end where the deployment does."""
     schedule = read_schedule(SCHEDULE, 9, "x")
-    assert trtllm_schedule(schedule, 256) == {16: 9, 64: 4, 256: 0}
+    assert trtllm_schedule(((1, 9), (17, 4), (65, 1)), 256) == {16: 9, 64: 4, 256: 1}
     assert vllm_schedule(schedule, 256) == [[1, 16, 9], [17, 64, 4], [65, 256, 0]]
     assert trtllm_schedule(schedule, 64) == {16: 9, 64: 4}
     assert vllm_schedule(schedule, 16) == [[1, 16, 9]]
@@ -40,9 +40,9 @@ def test_the_words_of_each_runtime() -> None:
 
 @pytest.mark.parametrize("runtime", ["trtllm", "vllm"])
 def test_a_scheduled_deployment_passes_its_own_check(runtime: Runtime) -> None:
-    deployment = scheduled(SCHEDULE, max_batch_size=128)
+    deployment = scheduled(SCHEDULE if runtime == "vllm" else {1: 9, 17: 4, 65: 1}, max_batch_size=128)
     spec = arguments(deployment, runtime)["speculative_config"]
-    expected = {"draft_len_schedule": {16: 9, 64: 4, 128: 0}}
+    expected = {"draft_len_schedule": {16: 9, 64: 4, 128: 1}}
     if runtime == "vllm":
         expected = {"num_speculative_tokens_per_batch_size": [[1, 16, 9], [17, 64, 4], [65, 128, 0]]}
     assert expected.items() <= spec.items()
@@ -53,6 +53,14 @@ def test_a_scheduled_deployment_passes_its_own_check(runtime: Runtime) -> None:
 def test_without_one_nothing_is_written() -> None:
     deployment = resolve(load_deployment(BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml"), "x")
     assert "draft_len_schedule" not in arguments(deployment, "trtllm")["speculative_config"]
+
+
+def test_a_step_without_drafts_is_never_written_for_tensorrt_llm() -> None:
+    """Its worker returns before it stores the step's context rows."""
+    with pytest.raises(ConfigError, match="expected 1 or more drafts for every batch with TensorRT-LLM, found 0") as no:
+        arguments(scheduled(SCHEDULE, max_batch_size=128), "trtllm")
+    assert str(no.value.hint).startswith("set max_batch_size to 64, or write 1")
+    assert arguments(scheduled(SCHEDULE, max_batch_size=64), "trtllm")["speculative_config"]["draft_len_schedule"]
 
 
 def test_sglang_refuses_it() -> None:
@@ -79,7 +87,8 @@ def test_schedules_that_cannot_be_meant(schedule: dict[int, int], words: str) ->
     [
         ({"draft_len_schedule": {4: 8, 64: 2}}, "error", "expected max_draft_len 9 at first and never more"),
         ({"draft_len_schedule": {4: 9, 8: 10, 64: 2}}, "error", "expected max_draft_len 9 at first and never more"),
-        ({"draft_len_schedule": {4: 9, 8: 2}}, "warning", "found none beyond batch 8"),
+        ({"draft_len_schedule": {4: 9, 8: 2}}, "error", "found none beyond batch 8; write 1"),
+        ({"draft_len_schedule": {4: 9, 64: 0}}, "error", "a step without drafts stores no context"),
         ({"draft_len_schedule": {64: 9}, "max_concurrency": 8}, "error", "expected it or max_concurrency, found both"),
         ({"draft_len_schedule": {"a": 9}}, "error", "expected batch sizes and draft lengths"),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.deploy.gpus import known_gpus, parse_gpus
-from dflash_trt.deploy.memory import GIB, ServingLoad, arena_bytes, gpu_memory, paged_arena_bytes
+from dflash_trt.deploy.memory import GIB, ServingLoad, arena_bytes, gpu_memory, paged_arena_bytes, request_bytes
 from dflash_trt.deploy.published import PublishedDraft, published_drafts
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.errors import ConfigError
@@ -39,6 +39,16 @@ def load(**changes: object) -> ServingLoad:
         pool_fraction=0.8,
     )  # fmt: skip
     return msgspec.structs.replace(base, **changes)
+
+
+def test_the_draft_s_context_is_bf16_where_the_target_s_cache_is_fp8() -> None:
+    """32.5 GiB of arena on eight B300 with NVFP4 plans, where half was planned."""
+    halved = load(is_fp8_cache=True)
+    assert arena_bytes(halved) == arena_bytes(load())
+    assert arena_bytes(load(is_fp8_cache=True, is_fp8_context=True)) == arena_bytes(load()) // 2
+    rows, whole = 32768 * 2048, request_bytes(load())
+    assert whole is not None
+    assert request_bytes(halved) == (whole - rows) // 2 + rows
 
 
 @pytest.mark.parametrize("entry", SIZED, ids=lambda entry: entry.draft)

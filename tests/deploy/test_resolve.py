@@ -53,7 +53,9 @@ def test_every_runtime_is_asked_for_the_same(runtime: Runtime) -> None:
     assert not load.is_dense
     halved = msgspec.structs.replace(load_deployment(BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml"),
                                      kv_cache_dtype="fp8")  # fmt: skip
-    assert asked(resolve(halved, "x"), runtime).is_fp8_cache is True
+    load = asked(resolve(halved, "x"), runtime)
+    assert load.is_fp8_cache is True
+    assert load.is_fp8_context is (runtime != "trtllm")  # whose worker caches in fc's dtype
 
 
 def test_engine_mode_asks_every_gpu_for_a_whole_drafter() -> None:

@@ -133,16 +133,32 @@ def test_closing_a_stream_aborts_its_request(package: Package, monkeypatch: pyte
 
 
 def test_sampling_options() -> None:
-    assert sampling_arguments(SamplingParams(max_tokens=5)) == {"max_tokens": 5, "return_perf_metrics": True}
-    greedy = sampling_arguments(SamplingParams(max_tokens=5, top_k=7, top_p=0.5, stop=("a", "b"), stop_token_ids=3))
+    assert sampling_arguments(SamplingParams(max_tokens=5), is_speculative=True) == {
+        "max_tokens": 5,
+        "return_perf_metrics": True,
+    }
+    greedy = SamplingParams(max_tokens=5, top_k=7, top_p=0.5, min_p=0.1, stop=("a", "b"), stop_token_ids=3)
+    greedy = sampling_arguments(greedy, is_speculative=True)  # min_p says nothing of a greedy token
     assert greedy == {"max_tokens": 5, "return_perf_metrics": True, "stop": ["a", "b"], "stop_token_ids": [3]}
     drawn = {
-        "temperature": 0.7, "top_k": 7, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 0.2,
+        "temperature": 0.7, "top_k": 7, "top_p": 0.5, "repetition_penalty": 1.1, "presence_penalty": 0.2,
         "frequency_penalty": 0.3, "seed": 1, "ignore_eos": True,
     }  # fmt: skip
-    arguments = sampling_arguments(SamplingParams(max_tokens=5, logprobs=True, **drawn))
+    arguments = sampling_arguments(SamplingParams(max_tokens=5, **drawn), is_speculative=True)
+    assert arguments == {"max_tokens": 5, "return_perf_metrics": True, **drawn}
+    drawn["min_p"] = 0.1
+    arguments = sampling_arguments(SamplingParams(max_tokens=5, logprobs=True, **drawn), is_speculative=False)
     assert arguments == {"max_tokens": 5, "return_perf_metrics": True, "logprobs": 0, **drawn}
     assert arguments.keys() <= SAMPLING_FIELDS
+
+
+def test_what_the_one_model_sampler_would_refuse(package: Package) -> None:
+    params = SamplingParams(max_tokens=5, logprobs=True, min_p=0.1, temperature=1.0)
+    with pytest.raises(
+        RequestError, match="logprobs and min_p: expected none beside speculative decoding in TensorRT-LLM"
+    ):
+        generate(resolved("qwen3-8b.h200x1.latency"), "dflash", [[1]], params)
+    assert len(generate(resolved("qwen3-8b.h200x1.latency"), "none", [[1]], params)) == 1
 
 
 def test_without_tensorrt_llm(config: Path, prompts: Path) -> None:

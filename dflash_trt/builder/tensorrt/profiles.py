@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimisation profiles: one for each batch bucket, so that each CUDA graph runs kernels chosen for its size."""
+"""Optimisation profiles: one for each batch size of TensorRT-LLM's CUDA graphs, with kernels chosen for its size."""
 
 from __future__ import annotations
 
 from dflash_trt.engine.graphs import Graph
-from dflash_trt.engine.plan import PlanOptions, Profile, Range
+from dflash_trt.engine.plan import PlanOptions, Profile, Range, graph_batch_sizes
 
 SMALLEST_ROWS = 16  # context rows of a decode step with few requests; below, only launch overhead is left
 COARSE_ROWS = 256  # up to here weights are what a GEMM waits for, so that padding to the next power of 4 is free
@@ -16,12 +16,7 @@ def profiles(graph: str, options: PlanOptions) -> tuple[Profile, ...]:
         return tuple({"T": _fixed(T)} for T in row_buckets(options.max_num_tokens))
     slots = options.max_batch_size + 1  # TensorRT-LLM's context arena has one more, for padding
     cache = {"slots": _up_to(slots), "C_max": _up_to(options.max_seq_len)}
-    return tuple({"B": _fixed(B), **cache} for B in batch_buckets(options.max_batch_size))
-
-
-def batch_buckets(largest: int) -> list[int]:
-    """1, 2, 4, ... and the largest."""
-    return _rising(1, 2, largest)
+    return tuple({"B": _fixed(B), **cache} for B in graph_batch_sizes(options.max_batch_size))
 
 
 def row_buckets(largest: int) -> list[int]:

@@ -68,6 +68,7 @@ def document_load(config: CheckedConfig) -> ServingLoad | None:
         return None
     numbers["draft_tokens"] -= keys.counts_window
     is_trtllm = config.schema.runtime == "trtllm"
+    is_fp8 = "fp8" in str(config.setting(keys.cache_dtype))
     fraction = config.setting("kv_cache_config.free_gpu_memory_fraction") if is_trtllm else POOL_FRACTION
     return ServingLoad(
         gpus=config.gpus,
@@ -77,7 +78,8 @@ def document_load(config: CheckedConfig) -> ServingLoad | None:
         drafter_ranks=numbers["ranks"] if config.mode == "native" else 1,
         is_dense=is_trtllm and config.setting("speculative_config.attention_backend") != "TRTLLM",
         captures_by_graph=is_trtllm,
-        is_fp8_cache="fp8" in str(config.setting(keys.cache_dtype)),
+        is_fp8_cache=is_fp8,
+        is_fp8_context=is_fp8 and not is_trtllm,
         workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if config.mode == "engine" else 0,
         pool_fraction=fraction if isinstance(fraction, (int, float)) and 0 <= fraction <= 1 else POOL_FRACTION,
         **numbers,

@@ -116,10 +116,13 @@ def draft_schedule(config: CheckedConfig) -> Iterator[Finding]:
             "draft-schedule", key, f"max_draft_len {most} at first and never more", schedule,
             f"write {{{entries[0][0]}: {most}, ...}}",
         )  # fmt: skip
-    if batch is not None and entries[-1][0] < batch:
-        yield warning(
-            "draft-schedule", key, f"lengths up to max_batch_size {batch}", f"none beyond batch {entries[-1][0]}",
-            "larger batches decode plainly; add them unless that is wanted",
+    plain = next((at for at, length in entries if not length), None)
+    if plain is not None or (batch is not None and entries[-1][0] < batch):
+        found = f"0 up to batch {plain}" if plain is not None else f"none beyond batch {entries[-1][0]}"
+        yield error(
+            "draft-schedule", key, f"1 or more up to max_batch_size {batch}: a step without drafts stores no context,"
+            " and its requests draft from a truncated one as long as they live (dflash.py @ 8d62b3e5, _forward_impl)",
+            found, "write 1",
         )  # fmt: skip
     if config.number(f"{SPEC}.max_concurrency") is not None:
         yield error("draft-schedule", key, "it or max_concurrency", "both", "remove max_concurrency")
@@ -188,6 +191,29 @@ def quantized_context(config: CheckedConfig) -> Iterator[Finding]:
             f"{modules[0]} and {len(modules) - 1} more in {config.algorithms[modules[0]]}",
             "quantise with --recipe nvfp4-native, or serve in engine mode",
         )
+
+
+def mixed_precision(config: CheckedConfig) -> Iterator[Finding]:
+    """Algorithms by layer are looked up as model.layers.N..., which a draft's own names, layers.N..., never match."""
+    if not is_dflash(config) or config.mode == "engine" or len(set(config.algorithms.values())) < 2:
+        return
+    yield error(
+        "mixed-precision", f"{SPEC}.speculative_model", "one algorithm for all quantised layers in native mode: those"
+        " of a mixed checkpoint are found by names that a draft's layers have not, and stay unquantised without a word",
+        " and ".join(sorted(set(config.algorithms.values()))),
+        "quantise with --recipe nvfp4-native or serve in engine mode",
+    )  # fmt: skip
+
+
+def fp8_context(config: CheckedConfig) -> Iterator[Finding]:
+    """The drafter's context is BF16, whatever the target's cache is; the pool's FP8 pages do not fit it."""
+    is_fp8 = "fp8" in str(config.setting("kv_cache_config.dtype")).lower()
+    if is_dflash(config) and config.setting(BACKEND) == "TRTLLM" and is_fp8:
+        yield warning(
+            "fp8-context", "kv_cache_config.dtype", "auto with TRTLLM attention: the draft's context is BF16, and in"
+            " place of FP8 pages the worker may set aside an arena of its own (dflash.py @ 8d62b3e5)",
+            "fp8", "look for 'using the private ctx arena' in the log, or set auto",
+        )  # fmt: skip
 
 
 def backbone(config: CheckedConfig) -> Iterator[Finding]:
@@ -291,6 +317,8 @@ RULES: tuple[Rule, ...] = (
     draft_attention,
     prefix_reuse,
     quantized_context,
+    mixed_precision,
+    fp8_context,
     backbone,
     engine_mode,
     precision,

@@ -147,8 +147,13 @@ def _variant(system: System, ranks: int, expert_ranks: int) -> System:
 
 
 def _lengths(system: System, lengths: Sequence[int] | None) -> list[int]:
+    """Draft lengths to choose from; 0, a step of plain decoding, only where drafts after it are as good as before.
+
+    TensorRT-LLM's worker stores no context in such a step.
+    """
     assert system.draft is not None
-    return [0, *(lengths or range(1, system.draft.max_draft_tokens + 1))]
+    plain = [] if system.runtime == "trtllm" else [0]
+    return [*plain, *(lengths or range(1, system.draft.max_draft_tokens + 1))]
 
 
 def _price(

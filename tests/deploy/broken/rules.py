@@ -56,6 +56,11 @@ CASES = {
         rule="prefix-reuse", key="kv_cache_config.enable_block_reuse", gpus="b300x8", severity=WARNING,
         change={"kv_cache_config.enable_block_reuse": True, f"{SPEC}.attention_backend": "TRTLLM"}, words="starves",
     ),
+    "FP8 pages for a BF16 context": Case(
+        rule="fp8-context", key="kv_cache_config.dtype", gpus="b300x8", severity=WARNING,
+        change={"kv_cache_config.dtype": "fp8", f"{SPEC}.attention_backend": "TRTLLM"},
+        words="an arena of its own (dflash.py @ 8d62b3e5",
+    ),
     "context arena": Case(
         rule="context-arena", key="max_batch_size", change={"max_seq_len": 131072, "max_batch_size": 1024,
         "cuda_graph_config.max_batch_size": 64}, words="what is left of each h200 (131.3 GiB), found 256.3 GiB",
