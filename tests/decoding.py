@@ -35,7 +35,7 @@ def generate(session: Session, prompt: Sequence[int], max_tokens: int) -> Comple
 
 
 def open_without_tokenizer(engine: Path, target: Path, *, num_slots: int = 1, dtype: str = "float32") -> Session:
-    """A session on a random pair, which has no tokenizer; otherwise as `Session.load` makes one."""
+    """A session on a random pair, which has no tokenizer; otherwise as `load_session` makes one."""
     manifest = read_manifest(engine)
     taps = manifest.draft.target_layer_ids
     model = load_model(target, read_target(target).spec, taps, dtype=dtype)

@@ -14,8 +14,10 @@ from dflash_trt import _C
 from dflash_trt.cpu import accelerate as accelerate_module
 from dflash_trt.cpu.accelerate import accelerate, slow_parts
 from dflash_trt.cpu.paged_attention import PagedPass
-from dflash_trt.runtime import session as session_module
-from dflash_trt.runtime.session import Session, run
+from dflash_trt.runtime import load
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.options import RuntimeOptions
+from dflash_trt.runtime.session import run
 from dflash_trt.targets.gathered_attention import GatheredPass
 from dflash_trt.targets.packed_target import TORCH_OPERATORS
 from tests.decoding import greedy
@@ -32,8 +34,10 @@ def test_without_the_room_a_runtime_decodes_the_same_tokens(
     """Transformers' own layers and attention by torch's operators, drafted and plain."""
     build(FIXTURES / f"{name}-dflash", tmp_path / "engine", FIXTURES / name)
 
+    options = RuntimeOptions(max_batch_size=4, device="cpu")
+
     def decoded() -> list[list[list[int]]]:
-        session = Session.open(tmp_path / "engine", str(FIXTURES / name), num_slots=4, device="cpu")
+        session = open_session(tmp_path / "engine", str(FIXTURES / name), options)
         asked = prompts(session)[:4]
         decoders = session.decoder(), session.plain_decoder()
         runs = [run(decoder, [session.request(prompt, greedy(24)) for prompt in asked]) for decoder in decoders]
@@ -42,7 +46,7 @@ def test_without_the_room_a_runtime_decodes_the_same_tokens(
 
     pass_types: list[type] = []
     expected = decoded()
-    monkeypatch.setattr(session_module, "accelerate", lambda _: TORCH_OPERATORS)
+    monkeypatch.setattr(load, "accelerate", lambda _: TORCH_OPERATORS)
     for function in ("linear_panels", "linear_bfloat16", "rms_norm"):
         monkeypatch.delattr(_C, function)
     assert decoded() == expected
