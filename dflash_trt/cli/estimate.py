@@ -109,7 +109,8 @@ def estimate(
         shown = msgspec.structs.replace(result, system=msgspec.structs.replace(system, memory=None))
         print_json("estimate", msgspec.structs.asdict(shown))
     else:
-        click.echo(f"{result.name}: {tables.title(result)}\n{tables.lead(result)}\n")
+        lines = (f"{result.name}: {tables.title(result)}", tables.lead(result), tables.caution(result))
+        click.echo("\n".join(filter(None, lines)) + "\n")
         print_tables(tables.tables(result))
     if plot is not None:
         from dflash_trt.observe.plots.curves import draw

@@ -22,7 +22,8 @@ def page(result: Estimate) -> str:
     """The page as text; the same estimate gives the same bytes."""
     plot = tables.plot(result)
     return render(
-        "estimate.j2", "html", title=tables.title(result), lead=tables.lead(result), name=result.name,
+        "estimate.j2", "html", name=result.name, title=tables.title(result), lead=tables.lead(result),
+        caution=tables.caution(result),
         picture={"alt": plot.description, "wide": svg(plot), "narrow": svg(plot, NARROW)},
         tables=list(tables.tables(result)),
     )  # fmt: skip

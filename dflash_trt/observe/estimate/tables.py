@@ -7,17 +7,30 @@ from collections.abc import Iterator
 
 from dflash_trt.files.human_sizes import human_bytes
 from dflash_trt.observe.estimate.bands import Band
+from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.report import Account, Estimate, MethodCurve
 from dflash_trt.observe.pages.table import Table
 from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint
 from dflash_trt.observe.plots.methods import STYLES, TITLES
 
+FP8_BITS = 8
 MAX_INFLUENCES = 6
 
 
 def title(result: Estimate) -> str:
     """Target and GPUs."""
     return f"{result.system.target.target} on {result.system.gpu}x{result.system.num_gpus}: predicted, not measured"
+
+
+def caution(result: Estimate) -> str:
+    """Where predictions are known to be too high, and no term of the model says why; "" elsewhere."""
+    has_fp4 = rates(result.system.gpu, result.system.runtime).fp4_flops > 0
+    if has_fp4 or result.system.target.expert_bits >= FP8_BITS:
+        return ""
+    return (
+        "Caution: for four-bit experts on GPUs without FP4 (Hopper), published throughput at large batches is 1.4 to"
+        " 2.2 times lower than predicted."
+    )
 
 
 def lead(result: Estimate) -> str:

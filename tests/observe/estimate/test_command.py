@@ -44,6 +44,15 @@ def test_tables_and_page(tmp_path: Path) -> None:
     assert "plain: 444.7 and 55.6 at 1" in text, "the picture in words"
 
 
+@pytest.mark.parametrize(
+    ("name", "is_cautious"),
+    [("gpt-oss-20b.h100x1.latency", True), ("gpt-oss-20b.b200x1.latency", False), ("qwen3-8b.h200x1.latency", False)],
+)
+def test_what_is_known_to_be_predicted_too_high_is_said_first(name: str, is_cautious: bool) -> None:
+    head = run("estimate", name, "--tau", "4").stdout.partition("throughput per GPU at")[0]
+    assert ("published throughput at large batches is 1.4 to 2.2 times lower" in head) == is_cautious
+
+
 def test_picture(tmp_path: Path) -> None:
     picture = tmp_path / "curve.png"
     assert run("estimate", CONFIG, "--tau", "4.7", "--plot", str(picture)).returncode == 0
