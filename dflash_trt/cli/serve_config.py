@@ -8,11 +8,12 @@ from pathlib import Path
 
 import click
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.deploy.checker import check, deployment_config, file_config, read_document
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment, shipped_deployments
-from dflash_trt.deploy.finding import ERROR, Finding
+from dflash_trt.deploy.finding import ERROR, WARNING, Finding
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.method import METHODS, Method
 from dflash_trt.deploy.real_classes import check_with_package
@@ -34,6 +35,7 @@ from dflash_trt.errors import ConfigError, printable
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address that the server binds.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="And its port.")
 @click.option("--list", "is_list", is_flag=True, help="Print the deployments that come with dflash-trt, and stop.")
+@click.option("--strict", "is_strict", is_flag=True, help="Refuse warnings, too, but those that SOURCE accepts.")
 @click.option("--json", "as_json", is_flag=True, help="Print --list or the findings of --check as one JSON document.")
 def serve_config(
     source: str | None,
@@ -47,6 +49,7 @@ def serve_config(
     host: str,
     port: int,
     is_list: bool,
+    is_strict: bool,
     as_json: bool,
 ) -> None:
     """Write the configuration of SOURCE for a runtime to stdout: YAML for trtllm, a command line for the others.
@@ -80,14 +83,24 @@ def serve_config(
             known_gpus = None if gpus is None else parse_gpus(gpus, "--gpus")
             config = file_config(file, schema, gpus=known_gpus, target=target, draft=draft)
         findings = [*check(config), *check_with_package(schema, config.document)]
-        _report(file, runtime, schema.version, findings, as_json)
+        _report(file, runtime, schema.version, _strict(findings, deployment) if is_strict else findings, as_json)
         return
     if deployment is None:
         raise click.UsageError("give SOURCE to write a configuration, or --check FILE to check one")
     rendered = render(deployment, runtime, method, host=host, port=port)
-    refuse_errors(str(source), runtime, check(deployment_config(deployment, schema, rendered.arguments)))
+    findings = check(deployment_config(deployment, schema, rendered.arguments))
+    refuse_errors(str(source), runtime, _strict(findings, deployment) if is_strict else findings)
     click.echo(rendered.text, nl=False)
     click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
+
+
+def _strict(findings: Sequence[Finding], deployment: ResolvedDeployment | None) -> list[Finding]:
+    """Warnings as errors, but for those that the deployment accepts with a reason."""
+    accepted = {} if deployment is None else deployment.accepted_warnings
+    return [
+        replace(finding, severity=ERROR) if finding.severity == WARNING and finding.rule not in accepted else finding
+        for finding in findings
+    ]
 
 
 def read_deployment(source: str, target: str | None, draft: str | None, gpus: str | None) -> ResolvedDeployment:

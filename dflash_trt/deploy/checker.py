@@ -13,12 +13,15 @@ from dflash_trt.deploy.deployment_file import DeploymentFile
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.flags import is_command, normalize, parse_command
 from dflash_trt.deploy.gpus import Gpus
+from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
+from dflash_trt.deploy.rules.target_rules import remote_code
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.schema_check import check_schema
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
+from dflash_trt.deploy.trtllm_arguments import converted_draft
 from dflash_trt.engine.manifest import MANIFEST
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.command import quoted
@@ -39,7 +42,7 @@ def check(config: CheckedConfig) -> list[Finding]:
     document, findings = coerce(config.schema, config.document)
     config = msgspec.structs.replace(config, document=document)
     findings += check_schema(config.schema, document)
-    for rule in RULES[config.schema.runtime]:
+    for rule in (remote_code, *RULES[config.schema.runtime]):
         findings += rule(config)
     return findings
 
@@ -54,6 +57,7 @@ def deployment_config(deployment: ResolvedDeployment, schema: Schema, document: 
         gpus=deployment.gpus,
         draft=deployment.draft_sizes,
         target=deployment.target_sizes,
+        target_name=deployment.target,
         algorithms={} if is_base else deployment.algorithms,
         mode="engine" if is_engine else "native",
     )
@@ -72,7 +76,7 @@ def file_config(
     sizes: DraftSizes | None = None
     mode: Literal["native", "engine"] = "native"
     if isinstance(named, str):
-        sizes = draft_sizes(named)
+        sizes = draft_sizes(named) or _original(named)
         mode = "engine" if is_directory(named) and (Path(named) / MANIFEST).is_file() else "native"
     return CheckedConfig(
         schema=schema,
@@ -80,9 +84,16 @@ def file_config(
         gpus=gpus,
         draft=sizes,
         target=None if target is None else target_sizes(target),
+        target_name=target,
         algorithms={} if sizes is None else sizes.quantized,
         mode=mode,
     )
+
+
+def _original(name: str) -> DraftSizes | None:
+    """The published draft whose copy, not here yet, a configuration of ours names."""
+    known = (draft_sizes(draft) for draft in published_drafts())
+    return next((sizes for sizes in known if sizes and converted_draft(sizes) == name), None)
 
 
 def read_document(file: Path, schema: Schema) -> dict[str, Any]:

@@ -69,6 +69,8 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     trust_remote_code: bool = False
     """Whether Python that comes with the target's repository is run."""
     eagle3: Eagle3 | None = None
+    accepted_warnings: dict[str, str] | None = None
+    """Rules whose warnings `serve-config --strict` lets pass, each with the reason."""
 
 
 def shipped_deployments() -> dict[str, Path]:

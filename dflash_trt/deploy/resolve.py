@@ -68,6 +68,8 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     target_sizes: TargetSizes | None
     algorithms: dict[str, str]
     """Algorithm by linear layer of the drafter as it is served."""
+    accepted_warnings: dict[str, str]
+    """Reason by rule."""
     sources: dict[str, str]
     """Where each setting came from."""
 
@@ -124,6 +126,7 @@ def resolve(
         trust_remote_code=settings.default("trust_remote_code", file.trust_remote_code),
         moe_backend=moe_backend,
         eagle3=settings.default("eagle3", file.eagle3),
+        accepted_warnings=file.accepted_warnings or {},
         draft_sizes=sizes,
         target_sizes=partner,
         algorithms=sizes.quantized or load_recipe(file.recipe).algorithms(sizes.spec.linear_modules()),

@@ -9,6 +9,7 @@ from typing import Any
 from dflash_trt.deploy.draft_schedule import trtllm_schedule
 from dflash_trt.deploy.method import Method, eagle3_of
 from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.deploy.sizes import DraftSizes
 from dflash_trt.files.command import argument
 
 ENGINE_MODE = ("python", "-m", "dflash_trt.trtllm")
@@ -43,7 +44,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
     if method == "dflash":
         arguments["speculative_config"] = {
             "decoding_type": "DFlash",
-            "speculative_model": _place(deployment.draft),
+            "speculative_model": _draft(deployment),
             "max_draft_len": deployment.draft_tokens,
             "attention_backend": deployment.draft_attention,
             **_draft_facts(deployment),
@@ -61,6 +62,21 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             **_sampling(deployment),
         }
     return arguments
+
+
+def converted_draft(draft: DraftSizes) -> str | None:
+    """Directory of a published draft's copy that has a dense Qwen3 backbone, where the draft itself has none.
+
+    TensorRT-LLM builds the layers by model_type, and those of gpt_oss have no fused self_attn.qkv_proj.
+    """
+    is_published = draft.checkpoint is None and draft.spec.model_type == "gpt_oss"
+    return f"{draft.name.rpartition('/')[2]}-bf16" if is_published else None
+
+
+def _draft(deployment: ResolvedDeployment) -> str:
+    """What TensorRT-LLM loads."""
+    is_whole = deployment.mode == "native" and deployment.draft == deployment.checkpoint
+    return (converted_draft(deployment.draft_sizes) if is_whole else None) or _place(deployment.draft)
 
 
 def _place(draft: str) -> str:

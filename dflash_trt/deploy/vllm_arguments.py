@@ -28,6 +28,9 @@ def vllm_arguments(deployment: ResolvedDeployment, method: Method, host: str, po
         "enable_chunked_prefill": True,
         "stream_interval": STREAM_INTERVAL,
     }
+    cache = None if deployment.target_sizes is None else deployment.target_sizes.cache
+    if cache and cache.num_sliding_layers and cache.num_full_layers:  # else an assertion ends it: see rules/vllm_rules
+        arguments["disable_hybrid_kv_cache_manager"] = True
     if deployment.trust_remote_code:
         arguments["trust_remote_code"] = True
     if method == "dflash":

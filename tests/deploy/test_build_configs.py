@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 
-from dflash_trt.deploy.finding import ERROR
+from dflash_trt.deploy.checker import check, deployment_config
+from dflash_trt.deploy.finding import ERROR, WARNING
 from dflash_trt.deploy.published import published_drafts
-from dflash_trt.deploy.schema import Runtime, schemas, versions
+from dflash_trt.deploy.render import render
+from dflash_trt.deploy.schema import Runtime, load_schema, schemas, versions
 from dflash_trt.errors import ConfigError
 from tests.deploy.deployments import BUILD_CONFIGS, NAMES, RUNTIMES, findings, rendered, resolved
 
+# TensorRT-LLM has no speculative worker for Gemma 4; vLLM and SGLang serve these.
+NOT_IN_TENSORRT_LLM = {"gemma-4-26b-a4b.h200x1.latency", "gemma-4-31b.h200x1.latency"}
 NAME = re.compile(r"(?P<model>[a-z0-9.-]+)\.(?P<gpus>[a-z0-9]+x[1-8])\.(?P<purpose>latency|throughput|[a-z0-9-]+)")
 
 
@@ -20,10 +25,44 @@ NAME = re.compile(r"(?P<model>[a-z0-9.-]+)\.(?P<gpus>[a-z0-9]+x[1-8])\.(?P<purpo
 @pytest.mark.parametrize("name", NAMES)
 def test_resolves_renders_and_passes(name: str, runtime: Runtime) -> None:
     for version in versions(runtime):
-        assert [str(f) for f in findings(name, runtime, version=version) if f.severity == ERROR] == []
+        errors = [f.rule for f in findings(name, runtime, version=version) if f.severity == ERROR]
+        assert errors == (["target-family"] if runtime == "trtllm" and name in NOT_IN_TENSORRT_LLM else [])
     text = rendered(name, runtime).text
     assert "127.0.0.1" in text or runtime == "trtllm"
     assert rendered(name, runtime).text == text
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("name", NAMES)
+def test_no_warning_without_a_reason_in_the_file(name: str, runtime: Runtime) -> None:
+    """And no reason without its warning."""
+    warned = {finding.rule for finding in findings(name, runtime) if finding.severity == WARNING}
+    accepted = set(resolved(name).accepted_warnings)
+    assert warned <= accepted
+    assert accepted <= {"target-family"}
+    assert warned == accepted or runtime != "trtllm"
+
+
+def test_python_of_a_repository_is_run_where_the_file_says_so() -> None:
+    trusting = {name for name in NAMES if resolved(name).trust_remote_code}
+    assert trusting == {"kimi-k2.5.b300x8.latency", "kimi-k2.6.b300x8.latency"}
+    for runtime in RUNTIMES:
+        assert rendered("kimi-k2.5.b300x8.latency", runtime).arguments["trust_remote_code"] is True
+        (finding,) = [f for f in findings("kimi-k2.5.b300x8.latency", runtime) if f.rule == "remote-code"]
+        assert "is run" in finding.problem
+        wary = msgspec.structs.replace(resolved("kimi-k2.6.b300x8.latency"), trust_remote_code=False)
+        document = render(wary, runtime, "dflash", host="127.0.0.1", port=1).arguments
+        said = check(deployment_config(wary, load_schema(runtime), document))
+        assert [f.severity for f in said if f.rule == "remote-code"] == [ERROR]
+
+
+def test_tensorrt_llm_gets_a_dense_copy_of_the_gpt_oss_draft() -> None:
+    """Its construction raises for the layers of model_type gpt_oss; the other runtimes load the draft itself."""
+    name = "gpt-oss-120b.b300x8.latency"
+    assert rendered(name, "trtllm").arguments["speculative_config"]["speculative_model"] == "gpt-oss-120b-DFlash-bf16"
+    (finding,) = [finding for finding in findings(name, "trtllm") if finding.rule == "backbone"]
+    assert finding.fix == "dflash-trt quantize z-lab/gpt-oss-120b-DFlash --recipe bf16 -o gpt-oss-120b-DFlash-bf16"
+    assert rendered(name, "vllm").arguments["speculative_config"]["model"] == "z-lab/gpt-oss-120b-DFlash"
 
 
 @pytest.mark.parametrize("name", NAMES)

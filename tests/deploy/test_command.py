@@ -28,7 +28,7 @@ def test_stdout_is_the_file_and_stderr_the_command() -> None:
     assert result.returncode == 0
     assert result.stdout == rendered(LATENCY.stem, "trtllm").text
     assert "trtllm-serve openai/gpt-oss-120b --host 127.0.0.1 --port 8000 --config FILE" in result.stderr
-    assert "warning: z-lab/gpt-oss-120b-DFlash/config.json: model_type" in result.stderr
+    assert "gpt-oss-120b-DFlash-bf16 is not here yet; dflash-trt quantize z-lab/gpt-oss-120b-DFlash" in result.stderr
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -254,3 +254,16 @@ def test_nothing_heavy_is_loaded(tmp_path: Path) -> None:
     shutil.copy(LATENCY, tmp_path / "mine.yaml")
     arguments = ["serve-config", str(tmp_path / "mine.yaml"), "--runtime", "trtllm"]
     assert loaded_by(f"sys.argv[1:] = {arguments}; from dflash_trt.cli import main; main()") == {"jsonschema"}
+
+
+def test_strict_refuses_warnings_that_the_file_does_not_accept(tmp_path: Path) -> None:
+    kimi = BUILD_CONFIGS / "kimi-k2.5.b300x8.latency.yaml"
+    accepted = run("serve-config", kimi, "--runtime", "trtllm", "--strict")
+    assert accepted.returncode == 0, accepted.stderr
+    assert "warning: model: expected a target whose layers are captured" in accepted.stderr
+    file = tmp_path / "kimi.yaml"
+    file.write_text("".join(line for line in kimi.open() if not line.startswith("accepted_warnings")))
+    assert run("serve-config", file, "--runtime", "trtllm").returncode == 0
+    refused = run("serve-config", file, "--runtime", "trtllm", "--strict")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "error: model: expected a target whose layers are captured" in refused.stderr

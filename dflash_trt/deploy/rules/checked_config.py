@@ -22,6 +22,8 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpus: Gpus | None
     draft: DraftSizes | None
     target: TargetSizes | None
+    target_name: str | None = None
+    """Directory or repository id."""
     algorithms: dict[str, str]
     """Quantisation of the drafter's linear layers."""
     mode: Literal["native", "engine"]

@@ -18,7 +18,9 @@ from dflash_trt.deploy.rules.checked_config import (
     warning,
 )
 from dflash_trt.deploy.rules.memory_rules import check_memory
+from dflash_trt.deploy.rules.target_rules import target_family
 from dflash_trt.deploy.sizes import CHECKPOINT
+from dflash_trt.deploy.trtllm_arguments import converted_draft
 from dflash_trt.engine.plan import check_precision
 from dflash_trt.errors import BuildError
 from dflash_trt.files.read import is_directory
@@ -221,6 +223,14 @@ def backbone(config: CheckedConfig) -> Iterator[Finding]:
     draft = config.draft
     if not is_dflash(config) or config.mode == "engine" or draft is None or draft.spec.model_type is None:
         return
+    served = config.setting(f"{SPEC}.speculative_model")
+    if served == converted_draft(draft):
+        if not is_directory(served):
+            yield unchecked(
+                "backbone", f"{SPEC}.speculative_model", f"{served} is not here yet",
+                f"dflash-trt quantize {draft.name} --recipe bf16 -o {served}",
+            )  # fmt: skip
+        return
     rule = config.schema.rules["backbone"]
     if draft.spec.model_type in rule["model_types"] or set(draft.architectures) & set(rule["architectures"]):
         return
@@ -287,6 +297,12 @@ def taps(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def family(config: CheckedConfig) -> Iterator[Finding]:
+    """Targets that TensorRT-LLM's own documents do not list for DFlash."""
+    if is_dflash(config):
+        yield from target_family(config)
+
+
 def disk_cache(config: CheckedConfig) -> Iterator[Finding]:
     """A cache on disk needs a directory."""
     size, path = config.number("kv_cache_config.disk_cache_size"), config.setting("kv_cache_config.disk_cache_path")
@@ -324,6 +340,7 @@ RULES: tuple[Rule, ...] = (
     precision,
     same_facts,
     taps,
+    family,
     disk_cache,
     removed,
     memory,

@@ -9,6 +9,7 @@ from tests.deploy.broken.case import REMOVED, SPEC, Case
 CASES = {
     "vllm: sliding and full layers": Case(
         runtime="vllm", rule="hybrid-cache", key="disable_hybrid_kv_cache_manager", severity=WARNING,
+        change={"disable_hybrid_kv_cache_manager": False},
         words="vLLM 0.32.0 and 0.33.0 ended on a CPU with 'All drafting layers should belong to the same kv cache",
     ),
     "vllm: unknown key": Case(

@@ -114,7 +114,11 @@ CASES = {
         words="expected [1, 9, 17, 25, 33] (as in z-lab/gpt-oss-120b-DFlash)",
     ),
     "taps of a draft that is not here yet": Case(
-        rule="taps", key=f"{SPEC}.target_layer_ids", change={f"{SPEC}.target_layer_ids": REMOVED}, severity=WARNING,
+        rule="taps", key=f"{SPEC}.target_layer_ids", severity=WARNING,
+        change={
+            f"{SPEC}.target_layer_ids": REMOVED,
+            f"{SPEC}.speculative_model": "z-lab/gpt-oss-120b-DFlash",
+        },
         words="expected [1, 9, 17, 25, 33]: where they are not known before the download",
     ),
     "a mask token that is not published": Case(
@@ -122,6 +126,6 @@ CASES = {
     ),
     "published backbone": Case(
         rule="backbone", key="z-lab/gpt-oss-120b-DFlash/config.json: model_type", words="has not been seen",
-        severity=WARNING,
+        severity=WARNING, change={f"{SPEC}.speculative_model": "z-lab/gpt-oss-120b-DFlash"},
     ),
 }  # fmt: skip

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of targets: families that a runtime has no drafter for, and repositories that bring Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Literal
+
+import msgspec
+
+from dflash_trt.deploy.finding import Finding
+from dflash_trt.deploy.gpus import DATA
+from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked, warning
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import read_json
+
+KEY = "trust_remote_code"
+
+
+class RemoteCode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Targets that no runtime loads without running their Python."""
+
+    targets: tuple[str, ...]
+    source: str
+
+
+class FamilySupport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A family whose hidden states may never be captured, or that has no speculative worker."""
+
+    family: str
+    severity: Literal["error", "warning"]
+    prefixes: tuple[str, ...]
+    """Of repository ids."""
+    model_types: tuple[str, ...]
+    """In config.json of a directory."""
+    found: str
+    source: str
+
+
+class TargetSupport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """target_support.json."""
+
+    remote_code: RemoteCode
+    trtllm: tuple[FamilySupport, ...]
+
+
+@cache
+def target_support() -> TargetSupport:
+    """The package's data."""
+    return read_json(DATA / "target_support.json", TargetSupport, ConfigError, what="the package's data")
+
+
+def remote_code(config: CheckedConfig) -> Iterator[Finding]:
+    """Python of the target's repository is run only where the configuration says so."""
+    known = target_support().remote_code
+    if config.setting(KEY) is True:
+        yield unchecked("remote-code", KEY, "Python of the target's repository is run", "read it, and pin its revision")
+    elif config.target_name in known.targets:
+        yield error(
+            "remote-code", KEY, f"true for {config.target_name} ({known.source})", "false",
+            f"set {KEY}: true in the deployment once you trust that repository",
+        )  # fmt: skip
+
+
+def target_family(config: CheckedConfig) -> Iterator[Finding]:
+    """Families for which TensorRT-LLM captures nothing, as far as its own documents say."""
+    name = config.target_name or ""
+    model_type = None if config.target is None else config.target.spec.model_type
+    for entry in target_support().trtllm:
+        if name.startswith(entry.prefixes) or model_type in entry.model_types:
+            yield (error if entry.severity == "error" else warning)(
+                "target-family", "model", "a target whose layers are captured for DFlash: where they are not, taps are"
+                " empty and nothing is accepted (tau 1)", f"{entry.family}: {entry.found} ({entry.source})",
+                "serve it with vLLM or SGLang" if entry.severity == "error" else "look at tau of the first run",
+            )  # fmt: skip
