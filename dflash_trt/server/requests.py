@@ -22,16 +22,19 @@ OTHER_FIELDS = {
 }  # fmt: skip
 IGNORED_FIELDS = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "request_id", "parallel_tool_calls", "skip_special_tokens", "return_token_ids",
+    "parallel_tool_calls",
 }  # fmt: skip
-"""Accepted without effect: they do not change the text. Special tokens are never in it."""
+"""Accepted without effect: they do not change the response."""
 DEFAULT_ONLY: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
     "logit_bias": ({},),
     "min_tokens": (0,),
-    "length_penalty": (1,),
+    "length_penalty": (1, 1.0),
+    "add_special_tokens": (True,),
+    "skip_special_tokens": (True,),
+    "return_token_ids": (False,),
     "use_beam_search": (False,),
     "tools": ([],),
     "functions": ([],),
@@ -80,6 +83,13 @@ def parse_request(body: dict[str, Any], model: str, max_length: int, *, is_chat:
     Raises RequestError, which names an invalid or unsupported field; HttpError 404 for another model.
     """
     fields = {name: value for name, value in body.items() if value is not None}
+    bias = fields.get("logit_bias")
+    if isinstance(bias, dict) and not any(bias.values()):
+        del fields["logit_bias"]
+    if (other := "prompt" if is_chat else "messages") in fields:
+        raise RequestError(f"{other}: unknown field of a {'chat' if is_chat else 'completion'}")
+    if "stream_options" in fields and fields.get("stream") is not True:
+        raise _invalid("stream_options", "a request with stream: true", fields["stream_options"])
     _check_names(fields)
     if fields.get("model", model) != model:
         raise HttpError(404, f"model: expected {model}, found {fields['model']!r}", code="model_not_found")

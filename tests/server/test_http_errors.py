@@ -26,13 +26,13 @@ WRONG: list[tuple[str, Any]] = [
     ("n", 1000), ("stream", "yes"), ("stream_options", []), ("stream_options", {"x": 1}), ("return_steps", 1),
     ("logprobs", 3), ("logprobs", "x"), ("best_of", 2), ("echo", True), ("suffix", "x"), ("logit_bias", {"5": 1}),
     ("tools", [{}]), ("response_format", {"type": "json_object"}), ("min_tokens", 5), ("no_such_field", 1),
-    ("model", 5),
+    ("model", 5), ("messages", MESSAGES), ("skip_special_tokens", False), ("return_token_ids", True), ("request_id", "x"),
 ]  # fmt: skip
 WRONG_CHAT: list[tuple[str, Any]] = [
     ("messages", None), ("messages", []), ("messages", "x"), ("messages", [1]), ("messages", [{}]),
     ("messages", [{"role": "user"}]), ("messages", [{"role": 1, "content": "x"}]),
     ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
-    ("logprobs", 1), ("top_logprobs", 2), ("tool_choice", "required"),
+    ("logprobs", 1), ("top_logprobs", 2), ("tool_choice", "required"), ("prompt", "x"),
 ]  # fmt: skip
 
 
@@ -83,8 +83,18 @@ def test_neutral_and_harmless_fields_are_taken(live: Live) -> None:
         "model": MODEL, "prompt": "def f(", "max_tokens": 4, "user": "u", "metadata": {"a": "b"}, "store": True,
         "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "logit_bias": {}, "best_of": 1,
         "echo": False, "suffix": None, "n": 1, "stop": None, "seed": None, "logprobs": None, "top_logprobs": None,
+        "length_penalty": 1.0, "add_special_tokens": True, "skip_special_tokens": True, "return_token_ids": False,
     }  # fmt: skip
     assert live.complete(**body)["usage"]["completion_tokens"] <= 4
+
+
+def test_stream_options_need_a_stream(live: Live) -> None:
+    response = live.post(prompt="x", max_tokens=1, stream_options={"include_usage": True})
+    check(response, "stream_options")
+
+
+def test_a_logit_bias_of_zero_changes_nothing(live: Live) -> None:
+    assert live.complete(prompt="x", max_tokens=1, logit_bias={"5": 0})
 
 
 def test_the_client_raises_its_own_errors(live: Live) -> None:
