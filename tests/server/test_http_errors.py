@@ -26,7 +26,8 @@ WRONG: list[tuple[str, Any]] = [
     ("n", 1000), ("stream", "yes"), ("stream_options", []), ("stream_options", {"x": 1}), ("return_steps", 1),
     ("logprobs", 3), ("logprobs", "x"), ("best_of", 2), ("echo", True), ("suffix", "x"), ("logit_bias", {"5": 1}),
     ("tools", [{}]), ("response_format", {"type": "json_object"}), ("min_tokens", 5), ("no_such_field", 1),
-    ("model", 5), ("messages", MESSAGES), ("skip_special_tokens", False), ("return_token_ids", True), ("request_id", "x"),
+    ("model", 5), ("messages", MESSAGES), ("skip_special_tokens", False), ("return_token_ids", True),
+    ("request_id", "x"),
 ]  # fmt: skip
 WRONG_CHAT: list[tuple[str, Any]] = [
     ("messages", None), ("messages", []), ("messages", "x"), ("messages", [1]), ("messages", [{}]),
