@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dflash_trt.checkpoint.dialects import modelopt, speculators, zlab
+from dflash_trt.checkpoint.dialects import dflash2, modelopt, speculators
 from dflash_trt.checkpoint.dialects.dialect import Layout
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
@@ -23,7 +23,7 @@ from dflash_trt.checkpoint.weights import INDEX, PICKLE_SUFFIXES, SINGLE
 from dflash_trt.errors import BuildError, CheckpointError
 from dflash_trt.files.write import OutputKind, check_replaceable, new_directory
 
-LAYOUTS = {layout.name: layout for layout in (zlab.LAYOUT, speculators.LAYOUT, modelopt.LAYOUT)}
+LAYOUTS = {layout.name: layout for layout in (dflash2.LAYOUT, speculators.LAYOUT, modelopt.LAYOUT)}
 WRITTEN = OutputKind(
     name="a checkpoint that dflash-trt wrote", recognizes=lambda directory: is_ours(directory / SINGLE)
 )

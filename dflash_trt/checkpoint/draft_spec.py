@@ -10,6 +10,9 @@ from dflash_trt.checkpoint.rope import Rope
 GATE_WIDTHS = ("per_head", "per_element")
 BIASED = ("fc", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+SELECTOR = "candidate_selector"
+CONVOLVED = {"self_attn": "attention_conv", "mlp": "mlp_conv"}
+"""The convolution around each sublayer of a DFlash2 draft."""
 EMBEDDING, MASK_EMBEDDING, HEAD, D2T = "embed_tokens.weight", "mask_embedding", "lm_head", "d2t"
 """Tensors, and one module, that only drafts with an embedding or a head of their own have."""
 
@@ -23,6 +26,22 @@ class DraftLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Whether a block slot is blind to the slots after it."""
     sinks: bool = False
     """Whether each head has a learned logit that takes its part of the softmax and brings no value (gpt-oss, MiMo)."""
+
+
+class BlockConv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """DFlash2's grouped dynamic convolution over the rows of a block, before and after each sublayer."""
+
+    kernel_size: int
+    """Taps: a row and the kernel_size - 1 before it in its block."""
+    group_size: int
+    """Channels that share the part of their coefficients which depends on the row."""
+
+
+class CandidateSelector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """DFlash2's choice among the top_k tokens of each slot, by a bilinear score of neighbours."""
+
+    rank: int
+    top_k: int
 
 
 class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -73,8 +92,12 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     Where V' is not V, `d2t` [V'] says which tokens they are: row i proposes token i + d2t[i].
     """
+    block_conv: BlockConv | None = None
+    """None in drafts without convolutions."""
+    candidate_selector: CandidateSelector | None = None
+    """None where proposals are the argmax of each slot's logits."""
     output_multiplier: float = 1
-    """Multiplies logits. Like the cap it keeps their order, and proposals are the argmax."""
+    """Multiplies logits. Like the cap it keeps their order, which is all that counts without a selector."""
     final_logit_softcapping: float | None = None
     """c of c tanh(logits / c)."""
 
@@ -119,10 +142,11 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def linear_shapes(self) -> dict[str, tuple[int, ...]]:
         """Rows and columns of every linear layer, by module, in the order of tensor_shapes.
 
-        Embedding and lm_head are none: what is said of layers, by recipes for instance, is not meant of them.
+        Embedding and lm_head are none: what is said of layers, by recipes for instance, is not meant of them. Nor are
+        DFlash2's convolutions and selector, which every quantiser leaves in BF16.
         """
-        vocabulary = (EMBEDDING, f"{HEAD}.weight")
-        shapes = {name: s for name, s in self.tensor_shapes().items() if len(s) == 2 and name not in vocabulary}
+        others = (EMBEDDING, f"{HEAD}.weight", *self._selector_shapes(), *self._conv_shapes())
+        shapes = {name: s for name, s in self.tensor_shapes().items() if len(s) == 2 and name not in others}
         return {name.removesuffix(".weight"): shape for name, shape in shapes.items()}
 
     def linear_modules(self) -> list[str]:
@@ -150,7 +174,31 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             shapes[D2T] = (self.draft_vocab_size or 0,)
         for layer in range(self.num_layers):
             shapes |= self._layer_shapes(layer)
-        return shapes
+        return shapes | self._conv_shapes() | self._selector_shapes()
+
+    def _conv_shapes(self) -> dict[str, tuple[int, ...]]:
+        if (conv := self.block_conv) is None:
+            return {}
+        H, taps = self.hidden_size, conv.kernel_size
+        return {
+            f"layers.{layer}.{name}.{tensor}": shape
+            for layer in range(self.num_layers)
+            for name in CONVOLVED.values()
+            for tensor, shape in (
+                ("base_kernel", (2, taps, H)),
+                ("kernel_projection.weight", (2 * taps * (H // conv.group_size), H)),
+            )
+        }
+
+    def _selector_shapes(self) -> dict[str, tuple[int, ...]]:
+        if (selector := self.candidate_selector) is None:
+            return {}
+        codebook = (self.vocab_size or 0, selector.rank)
+        return {
+            f"{SELECTOR}.predecessor_codebook": codebook,
+            f"{SELECTOR}.successor_codebook": codebook,
+            f"{SELECTOR}.hidden_projection.weight": (selector.rank, self.hidden_size),
+        }
 
     @property
     def has_own_head(self) -> bool:

@@ -65,3 +65,7 @@ class Executor(Protocol):
 
     def propose(self, inputs: DraftInputs) -> Tensor:
         """The proposals [B, S-1] int64 of a draft with a head of its own, from the same pass."""
+
+    def candidates(self, inputs: DraftInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden [B, S, H] FLOAT, candidate ids [B, S-1, k] int64 and their logits FLOAT, of a draft with a head of its
+        own and a candidate selector; the next call may overwrite them."""

@@ -18,7 +18,8 @@ from dflash_trt.engine.manifest import Manifest
 from dflash_trt.graph.cpu.ort_session import graph_session
 
 NUMPY_TYPES = {torch.float32: np.float32, torch.int32: np.int32}
-PROPOSALS = "token_ids"
+TOKEN_IDS = ("token_ids", "candidate_ids")
+"""Outputs that are INT32; all others are FLOAT."""
 MAX_SIZES = 512
 """That stay bound: numbers of rows, and of pages."""
 
@@ -88,7 +89,17 @@ class OnnxExecutor:
     def propose(self, inputs: DraftInputs) -> Tensor:
         """Proposals [B, S-1]."""
         B, S, _ = inputs.noise_embeds.shape
-        return self._bound["draft"].run(inputs._asdict(), {PROPOSALS: (B, S - 1)})[0].long()
+        return self._bound["draft"].run(inputs._asdict(), {"token_ids": (B, S - 1)})[0].long()
+
+    def candidates(self, inputs: DraftInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden [B, S, H], candidate ids and logits [B, S-1, k]."""
+        B, S, H = inputs.noise_embeds.shape
+        selector = self._manifest.draft.candidate_selector
+        assert selector is not None
+        each = (B, S - 1, selector.top_k)
+        shapes = {"hidden": (B, S, H), "candidate_ids": each, "candidate_logits": each}
+        hidden, ids, logits = self._bound["draft"].run(inputs._asdict(), shapes)
+        return hidden, ids.long(), logits
 
 
 class _Bound(NamedTuple):
@@ -143,7 +154,7 @@ class BoundGraph:
             for name, tensor in inputs.items()
         ]
         results = [
-            self._memory(name, shape, torch.int32 if name == PROPOSALS else torch.float32)
+            self._memory(name, shape, torch.int32 if name in TOKEN_IDS else torch.float32)
             for name, shape in outputs.items()
         ]
         binding = self._session.io_binding()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -87,21 +88,27 @@ class TensorRTExecutor:
 
     def draft(self, inputs: DraftInputs) -> Tensor:
         """hidden [B, S, H]."""
-        return self._run_draft(inputs, "hidden", inputs.noise_embeds.dtype)
+        return self._run_draft(inputs, {"hidden": inputs.noise_embeds.dtype})[0]
 
     def propose(self, inputs: DraftInputs) -> Tensor:
         """Proposals [B, S-1]."""
-        return self._run_draft(inputs, "token_ids", torch.int64)
+        return self._run_draft(inputs, {"token_ids": torch.int64})[0]
 
-    def _run_draft(self, inputs: DraftInputs, output: str, dtype: torch.dtype) -> Tensor:
+    def candidates(self, inputs: DraftInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden [B, S, H], candidate ids and logits [B, S-1, k]."""
+        dtypes = {"hidden": torch.float32, "candidate_ids": torch.int64, "candidate_logits": torch.float32}
+        hidden, ids, logits = self._run_draft(inputs, dtypes)
+        return hidden, ids, logits
+
+    def _run_draft(self, inputs: DraftInputs, outputs: Mapping[str, torch.dtype]) -> list[Tensor]:
         draft = self._bound_draft()
         most = draft.sizes[-1]
         with self._launcher.queued():
             parts = [
-                _draft_part(draft, DraftInputs(*(tensor[begin : begin + most] for tensor in inputs)), output, dtype)
+                _draft_part(draft, DraftInputs(*(tensor[begin : begin + most] for tensor in inputs)), outputs)
                 for begin in range(0, len(inputs.slot_ids), most)
             ]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
+            return parts[0] if len(parts) == 1 else [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
 
     def _context_part(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         T, tensors = len(taps), self._context.tensors
@@ -126,7 +133,7 @@ class TensorRTExecutor:
             )
 
 
-def _draft_part(draft: PlanRunner, inputs: DraftInputs, output: str, dtype: torch.dtype) -> Tensor:
+def _draft_part(draft: PlanRunner, inputs: DraftInputs, outputs: Mapping[str, torch.dtype]) -> list[Tensor]:
     B, tensors = len(inputs.slot_ids), draft.tensors
     for name, value in inputs._asdict().items():
         tensors[name][:B].copy_(value)
@@ -134,4 +141,4 @@ def _draft_part(draft: PlanRunner, inputs: DraftInputs, output: str, dtype: torc
         for name in ("slot_ids", "context_lengths"):  # rows without context cost no reading of the cache
             tensors[name][B : B + padding].zero_()
     draft.run(B)
-    return tensors[output][:B].to(dtype, copy=True)
+    return [tensors[name][:B].to(dtype, copy=True) for name, dtype in outputs.items()]

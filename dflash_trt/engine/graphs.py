@@ -12,7 +12,7 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 
-COMPUTE, FP8, INT32 = "BFLOAT16", "FLOAT8E4M3FN", "INT32"  # ONNX's spelling
+COMPUTE, FLOAT, FP8, INT32 = "BFLOAT16", "FLOAT", "FLOAT8E4M3FN", "INT32"  # ONNX's spelling
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,8 +42,8 @@ def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool) -> dict[str, Gr
 
     context: target_hidden [T, A*H], positions [T] -> k, v [T, L, G, D].
     draft: noise_embeds [B, S, H], positions [B, S], k_cache, v_cache [slots, L, C_max, G, D], slot_ids [B],
-    context_lengths [B] -> hidden [B, S, H], and with a head of the draft's own token_ids [B, S-1]: its proposals, in
-    the target's count.
+    context_lengths [B] -> hidden [B, S, H], and with a head of the draft's own token_ids [B, S-1]: its proposals, by
+    the target's ids; or, for a candidate selector, candidate_ids and candidate_logits [B, S-1, k].
     """
     L, G, D, H = spec.num_layers, spec.num_key_value_heads, spec.head_dim, spec.hidden_size
     S = spec.block_size
@@ -52,6 +52,14 @@ def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool) -> dict[str, Gr
     def port(name: str, dtype: str, *shape: str | int) -> Port:
         return Port(name=name, dtype=dtype, shape=shape)
 
+    K, proposals = spec.num_draft_tokens, list[Port]()
+    if spec.has_own_head and (selector := spec.candidate_selector) is not None:
+        proposals = [
+            port(f"candidate_{name}", dtype, "B", K, selector.top_k)
+            for name, dtype in (("ids", INT32), ("logits", FLOAT))
+        ]
+    elif spec.has_own_head:
+        proposals = [port("token_ids", INT32, "B", K)]
     context = Graph(
         file="context.onnx",
         inputs=(port("target_hidden", COMPUTE, "T", spec.target_hidden_size), port("positions", INT32, "T")),
@@ -69,7 +77,7 @@ def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool) -> dict[str, Gr
         ),
         outputs=(
             port("hidden", COMPUTE, "B", S, H),
-            *([port("token_ids", INT32, "B", spec.num_draft_tokens)] if spec.has_own_head else []),
+            *proposals,
         ),
     )
     return {"context": context, "draft": draft}

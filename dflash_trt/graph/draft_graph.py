@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import onnx
 from onnx import TensorProto
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
-from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
+from dflash_trt.checkpoint.draft_spec import CONVOLVED, HEAD, DraftSpec
 from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
+from dflash_trt.graph.block_conv import convolved
 from dflash_trt.graph.layers import gathered, rms_norm, rotary_order, rotary_rows, swiglu, times
 from dflash_trt.graph.linear import linear
 from dflash_trt.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, rounded
@@ -20,8 +23,8 @@ PLUGIN_VERSION = "2"
 
 def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
     """noise_embeds [B, S, H], positions [B, S], caches [slots, L, C_max, G, D], slot_ids [B],
-    context_lengths [B] -> hidden [B, S, H], and token_ids [B, S-1] where the draft has a head of its own, as
-    `graph_signatures` has them.
+    context_lengths [B] -> hidden [B, S, H], and what a head of the draft's own proposes, as `graph_signatures` has
+    them.
 
     The caches are read only: the block's own K and V live for this pass and are never stored. Row 0 of a block
     predicts the token already known, proposals are rows 1 to S-1.
@@ -39,35 +42,55 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
     for i in range(len(spec.layers)):
         layer = f"layers.{i}"
         h = rms_norm(g, hidden, f"{layer}.input_layernorm", spec.rms_norm_eps)
-        h = _attention(g, h, rope, context, draft, i)
+        attention = partial(_attention, g, rope=rope, context=context, draft=draft, i=i)
+        h = convolved(g, h, f"{layer}.{CONVOLVED['self_attn']}", spec, attention)
         hidden = g.op("Add", hidden, h)
         h = rms_norm(g, hidden, f"{layer}.post_attention_layernorm", spec.rms_norm_eps)
-        h = swiglu(g, h, f"{layer}.mlp", spec.intermediate_size)
+        mlp = partial(swiglu, g, mlp=f"{layer}.mlp", width=spec.intermediate_size)
+        h = convolved(g, h, f"{layer}.{CONVOLVED['mlp']}", spec, mlp)
         hidden = g.named("Add", hidden, h, name=output_name(i))
 
     hidden = g.reshape(rms_norm(g, hidden, "norm", spec.rms_norm_eps), [-1, S, H])
     g.output(hidden, "hidden")
     if spec.has_own_head:
-        g.output(_proposals(g, hidden, draft), "token_ids")
+        _propose(g, hidden, draft)
     return g.model()
 
 
-def _proposals(g: GraphBuilder, hidden: str, draft: DraftCheckpoint) -> str:
-    """The tokens [B, S-1] INT32 whose logits are the largest in rows 1 to S-1 of hidden [B, S, H].
+def _propose(g: GraphBuilder, hidden: str, draft: DraftCheckpoint) -> None:
+    """The head over rows 1 to S-1 of hidden [B, S, H]: the best token of each, or the candidates of a selector.
 
-    output_multiplier and final_logit_softcapping keep the order of logits, and so are left out.
+    token_ids [B, S-1] INT32, for which output_multiplier and final_logit_softcapping do not matter; or candidate_ids
+    [B, S-1, k] INT32 with candidate_logits FLOAT, for which they do.
     """
     spec = draft.spec
     K, H = spec.num_draft_tokens, spec.hidden_size
     with g.scope(HEAD):
         _, rows = g.split(g.reshape(hidden, [-1, spec.block_size * H]), [H, K * H])
         logits = g.op("Cast", linear(g, g.reshape(rows, [-1, H]), HEAD), to=TensorProto.FLOAT)  # [B*K, V']
-        best = g.op("ArgMax", logits, axis=-1, keepdims=0)
-        if (token_ids := head_token_ids(spec, draft.weights)) is not None:
-            best = g.op("Gather", g.constant(token_ids), best, axis=0)
-        else:
-            best = g.op("Cast", best, to=TensorProto.INT32)
-        return g.reshape(best, [-1, K])
+        if (selector := spec.candidate_selector) is None:
+            best = g.op("ArgMax", logits, axis=-1, keepdims=0)
+            g.output(g.reshape(_target_ids(g, best, draft), [-1, K]), "token_ids")
+            return
+        top, best = g.ops("TopK", (logits, g.constant([selector.top_k])), num_outputs=2, axis=-1)
+        g.output(g.reshape(_target_ids(g, best, draft), [-1, K, selector.top_k]), "candidate_ids")
+        g.output(g.reshape(_final_logits(g, top, spec), [-1, K, selector.top_k]), "candidate_logits")
+
+
+def _target_ids(g: GraphBuilder, rows: str, draft: DraftCheckpoint) -> str:
+    """The target's token ids INT32 of rows of the head, int64."""
+    if (token_ids := head_token_ids(draft.spec, draft.weights)) is not None:
+        return g.op("Gather", g.constant(token_ids), rows, axis=0)
+    return g.op("Cast", rows, to=TensorProto.INT32)
+
+
+def _final_logits(g: GraphBuilder, logits: str, spec: DraftSpec) -> str:
+    """c tanh(m logits / c) FLOAT, with multiplier m and cap c."""
+    if spec.output_multiplier != 1:
+        logits = g.op("Mul", logits, g.constant(float(spec.output_multiplier)))
+    if cap := spec.final_logit_softcapping:
+        logits = g.op("Mul", g.op("Tanh", g.op("Div", logits, g.constant(float(cap)))), g.constant(float(cap)))
+    return logits
 
 
 def output_name(layer: int) -> str:

@@ -55,7 +55,7 @@ class ComparingDrafter(Drafter):
     """
 
     def __init__(self, drafter: Drafter, reference: Drafter) -> None:
-        super().__init__(drafter.executor, drafter.spec, drafter.cache, drafter.embedding)
+        super().__init__(drafter.executor, drafter.spec, drafter.cache, drafter.embedding, drafter.selector)
         self.cache_bytes_per_token += reference.cache_bytes_per_token
         self._reference = reference
         self._values = [*exposed_values(self.spec), "hidden"]

@@ -93,10 +93,12 @@ class LocalPair:
         """Proposals [B, num_tokens] from one pass over the blocks [anchor, mask, mask, ...]."""
         assert self._drafter is not None, "there is no drafter"
         self._inject()
-        spec = self._drafter.spec
-        embeds = self._drafter.embedding.blocks(
-            torch.from_numpy(np.array(anchors)), spec.block_size, self._target.embed
-        )
+        spec, anchor_ids = self._drafter.spec, torch.from_numpy(np.array(anchors))
+        embeds = self._drafter.embedding.blocks(anchor_ids, spec.block_size, self._target.embed)
+        if spec.candidate_selector is not None:
+            lattice = self._drafter.candidates(slots, embeds, anchor_ids, num_tokens, self._target.logits)
+            path: list[list[int]] = lattice.greedy_walk().tolist()
+            return path
         if spec.has_own_head:
             proposals: list[list[int]] = self._drafter.propose(slots, embeds)[:, :num_tokens].tolist()
             return proposals

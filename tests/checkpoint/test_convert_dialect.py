@@ -16,7 +16,7 @@ from dflash_trt.checkpoint.convert_dialect import LAYOUTS, Verifier, convert_dia
 from dflash_trt.checkpoint.dialects import own, zlab
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.errors import BuildError
+from dflash_trt.errors import BuildError, CheckpointError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.checkpoint.dialect_samples import (
@@ -57,6 +57,23 @@ def test_there_and_back_are_the_same_bytes(name: str, layout: str, tmp_path: Pat
     assert configs[0] == configs[1]
     original = load_file(FIXTURES / name / "model.safetensors")
     assert {n: t.tolist() for n, t in load_file(weights[1]).items()} == {n: t.tolist() for n, t in original.items()}
+
+
+def test_dflash2_survives_speculators_layout(tmp_path: Path) -> None:
+    source = write_random_draft(
+        tmp_path / "draft", dialect="qwen3", layer_types=["sliding_attention"] * 3, sliding_window=9, is_causal=False,
+        dflash2=True,
+    )  # fmt: skip
+    first = to(source, "zlab", tmp_path / "first")
+    there = to(first, "speculators", tmp_path / "there")
+    config = json.loads((tmp_path / "there" / "config.json").read_text())
+    assert config["speculators_model_type"] == config["speculators_config"]["algorithm"] == "dflash2"
+    assert (config["conv_kernel_size"], config["selector_top_k"], config["sliding_window_non_causal"]) == (2, 5, True)
+    back = to(there, "zlab", tmp_path / "back")
+    assert there.spec == back.spec == first.spec == read_draft(source).spec
+    assert (tmp_path / "first" / "config.json").read_text() == (tmp_path / "back" / "config.json").read_text()
+    with pytest.raises(CheckpointError, match=r"block_conv: expected None.*layout modelopt"):
+        to(first, "modelopt", tmp_path / "modelopt")
 
 
 def test_ids_are_one_more_in_speculators(tmp_path: Path) -> None:

@@ -224,10 +224,15 @@ def test_jetspec_is_causal(tmp_path: Path) -> None:
 
 
 DESCENDANTS: list[tuple[str, dict[str, object]]] = [
-    ("DFlash2", {"architectures": ["DFlash2DraftModel"]}),
-    ("DFlash2", {"dflash_config__conv_kernel_size": 2}),
-    ("DFlash2", {"dflash_config__selector_rank": 256}),
-    ("DFlash2", {"speculators_model_type": "dflash2"}),
+    ("LiLiCorr", {"architectures": ["LiLiCorrDraftModel"]}),
+    ("LiLiCorr", {"dflash_config__lilicorr_enabled": True}),
+    ("LiLiCorr", {"dflash_config__projector_type": "lilicorr"}),
+    ("LiLiCorr", {"architectures": ["DFlash2DraftModel"], "dflash_config__lilicorr_hidden_size": 8}),
+    ("XPress", {"architectures": ["DFlashQwen3XPressModel"]}),
+    ("XPress", {"xpress_topc": 512}),
+    ("DFlare", {"architectures": ["DFlareDraftModel"]}),
+    ("DeepSeek DFlash", {"architectures": ["Qwen3DSparkModel"], "markov_rank": 0}),
+    ("DSpark", {"architectures": ["Qwen3DSparkModel"], "markov_rank": 256}),
     ("DSpark", {"architectures": ["Qwen3DSparkModel"]}),
     ("DSpark", {"dspark_config": {"block_size": 7}}),
     ("DSpark", {"speculators_model_type": "dspark"}),

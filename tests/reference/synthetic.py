@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 Dialect = Literal["gpt_oss", "qwen3"]
+CONV_GROUP, CONV_TAPS, SELECTOR_RANK, TOP_K = 8, 2, 12, 5
+"""Of a synthetic DFlash2 drafter."""
 Tensors = dict[str, torch.Tensor]
 
 
@@ -41,8 +43,12 @@ def write_random_draft(
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
     sizes: DraftSizes | None = None,
+    dflash2: bool = False,
+    head_facts: dict[str, float] | None = None,
 ) -> Path:
     """Writes config.json and model.safetensors into `path` and returns it.
+
+    `dflash2` adds convolutions and a candidate selector, and `head_facts` to dflash_config.
 
     layer_types gives the number of layers too; None means three, all full. is_causal None leaves the key out.
     """
@@ -53,10 +59,39 @@ def write_random_draft(
     config = _config(dialect, sizes, layer_types, sliding_window, dtype)
     if is_causal is not None:
         config["is_causal"] = is_causal
-    (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     tensors = _tensors(sizes, len(layer_types), has_biases=dialect == "gpt_oss", seed=seed)
+    if dflash2:
+        config["architectures"] = ["DFlash2DraftModel"]
+        config["dflash_config"] |= {
+            "block_size": config.pop("block_size"), "conv_group_size": CONV_GROUP, "conv_kernel_size": CONV_TAPS,
+            "selector_rank": SELECTOR_RANK, "selector_top_k": TOP_K,
+        }  # fmt: skip
+        tensors |= _dflash2_tensors(sizes, len(layer_types), seed)
+    config["dflash_config"] |= head_facts or {}
+    (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, path / "model.safetensors")
     return path
+
+
+def _dflash2_tensors(sizes: DraftSizes, num_layers: int, seed: int) -> Tensors:
+    """Convolutions that change every channel, and edges as large as logits."""
+    generator = torch.Generator().manual_seed(seed + 1000)
+
+    def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return scale * torch.randn(*shape, generator=generator)
+
+    H, groups = sizes.hidden, sizes.hidden // CONV_GROUP
+    tensors = {
+        f"candidate_selector.{name}_codebook": random(sizes.vocab_size, SELECTOR_RANK)
+        for name in ("predecessor", "successor")
+    }
+    tensors["candidate_selector.hidden_projection.weight"] = random(SELECTOR_RANK, H, scale=H**-0.5)
+    for layer in range(num_layers):
+        for name in ("attention_conv", "mlp_conv"):
+            prefix = f"layers.{layer}.{name}"
+            tensors[f"{prefix}.base_kernel"] = random(2, CONV_TAPS, H, scale=0.5)
+            tensors[f"{prefix}.kernel_projection.weight"] = random(2 * CONV_TAPS * groups, H, scale=0.3 * H**-0.5)
+    return tensors
 
 
 def _config(

@@ -7,11 +7,13 @@ own). The architecture is another, so that runtimes that do not know the section
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 
-from dflash_trt.checkpoint.dialects import zlab
+from dflash_trt.checkpoint.dialects import dflash2, zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, config_equals, windows
-from dflash_trt.checkpoint.draft_spec import BIASED, GATE_WIDTHS, DraftLayer, DraftSpec
+from dflash_trt.checkpoint.draft_spec import BIASED, GATE_WIDTHS, BlockConv, CandidateSelector, DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import MAX_INTEGER, Facts
 from dflash_trt.errors import CheckpointError
 
@@ -33,6 +35,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     own_embedding: bool = False
     mask_embedding: bool = False
     draft_vocab_size: int | None = None
+    block_conv: BlockConv | None = None
+    candidate_selector: CandidateSelector | None = None
     vocabulary_is_unknown: bool = False
     """Whether the size of the target's vocabulary is, so that `vocab_size` says nothing."""
 
@@ -76,6 +80,11 @@ def _check(config: Facts, section: Section, spec: DraftSpec) -> None:
         raise place.error("attention_gate", f"one of {', '.join(GATE_WIDTHS)}")
     if not set(section.biases) <= set(BIASED):
         raise place.error("biases", f"some of {', '.join(BIASED)}")
+    conv, selector = section.block_conv, section.candidate_selector
+    if conv is not None and (conv.kernel_size < 1 or conv.group_size < 1 or spec.hidden_size % conv.group_size):
+        raise place.error("block_conv", f"at least one tap, and groups that divide hidden_size {spec.hidden_size}")
+    if selector is not None and (selector.rank < 1 or not 1 <= selector.top_k <= (rows or spec.vocab_size or 0)):
+        raise place.error("candidate_selector", "a rank of at least 1, and 1 candidate to as many as the head has rows")
     if section.layers is not None and len(section.layers) != spec.num_layers:
         raise place.error("layers", f"num_hidden_layers {spec.num_layers} of them")
     if any(layer.sliding_window is not None and layer.sliding_window < 1 for layer in section.layers or ()):
@@ -84,10 +93,8 @@ def _check(config: Facts, section: Section, spec: DraftSpec) -> None:
 
 def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
     """config.json for `spec`, whose tensors are of torch's type `dtype`; z-lab's to the letter where that suffices."""
-    try:
-        return zlab.to_config(spec, dtype)
-    except CheckpointError:
-        pass
+    with suppress(CheckpointError):
+        return dflash2.to_config(spec, dtype)
     layers = spec.layers if zlab.layers_problem(spec.layers) else None
     plain_layers = tuple(DraftLayer(sliding_window=None, causal=False) for _ in spec.layers) if layers else spec.layers
     unknown = spec.vocab_size is None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dflash_trt.checkpoint.dialects.dflash2 import DFLASH2
 from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.jetspec import JETSPEC
 from dflash_trt.checkpoint.dialects.laguna import LAGUNA
@@ -19,6 +20,7 @@ DIALECTS: tuple[Dialect, ...] = (
     OWN,
     *REFUSED,
     SPECULATORS,
+    DFLASH2,
     LAGUNA,
     MUSE_GLIMMER,
     MIMO,

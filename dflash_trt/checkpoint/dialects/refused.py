@@ -20,42 +20,70 @@ def refusal(name: str, recognises: Callable[[Facts], bool], what: str, hint: str
     return Dialect(name=name, recognises=recognises, read=read, is_canonical=False)
 
 
-def is_dflash2(config: Facts) -> bool:
-    """By architecture, Speculators' type, or the keys of convolution and selector."""
-    keys = {"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k", "dflashv2_selector"}
-    return (
-        config_equals(config, "architectures", "DFlash2DraftModel")
-        or config_equals(config, "speculators_model_type", "dflash2")
-        or bool(section_keys(config, "dflash_config") & keys)
-    )
+def is_named(config: Facts, name: str) -> bool:
+    """Whether any architecture has `name` in it, in whatever case."""
+    architectures = config.values().get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    return any(name.lower() in architecture.lower() for architecture in names if isinstance(architecture, str))
+
+
+def dflash_config(config: Facts) -> dict[str, object]:
+    """What stands there, where it is an object."""
+    section = config.values().get("dflash_config")
+    return section if isinstance(section, dict) else {}
 
 
 def is_dspark(config: Facts) -> bool:
     """By any architecture that bears the name, Speculators' type, or its own keys."""
-    architectures = config.values().get("architectures")
-    named = isinstance(architectures, list) and any(isinstance(a, str) and "DSpark" in a for a in architectures)
     keys = {"markov_rank", "confidence_head", "enable_confidence_head"}
     return (
-        named
+        is_named(config, "dspark")
         or config_equals(config, "speculators_model_type", "dspark")
         or "dspark_config" in config
         or bool((section_keys(config, "dflash_config") | config.keys()) & keys)
     )
 
 
+def has_no_markov_head(config: Facts) -> bool:
+    """Whether it is DeepSeek's DFlash in DSpark's architecture (dflash_qwen3_*_block7): a Markov head of rank 0."""
+    ranks = [section.get("markov_rank") for section in (config.values(), dflash_config(config))]
+    return is_dspark(config) and 0 in ranks and not any(ranks)
+
+
 def is_domino(config: Facts) -> bool:
     """By the projector that corrects logits, or the sizes of it."""
-    values = config.values().get("dflash_config")
-    dflash = values if isinstance(values, dict) else {}
-    return dflash.get("projector_type") == "domino" or bool(dflash.keys() & {"gru_hidden_dim", "pure_draft_prefix_len"})
+    keys = {"gru_hidden_dim", "pure_draft_prefix_len"}
+    section = dflash_config(config)
+    return section.get("projector_type") == "domino" or bool(section.keys() & keys)
 
 
-# DFlash2's place: a reader of its own replaces this entry, with the tensors of convolutions and candidate selector.
-DFLASH2 = refusal(
-    "DFlash2",
-    is_dflash2,
-    "convolutions around attention and MLP, and a candidate selector, which no graph here has",
-    "vLLM and SGLang serve it",
+def is_lilicorr(config: Facts) -> bool:
+    """By architecture, projector, switch, or any of its sizes (vLLM 0.33, model_executor/models/lilicorr.py)."""
+    section = dflash_config(config)
+    keys = section.keys() | config.keys()
+    return (
+        is_named(config, "lilicorr")
+        or section.get("projector_type") == "lilicorr"
+        or any(key.startswith("lilicorr_") for key in keys)
+    )
+
+
+def is_xpress(config: Facts) -> bool:
+    """By architecture, or any of its sizes (vLLM 0.33, v1/worker/gpu/spec_decode/xpress)."""
+    keys = dflash_config(config).keys() | config.keys()
+    return is_named(config, "xpress") or any(key.startswith("xpress_") for key in keys)
+
+
+def is_dflare(config: Facts) -> bool:
+    """By architecture: each layer of it fuses the taps with weights of its own (arXiv 2606.02091)."""
+    return is_named(config, "dflare")
+
+
+DEEPSEEK_DFLASH = refusal(
+    "DeepSeek DFlash",
+    has_no_markov_head,
+    "no Markov head, but each slot proposes the token behind its own position, the first one, too",
+    "vLLM serves it with the method dspark (vllm-project/vllm#49646)",
 )
 DSPARK = refusal(
     "DSpark",
@@ -64,4 +92,12 @@ DSPARK = refusal(
     "vLLM and SGLang serve it",
 )
 DOMINO = refusal("Domino", is_domino, "a GRU that corrects logits from left to right", "SGLang serves it")
-REFUSED = (DFLASH2, DSPARK, DOMINO)
+LILICORR = refusal(
+    "LiLiCorr",
+    is_lilicorr,
+    "a transformer that scores the lattice of candidates",
+    "TensorRT-LLM 1.4.0rc1, vLLM 0.33 and llama.cpp serve it",
+)
+XPRESS = refusal("XPress", is_xpress, "a refiner that passes over the block several times", "vLLM 0.33 serves it")
+DFLARE = refusal("DFlare", is_dflare, "a fusion of taps for each layer", "its authors' code serves it")
+REFUSED = (LILICORR, XPRESS, DFLARE, DEEPSEEK_DFLASH, DSPARK, DOMINO)

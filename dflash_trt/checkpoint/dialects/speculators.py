@@ -3,7 +3,8 @@
 
 The backbone's facts stand in transformer_layer_config, a Qwen3Config. Taps are numbered by the layer that they enter,
 so that tap i of z-lab is i + 1 here. Full layers never are causal; sliding layers are, unless
-sliding_window_non_causal says otherwise (create_anchor_block_mask_mod).
+sliding_window_non_causal says otherwise (create_anchor_block_mask_mod). It is false by default, and true for dflash2,
+whose convolution and selector stand at the top level.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dflash_trt.checkpoint.dialects import zlab
+from dflash_trt.checkpoint.dialects import dflash2, zlab
 from dflash_trt.checkpoint.dialects.dialect import (
     MAX_BLOCK_SIZE,
     Dialect,
@@ -52,7 +53,7 @@ def recognises(config: Facts) -> bool:
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
     """The facts of a Speculators checkpoint; its tensors say whether embedding and lm_head are its own."""
-    config.text(KEY, choices=("dflash",))
+    is_dflash2 = config.text(KEY, choices=("dflash", "dflash2")) == "dflash2"
     backbone = config.section("transformer_layer_config")
     if config.flag("sample_from_anchor", default=False):
         raise config.error(
@@ -62,8 +63,10 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     if rows > vocab_size:
         raise config.error("draft_vocab_size", f"at most transformer_layer_config.vocab_size {vocab_size}")
     tap_width = config.optional("target_hidden_size", config.integer)
-    causal_where_sliding = not config.flag("sliding_window_non_causal", default=False)
-    return DraftSpec(
+    causal_where_sliding = not config.flag("sliding_window_non_causal", default=is_dflash2)
+    if is_dflash2 and rows != vocab_size:
+        raise config.error("draft_vocab_size", f"transformer_layer_config.vocab_size {vocab_size}")
+    spec = DraftSpec(
         **read_backbone(backbone),
         model_type=backbone.text("model_type", choices=("qwen3",)),
         attention_bias=backbone.flag("attention_bias"),
@@ -78,6 +81,9 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
         own_embedding=EMBEDDING in weights,
         draft_vocab_size=rows if rows != vocab_size or f"{HEAD}.weight" in weights else None,
     )
+    if not is_dflash2:
+        return spec
+    return msgspec.structs.replace(spec, **dflash2.read_additions(lambda _: config, spec.hidden_size, vocab_size))
 
 
 def canonical(weights: Weights, spec: DraftSpec) -> Weights:
@@ -136,13 +142,18 @@ def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
         own_embedding=False,
         draft_vocab_size=None,
         num_target_layers=None,
+        block_conv=None,
+        candidate_selector=None,
     )
     backbone = zlab.to_config(plain, dtype)
     for key in ("architectures", "block_size", "dflash_config"):
         del backbone[key]
+    algorithm, more = "dflash", dict[str, object]()
+    if spec.block_conv is not None or spec.candidate_selector is not None:
+        algorithm, more = "dflash2", dflash2.additions_to_config(spec, "speculators")
     count = {} if spec.num_target_layers is None else {"num_target_layers": spec.num_target_layers}
     return {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": [dflash2.ARCHITECTURES[0] if more else zlab.ARCHITECTURE],
         "aux_hidden_state_layer_ids": [tap + 1 for tap in spec.target_layer_ids],
         "block_size": spec.block_size,
         "draft_vocab_size": spec.draft_vocab_size or spec.vocab_size,
@@ -151,7 +162,8 @@ def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
         **count,
         "sample_from_anchor": False,
         "sliding_window_non_causal": sliding == {False},
-        "speculators_model_type": "dflash",
+        **more,
+        "speculators_model_type": algorithm,
         "speculators_version": VERSION,
         "target_hidden_size": None,
         "transformer_layer_config": backbone,
@@ -165,7 +177,7 @@ def name_verifier(config: dict[str, object], name: str, architectures: Sequence[
     proposal = {"proposal_type": "greedy", "speculative_tokens": block_size - 1}
     return config | {
         "speculators_config": {
-            "algorithm": "dflash",
+            "algorithm": config["speculators_model_type"],
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
             "verifier": {"name_or_path": name, "architectures": list(architectures)},

@@ -13,7 +13,6 @@ from dflash_trt.checkpoint.dialects.dialect import (
     MAX_BLOCK_SIZE,
     SLIDING,
     Dialect,
-    Layout,
     Places,
     Weights,
     config_equals,
@@ -50,6 +49,7 @@ SAME_KEYS = (
 PLAIN: dict[str, object] = {
     "biases": (), "value_scale": 1, "tap_hidden_size": None, "tap_norms": False, "context_input_layernorm": False,
     "attention_gate": None, "own_embedding": False, "mask_embedding": False, "draft_vocab_size": None,
+    "block_conv": None, "candidate_selector": None,
 }  # fmt: skip
 """Facts for which z-lab's layout has no words, and what they are for every draft of it."""
 OPTIONAL: dict[str, object] = {
@@ -168,4 +168,3 @@ def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
 
 
 ZLAB = Dialect(name="zlab", recognises=recognises, read=read, is_canonical=True, canonical=canonical)
-LAYOUT = Layout(name="zlab", to_config=to_config)

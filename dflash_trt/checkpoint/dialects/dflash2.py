@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DFlash2 (Inco AI and z-lab, August 2026): z-lab's layout with block convolutions and a candidate selector.
+
+Keys and tensors as in z-lab's dflash 0.1.0 (dflash/model.py, DFlash2DraftModel), vLLM 0.33 and SGLang 0.5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypedDict
+
+import msgspec
+
+from dflash_trt.checkpoint.dialects import zlab
+from dflash_trt.checkpoint.dialects.dialect import (
+    Dialect,
+    Layout,
+    Places,
+    Weights,
+    section_keys,
+    unrepresentable,
+    windows,
+)
+from dflash_trt.checkpoint.draft_spec import BlockConv, CandidateSelector, DraftSpec
+from dflash_trt.checkpoint.facts import Facts
+
+ARCHITECTURES = (
+    "DFlash2DraftModel", "MiniMaxDFlash2DraftModel", "DFlash2BeamDraftModel", "Qwen3DFlash2Model",
+    "DFlash2Qwen3ForCausalLM",
+)  # fmt: skip
+"""The names under which the same keys and tensors were published; the first is the one that is written."""
+CONV_KEYS = {"conv_kernel_size": "kernel_size", "conv_group_size": "group_size"}
+SELECTOR_KEYS = {"selector_rank": "rank", "selector_top_k": "top_k"}
+KEYS = frozenset(CONV_KEYS) | frozenset(SELECTOR_KEYS)
+MAX_KERNEL_SIZE, MAX_RANK, MAX_TOP_K = 16, 8192, 1024
+
+
+def recognises(config: Facts) -> bool:
+    """Whether the architecture, or a key of convolution or selector, is DFlash2's."""
+    names = config.values().get("architectures")
+    is_named = isinstance(names, list) and any(name in ARCHITECTURES for name in names if isinstance(name, str))
+    return is_named or bool(section_keys(config, "dflash_config") & KEYS)
+
+
+def read(config: Facts, weights: Weights) -> DraftSpec:
+    """The facts of a DFlash2 draft."""
+    if not set(config.texts("architectures")) & set(ARCHITECTURES):
+        raise config.error("architectures", f"one of {', '.join(ARCHITECTURES)}, which have {', '.join(sorted(KEYS))}")
+    plain = config.values() | {"architectures": [zlab.ARCHITECTURE]}
+    spec = zlab.read_layout(Facts(plain, config.file), zlab.KEYS | KEYS, windows(config))
+    return msgspec.structs.replace(spec, **read_additions(Places(config).of, spec.hidden_size, spec.vocab_size))
+
+
+class Additions(TypedDict):
+    """What DFlash2 adds to the fields of DraftSpec."""
+
+    block_conv: BlockConv
+    candidate_selector: CandidateSelector
+
+
+def read_additions(of: Callable[[str], Facts], hidden_size: int, vocab_size: int | None) -> Additions:
+    """Both, from the facts in which `of` says that a key stands.
+
+    Raises CheckpointError where a key is missing, or groups do not divide `hidden_size`.
+    """
+    taps = of("conv_kernel_size").integer("conv_kernel_size", maximum=MAX_KERNEL_SIZE)
+    group_size = (place := of("conv_group_size")).integer("conv_group_size")
+    if hidden_size % group_size:
+        raise place.error("conv_group_size", f"a divisor of hidden_size {hidden_size}")
+    most = min(MAX_TOP_K, vocab_size or MAX_TOP_K)
+    rank = of("selector_rank").integer("selector_rank", maximum=MAX_RANK)
+    top_k = of("selector_top_k").integer("selector_top_k", maximum=most)
+    return {
+        "block_conv": BlockConv(kernel_size=taps, group_size=group_size),
+        "candidate_selector": CandidateSelector(rank=rank, top_k=top_k),
+    }
+
+
+def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
+    """config.json in z-lab's layout for `spec`, DFlash or DFlash2, whose tensors are of torch's type `dtype`.
+
+    Raises CheckpointError, by name, for what the layout cannot say.
+    """
+    if spec.block_conv is None and spec.candidate_selector is None:
+        return zlab.to_config(spec, dtype)
+    additions = additions_to_config(spec, "zlab")
+    config = zlab.to_config(msgspec.structs.replace(spec, block_conv=None, candidate_selector=None), dtype)
+    section = config["dflash_config"]
+    assert isinstance(section, dict)
+    section |= additions
+    return config | {"architectures": [ARCHITECTURES[0]]}
+
+
+def additions_to_config(spec: DraftSpec, layout: str) -> dict[str, object]:
+    """The keys of convolution and selector; CheckpointError for a draft that has not both."""
+    if spec.block_conv is None or spec.candidate_selector is None:
+        raise unrepresentable(layout, "block_conv, candidate_selector", "both", "one alone")
+    return {key: getattr(spec.block_conv, name) for key, name in CONV_KEYS.items()} | {
+        key: getattr(spec.candidate_selector, name) for key, name in SELECTOR_KEYS.items()
+    }
+
+
+DFLASH2 = Dialect(name="dflash2", recognises=recognises, read=read, is_canonical=True, canonical=zlab.canonical)
+LAYOUT = Layout(name="zlab", to_config=to_config)

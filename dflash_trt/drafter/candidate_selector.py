@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DFlash2's candidate selector: a lattice of candidates with scores, and the walk through it.
+
+For each slot s of a block the head gives k candidates c[s] with logits u[s]. The score of candidate b behind candidate
+a of the slot before is
+
+    score[s, a, b] = u[s, b] + sum over r of A[c[s - 1, a], r] * (W h[s])[r] * B[c[s, b], r]
+
+with codebooks A and B [V, r], W [r, H] and the final hidden rows h; the anchor alone stands before slot 0. The walk
+takes the best candidate behind the one it has just taken (z-lab's dflash 0.1.0, CandidateSelector.select). Sums are in
+FP32: rounded to BF16 they change which candidate is best. Of the codebooks only rows are read, so they stay in their
+file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from dflash_trt.checkpoint.draft_spec import SELECTOR, DraftSpec
+from dflash_trt.checkpoint.weights import SINGLE
+
+
+class Candidates:
+    """A lattice: ids [B, K, k] int64, and scores [B, K, k, k] FLOAT of each behind each of the slot before."""
+
+    def __init__(self, ids: Tensor, scores: Tensor) -> None:
+        self.ids = ids
+        self.scores = scores
+
+    def greedy_walk(self) -> Tensor:
+        """The token ids [B, K] of the path that takes the best candidate in every slot; of equals the first."""
+        best = self.scores.argmax(dim=-1)  # [B, K, k]: behind each candidate of the slot before
+        taken = best[:, 0, :1]
+        path = [taken]
+        for slot in range(1, best.shape[1]):
+            taken = best[:, slot].gather(1, taken)
+            path.append(taken)
+        return self.ids.gather(2, torch.stack(path, dim=1)).squeeze(-1)
+
+
+class CandidateSelector:
+    """The selector of an engine directory; its codebooks are read row by row."""
+
+    def __init__(self, spec: DraftSpec, predecessors: Tensor, successors: Tensor, projection: Tensor) -> None:
+        """`predecessors` and `successors` [V, r], `projection` [r, H], any floats."""
+        assert spec.candidate_selector is not None
+        self.top_k = spec.candidate_selector.top_k
+        self._multiplier = spec.output_multiplier
+        self._cap = spec.final_logit_softcapping
+        self._predecessors = predecessors
+        self._successors = successors
+        self._projection = projection.float()
+
+    @classmethod
+    def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> CandidateSelector | None:
+        """That of the directory `engine`; None for a draft without. On a CPU the codebooks stay in the file."""
+        if spec.candidate_selector is None:
+            return None
+        names = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
+        with safe_open(engine / SINGLE, framework="pt", device=str(device)) as tensors:
+            return cls(spec, *(tensors.get_tensor(f"{SELECTOR}.{name}") for name in names))
+
+    def from_logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The k best ids of logits [B, K, V], and their logits FLOAT with multiplier and cap, which keep the order."""
+        top, ids = logits.topk(self.top_k, dim=-1)
+        top = top.float() * self._multiplier
+        return ids, top if self._cap is None else self._cap * torch.tanh(top / self._cap)
+
+    def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> Candidates:
+        """Scores of candidates `ids`, `logits` [B, K, k] in slots with final hidden rows [B, K, H] behind `anchors`.
+
+        anchors [B] int64 are the last verified tokens.
+        """
+        first = anchors.to(ids.device)[:, None, None].expand(-1, 1, ids.shape[-1])
+        before = torch.cat([first, ids[:, :-1]], dim=1)
+        query = hidden.float() @ self._projection.T  # [B, K, r]
+        left = _rows(self._predecessors, before) * query[:, :, None]
+        return Candidates(ids, left @ _rows(self._successors, ids).mT + logits[:, :, None])
+
+
+def _rows(codebook: Tensor, ids: Tensor) -> Tensor:
+    return torch.nn.functional.embedding(ids.to(codebook.device), codebook).float()

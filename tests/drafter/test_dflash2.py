@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DFlash2: hidden states, candidates and paths are those of z-lab's own package."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dflash_trt.drafter.candidate_selector import Candidates
+from dflash_trt.drafter.open import open_drafter
+from tests.checkpoint.samples import edit_config
+from tests.engines import build
+from tests.oracle.zlab_dflash2 import CASES, SIZES, Case, run
+from tests.paths import REPOSITORY
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+VECTORS = REPOSITORY / "tests" / "golden" / "dflash2" / "vectors.npz"
+ATOL = 1e-4
+
+
+def golden(case: Case) -> Arrays:
+    with np.load(VECTORS) as vectors:
+        return {key: vectors[f"{case.name}/{key}"] for key in ("hidden", "ids", "path")}
+
+
+def ours(case: Case, draft: Path, work: Path, *, rows: int = 1) -> Arrays:
+    """The same of our drafter; with more `rows`, in a batch of blocks with other contexts around it."""
+    drafter = open_drafter(work, build(draft, work), num_slots=rows)
+    taps, table, head, anchor = case.inputs()
+    slots, lengths = list(range(rows)), [case.num_context, *(3 * row for row in range(1, rows))]
+    for slot in slots:
+        drafter.reserve(slot, [2 * slot, 2 * slot + 1], 0)
+    drafter.inject(slots, lengths, torch.cat([taps, *(torch.randn(n, taps.shape[1]) for n in lengths[1:])]))
+    anchors = torch.tensor([anchor, *range(1, rows)])
+    noise = drafter.embedding.blocks(anchors, SIZES.block_size, lambda ids: table[ids]).clone()
+    lattice = drafter.candidates(slots, noise, anchors, case.num_tokens, lambda hidden: hidden @ head.T)
+    hidden = drafter.draft(slots, noise)
+    return {
+        "hidden": hidden[0].numpy(),
+        "ids": lattice.ids[0].sort(-1).values.numpy(),
+        "path": lattice.greedy_walk()[0].numpy(),
+    }
+
+
+def assert_same(found: Arrays, expected: Arrays) -> None:
+    np.testing.assert_allclose(found["hidden"], expected["hidden"], atol=ATOL, rtol=ATOL)
+    np.testing.assert_array_equal(found["ids"], expected["ids"])
+    np.testing.assert_array_equal(found["path"], expected["path"])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_is_zlabs(case: Case, rows: int, tmp_path: Path) -> None:
+    assert_same(ours(case, case.write(tmp_path / "draft"), tmp_path / "engine", rows=rows), golden(case))
+
+
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("dflash") is None, reason="z-lab's package: pip install --no-deps dflash==0.1.0")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_package_still_says_so(case: Case, tmp_path: Path) -> None:
+    assert_same(run(case, tmp_path / "draft"), golden(case))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "change"),
+    [
+        ("layers.1.attention_conv.base_kernel", lambda t: t.flip(1)),
+        ("layers.1.mlp_conv.base_kernel", lambda t: t.flip(0)),
+        ("layers.2.mlp_conv.kernel_projection.weight", lambda t: t.flip(0)),
+    ],
+)
+def test_each_side_and_tap_counts(tensor: str, change: Any, tmp_path: Path) -> None:
+    """Sides or taps that are exchanged change the hidden states far beyond the tolerance."""
+    file = CASES[0].write(tmp_path / "draft") / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {tensor: change(tensors[tensor]).contiguous()}, file)
+    found = ours(CASES[0], file.parent, tmp_path / "engine")
+    assert np.abs(found["hidden"] - golden(CASES[0])["hidden"]).max() > 100 * ATOL
+
+
+def test_a_causal_window_is_another_draft(tmp_path: Path) -> None:
+    draft = edit_config(CASES[2].write(tmp_path / "draft"), is_causal=None)
+    assert np.abs(ours(CASES[2], draft, tmp_path / "engine")["hidden"] - golden(CASES[2])["hidden"]).max() > 100 * ATOL
+
+
+def test_the_walk_follows_what_it_took() -> None:
+    """By hand: behind candidate 1 of slot 0 the best of slot 1 is candidate 0; of equals the first is taken."""
+    scores = torch.zeros(1, 3, 2, 2)
+    scores[0, 0, :, 1] = 1.0  # slot 0: candidate 1
+    scores[0, 1, 0] = torch.tensor([0.0, 9.0])  # behind candidate 0: not taken
+    scores[0, 1, 1] = torch.tensor([2.0, 1.0])
+    ids = torch.tensor([[[10, 11], [20, 21], [30, 31]]])
+    assert Candidates(ids, scores).greedy_walk().tolist() == [[11, 20, 30]]

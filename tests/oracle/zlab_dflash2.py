@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""z-lab's own DFlash2 (the package dflash 0.1.0 from PyPI) on random drafts, as golden values and live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.reference.synthetic import DraftSizes, write_random_draft
+
+SIZES = DraftSizes()
+SLIDING = "sliding_attention"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A draft, the rows of its context, and how many slots are proposed for."""
+
+    name: str
+    window: int
+    num_context: int
+    num_tokens: int
+    head_facts: dict[str, float]
+
+    def write(self, directory: Path) -> Path:
+        """The draft, in FP32."""
+        return write_random_draft(
+            directory, dialect="qwen3", layer_types=[SLIDING] * 3, sliding_window=self.window, is_causal=False,
+            dflash2=True, dtype=torch.float32, head_facts=self.head_facts,
+        )  # fmt: skip
+
+    def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+        """Taps [T, A*H], embeddings [V, H], the lm_head [V, H] of a target, and the anchor."""
+        generator = torch.Generator().manual_seed(self.num_context)
+        taps = torch.randn(self.num_context, SIZES.num_taps * SIZES.hidden, generator=generator)
+        table, head = torch.randn(2, SIZES.vocab_size, SIZES.hidden, generator=generator)
+        return taps, table, head, 5
+
+
+CAPPED = {"output_multiplier": 0.7, "final_logit_softcapping": 3.0}
+CASES = (
+    Case("whole block", 2048, 20, 5, {}),
+    Case("short draft", 2048, 7, 3, {}),
+    Case("window crossed", 9, 20, 5, {}),
+    Case("capped logits", 2048, 20, 5, CAPPED),
+    Case("window shorter than the block, capped", 4, 11, 5, CAPPED),
+)
+
+
+def run(case: Case, directory: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """hidden [S, H], candidate ids [K, k], sorted, and the greedy path [K] that the package gives."""
+    from dflash.model import DFlash2DraftModel
+
+    model = DFlash2DraftModel.from_pretrained(case.write(directory), dtype=torch.float32).eval()
+    taps, table, head, anchor = case.inputs()
+    noise = table[torch.tensor([anchor] + [SIZES.vocab_size - 1] * (SIZES.block_size - 1))]
+    positions = torch.arange(case.num_context + SIZES.block_size)
+    with torch.inference_mode():
+        hidden = model(target_hidden=taps[None], noise_embedding=noise[None], position_ids=positions[None])
+        rows = hidden[:, 1 : 1 + case.num_tokens]
+        path, ids, _ = model.propose(rows, torch.tensor([anchor]), lambda h: h @ head.T, 0.0)
+    return {"hidden": hidden[0].numpy(), "ids": ids[0].sort(-1).values.numpy(), "path": path[0].numpy()}
