@@ -25,6 +25,7 @@ def page() -> str:
     ]  # fmt: skip
     for known in found.drafts:
         lines.append(f"- **{known.draft}**" + (f" (facts: {known.source})" if known.source else ""))
+        lines += [f"  - licence {known.licence}: no commercial use"] if known.licence else []
         lines += [f"  - `build_configs/{name}`" for name in known.deployments]
         lines += [f"  - {speedup.ratio} x: {speedup.setting} ({speedup.source})" for speedup in known.speedups]
     lines += ["", "## Who serves them, and what was verified here", ""]

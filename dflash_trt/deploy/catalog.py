@@ -51,6 +51,8 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Where checkpoints.json has none."""
     source: str | None = None
     """Of `spec`, or why there is none; None: checkpoints.json's."""
+    licence: str | None = None
+    """Where it forbids commercial use; None is another one, or not known."""
     deployments: tuple[str, ...]
     """Files in build_configs/."""
     speedups: tuple[Speedup, ...]

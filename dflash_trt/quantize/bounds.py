@@ -28,6 +28,7 @@ import numpy as np
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.mapped import as_float32, map_tensor
+from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.ranges import Ranges
 
 if TYPE_CHECKING:
@@ -38,8 +39,16 @@ SILU_MINIMUM = 0.2785
 
 
 def ranges_from_weights(draft: DraftCheckpoint) -> Ranges:
-    """Bounds of every linear layer's input but fc's, and of K and V."""
+    """Bounds of every linear layer's input but fc's, and of K and V.
+
+    Raises CheckpointError for a draft with block convolutions, whose coefficients depend on the rows.
+    """
     spec = draft.spec
+    if spec.block_conv is not None:
+        raise CheckpointError(
+            f"{draft.directory}: expected a draft whose weights bound its activations, found block convolutions",
+            hint="measure the ranges: dflash-trt capture, then dflash-trt quantize --calibrate FEATURES",
+        )
     inputs: dict[str, float] = {}
     k: list[float] = []
     v: list[float] = []

@@ -56,5 +56,10 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
             f" computes with the target's, found {' and '.join(found)}",
             hint="decode with the engine here (dflash-trt generate), or let TensorRT-LLM load the checkpoint itself",
         )
+    if draft.candidate_selector is not None:
+        raise EngineError(
+            f"{directory}: expected a draft without a candidate selector for engine mode, found a DFlash2 draft",
+            hint="serve in native mode, where TensorRT-LLM loads the checkpoint itself",
+        )
     executor = TensorRTExecutor(directory, manifest, CurrentStreamLauncher())
     return EngineDrafter(draft_config, manifest.draft, executor)

@@ -9,6 +9,8 @@ import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import BlockConv, CandidateSelector, DraftLayer
+from dflash_trt.errors import CheckpointError
+from dflash_trt.quantize.bounds import ranges_from_weights
 from dflash_trt.quantize.recipe import load_recipe
 from tests.checkpoint.samples import edit_config, edit_tensors, refusal
 from tests.reference.synthetic import write_random_draft
@@ -64,3 +66,10 @@ def test_a_missing_codebook_is_named(dflash2_dir: Path) -> None:
     edit_tensors(dflash2_dir, lambda tensors: tensors.pop("candidate_selector.successor_codebook"))
     message = "expected tensor 'candidate_selector.successor_codebook' [96, 12], found no such tensor"
     assert message in refusal(lambda: read_draft(dflash2_dir))
+
+
+def test_weights_do_not_bound_convolved_activations(dflash2_dir: Path) -> None:
+    draft = read_draft(dflash2_dir)
+    with pytest.raises(CheckpointError, match="found block convolutions") as refused:
+        ranges_from_weights(draft)
+    assert "--calibrate" in str(refused.value.hint)

@@ -147,6 +147,13 @@ def draft_attention(config: CheckedConfig) -> Iterator[Finding]:
             "set it to VANILLA",
         )  # fmt: skip
         return
+    has_selector = config.draft is not None and config.draft.spec.candidate_selector is not None
+    if has_selector and backend == "TRTLLM":  # TensorRT-LLM, modeling_dflash.py, pull request 18155
+        yield error(
+            "draft-attention", BACKEND, "VANILLA or FA4 (a DFlash2 draft sees a finite window in both directions)",
+            backend, "set it to VANILLA",
+        )  # fmt: skip
+        return
     kernels = config.schema.rules["draft_attention"]["kernels"]
     needed = kernels.get(backend) if isinstance(backend, str) else None
     if needed is None:

@@ -77,6 +77,11 @@ def recover_checkpoint(
     A state that an interrupted run left beside `output` is gone on with. Raises as `quantize_checkpoint` and
     `open_features` do, and CheckpointError for a draft that is not trainable here or a state of something else.
     """
+    if draft.spec.block_conv is not None or draft.spec.candidate_selector is not None:
+        raise CheckpointError(
+            f"{draft.directory}: expected a DFlash draft, found a DFlash2 draft, which `recover` does not train",
+            hint="quantise it without training: dflash-trt quantize",
+        )
     algorithms = recipe.algorithms(draft.spec.linear_modules())
     check_quantisable(draft, algorithms)
     check_replaceable(output, QUANTIZED, force=force)
