@@ -131,7 +131,9 @@ def make_target(
 
 def copy_mapped_weights(model: PreTrainedModel) -> None:
     """Copies weights that are still pages of the checkpoint's files, which others may overwrite or truncate."""
-    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    if not (maps := Path("/proc/self/maps")).is_file():  # macOS
+        return
+    lines = [line.split(maxsplit=5) for line in maps.read_text().splitlines()]
     files = [fields[0].split("-") for fields in lines if len(fields) == 6 and fields[5].strip().startswith("/")]
     mapped = sorted((int(begin, 16), int(end, 16)) for begin, end in files)
     for weight in (*model.parameters(), *model.buffers()):

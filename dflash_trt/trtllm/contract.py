@@ -22,8 +22,9 @@ import msgspec
 
 from dflash_trt.errors import ConfigError, EngineError, MissingDependencyError
 from dflash_trt.files.json_file import read_json
+from dflash_trt.files.read import read_bytes
 from dflash_trt.trtllm.drafter_uses import DrafterUses
-from dflash_trt.trtllm.package_source import FUNCTIONS, PackageSource, parameters
+from dflash_trt.trtllm.package_source import FUNCTIONS, MAX_SOURCE_BYTES, PackageSource, parameters
 
 PACKAGE = "tensorrt_llm"
 MODELS, SPECULATIVE = f"{PACKAGE}._torch.models", f"{PACKAGE}._torch.speculative"
@@ -212,7 +213,7 @@ def _signature(name: str, found: list[str] | None, expected: str) -> Iterator[st
 def _builder(source: PackageSource) -> list[str] | None:
     """Parameters of the function that TensorRT-LLM itself registers for DFlash, in whichever of its model files."""
     for file in sorted(source.directory.joinpath("_torch", "models").glob("*.py")):
-        if b"register_draft_model(" not in file.read_bytes():
+        if b"register_draft_model(" not in read_bytes(file, EngineError, limit=MAX_SOURCE_BYTES):
             continue
         tree = source.module(f"{MODELS}.{file.stem}")
         for node in tree.body if tree else ():

@@ -7,7 +7,9 @@ import ast
 from pathlib import Path
 
 from dflash_trt.errors import EngineError
+from dflash_trt.files.read import read_bytes
 
+MAX_SOURCE_BYTES = 2**24
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -55,7 +57,7 @@ class PackageSource:
         if not file.is_file():
             return None
         try:
-            return ast.parse(file.read_bytes(), file)
+            return ast.parse(read_bytes(file, EngineError, limit=MAX_SOURCE_BYTES), file)
         except (SyntaxError, ValueError) as problem:
             raise EngineError(f"{file}: expected a Python module, found: {problem}") from None
 

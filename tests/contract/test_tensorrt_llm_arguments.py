@@ -58,6 +58,8 @@ class DFlashDecodingConfig(StrictBaseModel):
     attention_backend: Literal["VANILLA", "TRTLLM", "FA4"] = "VANILLA"
     target_layer_ids: Optional[list[int]] = None
     mask_token_id: Optional[int] = None
+    enable_penalty: bool = False
+    use_rejection_sampling: bool = False
     advanced_sampling_mode: AdvancedSamplingMode = AdvancedSamplingMode.FULL
     a_new_key: int = 0
 
@@ -65,11 +67,13 @@ class Eagle3DecodingConfig(StrictBaseModel):
     decoding_type: Literal["Eagle3"] = "Eagle3"
     speculative_model: str
     max_draft_len: PositiveInt
+    enable_penalty: bool = False
 
 Speculative = Annotated[Union[DFlashDecodingConfig, Eagle3DecodingConfig], Field(discriminator="decoding_type")]
 
 class TorchLlmArgs(StrictBaseModel):
     model: str
+    trust_remote_code: bool = False
     scheduler: Optional[_SchedulerConfig] = None
     mapping: Mapping = None
     tensor_parallel_size: int = 1

@@ -45,8 +45,8 @@ EXCEPTIONS = {
     ("doctor/__init__.py", "open"): "/proc/cpuinfo",
     ("drafter/plan_runner.py", "read_bytes"): "a plan of many gigabytes, whose hash the manifest's reader has checked",
     ("engine/manifest.py", "open"): "hashes what the manifest names, block by block",
-    ("observe/plots/page_parts.py", "read_text"): "a style sheet of the package",
     ("server/limits.py", "msgspec.json.decode"): "a request's body, which was bounded; its fields are refused by name",
+    ("targets/huggingface.py", "read_text"): "/proc/self/maps",
     ("triton/model.py", "json.loads"): "Triton's own argument",
 }
 """By file and call: why it need not go through `dflash_trt.files`."""

@@ -39,7 +39,8 @@ def hostile(*, slow_path: str = "", slow_part: str = "body", pages: dict[str, by
             self.rfile.read(int(self.headers.get("content-length") or 0))
             is_slow = self.path == slow_path
             content = (PAGES | (pages or {})).get(self.path, b"") + b" " * 2000 * is_slow
-            head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(content)}\r\nx: {'y' * 2000}\r\n\r\n".encode()
+            fields = f"content-length: {len(content)}\r\nconnection: close\r\nx: {'y' * 2000}"
+            head = f"HTTP/1.1 200 OK\r\n{fields}\r\n\r\n".encode()
             self._send(head, is_slow=is_slow and slow_part == "header")
             self._send(content, is_slow=is_slow)
 
