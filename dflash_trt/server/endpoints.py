@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dflash_trt import __version__
+from dflash_trt.errors import RequestError
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.server.generation import Generation
 from dflash_trt.server.http_error import HttpError, shutting_down
@@ -23,6 +24,8 @@ from dflash_trt.server.responses import Json
 from dflash_trt.server.streaming import EventStream, cancel_on_disconnect
 from dflash_trt.server.tokenizing import TokenizerPool
 
+MIN_LENGTH = 2
+"""A token of a prompt, and one of its answer."""
 DEGRADED_FAILURES = 3
 """Failed sequences, without one that succeeds between them, after which /health says so."""
 TOKENIZE_FIELDS = {"model", "prompt", "messages", "add_special_tokens"}
@@ -32,6 +35,11 @@ class Endpoints:
     """One model, served by one backend."""
 
     def __init__(self, backend: EmbeddedBackend, model: str, *, max_waiting: int, max_body_bytes: int) -> None:
+        if backend.max_length < MIN_LENGTH:
+            raise RequestError(
+                f"cache_gib: expected room for at least {MIN_LENGTH} tokens, found {backend.max_length}",
+                hint="give the caches more with --cache-gib",
+            )
         self.admission = Admission(backend.num_slots + max_waiting)
         self._backend = backend
         self._model = model

@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import httpx
 import pytest
 import uvicorn
@@ -33,6 +34,7 @@ from dflash_trt.server.limits import Admission
 from dflash_trt.server.log import MAX_QUEUED_LINES, NonBlockingHandler
 from dflash_trt.server.streaming import EventStream
 from dflash_trt.server.tokenizing import CHUNK_CHARACTERS, TokenizerPool
+from tests.cli.commands import run_here
 from tests.server.live import PATIENCE, Live, serving
 from tests.server.process import started
 
@@ -324,6 +326,21 @@ def test_failures_in_a_row_degrade_health(live: Live) -> None:
         assert live.http.get("/health").status_code == 200
     finally:
         metrics.consecutive_failures = 0
+
+
+def test_a_cache_without_room_for_a_page_is_one_error(engine: Path, chat_target: Path) -> None:
+    with (
+        LLM(engine, chat_target, cache_gib=1e-9) as llm,
+        pytest.raises(RequestError, match="cache_gib: expected room for at least 2 tokens, found 0"),
+        serving(llm),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("size", ["nan", "1e308", "0", "-1"])
+def test_sizes_of_bodies_are_checked(size: str) -> None:
+    with pytest.raises(click.BadParameter, match="expected more than 0 and at most 1024 MiB"):
+        run_here("serve", "engine", "--target", "target", "--max-body-mib", size)
 
 
 def test_requests_have_ids(live: Live, caplog: pytest.LogCaptureFixture) -> None:
