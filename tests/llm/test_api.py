@@ -139,9 +139,7 @@ def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any, monkeypatch
 
 def test_a_conversation_that_the_template_refuses(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(
-        RequestError, match=r"messages\[0\]: expected what the chat template.*roles must alter"
-    ):
+    with pytest.raises(RequestError, match=r"messages\[0\]: expected what the chat template.*roles must alter"):
         llm.chat([{"role": "user", "content": "a"}])
 
 
