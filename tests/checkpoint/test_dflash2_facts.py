@@ -64,7 +64,7 @@ def test_what_does_not_fit_is_named(changed: dict[str, object], message: str, df
 
 def test_a_missing_codebook_is_named(dflash2_dir: Path) -> None:
     edit_tensors(dflash2_dir, lambda tensors: tensors.pop("candidate_selector.successor_codebook"))
-    message = "expected tensor 'candidate_selector.successor_codebook' [96, 12], found no such tensor"
+    message = "missing tensor 'candidate_selector.successor_codebook' [96, 12] (1 of 51 missing)"
     assert message in refusal(lambda: read_draft(dflash2_dir))
 
 

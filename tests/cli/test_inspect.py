@@ -121,7 +121,7 @@ def test_target_of_a_target(target_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["DFlash2DraftModel"]}, "expected a DFlash draft, found a DFlash2 draft"),
+        ({"architectures": ["LiLiCorrDraftModel"]}, "expected a DFlash draft, found a LiLiCorr draft"),
         (
             {"architectures": ["X"], "speculators_model_type": "eagle3"},
             "speculators_model_type: expected one of dflash",
