@@ -52,7 +52,13 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         file_bytes = os.fstat(stream.fileno()).st_size
         raw = _read_header(file, stream, file_bytes)
     header = json_object(raw, file, CheckpointError, what="a JSON object as header", hint=REDOWNLOAD)
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
+    try:
+        msgspec.convert(metadata, dict[str, str])
+    except msgspec.ValidationError:
+        raise CheckpointError(
+            f"{file}: __metadata__: expected a map of strings, found {shown(metadata)}", hint=REDOWNLOAD
+        ) from None
     data_begin = 8 + len(raw)
     tensors = {name: _tensor(file, name, entry, data_begin) for name, entry in header.items()}
     _check_coverage(file, tensors, data_begin, file_bytes)

@@ -11,6 +11,7 @@ from dflash_trt.cli.output import human_bytes
 from dflash_trt.cli.progress import progress_bar
 from dflash_trt.cli.recipe_options import calibration_option, features_option, read_checked_draft, target_option
 from dflash_trt.cli.share_option import num_bytes, share
+from dflash_trt.files.command import command_line
 from dflash_trt.quantize.loadable import FORMATS, LOADABLE, Runtime
 
 
@@ -123,8 +124,10 @@ def search(
         click.echo(f"a drafter's pass on {gpu}: {before:.1f} -> {after:.1f} us, estimated", err=True)
     before_bytes, after_bytes = (human_bytes(space.checkpoint_bytes(choice)) for choice in (space.dense, best))
     click.echo(
-        f"{before_bytes} -> {after_bytes};"
-        f" next: dflash-trt quantize {draft} --recipe {output} --calibration {calibration} -o DIR",
+        f"{before_bytes} -> {after_bytes}; next: "
+        + command_line(
+            ["dflash-trt", "quantize", draft, "--recipe", output, "--calibration", calibration, "-o", "DIR"]
+        ),
         err=True,
     )
     click.echo(output)

@@ -29,7 +29,7 @@ from dflash_trt.files.read import is_directory, read_text
 from dflash_trt.files.strict_yaml import MAX_BYTES, yaml_document
 
 RULES = {"trtllm": trtllm_rules.RULES, "vllm": vllm_rules.RULES, "sglang": sglang_rules.RULES}
-DEPLOYMENT_KEYS = {field.name for field in msgspec.structs.fields(DeploymentFile) if field.required}
+DEPLOYMENT_KEYS = {"target", "draft"}  # no runtime has both on its top level
 DRAFT_KEYS = {
     "trtllm": "speculative_config.speculative_model",
     "vllm": "speculative_config.model",

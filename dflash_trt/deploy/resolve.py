@@ -87,6 +87,7 @@ def resolve(
         check_pair(sizes.checkpoint.spec, partner.checkpoint.spec, draft_name=sizes.name, target_name=partner.name)
     gpus = parse_gpus(file.gpus, f"{name}: gpus")
     _check_tensor_parallel(file, name, gpus, partner)
+    _check_expert_parallel(file, name, gpus)
     settings = _Settings(file)
     sources = settings.sources
     served, sources["draft"] = _served_draft(file, name, draft)
@@ -149,6 +150,16 @@ def _check_tensor_parallel(file: DeploymentFile, name: str, gpus: Gpus, target: 
         f"{name}: tensor_parallel: expected {expected}, found {ranks}",
         hint=f"set tensor_parallel to {' or '.join(fitting)}",
     )
+
+
+def _check_expert_parallel(file: DeploymentFile, name: str, gpus: Gpus) -> None:
+    """Experts are divided among some of the ranks, evenly."""
+    ranks, groups = file.tensor_parallel or gpus.count, file.expert_parallel or 1
+    if ranks % groups:
+        raise ConfigError(
+            f"{name}: expert_parallel: expected a divisor of the {ranks} ranks of tensor_parallel, found {groups}",
+            hint="set expert_parallel to " + " or ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0),
+        )
 
 
 def plan_sizes(deployment: ResolvedDeployment) -> PlanOptions:

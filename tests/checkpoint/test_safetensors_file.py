@@ -70,6 +70,8 @@ WRONG = [
     Wrong("same_bytes_twice", {"w": entry(), "x": entry()}, ("'x'", "hole or an overlap")),
     Wrong("surplus_byte", {"w": entry()}, ("followed by foreign bytes",), bytes(9)),
     Wrong("missing_byte", {"w": entry()}, ("truncated",), bytes(7)),
+    Wrong("metadata_no_map", {"__metadata__": [1], "w": entry()}, ("__metadata__: expected a map of strings", "[1]")),
+    Wrong("metadata_no_string", {"__metadata__": {"a": 1}, "w": entry()}, ("expected a map of strings", "'a': 1")),
     Wrong("no_tensors_but_data", {}, ("followed by foreign bytes",)),
 ]  # fmt: skip
 

@@ -103,9 +103,10 @@ def test_a_native_checkpoint_that_would_not_resolve_is_refused() -> None:
 
 
 @pytest.mark.parametrize("runtime", ["trtllm", "vllm", "sglang"])
-def test_a_deployment_is_no_configuration_of_a_runtime(runtime: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["purpose:", "purpse:"])
+def test_a_deployment_is_no_configuration_of_a_runtime(runtime: str, key: str, tmp_path: Path) -> None:
     file = tmp_path / "my deployment.yaml"
-    file.write_text(NVFP4.read_text())
+    file.write_text(NVFP4.read_text().replace("purpose:", key))
     with pytest.raises(ConfigError) as caught:
         run_here("serve-config", "--check", file, "--runtime", runtime)
     expected = f"{file}: expected a configuration of {runtime}, found a deployment, from which one is written"

@@ -101,6 +101,12 @@ def test_ranks_divide_the_gpus_and_the_heads() -> None:
     assert caught.value.hint == "set tensor_parallel to 1"
 
 
+def test_experts_are_divided_among_the_ranks() -> None:
+    with pytest.raises(ConfigError, match="x: expert_parallel: expected a divisor of the 4 ranks") as caught:
+        resolve(changed(tensor_parallel=4, expert_parallel=1_000_000), "x")
+    assert caught.value.hint == "set expert_parallel to 1 or 2 or 4"
+
+
 def test_the_digest_follows_the_settings_and_not_the_comments(tmp_path: Path) -> None:
     text = (BUILD_CONFIGS / "gpt-oss-120b.b300x8.nvfp4.yaml").read_text()
     (tmp_path / "x.yaml").write_text(f"# mine\n{text}")

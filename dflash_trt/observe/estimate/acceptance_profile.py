@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -45,7 +46,7 @@ def from_tau(tau: float, draft_tokens: int) -> AcceptanceProfile:
 
 class _Position(msgspec.Struct, frozen=True):
     position: int
-    share: float | None
+    share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None
 
 
 class _Engine(msgspec.Struct, frozen=True):

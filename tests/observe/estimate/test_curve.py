@@ -67,6 +67,10 @@ def test_acceptance_of_a_verify_document(tmp_path: Path) -> None:
     [
         ("{", "expected the document of `dflash-trt verify --json`"),
         (
+            '{"schema": "dflash-trt/verify/1", "engine": {"acceptance": [{"position": 1, "share": 1e308}]}}',
+            "Expected `float` <= 1.0",
+        ),
+        (
             '{"schema": "dflash-trt/inspect/1", "engine": {"acceptance": []}}',
             "expected a document of dflash-trt verify",
         ),
