@@ -9,7 +9,6 @@ from typing import Any, Literal
 import msgspec
 
 from dflash_trt.deploy.coerce import coerce
-from dflash_trt.deploy.deployment_file import DeploymentFile
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.flags import is_command, normalize, parse_command
 from dflash_trt.deploy.gpus import Gpus
