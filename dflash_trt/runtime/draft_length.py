@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.sampling import is_integer
@@ -26,6 +27,7 @@ MAX_PROBE_STEPS = 64  # after so many steps a probe is given up: most of them re
 PROBE_SHARE = 0.015  # share of the steps that probes of one length may lose
 SAMPLES = 5  # last probes of a length whose median counts
 NOISE = 0.05  # standard deviation of one probe's ratio; single steps vary by 0.1 on a shared machine
+UNMEASURED = 0.2  # how far below the line between its measured neighbours the logarithm of a cost may lie
 MIN_GAIN = 0.02  # hysteresis: share of tokens/s that a switch must gain beyond a standard deviation
 
 log = logging.getLogger("dflash_trt.runtime")
@@ -113,14 +115,14 @@ class _CostTable:
         logs.append(_median(self._log_costs[self.best]) + math.log(ratio_to_best))
 
     def log_costs(self) -> tuple[list[float], list[float]]:
-        """By length, and standard deviations. One not measured may cost as little as the next shorter one measured."""
-        costs, deviations = [min(map(_median, self._log_costs.values()))], []
-        for length in range(len(self.next_probe)):
-            logs = self._log_costs.get(length, ())
-            costs.append(_median(logs) if logs else costs[-1])
-            deviations.append(NOISE / math.sqrt(len(logs)) if logs else math.inf)
+        """By length, and standard deviations; one not measured is interpolated, and may be cheaper by UNMEASURED."""
+        measured = {length: _median(logs) for length, logs in sorted(self._log_costs.items())}
+        lengths = range(len(self.next_probe))
+        deviations = [
+            NOISE / math.sqrt(len(self._log_costs[length])) if length in measured else math.inf for length in lengths
+        ]
         deviations[self.best] = 0.0
-        return costs[1:], deviations
+        return np.interp(lengths, list(measured), list(measured.values())).tolist(), deviations
 
 
 class AutoLength(DraftLength):
@@ -211,7 +213,7 @@ class AutoLength(DraftLength):
             f"{table.best} of {lengths[-1]}: {speeds[table.best]:.0f} tokens/s at {batch_size}"
             f" request{'s' * (batch_size > 1)}, {speeds[0]:.0f} without drafts, {speeds[-1]:.0f} with the whole block"
         )
-        highest = [gains[k] + (2 * deviations[k] if deviations[k] < math.inf else 0) for k in lengths]
+        highest = [gains[k] + min(2 * deviations[k], UNMEASURED) for k in lengths]
         highest[0] = highest[-1] = math.inf
         due = [k for k in lengths if k != table.best and highest[k] > MIN_GAIN and self._step >= table.next_probe[k]]
         self._next_replan = self._step + (MAX_PROBE_STEPS if due and not has_switched else REPLAN_STEPS)
