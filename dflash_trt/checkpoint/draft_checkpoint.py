@@ -86,12 +86,7 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
     _check_tensors(directory, expected, weights)
     head_token_ids(spec, weights)
     return DraftCheckpoint(
-        directory=directory,
-        spec=spec,
-        config=config,
-        quantization=quantization,
-        weights=weights,
-        dialect=dialect,
+        directory=directory, spec=spec, config=config, quantization=quantization, weights=weights, dialect=dialect
     )
 
 

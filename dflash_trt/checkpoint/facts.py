@@ -30,8 +30,7 @@ class Facts:
         """Reads `file`; raises CheckpointError when it is missing, unreadable or not a JSON object, called `what`."""
         if not file.exists():
             raise CheckpointError(
-                f"{file}: no such file: expected a model configuration",
-                hint="check the path to the checkpoint",
+                f"{file}: no such file: expected a model configuration", hint="check the path to the checkpoint"
             )
         content = read_bytes(file, CheckpointError, limit=MAX_BYTES)
         # transformers writes Infinity into some configurations; a number that is read here is finite.

@@ -75,9 +75,6 @@ def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool) -> dict[str, Gr
             port("slot_ids", INT32, "B"),
             port("context_lengths", INT32, "B"),
         ),
-        outputs=(
-            port("hidden", COMPUTE, "B", S, H),
-            *proposals,
-        ),
+        outputs=(port("hidden", COMPUTE, "B", S, H), *proposals),
     )
     return {"context": context, "draft": draft}

@@ -45,6 +45,5 @@ def _named(library: Path) -> Path:
     if library.is_file():
         return library.resolve()
     raise MissingDependencyError(
-        f"{VARIABLE}: no plugin library at {library}",
-        hint=f"unset {VARIABLE}, or build one: {BUILD}",
+        f"{VARIABLE}: no plugin library at {library}", hint=f"unset {VARIABLE}, or build one: {BUILD}"
     )

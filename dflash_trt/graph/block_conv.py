@@ -44,9 +44,7 @@ def _convolution(g: GraphBuilder, x: str, change: str, base: str, spec: DraftSpe
     total = ""
     for tap in range(min(taps, S)):
         coefficient = g.op(
-            "Add",
-            g.op("Gather", base, g.constant(tap), axis=0),
-            g.op("Gather", change, g.constant(tap), axis=2),
+            "Add", g.op("Gather", base, g.constant(tap), axis=0), g.op("Gather", change, g.constant(tap), axis=2)
         )
         term = g.op("Mul", coefficient, _delayed(g, rows, tap, S))
         total = g.op("Add", total, term) if total else term

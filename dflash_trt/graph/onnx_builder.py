@@ -77,13 +77,7 @@ class GraphBuilder:
         return name
 
     def ops(
-        self,
-        op_type: str,
-        inputs: tuple[str, ...],
-        *,
-        num_outputs: int,
-        domain: str = "",
-        **attributes: object,
+        self, op_type: str, inputs: tuple[str, ...], *, num_outputs: int, domain: str = "", **attributes: object
     ) -> list[str]:
         """Adds a node with several outputs and returns their names."""
         name = self._unique("/".join([*self._scope, op_type]))
@@ -183,10 +177,7 @@ def _external(name: str, tensors: list[Tensor]) -> TensorProto:
         columns = (*columns[:-1], 2 * columns[-1])
     rows = first.shape[:1] and (sum(tensor.shape[0] for tensor in tensors),)
     proto = TensorProto(
-        name=name,
-        data_type=STORED_TYPES[first.dtype],
-        dims=(*rows, *columns),
-        data_location=TensorProto.EXTERNAL,
+        name=name, data_type=STORED_TYPES[first.dtype], dims=(*rows, *columns), data_location=TensorProto.EXTERNAL
     )
     for key, value in (
         ("location", first.file.name),

@@ -103,10 +103,7 @@ def find_failure(report: VerificationReport, max_tau_loss: float | None) -> Veri
 def find_loss(measured: TauLoss | None, max_tau_loss: float) -> VerificationError | None:
     """What a loss of mean tau exceeds, or that none was measured."""
     if measured is None:
-        return VerificationError(
-            "tau loss: no prompt has a verify pass",
-            hint="give prompts with longer answers",
-        )
+        return VerificationError("tau loss: no prompt has a verify pass", hint="give prompts with longer answers")
     if measured.loss > max_tau_loss:
         return VerificationError(
             f"tau loss: expected at most {max_tau_loss:.2%}, found a mean of {describe_loss(measured)}",

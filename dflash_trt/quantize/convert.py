@@ -21,13 +21,7 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.producer import PRODUCER, PRODUCER_KEY, is_ours
-from dflash_trt.checkpoint.quantization import (
-    BLOCK,
-    FP8,
-    HF_QUANT_CONFIG,
-    Quantization,
-    expected_tensors,
-)
+from dflash_trt.checkpoint.quantization import BLOCK, FP8, HF_QUANT_CONFIG, Quantization, expected_tensors
 from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, Tensor
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
 from dflash_trt.checkpoint.weights import SINGLE

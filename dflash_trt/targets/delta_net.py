@@ -111,8 +111,7 @@ class DeltaNetLayer:
         module = self._module
         if hasattr(module, "in_proj_qkvz"):  # Qwen3-Next
             q, k, v, z, b, a = module.fix_query_key_value_ordering(
-                module.in_proj_qkvz(hidden),
-                module.in_proj_ba(hidden),
+                module.in_proj_qkvz(hidden), module.in_proj_ba(hidden)
             )
             mixed = torch.cat([x.flatten(2) for x in (q, k, v)], dim=-1)
         else:

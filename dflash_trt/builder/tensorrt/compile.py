@@ -16,11 +16,7 @@ from dflash_trt.engine.plan import PlanOptions, Profile
 from dflash_trt.engine.tensorrt_api import make_logger
 from dflash_trt.errors import BuildError
 
-HARDWARE_LEVELS = {
-    "none": "NONE",
-    "same_compute_capability": "SAME_COMPUTE_CAPABILITY",
-    "ampere_plus": "AMPERE_PLUS",
-}
+HARDWARE_LEVELS = {"none": "NONE", "same_compute_capability": "SAME_COMPUTE_CAPABILITY", "ampere_plus": "AMPERE_PLUS"}
 
 
 def build_plan(

@@ -53,7 +53,6 @@ class TimingCache(msgspec.Struct, frozen=True, kw_only=True):
             return read_bytes(self.file, BuildError, limit=MAX_BYTES)
         if self.reproducible:
             raise BuildError(
-                f"--reproducible: no timing cache at {self.file}",
-                hint="build once without --reproducible to make it",
+                f"--reproducible: no timing cache at {self.file}", hint="build once without --reproducible to make it"
             )
         return b""

@@ -18,10 +18,7 @@ HARDWARE_LEVELS = {"same_compute_capability": "sameComputeCapability", "ampere_p
 
 
 def trtexec_commands(
-    directory: Path,
-    graphs: Mapping[str, Graph],
-    options: PlanOptions,
-    timing_cache: TimingCache | None = None,
+    directory: Path, graphs: Mapping[str, Graph], options: PlanOptions, timing_cache: TimingCache | None = None
 ) -> list[str]:
     """What `add_plans` would build in `directory`, one shell line a graph; needs neither TensorRT nor a GPU."""
     return [

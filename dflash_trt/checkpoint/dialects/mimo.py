@@ -65,8 +65,7 @@ def load(directory: Path) -> Weights:
         return weights
     if not (directory / MASK_FILE).is_file():
         raise CheckpointError(
-            f"{directory}: missing {MASK_FILE}, the trained embedding of the mask token",
-            hint=CONVERSION,
+            f"{directory}: missing {MASK_FILE}, the trained embedding of the mask token", hint=CONVERSION
         )
     tensors = read_tensors(directory / MASK_FILE)
     if tensors.keys() != {MASK_EMBEDDING}:

@@ -48,9 +48,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     if rows > vocab_size or (rows < vocab_size and not has_head):
         raise config.error("draft_vocab_size", f"vocab_size {vocab_size}, or less with has_lm_head")
     return msgspec.structs.replace(
-        spec,
-        own_embedding=config.flag("has_embed_tokens", default=False),
-        draft_vocab_size=rows if has_head else None,
+        spec, own_embedding=config.flag("has_embed_tokens", default=False), draft_vocab_size=rows if has_head else None
     )
 
 

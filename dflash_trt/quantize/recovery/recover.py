@@ -24,13 +24,7 @@ from dflash_trt.engine.manifest import sha256
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.write import check_replaceable, scratch_directory
 from dflash_trt.quantize.bounds import ranges_from_weights
-from dflash_trt.quantize.convert import (
-    QUANTIZED,
-    Summary,
-    check_quantisable,
-    quantize_checkpoint,
-    write_json,
-)
+from dflash_trt.quantize.convert import QUANTIZED, Summary, check_quantisable, quantize_checkpoint, write_json
 from dflash_trt.quantize.features import open_features
 from dflash_trt.quantize.ranges import Ranges
 from dflash_trt.quantize.recipe import Recipe
