@@ -151,11 +151,7 @@ PIECES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("DFlash",),
     ),
     "PackedLinear": (
-        without(
-            ort_session,
-            "mapped_weights",
-            lambda *a, keep_packed, mapped=ort_session.mapped_weights: mapped(*a, keep_packed=False),
-        ),
+        without(ort_session, "pack_linear_layers", lambda *_: None),
         ("DFlash",),
     ),
     "greedy choice by NumPy": (greedy_in_torch, PLAIN_AND_DFLASH),

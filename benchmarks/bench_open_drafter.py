@@ -3,9 +3,8 @@
 
 Each is opened once before, so that its file is cached, then --rounds times, every time in a process of its own. Times
 are of reading the manifest, which checks the files, and of opening: CPU seconds and wall-clock, the median round; then
-of the first block and of a later one, whose context is 16 tokens. Memory is the process's own beyond what it had, and
-shared memory beyond what others had, sampled every 10 ms until the first block is there; "mapped" is what it has of
-files then, whose pages others share. Run it where nothing else opens drafters. Prints a table, asserts nothing; takes
+of the first block and of a later one, whose context is 16 tokens. Memory is the process's own beyond what it had,
+sampled every 10 ms until the first block is there; "mapped" is what it has of files then, whose pages others share. Prints a table, asserts nothing; takes
 three minutes and 6 GB of disk the first time, then half of one. OMP_NUM_THREADS sets the threads.
 """
 
@@ -34,7 +33,6 @@ from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
 from dflash_trt.drafter.open import open_drafter  # noqa: E402
 from dflash_trt.engine.manifest import read_manifest  # noqa: E402
-from dflash_trt.graph.cpu.session_weights import SHARED_MEMORY  # noqa: E402
 from dflash_trt.quantize.convert import quantize_checkpoint  # noqa: E402
 from dflash_trt.quantize.recipe import load_recipe  # noqa: E402
 from tests.engines import build  # noqa: E402
@@ -149,11 +147,9 @@ def mapped() -> int:
 
 
 def memory() -> int:
-    """Bytes of this process that no file backs, and of shared memory."""
+    """Bytes of this process that no file backs."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
-    anonymous = int(status.split("RssAnon:")[1].split()[0]) * 1024
-    shared = os.statvfs(SHARED_MEMORY)
-    return anonymous + (shared.f_blocks - shared.f_bfree) * shared.f_frsize
+    return int(status.split("RssAnon:")[1].split()[0]) * 1024
 
 
 if __name__ == "__main__":

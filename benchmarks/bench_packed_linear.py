@@ -4,7 +4,7 @@
 One linear layer at a time, by one thread: `_C`'s PackedLinear on BF16, FP8 and NVFP4, and a Gemm on the same numbers in
 FLOAT, which ONNX Runtime packs when the session is made. They take turns; each time is the median, in microseconds, and
 beside it the ratio to the Gemm. Between two calls other memory is read, as a target does between two drafts, so weights
-come from where they would then: --cold MiB of it. "rule" is what `graph/cpu/session_weights.MIN_PACKED` chooses.
+come from where they would then: --cold MiB of it. "rule" is what `graph/cpu/packed_linear.MIN_PACKED` chooses.
 Prints tables, asserts nothing; two minutes, best when nothing else runs.
 """
 
@@ -26,7 +26,7 @@ sys.path.insert(0, str(REPOSITORY))
 from dflash_trt import _C  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
-from dflash_trt.graph.cpu.session_weights import MIN_PACKED, PACKED_LINEAR  # noqa: E402
+from dflash_trt.graph.cpu.packed_linear import MIN_PACKED, PACKED_LINEAR  # noqa: E402
 from dflash_trt.graph.onnx_builder import OPSET, PLUGIN_DOMAIN  # noqa: E402
 
 SHAPES = ((256, 128), (384, 128), (512, 256), (1536, 256), (512, 512), (3072, 512), (1024, 1024), (6144, 1024),

@@ -240,23 +240,6 @@ def pack_nvfp4(
     Raises as pack_fp8 does, and ValueError where 16 does not divide K.
     """
 
-def unpack_fp8(codes: NDArray[np.uint8], scale: float, out: NDArray[np.float32], threads: int = 0) -> None:
-    """Fills out [R, K] with e4m3(codes [R, K]) * scale, in float32. Raises ValueError for another shape."""
-
-def unpack_nvfp4(
-    data: NDArray[np.uint8],
-    scales: NDArray[np.uint8],
-    scale_2: float,
-    out: NDArray[np.float32],
-    threads: int = 0,
-) -> None:
-    """Fills out [R, K] with what pack_nvfp4 put into data [R, K / 2] and scales [R, K / 16]:
-
-        out = e2m1(code) * (e4m3(scale) * scale_2)   each product in float32
-
-    Raises ValueError for another shape, and where 16 does not divide K.
-    """
-
 class KVInjectionAttributes:
     """The attributes of the node DFlashKVInjectionAttention, under their names (docs/kv_injection.md)."""
 

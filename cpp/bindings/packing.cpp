@@ -5,13 +5,10 @@
 
 #include "bindings/bindings.h"
 #include "packing/pack.h"
-#include "packing/unpack.h"
 
 namespace nb = nanobind;
 
 using AnyWeights = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using InBytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using OutFloats = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using OutBytes = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 static dflash::WeightType weight_type(const nb::dlpack::dtype& dtype) {
@@ -34,18 +31,6 @@ static dflash::Weights view(const AnyWeights& weights) {
 }
 
 static dflash::Bytes view(const OutBytes& out) {
-  return {.data = out.data(),
-          .rows = static_cast<int64_t>(out.shape(0)),
-          .cols = static_cast<int64_t>(out.shape(1))};
-}
-
-static dflash::ConstBytes view(const InBytes& bytes) {
-  return {.data = bytes.data(),
-          .rows = static_cast<int64_t>(bytes.shape(0)),
-          .cols = static_cast<int64_t>(bytes.shape(1))};
-}
-
-static dflash::Floats view(const OutFloats& out) {
   return {.data = out.data(),
           .rows = static_cast<int64_t>(out.shape(0)),
           .cols = static_cast<int64_t>(out.shape(1))};
@@ -89,26 +74,4 @@ void bind_packing(nb::module_& module) {
       },
       nb::arg("weights").noconvert(), nb::arg("scale_2"), nb::arg("out_data").noconvert(),
       nb::arg("out_scales").noconvert(), nb::arg("threads") = 0, nb::arg("isa") = "best");
-  module.def(
-      "unpack_fp8",
-      [](const InBytes& codes, float scale, const OutFloats& out, int threads) {
-        const auto from = view(codes);
-        const auto to = view(out);
-        const nb::gil_scoped_release release;
-        dflash::unpack_fp8(from, scale, to, threads);
-      },
-      nb::arg("codes").noconvert(), nb::arg("scale"), nb::arg("out").noconvert(),
-      nb::arg("threads") = 0);
-  module.def(
-      "unpack_nvfp4",
-      [](const InBytes& data, const InBytes& scales, float scale_2, const OutFloats& out,
-         int threads) {
-        const auto codes = view(data);
-        const auto block_scales = view(scales);
-        const auto to = view(out);
-        const nb::gil_scoped_release release;
-        dflash::unpack_nvfp4(codes, block_scales, scale_2, to, threads);
-      },
-      nb::arg("data").noconvert(), nb::arg("scales").noconvert(), nb::arg("scale_2"),
-      nb::arg("out").noconvert(), nb::arg("threads") = 0);
 }

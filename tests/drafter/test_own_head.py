@@ -19,6 +19,7 @@ from tests.contract.builder_model import problems
 from tests.contract.onnx_operators import RELEASES
 from tests.featured import build_featured, featured_draft
 from tests.paths import FIXTURES
+from tests.quantize.samples import unpacked_fp8, unpacked_nvfp4
 
 ROWS, H = 300, 128
 INPUT_SCALE = 0.05
@@ -26,17 +27,17 @@ INPUT_SCALE = 0.05
 
 def quantised(algorithm: str, weight: np.ndarray) -> tuple[dict[str, torch.Tensor], np.ndarray]:
     """The head's tensors as modelopt writes them, and the weights that they stand for."""
-    codes, expected = np.empty((ROWS, H), np.uint8), np.empty((ROWS, H), np.float32)
+    codes = np.empty((ROWS, H), np.uint8)
     scale = torch.tensor(0.01)
     tensors = {"lm_head.input_scale": torch.tensor(INPUT_SCALE)} if algorithm != "W4A16_NVFP4" else {}
     if algorithm == "FP8":
         _C.pack_fp8(weight, 0.01, codes)
-        _C.unpack_fp8(codes, 0.01, expected)
+        expected = unpacked_fp8(codes, 0.01)
         weights = {"weight": torch.from_numpy(codes).view(torch.float8_e4m3fn), "weight_scale": scale}
     else:
         packed, scales = np.empty((ROWS, H // 2), np.uint8), np.empty((ROWS, H // 16), np.uint8)
         _C.pack_nvfp4(weight, 0.01, packed, scales)
-        _C.unpack_nvfp4(packed, scales, 0.01, expected)
+        expected = unpacked_nvfp4(packed, scales, 0.01)
         block_scales = torch.from_numpy(scales).view(torch.float8_e4m3fn)
         weights = {"weight": torch.from_numpy(packed), "weight_scale": block_scales, "weight_scale_2": scale}
     return tensors | {f"lm_head.{name}": tensor for name, tensor in weights.items()}, expected

@@ -14,7 +14,7 @@ import onnx
 import pytest
 import torch
 
-from dflash_trt.graph.cpu import session_weights
+from dflash_trt.graph.cpu import packed_linear
 from dflash_trt.graph.onnx_builder import COMPUTE
 from tests.engines import Graphs, build
 from tests.paths import FIXTURES
@@ -61,7 +61,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             directory = tmp_path_factory.mktemp(case.name)
             draft = case.path(directory / "draft")
             build(draft, directory / "engine")
-            with patch.object(session_weights, "MIN_PACKED", request.param):
+            with patch.object(packed_linear, "MIN_PACKED", request.param):
                 made[case.name] = Graphs(directory / "engine"), ReferenceDrafter.load(draft)
         return made[case.name]
 

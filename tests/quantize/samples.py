@@ -72,6 +72,17 @@ def dequantised(tensors: dict[str, Array], module: str) -> Floats:
     return E2M1[codes] * np.repeat(scales, 16, axis=1)
 
 
+def unpacked_fp8(codes: Array, scale: float) -> NDArray[np.float32]:
+    """e4m3(code) * scale, in float32."""
+    return codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * np.float32(scale)
+
+
+def unpacked_nvfp4(data: Array, scales: Array, scale_2: float) -> NDArray[np.float32]:
+    """e2m1(code) * (e4m3(block scale) * scale_2), in float32; the low nibble first."""
+    codes = np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1)
+    return E2M1.astype(np.float32)[codes] * unpacked_fp8(scales, scale_2).repeat(16, axis=1)
+
+
 def rounded_fp8(weights: Array, scale: np.float32) -> Floats:
     """e4m3(dtype(w / scale)) * scale by ml_dtypes."""
     quotient = (weights.astype(np.float32) / scale).clip(-448, 448).astype(weights.dtype)

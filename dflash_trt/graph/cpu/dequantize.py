@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FP4 and FP8 in standard ops: the same numbers, bit for bit, on a runtime that knows neither.
 
-Each Q/DQ node becomes a call of a model-local function. Sessions take weights that `session_weights` has dequantised
-before; what is left here are activations, and weights of a graph on its own.
+Each Q/DQ node becomes a call of a model-local function; large weights on a CPU have become `packed_linear`s before.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from dflash_trt import _C
 from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.graph.cpu.lowering import lower_to_cpu
-from dflash_trt.graph.cpu.session_weights import ROOT, mapped_weights
+from dflash_trt.graph.cpu.packed_linear import pack_linear_layers
 
 MIN_SHARED_BYTES = 2**23
 """FLOAT size of a matrix from which on a second thread is worth its wake-up: it sleeps, because it may not spin.
@@ -24,8 +24,10 @@ Measured (benchmarks/bench_ort_threads.py, two cores of an AMD EPYC): at 6 MiB t
 as one, at 13.5 0.8 to 1.1, at 24 0.75 to 1.1, at 63 0.6 to 0.8."""
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 REFUSALS = (
-    DecodeError,  # of onnx; what follows is ONNX Runtime's (1.31), and has no common base
-    ort_errors.Fail,
+    DecodeError,
+    ValueError,  # of onnx, as the next: data that is not where the graph says
+    onnx.checker.ValidationError,
+    ort_errors.Fail,  # of ONNX Runtime (1.31), without a common base
     ort_errors.InvalidArgument,
     ort_errors.InvalidGraph,
     ort_errors.InvalidProtobuf,
@@ -81,13 +83,14 @@ def model_session(
     if has_operators:
         options.register_custom_ops_library(_C.__file__)
     # The model comes from memory, its weights from files.
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(ROOT))
-    lowered = onnx.ModelProto()
-    lowered.CopyFrom(model)
-    with mapped_weights(lowered, directory, keep_packed=has_operators):
-        return onnxruntime.InferenceSession(
-            lower_to_cpu(lowered, expose, keep_attention=has_operators).SerializeToString(),
-            options,
-            providers=[PROVIDERS[kind]],
-            provider_options=[{"device_id": index} if index else {}],
-        )
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(directory))
+    packed = onnx.ModelProto()
+    packed.CopyFrom(model)
+    if has_operators:
+        pack_linear_layers(packed, directory)
+    return onnxruntime.InferenceSession(
+        lower_to_cpu(packed, expose, keep_attention=has_operators).SerializeToString(),
+        options,
+        providers=[PROVIDERS[kind]],
+        provider_options=[{"device_id": index} if index else {}],
+    )

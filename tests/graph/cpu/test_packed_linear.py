@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from dflash_trt import _C
-from dflash_trt.graph.cpu.session_weights import PACKED_LINEAR
+from dflash_trt.graph.cpu.packed_linear import PACKED_LINEAR
 from dflash_trt.graph.onnx_builder import OPSET, PLUGIN_DOMAIN
 
 ISAS = _C.cpu_features()

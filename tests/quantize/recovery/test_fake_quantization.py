@@ -12,6 +12,7 @@ import torch
 from dflash_trt import _C
 from dflash_trt.quantize.recovery.fake_quantization import quantised_input, quantised_rows, quantised_weight
 from dflash_trt.quantize.scales import scale_of
+from tests.quantize.samples import unpacked_fp8, unpacked_nvfp4
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -35,17 +36,15 @@ def bits(x: torch.Tensor) -> np.ndarray:
 def packed_nvfp4(x: torch.Tensor, scale: np.float32) -> torch.Tensor:
     rows, columns = x.shape
     data, scales = np.empty((rows, columns // 2), np.uint8), np.empty((rows, columns // 16), np.uint8)
-    out = np.empty((rows, columns), np.float32)
     _C.pack_nvfp4(bits(x), float(scale), data, scales, threads=1)
-    _C.unpack_nvfp4(data, scales, float(scale), out)
-    return torch.from_numpy(out)
+    return torch.from_numpy(unpacked_nvfp4(data, scales, float(scale)))
 
 
 def packed_fp8(x: torch.Tensor, scale: np.float32) -> torch.Tensor:
-    codes, out = np.empty(x.shape, np.uint8), np.empty(x.shape, np.float32)
+    codes = np.empty(x.shape, np.uint8)
     _C.pack_fp8(bits(x), float(scale), codes, threads=1)
-    _C.unpack_fp8(codes, torch.tensor(scale).bfloat16().item(), out)  # the graphs hold FP8's scales in BF16
-    return torch.from_numpy(out)
+    # The graphs hold FP8's scales in BF16.
+    return torch.from_numpy(unpacked_fp8(codes, torch.tensor(scale).bfloat16().item()))
 
 
 PACKERS: dict[str, Callable[[torch.Tensor, np.float32], torch.Tensor]] = {
