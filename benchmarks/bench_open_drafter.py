@@ -4,8 +4,9 @@
 Each is opened once before, so that its file is cached, then --rounds times, every time in a process of its own. Times
 are of reading the manifest, which checks the files, and of opening: CPU seconds and wall-clock, the median round; then
 of the first block and of a later one, whose context is 16 tokens. Memory is the process's own beyond what it had,
-sampled every 10 ms until the first block is there; "mapped" is what it has of files then, whose pages others share. Prints a table, asserts nothing; takes
-three minutes and 6 GB of disk the first time, then half of one. OMP_NUM_THREADS sets the threads.
+sampled every 10 ms until the first block is there; "mapped" is what it has of files then, whose pages others share.
+Prints a table, asserts nothing; takes three minutes and 6 GB of disk the first time, then half of one. OMP_NUM_THREADS
+sets the threads.
 """
 
 from __future__ import annotations
