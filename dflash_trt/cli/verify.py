@@ -169,7 +169,7 @@ def _verify_features(
     as_json: bool,
 ) -> None:
     """Prints what replaying captured answers came to; VerificationError where too much of tau is lost."""
-    from dflash_trt.measure.replay_verification import verify_features
+    from dflash_trt.measure.replay_report import verify_features
     from dflash_trt.measure.verification_report import find_loss
 
     report = verify_features(engine, features, reference, temperature, progress_bar)

@@ -10,8 +10,7 @@ from dflash_trt.cli.output import print_table
 
 if TYPE_CHECKING:
     from dflash_trt.measure.drafter_error import DrafterError
-    from dflash_trt.measure.replay_report import ReplayedEngine
-    from dflash_trt.measure.verification_report import Comparison, EngineReport, VerificationReport
+    from dflash_trt.measure.verification_report import Comparison, EngineFigures, EngineReport, VerificationReport
 
 
 def print_report(report: VerificationReport) -> None:
@@ -45,7 +44,7 @@ def _engine_rows(engines: list[EngineReport]) -> list[tuple[str, ...]]:
     ]
 
 
-def quantization(engine: EngineReport | ReplayedEngine) -> str:
+def quantization(engine: EngineFigures) -> str:
     """'12 modules NVFP4, FP8 context cache'."""
     parts = [f"{count} modules {algorithm}" for algorithm, count in engine.quantized_modules.items()]
     return ", ".join([*parts, *(["FP8 context cache"] if engine.fp8_kv_cache else [])]) or "no"
@@ -63,7 +62,7 @@ def _loss_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     return rows
 
 
-def acceptance_rows(engines: Sequence[EngineReport | ReplayedEngine]) -> list[tuple[str, ...]]:
+def acceptance_rows(engines: Sequence[EngineFigures]) -> list[tuple[str, ...]]:
     """One row a draft position, one column an engine."""
 
     def cell(share: float | None) -> str:

@@ -216,7 +216,7 @@ def expected(T: float, prompts: Sequence[PromptSums], num_draft_tokens: int) -> 
             ExpectedPosition(position=k + 1, judged=judged, low=share(k, "low", judged), high=share(k, "high", judged))
         )
     with_passes = [prompt for prompt in prompts if prompt.passes]
-    low, high = (pooled_mean(*_tokens(with_passes, name)) for name in SIDES)
+    low, high = (pooled_mean(_tokens(with_passes, name)) for name in SIDES)
     tau = None if low is None or high is None else ExpectedTau(low=low, high=high)
     return Expected(temperature=T, tau=tau, acceptance=positions)
 
@@ -224,12 +224,10 @@ def expected(T: float, prompts: Sequence[PromptSums], num_draft_tokens: int) -> 
 def expected_loss(prompts: Sequence[PromptSums], reference: Sequence[PromptSums]) -> ExpectedLoss | None:
     """Of an engine against its reference on the same prompts; None without a verify pass."""
     pairs = [(a, b) for a, b in zip(prompts, reference, strict=True) if a.passes and b.passes]
-    if not pairs:
-        return None
     ours, theirs = ([pair[side] for pair in pairs] for side in (0, 1))
     low = pooled_loss(_tokens(ours, "high"), _tokens(theirs, "low"))
     high = pooled_loss(_tokens(ours, "low"), _tokens(theirs, "high"))
-    return ExpectedLoss(low=low, high=high)
+    return None if low is None or high is None else ExpectedLoss(low=low, high=high)
 
 
 def _tokens(prompts: Sequence[PromptSums], side: Literal["low", "high"]) -> tuple[list[float], list[float]]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +14,9 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
+Floats = npt.NDArray[np.float64]
+Pooled = tuple[Sequence[float], Sequence[float]]
+"""Sums and counts, by prompt."""
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
 SEED = 0
@@ -44,67 +48,56 @@ class TauLoss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mean(msgspec.Struct, frozen=True, kw_only=True):
-    """A mean over prompts."""
+    """A mean over prompts, with the interval as in `TauLoss`."""
 
     mean: float
     low: float | None
-    """Lower end of the interval; None with a single prompt."""
     high: float | None
     num_prompts: int
 
 
-def first_difference(expected: Sequence[int], found: Sequence[int]) -> Difference | None:
-    """The first place where `found` is not `expected`, a missing or surplus token included."""
-    for position in range(max(len(expected), len(found))):
-        pair = [tokens[position] if position < len(tokens) else None for tokens in (expected, found)]
-        if pair[0] != pair[1]:
-            return Difference(position=position, expected=pair[0], found=pair[1])
-    return None
+def first_difference(expected: Sequence[int], actual: Sequence[int]) -> Difference | None:
+    """The first place where `actual` is not `expected`, a missing or surplus token included."""
+    pairs = enumerate(zip_longest(expected, actual))
+    return next((Difference(position=i, expected=a, found=b) for i, (a, b) in pairs if a != b), None)
 
 
-def tau_loss(taus: Sequence[float], reference_taus: Sequence[float]) -> TauLoss | None:
-    """The loss over paired prompts [n] with its percentile bootstrap interval; None without a prompt.
-
-    Prompts are drawn with replacement, both taus of a prompt together, RESAMPLES times from a fixed seed.
-    """
-    pairs = np.array([taus, reference_taus], dtype=np.float64)  # [2, n]
-    if pairs.shape[1] == 0:
-        return None
-    low, high = _interval(_loss, pairs)
-    return TauLoss(loss=_loss(pairs), low=low, high=high, num_prompts=pairs.shape[1])
+def mean_tau(taus: Sequence[float | None]) -> Mean | None:
+    """The mean over the prompts that have a tau; None without one."""
+    known = [tau for tau in taus if tau is not None]
+    return pooled_mean((known, [1.0] * len(known)))
 
 
-def mean_tau(taus: Sequence[float]) -> Mean | None:
-    """The mean over prompts [n] with its percentile bootstrap interval, as `tau_loss`; None without a prompt."""
-    values = np.array([taus], dtype=np.float64)  # [1, n]
-    if values.size == 0:
-        return None
-    low, high = _interval(_mean, values)
-    return Mean(mean=_mean(values), low=low, high=high, num_prompts=values.size)
+def tau_loss(taus: Sequence[float | None], reference: Sequence[float | None]) -> TauLoss | None:
+    """The loss over the prompts, in the order of `taus`, that have a tau in both; None without one."""
+    pairs = [(a, b) for a, b in zip(taus, reference, strict=True) if a is not None and b is not None]
+    ones = [1.0] * len(pairs)
+    return pooled_loss(([a for a, _ in pairs], ones), ([b for _, b in pairs], ones))
 
 
-def pooled_mean(sums: Sequence[float], counts: Sequence[float]) -> Mean | None:
+def pooled_mean(pooled: Pooled) -> Mean | None:
     """sum / count over all prompts [n] together, with its interval over prompts; None without a prompt."""
-    values = np.array([sums, counts], dtype=np.float64)  # [2, n]
-    if values.shape[1] == 0:
+    values = np.array(pooled, dtype=np.float64)  # [2, n]
+    if not values.size:
         return None
     low, high = _interval(_pooled, values)
     return Mean(mean=_pooled(values), low=low, high=high, num_prompts=values.shape[1])
 
 
-def pooled_loss(
-    pooled: tuple[Sequence[float], Sequence[float]], reference: tuple[Sequence[float], Sequence[float]]
-) -> TauLoss:
-    """1 - pooled mean / the reference's, of sums and counts of the same prompts [n], n > 0, with its interval."""
+def pooled_loss(pooled: Pooled, reference: Pooled) -> TauLoss | None:
+    """1 - pooled mean / the reference's of the same prompts [n], with its interval; None without a prompt."""
     values = np.array([*pooled, *reference], dtype=np.float64)  # [4, n]
+    if not values.size:
+        return None
     low, high = _interval(_pooled_loss, values)
     return TauLoss(loss=_pooled_loss(values), low=low, high=high, num_prompts=values.shape[1])
 
 
-def _interval(
-    statistic: Callable[[npt.NDArray[np.float64]], float], values: npt.NDArray[np.float64]
-) -> tuple[float | None, float | None]:
-    """Ends of the interval of a statistic of values [m, n] over n prompts; None, None for a single one."""
+def _interval(statistic: Callable[[Floats], float], values: Floats) -> tuple[float | None, float | None]:
+    """The percentile bootstrap interval of a statistic of values [m, n]; None, None for a single prompt.
+
+    Prompts are drawn with replacement, all m values of a prompt together, RESAMPLES times from a fixed seed.
+    """
     count = values.shape[1]
     if count == 1:
         return None, None
@@ -115,26 +108,17 @@ def _interval(
     return low, high
 
 
-def _mean(values: npt.NDArray[np.float64]) -> float:
-    return float(values.mean())
-
-
-def _pooled(values: npt.NDArray[np.float64]) -> float:
+def _pooled(values: Floats) -> float:
     total, count = values.sum(axis=1)
     return float(total / count)
 
 
-def _pooled_loss(values: npt.NDArray[np.float64]) -> float:
+def _pooled_loss(values: Floats) -> float:
     return 1 - _pooled(values[:2]) / _pooled(values[2:])
 
 
-def _loss(pairs: npt.NDArray[np.float64]) -> float:
-    mean, reference_mean = pairs.mean(axis=1)
-    return float(1 - mean / reference_mean)
-
-
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """||found - expected|| / ||expected|| over all elements; 0 / 0 is 0, and x / 0 infinite."""
+    """||actual - expected|| / ||expected|| over all elements; 0 / 0 is 0, and x / 0 infinite."""
     error = float((actual.double() - expected).norm())
     size = float(expected.double().norm())
     if size == 0:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,15 +14,14 @@ from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import RequestError
 from dflash_trt.measure.comparable import check_reference
 from dflash_trt.measure.drafter_error import ComparingDrafter, exposed_values
-from dflash_trt.measure.statistics import first_difference, tau_loss
+from dflash_trt.measure.statistics import first_difference
 from dflash_trt.measure.verification_report import (
-    Comparison,
     EngineReport,
     PromptResult,
-    TauDifference,
     VerificationReport,
+    compare,
+    engine_facts,
 )
-from dflash_trt.runtime.acceptance import acceptance_by_position
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.load import load_session
 from dflash_trt.runtime.options import RuntimeOptions
@@ -91,7 +89,10 @@ class Verification:
             for recording in (engine, reference):
                 if recording is not None:
                     recording.decode(prompt, params, expected)
-        target = self._session.target
+        target, comparison = self._session.target, None
+        if reference is not None:
+            assert self._comparing is not None
+            comparison = compare(engine.prompts, reference.prompts, self._comparing.error())
         return VerificationReport(
             block_size=self._session.manifest.draft.block_size,
             max_tokens=max_tokens,
@@ -99,20 +100,7 @@ class Verification:
             is_batch_invariant=target.is_batch_invariant,
             engine=engine.report(),
             reference=None if reference is None else reference.report(),
-            comparison=None if reference is None else self._compare(engine.prompts, reference.prompts),
-        )
-
-    def _compare(self, prompts: list[PromptResult], reference_prompts: list[PromptResult]) -> Comparison:
-        assert self._comparing is not None
-        pairs = [
-            (prompt.name, prompt.tau, reference.tau)
-            for prompt, reference in zip(prompts, reference_prompts, strict=True)
-            if prompt.tau is not None and reference.tau is not None
-        ]
-        return Comparison(
-            tau_loss=tau_loss([tau for _, tau, _ in pairs], [tau for _, _, tau in pairs]),
-            tau_differences=[TauDifference(name=name, difference=tau - other) for name, tau, other in pairs],
-            error=self._comparing.error(),
+            comparison=comparison,
         )
 
 
@@ -161,15 +149,10 @@ class _Recording:
 
     def report(self) -> EngineReport:
         """The report over all prompts so far."""
-        manifest = self._session.manifest
         taus = [prompt.tau for prompt in self.prompts if prompt.tau is not None]
         return EngineReport(
-            source=manifest.source.name,
-            quantized_modules=dict(sorted(Counter(manifest.quantization.modules.values()).items())),
-            fp8_kv_cache=manifest.quantization.fp8_kv_cache,
+            **engine_facts(self._session.manifest, self._steps),
             identical=all(prompt.first_difference is None for prompt in self.prompts),
             tau=sum(taus) / len(taus) if taus else None,
-            steps=len(self._steps),
-            acceptance=acceptance_by_position(self._steps, manifest.draft.num_draft_tokens),
             prompts=self.prompts,
         )

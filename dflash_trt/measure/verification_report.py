@@ -3,27 +3,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 
+from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import VerificationError
 from dflash_trt.measure.drafter_error import DrafterError
-from dflash_trt.measure.statistics import Difference, TauLoss
-from dflash_trt.runtime.acceptance import PositionAcceptance
+from dflash_trt.measure.statistics import Difference, TauLoss, tau_loss
+from dflash_trt.runtime.acceptance import PositionAcceptance, acceptance_by_position
+from dflash_trt.runtime.request import Step
 
 NEAR_TIES = (
     "the target ran in bfloat16, and here a block rounds otherwise than one token a pass: a near-tie may have fallen"
     " another way, which is not the drafter's doing; verify with --dtype float32 to tell that from a defect"
 )
-
-
 AGREED = (
     "the target ran in bfloat16, and its blocks equalled one token a pass when that was probed: a defect, or a shape"
     " that was not probed; verify with --dtype float32 to tell"
 )
 
 
-class PromptResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt, decoded by one engine."""
+class PromptFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt, decoded or replayed by one engine."""
 
     name: str
     num_prompt_tokens: int
@@ -32,11 +36,16 @@ class PromptResult(msgspec.Struct, frozen=True, kw_only=True):
     """Verify passes."""
     tau: float | None
     """None without a verify pass."""
+
+
+class PromptResult(PromptFigures, frozen=True, kw_only=True):
+    """One prompt, decoded by one engine."""
+
     first_difference: Difference | None
     """From plain greedy decoding; None when the tokens are identical."""
 
 
-class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
+class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What one engine did over all prompts."""
 
     source: str
@@ -44,12 +53,17 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     quantized_modules: dict[str, int]
     """Number of linear layers by algorithm; empty for an unquantised engine."""
     fp8_kv_cache: bool
-    identical: bool
-    """Whether every prompt's tokens equal plain greedy decoding."""
     tau: float | None
     """Mean of the prompts' tau."""
     steps: int
     acceptance: list[PositionAcceptance]
+
+
+class EngineReport(EngineFigures, frozen=True, kw_only=True):
+    """What one engine decoded."""
+
+    identical: bool
+    """Whether every prompt's tokens equal plain greedy decoding."""
     prompts: list[PromptResult]
 
 
@@ -69,6 +83,33 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     tau_differences: list[TauDifference]
     """By prompt, where both engines had a verify pass."""
     error: DrafterError | None
+    """None where answers were replayed."""
+
+
+def engine_facts(manifest: Manifest, steps: Sequence[Step]) -> dict[str, Any]:
+    """All fields of EngineFigures but tau."""
+    return {
+        "source": manifest.source.name,
+        "quantized_modules": dict(sorted(Counter(manifest.quantization.modules.values()).items())),
+        "fp8_kv_cache": manifest.quantization.fp8_kv_cache,
+        "steps": len(steps),
+        "acceptance": acceptance_by_position(steps, manifest.draft.num_draft_tokens),
+    }
+
+
+def compare(
+    prompts: Sequence[PromptFigures], reference: Sequence[PromptFigures], error: DrafterError | None = None
+) -> Comparison:
+    """The same prompts under an engine and its reference."""
+    return Comparison(
+        tau_loss=tau_loss([prompt.tau for prompt in prompts], [prompt.tau for prompt in reference]),
+        tau_differences=[
+            TauDifference(name=a.name, difference=a.tau - b.tau)
+            for a, b in zip(prompts, reference, strict=True)
+            if a.tau is not None and b.tau is not None
+        ],
+        error=error,
+    )
 
 
 class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,14 +128,10 @@ class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_failure(report: VerificationReport, max_tau_loss: float | None) -> VerificationError | None:
     """What the engine does not hold: a prompt's tokens differ, or mean tau loses more than `max_tau_loss`."""
+    hint = (AGREED if report.is_batch_invariant else NEAR_TIES) if report.target_dtype == "bfloat16" else None
     for name, engine in (("engine", report.engine), ("reference", report.reference)):
-        differing = [] if engine is None else [p for p in engine.prompts if p.first_difference is not None]
-        if differing:
-            assert engine is not None
-            hint = None
-            if report.target_dtype == "bfloat16":
-                hint = AGREED if report.is_batch_invariant else NEAR_TIES
-            return VerificationError(f"{name}: {_describe_differences(differing, len(engine.prompts))}", hint=hint)
+        if engine is not None and not engine.identical:
+            return VerificationError(f"{name}: {_describe_differences(engine.prompts)}", hint=hint)
     if max_tau_loss is None:
         return None
     return find_loss(None if report.comparison is None else report.comparison.tau_loss, max_tau_loss)
@@ -112,14 +149,13 @@ def find_loss(measured: TauLoss | None, max_tau_loss: float) -> VerificationErro
     return None
 
 
-def _describe_differences(differing: list[PromptResult], num_prompts: int) -> str:
-    first = differing[0]
-    difference = first.first_difference
-    assert difference is not None
-    expected, found = ("the end" if t is None else str(t) for t in (difference.expected, difference.found))
+def _describe_differences(prompts: list[PromptResult]) -> str:
+    differing = [(prompt.name, prompt.first_difference) for prompt in prompts if prompt.first_difference is not None]
+    name, first = differing[0]
+    expected, actual = ("the end" if token is None else token for token in (first.expected, first.found))
     return (
-        f"expected the tokens of plain greedy decoding, found others in {len(differing)} of {num_prompts} prompts;"
-        f" the first is {first.name!r}, output token {difference.position}: expected {expected}, found {found}"
+        f"expected the tokens of plain greedy decoding, found others in {len(differing)} of {len(prompts)} prompts;"
+        f" the first is {name!r}, output token {first.position}: expected {expected}, found {actual}"
     )
 
 

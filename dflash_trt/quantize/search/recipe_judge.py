@@ -17,8 +17,7 @@ from dflash_trt.errors import BuildError
 from dflash_trt.files.json_file import MAX_BYTES, json_value
 from dflash_trt.files.read import read_bytes
 from dflash_trt.measure.replay import Replayed, replay
-from dflash_trt.measure.replay_report import replay_loss
-from dflash_trt.measure.statistics import TauLoss
+from dflash_trt.measure.statistics import TauLoss, tau_loss
 from dflash_trt.quantize.calibrate import choose_anchors
 from dflash_trt.quantize.features import FeatureFile
 from dflash_trt.quantize.search.recipe_choice import RecipeChoice
@@ -128,7 +127,8 @@ class RecipeJudge:
             if held_out not in self._references:
                 self._references[held_out] = self._replay(self._dense, held_out)
             replays = self._references[held_out] if choice == self._dense else self._replay(choice, held_out)
-            return Measurement(key=key, loss=replay_loss(replays, self._references[held_out]))
+            taus, expected = ([replayed.tau for replayed in r] for r in (replays, self._references[held_out]))
+            return Measurement(key=key, loss=tau_loss(taus, expected))
 
         return self._measure(key, measure).loss
 
