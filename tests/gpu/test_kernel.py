@@ -155,29 +155,36 @@ def test_two_plans_take_turns() -> None:
         assert torch.equal(bits(launch.out), bits(output))
 
 
+# Its output has as many elements as its cache, so that a call can have the values of the call in front as its context.
+CHAIN = Case(name="chain", N=64, G=8, S=32, slot_ids=(0, 0, 0), context_lengths=(768, 300, 40))
+
+
+def reading(tensors: Tensors, out: torch.Tensor) -> Tensors:
+    """The inputs with the output of another call of CHAIN as the context's values."""
+    return replace(tensors, v_cache=out.view(tensors.v_cache.shape))
+
+
 def test_calls_follow_each_other_on_a_stream() -> None:
     """A call reads the output of the one before it, and overwrites the workspace that one had."""
-    case = Case(name="chain", N=8, G=8, context_lengths=(2000, 300))  # N = G: the output has v's shape
-    first, second = draw(case, "cuda"), draw(replace(case, seed=1), "cuda")
-    launch = Launch(case, first)
-    second = replace(second, v=launch.out)
-    chained = Launch(case, second, launch.workspace)
+    first = draw(CHAIN, "cuda")
+    launch = Launch(CHAIN, first)
+    second = reading(draw(replace(CHAIN, seed=1), "cuda"), launch.out)
+    chained = Launch(CHAIN, second, launch.workspace)
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         launch.start()
         chained.start()
     torch.cuda.synchronize()
-    assert_close(launch.out, *expect(case, first))
-    assert_close(chained.out, *expect(case, second))
+    assert_close(launch.out, *expect(CHAIN, first))
+    assert_close(chained.out, *expect(CHAIN, second))
 
 
 def test_layers_in_a_graph_wait_for_each_other() -> None:
     """Each may start before the one in front has ended, whose output it reads and whose workspace it overwrites."""
-    case = Case(name="layers", N=8, G=8, context_lengths=(2000, 300, 40))
-    tensors = draw(case, "cuda")
-    launches = [Launch(case, tensors)]
+    tensors = draw(CHAIN, "cuda")
+    launches = [Launch(CHAIN, tensors)]
     for _ in range(7):
-        launches.append(Launch(case, replace(tensors, v=launches[-1].out), launches[0].workspace))
+        launches.append(Launch(CHAIN, reading(tensors, launches[-1].out), launches[0].workspace))
     expected = [launch.run().clone() for launch in launches]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

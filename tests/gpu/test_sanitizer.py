@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compute-sanitizer over calls of every head_dim and cache format, in a process of their own.
+"""compute-sanitizer over calls of every kernel, head_dim and cache format, in a process of their own.
 
 Run as a program, this file makes those calls.
 """
@@ -17,8 +17,8 @@ import torch
 from tests.gpu.launches import Launch, moved
 from tests.gpu.test_append import append
 from tests.paths import REPOSITORY
-from tests.plugins.cases import CORNER, FEATURES, OUT_OF_RANGE
-from tests.plugins.tensors import BAD, draw, out_of_range
+from tests.plugins.cases import CORNER, FEATURES, MANY_ROWS_FP8, OUT_OF_RANGE, Case
+from tests.plugins.tensors import BAD, Tensors, draw, out_of_range
 from tests.plugins.test_append import CASES as APPENDS
 
 pytestmark = pytest.mark.gpu
@@ -49,14 +49,20 @@ def test_the_sanitizer_finds_nothing(tool: str) -> None:
     assert DONE in result.stdout
 
 
-def main() -> None:
+def calls(capability: tuple[int, int]) -> list[tuple[Case, Tensors, str]]:
+    """Case, inputs and kernel of each; the FP8 kernel of warpgroup instructions is for compute capability 9.0 alone."""
     bad = [(name, values[2]) for name, values in BAD.items()]
-    calls = [
-        *((case, draw(case)) for case in CASES),
-        *((case, out_of_range(draw(case), *value)) for case in OUT_OF_RANGE for value in bad),
+    many_rows = [(case, kernel) for case in MANY_ROWS_FP8 for kernel in ("mma", "wgmma")]
+    return [
+        *((case, draw(case), "best") for case in CASES),
+        *((case, out_of_range(draw(case), *value), "best") for case in OUT_OF_RANGE for value in bad),
+        *((case, draw(case), kernel) for case, kernel in many_rows if capability == (9, 0)),
     ]
-    for case, tensors in calls:
-        Launch(case, moved(tensors, "cuda")).run()  # drawn on the CPU, so that few other kernels run
+
+
+def main() -> None:
+    for case, tensors, kernel in calls(torch.cuda.get_device_capability()):
+        Launch(case, moved(tensors, "cuda"), kernel=kernel).run()  # drawn on the CPU, so that few other kernels run
     for rows in APPENDS:
         append(rows, [torch.zeros(rows.cache_shape, dtype=rows.dtype, device="cuda") for _ in "kv"])
     print(DONE)
