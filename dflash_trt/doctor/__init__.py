@@ -6,7 +6,9 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+from contextlib import suppress
 from importlib import metadata
+from importlib.util import find_spec
 
 from dflash_trt.doctor.gpu_report import gpus
 from dflash_trt.doctor.plugin_report import plugin_library
@@ -23,7 +25,7 @@ PACKAGES = {
     "matplotlib": (("verify --plot", "recover --plot"), "pip install 'dflash-trt[plot]'"),
     "mpi4py": (("doctor --ranks", "mpiexec in the place of torchrun"), "pip install 'dflash-trt[mpi]'"),
     "tensorrt": (("TensorRT plans",), "on the GPU machine: pip install 'dflash-trt[tensorrt]'"),
-    "tensorrt_llm": (("serving with TensorRT-LLM",), "in an environment of its own: pip install 'dflash-trt[trtllm]'"),
+    "tensorrt_llm": (("serving with TensorRT-LLM",), "in an environment of its own: pip install 'dflash-trt[engine]'"),
 }
 TOOLS = {
     "c++": (("installing from source",), "apt-get install g++"),
@@ -37,7 +39,7 @@ def examine() -> list[MachineFinding]:
         MachineFinding(name="Python", found=platform.python_version()),
         MachineFinding(name="CPU", found=f"{platform.machine()}, {cpu_model()}"),
         *(
-            MachineFinding(name=name, found=_version(name), needed_for=commands, fix=fix)
+            MachineFinding(name=name, found=package_version(name), needed_for=commands, fix=fix)
             for name, (commands, fix) in PACKAGES.items()
         ),
         *(
@@ -61,11 +63,17 @@ def cpu_model() -> str:
     return platform.processor() or "unknown model"
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
+def package_version(name: str) -> str | None:
+    """Version of a distribution, or of the one that brings a module of that name: TensorRT's are named after CUDA too.
+
+    None where there is neither.
+    """
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    if not name.isidentifier() or find_spec(name) is None:
         return None
+    brings = metadata.packages_distributions().get(name)
+    return metadata.version(brings[0]) if brings else "of unknown version"
 
 
 def _tool(name: str) -> str | None:

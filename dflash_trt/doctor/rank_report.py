@@ -8,12 +8,12 @@ import socket
 import traceback
 from collections import Counter
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
 from dflash_trt import __version__
+from dflash_trt.doctor import package_version
 from dflash_trt.engine.machine import Gpu, visible_gpus
 from dflash_trt.engine.manifest import MANIFEST, read_manifest, sha256
 from dflash_trt.errors import DFlashError
@@ -58,7 +58,7 @@ def gather_ranks(engine: Path | None) -> list[Rank] | None:
 def look(rank: int, local_rank: int, engine: Path | None) -> Rank:
     """The view of this process, which is the `local_rank`-th of its host."""
     facts = {"dflash-trt": __version__, "Python": platform.python_version()}
-    facts |= {package: _version(package) for package in PACKAGES}
+    facts |= {package: package_version(package) or MISSING for package in PACKAGES}
     facts["plugin sha256"] = _plugin_hash()
     if engine is not None:
         facts["engine sha256"] = _engine_hash(engine)
@@ -135,11 +135,4 @@ def _plugin_hash() -> str:
 
         return sha256(plugin_library())
     except (DFlashError, ImportError):
-        return MISSING
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
         return MISSING

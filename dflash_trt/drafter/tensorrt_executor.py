@@ -35,7 +35,7 @@ class TensorRTExecutor:
         self._manifest = manifest
         self._launcher = launcher
         self._loader: PlanLoader | None = None
-        self._context: PlanRunner
+        self._context: PlanRunner | None = None
         self._draft: PlanRunner | None = None
 
     @property
@@ -49,16 +49,17 @@ class TensorRTExecutor:
         self._check_cache(num_slots, most)
         return most
 
-    def load(self) -> None:
-        """Reads the context plan.
-
-        Raises MissingDependencyError without GPU, TensorRT or plugin, EngineError when the plans were built for another
-        machine or TensorRT refuses the plan.
+    def check(self) -> None:
+        """Reads no plan. Raises MissingDependencyError without GPU, TensorRT or plugin, EngineError when the plans were
+        built for another machine or TensorRT.
         """
-        if self._loader is None:
-            loader = PlanLoader(self._directory, self._manifest, self._launcher)
-            self._context = loader.load("context", "T", {})
-            self._loader = loader
+        self._loader = self._loader or PlanLoader(self._directory, self._manifest, self._launcher)
+
+    def load(self) -> None:
+        """Reads the context plan. Raises what `check` does, and EngineError when TensorRT refuses the plan."""
+        self.check()
+        assert self._loader is not None, "as check leaves it"
+        self._context = self._context or self._loader.load("context", "T", {})
 
     def bind(self, k_cache: Tensor, v_cache: Tensor) -> None:
         """Reads the draft plan for these caches."""
@@ -75,11 +76,12 @@ class TensorRTExecutor:
 
     def context(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """k, v [T, L, G, D] in the cache's dtype."""
-        T, most = len(taps), self._context.sizes[-1]
+        plan = self._loaded_context()
+        T, most = len(taps), plan.sizes[-1]
         with self._launcher.queued():
             if most >= T:
                 return self._context_part(taps, positions)
-            buffers = (self._context.tensors["k"], self._context.tensors["v"])
+            buffers = (plan.tensors["k"], plan.tensors["v"])
             k, v = (buffer.new_empty(T, *buffer.shape[1:]) for buffer in buffers)
             for begin in range(0, T, most):
                 part = slice(begin, begin + most)
@@ -111,11 +113,16 @@ class TensorRTExecutor:
             return parts[0] if len(parts) == 1 else [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
 
     def _context_part(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        T, tensors = len(taps), self._context.tensors
+        T, plan = len(taps), self._loaded_context()
+        tensors = plan.tensors
         tensors["target_hidden"][:T].copy_(taps)
         tensors["positions"][:T].copy_(positions)
-        self._context.run(T)
+        plan.run(T)
         return tensors["k"][:T], tensors["v"][:T]
+
+    def _loaded_context(self) -> PlanRunner:
+        assert self._context is not None, "load comes first"
+        return self._context
 
     def _bound_draft(self) -> PlanRunner:
         assert self._draft is not None, "bind comes first"

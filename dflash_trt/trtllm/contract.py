@@ -240,5 +240,5 @@ def _missing(asked_by: str, problem: str) -> MissingDependencyError:
     return MissingDependencyError(
         f"{asked_by}: expected {PACKAGE}, found: {problem}",
         # As NVIDIA's installation guide of 1.3.0rc24 has it.
-        hint=f"in an environment of its own: pip install {PACKAGE}=={RELEASES[-1]} dflash-trt",
+        hint="in an environment of its own: pip install 'dflash-trt[engine]'",
     )

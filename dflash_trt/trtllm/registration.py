@@ -28,8 +28,9 @@ def register() -> Generation:
 def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model: Any) -> Any:
     """The drafter of the engine directory that `speculative_model` names; its plans are loaded with the weights.
 
-    Raises EngineError when that is no engine directory or has no plans, when the configuration asks for a paged context
-    cache, and for plans whose cache has a dtype of its own: the worker casts taps to the cache's.
+    Raises EngineError when that is no engine directory or has no plans, when these were built for another GPU or
+    TensorRT than are here, when the configuration asks for a paged context cache, and for plans whose cache has a dtype
+    of its own: the worker casts taps to the cache's.
     """
     from dflash_trt.drafter.launcher import CurrentStreamLauncher
     from dflash_trt.drafter.tensorrt_executor import TensorRTExecutor
@@ -62,4 +63,5 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
             hint="serve in native mode, where TensorRT-LLM loads the checkpoint itself",
         )
     executor = TensorRTExecutor(directory, manifest, CurrentStreamLauncher())
+    executor.check()  # now, and not when the target's weights have been read
     return EngineDrafter(draft_config, manifest.draft, executor)

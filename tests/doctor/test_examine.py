@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from dflash_trt import doctor
 from dflash_trt.doctor import MachineFinding, examine
 from dflash_trt.engine import tensorrt_api
 from dflash_trt.trtllm import contract
+from tests.contract.recorder import VERSIONS
 from tests.paths import REPOSITORY
 
 
@@ -40,8 +43,25 @@ def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing.fix == "pip install no_such_package"
 
 
+@pytest.mark.parametrize(
+    ("distribution", "found"), [("tensorrt_cu13-11.4.0.106", "11.4.0.106"), (None, "of unknown version")]
+)
+def test_tensorrt_is_what_brings_its_module(
+    distribution: str | None, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorrt.py").touch()
+    if distribution:
+        information = tmp_path / f"{distribution}.dist-info"
+        information.mkdir()
+        name, _, version = distribution.partition("-")
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (information / "top_level.txt").write_text("tensorrt\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert finding("tensorrt").found == found
+
+
 def test_every_missing_thing_has_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.setattr(doctor, "package_version", lambda name: None)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     missing = [finding for finding in examine() if finding.found is None]
     assert {"onnx", "torch", "tensorrt", "c++", "nvcc"} <= {finding.name for finding in missing}
@@ -53,14 +73,19 @@ def test_extras_bring_what_doctor_says() -> None:
     for package, (_, fix) in doctor.PACKAGES.items():
         if "dflash-trt[" in fix:
             extra = fix.partition("[")[2].partition("]")[0]
-            listed = [requirement.partition(">")[0] for requirement in project["optional-dependencies"][extra]]
+            listed = [re.split("[=>]", requirement)[0] for requirement in project["optional-dependencies"][extra]]
             assert package in listed
 
 
 def test_extras_of_the_gpu_machine_are_the_releases_that_were_read() -> None:
     extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras["tensorrt"] == [f"tensorrt>={'.'.join(map(str, tensorrt_api.OLDEST))}"]
-    assert extras["trtllm"] == [f"tensorrt_llm>={contract.RELEASES[0]},<={contract.RELEASES[-1]}"]
+    admitted = SpecifierSet(extras["trtllm"][0].removeprefix("tensorrt_llm"), prereleases=True)
+    published = ("1.3.0rc26", "1.3.0rc27", "1.3.0rc28", "1.3.0rc29", "1.4.0rc0", "1.4.0rc1", "1.4.0")
+    assert tuple(admitted.filter(published)) == contract.RELEASES
+    release, tensorrt = (requirement.partition("==")[::2] for requirement in extras["engine"])
+    assert release == ("tensorrt_llm", contract.RELEASES[-1])
+    assert tensorrt == ("tensorrt-cu13", VERSIONS[-1])
     assert {"tensorrt", "tensorrt_llm"} <= {name for name, (_, fix) in doctor.PACKAGES.items() if "dflash-trt[" in fix}
 
 

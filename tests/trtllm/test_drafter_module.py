@@ -11,6 +11,7 @@ import torch
 
 from dflash_trt.builder.tensorrt.add_plans import add_plans
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.drafter import launcher
 from dflash_trt.drafter.executor import DraftInputs, Executor
 from dflash_trt.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.drafter.open import open_drafter
@@ -217,6 +218,22 @@ def test_refusals(session: Session, engine: Path, tmp_path: Path, monkeypatch: p
         small.drafter._bind(small.k_cache, small.v_cache)
     assert refused.value.hint is not None
     assert f"--max-batch-size {BATCH + 1}" in refused.value.hint
+
+
+def test_plans_of_another_tensorrt_are_refused_at_start(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the drafter is made, before the target's weights are read."""
+    monkeypatch.setattr(launcher, "CurrentStreamLauncher", HostLauncher)
+    spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(engine))
+    arguments = (SimpleNamespace(spec_config=spec_config), SimpleNamespace(pretrained_config=None), None, None)
+    pretend(monkeypatch, tmp_path, VERSIONS[0])
+    with_plans(engine, PlanOptions(max_batch_size=1, max_seq_len=32, max_num_tokens=16))
+    assert build_draft_model(*arguments).block_size
+    pretend(monkeypatch, tmp_path, VERSIONS[-1])
+    with pytest.raises(EngineError, match=f"with TensorRT {VERSIONS[0]}: .* with TensorRT {VERSIONS[-1]}") as refused:
+        build_draft_model(*arguments)
+    assert refused.value.hint == f"rebuild: dflash-trt build --plans-for {engine}"
 
 
 def test_a_draft_with_its_own_head_is_refused(tmp_path: Path) -> None:
