@@ -9,6 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from dflash_trt import _C
+from dflash_trt.errors import EngineError
+from dflash_trt.runtime.logprobs import token_logprobs
 from dflash_trt.runtime.request import Request
 
 
@@ -23,15 +25,49 @@ def accept(request: Request, proposals: Sequence[int], logits: Tensor, begin: in
     if len(greedy) == 0:
         return []
     params = request.params
+    processed = None
+    if request.processors:
+        processed, greedy = _process(request, proposals, _rows(logits, begin, len(greedy)))
+        proposals = proposals[: max(0, len(greedy) - 1)]
+        if not greedy:
+            return []
     if params.temperature == 0 and not params.penalizes:
         token_ids = greedy[: num_equal(proposals, greedy) + 1]
     else:
         history = [_ids(request.prompt_ids), _ids(request.token_ids)] if params.penalizes else [None, None]
-        rows = _rows(logits, begin, len(greedy))
+        rows = _rows(logits, begin, len(greedy)) if processed is None else processed
         token_ids = _C.verify_block(rows, list(proposals), request.sampler, len(request.token_ids), *history)
+    for processor in request.processors:
+        processor.advance(token_ids)
     if params.logprobs:
-        request.logprobs += _C.token_logprobs(_rows(logits, begin, len(greedy)), token_ids)
+        logprobs, top = token_logprobs(_rows(logits, begin, len(greedy)), token_ids, params.top_logprobs)
+        request.logprobs += logprobs
+        request.top_logprobs += top
     return token_ids
+
+
+def add_prompt_logprobs(request: Request, logits: Tensor, begin: int, count: int) -> None:
+    """Those of the next `count` prompt tokens, whose rows of logits [R, V] are the ones from `begin` on."""
+    known = len(request.prompt_logprobs) + 1
+    token_ids = request.prompt_ids[known : known + count]
+    logprobs, top = token_logprobs(_rows(logits, begin, count), token_ids, request.params.top_logprobs)
+    request.prompt_logprobs += logprobs
+    request.prompt_top_logprobs += top
+
+
+def _process(
+    request: Request, proposals: Sequence[int], rows: np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.float32]], list[int]]:
+    """Rows [n, V] as the request's processors change them, and their argmax, up to a row that rules all tokens out."""
+    rows = rows.copy()
+    for processor in request.processors:
+        processor.process(rows, proposals)
+    greedy = rows.argmax(axis=-1)
+    is_finite = np.isfinite(rows[np.arange(len(rows)), greedy])
+    count = len(rows) if is_finite.all() else int(is_finite.argmin())
+    if count == 0:
+        request.error = EngineError("expected logit_bias and structured outputs that leave a token to draw, found none")
+    return rows[:count], greedy[:count].tolist()
 
 
 def num_equal(proposals: Sequence[int], greedy: Sequence[int]) -> int:

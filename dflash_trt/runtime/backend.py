@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.completion import Completion
+from dflash_trt.runtime.completion import Completion, PromptLogprobs
 from dflash_trt.runtime.metrics import DecoderMetrics
 from dflash_trt.runtime.request import Step
 from dflash_trt.runtime.sampling import SamplingParams
@@ -28,6 +28,10 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     logprobs: list[float] | None = None
     """Of each of them, where they were asked for and the runtime knows them as they come."""
+    top_logprobs: list[dict[int, float]] | None = None
+    """Of the most likely tokens in the place of each, where they were asked for."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """On the first chunk, where they were asked for."""
     steps: list[Step] = []
     """The verify passes that brought them, after the prefill's token; empty where the runtime does not know."""
     emitted: list[float] = []

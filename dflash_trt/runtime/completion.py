@@ -9,6 +9,22 @@ from dflash_trt.runtime.acceptance import Acceptance
 from dflash_trt.runtime.request import FinishReason, Request
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log probabilities of a prompt's tokens but the first, which nothing precedes."""
+
+    logprobs: list[float]
+    top_logprobs: list[dict[int, float]] | None
+    """Of the most likely tokens in the place of each; None unless asked for."""
+
+    @classmethod
+    def of(cls, request: Request) -> PromptLogprobs | None:
+        """Those of a request whose prompt has been read."""
+        if not request.params.prompt_logprobs:
+            return None
+        top = list(request.prompt_top_logprobs) if request.params.top_logprobs else None
+        return cls(logprobs=list(request.prompt_logprobs), top_logprobs=top)
+
+
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one request; times are wall times in seconds, model loading excluded.
 
@@ -25,6 +41,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """The stop text or the token of `stop_token_ids` that ended it; None for any other end."""
     logprobs: list[float] | None
     """Log probability of each token under the target, before temperature and filters; None unless asked for."""
+    top_logprobs: list[dict[int, float]] | None = None
+    """Of the most likely tokens in the place of each, most likely first; None unless asked for."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Of the prompt; None unless asked for."""
     cumulative_logprob: float | None
     """Their sum."""
     seed: int | None
@@ -70,6 +90,8 @@ def completion(request: Request) -> Completion:
         finish_reason=request.finished,
         stop_reason=_stop_reason(request),
         logprobs=list(request.logprobs) if request.params.logprobs else None,
+        top_logprobs=list(request.top_logprobs) if request.params.top_logprobs else None,
+        prompt_logprobs=PromptLogprobs.of(request),
         cumulative_logprob=sum(request.logprobs) if request.params.logprobs else None,
         seed=request.sampler.seed,
         acceptance=Acceptance.of(request.steps),

@@ -23,7 +23,7 @@ import msgspec
 from dflash_trt.errors import EngineError
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.kvcache.slots import SlotPool
-from dflash_trt.runtime.accept import accept, argmax_and_finite
+from dflash_trt.runtime.accept import accept, add_prompt_logprobs, argmax_and_finite
 from dflash_trt.runtime.draft_length import DraftLength, StepRecord
 from dflash_trt.runtime.metrics import Counts, DecoderMetrics
 from dflash_trt.runtime.options import DEFAULTS
@@ -44,10 +44,13 @@ class StepInput(msgspec.Struct, frozen=True):
     token_ids: Sequence[int]
     proposals: Sequence[int]
     num_logits: int
+    """Rows that tokens are drawn from."""
+    num_prompt_logits: int = 0
+    """Rows in front of them, for log probabilities of the prompt."""
 
     @property
     def segment(self) -> Segment:
-        return Segment(slot=self.slot, token_ids=self.token_ids, num_logits=self.num_logits)
+        return Segment(slot=self.slot, token_ids=self.token_ids, num_logits=self.num_prompt_logits + self.num_logits)
 
     def num_committed(self, accepted: Sequence[int]) -> int:
         """Its tokens that become context when `accepted` came of it: all but the rejected proposals."""
@@ -158,15 +161,16 @@ class Decoder:
 
     def _admit(self) -> None:
         while self.waiting and self.slots.fits(self.waiting[0].max_length):
-            self._share_prefix(self.waiting[0].prompt_ids)
-            if self._awaits_prefix(self.waiting[0].prompt_ids):
+            prompt_ids = self.waiting[0].cacheable_prompt_ids
+            self._share_prefix(prompt_ids)
+            if self._awaits_prefix(prompt_ids):
                 return
             self._take_caches()
             request = self.waiting.popleft()
             request.admit()
             if not self._pair.claim():
                 self.slots.forget()
-            slot, pages, request.num_cached_tokens = self.slots.allocate(request.max_length, request.prompt_ids)
+            slot, pages, request.num_cached_tokens = self.slots.allocate(request.max_length, prompt_ids)
             self._pair.reserve(slot, pages, request.num_cached_tokens)
             request.num_prefilled = request.num_cached_tokens
             if self.slots.prefix_caching:
@@ -239,7 +243,8 @@ class Decoder:
             begin = request.num_prefilled
             if chunk := request.prompt_ids[begin : begin + room]:
                 is_last = begin + len(chunk) == len(request.prompt_ids)
-                parts.append(StepInput(slot, request, chunk, (), int(is_last)))
+                num_prompt_logits = len(chunk) - is_last if request.params.prompt_logprobs else 0
+                parts.append(StepInput(slot, request, chunk, (), int(is_last), num_prompt_logits))
                 room -= len(chunk)
         return parts
 
@@ -264,7 +269,7 @@ class Decoder:
     def _fail(self, part: StepInput) -> None:
         """Ends a request whose next token cannot be told; the others go on."""
         request = part.request
-        request.error = EngineError(
+        request.error = request.error or EngineError(
             f"token {len(request.token_ids) + 1} of the answer: expected finite logits from the target, found NaN or"
             " infinity",
             hint="look for NaN in the target's weights; download or copy them again",
@@ -303,6 +308,9 @@ def _accept(parts: Sequence[StepInput], logits: Tensor) -> list[list[int]]:
     all_finite = all(finite)
     accepted, begin = [], 0
     for part in parts:
+        if part.num_prompt_logits:
+            add_prompt_logprobs(part.request, logits, begin, part.num_prompt_logits)
+            begin += part.num_prompt_logits
         end = begin + part.num_logits
         num_rows = part.num_logits if all_finite else len(list(takewhile(bool, finite[begin:end])))
         proposals = part.proposals[: max(0, num_rows - 1)]

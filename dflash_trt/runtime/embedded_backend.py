@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.backend import Chunk, Messages, Prompt
-from dflash_trt.runtime.completion import Completion, completion
+from dflash_trt.runtime.completion import Completion, PromptLogprobs, completion
 from dflash_trt.runtime.decoder_thread import DecoderThread
 from dflash_trt.runtime.draft_length import parse_draft_length
 from dflash_trt.runtime.metrics import DecoderMetrics
@@ -190,6 +190,8 @@ def _reporter(put: Put, incremental: bool) -> Callable[[Request], None]:
             return
         token_ids = request.token_ids[sent:]
         logprobs = request.logprobs[sent:] if request.params.logprobs else None
+        top_logprobs = request.top_logprobs[sent:] if request.params.top_logprobs else None
+        prompt_logprobs = PromptLogprobs.of(request) if sent == 0 else None
         sent += len(token_ids)
         steps, emitted = request.steps[sent_steps:], request.emitted[sent_times:]
         sent_steps += len(steps)
@@ -201,7 +203,16 @@ def _reporter(put: Put, incremental: bool) -> Callable[[Request], None]:
             put(error)
         else:
             put(
-                Chunk(text=text, token_ids=token_ids, logprobs=logprobs, steps=steps, emitted=emitted, completion=whole)
+                Chunk(
+                    text=text,
+                    token_ids=token_ids,
+                    logprobs=logprobs,
+                    top_logprobs=top_logprobs,
+                    prompt_logprobs=prompt_logprobs,
+                    steps=steps,
+                    emitted=emitted,
+                    completion=whole,
+                )
             )
 
     return on_progress

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from dflash_trt import _C
+from dflash_trt.runtime.logits_processors import LogitsProcessor
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.text import TextStream
 
@@ -56,6 +57,8 @@ class Request:
     """`params` as the sampling rule takes them, with the seed that tokens are drawn with."""
     stop_ids: frozenset[int]
     text: TextStream | None = None
+    processors: Sequence[LogitsProcessor] = ()
+    """What changes the target's logits before a token is drawn from them."""
     on_progress: Callable[[Request], None] | None = None
     """Called after each step that emitted tokens, and at the end, on the thread that steps."""
 
@@ -66,6 +69,12 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     """Of each emitted token, where they were asked for."""
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    """Of the most likely tokens in its place, most likely first."""
+    prompt_logprobs: list[float] = field(default_factory=list)
+    """Of each token of the prompt but the first, where they were asked for ..."""
+    prompt_top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    """... and of the most likely tokens in its place."""
     steps: list[Step] = field(default_factory=list)
     """The verify passes; the prefill, which emits the first token, is none."""
     finished: FinishReason | None = None
@@ -82,6 +91,11 @@ class Request:
     def max_length(self) -> int:
         """The longest that prompt and answer can become."""
         return len(self.prompt_ids) + self.params.max_tokens
+
+    @property
+    def cacheable_prompt_ids(self) -> Sequence[int]:
+        """The prompt that may begin with what others left in the caches, where it needs no logits."""
+        return () if self.params.prompt_logprobs else self.prompt_ids
 
     @property
     def is_prefilled(self) -> bool:
@@ -123,7 +137,8 @@ class Request:
         while taken < len(token_ids) and self.finished is None:
             self._append(token_ids[taken])
             taken += 1
-        del self.logprobs[len(self.token_ids) :]  # of accepted tokens behind the end
+        for logprobs in (self.logprobs, self.top_logprobs):
+            del logprobs[len(self.token_ids) :]  # of accepted tokens behind the end
         if is_prefill:
             return None
         accepted = min(taken, len(token_ids) - 1)

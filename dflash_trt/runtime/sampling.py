@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from numbers import Integral, Real
 from typing import cast
 
@@ -17,6 +17,10 @@ from dflash_trt.errors import RequestError
 LARGEST_PENALTY = 1e6
 """And 1 / this for what divides: far beyond any use, and logits stay finite however often it applies."""
 
+
+MAX_TOP_LOGPROBS = 20
+MAX_BIAS = 100.0
+"""Both as in the OpenAI API."""
 
 SAMPLER_FIELDS = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -56,6 +60,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Whether the target's end-of-sequence tokens end the answer no more."""
     logprobs: bool | None = False
     """Whether the log probability of each emitted token is returned."""
+    top_logprobs: int = 0
+    """And those of so many most likely tokens in its place, at most 20."""
+    prompt_logprobs: bool = False
+    """Whether the same is returned for each token of the prompt but the first; nothing of it is read from a cache."""
+    logit_bias: Mapping[int, float] | None = None
+    """Added to the logits of these tokens, -100 to 100 each."""
     draft_length: int | None = None
     """At most so many drafted tokens are verified in a step, 0 being plain decoding; None: what the runtime chooses.
     The output does not depend on it."""
@@ -78,7 +88,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self._set("stop", _texts(self.stop))
         self._set("stop_token_ids", _token_ids(self.stop_token_ids))
         self._set("logprobs", self.logprobs is not None and self.logprobs)
-        for name in ("ignore_eos", "logprobs"):
+        self._integer("top_logprobs", 0, MAX_TOP_LOGPROBS, f"0 to {MAX_TOP_LOGPROBS}")
+        self._set("logit_bias", _logit_bias(self.logit_bias))
+        for name in ("ignore_eos", "logprobs", "prompt_logprobs"):
             if not isinstance(value := getattr(self, name), bool):
                 raise _refusal(name, "True or False", value)
 
@@ -145,6 +157,17 @@ def _token_ids(given: object) -> frozenset[int]:
     if not isinstance(ids, list | tuple | set | frozenset) or not all(is_integer(i) and i >= 0 for i in ids):
         raise _refusal("stop_token_ids", "a token id, or a list of them", given)
     return frozenset(map(int, ids))
+
+
+def _logit_bias(given: object) -> dict[int, float] | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping) or not all(
+        is_integer(token) and token >= 0 and isinstance(bias, Real) and abs(float(bias)) <= MAX_BIAS
+        for token, bias in given.items()
+    ):
+        raise _refusal("logit_bias", "a bias of -100 to 100 for each token id", given)
+    return {int(token): float(bias) for token, bias in given.items() if bias} or None
 
 
 def _refusal(name: str, expected: str, found: object) -> RequestError:

@@ -15,6 +15,7 @@ from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.completion import Completion, completion
 from dflash_trt.runtime.decoder import CacheOwner, Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
+from dflash_trt.runtime.logits_processors import LogitBias, LogitsProcessor
 from dflash_trt.runtime.options import DEFAULTS
 from dflash_trt.runtime.pair import LocalPair, Pair
 from dflash_trt.runtime.prompts import check_prompt, max_positions
@@ -109,10 +110,19 @@ class Session:
             prompt_ids=[int(token) for token in prompt_ids],
             params=params,
             sampler=params.sampler(),
+            processors=self._processors(params),
             stop_ids=params.stop_ids | (frozenset() if params.ignore_eos else self.stop_ids),
             text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop_texts),
             on_progress=on_progress,
         )
+
+    def _processors(self, params: SamplingParams) -> list[LogitsProcessor]:
+        processors: list[LogitsProcessor] = []
+        if params.logit_bias:
+            if (largest := max(params.logit_bias)) >= (vocab_size := self.manifest.target.vocab_size):
+                raise RequestError(f"logit_bias: expected token ids from 0 to {vocab_size - 1}, found {largest}")
+            processors.append(LogitBias(params.logit_bias))
+        return processors
 
     def decoder(
         self,
