@@ -7,7 +7,7 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from numbers import Integral, Real
-from typing import cast
+from typing import Literal, cast
 
 import msgspec
 
@@ -26,6 +26,15 @@ SAMPLER_FIELDS = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 )  # fmt: skip
 """Settings that say how a token is drawn; the others say from what seed, and where the answer ends."""
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """What the text of an answer must match."""
+
+    kind: Literal["json_schema", "regex", "grammar", "structural_tag"]
+    """The last two are xgrammar's own: EBNF, and texts in tags."""
+    text: str
+    """A JSON document, but for a regex and EBNF."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +75,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Whether the same is returned for each token of the prompt but the first; nothing of it is read from a cache."""
     logit_bias: Mapping[int, float] | None = None
     """Added to the logits of these tokens, -100 to 100 each."""
+    structured_outputs: Grammar | None = None
+    """What the whole text must match where it does not end at max_tokens; needs the package xgrammar."""
     draft_length: int | None = None
     """At most so many drafted tokens are verified in a step, 0 being plain decoding; None: what the runtime chooses.
     The output does not depend on it."""
@@ -93,6 +104,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("ignore_eos", "logprobs", "prompt_logprobs"):
             if not isinstance(value := getattr(self, name), bool):
                 raise _refusal(name, "True or False", value)
+
+        if self.structured_outputs is not None:
+            if not isinstance(self.structured_outputs, Grammar):
+                raise _refusal("structured_outputs", "a Grammar", self.structured_outputs)
+            if self.ignore_eos:
+                raise _refusal("ignore_eos", "False with structured_outputs, whose text ends", True)
 
     @property
     def penalizes(self) -> bool:

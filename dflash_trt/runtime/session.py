@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dflash_trt.drafter.drafter import Drafter
@@ -15,6 +16,7 @@ from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.completion import Completion, completion
 from dflash_trt.runtime.decoder import CacheOwner, Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
+from dflash_trt.runtime.guided_decoding import GrammarCompiler
 from dflash_trt.runtime.logits_processors import LogitBias, LogitsProcessor
 from dflash_trt.runtime.options import DEFAULTS
 from dflash_trt.runtime.pair import LocalPair, Pair
@@ -122,7 +124,14 @@ class Session:
             if (largest := max(params.logit_bias)) >= (vocab_size := self.manifest.target.vocab_size):
                 raise RequestError(f"logit_bias: expected token ids from 0 to {vocab_size - 1}, found {largest}")
             processors.append(LogitBias(params.logit_bias))
+        if params.structured_outputs is not None:
+            processors.append(self.grammars.processor(params.structured_outputs))
         return processors
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Over the target's vocabulary; RequestError where there can be none."""
+        return GrammarCompiler(self.tokenizer, self.manifest.target.vocab_size, self.stop_ids)
 
     def decoder(
         self,

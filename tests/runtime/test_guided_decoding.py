@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guided text matches its grammar, and drafts change none of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+from math import exp, sqrt
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonschema
+import pytest
+
+from dflash_trt.errors import RequestError
+from dflash_trt.runtime.completion import Completion
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.options import RuntimeOptions
+from dflash_trt.runtime.sampling import Grammar, SamplingParams
+from dflash_trt.runtime.session import Session, run
+from tests.checkpoint.samples import refusal
+from tests.decoding import open_without_tokenizer
+from tests.engines import build
+from tests.paths import FIXTURES
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "ok": {"type": "boolean"}},
+    "required": ["name", "ok"],
+    "additionalProperties": False,
+}
+REGEX = r"(def|class) [a-z_]{3,9}\([a-z]?\):"
+EBNF = 'root ::= "(" item ("," item){0,2} ")"\nitem ::= "self" | "None"'
+GRAMMARS = {
+    "json": Grammar(kind="json_schema", text=json.dumps(SCHEMA)),
+    "regex": Grammar(kind="regex", text=REGEX),
+    "ebnf": Grammar(kind="grammar", text=EBNF),
+}
+PROMPTS = ["def parse(", "class Config:\n    ", "import json\n", '{"name": '] * 2
+
+
+@pytest.fixture(scope="module", params=["tiny-qwen3", "tiny-gpt-oss"])
+def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Session:
+    engine = tmp_path_factory.mktemp("guided") / "engine"
+    build(FIXTURES / f"{request.param}-dflash", engine, FIXTURES / request.param)
+    return open_session(engine, str(FIXTURES / request.param), RuntimeOptions(max_batch_size=len(PROMPTS)))
+
+
+def answers(session: Session, draft_length: int | None, **settings: Any) -> list[Completion]:
+    """In one batch, with an unguided request in it."""
+    params = SamplingParams(max_tokens=96, draft_length=draft_length, seed=1, **settings)
+    requests = [session.request(session.encode(prompt), params) for prompt in PROMPTS]
+    free = session.request(session.encode(PROMPTS[0]), SamplingParams(max_tokens=8))
+    return run(session.decoder(), [*requests, free])[:-1]
+
+
+def matches(kind: str, text: str) -> bool:
+    if kind == "json":
+        jsonschema.validate(json.loads(text), SCHEMA)
+        return True
+    return re.fullmatch(REGEX if kind == "regex" else r"\((self|None)(,(self|None)){0,2}\)", text) is not None
+
+
+@pytest.mark.parametrize(("kind", "temperature"), list(product(GRAMMARS, [0.0, 1.0])))
+def test_guided_text_matches_and_equals_plain_decoding(session: Session, kind: str, temperature: float) -> None:
+    settings = {"structured_outputs": GRAMMARS[kind], "temperature": temperature}
+    drafted, plain = answers(session, None, **settings), answers(session, 0, **settings)
+    assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in plain]
+    ended = [answer.text or "" for answer in drafted if answer.finish_reason == "stop"]
+    assert all(matches(kind, text) for text in ended), ended
+    assert ended
+    if temperature == 0:
+        assert sum(answer.acceptance.accepted for answer in drafted if answer.acceptance is not None) > 0
+
+
+def test_special_tokens_are_no_text(session: Session) -> None:
+    """A grammar that allows any character would take <|mask|> for eight of them."""
+    assert session.tokenizer is not None
+    special = set(session.tokenizer.all_special_ids)
+    bias = dict.fromkeys(special - session.stop_ids, 100.0)
+    assert bias
+    settings = {"structured_outputs": Grammar(kind="regex", text="[^a]{8}"), "logit_bias": bias}
+    for answer in answers(session, None, **settings):
+        assert not special & set(answer.token_ids[:-1])
+        assert re.fullmatch("[^a]{8}", answer.text or "")
+
+
+def probabilities(session: Session, prompt: list[int], options: Sequence[str]) -> Counter[str]:
+    """Of each option, over all its tokenisations: the target's softmax over the tokens that continue one."""
+    assert session.tokenizer is not None
+    pieces = {token: session.text([token]) for token in range(session.manifest.target.vocab_size)}
+    params = SamplingParams(max_tokens=1, prompt_logprobs=True)
+
+    def extend(path: list[int], text: str) -> Counter[str]:
+        if text in options:
+            return Counter({text: 1.0})  # type: ignore[dict-item]
+        tokens = [t for t, piece in pieces.items() if piece and any(o.startswith(text + piece) for o in options)]
+        read = run(session.decoder(), [session.request([*prompt, *path, token], params) for token in tokens])
+        weights = [exp(answer.prompt_logprobs.logprobs[-1]) for answer in read if answer.prompt_logprobs is not None]
+        total: Counter[str] = Counter()
+        for token, weight in zip(tokens, weights, strict=True):
+            for option, share in extend([*path, token], text + pieces[token]).items():
+                total[option] += share * weight / sum(weights)  # type: ignore[assignment]
+        return total
+
+    return extend([], "")
+
+
+def test_sampled_texts_have_the_targets_distribution(session: Session) -> None:
+    options, number = ["self.a", "None", "not a", "self.b"], 400
+    prompt = session.encode("        return ")
+    grammar = Grammar(kind="regex", text="|".join(map(re.escape, options)))
+    requests = [
+        session.request(prompt, SamplingParams(temperature=1.0, seed=seed, structured_outputs=grammar))
+        for seed in range(number)
+    ]
+    drawn = Counter(answer.text for answer in run(session.decoder(), requests))
+    expected = probabilities(session, prompt, options)
+    assert drawn.keys() <= expected.keys()
+    for option, share in expected.items():
+        assert abs(drawn[option] / number - share) < 4 * sqrt(share * (1 - share) / number) + 1e-3, (drawn, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("json_schema", '{"type": "nope"}'), ("json_schema", "{"), ("json_schema", "[]"), ("regex", "("),
+     ("regex", "a{3,1}"), ("regex", "(?=a)b"), ("grammar", "root ::= x"), ("grammar", ""), ("structural_tag", "{}"),
+     ("json_schema", '{"$ref": "#/x"}')],
+)  # fmt: skip
+def test_a_grammar_that_does_not_compile(session: Session, kind: Literal["regex"], text: str) -> None:
+    params = SamplingParams(structured_outputs=Grammar(kind=kind, text=text))
+    message = refusal(lambda: session.request([5], params), RequestError)
+    assert message.startswith(f"structured_outputs: expected a {kind} that compiles, found: ")
+    assert len(message) < 400
+
+
+def test_what_a_target_lacks(tmp_path: Path) -> None:
+    build(FIXTURES / "tiny-qwen3-dflash", tmp_path / "engine", FIXTURES / "tiny-qwen3")
+    session = open_without_tokenizer(tmp_path / "engine", FIXTURES / "tiny-qwen3")
+    params = SamplingParams(structured_outputs=GRAMMARS["regex"])
+    assert "expected a target with a tokenizer" in refusal(lambda: session.request([5], params), RequestError)
