@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema
+import numpy as np
 import pytest
 
 from dflash_trt.errors import RequestError
@@ -76,16 +77,22 @@ def test_guided_text_matches_and_equals_plain_decoding(session: Session, kind: s
         assert sum(answer.acceptance.accepted for answer in drafted if answer.acceptance is not None) > 0
 
 
-def test_special_tokens_are_no_text(session: Session) -> None:
-    """A grammar that allows any character would take <|mask|> for eight of them."""
+def test_rows_of_a_block(session: Session) -> None:
+    """A special token is not the text of its name, an answer ends where its text does, and nothing is advanced."""
     assert session.tokenizer is not None
     special = set(session.tokenizer.all_special_ids)
-    bias = dict.fromkeys(special - session.stop_ids, 100.0)
-    assert bias
-    settings = {"structured_outputs": Grammar(kind="regex", text="[^a]{8}"), "logit_bias": bias}
-    for answer in answers(session, None, **settings):
-        assert not special & set(answer.token_ids[:-1])
-        assert re.fullmatch("[^a]{8}", answer.text or "")
+    assert special > session.stop_ids
+    guided = session.grammars.processor(Grammar(kind="regex", text="[^a]{8}"))
+    (eight,) = (token for token in range(1024) if session.text([token]) == " " * 8)
+    for _ in range(2):
+        logits = np.zeros((4, 1024), dtype=np.float32)
+        guided.process(logits, [eight, *session.stop_ids, 5])
+        allowed = [set(np.flatnonzero(np.isfinite(row)).tolist()) for row in logits]
+        assert not allowed[0] & special
+        assert eight in allowed[0]
+        assert allowed[1] == session.stop_ids
+    guided.advance([eight, *session.stop_ids, 5])
+    assert guided._matcher.is_terminated()
 
 
 def probabilities(session: Session, prompt: list[int], options: Sequence[str]) -> Counter[str]:
