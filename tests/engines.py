@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from dflash_trt.builder.engine_directory import build_engine, describe_source
+from dflash_trt.builder.proposal_head import HeadChoice, with_head
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, read_target
 from dflash_trt.engine.manifest import Manifest, read_manifest
@@ -24,6 +26,15 @@ def build(draft: Path, output: Path, target: Path | None = None) -> Manifest:
     partner = read_target(target) if target else fitting_target(checkpoint)
     build_engine(checkpoint, partner, output, source=describe_source(checkpoint, str(draft)))
     return read_manifest(output)
+
+
+def build_with_head(draft: Path, target: Path, work: Path, token_ids: Iterable[int] | None = range(400)) -> Path:
+    """An engine in `work` whose draft has the target's head as its own, or those rows of it."""
+    rows = None if token_ids is None else np.array([*token_ids])
+    choice = HeadChoice(algorithm=None, num_tokens=None if rows is None else len(rows))
+    owner = with_head(read_draft(draft), read_target(target), choice, rows, work / "draft")
+    build_engine(owner, read_target(target), work / "engine", source=describe_source(owner, str(draft)))
+    return work / "engine"
 
 
 def fitting_target(draft: DraftCheckpoint) -> TargetCheckpoint:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import onnx
@@ -18,11 +19,12 @@ from dflash_trt.engine.plan import PLUGIN_GRAPH, PlanOptions
 from dflash_trt.graph.draft_graph import ATTENTION
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
+from tests.checkpoint.samples import edit_config
 from tests.contract.builder_model import problems
 from tests.contract.onnx_operators import RELEASES, TYPES
 from tests.contract.plugin_creator import refusals
 from tests.contract.strong_typing import Checker
-from tests.engines import build
+from tests.engines import build, build_with_head
 from tests.paths import FIXTURES, REPOSITORY
 
 RECIPES = sorted(file.stem for file in (REPOSITORY / "build_configs" / "recipes").glob("*.yaml"))
@@ -72,6 +74,18 @@ def test_the_draft_graph_is_one_that_the_builder_can_fuse(release: str, engine: 
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_context_graph_is_one_that_the_builder_can_fuse(release: str, engine: Path) -> None:
     assert problems(load(engine, "context"), release, engine) == []
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_convolutions_and_selector_are_ones_that_the_builder_can_fuse(release: str, tmp_path: Path) -> None:
+    """With a head of the draft's own that multiplies and caps its logits."""
+    draft = edit_config(
+        copytree(FIXTURES / "tiny-qwen3-dflash2", tmp_path / "source"),
+        dflash_config__output_multiplier=0.5, dflash_config__final_logit_softcapping=20.0,
+    )  # fmt: skip
+    engine = build_with_head(draft, FIXTURES / "tiny-qwen3", tmp_path)
+    assert {"Tanh", "TopK", "Pad"} <= {node.op_type for node in load(engine, "draft").graph.node}
+    assert problems(load(engine, "draft"), release, engine) == []
 
 
 def test_the_plugin_is_asked_for_by_namespace(engine: Path) -> None:

@@ -34,7 +34,7 @@ class Extent(NamedTuple):
 Shape = tuple[Extent, ...]
 ONE = Extent(1)
 BLOCK = 16
-SAME_SHAPE = {"Cast", "Identity", "Sigmoid", "Softplus", "Sqrt", "QuantizeLinear"}
+SAME_SHAPE = {"Cast", "Identity", "Sigmoid", "Softplus", "Sqrt", "Tanh", "QuantizeLinear"}
 ELEMENTWISE = {"Add", "Sub", "Mul", "Div"}
 
 
@@ -71,6 +71,12 @@ def output_shapes(node: onnx.NodeProto, inputs: Sequence[Shape], constants: Sequ
             return [_reshape(x, constants[1] or [])]
         case "Split":
             return _split(x, attributes["axis"], constants[1] or [])
+        case "Slice":
+            return [_slice(x, *(values or [] for values in constants[1:]))]
+        case "Pad":
+            return [_pad(x, constants[1] or [])]
+        case "TopK":
+            return [_top_k(x, attributes["axis"], constants[1] or [])] * 2
         case "Concat":
             return [_concat(inputs, attributes["axis"])]
         case "Transpose":
@@ -141,6 +147,30 @@ def _split(x: Shape, axis: int, sizes: list[int]) -> list[Shape]:
         shape[axis] = Extent(size, opaque=opaque)
         parts.append(tuple(shape))
     return parts
+
+
+def _slice(x: Shape, starts: list[int], ends: list[int], axes: list[int]) -> Shape:
+    shape = list(x)
+    for axis, start, end in zip(axes, starts, ends, strict=True):
+        extent = x[axis]
+        _expect(not extent.symbols and 0 <= start < end <= extent.factor, f"Slice {start}:{end} of {text(x)}")
+        shape[axis] = extent._replace(factor=end - start)
+    return tuple(shape)
+
+
+def _pad(x: Shape, pads: list[int]) -> Shape:
+    added = [sum(pair) for pair in zip(pads[: len(x)], pads[len(x) :], strict=True)]
+    fits = len(added) == len(x) and not any(extent.symbols and rows for extent, rows in zip(x, added, strict=True))
+    _expect(fits, f"Pad of {text(x)} by {pads}")
+    return tuple(extent._replace(factor=extent.factor + rows) for extent, rows in zip(x, added, strict=True))
+
+
+def _top_k(x: Shape, axis: int, count: list[int]) -> Shape:
+    """NvInfer.h, ITopKLayer: K of at most 3840, along one static axis."""
+    k, extent = prod(count), x[axis]
+    fits = not extent.symbols and not extent.opaque and 0 < k <= min(extent.factor, 3840)
+    _expect(axis == -1 and fits, f"TopK {k} of {text(x)}")
+    return (*x[:-1], Extent(k))
 
 
 def _concat(inputs: Sequence[Shape], axis: int) -> Shape:

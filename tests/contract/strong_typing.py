@@ -23,9 +23,18 @@ NAMES = {
 }  # fmt: skip
 SAME_TYPE = {"Add", "Sub", "Mul", "Div", "MatMul", "Gemm", "Concat"}
 KEEPS_TYPE = SAME_TYPE | {
-    "Gather", "Identity", "Reshape", "ReduceMean", "Sigmoid", "Softplus", "Split", "Sqrt", "Transpose", "Unsqueeze",
+    "Gather", "Identity", "Pad", "Reshape", "ReduceMean", "Sigmoid", "Slice", "Softplus", "Split", "Sqrt", "Tanh",
+    "TopK", "Transpose", "Unsqueeze",
 }  # fmt: skip
-SHAPE_INPUTS = {"Reshape": 1, "ReduceMean": 1, "Split": 1, "Unsqueeze": 1}  # must be build-time constants
+SHAPE_INPUTS = {  # must be build-time constants
+    "Pad": (1,),
+    "Reshape": (1,),
+    "ReduceMean": (1,),
+    "Slice": (1, 2, 3),
+    "Split": (1,),
+    "TopK": (1,),
+    "Unsqueeze": (1,),
+}
 PLUGIN_TYPES = {3: "FP32", 6: "INT32", 7: "INT32", 8: "FP32"}  # rope, slot_ids, context_lengths, sinks
 PLUGIN_ATTRIBUTES = (onnx.AttributeProto.INT, onnx.AttributeProto.FLOAT, onnx.AttributeProto.STRING)
 
@@ -82,12 +91,15 @@ class Checker:
                 result = "FP4"
             case "ArgMax":
                 result = "INT64"
+            case "TopK":
+                self.types[node.output[1]] = "INT64"
             case op_type if op_type not in KEEPS_TYPE | {ATTENTION}:
                 yield f"{op_type}: this check does not know its rules"
         if node.op_type in SAME_TYPE and len(set(types)) > 1:
             yield f"{node.op_type} of {' and '.join(types)}"
-        if (index := SHAPE_INPUTS.get(node.op_type)) is not None and node.input[index] not in self._initializers:
-            yield f"input {index} is no initializer"
+        for index in SHAPE_INPUTS.get(node.op_type, ()):
+            if node.input[index] not in self._initializers:
+                yield f"input {index} is no initializer"
         for name in node.output:
             self.types.setdefault(name, result)
 

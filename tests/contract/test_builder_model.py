@@ -16,22 +16,25 @@ from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.contract.builder_model import problems
 from tests.contract.plugin_creator import refusals
-from tests.engines import build
+from tests.engines import build, build_with_head
 from tests.paths import FIXTURES
 
 RELEASE = "10.15"
 DRAFT = FIXTURES / "tiny-gpt-oss-dflash"
+DFLASH2 = "tiny-qwen3-dflash2"
 Engines = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
-    """recipe -> the engine directory of the fixture that has it."""
+    """recipe -> the engine directory of the fixture that has it; DFLASH2, with a head of its own, has none."""
     made: dict[str, Path] = {}
 
     def make(recipe: str) -> Path:
         if recipe not in made:
             directory = tmp_path_factory.mktemp("engine")
+            if recipe == DFLASH2:
+                return made.setdefault(recipe, build_with_head(FIXTURES / DFLASH2, FIXTURES / "tiny-qwen3", directory))
             quantize_checkpoint(read_draft(DRAFT), load_recipe(recipe), directory / "checkpoint")
             build(directory / "checkpoint", directory / "engine")
             made[recipe] = directory / "engine"
@@ -193,6 +196,26 @@ def without_namespace(g: Graph) -> None:
     node.attribute.remove(next(a for a in node.attribute if a.name == "plugin_namespace"))
 
 
+def padded_batch(g: Graph) -> None:
+    pad = next(node for node in g.graph.node if node.op_type == "Pad")
+    pads = g.initializer(pad.input[1])
+    pads.CopyFrom(helper.make_tensor(pads.name, TensorProto.INT64, [8], [1, 0, 0, 0, 0, 0, 0, 0]))
+
+
+def row_behind_the_block(g: Graph) -> None:
+    end = g.initializer(next(node for node in g.graph.node if node.op_type == "Slice").input[2])
+    end.CopyFrom(helper.make_tensor(end.name, TensorProto.INT64, [1], [9]))
+
+
+def more_candidates_than_rows(g: Graph) -> None:
+    count = g.initializer(g.node("lm_head/TopK").input[1])
+    count.CopyFrom(helper.make_tensor(count.name, TensorProto.INT64, [1], [401]))
+
+
+def computed_count(g: Graph) -> None:
+    g.before(g.node("lm_head/TopK"), 1, "Identity")
+
+
 PLANTED: list[tuple[str, str, Callable[[Graph], None], str]] = [
     ("fp8", "draft", transposed_weights, "Transpose stands between it and a multiplication"),
     ("nvfp4", "draft", transposed_weights, "Transpose stands between it and a multiplication"),
@@ -217,6 +240,10 @@ PLANTED: list[tuple[str, str, Callable[[Graph], None], str]] = [
     ("bf16", "draft", another_length, " bytes for ["),
     ("bf16", "draft", another_directory, "is no file beside the graph"),
     ("bf16", "draft", without_namespace, "is no operator of TensorRT 10.15's parser"),
+    (DFLASH2, "draft", padded_batch, "Pad of [B, 7, "),
+    (DFLASH2, "draft", row_behind_the_block, "Slice 0:9 of [B, 8, "),
+    (DFLASH2, "draft", more_candidates_than_rows, "TopK 401 of [7*B, 400]"),
+    (DFLASH2, "draft", computed_count, "input 1 is no initializer"),
 ]
 
 

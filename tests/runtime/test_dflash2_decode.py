@@ -8,15 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_trt.builder.engine_directory import build_engine, describe_source
-from dflash_trt.builder.proposal_head import HeadChoice, with_head
-from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.session import Session, run
-from tests.engines import build
+from tests.engines import build, build_with_head
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
 
@@ -56,15 +52,13 @@ def test_sampled_answers_are_plain_ones(session: Session) -> None:
 @pytest.mark.parametrize("rows", [None, 400])
 def test_a_head_of_its_own(rows: int | None, session: Session, tmp_path: Path) -> None:
     """A copy of the head proposes the same; of a trimmed one, candidates and codebooks meet by the target's ids."""
-    draft, target = read_draft(DRAFT), read_target(TARGET)
     token_ids = None if rows is None else np.sort(np.random.default_rng(0).permutation(1024)[:rows])
-    with_own = with_head(draft, target, HeadChoice(algorithm=None, num_tokens=rows), token_ids, tmp_path / "draft")
-    build_engine(with_own, target, tmp_path / "engine", source=describe_source(with_own, "draft"))
-    own, greedy = open_session(tmp_path / "engine", str(TARGET), OPTIONS), SamplingParams(max_tokens=32)
+    engine = build_with_head(DRAFT, TARGET, tmp_path, token_ids)
+    own, greedy = open_session(engine, str(TARGET), OPTIONS), SamplingParams(max_tokens=32)
     whole = steps(session, greedy, 4)
     assert steps(own, greedy, 4) == whole if rows is None else whole <= steps(own, greedy, 4) < 4 * 31
     proposals = {token for step in _steps(own) for token in step}
-    assert rows is None or proposals <= set(map(int, token_ids))  # type: ignore[arg-type]
+    assert token_ids is None or proposals <= set(token_ids.tolist())
 
 
 def _steps(session: Session) -> list[tuple[int, ...]]:
