@@ -118,9 +118,8 @@ class _CostTable:
         """By length, and standard deviations; one not measured is interpolated, and may be cheaper by UNMEASURED."""
         measured = {length: _median(logs) for length, logs in sorted(self._log_costs.items())}
         lengths = range(len(self.next_probe))
-        deviations = [
-            NOISE / math.sqrt(len(self._log_costs[length])) if length in measured else math.inf for length in lengths
-        ]
+        samples = [len(self._log_costs.get(length, ())) for length in lengths]
+        deviations = [NOISE / math.sqrt(n) if n else math.inf for n in samples]
         deviations[self.best] = 0.0
         return np.interp(lengths, list(measured), list(measured.values())).tolist(), deviations
 
