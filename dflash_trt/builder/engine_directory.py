@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from dflash_trt.engine.graphs import graph_signatures
 from dflash_trt.engine.manifest import MANIFEST, SCHEMA_VERSION, Manifest, Plugin, Source, sha256
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import BuildError
+from dflash_trt.files.json_file import write_json
 from dflash_trt.files.read import read_bytes
 from dflash_trt.files.write import OutputKind, check_replaceable, new_directory
 from dflash_trt.graph.context_graph import context_graph
@@ -60,8 +60,7 @@ def build_engine(
         for file in _configuration(draft):
             shutil.copyfile(file, directory / file.name)
         if not draft.dialect.is_canonical:  # the tensors have canonical names now
-            text = json.dumps(draft.canonical_config(), indent=2, ensure_ascii=False)
-            (directory / draft.config_file.name).write_text(text + "\n", encoding="utf-8")
+            write_json(directory / draft.config_file.name, draft.canonical_config())
         # The graphs point into the file just written, so the tensors are those of its header.
         written = msgspec.structs.replace(draft, directory=directory, weights=read_weights(directory))
         graphs = graph_signatures(draft.spec, fp8_cache=draft.quantization.fp8_kv_cache)

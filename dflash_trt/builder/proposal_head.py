@@ -20,14 +20,13 @@ from dflash_trt.checkpoint.dialects import own
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import D2T, HEAD
 from dflash_trt.checkpoint.mapped import as_float32, map_tensor
-from dflash_trt.checkpoint.quantization import BLOCK, FP8, HF_QUANT_CONFIG, NVFP4, Quantization, expected_tensors
+from dflash_trt.checkpoint.quantization import BLOCK, FP8, NVFP4, Quantization
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
-from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter, aligned
+from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.errors import BuildError, CheckpointError
-from dflash_trt.quantize.convert import pack_tensor, write_json
-from dflash_trt.quantize.modelopt_config import hf_quant_config, quantization_config
+from dflash_trt.quantize.convert import pack_tensor, tensor_layout, write_quantised_config
 from dflash_trt.quantize.scales import scale_of, tensor_amax
 
 CHOICE = re.compile(r"(fp8|nvfp4)|trim:(\d+)(?::(fp8|nvfp4))?")
@@ -80,10 +79,8 @@ def with_head(
     algorithms = draft.quantization.modules | ({HEAD: choice.algorithm} if choice.algorithm else {})
     quantization = Quantization(modules=algorithms, fp8_kv_cache=draft.quantization.fp8_kv_cache)
     spec = msgspec.structs.replace(draft.spec, draft_vocab_size=head.shape[0])
-    expected = expected_tensors(spec.tensor_shapes(), quantization, spec.attention_modules())
-    sources = draft.weights | {head.name: head}
-    layout = {n: (d[0] if len(d) == 1 else sources[n].dtype, shape) for n, (d, shape) in expected.items()}
-    with SafetensorsWriter(directory / SINGLE, aligned(layout)) as writer:
+    layout = tensor_layout(spec, draft.weights | {head.name: head}, quantization)
+    with SafetensorsWriter(directory / SINGLE, layout) as writer:
         for tensor in draft.weights.values():
             writer.copy(tensor)
         if choice.algorithm is None:
@@ -94,12 +91,7 @@ def with_head(
         if token_ids is not None:
             writer.write(D2T, token_ids - np.arange(len(token_ids)))
     modules = [*spec.linear_modules(), HEAD]
-    config = own.to_config(spec, draft.torch_dtype())
-    if quantization.algorithms():
-        kv = quantization.fp8_kv_cache
-        config["quantization_config"] = quantization_config(algorithms, modules, fp8_kv_cache=kv)
-        write_json(directory / HF_QUANT_CONFIG, hf_quant_config(algorithms, modules, fp8_kv_cache=kv))
-    write_json(directory / "config.json", config)
+    write_quantised_config(own.to_config(spec, draft.torch_dtype()), quantization, modules, directory)
     (directory / TRIMMED).unlink(missing_ok=True)
     return read_draft(directory)
 

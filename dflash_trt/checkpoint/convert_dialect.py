@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter, aligned
 from dflash_trt.checkpoint.weights import INDEX, PICKLE_SUFFIXES, SINGLE
 from dflash_trt.errors import BuildError, CheckpointError
+from dflash_trt.files.json_file import write_json
 from dflash_trt.files.write import OutputKind, check_replaceable, new_directory
 
 LAYOUTS = {layout.name: layout for layout in (dflash2.LAYOUT, speculators.LAYOUT, modelopt.LAYOUT)}
@@ -57,12 +57,10 @@ def convert_dialect(
                 writer.copy(tensor)
             for name, values in derived.items():
                 writer.write(name, values)
-        text = json.dumps(config, indent=2, ensure_ascii=False)
-        (directory / "config.json").write_text(text + "\n", encoding="utf-8")
+        write_json(directory / "config.json", config)
         copy_other_files(draft, directory)
-        quantisation = draft.directory / HF_QUANT_CONFIG
-        if quantisation.is_file():
-            shutil.copyfile(quantisation, directory / HF_QUANT_CONFIG)
+        if (details := draft.directory / HF_QUANT_CONFIG).is_file():
+            shutil.copyfile(details, directory / HF_QUANT_CONFIG)
         _check(draft, read_draft(directory))
 
 

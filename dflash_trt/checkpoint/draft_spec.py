@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import msgspec
 
 from dflash_trt.checkpoint.rope import Rope
 
-GATE_WIDTHS = ("per_head", "per_element")
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Shape = tuple[int, ...]
 BIASED = ("fc", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 SELECTOR = "candidate_selector"
@@ -20,7 +23,7 @@ EMBEDDING, MASK_EMBEDDING, HEAD, D2T = "embed_tokens.weight", "mask_embedding", 
 class DraftLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What one layer's attention may see besides the context."""
 
-    sliding_window: int | None
+    sliding_window: Positive | None
     """Visible distance in tokens: |q - k| < sliding_window; None sees everything."""
     causal: bool
     """Whether a block slot is blind to the slots after it."""
@@ -31,17 +34,17 @@ class DraftLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class BlockConv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """DFlash2's grouped dynamic convolution over the rows of a block, before and after each sublayer."""
 
-    kernel_size: int
+    kernel_size: Positive
     """Taps: a row and the kernel_size - 1 before it in its block."""
-    group_size: int
+    group_size: Positive
     """Channels that share the part of their coefficients which depends on the row."""
 
 
-class CandidateSelector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SelectorSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """DFlash2's choice among the top_k tokens of each slot, by a bilinear score of neighbours."""
 
-    rank: int
-    top_k: int
+    rank: Positive
+    top_k: Positive
 
 
 class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -75,26 +78,26 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Which projections of BIASED carry biases besides those of `attention_bias`."""
     value_scale: float = 1
     """Multiplies V of context and block (MiMo's attention_value_scale)."""
-    tap_hidden_size: int | None = None
+    tap_hidden_size: Positive | None = None
     """Width of one tap, where the target's hidden_size is not the draft's."""
     tap_norms: bool = False
     """Whether each tap passes an RMSNorm of its own before fc (Laguna's aux_hidden_norms)."""
     context_input_layernorm: bool = False
     """Whether context rows pass each layer's input_layernorm before K and V, as Laguna's do and others' do not."""
-    attention_gate: str | None = None
-    """softplus(g_proj(h)) on what attention returns, one of GATE_WIDTHS (Laguna), h as q_proj reads it."""
+    attention_gate: Literal["per_head", "per_element"] | None = None
+    """softplus(g_proj(h)) on what attention returns (Laguna), h as q_proj reads it."""
     own_embedding: bool = False
     """Whether the draft has an embed_tokens [V, H]; else it borrows the target's."""
     mask_embedding: bool = False
     """Whether a vector `mask_embedding` [H] stands for the embedding's row `mask_token_id` (MiMo)."""
-    draft_vocab_size: int | None = None
+    draft_vocab_size: Positive | None = None
     """V', the rows of the draft's own lm_head; None where it borrows the target's.
 
     Where V' is not V, `d2t` [V'] says which tokens they are: row i proposes token i + d2t[i].
     """
     block_conv: BlockConv | None = None
     """None in drafts without convolutions."""
-    candidate_selector: CandidateSelector | None = None
+    candidate_selector: SelectorSizes | None = None
     """None where proposals are the argmax of each slot's logits."""
     output_multiplier: float = 1
     """Multiplies logits. Like the cap it keeps their order, which is all that counts without a selector."""
@@ -139,7 +142,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         gate_up = [[f"layers.{i}.mlp.{x}_proj" for x in ("gate", "up")] for i in range(self.num_layers)]
         return [stack for pair in zip(qkv, gate_up, strict=True) for stack in pair]
 
-    def linear_shapes(self) -> dict[str, tuple[int, ...]]:
+    def linear_shapes(self) -> dict[str, Shape]:
         """Rows and columns of every linear layer, by module, in the order of tensor_shapes.
 
         Embedding and lm_head are none: what is said of layers, by recipes for instance, is not meant of them. Nor are
@@ -153,11 +156,11 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         """The linear layers, in the order of tensor_shapes."""
         return list(self.linear_shapes())
 
-    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+    def tensor_shapes(self) -> dict[str, Shape]:
         """Name and shape of every unquantised tensor: 11 L + 3, with attention_bias 15 L + 3, more by feature."""
         H, V = self.hidden_size, self.vocab_size or 0
         taps = range(len(self.target_layer_ids) if self.tap_norms else 0)
-        shapes: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, Shape] = {
             **{f"aux_hidden_norms.{tap}.weight": (self.tap_hidden_size or H,) for tap in taps},
             "fc.weight": (H, self.target_hidden_size),
             **({"fc.bias": (H,)} if self.has_bias("fc") else {}),
@@ -176,21 +179,16 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             shapes |= self._layer_shapes(layer)
         return shapes | self._conv_shapes() | self._selector_shapes()
 
-    def _conv_shapes(self) -> dict[str, tuple[int, ...]]:
+    def _conv_shapes(self) -> dict[str, Shape]:
         if (conv := self.block_conv) is None:
             return {}
         H, taps = self.hidden_size, conv.kernel_size
-        return {
-            f"layers.{layer}.{name}.{tensor}": shape
-            for layer in range(self.num_layers)
-            for name in CONVOLVED.values()
-            for tensor, shape in (
-                ("base_kernel", (2, taps, H)),
-                ("kernel_projection.weight", (2 * taps * (H // conv.group_size), H)),
-            )
-        }
+        names = [f"layers.{layer}.{name}" for layer in range(self.num_layers) for name in CONVOLVED.values()]
+        kernels: dict[str, Shape] = {f"{name}.base_kernel": (2, taps, H) for name in names}
+        rows = 2 * taps * (H // conv.group_size)
+        return kernels | {f"{name}.kernel_projection.weight": (rows, H) for name in names}
 
-    def _selector_shapes(self) -> dict[str, tuple[int, ...]]:
+    def _selector_shapes(self) -> dict[str, Shape]:
         if (selector := self.candidate_selector) is None:
             return {}
         codebook = (self.vocab_size or 0, selector.rank)
@@ -210,31 +208,27 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         """Whether the own head has other rows than the vocabulary, and `d2t` to say which."""
         return self.draft_vocab_size not in (None, self.vocab_size)
 
-    def _layer_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+    def _layer_shapes(self, layer: int) -> dict[str, Shape]:
         H, F, D, N = self.hidden_size, self.intermediate_size, self.head_dim, self.num_attention_heads
         q, kv = N * D, self.num_key_value_heads * D
-        attention = {"q_proj": (q, H), "k_proj": (kv, H), "v_proj": (kv, H), "o_proj": (H, q)}
-        mlp = {"gate_proj": (F, H), "up_proj": (F, H), "down_proj": (H, F)}
-        prefix = f"layers.{layer}"
-        shapes: dict[str, tuple[int, ...]] = {}
-
-        def project(module: str, projections: dict[str, tuple[int, int]]) -> None:
-            for name, (rows, columns) in projections.items():
-                shapes[f"{prefix}.{module}.{name}.weight"] = (rows, columns)
-                if self.has_bias(name):
-                    shapes[f"{prefix}.{module}.{name}.bias"] = (rows,)
-
-        project("self_attn", attention)
+        attention, mlp = f"layers.{layer}.self_attn", f"layers.{layer}.mlp"
+        projections: dict[str, Shape] = {
+            f"{attention}.q_proj": (q, H),
+            f"{attention}.k_proj": (kv, H),
+            f"{attention}.v_proj": (kv, H),
+            f"{attention}.o_proj": (H, q),
+        }
         if self.attention_gate is not None:
-            shapes[f"{prefix}.self_attn.g_proj.weight"] = (N if self.attention_gate == "per_head" else q, H)
-        shapes[f"{prefix}.self_attn.q_norm.weight"] = (D,)
-        shapes[f"{prefix}.self_attn.k_norm.weight"] = (D,)
+            projections[f"{attention}.g_proj"] = (N if self.attention_gate == "per_head" else q, H)
+        projections |= {f"{mlp}.gate_proj": (F, H), f"{mlp}.up_proj": (F, H), f"{mlp}.down_proj": (H, F)}
+        biased = [name for name in projections if self.has_bias(name.rpartition(".")[2])]
+        shapes = {f"{name}.weight": shape for name, shape in projections.items()}
+        shapes |= {f"{name}.bias": projections[name][:1] for name in biased}
+        shapes |= {f"{attention}.q_norm.weight": (D,), f"{attention}.k_norm.weight": (D,)}
         if not isinstance(self.layers, int) and self.layers[layer].sinks:
-            shapes[f"{prefix}.self_attn.sinks"] = (N,)
-        shapes[f"{prefix}.input_layernorm.weight"] = (H,)
-        shapes[f"{prefix}.post_attention_layernorm.weight"] = (H,)
-        project("mlp", mlp)
-        return shapes
+            shapes[f"{attention}.sinks"] = (N,)
+        norms = (f"layers.{layer}.{name}.weight" for name in ("input_layernorm", "post_attention_layernorm"))
+        return shapes | dict.fromkeys(norms, (H,))
 
 
 class DraftSpec(PartialDraftSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ import struct
 
 import msgspec
 
-from dflash_trt.checkpoint.draft_spec import D2T
+from dflash_trt.checkpoint.draft_spec import D2T, Shape
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.errors import CheckpointError
@@ -24,8 +24,6 @@ BLOCK = 16
 DENSE_DTYPES = ("BF16", "F16", "F32")
 INDEX_DTYPES = ("I64",)
 HF_QUANT_CONFIG = "hf_quant_config.json"
-
-Shape = tuple[int, ...]
 
 
 class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -116,6 +116,11 @@ def read_json(file: Path, kind: type[T], error: type[DFlashError], *, what: str,
     return json_value(read_bytes(file, error, limit=MAX_BYTES, hint=hint), file, kind, error, what=what, hint=hint)
 
 
+def write_json(file: Path, document: object) -> None:
+    """Writes a document, indented, in UTF-8."""
+    file.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def _is_deep(document: object) -> bool:
     level = [document]
     for _ in range(MAX_DEPTH):

@@ -6,7 +6,6 @@ The layout stands in `dflash_trt.checkpoint.quantization`; the packers' formulas
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -16,17 +15,19 @@ import msgspec
 import numpy as np
 
 from dflash_trt._C import NonFiniteError, pack_fp8, pack_nvfp4
-from dflash_trt.checkpoint.convert_dialect import copy_other_files, refuse_own_source
+from dflash_trt.checkpoint.convert_dialect import WRITTEN, copy_other_files, refuse_own_source
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.mapped import map_tensor
-from dflash_trt.checkpoint.producer import PRODUCER, PRODUCER_KEY, is_ours
+from dflash_trt.checkpoint.producer import PRODUCER, PRODUCER_KEY
 from dflash_trt.checkpoint.quantization import BLOCK, FP8, HF_QUANT_CONFIG, Quantization, expected_tensors
 from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, Tensor
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.errors import CheckpointError
-from dflash_trt.files.write import OutputKind, check_replaceable, new_directory
+from dflash_trt.files.json_file import write_json
+from dflash_trt.files.write import check_replaceable, new_directory
 from dflash_trt.quantize.bounds import ranges_from_weights
 from dflash_trt.quantize.modelopt_config import hf_quant_config, quantization_config
 from dflash_trt.quantize.ranges import Ranges
@@ -34,9 +35,6 @@ from dflash_trt.quantize.recipe import Recipe
 from dflash_trt.quantize.scales import cache_scales, input_scales, weight_scales
 
 DENSE_MODEL_TYPE = "qwen3"
-QUANTIZED = OutputKind(
-    name="a checkpoint that `dflash-trt quantize` wrote", recognizes=lambda directory: is_ours(directory / SINGLE)
-)
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +71,7 @@ def quantize_checkpoint(
     algorithms = recipe.algorithms(modules)
     check_quantisable(draft, algorithms)
     refuse_own_source(draft, output)
-    check_replaceable(output, QUANTIZED, force=force)
+    check_replaceable(output, WRITTEN, force=force)
     check_finite(draft.weights.values())
     if ranges is None and recipe.needs_ranges(modules):
         ranges = ranges_from_weights(draft)
@@ -81,8 +79,8 @@ def quantize_checkpoint(
     scales = weight_scales(draft, algorithms, threads=threads)
     quantization = Quantization(modules=algorithms, fp8_kv_cache=recipe.fp8_kv_cache)
 
-    with new_directory(output, QUANTIZED, force=force) as directory:
-        layout, note = _layout(draft, quantization), {PRODUCER_KEY: PRODUCER}
+    with new_directory(output, WRITTEN, force=force) as directory:
+        layout, note = tensor_layout(draft.spec, draft.weights, quantization), {PRODUCER_KEY: PRODUCER}
         with SafetensorsWriter(directory / SINGLE, layout, metadata=note) as writer:
             for tensor in draft.weights.values():
                 module = tensor.name.removesuffix(".weight")
@@ -133,15 +131,10 @@ def _scalars(
     return named | (cache_scales(draft.spec, ranges) if recipe.fp8_kv_cache else {})
 
 
-def _layout(draft: DraftCheckpoint, quantization: Quantization) -> Layout:
-    """dtype and shape of every tensor that is written; what is not quantised keeps its dtype."""
-    expected = expected_tensors(draft.spec.tensor_shapes(), quantization, draft.spec.attention_modules())
-    return aligned(
-        {
-            name: (dtypes[0] if len(dtypes) == 1 else draft.weights[name].dtype, shape)
-            for name, (dtypes, shape) in expected.items()
-        }
-    )
+def tensor_layout(spec: DraftSpec, sources: Mapping[str, Tensor], quantization: Quantization) -> Layout:
+    """dtype and shape of every tensor that is written; what is not quantised keeps the dtype that `sources` has."""
+    expected = expected_tensors(spec.tensor_shapes(), quantization, spec.attention_modules())
+    return aligned({n: (d[0] if len(d) == 1 else sources[n].dtype, shape) for n, (d, shape) in expected.items()})
 
 
 def checkpoint_bytes(draft: DraftCheckpoint, quantization: Quantization) -> int:
@@ -149,7 +142,7 @@ def checkpoint_bytes(draft: DraftCheckpoint, quantization: Quantization) -> int:
 
     Every module whose input is quantised has a scale for it.
     """
-    layout = _layout(draft, quantization)
+    layout = tensor_layout(draft.spec, draft.weights, quantization)
     return sum(math.prod(shape) * BITS_PER_ELEMENT[dtype] // 8 for dtype, shape in layout.values())
 
 
@@ -182,15 +175,14 @@ def _write_config(draft: DraftCheckpoint, quantization: Quantization, directory:
     """
     config = draft.canonical_config()
     config["model_type"] = DENSE_MODEL_TYPE
-    algorithms, modules = quantization.modules, draft.spec.linear_modules()
-    if algorithms or quantization.fp8_kv_cache:
-        kv = quantization.fp8_kv_cache
-        config["quantization_config"] = quantization_config(algorithms, modules, fp8_kv_cache=kv)
-        details = hf_quant_config(algorithms, modules, fp8_kv_cache=kv)
-        write_json(directory / HF_QUANT_CONFIG, details)
+    write_quantised_config(config, quantization, draft.spec.linear_modules(), directory)
+
+
+def write_quantised_config(
+    config: dict[str, object], quantization: Quantization, modules: list[str], directory: Path
+) -> None:
+    """Writes config.json and, for a quantised checkpoint, hf_quant_config.json; `modules` are all that may be."""
+    if quantization.algorithms():
+        config["quantization_config"] = quantization_config(quantization, modules)
+        write_json(directory / HF_QUANT_CONFIG, hf_quant_config(quantization, modules))
     write_json(directory / "config.json", config)
-
-
-def write_json(file: Path, document: object) -> None:
-    """Writes one of a checkpoint's JSON files."""
-    file.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from dflash_trt import __version__
 from dflash_trt.checkpoint.draft_spec import HEAD
-from dflash_trt.checkpoint.quantization import BLOCK, FP8, MIXED, NVFP4
+from dflash_trt.checkpoint.quantization import BLOCK, FP8, MIXED, NVFP4, Quantization
 
 Json = dict[str, object]
 
@@ -17,38 +15,37 @@ FLOAT8: Json = {"dynamic": False, "num_bits": 8, "type": "float"}
 FLOAT4: Json = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": BLOCK}
 
 
-def hf_quant_config(algorithms: Mapping[str, str], modules: list[str], *, fp8_kv_cache: bool) -> Json:
-    """hf_quant_config.json for `algorithms` by module, out of all linear layers `modules`."""
-    details: Json = {"quant_algo": None, "kv_cache_quant_algo": FP8 if fp8_kv_cache else None}
-    layers = {module: _layer(algorithms[module]) for module in modules if module in algorithms}
+def hf_quant_config(quantization: Quantization, modules: list[str]) -> Json:
+    """hf_quant_config.json, where `modules` are all linear layers."""
+    algorithms = quantization.modules
+    details: Json = {"quant_algo": None, "kv_cache_quant_algo": FP8 if quantization.fp8_kv_cache else None}
     used = set(algorithms.values())
     if len(used) == 1:
         details |= _layer(used.pop())
         details["exclude_modules"] = _exclude_modules([m for m in {*modules, HEAD} if m not in algorithms])
     else:
         details["quant_algo"] = MIXED if used else None
-        details["quantized_layers"] = layers
+        details["quantized_layers"] = {m: _layer(algorithms[m]) for m in modules if m in algorithms}
     return {"producer": PRODUCER, "quantization": details}
 
 
-def quantization_config(algorithms: Mapping[str, str], modules: list[str], *, fp8_kv_cache: bool) -> Json:
+def quantization_config(quantization: Quantization, modules: list[str]) -> Json:
     """The same in config.json's spelling (modelopt's convert_hf_config.py)."""
-    details = hf_quant_config(algorithms, modules, fp8_kv_cache=fp8_kv_cache)["quantization"]
+    algorithms, config = quantization.modules, Json()
+    details = hf_quant_config(quantization, modules)["quantization"]
     assert isinstance(details, dict)
-    config: Json = {}
-    used = sorted(set(algorithms.values()), key=list(algorithms.values()).index)
+    used = list(dict.fromkeys(algorithms.values()))
     if len(used) == 1:
         config["config_groups"] = {"group_0": {**_group(used[0]), "targets": ["Linear"]}}
     elif used:
-        targets = {a: sorted(m for m in algorithms if algorithms[m] == a) for a in used}
-        config["config_groups"] = {
-            f"group_{index}": {**_group(a), "targets": targets[a]} for index, a in enumerate(used)
-        }
+        targets = [sorted(m for m in algorithms if algorithms[m] == a) for a in used]
+        groups = zip(used, targets, strict=True)
+        config["config_groups"] = {f"group_{i}": {**_group(a), "targets": t} for i, (a, t) in enumerate(groups)}
         config["quantized_layers"] = details["quantized_layers"]
     config["ignore"] = details.get("exclude_modules", [])
     if used:
         config["quant_algo"] = details["quant_algo"]
-    if fp8_kv_cache:
+    if quantization.fp8_kv_cache:
         config["kv_cache_scheme"] = FLOAT8
     return config | {"producer": PRODUCER, "quant_method": "modelopt"}
 

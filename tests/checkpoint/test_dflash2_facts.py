@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.checkpoint.draft_spec import BlockConv, CandidateSelector, DraftLayer
+from dflash_trt.checkpoint.draft_spec import BlockConv, DraftLayer, SelectorSizes
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.bounds import ranges_from_weights
 from dflash_trt.quantize.recipe import load_recipe
@@ -27,7 +27,7 @@ def dflash2_dir(tmp_path: Path) -> Path:
 def test_facts_and_tensors(dflash2_dir: Path) -> None:
     draft = read_draft(dflash2_dir)
     assert draft.spec.block_conv == BlockConv(kernel_size=2, group_size=8)
-    assert draft.spec.candidate_selector == CandidateSelector(rank=12, top_k=5)
+    assert draft.spec.candidate_selector == SelectorSizes(rank=12, top_k=5)
     assert set(draft.spec.layers) == {DraftLayer(sliding_window=9, causal=False)}
     assert draft.spec.block_size == 6
     assert len(draft.weights) == 15 * 3 + 6

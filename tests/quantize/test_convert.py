@@ -279,7 +279,7 @@ def test_only_what_it_wrote_is_replaced(force: bool, tmp_path: Path) -> None:
     """A home directory, or the draft of somebody else."""
     other = edited_draft(tmp_path)
     before = {path.name: path.read_bytes() for path in other.iterdir()}
-    with pytest.raises(BuildError, match="expected a checkpoint that `dflash-trt quantize` wrote or none, found"):
+    with pytest.raises(BuildError, match="expected a checkpoint that dflash-trt wrote or none, found"):
         convert(FIXTURES / "tiny-gpt-oss-dflash", other, "fp8", force=force)
     assert {path.name: path.read_bytes() for path in other.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == [other.name]

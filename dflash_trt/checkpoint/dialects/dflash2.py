@@ -7,7 +7,7 @@ Keys and tensors as in z-lab's dflash 0.1.0 (dflash/model.py, DFlash2DraftModel)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypedDict
+from typing import Any
 
 import msgspec
 
@@ -21,7 +21,7 @@ from dflash_trt.checkpoint.dialects.dialect import (
     unrepresentable,
     windows,
 )
-from dflash_trt.checkpoint.draft_spec import BlockConv, CandidateSelector, DraftSpec
+from dflash_trt.checkpoint.draft_spec import BlockConv, DraftSpec, SelectorSizes
 from dflash_trt.checkpoint.facts import Facts
 
 ARCHITECTURES = (
@@ -51,15 +51,8 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     return msgspec.structs.replace(spec, **read_additions(Places(config).of, spec.hidden_size, spec.vocab_size))
 
 
-class Additions(TypedDict):
-    """What DFlash2 adds to the fields of DraftSpec."""
-
-    block_conv: BlockConv
-    candidate_selector: CandidateSelector
-
-
-def read_additions(of: Callable[[str], Facts], hidden_size: int, vocab_size: int | None) -> Additions:
-    """Both, from the facts in which `of` says that a key stands.
+def read_additions(of: Callable[[str], Facts], hidden_size: int, vocab_size: int | None) -> dict[str, Any]:
+    """Convolution and selector, from the facts in which `of` says that a key stands.
 
     Raises CheckpointError where a key is missing, or groups do not divide `hidden_size`.
     """
@@ -72,7 +65,7 @@ def read_additions(of: Callable[[str], Facts], hidden_size: int, vocab_size: int
     top_k = of("selector_top_k").integer("selector_top_k", maximum=most)
     return {
         "block_conv": BlockConv(kernel_size=taps, group_size=group_size),
-        "candidate_selector": CandidateSelector(rank=rank, top_k=top_k),
+        "candidate_selector": SelectorSizes(rank=rank, top_k=top_k),
     }
 
 

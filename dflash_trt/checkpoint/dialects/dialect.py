@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.rope import Rope, read_rope
+from dflash_trt.checkpoint.rope import read_rope
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
@@ -81,41 +81,27 @@ def section_keys(config: Facts, key: str) -> set[str]:
     return config.section(key).keys() if isinstance(section, dict) else set()
 
 
-class Backbone(TypedDict):
-    """The fields of DraftSpec that every dialect writes as Qwen3's configuration does."""
+def read_backbone(config: Facts) -> dict[str, Any]:
+    """The fields of DraftSpec that every dialect writes as Qwen3's configuration does.
 
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope: Rope
-    max_position_embeddings: int
-
-
-def read_backbone(config: Facts) -> Backbone:
-    """Widths, heads, norm and rotation; raises CheckpointError where heads or rotary pairs do not come out even."""
+    Raises CheckpointError where heads or rotary pairs do not come out even.
+    """
     config.text("hidden_act", choices=("silu",))
-    backbone = Backbone(
-        hidden_size=config.integer("hidden_size"),
-        intermediate_size=config.integer("intermediate_size"),
-        num_attention_heads=config.integer("num_attention_heads"),
-        num_key_value_heads=config.integer("num_key_value_heads"),
-        head_dim=config.integer("head_dim", minimum=2),
-        rms_norm_eps=config.number("rms_norm_eps"),
-        rope=read_rope(config),
-        max_position_embeddings=config.integer("max_position_embeddings", maximum=MAX_POSITIONS),
-    )
-    if backbone["num_attention_heads"] % backbone["num_key_value_heads"]:
-        raise config.error("num_key_value_heads", f"a divisor of num_attention_heads {backbone['num_attention_heads']}")
-    if backbone["head_dim"] % 2:
+    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    backbone: dict[str, Any] = {name: config.integer(name) for name in sizes}
+    heads, head_dim, rope = backbone["num_attention_heads"], config.integer("head_dim", minimum=2), read_rope(config)
+    if heads % backbone["num_key_value_heads"]:
+        raise config.error("num_key_value_heads", f"a divisor of num_attention_heads {heads}")
+    if head_dim % 2:
         raise config.error("head_dim", "an even number (rotary pairs)")
-    if (rotary := backbone["rope"].rotary_dim(backbone["head_dim"])) < 2 or rotary % 2:
-        raise config.error(
-            "partial_rotary_factor", f"one that turns an even number of {backbone['head_dim']} dimensions"
-        )
-    return backbone
+    if (rotary := rope.rotary_dim(head_dim)) < 2 or rotary % 2:
+        raise config.error("partial_rotary_factor", f"one that turns an even number of {head_dim} dimensions")
+    return backbone | {
+        "head_dim": head_dim,
+        "rms_norm_eps": config.number("rms_norm_eps"),
+        "rope": rope,
+        "max_position_embeddings": config.integer("max_position_embeddings", maximum=MAX_POSITIONS),
+    }
 
 
 def mask_token(place: Facts, vocab_size: int) -> int:

@@ -8,12 +8,13 @@ own). The architecture is another, so that runtimes that do not know the section
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Literal
 
 import msgspec
 
 from dflash_trt.checkpoint.dialects import dflash2, zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, config_equals, windows
-from dflash_trt.checkpoint.draft_spec import BIASED, GATE_WIDTHS, BlockConv, CandidateSelector, DraftLayer, DraftSpec
+from dflash_trt.checkpoint.draft_spec import BIASED, BlockConv, DraftLayer, DraftSpec, Positive, SelectorSizes
 from dflash_trt.checkpoint.facts import MAX_INTEGER, Facts
 from dflash_trt.errors import CheckpointError
 
@@ -28,15 +29,15 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Where z-lab's keys cannot say them."""
     biases: tuple[str, ...] = ()
     value_scale: float = 1
-    tap_hidden_size: int | None = None
+    tap_hidden_size: Positive | None = None
     tap_norms: bool = False
     context_input_layernorm: bool = False
-    attention_gate: str | None = None
+    attention_gate: Literal["per_head", "per_element"] | None = None
     own_embedding: bool = False
     mask_embedding: bool = False
-    draft_vocab_size: int | None = None
+    draft_vocab_size: Positive | None = None
     block_conv: BlockConv | None = None
-    candidate_selector: CandidateSelector | None = None
+    candidate_selector: SelectorSizes | None = None
     vocabulary_is_unknown: bool = False
     """Whether the size of the target's vocabulary is, so that `vocab_size` says nothing."""
 
@@ -69,26 +70,20 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
 
 
 def _check(config: Facts, section: Section, spec: DraftSpec) -> None:
-    place = config.section(SECTION)
-    rows = section.draft_vocab_size
-    if rows is not None and not 1 <= rows <= (spec.vocab_size or 0):
+    """What one field says of another."""
+    place, rows = config.section(SECTION), section.draft_vocab_size
+    if rows is not None and rows > (spec.vocab_size or 0):
         raise place.error("draft_vocab_size", f"an integer from 1 to vocab_size {spec.vocab_size}")
-    if section.tap_hidden_size is not None:
-        place.integer("tap_hidden_size")
     place.number("value_scale", default=1)
-    if section.attention_gate not in (None, *GATE_WIDTHS):
-        raise place.error("attention_gate", f"one of {', '.join(GATE_WIDTHS)}")
     if not set(section.biases) <= set(BIASED):
         raise place.error("biases", f"some of {', '.join(BIASED)}")
     conv, selector = section.block_conv, section.candidate_selector
-    if conv is not None and (conv.kernel_size < 1 or conv.group_size < 1 or spec.hidden_size % conv.group_size):
-        raise place.error("block_conv", f"at least one tap, and groups that divide hidden_size {spec.hidden_size}")
-    if selector is not None and (selector.rank < 1 or not 1 <= selector.top_k <= (rows or spec.vocab_size or 0)):
-        raise place.error("candidate_selector", "a rank of at least 1, and 1 candidate to as many as the head has rows")
+    if conv is not None and spec.hidden_size % conv.group_size:
+        raise place.error("block_conv", f"groups that divide hidden_size {spec.hidden_size}")
+    if selector is not None and selector.top_k > (rows or spec.vocab_size or 0):
+        raise place.error("candidate_selector", "at most as many candidates as the head has rows")
     if section.layers is not None and len(section.layers) != spec.num_layers:
         raise place.error("layers", f"num_hidden_layers {spec.num_layers} of them")
-    if any(layer.sliding_window is not None and layer.sliding_window < 1 for layer in section.layers or ()):
-        raise place.error("layers", "sliding windows of at least 1")
 
 
 def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from dflash_trt import __version__
-from dflash_trt.checkpoint.convert_dialect import copy_other_files
+from dflash_trt.checkpoint.convert_dialect import WRITTEN, copy_other_files
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.finite import check_finite
@@ -22,9 +22,10 @@ from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.manifest import sha256
 from dflash_trt.errors import CheckpointError
+from dflash_trt.files.json_file import write_json
 from dflash_trt.files.write import check_replaceable, scratch_directory
 from dflash_trt.quantize.bounds import ranges_from_weights
-from dflash_trt.quantize.convert import QUANTIZED, Summary, check_quantisable, quantize_checkpoint, write_json
+from dflash_trt.quantize.convert import Summary, check_quantisable, quantize_checkpoint
 from dflash_trt.quantize.features import open_features
 from dflash_trt.quantize.ranges import Ranges
 from dflash_trt.quantize.recipe import Recipe
@@ -78,7 +79,7 @@ def recover_checkpoint(
         )
     algorithms = recipe.algorithms(draft.spec.linear_modules())
     check_quantisable(draft, algorithms)
-    check_replaceable(output, QUANTIZED, force=force)
+    check_replaceable(output, WRITTEN, force=force)
     check_finite(draft.weights.values())
     if ranges is None and recipe.needs_ranges(draft.spec.linear_modules()):
         ranges = ranges_from_weights(draft)
