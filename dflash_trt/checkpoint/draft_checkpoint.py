@@ -90,6 +90,16 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
     )
 
 
+def refuse_quantised(draft: DraftCheckpoint) -> None:
+    """Raises CheckpointError for a draft with quantised layers or an FP8 context cache."""
+    if draft.quantization.algorithms():
+        found = ", ".join(sorted({*draft.quantization.modules.values()})) or "an FP8 context cache"
+        raise CheckpointError(
+            f"{draft.directory}: expected an unquantised draft, found {found}",
+            hint="give the checkpoint that it was made from",
+        )
+
+
 def _refuse_pickles(directory: Path) -> None:
     """Raises CheckpointError for a tensor outside of safetensors files; one of the same name takes its place."""
     strays = sorted(path for path in directory.glob("*.pt") if not path.with_suffix(".safetensors").is_file())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -18,14 +18,14 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 
-from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
-from dflash_trt.checkpoint.draft_spec import EMBEDDING, MASK_EMBEDDING, DraftSpec
-from dflash_trt.checkpoint.mapped import as_float32, map_tensor
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, refuse_quantised
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graph.context_graph import context_graph
 from dflash_trt.graph.cpu.ort_session import model_session
 from dflash_trt.graph.draft_graph import draft_graph
 from dflash_trt.graph.linear import input_name
+from dflash_trt.quantize.block_embedding import BlockEmbedding, random_anchors
 from dflash_trt.quantize.features import FeatureFile, FeatureSequence, open_features
 from dflash_trt.quantize.ranges import CAPTURE, Ranges
 
@@ -38,14 +38,6 @@ Method = Literal["max", "percentile"]
 FloatArray = NDArray[np.float32]
 
 
-class Calibrator(Protocol):
-    """What is used of modelopt's calibrators."""
-
-    def collect(self, x: torch.Tensor) -> None: ...
-
-    def compute_amax(self, *arguments: Any, **options: Any) -> torch.Tensor | None: ...
-
-
 def activation_ranges(draft: DraftCheckpoint, features: Path, method: Method = "max") -> Ranges:
     """Ranges of every linear layer's input and of the cached K and V, on the features that `capture` wrote.
 
@@ -55,20 +47,19 @@ def activation_ranges(draft: DraftCheckpoint, features: Path, method: Method = "
     """
     from modelopt.torch.quantization.calib import HistogramCalibrator, MaxCalibrator
 
-    kind: type[Calibrator] = MaxCalibrator if method == "max" else HistogramCalibrator
-    calibrators: dict[str, Calibrator] = {}
+    calibrators: dict[str, Any] = {}
     with open_features(features, draft.spec) as file:
         for name, values in replay(draft, file):
             if name not in calibrators:
-                calibrators[name] = kind()
+                calibrators[name] = MaxCalibrator() if method == "max" else HistogramCalibrator()
             if values.any():  # a histogram of zeros has no width; without data the range is 0
                 calibrators[name].collect(torch.from_numpy(values))
     amax = {name: _amax(calibrator, method) for name, calibrator in calibrators.items()}
     attention = draft.spec.attention_modules()
     return Ranges(
         inputs={module: amax[module] for module in draft.spec.linear_modules()},
-        k=tuple(amax[_cached(layer, "k")] for layer in attention),
-        v=tuple(amax[_cached(layer, "v")] for layer in attention),
+        k=tuple(amax[f"{layer}.k"] for layer in attention),
+        v=tuple(amax[f"{layer}.v"] for layer in attention),
     )
 
 
@@ -85,8 +76,8 @@ def replay(draft: DraftCheckpoint, file: FeatureFile) -> Iterator[tuple[str, Flo
         k, v = outputs["k"], outputs["v"]
         yield from _named(replayer.context_readers, outputs)
         for layer, attention in enumerate(draft.spec.attention_modules()):
-            yield _cached(attention, "k"), k[:, layer]
-            yield _cached(attention, "v"), v[:, layer]
+            yield f"{attention}.k", k[:, layer]
+            yield f"{attention}.v", v[:, layer]
         anchors = choose_anchors(sequence, number)
         if len(anchors):
             yield from _named(replayer.block_readers, replayer.blocks(sequence, anchors, k, v))
@@ -99,13 +90,8 @@ def replay(draft: DraftCheckpoint, file: FeatureFile) -> Iterator[tuple[str, Flo
 
 
 def choose_anchors(sequence: FeatureSequence, number: int) -> NDArray[np.int64]:
-    """Up to ANCHORS token indices of the answer, sorted; the same for the same sequence number.
-
-    The last token is none: decoding has ended there, and nothing after it was generated.
-    """
-    candidates = np.arange(sequence.prompt_length, len(sequence.tokens) - 1)
-    generator = np.random.default_rng([SEED, number])
-    return np.sort(generator.choice(candidates, size=min(ANCHORS, len(candidates)), replace=False))
+    """Up to ANCHORS token indices of the answer, sorted; the same for the same sequence number."""
+    return random_anchors(sequence, ANCHORS, np.random.default_rng([SEED, number]))
 
 
 class Replayer:
@@ -113,16 +99,8 @@ class Replayer:
 
     def __init__(self, draft: DraftCheckpoint, mask_embedding: torch.Tensor) -> None:
         """`mask_embedding` [H] is the target's; what the draft has of its own takes its place."""
-        if draft.quantization.modules or draft.quantization.fp8_kv_cache:
-            raise CheckpointError(
-                f"{draft.directory}: expected an unquantised draft to calibrate, found a quantised one",
-                hint="give the checkpoint that it was made from",
-            )
-        self._spec = draft.spec
-        self._table = map_tensor(draft.weights[EMBEDDING]) if draft.spec.own_embedding else None
-        self._mask = mask_embedding.float().numpy() if self._table is None else self._own(draft.spec.mask_token_id)
-        if draft.spec.mask_embedding:
-            self._mask = as_float32(map_tensor(draft.weights[MASK_EMBEDDING]))
+        refuse_quantised(draft)
+        self._embedding = BlockEmbedding(draft, mask_embedding)
         self.context_readers = _context_readers(draft.spec)
         self.block_readers = _block_readers(draft.spec)
         placed = _at_real_files(draft)
@@ -142,27 +120,17 @@ class Replayer:
 
         All blocks read one context cache, each as far as its anchor.
         """
-        S = self._spec.block_size
-        noise = np.tile(self._mask, (len(anchors), S, 1))  # [B, S, H]
-        if self._table is None:
-            noise[:, 0] = sequence.embeddings[anchors - sequence.prompt_length].float().numpy()
-        else:
-            noise[:, 0] = self._own(sequence.tokens.numpy()[anchors])
+        noise = self._embedding.blocks(sequence, anchors)
         lengths = anchors.astype(np.int32)
         feed = {
             "noise_embeds": noise,
-            "positions": lengths[:, None] + np.arange(S, dtype=np.int32),
+            "positions": lengths[:, None] + np.arange(noise.shape[1], dtype=np.int32),
             "k_cache": k.swapaxes(0, 1)[None],  # [1, L, n - 1, G, D]
             "v_cache": v.swapaxes(0, 1)[None],
             "slot_ids": np.zeros_like(lengths),
             "context_lengths": lengths,
         }
         return _run(self._draft, feed)
-
-    def _own(self, token_ids: NDArray[np.int64] | int) -> FloatArray:
-        """Rows of the draft's own embedding."""
-        assert self._table is not None
-        return as_float32(self._table[token_ids])
 
 
 def _context_readers(spec: DraftSpec) -> dict[str, list[str]]:
@@ -210,10 +178,6 @@ def _named(readers: dict[str, list[str]], outputs: dict[str, FloatArray]) -> Ite
             yield module, outputs[value]
 
 
-def _cached(attention: str, kv: str) -> str:
-    return f"{attention}.{kv}"
-
-
-def _amax(calibrator: Calibrator, method: Method) -> float:
+def _amax(calibrator: Any, method: Method) -> float:
     amax = calibrator.compute_amax() if method == "max" else calibrator.compute_amax(method, percentile=PERCENTILE)
     return 0.0 if amax is None else float(amax)

@@ -16,7 +16,7 @@ import numpy as np
 
 from dflash_trt._C import NonFiniteError, pack_fp8, pack_nvfp4
 from dflash_trt.checkpoint.convert_dialect import WRITTEN, copy_other_files, refuse_own_source
-from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, refuse_quantised
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.mapped import map_tensor
@@ -104,12 +104,7 @@ def quantize_checkpoint(
 
 def check_quantisable(draft: DraftCheckpoint, algorithms: Mapping[str, str]) -> None:
     """Raises CheckpointError for a draft that is quantised already, or a layer that does not suit its algorithm."""
-    if draft.quantization.modules or draft.quantization.fp8_kv_cache:
-        found = ", ".join(sorted(set(draft.quantization.modules.values()))) or "an FP8 context cache"
-        raise CheckpointError(
-            f"{draft.directory}: expected an unquantised draft, found {found}",
-            hint="quantise the checkpoint that it was made from",
-        )
+    refuse_quantised(draft)
     for module, algorithm in algorithms.items():
         tensor = draft.weights[f"{module}.weight"]
         if algorithm != FP8 and tensor.shape[1] % BLOCK:

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from dflash_trt.quantize.features import FeatureSequence
@@ -35,14 +34,6 @@ def slot_weights(block_size: int) -> torch.Tensor:
     """w_k of slots 1 to S - 1, [S - 1]."""
     gamma = float(np.interp(block_size, list(GAMMAS), list(GAMMAS.values())))
     return torch.exp(-torch.arange(block_size - 1) / gamma)
-
-
-def random_anchors(
-    prompt_length: int, num_tokens: int, count: int, generator: np.random.Generator
-) -> NDArray[np.int64]:
-    """Up to `count` token indices of an answer, sorted; the last token is none, for nothing follows it."""
-    candidates = np.arange(prompt_length, num_tokens - 1)
-    return np.sort(generator.choice(candidates, size=min(count, len(candidates)), replace=False))
 
 
 class Objective:

@@ -12,10 +12,11 @@ import torch
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.errors import CheckpointError
+from dflash_trt.quantize.block_embedding import random_anchors
 from dflash_trt.quantize.features import FeatureFile
 from dflash_trt.quantize.ranges import CAPTURE
 from dflash_trt.quantize.recovery.numerics import Numerics, quantised_weights
-from dflash_trt.quantize.recovery.objective import Example, Objective, random_anchors
+from dflash_trt.quantize.recovery.objective import Example, Objective
 from dflash_trt.quantize.recovery.settings import Settings
 from dflash_trt.quantize.recovery.torch_draft import TorchDraft
 from dflash_trt.quantize.recovery.training_state import PARTS, Progress, Tensors
@@ -120,8 +121,7 @@ class Trainer:
 
     def _example(self, number: int, generator: np.random.Generator) -> Example:
         sequence = self._features.sequence(number)
-        anchors = random_anchors(sequence.prompt_length, len(sequence.tokens), self._settings.anchors, generator)
-        return sequence, torch.from_numpy(anchors)
+        return sequence, torch.from_numpy(random_anchors(sequence, self._settings.anchors, generator))
 
     def _weighted_loss(self, draft: TorchDraft, example: Example) -> torch.Tensor:
         return self._objective.weighted_sum(draft, example, self._dense, self._settings.distillation)

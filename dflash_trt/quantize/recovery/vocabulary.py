@@ -7,9 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
-from dflash_trt.checkpoint.draft_spec import EMBEDDING, HEAD, MASK_EMBEDDING
+from dflash_trt.checkpoint.draft_spec import HEAD
 from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
 from dflash_trt.checkpoint.mapped import as_float32, map_tensor
+from dflash_trt.quantize.block_embedding import BlockEmbedding
 from dflash_trt.quantize.features import FeatureFile, FeatureSequence
 
 NOT_PROPOSED = -1
@@ -21,25 +22,17 @@ class Vocabulary:
 
     def __init__(self, draft: DraftCheckpoint, features: FeatureFile) -> None:
         """What the draft borrows comes from the feature file."""
-        spec, weights = draft.spec, draft.weights
-        self._spec = spec
-        self._table = map_tensor(weights[EMBEDDING]) if spec.own_embedding else None
-        mask = features.mask_embedding().float() if self._table is None else self._own(spec.mask_token_id)
-        self._mask = torch.from_numpy(as_float32(map_tensor(weights[MASK_EMBEDDING]))) if spec.mask_embedding else mask
+        spec = draft.spec
+        self._spec, self._embedding = spec, BlockEmbedding(draft, features.mask_embedding())
         self._head, self._bias = _head(draft, features)
         self._rows: torch.Tensor | None = None
-        if (token_ids := head_token_ids(spec, weights)) is not None:
+        if (token_ids := head_token_ids(spec, draft.weights)) is not None:
             self._rows = torch.full([features.facts.target.vocab_size], NOT_PROPOSED)
             self._rows[torch.from_numpy(token_ids).long()] = torch.arange(len(token_ids))
 
     def blocks(self, sequence: FeatureSequence, anchors: torch.Tensor) -> torch.Tensor:
         """[B, S, H]: the embedding of the token at each anchor, then S - 1 mask embeddings."""
-        noise = self._mask.repeat(len(anchors), self._spec.block_size, 1)
-        if self._table is None:
-            noise[:, 0] = sequence.embeddings[anchors - sequence.prompt_length].float()
-        else:
-            noise[:, 0] = self._own(sequence.tokens[anchors])
-        return noise
+        return torch.from_numpy(self._embedding.blocks(sequence, anchors.numpy()))
 
     def labels(self, tokens: torch.Tensor) -> torch.Tensor:
         """The head's row of each token, NOT_PROPOSED where it has none."""
@@ -50,10 +43,6 @@ class Vocabulary:
         logits = F.linear(hidden, self._head, self._bias) * self._spec.output_multiplier
         cap = self._spec.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
-
-    def _own(self, token_ids: torch.Tensor | int) -> torch.Tensor:
-        assert self._table is not None
-        return torch.from_numpy(as_float32(self._table[token_ids if isinstance(token_ids, int) else token_ids.numpy()]))
 
 
 def _head(draft: DraftCheckpoint, features: FeatureFile) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -16,6 +16,7 @@ from dflash_trt.drafter.executor import DraftInputs
 from dflash_trt.errors import BuildError
 from dflash_trt.files.json_file import MAX_BYTES, json_value
 from dflash_trt.files.read import read_bytes
+from dflash_trt.measure.recorded_target import RecordedTarget
 from dflash_trt.measure.replay import Replayed, replay
 from dflash_trt.measure.statistics import TauLoss, tau_loss
 from dflash_trt.quantize.calibrate import choose_anchors
@@ -146,19 +147,14 @@ class RecipeJudge:
 @torch.inference_mode()
 def _hidden(drafter: Drafter, split: SearchSplit) -> Iterator[torch.Tensor]:
     """By sequence that has anchors: hidden [anchors, K, H] of the proposing rows."""
-    mask = split.features.mask_embedding().float()
-    S = drafter.spec.block_size
+    embed, S = RecordedTarget(split.features, ()).embed, drafter.spec.block_size
     for number in split.numbers:
         sequence = split.features.sequence(number)
         anchors = torch.from_numpy(choose_anchors(sequence, number))
         if not len(anchors):
             continue
         drafter.inject([0], [len(sequence.taps)], sequence.taps.float())
-        borrowed = mask.repeat(len(anchors), S, 1)
-        borrowed[:, 0] = sequence.embeddings[anchors - sequence.prompt_length].float()
-        blocks = torch.full((len(anchors), S), drafter.spec.mask_token_id)
-        blocks[:, 0] = sequence.tokens[anchors]
-        noise = drafter.embedding.rows(blocks, lambda _, rows=borrowed: rows)  # type: ignore[misc]
+        noise = drafter.embedding.blocks(sequence.tokens[anchors], S, embed)
         positions = anchors[:, None] + torch.arange(S)
         slot_ids = torch.tensor(drafter.cache.slot_ids([0] * len(anchors), len(sequence.taps)))
         hidden = drafter.executor.draft(DraftInputs(noise, positions, slot_ids, anchors))

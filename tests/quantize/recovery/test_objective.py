@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.quantize.features import FeatureSequence, open_features
-from dflash_trt.quantize.recovery.objective import Objective, random_anchors, slot_weights
+from dflash_trt.quantize.recovery.objective import Objective, slot_weights
 from dflash_trt.quantize.recovery.vocabulary import NOT_PROPOSED, Vocabulary
 from tests.checkpoint.dialect_samples import write_mimo, write_speculators_vocabulary
 from tests.paths import FIXTURES
@@ -121,10 +121,3 @@ def test_own_mask_row(tmp_path: Path, features: dict[str, Path]) -> None:
     assert torch.equal(
         block[1:], load_file(tmp_path / "mask_embedding.safetensors")["mask_embedding"].float().repeat(5, 1)
     )
-
-
-def test_anchors_are_random_tokens_of_the_answer() -> None:
-    drawn = [random_anchors(5, 12, 3, np.random.default_rng([0, step])).tolist() for step in range(60)]
-    assert all(anchors == sorted(set(anchors)) and len(anchors) == 3 for anchors in drawn)
-    assert {anchor for anchors in drawn for anchor in anchors} == set(range(5, 11))
-    assert random_anchors(5, 7, 3, np.random.default_rng(0)).tolist() == [5]
