@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from dflash_trt.checkpoint.hub import read_headers
 from dflash_trt.checkpoint.weights import read_weights
 from tests.checkpoint.fake_hub import FakeHub, fake_hub
-from tests.cli.commands import run
+from tests.cli.commands import run_process
 from tests.paths import FIXTURES
 
 TARGET, DRAFT = "openai/tiny", str(FIXTURES / "tiny-qwen3-dflash")
@@ -50,7 +50,7 @@ def command(hub: FakeHub, tmp_path: Path) -> Command:
     environment |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 
     def run_there(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
-        return run(*arguments, **(environment | more))
+        return run_process(*arguments, **(environment | more))
 
     return run_there
 
@@ -70,6 +70,9 @@ def test_headers_do_for_all_but_loading(hub: FakeHub, command: Command, tmp_path
     repository = command("triton-repo", tmp_path / "engine", "--target", TARGET, "--runtime", "embedded",
                          "-o", tmp_path / "models")  # fmt: skip
     assert repository.returncode == 0, repository.stderr
+    refused = command("generate", tmp_path / "engine", "", "--target", TARGET)
+    assert refused.returncode == 1
+    assert "expected at least one token" in refused.stderr
     assert not list((tmp_path / "home").rglob("*.safetensors"))
     assert not {name for name in hub.sent if "/" in name or name.endswith(".bin") or name.startswith("consolidated")}
 
@@ -91,14 +94,6 @@ def test_weights_come_when_they_are_due(hub: FakeHub, command: Command, tmp_path
     assert hub.sent == sent
 
 
-def test_wrong_arguments_fetch_no_weights(hub: FakeHub, command: Command, tmp_path: Path) -> None:
-    assert command("build", DRAFT, "--target", TARGET, "-o", tmp_path / "engine").returncode == 0
-    refused = command("generate", tmp_path / "engine", "", "--target", TARGET)
-    assert refused.returncode == 1
-    assert "expected at least one token" in refused.stderr
-    assert not list((tmp_path / "home").rglob("*.safetensors"))
-
-
 def test_without_a_network_and_without_weights(hub: FakeHub, command: Command, tmp_path: Path) -> None:
     assert command("inspect", TARGET).returncode == 0
     refused = command("inspect", TARGET, HF_HUB_OFFLINE="1")
@@ -110,12 +105,9 @@ def test_without_a_network_and_without_weights(hub: FakeHub, command: Command, t
 @pytest.mark.parametrize(
     "header",
     [
-        b"[]",
-        b'{"a": 3}',
-        b'{"a": {"dtype": "F7", "shape": [1], "data_offsets": [0, 1]}}',
-        b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
-        b"\xff",
         b"{" * 9999,
+        pytest.param(b"[]", marks=pytest.mark.full),
+        pytest.param(b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', marks=pytest.mark.full),
     ],
 )
 def test_headers_that_are_none(header: bytes, hub: FakeHub, command: Command) -> None:

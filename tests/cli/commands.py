@@ -3,18 +3,36 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
+from unittest.mock import patch
 
 import click
 
-from dflash_trt.cli import cli
+from dflash_trt.cli import _run, cli, output
 
 
-def run(*arguments: object, script: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+    """`dflash-trt ARGUMENTS` as a process would end, in this one: no imports to wait for."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    argv = ["dflash-trt", *map(str, arguments)]
+    with (
+        patch.multiple(sys, argv=argv, stdin=io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")),
+        patch.object(output, "has_document", False),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        code = _run()
+    stdout, stderr = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(argv, code, stdout, stderr)
+
+
+def run_process(*arguments: object, script: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """`dflash-trt ARGUMENTS` in a process of its own, or a script that calls main() with them."""
     start = ["-m", "dflash_trt"] if script is None else ["-c", script]
     return subprocess.run(
@@ -28,7 +46,7 @@ def run(*arguments: object, script: str | None = None, **environment: str) -> su
 
 
 def run_here(*arguments: object) -> Any:
-    """The same in this process, without what main() adds; errors come out as they are."""
+    """The same, without what main() adds; errors come out as they are."""
     return cli.main(list(map(str, arguments)), prog_name="dflash-trt", standalone_mode=False)
 
 

@@ -8,7 +8,7 @@ import platform
 
 import pytest
 
-from tests.cli.commands import run, run_here
+from tests.cli.commands import run, run_here, run_process
 
 
 def test_json_is_one_document() -> None:
@@ -42,5 +42,5 @@ def test_the_command_that_fixes_it_is_named(
 def test_nothing_heavy_is_needed() -> None:
     """doctor must work where everything else is broken."""
     script = "import sys\nsys.modules.update(dict.fromkeys(['torch', 'onnx', 'onnxruntime', 'transformers'], None))\n"
-    result = run("doctor", "--json", script=f"{script}from dflash_trt.cli import main\nmain()")
+    result = run_process("doctor", "--json", script=f"{script}from dflash_trt.cli import main\nmain()")
     assert result.returncode == 0, result.stderr

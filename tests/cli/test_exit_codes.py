@@ -9,15 +9,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 
 from dflash_trt.cli.failure import EXTRAS
-from tests.cli.commands import run
+from tests.cli.commands import run, run_process
 from tests.engines import build
 from tests.paths import FIXTURES
 
-# main() without one package, as if it were not installed.
+# main() without some packages, as if they were not installed.
 WITHOUT = """
 import sys
 class Without:
@@ -26,24 +27,11 @@ class Without:
     def __getattr__(self, name):
         return getattr(self.finder, name)
     def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] == {package!r} else self.finder.find_spec(name, path, target)
+        return None if name.partition(".")[0] in {packages!r} else self.finder.find_spec(name, path, target)
 sys.meta_path[:] = map(Without, sys.meta_path)
 from dflash_trt.cli import main
 main()
 """
-# main() with a mistake of ours in `inspect`.
-BUG = """
-import sys
-import dflash_trt.cli
-module = sys.modules["dflash_trt.cli.inspect"]  # the attribute of that name is the command
-def mistaken(*facts):
-    raise {error}
-module.read_draft = mistaken
-from dflash_trt.cli import main
-main()
-"""
-
-
 # The command, which Ctrl-C reaches while it imports.
 AT_ONCE = """
 import os, signal, sys
@@ -57,8 +45,15 @@ main()
 """
 
 
+def inspect_raising(error: BaseException, *options: str) -> subprocess.CompletedProcess[str]:
+    """`inspect` where reading a draft raises that."""
+    module = sys.modules["dflash_trt.cli.inspect"]  # the attribute of that name is the command
+    with patch.object(module, "read_draft", Mock(side_effect=error)):
+        return run("inspect", FIXTURES / "tiny-qwen3-dflash", *options)
+
+
 def test_done(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
-    result = run("build", draft_dir, "--target", target_dir, "-o", tmp_path / "out")
+    result = run_process("build", draft_dir, "--target", target_dir, "-o", tmp_path / "out")
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{tmp_path / 'out'}\n", "")
 
 
@@ -96,10 +91,10 @@ def test_usage(arguments: list[str], words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", ["ValueError('ours')", "KeyError('ours')", "ModuleNotFoundError('ours', name='json5')"]
+    "error", [ValueError("ours"), KeyError("ours"), ModuleNotFoundError("ours", name="json5")], ids=repr
 )
-def test_bug(error: str, draft_dir: Path) -> None:
-    result = run("inspect", draft_dir, "--json", script=BUG.format(error=error))
+def test_bug(error: Exception) -> None:
+    result = inspect_raising(error, "--json")
     assert result.returncode == 70
     assert json.loads(result.stdout)["error"].startswith("this is a bug in dflash-trt")
     assert "Traceback (most recent call last):" in result.stderr
@@ -140,20 +135,19 @@ def test_a_document_and_then_an_error_are_one_document(tmp_path: Path) -> None:
 
 
 def test_interrupted_while_it_imports() -> None:
-    result = run("inspect", "nowhere", script=AT_ONCE)
+    result = run_process("inspect", "nowhere", script=AT_ONCE)
     assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, "", "")  # 130 in a shell
 
 
-def test_interrupted(draft_dir: Path) -> None:
-    result = run("inspect", draft_dir, "--json", script=BUG.format(error="KeyboardInterrupt"))
+def test_interrupted() -> None:
+    result = inspect_raising(KeyboardInterrupt(), "--json")
     assert result.returncode == 130
     assert json.loads(result.stdout)["error"] == "interrupted"
     assert result.stderr == "\nerror: interrupted\n"
 
 
-def test_an_error_of_the_file_system_is_no_bug(draft_dir: Path) -> None:
-    error = "PermissionError(13, 'Permission denied', '/some/file')"
-    result = run("inspect", draft_dir, script=BUG.format(error=error))
+def test_an_error_of_the_file_system_is_no_bug() -> None:
+    result = inspect_raising(PermissionError(13, "Permission denied", "/some/file"))
     assert result.returncode == 1
     assert result.stderr == "error: /some/file: expected to read or write, found: Permission denied\n"
 
@@ -180,7 +174,7 @@ def test_closed_pipe(draft_dir: Path) -> None:
 
 def test_missing_extra(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
     pair = (draft_dir, "--target", target_dir, "-o", tmp_path / "out")
-    result = run("build", *pair, script=WITHOUT.format(package="onnx"))
+    result = run_process("build", *pair, script=WITHOUT.format(packages=("onnx",)))
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == ("error: missing package onnx\n\nhint: pip install 'dflash-trt[build]'\n")
     assert not (tmp_path / "out").exists()
@@ -195,17 +189,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "package",
-    ["transformers", "torch", *(pytest.param(name, marks=pytest.mark.full) for name in ("onnxruntime", "onnx"))],
+    ["torch", *(pytest.param(name, marks=pytest.mark.full) for name in ("transformers", "onnxruntime", "onnx"))],
 )
 def test_missing_extra_of_generate(package: str, engine: Path) -> None:
     arguments = ("generate", engine, "prompt", "--target", FIXTURES / "tiny-qwen3")
-    result = run(*arguments, script=WITHOUT.format(package=package))
+    result = run_process(*arguments, script=WITHOUT.format(packages=(package,)))
     assert result.returncode == 1
     assert f"error: missing package {package}" in result.stderr
     assert f"hint: pip install 'dflash-trt[{EXTRAS[package]}]'" in result.stderr
 
 
 def test_inspect_needs_no_extra(draft_dir: Path, target_dir: Path) -> None:
-    for package in EXTRAS:
-        result = run("inspect", draft_dir, "--target", target_dir, script=WITHOUT.format(package=package))
-        assert result.returncode == 0, result.stderr
+    result = run_process("inspect", draft_dir, "--target", target_dir, script=WITHOUT.format(packages=tuple(EXTRAS)))
+    assert result.returncode == 0, result.stderr

@@ -227,11 +227,12 @@ def test_what_is_wrong_is_said_before_the_target_is_loaded(
     assert message in refusal(lambda: run_here("generate", engine, *wrong, "--target", TARGET), RequestError)
 
 
-def test_transformers_says_nothing_at_a_terminal(engine: Path) -> None:
-    """Neither its progress bars nor its warnings; one line of ours."""
+def test_libraries_say_nothing_and_record_nothing(engine: Path, tmp_path: Path) -> None:
+    """At a terminal neither transformers' bars nor its warnings, one line of ours; no telemetry of onnxruntime."""
     leader, follower = os.openpty()
+    environment = os.environ | {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / ".cache")}
     command = [sys.executable, "-m", "dflash_trt", "generate", engine, "def", "--target", TARGET, "--max-tokens", "2"]
-    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=follower)
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=follower, env=environment)
     os.close(follower)
     said = b""
     while piece := _read(leader):
@@ -240,6 +241,7 @@ def test_transformers_says_nothing_at_a_terminal(engine: Path) -> None:
     assert b"loading " in said
     for leak in (b"Loading", b"it/s", b"rope", b"Warning", b"100%"):
         assert leak not in said, said
+    assert [path for path in tmp_path.rglob("*") if "onnxruntime" in path.name or path.name == "deviceid"] == []
 
 
 def _read(terminal: int) -> bytes:

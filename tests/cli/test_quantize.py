@@ -3,24 +3,20 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
-from tests.cli.commands import run
+from tests.cli.commands import run, run_process
 from tests.paths import FIXTURES
 
 # Neither torch nor modelopt nor onnx can be imported.
 BARE = "import sys; sys.modules.update(torch=None, modelopt=None, onnx=None); from dflash_trt.cli import main; main()"
 
 
-def quantize(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return run("quantize", *arguments, script=BARE)
-
-
 def test_command(tmp_path: Path) -> None:
     draft, target = FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss"
     output = tmp_path / "q"
-    result = quantize(draft, "-o", output, "--recipe", "nvfp4", "--calibration", "none", "--target", target)
+    options = ("-o", output, "--recipe", "nvfp4", "--calibration", "none", "--target", target)
+    result = run_process("quantize", draft, *options, script=BARE)
     assert (result.returncode, result.stdout) == (0, f"{output}\n")
     assert result.stderr == (
         "15 linear layers: 14 NVFP4, 1 dense; 18 other tensors copied unchanged; 868.5 KiB -> 316.6 KiB\n"
@@ -29,15 +25,15 @@ def test_command(tmp_path: Path) -> None:
 
 def test_calibration_for_weights_only_is_refused(tmp_path: Path) -> None:
     draft = FIXTURES / "tiny-gpt-oss-dflash"
-    result = quantize(draft, "-o", tmp_path / "q", "--recipe", "nvfp4-w4a16", "--calibration", "features")
+    result = run("quantize", draft, "-o", tmp_path / "q", "--recipe", "nvfp4-w4a16", "--calibration", "features")
     assert result.returncode == 2
     assert "quantises weights only: it has no use for --calibration" in result.stderr
-    assert quantize(draft, "-o", tmp_path / "q", "--recipe", "nvfp4-w4a16").returncode == 0
+    assert run("quantize", draft, "-o", tmp_path / "q", "--recipe", "nvfp4-w4a16").returncode == 0
 
 
 def test_swapped_target(tmp_path: Path) -> None:
-    result = quantize(
-        FIXTURES / "tiny-gpt-oss-dflash", "-o", tmp_path / "q", "--recipe", "bf16",
+    result = run(
+        "quantize", FIXTURES / "tiny-gpt-oss-dflash", "-o", tmp_path / "q", "--recipe", "bf16",
         "--target", FIXTURES / "tiny-qwen3",
     )  # fmt: skip
     assert result.returncode == 1

@@ -26,7 +26,6 @@ from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.session import Session
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run
-from tests.cli.test_exit_codes import WITHOUT
 from tests.decoding import generate
 from tests.engines import build
 from tests.featured import featured_draft
@@ -248,11 +247,12 @@ def test_modelopts_calibrators(name: str, features: dict[str, Path]) -> None:
         assert 0.2 * largest[module] < value <= largest[module] * 1.001
 
 
-def test_without_modelopt(features: dict[str, Path], tmp_path: Path) -> None:
+def test_without_modelopt(features: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that names the extra; nothing else takes modelopt's place."""
     draft, output = FIXTURES / "tiny-qwen3-dflash", tmp_path / "out"
     arguments = ("--recipe", "fp8", "-o", output, "--calibration", features["tiny-qwen3"])
-    result = run("quantize", draft, *arguments, script=WITHOUT.format(package="modelopt"))
+    monkeypatch.setitem(sys.modules, "modelopt", None)
+    result = run("quantize", draft, *arguments)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == ("error: missing package modelopt\n\nhint: pip install 'dflash-trt[calibrate]'\n")
     assert not output.exists()
