@@ -51,11 +51,11 @@ def test_the_directory_is_a_draft_checkpoint_too(draft_dir: Path, target_dir: Pa
 
 def test_same_bytes_in_another_process_and_directory(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
     """Other paths, another working directory and another hash seed: nothing of the machine gets in."""
-    for seed, directory, draft in (("1", tmp_path, "draft"), ("2", draft_dir, ".")):
-        command = [sys.executable, "-m", "dflash_trt", "build", draft, "--target", str(target_dir)]
-        environment = os.environ | {"PYTHONHASHSEED": seed}
-        output = ["-o", str(tmp_path / f"out{seed}")]
-        subprocess.run([*command, *output], cwd=directory, env=environment, check=True, capture_output=True)
+    build(draft_dir, target_dir, tmp_path / "out1")
+    command = [sys.executable, "-m", "dflash_trt", "build", ".", "--target", str(target_dir)]
+    environment = os.environ | {"PYTHONHASHSEED": "2"}
+    output = ["-o", str(tmp_path / "out2")]
+    subprocess.run([*command, *output], cwd=draft_dir, env=environment, check=True, capture_output=True)
     assert contents(tmp_path / "out1") == contents(tmp_path / "out2")
     assert str(tmp_path).encode() not in contents(tmp_path / "out1")["manifest.json"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.commands import run_process
+from tests.cli.commands import run
 from tests.engines import build
 from tests.paths import FIXTURES, REPOSITORY
 
@@ -60,7 +60,7 @@ def test_ranks_give_the_tokens_of_one(engine: Path, tmp_path: Path, launcher: st
 
 
 def test_ranks_that_nobody_started(engine: Path) -> None:
-    result = run_process("generate", engine, "--target", TARGET, "--tp", 8, "text")
+    result = run("generate", engine, "--target", TARGET, "--tp", 8, "text")
     assert result.returncode == 1
     assert result.stderr.startswith("error: --tp 8: expected 8 processes, one for each rank, found 1\n")
     assert f"torchrun --nproc-per-node 8 -m dflash_trt generate {engine}" in result.stderr

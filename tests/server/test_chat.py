@@ -10,34 +10,36 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from dflash_trt.cli.chat import _shown
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
+from tests.cli.commands import run
 from tests.paths import FIXTURES
 
 PARAMS = SamplingParams(max_tokens=12)
 
 
-def chat(engine: Path, target: Path, message: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dflash_trt", "chat", str(engine), "--target", str(target), "--max-tokens", "12"]
-    return subprocess.run(command, input=message, capture_output=True, text=True, timeout=120, check=False)
+def chat(engine: Path, target: Path, message: bytes, *options: str) -> subprocess.CompletedProcess[str]:
+    return run("chat", engine, "--target", target, "--max-tokens", 12, *options, stdin=message)
 
 
 def test_a_pipe_is_one_message(engine: Path, chat_target: Path, llm: LLM) -> None:
-    result = chat(engine, chat_target, "def f(\n")
+    result = chat(engine, chat_target, b"def f(\n")
     answer = llm.chat([{"role": "user", "content": "def f("}], PARAMS)
     assert (result.returncode, result.stdout) == (0, f"{answer.text}\n")
     assert re.search(r"12 tokens, tau \d\.\d\d, ", result.stderr)  # the length of a draft follows measured times
 
 
 def test_nothing_to_say(engine: Path, chat_target: Path) -> None:
-    result = chat(engine, chat_target, " \n")
+    result = chat(engine, chat_target, b" \n")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == "error: stdin: no message in it\n"
 
 
 def test_a_target_without_a_template(engine: Path) -> None:
-    result = chat(engine, FIXTURES / "tiny-gpt-oss", "x")
+    result = chat(engine, FIXTURES / "tiny-gpt-oss", b"x")
     assert result.returncode == 1
     assert result.stderr.startswith("error: chat: expected a tokenizer with a chat template, found none\n")
 
@@ -64,15 +66,19 @@ def test_a_terminal_is_a_conversation(engine: Path, chat_target: Path, llm: LLM)
     assert "/nothing: expected /reset or /exit" in result.stderr
 
 
-def test_a_message_that_is_not_utf8(engine: Path, chat_target: Path) -> None:
-    command = [sys.executable, "-m", "dflash_trt", "chat", str(engine), "--target", str(chat_target)]
-    for options, message, problem in (
+@pytest.mark.parametrize(
+    ("options", "message", "problem"),
+    [
         ([], b"\xff", "stdin: expected UTF-8, found invalid start byte at byte 0"),
-        (["--max-tokens", "1", "--system", os.fsdecode(b"\xff")], b"x", "messages[0]: expected what the chat template"),
-    ):
-        result = subprocess.run([*command, *options], input=message, capture_output=True, timeout=120, check=False)
-        assert result.returncode == 1, result.stderr
-        assert result.stderr.decode().splitlines()[-1].startswith(f"error: {problem}")
+        (["--system", os.fsdecode(b"\xff")], b"x", "messages[0]: expected what the chat template"),
+    ],
+)
+def test_a_message_that_is_not_utf8(
+    engine: Path, chat_target: Path, options: list[str], message: bytes, problem: str
+) -> None:
+    result = chat(engine, chat_target, message, *options)
+    assert result.returncode == 1, result.stderr
+    assert result.stderr.splitlines()[-1].startswith(f"error: {problem}")
 
 
 def test_a_terminal_does_not_obey_the_model() -> None:

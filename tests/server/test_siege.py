@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from dflash_trt.server.streaming import EventStream
 from dflash_trt.server.tokenizing import CHUNK_CHARACTERS, TokenizerPool
 from tests.cli.commands import run_here
 from tests.server.live import PATIENCE, Live, serving
-from tests.server.process import started
+from tests.server.process import Process, started
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 LONG = {"prompt": "def f(", "max_tokens": 2000, "ignore_eos": True, "temperature": 0, "stream": True}
@@ -350,14 +350,12 @@ def test_requests_have_ids(live: Live, caplog: pytest.LogCaptureFixture) -> None
     until(lambda: "id abc-1" in caplog.text)
 
 
-@pytest.fixture
-def process_url(engine: Path, chat_target: Path, tmp_path: Path) -> Iterator[tuple[Any, str]]:
+def test_after_the_drain_every_client_is_told(engine: Path, chat_target: Path, tmp_path: Path) -> None:
     with started(engine, chat_target, tmp_path / "log", "--drain-seconds", 1) as process:
-        yield process, process.await_url()
+        _drain(process, process.await_url())
 
 
-def test_after_the_drain_every_client_is_told(process_url: tuple[Any, str]) -> None:
-    process, url = process_url
+def _drain(process: Process, url: str) -> None:
     body = LONG | {"max_tokens": 8000}
     whole: list[httpx.Response] = []
     post = threading.Thread(
@@ -390,15 +388,32 @@ def _refuses(url: str) -> bool:
     return False
 
 
-def test_a_second_sigterm_ends_at_once(process_url: tuple[Any, str]) -> None:
-    process, url = process_url
-    with httpx.stream("POST", f"{url}/v1/completions", json=LONG | {"max_tokens": 8000}, timeout=PATIENCE) as response:
-        lines = response.iter_lines()
-        assert next(lines).startswith("data: ")
-        process.popen.send_signal(signal.SIGTERM)
-        until(lambda: _refuses(url))
-        process.popen.send_signal(signal.SIGTERM)
-        assert process.popen.wait(PATIENCE) == 128 + signal.SIGTERM, process.text
+@pytest.mark.full
+def test_a_second_sigterm_ends_at_once(engine: Path, chat_target: Path) -> None:
+    """Nor does a full disk behind stderr prevent the start."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = ["-m", "dflash_trt", "serve", str(engine), "--target", str(chat_target), "--port", str(port)]
+    with Path("/dev/full").open("wb") as full:
+        process = subprocess.Popen([sys.executable, *command], stdout=full, stderr=full)
+    url = f"http://127.0.0.1:{port}"
+    try:
+
+        def is_up() -> bool:
+            assert process.poll() is None
+            return not _refuses(url)
+
+        until(is_up)
+        body = LONG | {"max_tokens": 8000}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as response:
+            assert next(response.iter_lines()).startswith("data: ")
+            process.send_signal(signal.SIGTERM)
+            until(lambda: _refuses(url))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_sigterm_while_loading(engine: Path, chat_target: Path, tmp_path: Path) -> None:
@@ -409,27 +424,7 @@ def test_sigterm_while_loading(engine: Path, chat_target: Path, tmp_path: Path) 
         assert "Traceback" not in process.text
 
 
-def test_a_full_disk_behind_stderr_does_not_prevent_the_start(engine: Path, chat_target: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = ["-m", "dflash_trt", "serve", str(engine), "--target", str(chat_target), "--port", str(port)]
-    with Path("/dev/full").open("wb") as full:
-        process = subprocess.Popen([sys.executable, *command], stdout=full, stderr=full)
-    try:
-
-        def is_up() -> bool:
-            assert process.poll() is None
-            try:
-                return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
-            except httpx.ConnectError:
-                return False
-
-        until(is_up)
-    finally:
-        process.kill()
-        process.wait()
-
-
+@pytest.mark.full
 def test_a_decoder_that_fails_ends_the_process(engine: Path, chat_target: Path, tmp_path: Path) -> None:
     """A supervisor restarts it; what ran out is the last line."""
     script = (
@@ -447,8 +442,7 @@ def test_a_decoder_that_fails_ends_the_process(engine: Path, chat_target: Path, 
     try:
         until(lambda: "serving " in log.read_text())
         url = re.findall(r"serving .* on (http://\S+)", log.read_text())[0]
-        until(lambda: "serving" in log.read_text())
-        time.sleep(0.5)
+        until(lambda: not _refuses(url))
         response = httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, timeout=PATIENCE)
         assert response.status_code == 500
         assert process.wait(PATIENCE) == 1

@@ -67,8 +67,12 @@ def hostile(*, slow_path: str = "", slow_part: str = "body", pages: dict[str, by
             server.shutdown()
 
 
-@pytest.mark.parametrize("slow_part", ["header", "body"])
-@pytest.mark.parametrize("slow_path", ["/v1/models", "/v1/chat/completions"])
+@pytest.fixture(autouse=True)
+def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflash_trt.cli.doctor_endpoint.GRACE_SECONDS", 0.2)
+
+
+@pytest.mark.parametrize(("slow_path", "slow_part"), [("/v1/models", "header"), ("/v1/chat/completions", "body")])
 def test_a_byte_at_a_time_ends_with_the_time_for_all(slow_path: str, slow_part: str) -> None:
     with (
         hostile(slow_path=slow_path, slow_part=slow_part) as url,
