@@ -64,10 +64,10 @@ def test_when_the_time_is_over_the_rest_says_so(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nothing_of_a_step_outlives_it(tmp_path: Path) -> None:
-    child = f"import time; time.sleep(2); open({str(tmp_path / 'late')!r}, 'w')"
+    child = f"import time; time.sleep(1); open({str(tmp_path / 'late')!r}, 'w')"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     assert run(python(parent), 1)[0] is None
-    time.sleep(2.5)
+    time.sleep(1.2)
     assert not (tmp_path / "late").exists()
 
 

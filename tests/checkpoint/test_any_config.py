@@ -27,7 +27,7 @@ KEYS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(section=st.sampled_from(SECTIONS), key=st.sampled_from(KEYS), value=VALUES)
 def test_any_value(section: str, key: str, value: object, draft_dir: Path, target_dir: Path) -> None:
     for directory, read in ((draft_dir, read_draft), (target_dir, read_target)):

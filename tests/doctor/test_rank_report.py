@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`doctor --ranks`: eight real ranks under mpich, and GPUs that this machine does not have."""
+"""`doctor --ranks`: real ranks under mpich, and GPUs that this machine does not have."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def doctor(*groups: tuple[int, Path]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=180, check=False)
 
 
-def test_eight_ranks_that_are_alike(engine: Path) -> None:
-    result = doctor((8, engine))
+def test_ranks_that_are_alike(engine: Path) -> None:
+    result = doctor((2, engine))
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert (document["schema"], document["problems"]) == ("dflash-trt/doctor-ranks/1", [])
-    assert [rank["rank"] for rank in document["ranks"]] == list(range(8))
+    assert [rank["rank"] for rank in document["ranks"]] == [0, 1]
     assert len({json.dumps(rank["facts"]) for rank in document["ranks"]}) == 1
     assert len(document["ranks"][0]["facts"]["engine sha256"]) == 64
 
@@ -55,11 +55,11 @@ def test_a_rank_with_another_engine_is_named(engine: Path, tmp_path: Path) -> No
     shutil.copytree(engine, other)
     manifest = json.loads((other / "manifest.json").read_text())
     (other / "manifest.json").write_text(json.dumps(manifest | {"tool_version": "0.0.1"}))
-    result = doctor((5, engine), (1, other), (2, engine))
+    result = doctor((1, engine), (1, other), (1, engine))
     assert result.returncode == 1
-    assert "error: rank 5 (" in result.stderr
+    assert "error: rank 1 (" in result.stderr
     assert "engine sha256: expected " in result.stderr
-    assert "as on 7 of 8 ranks, found " in result.stderr
+    assert "as on 2 of 3 ranks, found " in result.stderr
     assert len(json.loads(result.stdout)["problems"]) == 1
 
 

@@ -19,10 +19,9 @@ from tests.oracle.transformers_dflash import (
 from tests.reference.decode_loop import reference_greedy
 from tests.reference.synthetic import Dialect, write_random_draft
 
-PAIRS: list[tuple[Dialect, int]] = [
-    *(("qwen3", seed) for seed in (0, 5, 8)),
-    *(("gpt_oss", seed) for seed in (1, 6, 10)),
-]
+PAIRS = [("qwen3", 0), ("gpt_oss", 1), *(pytest.param(*pair, marks=pytest.mark.full) for pair in (
+    ("qwen3", 5), ("qwen3", 8), ("gpt_oss", 6), ("gpt_oss", 10),
+))]  # fmt: skip
 """Random pairs, chosen among seeds 0..11 for accepting often and repeating little."""
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PROMPT = [3, 1, 0, 2, 2, 1, 3, 0, 1]
@@ -61,6 +60,7 @@ def test_oracle_equals_definition(tmp_path: Path, dialect: Dialect, seed: int) -
     assert run.steps < 0.8 * 59, "a pair that accepts nothing shows nothing"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-gpt-oss"])
 def test_trained_fixtures(name: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(FIXTURES / name)
@@ -71,7 +71,7 @@ def test_trained_fixtures(name: str) -> None:
         assert run.steps < 0.8 * 47, "a trained drafter is right more often"
 
 
-@pytest.mark.parametrize("max_new_tokens", range(1, 12))
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 11])
 def test_budget(tmp_path: Path, max_new_tokens: int) -> None:
     target_dir, draft_dir = write_random_pair(tmp_path, dialect="qwen3", seed=8)
     run = assert_oracle_is_right(target_dir, draft_dir, PROMPT, max_new_tokens, [])
@@ -79,7 +79,7 @@ def test_budget(tmp_path: Path, max_new_tokens: int) -> None:
     assert run.steps <= max_new_tokens - 1
 
 
-@pytest.mark.parametrize("eos", range(VOCAB_SIZE))
+@pytest.mark.parametrize("eos", range(0, VOCAB_SIZE, 2))
 def test_eos_ends_the_output(tmp_path: Path, eos: int) -> None:
     target_dir, draft_dir = write_random_pair(tmp_path, dialect="gpt_oss", seed=6)
     run = assert_oracle_is_right(target_dir, draft_dir, PROMPT, 60, [eos])

@@ -31,7 +31,7 @@ SETTINGS: dict[str, dict[str, float]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["qwen3", "gpt_oss"])
+@pytest.fixture(scope="module", params=["qwen3", pytest.param("gpt_oss", marks=pytest.mark.full)])
 def workload(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Workload:
     seed = {"qwen3": 8, "gpt_oss": 6}[request.param]
     return random_workload(tmp_path_factory.mktemp(request.param), request.param, seed)

@@ -63,7 +63,7 @@ def random_session(path: Path, dialect: Dialect, seed: int) -> tuple[Session, Pa
     return open_without_tokenizer(path / "engine", target), target, draft
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))])
 @pytest.mark.parametrize("dialect", ["qwen3", "gpt_oss"])
 def test_random_pairs_equal_the_oracles(tmp_path: Path, dialect: Dialect, seed: int) -> None:
     """A vocabulary of five: untrained drafters are often right, and every acceptance length occurs."""
@@ -81,7 +81,7 @@ def test_fixtures_equal_the_oracle(name: str, sessions: dict[str, Session]) -> N
     """Tokens and tokens by verify step, on prompts kept out of training."""
     session, draft_dir = sessions[name], FIXTURES / f"{name}-dflash"
     target, assistant = load_target(FIXTURES / name), load_assistant(draft_dir)
-    for prompt in prompts(session)[:4]:
+    for prompt in prompts(session)[:2]:
         ours = speculate(session, prompt, 96)
         oracle = dflash_greedy(target, assistant, prompt, 96, eos_ids=())
         assert ours.token_ids == oracle.output_ids
@@ -108,7 +108,7 @@ def test_fixture_acceptance_is_worth_looking_at(held_out: tuple[Session, list[Co
 
 def test_fixture_text_is_plain_greedy_text(held_out: tuple[Session, list[Completion]]) -> None:
     session, answers = held_out
-    for prompt, answer in list(zip(prompts(session), answers, strict=True))[4:12]:
+    for prompt, answer in list(zip(prompts(session), answers, strict=True))[4:7]:
         assert answer.token_ids == plain(session, prompt, 128)
 
 

@@ -225,7 +225,7 @@ CALLS = st.one_of(
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), CALLS), max_size=6))
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 def test_a_follower_does_what_rank_0_does(calls: list[tuple[int, tuple[str, list[object]]]]) -> None:
     answer = torch.tensor([1])
     here, there = ([Recorder(answer), Recorder(answer)] for _ in range(2))
@@ -256,7 +256,8 @@ def pair_of_ranks() -> Iterator[tuple[Leader, Follower]]:
     yield leader, follower
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("mpiexec", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec"])
 def test_launchers(launcher: str) -> None:
     """Two ranks, each started as a user starts it."""
     scripts = f"{sys.prefix}/bin"

@@ -88,7 +88,7 @@ def test_a_target_that_cannot_be_sharded_is_named_once(ranks: Forks, tmp_path: P
     ("rank", "message"),
     [
         (1, "rank 1: target: expected T as on rank 0, found another"),
-        (0, "rank 0: target: expected T as on the other ranks, found another"),
+        pytest.param(0, "rank 0: target: expected T as on the other ranks, found another", marks=pytest.mark.full),
     ],
 )
 def test_the_odd_rank_is_named(ranks: Forks, rank: int, message: str) -> None:
@@ -97,7 +97,7 @@ def test_the_odd_rank_is_named(ranks: Forks, rank: int, message: str) -> None:
     assert outcome.stderr == [f"error: {message}\n", "", ""]
 
 
-@pytest.mark.parametrize("role", [("lose", "kill"), ("idle",)])
+@pytest.mark.parametrize("role", [("lose", "kill"), pytest.param(("idle",), marks=pytest.mark.full)])
 def test_a_killed_rank_ends_the_others(ranks: Forks, role: tuple[str, ...]) -> None:
     outcome = ranks.run(4, *role)
     assert outcome.codes == [1, -9, 1, 1]
@@ -106,7 +106,11 @@ def test_a_killed_rank_ends_the_others(ranks: Forks, role: tuple[str, ...]) -> N
 
 
 @pytest.mark.parametrize(
-    ("how", "message"), [("raise", "expected something else, found this"), ("early", "found this early")]
+    ("how", "message"),
+    [
+        ("raise", "expected something else, found this"),
+        pytest.param("early", "found this early", marks=pytest.mark.full),
+    ],
 )
 def test_the_error_of_another_rank_is_told_by_rank_0(ranks: Forks, how: str, message: str) -> None:
     outcome = ranks.run(3, "lose", how)
@@ -129,7 +133,7 @@ def test_a_bug_on_another_rank_is_told_with_its_traceback(ranks: Forks) -> None:
 @pytest.mark.parametrize(
     ("how", "code", "message"),
     [
-        ("raise", 1, "error: expected something else, found this\n"),
+        pytest.param("raise", 1, "error: expected something else, found this\n", marks=pytest.mark.full),
         ("bug", 70, "KeyError: 'a bug'\n"),
         ("kill", -9, ""),
     ],
