@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -28,10 +29,11 @@ FLAGS = [
     "-Wno-unknown-pragmas",  # unroll
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
 ]  # fmt: skip
+DIGEST_CHARACTERS = 16
 ALL_FORMATS, BF16_BLOCKS, BF16_BLOCKS_FP8_CACHES = range(3)
 DTYPES = {F16: 0, BF16: 1, FP8: 2}
 shared = Path("unknown before conftest.py says it")
-"""Where what is built once lies, for all workers."""
+"""Where what is built once lies."""
 
 
 def compiler() -> str:
@@ -52,13 +54,26 @@ def build(program: Path, sources: list[Path], *defines: str, plugins: Path = PLU
 
 
 def once(name: str, build: Callable[[Path], object]) -> Path:
-    """What `build` makes of a path; the first worker that asks for it builds it for all."""
-    path = shared / name
+    """What `build` makes of a path, by the first who asks for it; anew where a source has changed."""
+    path, partial = shared / f"{name}-{sources_digest()}", shared / f"{name}.partial"
     with (shared / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
-            build(path)
+            build(partial)
+            for old in shared.glob(f"{name}-{'?' * DIGEST_CHARACTERS}"):
+                old.unlink()
+            partial.rename(path)
     return path
+
+
+@cache
+def sources_digest() -> str:
+    """Of all that a program may be compiled from, and with."""
+    digest = hashlib.sha256(subprocess.check_output([compiler(), "--version"]) + repr(FLAGS).encode())
+    for file in sorted([*HERE.iterdir(), *PLUGINS.rglob("*")]):
+        if file.suffix in (".cpp", ".h", ".cuh", ".cu", ".py"):
+            digest.update(f"{file}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:DIGEST_CHARACTERS]
 
 
 def emulator() -> list[Path]:
