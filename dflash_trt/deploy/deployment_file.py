@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from dflash_trt.deploy.schema import Runtime
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.strict_yaml import closest, load_yaml
 from dflash_trt.quantize.recipe import recipe_directory
@@ -59,16 +60,23 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """TensorRT-LLM's attention kernel of the native drafter."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """Of the target's cache, and with it of the drafter's context cache."""
-    kv_cache_fraction: Fraction = 0.8
-    """Share of the free memory that TensorRT-LLM's cache pool takes."""
+    kv_cache_fraction: Fraction = 0.9
+    """Share of the free memory that TensorRT-LLM's cache pool takes; 0.9 is its own default (KvCacheConfig)."""
     prefix_reuse: bool = False
-    """Reuse of cached prompt prefixes; reused rows never pass the target, so the drafter misses their context."""
+    """Reuse of cached prompt prefixes. Reused rows never pass the target, so the drafter misses their context, but for
+    TensorRT-LLM's TRTLLM attention, whose context pages are reused with the target's (dflash.py @ 8d62b3e5,
+    _ctx_reuse_addressable)."""
+    enable_attention_dp: bool = False
+    """TensorRT-LLM: attention by data parallelism, each rank with requests of its own; False as in NVIDIA's
+    gpt-oss-120b-latency.yaml, true in its gpt-oss-120b-throughput.yaml (examples/configs/curated @ 25f307ee)."""
     use_rejection_sampling: bool = False
     """TensorRT-LLM: drafts are sampled and accepted by ratio of probabilities; otherwise at temperature > 0, too, a
     draft is accepted where it is the token that the target draws."""
     trust_remote_code: bool = False
     """Whether Python that comes with the target's repository is run."""
     eagle3: Eagle3 | None = None
+    runtimes: Annotated[tuple[Runtime, ...], msgspec.Meta(min_length=1)] | None = None
+    """Runtimes that can serve it; all unless said otherwise."""
     accepted_warnings: dict[str, str] | None = None
     """Rules whose warnings `serve-config --strict` lets pass, each with the reason."""
 

@@ -32,6 +32,8 @@ class ServingLoad(msgspec.Struct, frozen=True, kw_only=True):
     algorithms: dict[str, str]
     ranks: int
     """Tensor-parallel ranks of the target."""
+    attention_dp: bool = False
+    """Whether each rank has whole attention layers and requests of its own; then experts alone are divided."""
     drafter_ranks: int
     """Ranks that share one drafter: all of them natively, one in engine mode."""
     max_batch_size: int
@@ -47,6 +49,9 @@ class ServingLoad(msgspec.Struct, frozen=True, kw_only=True):
     pool_fraction: float
     captures_by_graph: bool = False
     """Whether taps are captured in a buffer for each CUDA graph, as by TensorRT-LLM up to its worker of 414ba69f."""
+    separate_draft_manager: bool = False
+    """Whether a manager of the drafter's rows shares the pool beside a dense arena, which is allocated anew when that
+    manager is: TensorRT-LLM before pull request 19410."""
     workspace_bytes: int = 0
     """Scratch of the drafter's TensorRT plans; none natively."""
 
@@ -121,13 +126,14 @@ def gpu_memory(load: ServingLoad) -> GpuMemory:
 
 def memory_items(load: ServingLoad) -> tuple[tuple[Item, ...], tuple[str, ...]]:
     """What is allocated beside the cache pool, and what is not counted because its size is not known."""
-    target, ranks = load.target, load.ranks
+    target = load.target
     unknown = []
     items = []
     if target is None:
         unknown.append("target weights and cache: no local checkpoint, and its size is not published")
     else:
-        items.append(Item("target weights", target.weight_bytes(ranks), f"1/{ranks} of all, {target.origin}"))
+        shared = f"1/{load.ranks} of {'the experts' if load.attention_dp else 'all'}, {target.origin}"
+        items.append(Item("target weights", target.weight_bytes(load.ranks, attention_dp=load.attention_dp), shared))
         if target.cache is None:
             unknown.append("target cache: what its layers keep is of no known size")
     if load.draft is not None:
@@ -146,8 +152,9 @@ def _drafter(load: ServingLoad, draft: DraftSizes) -> list[Item]:
     if load.is_dense:
         slots = f"{load.max_batch_size} + 1 slots of {load.max_seq_len} + {load.draft_tokens + 1} tokens"
         items.append(Item("context arena", arena_bytes(load), slots))
-        replaced = "beside the pool, once: the old V while the arena is allocated anew"
-        items.append(Item("arena replaced", arena_bytes(load) // 2, replaced, is_late=True))
+        if load.separate_draft_manager:
+            replaced = "beside the pool, once: the old V while the arena is allocated anew"
+            items.append(Item("arena replaced", arena_bytes(load) // 2, replaced, is_late=True))
     return items
 
 
@@ -168,11 +175,11 @@ def request_bytes(load: ServingLoad) -> int | None:
     """Pool bytes of one request of max_seq_len tokens; None where the target's are not known."""
     if load.target is None or load.target.cache is None:
         return None
-    cache = load.target.cache.bytes(load.max_seq_len, fp8=load.is_fp8_cache, ranks=load.ranks)
-    # With a dense arena, too: the pool is shared with a manager of the drafter's rows, which then nobody uses.
+    ranks = 1 if load.attention_dp else load.ranks
+    cache = load.target.cache.bytes(load.max_seq_len, fp8=load.is_fp8_cache, ranks=ranks)
     rows = 0
-    if load.draft is not None:
-        rows = load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, ranks=load.ranks)
+    if load.draft is not None and (load.separate_draft_manager or not load.is_dense):
+        rows = load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, ranks=ranks)
     return cache + load.max_seq_len * rows
 
 

@@ -16,6 +16,7 @@ from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.sglang_arguments import sglang_arguments
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments, trtllm_command
 from dflash_trt.deploy.vllm_arguments import vllm_arguments
+from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line, plain
 
 
@@ -31,7 +32,16 @@ class Rendered(msgspec.Struct, frozen=True):
 
 
 def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, host: str, port: int) -> Rendered:
-    """The same deployment gives the same bytes; methods differ in nothing but what names the method."""
+    """The same deployment gives the same bytes; methods differ in nothing but what names the method.
+
+    Raises ConfigError for a runtime that cannot serve the deployment.
+    """
+    if runtime not in deployment.runtimes:
+        raise ConfigError(
+            f"{deployment.name}: runtimes: expected {' or '.join(deployment.runtimes)}, found {runtime}, which cannot"
+            " serve this deployment",
+            hint=f"give --runtime {deployment.runtimes[0]}; the file says why",
+        )
     name = plain(deployment.name, "the deployment's name")
     head = (
         f"# dflash-trt {__version__}: {name} for {deployment.gpus}, {deployment.purpose}"

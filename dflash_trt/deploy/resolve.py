@@ -15,6 +15,7 @@ from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3
 from dflash_trt.deploy.draft_schedule import Schedule, read_schedule
 from dflash_trt.deploy.gpus import Gpus, parse_gpus
 from dflash_trt.deploy.published import published_targets
+from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import MANIFEST
 from dflash_trt.engine.plan import PlanOptions
@@ -60,6 +61,7 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str
     kv_cache_fraction: float
     prefix_reuse: bool
+    enable_attention_dp: bool
     use_rejection_sampling: bool
     trust_remote_code: bool
     moe_backend: str | None
@@ -68,6 +70,8 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     target_sizes: TargetSizes | None
     algorithms: dict[str, str]
     """Algorithm by linear layer of the drafter as it is served."""
+    runtimes: tuple[Runtime, ...]
+    """That can serve it."""
     accepted_warnings: dict[str, str]
     """Reason by rule."""
     sources: dict[str, str]
@@ -123,10 +127,12 @@ def resolve(
         kv_cache_dtype=settings.default("kv_cache_dtype", file.kv_cache_dtype),
         kv_cache_fraction=settings.default("kv_cache_fraction", file.kv_cache_fraction),
         prefix_reuse=settings.default("prefix_reuse", file.prefix_reuse),
+        enable_attention_dp=settings.default("enable_attention_dp", file.enable_attention_dp),
         use_rejection_sampling=settings.default("use_rejection_sampling", file.use_rejection_sampling),
         trust_remote_code=settings.default("trust_remote_code", file.trust_remote_code),
         moe_backend=moe_backend,
         eagle3=settings.default("eagle3", file.eagle3),
+        runtimes=_runtimes(file, name),
         accepted_warnings=file.accepted_warnings or {},
         draft_sizes=sizes,
         target_sizes=partner,
@@ -228,6 +234,17 @@ def _served_draft(file: DeploymentFile, name: str, draft: str | None) -> tuple[s
     if is_directory(file.draft) or (file.mode == "native" and file.recipe == UNQUANTIZED):
         return file.draft, "file"
     return name, "directory that `dflash-trt build` writes"
+
+
+def _runtimes(file: DeploymentFile, name: str) -> tuple[Runtime, ...]:
+    runtimes = file.runtimes or tuple(PACKAGES)
+    if file.enable_attention_dp and runtimes != ("trtllm",):
+        raise ConfigError(
+            f"{name}: enable_attention_dp: expected a deployment for TensorRT-LLM alone, found one for"
+            f" {' and '.join(runtimes)}",
+            hint="add runtimes: [trtllm]",
+        )
+    return runtimes
 
 
 def _moe_backend(target: str, gpus: Gpus) -> tuple[str | None, str]:

@@ -22,7 +22,7 @@ from dflash_trt.files.strict_yaml import closest
 
 SCHEMAS = Path(__file__).parent / "schemas"
 Runtime = Literal["trtllm", "vllm", "sglang"]
-PACKAGES = {"trtllm": "tensorrt_llm", "vllm": "vllm", "sglang": "sglang"}
+PACKAGES: dict[Runtime, str] = {"trtllm": "tensorrt_llm", "vllm": "vllm", "sglang": "sglang"}
 ALIAS = "/properties/"
 
 

@@ -82,9 +82,11 @@ class TargetSizes(msgspec.Struct, frozen=True, kw_only=True):
         """CHECKPOINT or PUBLISHED."""
         return PUBLISHED if self.checkpoint is None else CHECKPOINT
 
-    def weight_bytes(self, ranks: int) -> int:
-        """Bytes on one of `ranks` ranks: experts divide by tensor or expert parallelism alike."""
-        return (self.expert_bytes + self.dense_bytes) // ranks
+    def weight_bytes(self, ranks: int, *, attention_dp: bool = False) -> int:
+        """Bytes on one of `ranks` ranks: experts divide by tensor or expert parallelism alike; the rest does not where
+        attention is data-parallel.
+        """
+        return self.expert_bytes // ranks + self.dense_bytes // (1 if attention_dp else ranks)
 
 
 def draft_sizes(name: str) -> DraftSizes | None:

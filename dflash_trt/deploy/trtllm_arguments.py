@@ -16,6 +16,8 @@ ENGINE_MODE = ("python", "-m", "dflash_trt.trtllm")
 """Starts a command in whose ranks engine mode's drafter is registered (dflash_trt/trtllm)."""
 STREAM_INTERVAL = 20
 POSTPROCESS_WORKERS = 4
+ATTENTION_DP = {"enable_balance": True, "batching_wait_iters": 50, "timeout_iters": 1}
+"""Of NVIDIA's gpt-oss-120b-throughput.yaml (examples/configs/curated @ 25f307ee)."""
 
 
 def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
@@ -23,7 +25,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
     arguments: dict[str, Any] = {
         "tensor_parallel_size": deployment.tensor_parallel,
         "moe_expert_parallel_size": deployment.expert_parallel,
-        "enable_attention_dp": False,
+        "enable_attention_dp": deployment.enable_attention_dp,
         "max_batch_size": deployment.max_batch_size,
         "max_num_tokens": deployment.max_num_tokens,
         "max_seq_len": deployment.max_seq_len,
@@ -37,6 +39,8 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             "enable_block_reuse": deployment.prefix_reuse,
         },
     }
+    if deployment.enable_attention_dp:
+        arguments["attention_dp_config"] = ATTENTION_DP
     if deployment.trust_remote_code:
         arguments["trust_remote_code"] = True
     if deployment.moe_backend is not None:

@@ -31,3 +31,7 @@ def findings(name: str, runtime: Runtime, method: Method = "dflash", version: st
     """What a check of that finds."""
     schema = load_schema(runtime, version)
     return check(deployment_config(resolved(name), schema, rendered(name, runtime, method).arguments))
+
+
+SERVED = [(name, runtime) for name in NAMES for runtime in resolved(name).runtimes]
+"""Every deployment with each runtime that can serve it."""

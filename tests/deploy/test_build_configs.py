@@ -9,31 +9,28 @@ import msgspec
 import pytest
 
 from dflash_trt.deploy.checker import check, deployment_config
+from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.deploy.finding import ERROR, WARNING
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.render import render
+from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Runtime, load_schema, schemas, versions
 from dflash_trt.errors import ConfigError
-from tests.deploy.deployments import BUILD_CONFIGS, NAMES, RUNTIMES, findings, rendered, resolved
+from tests.deploy.deployments import BUILD_CONFIGS, NAMES, RUNTIMES, SERVED, findings, rendered, resolved
 
-# TensorRT-LLM has no speculative worker for Gemma 4; vLLM and SGLang serve these.
-NOT_IN_TENSORRT_LLM = {"gemma-4-26b-a4b.h200x1.latency", "gemma-4-31b.h200x1.latency"}
 NAME = re.compile(r"(?P<model>[a-z0-9.-]+)\.(?P<gpus>[a-z0-9]+x[1-8])\.(?P<purpose>latency|throughput|[a-z0-9-]+)")
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "runtime"), SERVED)
 def test_resolves_renders_and_passes(name: str, runtime: Runtime) -> None:
     for version in versions(runtime):
-        errors = [f.rule for f in findings(name, runtime, version=version) if f.severity == ERROR]
-        assert errors == (["target-family"] if runtime == "trtllm" and name in NOT_IN_TENSORRT_LLM else [])
+        assert [f for f in findings(name, runtime, version=version) if f.severity == ERROR] == []
     text = rendered(name, runtime).text
     assert "127.0.0.1" in text or runtime == "trtllm"
     assert rendered(name, runtime).text == text
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "runtime"), SERVED)
 def test_no_warning_without_a_reason_in_the_file(name: str, runtime: Runtime) -> None:
     """And no reason without its warning."""
     warned = {finding.rule for finding in findings(name, runtime) if finding.severity == WARNING}
@@ -41,6 +38,31 @@ def test_no_warning_without_a_reason_in_the_file(name: str, runtime: Runtime) ->
     assert warned <= accepted
     assert accepted <= {"target-family"}
     assert warned == accepted or runtime != "trtllm"
+
+
+def test_a_runtime_that_cannot_serve_a_deployment() -> None:
+    """TensorRT-LLM has no speculative worker for Gemma 4; attention data parallelism is written for it alone."""
+    expected = {(name, "trtllm") for name in NAMES if name.startswith("gemma-4-")}
+    expected |= {("gpt-oss-120b.b200x2.throughput", runtime) for runtime in ("vllm", "sglang")}
+    assert {(name, runtime) for name in NAMES for runtime in RUNTIMES} - set(SERVED) == expected
+    with pytest.raises(ConfigError, match="runtimes: expected vllm or sglang, found trtllm"):
+        rendered("gemma-4-31b.h200x1.latency", "trtllm")
+    file = load_deployment(BUILD_CONFIGS / "gpt-oss-120b.b200x2.throughput.yaml")
+    with pytest.raises(ConfigError, match="enable_attention_dp: expected a deployment for TensorRT-LLM alone"):
+        resolve(msgspec.structs.replace(file, runtimes=None), "mine")
+
+
+def test_nvidia_s_throughput_configuration() -> None:
+    """examples/configs/curated/gpt-oss-120b-throughput.yaml @ 25f307ee, with a drafter beside it."""
+    arguments = rendered("gpt-oss-120b.b200x2.throughput", "trtllm").arguments
+    expected = {
+        "max_batch_size": 720, "max_num_tokens": 16384, "tensor_parallel_size": 2, "moe_expert_parallel_size": 2,
+        "enable_attention_dp": True, "cuda_graph_config": {"enable_padding": True, "max_batch_size": 720},
+        "moe_config": {"backend": "TRTLLM"}, "stream_interval": 20, "num_postprocess_workers": 4,
+        "attention_dp_config": {"enable_balance": True, "batching_wait_iters": 50, "timeout_iters": 1},
+    }  # fmt: skip
+    assert arguments | expected == arguments
+    assert rendered("gpt-oss-120b.b200x8.throughput", "trtllm").arguments["enable_attention_dp"] is False
 
 
 def test_python_of_a_repository_is_run_where_the_file_says_so() -> None:

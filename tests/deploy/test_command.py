@@ -144,7 +144,7 @@ def test_dry_run_says_where_every_value_came_from(capsys: pytest.CaptureFixture[
     assert settings["max_batch_size"] == (64, "default for latency")
     assert settings["draft_tokens"] == (9, "block_size - 1, published facts")
     assert settings["draft_attention"] == ("VANILLA", "engine mode on SM 10.3")
-    assert settings["kv_cache_fraction"] == (0.8, "default")
+    assert settings["kv_cache_fraction"] == (0.9, "default")
     assert settings["speculative_config.context_recompute_tail"] == ("0", "schema: TensorRT-LLM 1.4.0rc1")
     assert document["memory"]["fits"] is True
     assert document["draft"]["block_size"] == 10

@@ -7,11 +7,10 @@ import pytest
 
 from dflash_trt.deploy.flags import command_text, is_command, normalize, parse_command
 from dflash_trt.deploy.schema import Runtime, load_schema
-from tests.deploy.deployments import NAMES, rendered
+from tests.deploy.deployments import SERVED, rendered
 
 
-@pytest.mark.parametrize("runtime", ["vllm", "sglang"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "runtime"), [served for served in SERVED if served[1] != "trtllm"])
 def test_round_trip(name: str, runtime: Runtime) -> None:
     arguments = rendered(name, runtime).arguments
     parsed = parse_command(command_text(runtime, arguments), load_schema(runtime, None))

@@ -12,6 +12,8 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.deploy.gpus import known_gpus, parse_gpus
 from dflash_trt.deploy.memory import GIB, ServingLoad, arena_bytes, gpu_memory, paged_arena_bytes, request_bytes
 from dflash_trt.deploy.published import PublishedDraft, published_drafts
+from dflash_trt.deploy.rules.memory_rules import worker_buffers
+from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.errors import ConfigError
 from tests.paths import FIXTURES
@@ -46,9 +48,9 @@ def test_the_draft_s_context_is_bf16_where_the_target_s_cache_is_fp8() -> None:
     halved = load(is_fp8_cache=True)
     assert arena_bytes(halved) == arena_bytes(load())
     assert arena_bytes(load(is_fp8_cache=True, is_fp8_context=True)) == arena_bytes(load()) // 2
-    rows, whole = 32768 * 2048, request_bytes(load())
+    rows, whole = 32768 * 2048, request_bytes(load(is_dense=False))
     assert whole is not None
-    assert request_bytes(halved) == (whole - rows) // 2 + rows
+    assert request_bytes(load(is_fp8_cache=True, is_dense=False)) == (whole - rows) // 2 + rows
 
 
 @pytest.mark.parametrize("entry", SIZED, ids=lambda entry: entry.draft)
@@ -127,7 +129,7 @@ def test_arena_of_the_upstream_test() -> None:
 
 
 def test_plan() -> None:
-    memory = gpu_memory(load())
+    memory = gpu_memory(load(separate_draft_manager=True))
     items = {item.name: item.bytes for item in memory.items}
     assert items["target weights"] == target().weight_bytes(8)
     assert items["context arena"] == 65 * (32768 + 10) * 2048
@@ -161,11 +163,34 @@ def test_taps_are_captured_once_more_for_every_cuda_graph(batch: int, graphs: in
     assert not items["captured hidden states"].is_late
 
 
+def test_attention_by_data_parallelism_divides_experts_alone() -> None:
+    shared, own = load(ranks=2, drafter_ranks=1, is_dense=False), target()
+    apart = msgspec.structs.replace(shared, attention_dp=True)
+    items = {item.name: item.bytes for item in gpu_memory(apart).items}
+    assert items["target weights"] == own.expert_bytes // 2 + own.dense_bytes
+    assert request_bytes(apart) == 2 * (request_bytes(shared) or 0)
+
+
 def test_an_unused_manager_of_the_drafters_rows_takes_its_share() -> None:
-    """TensorRT-LLM gives it one, whoever keeps the rows."""
-    dense, paged = gpu_memory(load()), gpu_memory(load(is_dense=False))
+    """Before pull request 19410 of TensorRT-LLM; a dense arena is then replaced when that manager is."""
+    dense, unused, paged = (
+        gpu_memory(load()),
+        gpu_memory(load(separate_draft_manager=True)),
+        gpu_memory(load(is_dense=False)),
+    )
     assert "context arena" not in {item.name for item in paged.items}
-    assert paged.request_bytes == dense.request_bytes
+    assert paged.request_bytes == unused.request_bytes
+    assert dense.request_bytes == paged.request_bytes - 32768 * 2048
+    assert dense.largest_fraction == 1
+    assert not any(item.is_late for item in dense.items)
+
+
+@pytest.mark.parametrize(
+    ("version", "late"), [("1.3.0rc27", {"arena replaced", "captured by graphs"}), ("1.4.0rc1", set())]
+)
+def test_what_is_allocated_beside_the_pool_depends_on_the_release(version: str, late: set[str]) -> None:
+    memory = gpu_memory(load(**worker_buffers(load_schema("trtllm", version))))
+    assert {item.name for item in memory.items if item.is_late} == late
 
 
 @pytest.mark.parametrize("is_dense", [True, False])

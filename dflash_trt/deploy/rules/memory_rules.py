@@ -10,6 +10,7 @@ import msgspec
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.memory import GpuMemory, ServingLoad, gpu_memory, paged_arena_bytes
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked, warning
+from dflash_trt.deploy.schema import Schema
 from dflash_trt.engine.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 
 # vLLM and SGLang take a share of the whole GPU for everything together; a tenth stays free.
@@ -69,21 +70,29 @@ def document_load(config: CheckedConfig) -> ServingLoad | None:
     numbers["draft_tokens"] -= keys.counts_window
     is_trtllm = config.schema.runtime == "trtllm"
     is_fp8 = "fp8" in str(config.setting(keys.cache_dtype))
+    is_sharded = config.mode == "native" and config.setting("enable_attention_dp") is not True
     fraction = config.setting("kv_cache_config.free_gpu_memory_fraction") if is_trtllm else POOL_FRACTION
     return ServingLoad(
         gpus=config.gpus,
         draft=config.draft,
         target=config.target,
         algorithms=config.algorithms,
-        drafter_ranks=numbers["ranks"] if config.mode == "native" else 1,
+        attention_dp=config.setting("enable_attention_dp") is True,
+        drafter_ranks=numbers["ranks"] if is_sharded else 1,
         is_dense=is_trtllm and config.setting("speculative_config.attention_backend") != "TRTLLM",
-        captures_by_graph=is_trtllm,
+        **worker_buffers(config.schema),
         is_fp8_cache=is_fp8,
         is_fp8_context=is_fp8 and not is_trtllm,
         workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if config.mode == "engine" else 0,
         pool_fraction=fraction if isinstance(fraction, (int, float)) and 0 <= fraction <= 1 else POOL_FRACTION,
         **numbers,
     )
+
+
+def worker_buffers(schema: Schema) -> dict[str, bool]:
+    """Fields of a ServingLoad that depend on the release's DFlash worker; none for a runtime without it."""
+    rule = schema.rules.get("worker_buffers", {})
+    return {name: value for name, value in rule.items() if name != "source"}
 
 
 def check_memory(config: CheckedConfig) -> Iterator[Finding]:
@@ -120,7 +129,7 @@ def _private_arena(config: CheckedConfig, load: ServingLoad, memory: GpuMemory) 
 
 
 def _beside_the_pool(load: ServingLoad, memory: GpuMemory) -> Iterator[Finding]:
-    """TensorRT-LLM sizes its pool before the arena is allocated anew and before CUDA graphs are captured."""
+    """TensorRT-LLM sizes its pool first; older releases then allocate the arena anew, and a buffer for each CUDA graph."""
     if load.pool_fraction > memory.largest_fraction:
         late = [item for item in memory.items if item.is_late]
         room = memory.free_bytes - memory.pool_bytes

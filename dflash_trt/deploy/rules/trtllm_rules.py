@@ -176,9 +176,17 @@ def prefix_reuse(config: CheckedConfig) -> Iterator[Finding]:
     if not is_dflash(config) or reuse is not True:
         return
     said = "true" if config.is_set("kv_cache_config.enable_block_reuse") else "true (its default)"
-    key = config.schema.rules["prefix_reuse"]["recompute_key"]
+    rule = config.schema.rules["prefix_reuse"]
+    key = rule["recompute_key"]
     tail = config.number(f"{SPEC}.{key}") if key else None
     if tail:
+        return
+    if config.setting(BACKEND) == rule["paired_attention"]:  # its context pages are reused with the target's
+        yield unchecked(
+            "prefix-reuse", "kv_cache_config.enable_block_reuse",
+            "whether the drafter gets the managed pool, without which a hit starves it",
+            "look for 'using the private ctx arena' in the log",
+        )  # fmt: skip
         return
     fix = "set kv_cache_config.enable_block_reuse to false"
     if key:

@@ -13,7 +13,8 @@ from dflash_trt.deploy.gpus import known_gpus
 from dflash_trt.deploy.memory import ServingLoad
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolve import ResolvedDeployment
-from dflash_trt.deploy.rules.memory_rules import POOL_FRACTION
+from dflash_trt.deploy.rules.memory_rules import POOL_FRACTION, worker_buffers
+from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes, TargetSizes, draft_sizes
 from dflash_trt.engine.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 from dflash_trt.errors import ConfigError
@@ -58,8 +59,13 @@ def target_shape(name: str) -> TargetShape:
 def system(deployment: ResolvedDeployment, runtime: str, target_directory: str | None = None) -> System:
     """The system that a resolved deployment makes of a runtime; `target_directory` stands in for its target.
 
-    Raises ConfigError for a target without known layers, and for one that the draft was not made for.
+    Raises ConfigError for a target without known layers, for one that the draft was not made for, and for attention by
+    data parallelism, which nothing here predicts.
     """
+    if deployment.enable_attention_dp:
+        raise ConfigError(
+            f"{deployment.name}: enable_attention_dp: expected tensor-parallel attention to estimate, found true"
+        )
     target = target_shape(target_directory or deployment.target)
     taps = deployment.draft_sizes.spec.target_layer_ids
     layers = deployment.draft_sizes.spec.num_target_layers
@@ -107,7 +113,7 @@ def _memory_load(deployment: ResolvedDeployment, runtime: str, target: TargetSha
         is_dense=is_trtllm and deployment.draft_attention == "VANILLA",
         is_fp8_cache=deployment.kv_cache_dtype == "fp8",
         pool_fraction=deployment.kv_cache_fraction if is_trtllm else POOL_FRACTION,
-        captures_by_graph=is_trtllm,
+        **worker_buffers(load_schema(runtime)),
         workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if deployment.mode == "engine" else 0,
     )
 

@@ -55,6 +55,12 @@ CASES = {
     "prefix reuse from a pool that may be shared": Case(
         rule="prefix-reuse", key="kv_cache_config.enable_block_reuse", gpus="b300x8", severity=WARNING,
         change={"kv_cache_config.enable_block_reuse": True, f"{SPEC}.attention_backend": "TRTLLM"}, words="starves",
+        version="1.3.0rc27",
+    ),
+    "prefix reuse from a pool that is reused, too": Case(
+        rule="prefix-reuse", key="kv_cache_config.enable_block_reuse", gpus="b300x8", severity=UNCHECKED,
+        change={"kv_cache_config.enable_block_reuse": True, f"{SPEC}.attention_backend": "TRTLLM"},
+        words="whether the drafter gets the managed pool",
     ),
     "FP8 pages for a BF16 context": Case(
         rule="fp8-context", key="kv_cache_config.dtype", gpus="b300x8", severity=WARNING,
@@ -70,7 +76,7 @@ CASES = {
         change={"kv_cache_config.free_gpu_memory_fraction": 0.001}, words="a cache pool for one request of 32768",
     ),
     "a pool that leaves no room behind it": Case(
-        rule="pool-fraction", key="kv_cache_config.free_gpu_memory_fraction", severity=WARNING,
+        rule="pool-fraction", key="kv_cache_config.free_gpu_memory_fraction", severity=WARNING, version="1.3.0rc27",
         change={"kv_cache_config.free_gpu_memory_fraction": 0.97},
         words="beside the pool (arena replaced and captured by graphs), found",
     ),
