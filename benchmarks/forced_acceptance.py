@@ -22,6 +22,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from dflash_trt.drafter.proposals import Draw, Proposals
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.pair import LocalPair
@@ -110,10 +111,12 @@ class ForcedPair(LocalPair):
         self._vocab_size = session.drafter.spec.vocab_size
         self.decoder = Decoder(self, session.decoder().slots, length)
 
-    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> list[list[int]]:
-        """The drafter's proposals [B, num_tokens], replaced. The draw depends on request and position alone."""
+    def draft(
+        self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()
+    ) -> list[Proposals]:
+        """The drafter's proposals, replaced. The draw depends on request and position alone."""
         proposals = super().draft(slots, anchors, num_tokens)
-        for row, slot in zip(proposals, slots, strict=True):
+        for (row, *_), slot in zip(proposals, slots, strict=True):
             request = self.decoder.running[slot]
             prompt, begin = tuple(request.prompt_ids), len(request.token_ids)
             draw = random.Random(hash((*prompt[:4], begin))).random()

@@ -152,8 +152,11 @@ def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]:
     """Philox4x32-10: four random 32-bit words for a counter of four and a key of two.
 
     Output position i of a request draws with counter (i mod 2^32, i >> 32, 0, 0) and key (seed mod 2^32, seed >> 32);
-    u = (x0 << 32 | x1) >> 11, in units of 2^-53.
+    u = (x0 << 32 | x1) >> 11, in units of 2^-53. The third word is 1 for the draw of a proposal, 2 for its acceptance.
     """
+
+def proposal_uniforms(seed: int, position: int, count: int) -> list[float]:
+    """The numbers in [0, 1) with which proposals for `count` output positions from `position` on are drawn."""
 
 def verify_block(
     logits: NDArray[np.float32],
@@ -162,12 +165,17 @@ def verify_block(
     position: int,
     prompt_ids: NDArray[np.int64] | None = None,
     output_ids: NDArray[np.int64] | None = None,
+    candidate_ids: NDArray[np.int64] | None = None,
+    probabilities: NDArray[np.float64] | None = None,
 ) -> list[int]:
     """The tokens that a verify pass emits: the accepted prefix of proposals [K] and one token more.
 
     Row r of logits [K + 1, V] is the target's for output position `position` + r. The emitted tokens are those of
     plain sampling with the same seed, whatever the proposals; without proposals this is plain sampling
     (docs/sampling.md). prompt_ids and output_ids, what stands before the first row, are read only with a penalty.
+
+    With candidate_ids and probabilities [K, k], the distributions that the proposals were drawn from, they are judged
+    by rejection sampling: the emitted tokens have plain sampling's distribution, and are not the same.
 
     Raises ValueError for shapes that do not fit, ids out of range, and a row (as far as rows are needed) with NaN,
     +infinity, or nothing but -infinity; TypeError where an array would have to be copied.

@@ -6,6 +6,8 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
+
 #include "bindings/bindings.h"
 #include "sampling/philox.h"
 
@@ -16,6 +18,8 @@ using LogitRow = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device:
 using OutProbabilities = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using IdArray = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using TokenIds = std::optional<IdArray>;
+using Candidates = std::optional<nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
+using Probabilities = std::optional<nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
 
 static dflash::Logits view(const LogitRows& logits) {
   return {.data = logits.data(),
@@ -29,6 +33,13 @@ static dflash::History view(const TokenIds& prompt_ids, const TokenIds& output_i
     return {array->data(), array->shape(0)};
   };
   return {.prompt = ids(prompt_ids), .output = ids(output_ids)};
+}
+
+static dflash::ProposalDistributions view(const Candidates& tokens, const Probabilities& probabilities) {
+  if (!tokens || !probabilities) return {};
+  return {.tokens = {tokens->data(), tokens->size()},
+          .probabilities = {probabilities->data(), probabilities->size()},
+          .width = tokens->shape(1)};
 }
 
 static void bind_params(nb::module_& module) {
@@ -64,17 +75,31 @@ void bind_sampling(nb::module_& module) {
   bind_params(module);
   module.def("philox4x32", &dflash::philox4x32, nb::arg("counter"), nb::arg("key"));
   module.def(
+      "proposal_uniforms",
+      [](uint64_t seed, uint64_t position, uint64_t count) {
+        std::vector<double> uniforms;
+        for (uint64_t i = 0; i < count; ++i) {
+          const uint64_t bits = dflash::uniform_bits(seed, position + i, dflash::Draw::kProposal);
+          uniforms.push_back(std::ldexp(static_cast<double>(bits), -dflash::kUniformBits));
+        }
+        return uniforms;
+      },
+      nb::arg("seed"), nb::arg("position"), nb::arg("count"));
+  module.def(
       "verify_block",
       [](const LogitRows& logits, const std::vector<int64_t>& proposals,
          const dflash::SamplingParams& params, uint64_t position, const TokenIds& prompt_ids,
-         const TokenIds& output_ids) {
+         const TokenIds& output_ids, const Candidates& candidate_ids,
+         const Probabilities& probabilities) {
         const nb::gil_scoped_release release;
         return dflash::verify_block(view(logits), proposals, params, position,
-                                    view(prompt_ids, output_ids));
+                                    view(prompt_ids, output_ids), view(candidate_ids, probabilities));
       },
       nb::arg("logits").noconvert(), nb::arg("proposals"), nb::arg("params"), nb::arg("position"),
       nb::arg("prompt_ids").noconvert() = nb::none(),
-      nb::arg("output_ids").noconvert() = nb::none());
+      nb::arg("output_ids").noconvert() = nb::none(),
+      nb::arg("candidate_ids").noconvert() = nb::none(),
+      nb::arg("probabilities").noconvert() = nb::none());
   module.def(
       "token_probabilities",
       [](const LogitRow& logits, const dflash::SamplingParams& params, const OutProbabilities& out,

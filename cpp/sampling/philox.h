@@ -27,13 +27,17 @@ constexpr PhiloxCounter philox4x32(PhiloxCounter counter, PhiloxKey key) {
 
 constexpr int kUniformBits = 53;
 
+// What a random number of a position decides.
+enum class Draw : uint32_t { kToken = 0, kProposal = 1, kAcceptance = 2 };
+
 // The uniform of one output position, u = result / 2^53 in [0, 1).
-constexpr uint64_t uniform_bits(uint64_t seed, uint64_t position) {
+constexpr uint64_t uniform_bits(uint64_t seed, uint64_t position, Draw draw = Draw::kToken) {
   const auto half = [](uint64_t word, int index) {
     return static_cast<uint32_t>(word >> (32 * index));
   };
-  const PhiloxCounter random = philox4x32({half(position, 0), half(position, 1), 0, 0},
-                                          {half(seed, 0), half(seed, 1)});
+  const PhiloxCounter random = philox4x32(
+      {half(position, 0), half(position, 1), static_cast<uint32_t>(draw), 0},
+      {half(seed, 0), half(seed, 1)});
   return (uint64_t{random[0]} << 32 | random[1]) >> (64 - kUniformBits);
 }
 

@@ -66,6 +66,30 @@ class RowSampler {
     return token;
   }
 
+  // Whether a proposal that was drawn with that probability holds.
+  bool accepts(int64_t proposal, double drawn_with, uint64_t position) const {
+    const uint64_t bits = uniform_bits(params_.seed, position, Draw::kAcceptance);
+    const double u = static_cast<double>(bits) / static_cast<double>(uint64_t{1} << kUniformBits);
+    return u * drawn_with * static_cast<double>(mass_) < static_cast<double>(kept(proposal));
+  }
+
+  // Makes the row max(0, p - q); leaves p where rounding leaves nothing of that.
+  void subtract(std::span<const int64_t> tokens, std::span<const double> probabilities) {
+    uint64_t removed = 0;
+    const auto share = [&](size_t i) {
+      const double weight = std::round(probabilities[i] * static_cast<double>(mass_));
+      return std::min(static_cast<uint64_t>(weight), kept(tokens[i]));
+    };
+    for (size_t i = 0; i < tokens.size(); ++i) removed += share(i);
+    if (removed >= mass_) return;
+    std::vector<uint64_t> left;
+    for (size_t i = 0; i < tokens.size(); ++i) left.push_back(kept(tokens[i]) - share(i));
+    for (uint64_t& weight : weights_) weight = weight >= lowest_ ? weight : 0;
+    for (size_t i = 0; i < tokens.size(); ++i) weights_[static_cast<size_t>(tokens[i])] = left[i];
+    lowest_ = 0;
+    mass_ -= removed;
+  }
+
   double probability(int64_t token) const {
     if (is_greedy()) return token == argmax_ ? 1 : 0;
     return static_cast<double>(kept(token)) / static_cast<double>(mass_);
@@ -91,11 +115,36 @@ class RowSampler {
   uint64_t mass_ = 0;
 };
 
+void check_distributions(const ProposalDistributions& q, std::span<const int64_t> proposals,
+                         int64_t vocab) {
+  const size_t width = q.width;
+  if (q.tokens.size() != width * proposals.size() || q.probabilities.size() != q.tokens.size()) {
+    throw std::invalid_argument("expected candidate_ids and probabilities of one shape, a row for" +
+                                (" each of " + std::to_string(proposals.size())) +
+                                " proposals, found others");
+  }
+  check_ids("candidates", q.tokens, vocab);
+  for (size_t row = 0; row < proposals.size(); ++row) {
+    const auto tokens = q.tokens.subspan(row * width, width);
+    const auto probabilities = q.probabilities.subspan(row * width, width);
+    const auto in_range = [](double probability) { return probability >= 0 && probability <= 1; };
+    if (std::ranges::count(tokens, proposals[row]) != 1) {
+      throw std::invalid_argument("expected proposal " + std::to_string(row) +
+                                  " once among its candidates, found " + std::to_string(proposals[row]));
+    }
+    if (!std::ranges::all_of(probabilities, in_range)) {
+      throw std::invalid_argument("expected probabilities from 0 to 1, found others for proposal " +
+                                  std::to_string(row));
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t> proposals,
                                   const SamplingParams& params, uint64_t position,
-                                  const History& history) {
+                                  const History& history,
+                                  const ProposalDistributions& distributions) {
   check(params);
   check_vocab(logits.vocab);
   check_ids("proposals", proposals, logits.vocab);
@@ -110,11 +159,28 @@ std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t>
                                 " output ids before the position, found " +
                                 std::to_string(history.output.size()));
   }
+  const size_t width = params.temperature == 0 ? 0 : distributions.width;
+  if (width > 0) check_distributions(distributions, proposals, logits.vocab);
   RowSampler sampler(logits.vocab, params, history);
   std::vector<int64_t> emitted;
   for (int64_t row = 0; row < logits.rows; ++row) {
+    const uint64_t place = position + static_cast<uint64_t>(row);
     sampler.read(logits.row(row), row);
-    emitted.push_back(sampler.token(position + static_cast<uint64_t>(row)));
+    if (row < num_proposals && width > 0) {
+      const auto begin = static_cast<size_t>(row) * width;
+      const auto tokens = distributions.tokens.subspan(begin, width);
+      const auto probabilities = distributions.probabilities.subspan(begin, width);
+      const auto drawn = std::ranges::find(tokens, proposals[row]) - tokens.begin();
+      if (sampler.accepts(proposals[row], probabilities[static_cast<size_t>(drawn)], place)) {
+        emitted.push_back(proposals[row]);
+        sampler.add_output(emitted.back());
+        continue;
+      }
+      sampler.subtract(tokens, probabilities);
+      emitted.push_back(sampler.token(place));
+      break;
+    }
+    emitted.push_back(sampler.token(place));
     if (row < num_proposals && emitted.back() != proposals[row]) break;
     sampler.add_output(emitted.back());
   }

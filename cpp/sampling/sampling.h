@@ -20,6 +20,14 @@ struct Logits {
   int64_t vocab;
 };
 
+// Distributions that proposals were drawn from: row r has probabilities[r * width + j] of
+// tokens[r * width + j], which differ within a row, and 0 of every other token.
+struct ProposalDistributions {
+  std::span<const int64_t> tokens;        // [K, width]
+  std::span<const double> probabilities;  // [K, width]
+  size_t width = 0;                       // 0: there are none, each proposal was certain
+};
+
 // The tokens that one pass of the target emits: the accepted prefix of `proposals` [K] and one more
 // token, the correction of the first rejected proposal or the bonus token (docs/sampling.md).
 //
@@ -30,7 +38,8 @@ struct Logits {
 // Throws std::invalid_argument; rows behind the last emitted token are not looked at.
 std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t> proposals,
                                   const SamplingParams& params, uint64_t position,
-                                  const History& history);
+                                  const History& history,
+                                  const ProposalDistributions& distributions = {});
 
 // Fills `out` [V] with the distribution that verify_block samples from, given a row [V] of logits.
 void token_probabilities(std::span<const float> logits, const SamplingParams& params,

@@ -7,21 +7,25 @@ a of the slot before is
     score[s, a, b] = u[s, b] + sum over r of A[c[s - 1, a], r] * (W h[s])[r] * B[c[s, b], r]
 
 with codebooks A and B [V, r], W [r, H] and the final hidden rows h; the anchor alone stands before slot 0. The walk
-takes the best candidate behind the one it has just taken (z-lab's dflash 0.1.0, CandidateSelector.select). Sums are in
+takes the best candidate behind the one it has just taken, or draws one from softmax(score / temperature) (z-lab's
+dflash 0.1.0, CandidateSelector.select). Sums are in
 FP32: rounded to BF16 they change which candidate is best. Of the codebooks only rows are read, so they stay in their
 file.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import SELECTOR, DraftSpec
 from dflash_trt.checkpoint.weights import SINGLE
+from dflash_trt.drafter.proposals import Draw, Proposals
 
 
 class Candidates:
@@ -40,6 +44,42 @@ class Candidates:
             taken = best[:, slot].gather(1, taken)
             path.append(taken)
         return self.ids.gather(2, torch.stack(path, dim=1)).squeeze(-1)
+
+    def walk(self, draws: Sequence[Draw | None]) -> list[Proposals]:
+        """A path for each block: drawn where it has a Draw, greedy elsewhere."""
+        greedy = [Proposals(token_ids) for token_ids in self.greedy_walk().tolist()]
+        drawing = [(row, draw) for row, draw in enumerate(draws) if draw is not None]
+        if not drawing:
+            return greedy
+        rows, count = [row for row, _ in drawing], self.ids.shape[1]
+        temperatures = [draw.params.temperature for _, draw in drawing]
+        uniforms = [_C.proposal_uniforms(draw.params.seed, draw.position, count) for _, draw in drawing]
+        paths, probabilities = Candidates(self.ids[rows], self.scores[rows]).sampled_walk(
+            *(torch.tensor(values, dtype=torch.float64, device=self.ids.device) for values in (temperatures, uniforms))
+        )
+        ids, q = self.ids[rows].cpu().numpy(), probabilities.cpu().numpy()
+        for index, (row, token_ids) in enumerate(zip(rows, paths.tolist(), strict=True)):
+            greedy[row] = Proposals(token_ids, ids[index], q[index])
+        return greedy
+
+    def sampled_walk(self, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Paths [B, K] drawn with numbers [B, K] in [0, 1) at temperatures [B] > 0, and each step's distribution.
+
+        That is [B, K, k] FLOAT64: softmax(scores / temperature) behind the candidate that was drawn before.
+        """
+        scores = self.scores.double().nan_to_num()
+        behind, path, distributions = scores[:, 0, 0], [], []
+        for slot in range(scores.shape[1]):
+            q = ((behind - behind.amax(-1, keepdim=True)) / temperatures[:, None]).softmax(-1)
+            cumulative = q.cumsum(-1)
+            below = cumulative <= uniforms[:, slot, None] * cumulative[:, -1:]
+            drawn = below.sum(-1).clamp(max=q.shape[-1] - 1)
+            path.append(drawn)
+            distributions.append(q)
+            if slot + 1 < scores.shape[1]:
+                behind = scores[torch.arange(len(scores)), slot + 1, drawn]
+        taken = torch.stack(path, dim=1)[:, :, None]
+        return self.ids.gather(2, taken).squeeze(-1), torch.stack(distributions, dim=1)
 
 
 class CandidateSelector:

@@ -9,34 +9,37 @@ import numpy as np
 from torch import Tensor
 
 from dflash_trt import _C
+from dflash_trt.drafter.proposals import Proposals
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.logprobs import token_logprobs
 from dflash_trt.runtime.request import Request
 
 
-def accept(request: Request, proposals: Sequence[int], logits: Tensor, begin: int, greedy: list[int]) -> list[int]:
+def accept(request: Request, proposals: Proposals, logits: Tensor, begin: int, greedy: list[int]) -> list[int]:
     """Accepted proposals and one token more; [] without logits, that is inside a prompt.
 
     The n rows of logits [R, V] FLOAT from `begin` on, and their argmax greedy [n], are the target's after the last
     token and each proposal.
     Greedy decoding accepts what equals the argmax. Sampling draws the target's own token with the random number of
-    its position and accepts what equals it: the exact rule of speculative sampling (docs/sampling.md).
+    its position and accepts what equals it: the exact rule of speculative sampling (docs/sampling.md). Proposals that
+    were drawn themselves are judged by rejection sampling.
     """
     if len(greedy) == 0:
         return []
     params = request.params
     processed = None
     if request.processors:
-        processed, greedy = _process(request, proposals, _rows(logits, begin, len(greedy)))
-        proposals = proposals[: max(0, len(greedy) - 1)]
+        processed, greedy = _process(request, proposals.token_ids, _rows(logits, begin, len(greedy)))
+        proposals = proposals.first(max(0, len(greedy) - 1))
         if not greedy:
             return []
     if params.temperature == 0 and not params.penalizes:
-        token_ids = greedy[: num_equal(proposals, greedy) + 1]
+        token_ids = greedy[: num_equal(proposals.token_ids, greedy) + 1]
     else:
         history = [_ids(request.prompt_ids), _ids(request.token_ids)] if params.penalizes else [None, None]
         rows = _rows(logits, begin, len(greedy)) if processed is None else processed
-        token_ids = _C.verify_block(rows, list(proposals), request.sampler, len(request.token_ids), *history)
+        token_ids, *drawn_from = proposals
+        token_ids = _C.verify_block(rows, token_ids, request.sampler, len(request.token_ids), *history, *drawn_from)
     for processor in request.processors:
         processor.advance(token_ids)
     if params.logprobs:

@@ -48,7 +48,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     cumulative_logprob: float | None
     """Their sum."""
     seed: int | None
-    """What tokens were drawn with; greedy decoding draws none."""
+    """What tokens were drawn with; greedy decoding draws none. A request that gives it draws the same tokens, unless
+    this one gave none and its proposals were drawn, too (docs/sampling.md)."""
     acceptance: Acceptance | None
     """Its verify passes, and what they accepted."""
     arrived: float

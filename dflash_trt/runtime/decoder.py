@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dflash_trt.drafter.proposals import Proposals
 from dflash_trt.errors import EngineError
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.kvcache.slots import SlotPool
@@ -36,17 +37,24 @@ if TYPE_CHECKING:
     from dflash_trt.runtime.pair import Pair
 
 
+NO_PROPOSALS = Proposals([])
+
+
 class StepInput(msgspec.Struct, frozen=True):
     """What a request brings to a step: a chunk of its prompt, or its last token and the proposals behind it."""
 
     slot: int
     request: Request
     token_ids: Sequence[int]
-    proposals: Sequence[int]
+    drafted: Proposals
     num_logits: int
     """Rows that tokens are drawn from."""
     num_prompt_logits: int = 0
     """Rows in front of them, for log probabilities of the prompt."""
+
+    @property
+    def proposals(self) -> Sequence[int]:
+        return self.drafted.token_ids
 
     @property
     def segment(self) -> Segment:
@@ -227,12 +235,13 @@ class Decoder:
         blocks = {}
         if drafting:
             anchors = [decoding[slot].token_ids[-1] for slot in drafting]
-            drafted = self._pair.draft(drafting, anchors, max(lengths.values()))
+            draws = [decoding[slot].draw for slot in drafting]
+            drafted = self._pair.draft(drafting, anchors, max(lengths.values()), draws)
             blocks = dict(zip(drafting, drafted, strict=True))
         parts = []
         for slot, request in decoding.items():
-            proposals = blocks[slot][: lengths[slot]] if slot in blocks else []
-            token_ids = [request.token_ids[-1], *proposals]
+            proposals = blocks[slot].first(lengths[slot]) if slot in blocks else NO_PROPOSALS
+            token_ids = [request.token_ids[-1], *proposals.token_ids]
             parts.append(StepInput(slot, request, token_ids, proposals, len(token_ids)))
         return parts
 
@@ -244,7 +253,7 @@ class Decoder:
             if chunk := request.prompt_ids[begin : begin + room]:
                 is_last = begin + len(chunk) == len(request.prompt_ids)
                 num_prompt_logits = len(chunk) - is_last if request.params.prompt_logprobs else 0
-                parts.append(StepInput(slot, request, chunk, (), int(is_last), num_prompt_logits))
+                parts.append(StepInput(slot, request, chunk, NO_PROPOSALS, int(is_last), num_prompt_logits))
                 room -= len(chunk)
         return parts
 
@@ -313,7 +322,7 @@ def _accept(parts: Sequence[StepInput], logits: Tensor) -> list[list[int]]:
             begin += part.num_prompt_logits
         end = begin + part.num_logits
         num_rows = part.num_logits if all_finite else len(list(takewhile(bool, finite[begin:end])))
-        proposals = part.proposals[: max(0, num_rows - 1)]
+        proposals = part.drafted.first(max(0, num_rows - 1))
         accepted.append(accept(part.request, proposals, logits, begin, tokens[begin : begin + num_rows]))
         begin = end
     return accepted

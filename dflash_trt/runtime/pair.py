@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dflash_trt.drafter.drafter import Drafter
+from dflash_trt.drafter.proposals import Draw, Proposals
 from dflash_trt.runtime.accept import argmax
 from dflash_trt.runtime.pending_taps import NO_SLOT, PendingTaps
 from dflash_trt.targets.target import Segment, Target
@@ -36,10 +37,12 @@ class Pair(Protocol):
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """Gives an empty slot its pages of both caches; its first `num_tokens` tokens are in them already."""
 
-    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> list[list[int]]:
-        """Proposals [B, num_tokens] that follow the last verified tokens `anchors` of `slots`; greedy.
+    def draft(
+        self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()
+    ) -> list[Proposals]:
+        """`num_tokens` proposals, 1 to K, that follow the last verified tokens `anchors` of each of `slots`.
 
-        `num_tokens` is 1 to K.
+        Greedy, but where `draws` has a Draw for a slot and the drafter knows distributions.
         """
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
@@ -89,24 +92,24 @@ class LocalPair:
             self._drafter.reserve(slot, pages, num_tokens)
 
     @torch.inference_mode()
-    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> list[list[int]]:
-        """Proposals [B, num_tokens] from one pass over the blocks [anchor, mask, mask, ...]."""
+    def draft(
+        self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()
+    ) -> list[Proposals]:
+        """`num_tokens` proposals for each slot from one pass over the blocks [anchor, mask, mask, ...]."""
         assert self._drafter is not None, "there is no drafter"
         self._inject()
         spec, anchor_ids = self._drafter.spec, torch.from_numpy(np.array(anchors))
         embeds = self._drafter.embedding.blocks(anchor_ids, spec.block_size, self._target.embed)
         if spec.candidate_selector is not None:
             lattice = self._drafter.candidates(slots, embeds, anchor_ids, num_tokens, self._target.logits)
-            path: list[list[int]] = lattice.greedy_walk().tolist()
-            return path
+            return lattice.walk(draws)
         if spec.has_own_head:
-            proposals: list[list[int]] = self._drafter.propose(slots, embeds)[:, :num_tokens].tolist()
-            return proposals
+            return [Proposals(row) for row in self._drafter.propose(slots, embeds)[:, :num_tokens].tolist()]
         hidden = self._drafter.draft(slots, embeds)
         # Row 0 predicts the token already known; proposals begin at row 1.
         logits = self._target.logits(hidden[:, 1 : 1 + num_tokens])
         tokens = argmax(logits.flatten(0, 1))
-        return [tokens[begin : begin + num_tokens] for begin in range(0, len(tokens), num_tokens)]
+        return [Proposals(tokens[begin : begin + num_tokens]) for begin in range(0, len(tokens), num_tokens)]
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
         """One pass of the target; the taps stay here until `commit`."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from dflash_trt import _C
+from dflash_trt.drafter.proposals import Draw
 from dflash_trt.runtime.logits_processors import LogitsProcessor
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.text import TextStream
@@ -111,6 +112,12 @@ class Request:
         """Those of prompt and answer at `positions`, as far as there are any."""
         begin, end = (max(0, position - len(self.prompt_ids)) for position in (positions.start, positions.stop))
         return [*self.prompt_ids[positions.start : positions.stop], *self.token_ids[begin:end]]
+
+    @property
+    def draw(self) -> Draw | None:
+        """With what its next proposals may be drawn; None where a seed promises the tokens of plain sampling."""
+        is_free = self.params.temperature > 0 and self.params.seed is None
+        return Draw(self.sampler, len(self.token_ids)) if is_free else None
 
     @property
     def remaining(self) -> int:

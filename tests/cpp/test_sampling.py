@@ -103,6 +103,33 @@ def test_it_is_the_reference_token_for_token(settings: dict[str, Any]) -> None:
         )
 
 
+@pytest.mark.parametrize("settings", SETTINGS[::5])
+def test_drawn_proposals_are_judged_as_by_the_reference(settings: dict[str, Any]) -> None:
+    rng = np.random.default_rng(17)
+    for trial in range(60):
+        vocab, num_proposals = int(rng.integers(4, 40)), int(rng.integers(1, 4))
+        logits = random_logits(rng, num_proposals + 1, vocab)
+        output = rng.integers(0, vocab, int(rng.integers(0, 9))).tolist()
+        penalties = PENALTIES[trial % len(PENALTIES)] if trial % 2 else {}
+        params = Params(**settings, **penalties, seed=trial)
+        candidates = np.stack([rng.permutation(vocab)[:4] for _ in range(num_proposals)])
+        drawn_with = rng.dirichlet(np.ones(4), num_proposals)
+        proposals = [int(rng.choice(tokens, p=q)) for tokens, q in zip(candidates, drawn_with, strict=True)]
+        expected = reference.verify_drawn(logits, proposals, params, len(output), (), output, candidates, drawn_with)
+        position = len(output)
+        assert expected == _C.verify_block(
+            logits, proposals, native(params), position, ids(()), ids(output), candidates, drawn_with
+        )
+
+
+def test_a_temperature_of_zero_reads_no_distribution() -> None:
+    logits, nothing = random_logits(np.random.default_rng(1), 2, 5), np.zeros((1, 2))
+    best = int(logits[0].argmax())
+    candidates = np.array([[best, (best + 1) % 5]])
+    emitted = _C.verify_block(logits, [best], native(Params(temperature=0)), 0, None, None, candidates, nothing)
+    assert emitted == verify(logits, [best], Params(temperature=0))
+
+
 def warped(logits: Logits, params: Params, history: Sequence[int]) -> Probabilities:
     """transformers 5.23: what `generate` applies, in its order, in double."""
     steps: list[Any] = []

@@ -94,6 +94,24 @@ def test_arguments_must_fit(call: Any, message: str) -> None:
         call(np.zeros((3, 4), dtype=np.float32))
 
 
+@pytest.mark.parametrize(
+    ("candidates", "probabilities", "message"),
+    [
+        ([[0, 1]], [[0.5, 0.5]], "a row for each of 2 proposals"),
+        ([[0, 1], [1, 2]], [[0.5, 0.5]], "candidate_ids and probabilities of one shape"),
+        ([[0, 4], [1, 2]], [[0.5, 0.5]] * 2, r"candidates in \[0, 4\), found 4"),
+        ([[0, 1], [2, 3]], [[0.5, 0.5]] * 2, "proposal 1 once among its candidates, found 1"),
+        ([[0, 0], [1, 2]], [[0.5, 0.5]] * 2, "proposal 0 once among its candidates, found 0"),
+        ([[0, 1], [1, 2]], [[0.5, 0.5], [float("nan"), 0.5]], "from 0 to 1, found others for proposal 1"),
+        ([[0, 1], [1, 2]], [[2.0, 0.5], [0.5, 0.5]], "from 0 to 1, found others for proposal 0"),
+    ],
+)
+def test_distributions_must_fit(candidates: Any, probabilities: Any, message: str) -> None:
+    logits = np.zeros((3, 4), dtype=np.float32)
+    with pytest.raises(ValueError, match=message):
+        _C.verify_block(logits, [0, 1], native(Params()), 0, None, None, np.array(candidates), np.array(probabilities))
+
+
 def test_logits_are_not_copied_or_converted() -> None:
     params = native(Params())
     for logits in (np.zeros((1, 4)), np.zeros((4, 8), dtype=np.float32)[:1, ::2], np.zeros(4, dtype=np.float32)):

@@ -18,10 +18,11 @@ import pytest
 import torch
 
 from dflash_trt import _C
-from tests.reference.sampling import Probabilities, textbook_verify
+from tests.reference import sampling as reference
+from tests.reference.sampling import Params, Probabilities, textbook_verify
 
 V, K = 16, 4
-NUM_TOKENS = 200_000
+NUM_TOKENS, DRAWN_TOKENS = 200_000, 40_000
 # A right rule passes one check with this chance; about 60 are made.
 MIN_P_VALUE = 1e-4
 
@@ -36,7 +37,7 @@ class Chain:
     def __init__(self, params: _C.SamplingParams) -> None:
         rng = np.random.default_rng(2024)
         self.params = params
-        logits = rng.normal(0, 1.5, (V * V, V)).astype(np.float32)
+        logits = self.logits = rng.normal(0, 1.5, (V * V, V)).astype(np.float32)
         mediocre = (logits + rng.normal(0, 1.0, logits.shape)).argmax(axis=1)
         self.target = np.empty((V * V, V))
         for row, out in zip(logits, self.target, strict=True):
@@ -225,3 +226,79 @@ def test_random_numbers_used_twice_are_seen() -> None:
     passes = itertools.count()
     run = chain.run(lambda state, _: chain.verify_block(state, next(passes)))
     assert pairs_p_value(run) < 1e-12
+
+
+class Drawing:
+    """Draws proposals from k candidates of each state, by another distribution than the target's."""
+
+    k = 6
+
+    def __init__(self, chain: Chain, params: Params) -> None:
+        self.chain = chain
+        self.params = params
+        self.verify: Callable[..., list[int]] = lambda logits, proposals, position, ids, q: _C.verify_block(
+            logits, proposals, chain.params, position, None, None, ids, q
+        )
+        self.report: Callable[[Probabilities], Probabilities] = lambda q: q
+        """What is said of the distributions [K, k] that proposals were drawn from."""
+        scores = chain.logits + np.random.default_rng(7).normal(0, 0.7, chain.logits.shape)
+        self.ids = np.argsort(-scores, axis=1)[:, : self.k]
+        weights = np.exp(np.take_along_axis(scores, self.ids, axis=1) / params.temperature)
+        self.q = weights / weights.sum(axis=1, keepdims=True)
+
+    def emit(self, state: int, position: int) -> list[int]:
+        states, proposals = [state], []
+        for u in _C.proposal_uniforms(self.params.seed, position, K):
+            drawn = min(np.searchsorted(self.q[states[-1]].cumsum(), u, side="right"), self.k - 1)
+            proposals.append(int(self.ids[states[-1], drawn]))
+            states.append(states[-1] % V * V + proposals[-1])
+        judged = states[:K]
+        q = np.ascontiguousarray(self.report(self.q[judged]))
+        return self.verify(self.chain.logits[states], proposals, position, self.ids[judged], q)
+
+
+def drawing(temperature: float = 0.8, top_p: float = 1.0) -> Drawing:
+    params = Params(temperature=temperature, top_p=top_p, seed=3)
+    return Drawing(Chain(_C.SamplingParams(temperature=temperature, top_p=top_p, seed=3)), params)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_drawn_proposals_leave_the_distribution_the_targets(top_p: float) -> None:
+    """And more of them hold than of certain ones."""
+    drawn = drawing(top_p=top_p)
+    run = drawn.chain.run(drawn.emit, DRAWN_TOKENS)
+    assert min(overall_p_value(run), pairs_p_value(run)) > MIN_P_VALUE
+    certain = drawn.chain.run(drawn.chain.verify_block, DRAWN_TOKENS)
+    assert len(run.begins) < 0.9 * len(certain.begins)
+
+
+def without_subtraction(drawn: Drawing) -> None:
+    drawn.verify = lambda logits, proposals, position, ids, q: reference.verify_drawn(
+        logits, proposals, drawn.params, position, (), (), ids, q, subtract=False
+    )
+
+
+def of_the_next_position(drawn: Drawing) -> None:
+    drawn.report = lambda q: np.roll(q, 1, axis=0)
+
+
+def of_another_temperature(drawn: Drawing) -> None:
+    drawn.report = lambda q: (q**2) / (q**2).sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("plant", [without_subtraction, of_the_next_position, of_another_temperature])
+def test_a_wrong_distribution_is_seen(plant: Callable[[Drawing], None]) -> None:
+    drawn = drawing()
+    plant(drawn)
+    assert overall_p_value(drawn.chain.run(drawn.emit, DRAWN_TOKENS)) < 1e-12
+
+
+def test_one_number_for_proposal_and_acceptance_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proposal that is drawn with the number that judges it."""
+
+    def uniforms(seed: int, position: int, count: int) -> list[float]:
+        return [reference.uniform_bits(seed, position + i, 2) / 2**53 for i in range(count)]
+
+    monkeypatch.setattr(_C, "proposal_uniforms", uniforms)
+    drawn = drawing()
+    assert overall_p_value(drawn.chain.run(drawn.emit, DRAWN_TOKENS)) < 1e-12

@@ -44,9 +44,9 @@ def philox4x32(counter: Sequence[int], key: Sequence[int]) -> tuple[int, int, in
     return c0, c1, c2, c3
 
 
-def uniform_bits(seed: int, position: int) -> int:
-    """u * 2^53 for the u of one output position."""
-    x0, x1, _, _ = philox4x32((position % 2**32, position >> 32, 0, 0), (seed % 2**32, seed >> 32))
+def uniform_bits(seed: int, position: int, draw: int = 0) -> int:
+    """u * 2^53 for the u of one output position: 0 its token's, 1 its proposal's, 2 of whether that is accepted."""
+    x0, x1, _, _ = philox4x32((position % 2**32, position >> 32, draw, 0), (seed % 2**32, seed >> 32))
     return (x0 * 2**32 + x1) >> 11
 
 
@@ -111,6 +111,35 @@ def verify_block(
         if row < len(proposals) and emitted[row] != proposals[row]:
             break
     return emitted
+
+
+def verify_drawn(
+    logits: Logits,
+    proposals: Sequence[int],
+    params: Params,
+    position: int,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    candidates: npt.NDArray[np.int64],
+    drawn_with: Probabilities,
+    *,
+    subtract: bool = True,
+) -> list[int]:
+    """Rejection sampling (arXiv 2211.17192, algorithm 1) of proposals drawn from `drawn_with` [K, k] of `candidates`.
+
+    Without `subtract` a rejected proposal is replaced by a draw from all of p: a mistake that tests must see.
+    """
+    emitted: list[int] = []
+    for row, proposal in enumerate(proposals):
+        p = probabilities(logits[row], params, prompt, [*output, *emitted])
+        q = np.zeros_like(p)
+        q[candidates[row]] = drawn_with[row]
+        if uniform_bits(params.seed, position + row, 2) / 2**53 * q[proposal] >= p[proposal]:
+            u = uniform_bits(params.seed, position + row) / 2**53
+            return [*emitted, _inverse_cdf(np.maximum(0, p - q) if subtract else p, u)]
+        emitted.append(proposal)
+    last = sample(logits[len(proposals)], params, prompt, [*output, *emitted], position + len(proposals))
+    return [*emitted, last]
 
 
 def textbook_verify(

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from msgspec.structs import replace
 
+from dflash_trt.drafter.candidate_selector import Candidates
+from dflash_trt.drafter.proposals import Draw
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.sampling import SamplingParams
@@ -47,6 +52,57 @@ def test_greedy_answers_are_plain_ones_in_fewer_steps_than_dflash(
 def test_sampled_answers_are_plain_ones(session: Session) -> None:
     """Tokens are drawn with the random number of their position, whatever was proposed there."""
     assert steps(session, SamplingParams(max_tokens=48, temperature=0.8, seed=11), 4) < 4 * 47
+
+
+def drawn(session: Session, *, drafting: bool, first_seed: int, count: int = 1200) -> Counter[tuple[int, ...]]:
+    """Answers of five tokens, `count` times, to requests that give no seed."""
+    params = SamplingParams(max_tokens=5, temperature=0.8, top_k=3)
+    requests = []
+    for seed in range(first_seed, first_seed + count):
+        requests.append(session.request(prompts(session)[3], params))
+        requests[-1].sampler = replace(params, seed=seed).sampler()
+    decoder = session.decoder() if drafting else session.plain_decoder()
+    return Counter(tuple(answer.token_ids) for answer in run(decoder, requests))
+
+
+@pytest.mark.full
+def test_drawn_proposals_leave_the_distribution(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chi-square test of two samples; it sees distributions that are those of the next slots."""
+    plain = drawn(session, drafting=False, first_seed=0)
+    assert same_distribution(drawn(session, drafting=True, first_seed=5000), plain) > 1e-3
+    honest = Candidates.sampled_walk
+
+    def mistaken(self: Candidates, *draw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        paths, q = honest(self, *draw)
+        return paths, q.roll(1, dims=1)
+
+    monkeypatch.setattr(Candidates, "sampled_walk", mistaken)
+    assert same_distribution(drawn(session, drafting=True, first_seed=5000), plain) < 1e-6
+
+
+def same_distribution(first: Counter[tuple[int, ...]], second: Counter[tuple[int, ...]]) -> float:
+    """The p-value of Pearson's test that both samples are of one distribution; rare outcomes are one."""
+    common = [outcome for outcome in first | second if first[outcome] + second[outcome] >= 20]
+    observed = torch.tensor([[sample[outcome] for outcome in common] for sample in (first, second)]).double()
+    sizes = torch.tensor([[first.total()], [second.total()]])
+    observed = torch.cat([observed, sizes - observed.sum(1, keepdim=True)], dim=1)
+    observed = observed[:, observed.sum(0) > 0]
+    expected = sizes * observed.sum(0) / sizes.sum()
+    statistic = ((observed - expected) ** 2 / expected).sum()
+    return float(torch.special.gammaincc(torch.tensor((observed.shape[1] - 1) / 2).double(), statistic / 2))
+
+
+def test_a_seed_promises_plain_tokens(session: Session) -> None:
+    """Beside requests without one, whose proposals are drawn."""
+    settings = (SamplingParams(max_tokens=32), SamplingParams(max_tokens=32, temperature=0.8, seed=0))
+    free = SamplingParams(max_tokens=32, temperature=0.8, logprobs=True)
+    requests = [session.request(prompts(session)[1], params) for params in (*settings, free, free)]
+    assert [request.draw for request in requests] == [None, None, *(Draw(r.sampler, position=0) for r in requests[2:])]
+    answers = run(session.decoder(), requests)
+    for answer, params in zip(answers, settings, strict=False):
+        plain = run(session.plain_decoder(), [session.request(prompts(session)[1], params)])
+        assert answer.token_ids == plain[0].token_ids
+    assert [len(answer.logprobs or ()) for answer in answers[2:]] == [len(answer.token_ids) for answer in answers[2:]]
 
 
 @pytest.mark.parametrize("rows", [None, 400])

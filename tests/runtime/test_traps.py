@@ -189,11 +189,11 @@ def test_trap_7_proposals_are_the_argmax(session: Session) -> None:
     hidden = session.drafter.draft([0], noise)
     assert torch.equal(hidden, session.drafter.draft([0], noise))
     logits = session.target.model.get_output_embeddings()(hidden[:, 1:])
-    proposals = LocalPair(session.target, session.drafter).draft(
+    (drafted,) = LocalPair(session.target, session.drafter).draft(
         [0], [prompt[-1]], session.manifest.draft.num_draft_tokens
     )
     session.drafter.release(0)
-    assert proposals == logits.argmax(dim=-1).tolist()
+    assert [drafted.token_ids] == logits.argmax(dim=-1).tolist()
 
 
 def test_trap_8_one_layers_k_norm_for_all_shows_in_features_only(session: Session, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from dflash_trt.drafter.proposals import Draw, Proposals
 from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
@@ -130,9 +131,11 @@ class PartlyRight(LocalPair):
         slots, length = SlotPool(NUM_SLOTS, 10**6), FixedLength(workload.num_draft_tokens)
         self.decoder = Decoder(self, slots, length, prefill_chunk=7)
 
-    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> list[list[int]]:
+    def draft(
+        self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()
+    ) -> list[Proposals]:
         proposals = super().draft(slots, anchors, num_tokens)
-        for row, slot in zip(proposals, slots, strict=True):
+        for (row, *_), slot in zip(proposals, slots, strict=True):
             request = self.decoder.running[slot]
             rest = self._answers[id(request)][len(request.token_ids) :]
             count = min(len(rest), self._rng.randint(0, len(row)))

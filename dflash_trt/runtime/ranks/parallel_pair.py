@@ -19,6 +19,7 @@ import transformers
 
 from dflash_trt import __version__
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
+from dflash_trt.drafter.proposals import Draw, Proposals
 from dflash_trt.engine.manifest import MANIFEST, sha256
 from dflash_trt.runtime.pair import Pair
 from dflash_trt.runtime.ranks.roles import Follower, Leader
@@ -65,10 +66,12 @@ class TensorParallelPair:
         self._send("reserve", slot, pages, num_tokens)
         self._local.reserve(slot, pages, num_tokens)
 
-    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> list[list[int]]:
-        """Rank 0's proposals [B, num_tokens]."""
+    def draft(
+        self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()
+    ) -> list[Proposals]:
+        """Rank 0's proposals: it alone draws."""
         self._send("draft", slots, anchors, num_tokens)
-        return self._local.draft(slots, anchors, num_tokens)
+        return self._local.draft(slots, anchors, num_tokens, draws)
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
         """One pass of the target on all ranks; logits [sum of num_logits, V] FLOAT."""
