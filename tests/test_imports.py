@@ -7,6 +7,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -88,8 +89,13 @@ def is_room(name: str) -> bool:
     return any(PACKAGE.glob(f"{name}.py*")) or (PACKAGE / name).is_dir()
 
 
-def imports(file: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imports(file: Path) -> list[tuple[int, str]]:
     """Line and name of every module that `file` imports, at any depth."""
+    return list(_imports(file))
+
+
+def _imports(file: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)

@@ -159,8 +159,9 @@ def test_a_worker_that_asks_the_drafter_for_more(tmp_path: Path) -> None:
 
 
 def test_without_a_directory_it_says_how(tmp_path: Path) -> None:
-    assert contract().returncode == 2
-    assert "make contract TENSORRT_LLM=DIR" in contract().stderr
+    missing = contract()
+    assert missing.returncode == 2
+    assert "make contract TENSORRT_LLM=DIR" in missing.stderr
     assert f"found no tensorrt_llm.llmapi.llm_args in {tmp_path}" in contract(tmp_path).stderr
 
 

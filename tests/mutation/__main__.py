@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.mutation READER COUNT DIRECTORY`: in a process of its own, 5 s and 500 MB for each mutation.
+"""`python -m tests.mutation COUNT DIRECTORY READER...`: a process for each reader, 5 s and 500 MB for each mutation.
 
-Prints one line of counts and exits with 0, or shows the first mutation that did not end in our own error, and where.
+Prints a line of counts for each and exits with 0, or shows the first mutation that did not end in our own error.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import resource
 import signal
 import sys
@@ -33,17 +34,37 @@ class TooSlow(BaseException):
     """Its time is over."""
 
 
-def main(name: str, count: int, directory: Path) -> int:
+def main(count: int, directory: Path, names: list[str]) -> int:
+    """The first exit code that is not 0."""
+    signal.signal(signal.SIGPROF, _stop)
+    signal.signal(signal.SIGALRM, _stop)
+    for name in names:
+        if (undamaged := _run(name, directory, Random(0))) != "loaded":  # it also imports what it needs
+            print(f"{name}: expected the undamaged file to load, found it {undamaged}")
+            return 2
+    return next(filter(None, (_forked(name, count, directory) for name in names)), 0)
+
+
+def _forked(name: str, count: int, directory: Path) -> int:
+    sys.stdout.flush()
+    if (pid := os.fork()) == 0:
+        code = 70
+        try:
+            code = mutate(name, count, directory)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def mutate(name: str, count: int, directory: Path) -> int:
+    """The exit code for one reader."""
     reader = READERS[name]
     file = directory / reader.file
     good = file.read_bytes()
-    signal.signal(signal.SIGPROF, _stop)
-    signal.signal(signal.SIGALRM, _stop)
     outcomes: Counter[str] = Counter()
     slowest = 0.0  # in seconds of the processor
-    if (undamaged := _run(name, directory, Random(0))) != "loaded":  # it also imports what it needs
-        print(f"{name}: expected the undamaged {file} to load, found it {undamaged}")
-        return 2
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + BYTES, in_use + BYTES))
     for seed in range(count):
@@ -99,4 +120,4 @@ def _stop(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))
