@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count
+from typing import Protocol
 
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
 
@@ -19,10 +20,21 @@ ROOT = 0
 """The number before the first page."""
 
 
+class PageWatcher(Protocol):
+    """Hears what becomes of entries."""
+
+    def stored(self, number: int, before: int, token_ids: Sequence[int]) -> None:
+        """A new entry, with a page's tokens, behind the entry `before` or ROOT."""
+
+    def removed(self, number: int) -> None:
+        """An entry is found no more."""
+
+
 class PrefixIndex:
     """One entry for each page that may be shared."""
 
     def __init__(self) -> None:
+        self.watcher: PageWatcher | None = None
         self._entries: dict[Key, tuple[int, int]] = {}  # number and page
         self._keys: dict[int, Key] = {}
         self._numbers = count(ROOT + 1)
@@ -46,8 +58,12 @@ class PrefixIndex:
         if key not in self._entries:
             self._entries[key] = next(self._numbers), page
             self._keys[page] = key
+            if self.watcher is not None:
+                self.watcher.stored(self._entries[key][0], before, token_ids)
         return self._entries[key][0]
 
     def remove(self, page: int) -> None:
         """Forgets a page. What was behind it is no longer found."""
-        del self._entries[self._keys.pop(page)]
+        number, _ = self._entries.pop(self._keys.pop(page))
+        if self.watcher is not None:
+            self.watcher.removed(number)

@@ -41,7 +41,7 @@ class SlotPool:
         self._free = list(range(num_slots))  # a heap: the lowest first, so that running slots stay neighbours
         self._pages: dict[int, list[int]] = {}
         self._holders: Counter[int] = Counter()
-        self._index = PrefixIndex()
+        self.index = PrefixIndex()
         self._kept: dict[int, None] = {}
         """Pages of the index that nobody holds, the least recently used first."""
         self._known: dict[int, tuple[int, int]] = {}
@@ -80,7 +80,7 @@ class SlotPool:
 
         Its last token is never one of them: somebody must compute the logits behind it.
         """
-        return TOKENS_PER_PAGE * len(list(self._index.find(prompt_ids[:-1])))
+        return TOKENS_PER_PAGE * len(list(self.index.find(prompt_ids[:-1])))
 
     def allocate(self, num_tokens: int, prompt_ids: Sequence[int] = ()) -> Reservation:
         """A free slot and pages for `num_tokens` tokens that begin with `prompt_ids`; ValueError when there is none."""
@@ -90,7 +90,7 @@ class SlotPool:
                 f" and {self.free_tokens} tokens free"
             )
         slot = heapq.heappop(self._free)
-        found = list(self._index.find(prompt_ids[:-1])) if self.prefix_caching else []
+        found = list(self.index.find(prompt_ids[:-1])) if self.prefix_caching else []
         cached = [page for _, page in found]
         for page in cached:
             self._kept.pop(page, None)
@@ -111,19 +111,19 @@ class SlotPool:
         """Lets others share the slot's next full pages, which hold `token_ids` in target and drafter."""
         known, number = self._known[slot]
         for begin in range(0, len(token_ids) - TOKENS_PER_PAGE + 1, TOKENS_PER_PAGE):
-            number = self._index.add(number, token_ids[begin : begin + TOKENS_PER_PAGE], self._pages[slot][known])
+            number = self.index.add(number, token_ids[begin : begin + TOKENS_PER_PAGE], self._pages[slot][known])
             known += 1
         self._known[slot] = known, number
 
     def forget(self) -> None:
         """Shares no page that there is now: somebody else has written into the caches."""
         for page in self._kept:
-            self._index.remove(page)
+            self.index.remove(page)
         self._pool.give(self._kept)
         self._kept = {}
         for page in self._holders:
-            if page in self._index:
-                self._index.remove(page)
+            if page in self.index:
+                self.index.remove(page)
 
     def free(self, slot: int) -> None:
         """Frees an allocated slot and its pages; ValueError for one that is not allocated."""
@@ -133,7 +133,7 @@ class SlotPool:
             self._holders[page] -= 1
             if self._holders[page] == 0:
                 del self._holders[page]
-                if page in self._index:
+                if page in self.index:
                     self._kept[page] = None
                 else:
                     self._pool.give([page])
@@ -144,5 +144,5 @@ class SlotPool:
         while self._pool.num_free < count:
             page = next(iter(self._kept))
             del self._kept[page]
-            self._index.remove(page)
+            self.index.remove(page)
             self._pool.give([page])

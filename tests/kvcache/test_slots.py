@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
+from dflash_trt.kvcache.prefix_index import ROOT
 from dflash_trt.kvcache.slots import SlotPool
 
 SLOTS = st.integers(1, 6)
@@ -104,3 +107,26 @@ def test_what_is_forgotten_while_somebody_holds_it_is_not_found() -> None:
         pool.free(held)
     assert pool.free_tokens == pool.num_tokens
     assert pool.allocate(TOKENS_PER_PAGE + 1, tokens[: TOKENS_PER_PAGE + 1]).num_cached_tokens == 0
+
+
+def test_a_watcher_hears_of_shared_pages() -> None:
+    """Each behind its parent, once, and of those whose room was needed."""
+    heard: list[tuple[object, ...]] = []
+
+    class Watcher:
+        def stored(self, number: int, before: int, token_ids: Sequence[int]) -> None:
+            heard.append(("stored", number, before, list(token_ids)))
+
+        def removed(self, number: int) -> None:
+            heard.append(("removed", number))
+
+    pages = [[page] * TOKENS_PER_PAGE for page in range(3)]
+    slots = SlotPool(2, 4 * TOKENS_PER_PAGE, prefix_caching=True)
+    slots.index.watcher = Watcher()
+    for _ in range(2):
+        slot = slots.allocate(2 * TOKENS_PER_PAGE).slot
+        slots.publish(slot, pages[0] + pages[1])
+        slots.free(slot)
+    assert heard == [("stored", 1, ROOT, pages[0]), ("stored", 2, 1, pages[1])]
+    slots.allocate(4 * TOKENS_PER_PAGE)
+    assert heard[2:] == [("removed", 2), ("removed", 1)]

@@ -172,9 +172,9 @@ def check(decoder: Decoder, session: Session) -> None:
     assert slots._pool.num_free + len(slots._kept) + len(set(held)) == slots._num_pages
     free = {page for begin, end in slots._pool._runs for page in range(begin, end)}
     assert not free & (set(held) | slots._kept.keys())
-    assert not free & slots._index._keys.keys(), "a page that anybody may take is shared"
+    assert not free & slots.index._keys.keys(), "a page that anybody may take is shared"
     for slot, pages in slots._pages.items():
-        shared = [page for page in pages if slots._holders[page] > 1 or page in slots._index]
+        shared = [page for page in pages if slots._holders[page] > 1 or page in slots.index]
         written = min(session.target._table.lengths[slot], session.drafter.cache.lengths[slot])  # type: ignore[attr-defined]
         assert set(shared) <= set(pages[: written // P]), (
             "a page that is not full, or that the drafter lacks, is shared"
