@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dflash_trt.errors import EngineError
+from dflash_trt.kvcache.prefix_index import PageWatcher
 from dflash_trt.runtime.backend import Chunk, Messages, Prompt
 from dflash_trt.runtime.completion import Completion, PromptLogprobs, completion
 from dflash_trt.runtime.decoder_thread import DecoderThread
@@ -48,6 +49,17 @@ class EmbeddedBackend:
         self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True
     ) -> AsyncGenerator[Chunk, None]:
         """The answer step by step on the running event loop; closing the iterator, or cancelling the task, cancels."""
+        request, chunks = self.start(prompt, params, incremental=incremental)
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            self.cancel(request)
+
+    def start(
+        self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True
+    ) -> tuple[Request, AsyncGenerator[Chunk, None]]:
+        """Submits a request; its chunks come on the running event loop, the last one of a cancelled request, too."""
         loop = asyncio.get_running_loop()
         chunks: asyncio.Queue[Chunk | Exception] = asyncio.Queue()
 
@@ -57,16 +69,7 @@ class EmbeddedBackend:
 
         request = self.request(prompt, params, put, incremental=incremental)
         self.submit(request)
-        try:
-            while True:
-                chunk = await chunks.get()
-                if isinstance(chunk, Exception):
-                    raise chunk
-                yield chunk
-                if chunk.completion is not None:
-                    return
-        finally:
-            self.cancel(request)
+        return request, _until_whole(chunks)
 
     def prepare(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[PendingRequest]:
         """Requests whose caller waits for the last of them, not submitted yet."""
@@ -113,6 +116,15 @@ class EmbeddedBackend:
     def num_slots(self) -> int:
         """Requests that run at once."""
         return self.session.num_slots
+
+    @property
+    def num_cache_tokens(self) -> int:
+        """Tokens that fill the pages of the caches."""
+        return self._decoder.slots.num_tokens
+
+    def watch_shared_pages(self, watcher: PageWatcher) -> None:
+        """Calls `watcher`, on the decoder's thread, for each page that is shared from now on, or no more."""
+        self._decoder.slots.index.watcher = watcher
 
     @property
     def max_length(self) -> int:
@@ -178,6 +190,16 @@ def answer(request: Request) -> Completion:
     if request.error is not None and request.finished is not FinishReason.ERROR:
         raise EngineError(f"the decoder has failed: {request.error}") from request.error
     return completion(request)
+
+
+async def _until_whole(chunks: asyncio.Queue[Chunk | Exception]) -> AsyncGenerator[Chunk, None]:
+    while True:
+        chunk = await chunks.get()
+        if isinstance(chunk, Exception):
+            raise chunk
+        yield chunk
+        if chunk.completion is not None:
+            return
 
 
 def _reporter(put: Put, incremental: bool) -> Callable[[Request], None]:
