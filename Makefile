@@ -11,7 +11,7 @@ PROMPT ?= "def main("
 JOBS   ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: help build demo test test-full test-gpu gpu-report contract lint dashboards catalog bench bench-quantize bench-estimate bench-attention bench-report count-kernel clean
+.PHONY: help build demo dynamo demo-cluster test test-full test-gpu gpu-report contract lint dashboards catalog bench bench-quantize bench-estimate bench-attention bench-report count-kernel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | column -t -s '	'
@@ -39,6 +39,21 @@ demo: build  ## fixture checkpoint -> engine directory -> text, next to plain de
 	$(BIN)/dflash-trt generate $(DEMO) --target tests/fixtures/tiny-gpt-oss --baseline --max-tokens 124 $(PROMPT)
 	@echo The same over HTTP, with a page at http://127.0.0.1:8000 that shows each step:
 	@echo '' $(BIN)/dflash-trt serve $(DEMO) --target tests/fixtures/tiny-gpt-oss
+
+# ai-dynamo pins what it needs, so it lies in an environment of its own, over .venv.
+DYNAMO := .venv-dynamo
+SITE   := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+$(DYNAMO)/installed: $(TOOLS)
+	@echo "$(DYNAMO), ai-dynamo over $(VENV): 0.1 GB to download"; $(BIN)/python -m venv $(DYNAMO)
+	@over=$$($(BIN)/python $(SITE)) && echo "import site; site.addsitedir('$$over')" > $$($(DYNAMO)/bin/python $(SITE))/over.pth
+	@pip="$(DYNAMO)/bin/pip install --disable-pip-version-check --quiet"; $$pip 'dflash-trt[dynamo]' && $$pip --no-deps ai-dynamo==1.6.1
+	@touch $@
+
+dynamo: $(DYNAMO)/installed  ## NVIDIA Dynamo in .venv-dynamo, where the tests of it then run
+
+demo-cluster: export OMP_NUM_THREADS = 1
+demo-cluster: dynamo  ## Dynamo's frontend and two workers on this machine; one of them is killed in the middle of an answer
+	$(DYNAMO)/bin/python -m tests.dynamo.demo
 
 test: $(TOOLS)  ## everything that needs no GPU
 	$(PYTEST)
@@ -85,4 +100,4 @@ count-kernel: $(TOOLS)  ## count the attention kernel's machine instructions; ne
 	$(PIP) --editable '.[sass]' && $(BIN)/python tools/count_kernel.py
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DYNAMO) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

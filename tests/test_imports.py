@@ -25,21 +25,22 @@ FLOORS = [
     {"cpu"},
     {"runtime"},
     {"llm"},
-    {"builder", "deploy", "doctor", "measure", "server", "triton", "trtllm"},
+    {"builder", "deploy", "doctor", "dynamo", "measure", "server", "triton", "trtllm"},
     {"quantize/search"},
     {"observe"},
     {"cli"},
     {"__main__"},
 ]
 # The only steps sideways: the manifest holds specs; the CPU drafter and calibration run the graphs; Triton serves what
-# TensorRT-LLM runs, and both read deployments.
+# TensorRT-LLM runs, and both read deployments; Dynamo's worker counts in the server's words.
 SIDEWAYS = {
     ("engine", "checkpoint"), ("drafter", "graph"), ("quantize", "graph"),
     ("trtllm", "deploy"), ("triton", "deploy"), ("triton", "trtllm"),
+    ("dynamo", "server"),
 }  # fmt: skip
 # Three circles (docs/structure.md): the mission, its rehearsal without a GPU, and the annex.
 MISSION = {"checkpoint", "quantize", "graph", "engine", "builder", "deploy", "trtllm", "triton"}
-REHEARSAL = {"kvcache", "targets", "cpu", "drafter", "runtime", "measure", "server", "llm"}
+REHEARSAL = {"kvcache", "targets", "cpu", "drafter", "runtime", "measure", "server", "dynamo", "llm"}
 ANNEX = {"observe", "doctor"}
 # What the mission may know of the rehearsal: the Backend protocol with its values, and the drafter's TensorRT executor,
 # which runs inside TensorRT-LLM, too.

@@ -20,6 +20,7 @@ from dflash_trt.cli.capture import capture
 from dflash_trt.cli.chat import chat
 from dflash_trt.cli.convert import convert
 from dflash_trt.cli.doctor import doctor
+from dflash_trt.cli.dynamo import dynamo
 from dflash_trt.cli.estimate import estimate
 from dflash_trt.cli.failure import fail, fail_import, fail_interrupted, fail_usage, report_bug
 from dflash_trt.cli.generate import generate
@@ -53,6 +54,7 @@ for command in (
     verify,
     chat,
     serve,
+    dynamo,
     serve_config,
     estimate,
     tune,

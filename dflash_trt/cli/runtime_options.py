@@ -37,3 +37,12 @@ def runtime_options(*names: str) -> Callable[[Command], Command]:
         return command
 
     return decorate
+
+
+drain_option = click.option(
+    "--drain-seconds",
+    type=click.IntRange(min=0),
+    default=60,
+    show_default=True,
+    help="Time for running requests at SIGTERM.",
+)

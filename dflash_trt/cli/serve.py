@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from dflash_trt.cli.output import progress_line
-from dflash_trt.cli.runtime_options import runtime_options
+from dflash_trt.cli.runtime_options import drain_option, runtime_options
 
 MAX_BODY_MIB = 1024
 
@@ -41,13 +41,7 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
 )
 @click.option("--max-body-mib", type=float, callback=_check_body_size, default=16.0, show_default=True)
 @runtime_options("draft_length", "cache_gib", "enable_prefix_caching", "device", "dtype")
-@click.option(
-    "--drain-seconds",
-    type=click.IntRange(min=0),
-    default=60,
-    show_default=True,
-    help="Time for running requests at SIGTERM.",
-)
+@drain_option
 def serve(
     engine: Path,
     target: str,

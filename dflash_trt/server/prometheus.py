@@ -61,13 +61,13 @@ class ServerMetrics:
         """`read` returns the decoder's counters."""
         self.consecutive_failures = 0
         self.last_failure = ""
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         labels = (model, "0")
         self._decoder = _DecoderCollector(labels, num_draft_tokens, read)
-        self._registry.register(self._decoder)
+        self.registry.register(self._decoder)
 
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
-            family = Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self._registry)
+            family = Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self.registry)
             return family.labels(*labels)
 
         self._seconds = {name: histogram(f"{name}_seconds", *rest) for name, rest in SECONDS.items()}
@@ -82,7 +82,7 @@ class ServerMetrics:
 
     def exposition(self) -> bytes:
         """Prometheus's text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     def observe_chunk(self, chunk: Chunk, previous: float | None) -> float | None:
         """Inter-token latencies; `previous` and the result are the times of the last step before and in the chunk."""

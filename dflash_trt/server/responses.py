@@ -114,7 +114,11 @@ class Envelope:
     def metrics(self, choices: Sequence[Choice]) -> Json | None:
         """vLLM's `metrics`, of requests with one sequence only."""
         completion = choices[0].completion
-        return _metrics(completion, self._num_draft_tokens) if self._is_single and completion is not None else None
+        return (
+            completion_metrics(completion, self._num_draft_tokens)
+            if self._is_single and completion is not None
+            else None
+        )
 
 
 def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> Json:
@@ -130,7 +134,8 @@ def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> Json:
     return counts
 
 
-def _metrics(completion: Completion, num_draft_tokens: int) -> Json:
+def completion_metrics(completion: Completion, num_draft_tokens: int) -> Json:
+    """What one sequence came to, in vLLM's words."""
     ttft, queue, itl = completion.ttft_seconds, completion.queue_seconds, completion.itl_seconds
     generation = None if ttft is None else completion.seconds - ttft
     after_first = len(completion.token_ids) - 1

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt dynamo`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash_trt.cli.runtime_options import drain_option, runtime_options
+
+INSTALL = "pip install 'dflash-trt[dynamo]' && pip install --no-deps ai-dynamo==1.6.1"
+MAX_SYSTEM_PORT = 2**15 - 1
+"""Dynamo 1.6.1 reads it into 16 bits with a sign."""
+ADDRESSES = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
+
+
+@click.command(short_help="Serve an engine as a worker of NVIDIA Dynamo's.")
+@click.argument("engine", type=click.Path(path_type=Path))
+@click.option("--target", required=True, help="Target checkpoint: directory or Hugging Face repository id.")
+@click.option("--served-model-name", metavar="NAME", help="Default: the name of the engine directory.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="This machine, as frontend and router reach it.")
+@click.option(
+    "--metrics-port", type=click.IntRange(0, MAX_SYSTEM_PORT), help="Serve /metrics, /health and /live here; 0: any."
+)
+@click.option("--namespace", envvar="DYN_NAMESPACE", default="dynamo", show_default=True, show_envvar=True)
+@click.option(
+    "--discovery-backend", type=click.Choice(["etcd", "kubernetes", "file", "mem"]), default="etcd", show_default=True,
+    envvar="DYN_DISCOVERY_BACKEND", show_envvar=True, help="Where workers are found; file: the folder DYN_FILE_KV.",
+)  # fmt: skip
+@click.option("--reasoning-parser", metavar="NAME", envvar="DYN_REASONING_PARSER", show_envvar=True, help="Dynamo's.")
+@click.option("--tool-call-parser", metavar="NAME", envvar="DYN_TOOL_CALL_PARSER", show_envvar=True, help="Dynamo's.")
+@runtime_options("max_batch_size", "draft_length", "cache_gib", "enable_prefix_caching", "device", "dtype")
+@drain_option
+def dynamo(
+    engine: Path,
+    target: str,
+    served_model_name: str | None,
+    host: str,
+    metrics_port: int | None,
+    namespace: str,
+    discovery_backend: str,
+    reasoning_parser: str | None,
+    tool_call_parser: str | None,
+    drain_seconds: int,
+    **options: Any,
+) -> None:
+    """Serve ENGINE, an engine directory, as a worker behind Dynamo's frontend (docs/scaling.md).
+
+    Dynamo's own DYN_* variables hold, too.
+
+    \b
+    Example:
+      dflash-trt dynamo engine --target openai/gpt-oss-120b --discovery-backend file
+    """
+    from dflash_trt.errors import MissingDependencyError
+    from dflash_trt.runtime.checked_pair import CheckedPair
+    from dflash_trt.runtime.options import RuntimeOptions
+
+    for name in ADDRESSES:  # read as the package is loaded
+        os.environ.setdefault(name, host)
+    if metrics_port is not None:
+        os.environ["DYN_SYSTEM_PORT"] = str(metrics_port)
+    try:
+        from dflash_trt.dynamo.worker import serve
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"missing package {error.name}", hint=INSTALL) from None
+    settings = RuntimeOptions(**options)
+    pair = CheckedPair.read(engine, target)
+    name = served_model_name or engine.resolve().name
+    if pair.tokenizer.chat_template is None:
+        click.echo(f"{target}: no chat template: {name} serves completions only", err=True)
+    serve(
+        pair,
+        settings,
+        name,
+        namespace=namespace,
+        discovery_backend=discovery_backend,
+        reasoning_parser=reasoning_parser,
+        tool_call_parser=tool_call_parser,
+        drain_seconds=drain_seconds,
+    )

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The embedded runtime as Dynamo's LLMEngine (dynamo.common.backend of ai-dynamo 1.6.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+import uvloop
+from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, Worker, WorkerConfig
+from dynamo.common.backend.health_check import build_health_check_payload
+from dynamo.common.backend.metrics import register_engine_registry
+from dynamo.common.backend.publisher import ComponentSnapshot, PushSource
+from dynamo.common.utils.namespace import get_worker_namespace
+from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
+
+from dflash_trt.dynamo.request import read_request
+from dflash_trt.errors import EngineError, RequestError
+from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
+from dflash_trt.kvcache.prefix_index import ROOT
+from dflash_trt.runtime.backend import Chunk
+from dflash_trt.runtime.checked_pair import CheckedPair
+from dflash_trt.runtime.embedded_backend import EmbeddedBackend
+from dflash_trt.runtime.metrics import DecoderMetrics
+from dflash_trt.runtime.open_backend import open_embedded
+from dflash_trt.runtime.options import RuntimeOptions
+from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.server.prometheus import ServerMetrics
+from dflash_trt.server.responses import completion_metrics
+
+SNAPSHOT_SECONDS = 0.1
+DRAIN_POLL_SECONDS = 0.01
+
+
+class DFlashWorker(LLMEngine):  # type: ignore[misc]
+    """One pair of models, loaded when the worker starts."""
+
+    def __init__(self, pair: CheckedPair, options: RuntimeOptions, served_model_name: str, drain_seconds: int) -> None:
+        self.error: Exception | None = None
+        """What ended the decoder."""
+        self._pair = pair
+        self._options = options
+        self._drain_seconds = drain_seconds
+        self._served_model_name = served_model_name
+        self._backend: EmbeddedBackend | None = None
+        self._running: dict[str, Request] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple[DFlashWorker, Any]:
+        """Is not called: `dflash-trt dynamo` reads the command line."""
+        raise NotImplementedError
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        """Loads both models; what the router and the planner are told of them."""
+        self._backend = backend = await asyncio.to_thread(open_embedded, self._pair, self._options)
+        self._loop = asyncio.get_running_loop()
+        self._metrics = ServerMetrics(
+            self._served_model_name, backend.max_length, backend.num_draft_tokens, backend.metrics
+        )
+        return EngineConfig(
+            model=str(self._pair.target.directory),  # the frontend reads its tokenizer
+            served_model_name=self._served_model_name,
+            runtime_data={"spec_decode": {"nextn": backend.num_draft_tokens, "source": "engine"}},
+            llm=LlmRegistration(
+                context_length=backend.max_length,
+                kv_cache_block_size=TOKENS_PER_PAGE,
+                total_kv_blocks=backend.num_cache_tokens // TOKENS_PER_PAGE,
+                max_num_seqs=backend.num_slots,
+            ),
+        )
+
+    async def generate(self, request: Mapping[str, Any], context: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """The answer, a chunk for each verify step."""
+        backend = self._backend
+        assert backend is not None
+        try:
+            prompt, params = read_request(request, backend.max_length)
+            asked, chunks = backend.start(prompt, params)
+        except RequestError as error:
+            raise InvalidArgument(str(error)) from None
+        except EngineError as error:
+            raise self._shut_down(error) from None
+        self._running[context.id()] = asked
+        if context.is_stopped():  # before `abort` could find it
+            backend.cancel(asked)
+        emitted: float | None = None
+        try:
+            async for chunk in chunks:
+                if _is_cancelled(chunk) and not context.is_stopped():
+                    raise EngineShutdown("the worker ended before the answer did")  # the frontend asks another one
+                emitted = self._metrics.observe_chunk(chunk, emitted)
+                yield self._chunk(asked, chunk)
+        except EngineError as error:
+            raise self._shut_down(error) from None
+        finally:
+            del self._running[context.id()]
+            backend.cancel(asked)
+
+    async def abort(self, context: Any) -> None:
+        """Frees the slot of a request whose client has gone, before the next step."""
+        if (request := self._running.get(context.id())) is not None and self._backend is not None:
+            self._backend.cancel(request)
+
+    async def cleanup(self) -> None:
+        """Waits for running requests, new ones going elsewhere, and ends the decoder's thread."""
+        deadline = self._drain_seconds + time.monotonic()
+        while self._running and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        if self._backend is not None:
+            self.error = self._backend.error
+            await asyncio.to_thread(self._backend.close)
+
+    async def health_check_payload(self) -> dict[str, Any]:
+        """A prompt of one token, which is not the mask token."""
+        assert self._backend is not None
+        mask = self._backend.session.manifest.draft.mask_token_id
+        payload: dict[str, Any] = build_health_check_payload(int(mask == 0))
+        return payload
+
+    async def register_prometheus(self, metrics: Any) -> None:
+        """The server's metrics, acceptance among them, on the worker's /metrics."""
+        register_engine_registry(metrics, self._metrics.registry)
+
+    async def kv_event_sources(self) -> list[PushSource]:
+        """What the router learns of cached prefixes."""
+        assert self._backend is not None
+        backend = self._backend
+        return [PushSource(on_ready=lambda publisher: backend.watch_shared_pages(KvEvents(publisher)))]
+
+    def component_metrics_dp_ranks(self) -> list[int]:
+        """One."""
+        return [0]
+
+    def attach_snapshot_publisher(self, publisher: Any) -> None:
+        """Publishes the load from now on."""
+        publishing = self._publish_load(publisher)
+        self._loop.call_soon_threadsafe(lambda: self._tasks.append(self._loop.create_task(publishing)))
+
+    async def _publish_load(self, publisher: Any) -> None:
+        assert self._backend is not None
+        total = self._backend.num_cache_tokens // TOKENS_PER_PAGE
+        while True:
+            metrics = self._backend.metrics()
+            used = total - metrics.free_cache_tokens // TOKENS_PER_PAGE
+            snapshot = ComponentSnapshot(
+                kv_used_blocks=used,
+                kv_total_blocks=total,
+                gpu_cache_usage=used / total,
+                kv_cache_hit_rate=_hit_rate(metrics),
+                dp_rank=0,
+            )
+            publisher.publish(0, snapshot)
+            await asyncio.sleep(SNAPSHOT_SECONDS)
+
+    def _chunk(self, request: Request, chunk: Chunk) -> dict[str, Any]:
+        document: dict[str, Any] = {"token_ids": chunk.token_ids, "index": 0}
+        if chunk.logprobs is not None:
+            document["log_probs"] = chunk.logprobs
+        if (completion := chunk.completion) is not None:
+            prompt, answer = len(request.prompt_ids), len(completion.token_ids)
+            self._metrics.observe_completion(prompt, completion)
+            document["finish_reason"] = str(completion.finish_reason)
+            document["completion_usage"] = {
+                "prompt_tokens": prompt,
+                "completion_tokens": answer,
+                "total_tokens": prompt + answer,
+                "prompt_tokens_details": {"cached_tokens": request.num_cached_tokens},
+            }
+            assert self._backend is not None
+            document["engine_data"] = {"metrics": completion_metrics(completion, self._backend.num_draft_tokens)}
+        return document
+
+    def _shut_down(self, error: EngineError) -> Exception:
+        """What the frontend is told; where the decoder has ended, the worker ends, and the request goes elsewhere."""
+        self._metrics.observe_failure(error)
+        if self._backend is not None and self._backend.is_alive:
+            return Unknown(str(error))  # type: ignore[no-any-return]
+        signal.raise_signal(signal.SIGTERM)
+        return EngineShutdown(str(error))  # type: ignore[no-any-return]
+
+
+class KvEvents:
+    """Shared pages as Dynamo's KV events: an entry's number is the hash of its block."""
+
+    def __init__(self, publisher: Any) -> None:
+        self._publisher = publisher
+
+    def stored(self, number: int, before: int, token_ids: Sequence[int]) -> None:
+        """A page that a prompt may begin with."""
+        parent = None if before == ROOT else before
+        self._publisher.publish_stored(list(token_ids), [len(token_ids)], [number], parent)
+
+    def removed(self, number: int) -> None:
+        """A page whose room was needed."""
+        self._publisher.publish_removed([number])
+
+
+def _is_cancelled(chunk: Chunk) -> bool:
+    return chunk.completion is not None and chunk.completion.finish_reason == FinishReason.CANCELLED
+
+
+def _hit_rate(metrics: DecoderMetrics) -> float | None:
+    return metrics.prefix_cache_hits / metrics.prefix_cache_queries if metrics.prefix_cache_queries else None
+
+
+def serve(
+    pair: CheckedPair,
+    options: RuntimeOptions,
+    served_model_name: str,
+    *,
+    namespace: str,
+    discovery_backend: str,
+    reasoning_parser: str | None,
+    tool_call_parser: str | None,
+    drain_seconds: int,
+) -> None:
+    """Registers a worker and serves until SIGTERM, and then for what runs; EngineError where the decoder fails.
+
+    A target without a chat template serves completions only: the frontend never lists a chat model without one.
+    """
+    worker = DFlashWorker(pair, options, served_model_name, drain_seconds)
+    config = WorkerConfig(
+        namespace=get_worker_namespace(namespace),
+        model_name=str(pair.target.directory),
+        served_model_name=served_model_name,
+        endpoint_types="completions" if pair.tokenizer.chat_template is None else "chat,completions",
+        discovery_backend=discovery_backend,
+        request_plane=os.environ.get("DYN_REQUEST_PLANE", "tcp"),
+        response_plane=os.environ.get("DYN_RESPONSE_PLANE", "tcp"),
+        event_plane=os.environ.get("DYN_EVENT_PLANE"),
+        reasoning_parser=reasoning_parser,
+        tool_call_parser=tool_call_parser,
+    )
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Dynamo's handler calls the one before it, which would exit at once
+    uvloop.run(Worker(worker, config).run())
+    if worker.error is not None:
+        raise EngineError(f"the decoder has failed: {worker.error}", hint="start the worker again")

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dynamo's frontend and our workers as processes on the loopback, with a folder for discovery."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.paths import REPOSITORY
+
+PATIENCE = 60.0
+LOOPBACK = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST")
+OWN_PYTHON = REPOSITORY / ".venv-dynamo" / "bin" / "python"
+
+
+def dynamo_python() -> str:
+    """A Python that has ai-dynamo beside this package; skips the test where there is none."""
+    if OWN_PYTHON.exists():
+        return str(OWN_PYTHON)
+    if find_spec("dynamo") is None:
+        pytest.skip("ai-dynamo is not installed: make dynamo")
+    return sys.executable
+
+
+class Node:
+    """One process, with its log."""
+
+    def __init__(self, log: Path, environment: dict[str, str], *command: object) -> None:
+        self.log = log
+        with log.open("ab") as file:
+            self.popen = subprocess.Popen(
+                [dynamo_python(), "-m", *map(str, command)], env=environment, stdout=file, stderr=file
+            )
+
+    def await_log(self, pattern: str) -> None:
+        self.wait_until(lambda: re.search(pattern, self.log.read_text()) is not None)
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not holds():
+            assert self.popen.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
+
+class Worker(Node):
+    """`dflash-trt dynamo`."""
+
+    def __init__(self, log: Path, environment: dict[str, str], engine: Path, target: Path, *options: object) -> None:
+        arguments = ["--target", target, "--discovery-backend", "file", "--metrics-port", 0, *options]
+        super().__init__(log, environment, "dflash_trt", "dynamo", engine, *arguments)
+
+    def metric(self, name: str) -> float:
+        """The sum over a metric's labels."""
+        address = re.findall(r"status server bound to: (\S+)", self.log.read_text())[-1]
+        text = httpx.get(f"http://{address}/metrics", timeout=PATIENCE).text
+        return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
+
+
+class Cluster:
+    """A frontend, and workers that come and go."""
+
+    def __init__(self, directory: Path, engine: Path, target: Path, *frontend_options: object) -> None:
+        self.model = engine.name
+        self.url = f"http://127.0.0.1:{(port := free_port())}"
+        self.workers: list[Worker] = []
+        self._directory, self._engine, self._target = directory, engine, target
+        self._environment = {
+            **os.environ, **dict.fromkeys(LOOPBACK, "127.0.0.1"), "OMP_NUM_THREADS": "1", "HOME": str(directory),
+            "DYN_FILE_KV": str(directory / "discovery"), "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1",
+            "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
+        }  # fmt: skip
+        options = ["--discovery-backend", "file", "--event-plane", "zmq", *frontend_options]
+        command = ["dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", port, *options]
+        self.frontend = Node(directory / "frontend.log", self._environment, *command)
+
+    def add_workers(self, count: int, *options: object) -> list[Worker]:
+        added = []
+        for _ in range(count):
+            log = self._directory / f"worker-{len(self.workers)}.log"
+            added.append(Worker(log, self._environment, self._engine, self._target, *options))
+            self.workers.append(added[-1])
+        for worker in added:
+            worker.await_log("Serving .* on ")
+        self.frontend.wait_until(lambda: self._knows_model() and self._num_instances() >= len(self.alive))
+        return added
+
+    @property
+    def alive(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.popen.poll() is None]
+
+    def body(self, prompt: object, **fields: Any) -> dict[str, Any]:
+        return {"model": self.model, "prompt": prompt, "temperature": 0, "ignore_eos": True, **fields}
+
+    def close(self) -> None:
+        for node in (self.frontend, *self.workers):
+            node.popen.kill()
+            node.popen.wait()
+
+    def _knows_model(self) -> bool:
+        try:
+            return self.model in httpx.get(f"{self.url}/v1/models", timeout=PATIENCE).text
+        except httpx.TransportError:
+            return False
+
+    def _num_instances(self) -> int:
+        """Workers that the frontend has heard of."""
+        health = httpx.get(f"{self.url}/health", timeout=PATIENCE).json()
+        return sum(instance["endpoint"] == "generate" for instance in health.get("instances", []))
+
+
+@contextmanager
+def cluster(directory: Path, engine: Path, target: Path, *frontend_options: object) -> Iterator[Cluster]:
+    running = Cluster(directory, engine, target, *frontend_options)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def terminate(worker: Worker) -> int:
+    """Its exit code after SIGTERM."""
+    worker.popen.send_signal(signal.SIGTERM)
+    return worker.popen.wait(PATIENCE)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dynamo's real frontend with real workers: every answer is that of a single run, whatever happens to a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dflash_trt.llm import LLM
+from dflash_trt.runtime.sampling import SamplingParams
+from tests.dynamo.cluster import PATIENCE, Cluster, cluster, dynamo_python, terminate
+from tests.dynamo.conftest import TARGET
+
+PROMPTS = [f"def f{i}(x, y):" for i in range(64)]
+MAX_TOKENS = 150
+
+
+class Stream:
+    """One streamed answer, as far as it has come."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.text = ""
+        self.num_chunks = 0
+        self.finish_reason: str | None = None
+        self.problems: list[str] = []
+        self._body = body | {"stream": True}
+
+    async def read(self, client: httpx.AsyncClient, url: str) -> None:
+        async with client.stream("POST", f"{url}/v1/completions", json=self._body) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    for choice in json.loads(line[6:])["choices"]:
+                        self.text += choice["text"]
+                        self.num_chunks += 1
+                        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+                elif line and line != "data: [DONE]":
+                    self.problems.append(line)
+
+
+def streamed(
+    running: Cluster, prompts: Sequence[str], meanwhile: Callable[[Sequence[Stream]], Awaitable[None]] | None = None
+) -> list[Stream]:
+    """All answers at once; `meanwhile` runs beside them."""
+
+    async def main() -> list[Stream]:
+        streams = [Stream(running.body(prompt, max_tokens=MAX_TOKENS)) for prompt in prompts]
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=PATIENCE, limits=limits) as client:
+            work = [stream.read(client, running.url) for stream in streams]
+            await asyncio.gather(*work, *([meanwhile(streams)] if meanwhile else []))
+        return streams
+
+    return asyncio.run(main())
+
+
+def single_runs(engine: Path, prompts: Sequence[str]) -> list[str]:
+    params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
+    with LLM(engine, TARGET, max_batch_size=16) as llm:
+        return [str(each.text) for each in llm.generate(list(prompts), params)]
+
+
+def check(streams: Sequence[Stream], texts: Sequence[str]) -> None:
+    assert [stream.problems for stream in streams] == [[]] * len(streams)
+    assert [stream.finish_reason for stream in streams] == ["length"] * len(streams)
+    assert [stream.text for stream in streams] == list(texts)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+def test_two_workers(engine: Path, tmp_path: Path) -> None:
+    with cluster(tmp_path, engine, TARGET, "--router-mode", "round-robin") as running:
+        workers = running.add_workers(2)
+        assert "no chat template: tiny serves completions only" in workers[0].log.read_text()
+        check(streamed(running, PROMPTS[:16]), single_runs(engine, PROMPTS[:16]))
+        assert all(worker.metric("vllm:request_success_total") == 8 for worker in workers)
+        check_one_answer(running, engine)
+        check_refused(running)
+        check_disconnect(running)
+
+
+def check_one_answer(running: Cluster, engine: Path) -> None:
+    """Sampled with a seed, with log probabilities, and what it cost."""
+    fields = {"max_tokens": 20, "temperature": 0.7, "seed": 5, "logprobs": 1}
+    body = running.body(PROMPTS[0], **fields, nvext={"extra_fields": ["engine_data"]})
+    answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=PATIENCE).json()
+    with LLM(engine, TARGET, max_batch_size=1) as llm:
+        params = SamplingParams(max_tokens=20, temperature=0.7, seed=5, logprobs=True, ignore_eos=True)
+        expected = llm.generate(PROMPTS[0], params)
+    (choice,) = answer["choices"]
+    assert choice["text"] == expected.text
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected.logprobs, abs=1e-4)
+    assert answer["usage"]["completion_tokens"] == 20
+    speculative = answer["nvext"]["engine_data"]["metrics"]["speculative_decoding"]
+    assert speculative["num_draft_tokens"] >= speculative["num_accepted_draft_tokens"]
+    assert speculative["num_spec_tokens"] == 7
+
+
+def check_refused(running: Cluster) -> None:
+    answer = httpx.post(f"{running.url}/v1/completions", json=running.body("a", min_tokens=2), timeout=PATIENCE)
+    assert (answer.status_code, answer.json()["message"][:11]) == (400, "min_tokens:")
+
+
+def check_disconnect(running: Cluster) -> None:
+    """Whose client has gone gives its slot back."""
+    before = sum(worker.metric("vllm:generation_tokens_total") for worker in running.workers)
+    with httpx.stream("POST", f"{running.url}/v1/completions", timeout=PATIENCE,
+                      json=running.body("a", max_tokens=2000, stream=True)) as response:  # fmt: skip
+        lines = response.iter_lines()  # which closes the connection when it is dropped
+        next(lines)
+        assert sum(worker.metric("vllm:num_requests_running") for worker in running.workers) == 1
+    deadline = time.monotonic() + PATIENCE
+    while sum(worker.metric("vllm:num_requests_running") for worker in running.workers):
+        assert time.monotonic() < deadline
+    assert sum(worker.metric("vllm:generation_tokens_total") for worker in running.workers) - before < 2000
+
+
+def test_extra_cannot_name_ai_dynamo() -> None:
+    """When this fails, ai-dynamo can be installed with its dependencies: name it in pyproject's extra `dynamo`."""
+    script = "from importlib.metadata import requires; print(*requires('ai-dynamo'), sep='\\n')"
+    listed = subprocess.run([dynamo_python(), "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "\naisimulate==0.13.0" in listed
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stop", ["kill", "terminate"])
+def test_worker_ends_among_streams(engine: Path, tmp_path: Path, stop: str) -> None:
+    """kill -9: what it had begun goes on elsewhere. SIGTERM: it ends what it has begun."""
+    with cluster(tmp_path, engine, TARGET, "--migration-limit", 3) as running:
+        first, second = running.add_workers(2, "--max-batch-size", 32)
+
+        async def end_first(streams: Sequence[Stream]) -> None:
+            await until(lambda: all(stream.num_chunks >= 3 for stream in streams))
+            assert first.metric("vllm:num_requests_running") >= 20
+            getattr(first.popen, stop)()
+
+        check(streamed(running, PROMPTS, end_first), single_runs(engine, PROMPTS))
+        code = first.popen.wait(PATIENCE)
+        assert (code == 0) == (stop == "terminate"), first.log.read_text()
+        assert second.metric("vllm:request_success_total") == (64 if stop == "kill" else 32)
+        # Who joins takes load.
+        (third,) = running.add_workers(1)
+        check(streamed(running, PROMPTS[:16]), single_runs(engine, PROMPTS[:16]))
+        assert third.metric("vllm:request_success_total") >= 4
+        assert [terminate(worker) for worker in (second, third)] == [0, 0]
+
+
+@pytest.mark.full
+def test_prefixes_are_routed_to_their_pages(engine: Path, tmp_path: Path) -> None:
+    """Eight long prefixes, asked four times in turn: without events half of the repeats would miss."""
+    prefixes = ["".join(f"def f{i}_{j}(x): return x + {j}\n" for j in range(40)) for i in range(8)]
+    with cluster(tmp_path, engine, TARGET, "--router-mode", "kv", "--kv-cache-block-size", 32) as running:
+        workers = running.add_workers(2)
+        for prompt in prefixes:
+            ask(running, prompt)
+        served = [worker.metric("vllm:request_success_total") for worker in workers]
+        assert min(served) >= 1, "the first of each prefix is spread by load"
+        hits = [
+            cached for repeat in range(3) for prompt in prefixes for cached in [ask(running, f"{prompt}# {repeat}")]
+        ]
+        assert min(hits) >= 320, hits
+        assert sum(worker.metric("vllm:prefix_cache_hits_total") for worker in workers) == sum(hits)
+
+
+def ask(running: Cluster, prompt: str) -> int:
+    """Tokens of the prompt that were cached."""
+    body = running.body(prompt, max_tokens=4)
+    usage = httpx.post(f"{running.url}/v1/completions", json=body, timeout=PATIENCE).json()["usage"]
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
