@@ -24,6 +24,11 @@ from dflash_trt.files.json_file import write_json
 from dflash_trt.files.write import OutputKind, check_replaceable, new_directory
 
 LAYOUTS = {layout.name: layout for layout in (dflash2.LAYOUT, speculators.LAYOUT, modelopt.LAYOUT)}
+CARRIED_KEYS = {
+    "attention_dropout", "bos_token_id", "eos_token_id", "initializer_range", "max_window_layers", "pad_token_id",
+    "transformers_version", "use_cache",
+}  # fmt: skip
+"""Of transformers' configurations; nothing of a draft is computed from them."""
 WRITTEN = OutputKind(
     name="a checkpoint that dflash-trt wrote", recognizes=lambda directory: is_ours(directory / SINGLE)
 )
@@ -94,7 +99,7 @@ def _config(draft: DraftCheckpoint, layout: Layout, verifier: Verifier | None) -
                 hint="convert the checkpoint that it was quantised from",
             )
         config["quantization_config"] = draft.config.values().get("quantization_config")
-    return config
+    return {key: value for key, value in draft.config.values().items() if key in CARRIED_KEYS} | config
 
 
 def _t2d(draft: DraftCheckpoint) -> dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]]:

@@ -51,10 +51,12 @@ def test_there_and_back_are_the_same_bytes(name: str, layout: str, tmp_path: Pat
     assert back.spec.target_layer_ids == there.spec.target_layer_ids == first.spec.target_layer_ids
     weights = [directory / "model.safetensors" for directory in (tmp_path / "first", tmp_path / "back")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-    configs = [json.loads((tmp_path / step / "config.json").read_text()) for step in ("first", "back")]
+    directories = (FIXTURES / name, tmp_path / "first", tmp_path / "back")
+    configs = [json.loads((directory / "config.json").read_text()) for directory in directories]
     for config in configs:
         config["model_type"] = "qwen3"  # what modelopt and Speculators call any backbone
-    assert configs[0] == configs[1]
+    assert configs[1] == configs[2]
+    assert name == "tiny-gpt-oss-dflash" or configs[0] == configs[1]  # which has YaRN in the spelling of gpt-oss
     original = load_file(FIXTURES / name / "model.safetensors")
     assert {n: t.tolist() for n, t in load_file(weights[1]).items()} == {n: t.tolist() for n, t in original.items()}
 
