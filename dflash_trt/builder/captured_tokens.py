@@ -20,8 +20,7 @@ BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # SentencePiece's byte fallback
 def captured_tokens(spec: DraftSpec, features: Path, target: Path, num_tokens: int) -> NDArray[np.int64]:
     """The `num_tokens` rows of a trimmed head, rising: special and byte tokens, then by frequency in the answers.
 
-    `features` is a file that `capture` wrote, `target` the target's directory, whose tokenizer is asked. Raises as
-    `open_features`, `load_tokenizer` and `frequent_tokens` do.
+    Raises as `open_features`, `load_tokenizer` and `frequent_tokens` do.
     """
     with open_features(features, spec) as file:
         vocab_size = file.facts.target.vocab_size
@@ -32,10 +31,7 @@ def captured_tokens(spec: DraftSpec, features: Path, target: Path, num_tokens: i
 
 
 def kept_shares(spec: DraftSpec, features: Path, token_ids: NDArray[np.int64]) -> dict[str | None, float]:
-    """Which share of the captured answers' tokens are among `token_ids`: under None of all, then by language, sorted.
-
-    Of the languages that prompts carry. What is not among them is never proposed. Raises as `open_features` does.
-    """
+    """Share of the captured answers' tokens among `token_ids`: under None of all, then by language, sorted."""
     written: dict[str | None, list[NDArray[np.int64]]] = {}
     with open_features(features, spec) as file:
         for i, prompt in enumerate(file.facts.prompts):

@@ -48,10 +48,9 @@ def build_engine(
 ) -> Manifest:
     """Writes the engine directory `output` for ONNX Runtime and returns its manifest.
 
-    `draft` fits `target` (`check_pair`); `source` says what it was made from, `plan_options` what later plans are to
-    serve. The same inputs give the same bytes; with `keep_plans`, plans of the engine that is replaced stay where
-    they were made from those. Raises BuildError when `output` cannot be written, CheckpointError for a weight that is
-    NaN or infinite; then nothing is left behind.
+    The same inputs give the same bytes; with `keep_plans`, plans of the engine that is replaced stay where they were
+    made from those. Raises BuildError when `output` cannot be written, CheckpointError for a weight that is NaN or
+    infinite.
     """
     check_output(output, force=force)
     check_finite(draft.weights.values())
@@ -129,11 +128,10 @@ def _in_stacks(draft: DraftCheckpoint) -> list[Tensor]:
 
 
 def _with_context_stack(draft: DraftCheckpoint) -> DraftCheckpoint:
-    """`draft` with all layers' K and V projections side by side, in a file of their own.
+    """`draft` with all layers' quantised K and V projections side by side, in a file of their own.
 
-    Dense projections are joined in the graph instead. Packed codes cannot be, and a tensor cannot lie beside
-    its layer's q and beside the other layers' k at once, so these few are stored twice. Where their scales
-    differ, or each layer norms its rows, there is no common GEMM, and no such file.
+    Packed codes cannot be joined in the graph, as dense ones are. Where their scales differ, or each layer norms its
+    rows, there is no common GEMM, and no such file.
     """
     modules = draft.spec.context_modules()
     is_common = not draft.spec.context_input_layernorm and draft.scaled_alike(modules)

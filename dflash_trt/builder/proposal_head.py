@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`build --head`: a draft gets an lm_head of its own, a quantised or trimmed copy of the target's.
 
-draft.onnx then ends in that head and returns token ids. Only proposals come from it: what is accepted is what the
-target's own lm_head says, so the decoded text stays the target's whatever the head proposes.
+Only proposals come from it; the target's own lm_head decides what is accepted.
 """
 
 from __future__ import annotations
@@ -62,10 +61,10 @@ def with_head(
     token_ids: NDArray[np.int64] | None,
     directory: Path,
 ) -> DraftCheckpoint:
-    """`draft`, dense or quantised, with that head, written into the new `directory`.
+    """`draft`, dense or quantised, with that head, written into the new `directory`; `token_ids` [N], rising, or None:
+    all.
 
-    `token_ids` [N], rising: the rows of a trimmed head, None for all. Raises BuildError for a draft that has a head
-    already, CheckpointError for a target whose head cannot be copied.
+    BuildError for a draft that has a head already, CheckpointError for a target whose head cannot be copied.
     """
     if draft.spec.has_own_head:
         raise BuildError(
@@ -131,10 +130,7 @@ def _input_bound(draft: DraftCheckpoint) -> float:
 
 
 def frequent_tokens(counts: NDArray[np.int64], kept: Sequence[int], num_tokens: int) -> NDArray[np.int64]:
-    """The ids [N], rising, of `kept` and of the most frequent other tokens; of equals those of the lower id.
-
-    `counts` [V]. Raises BuildError where `num_tokens` is less than what must be kept, or the whole vocabulary.
-    """
+    """The ids [N], rising, of `kept` and of the most frequent others by `counts` [V]; BuildError for a wrong N."""
     always = np.unique(np.array(kept, dtype=np.int64))
     if not len(always) <= num_tokens < len(counts):
         raise BuildError(

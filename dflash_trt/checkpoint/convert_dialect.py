@@ -46,8 +46,8 @@ def convert_dialect(
 ) -> None:
     """Writes `draft` into the new directory `output`, tensors byte for byte; `verifier` for Speculators.
 
-    Raises CheckpointError, by name, for what the layout cannot hold; BuildError when `output` exists and `force` is
-    false, holds the draft, or cannot be written.
+    Raises CheckpointError for what the layout cannot hold; BuildError when `output` exists and `force` is false, holds
+    the draft, or cannot be written.
     """
     refuse_own_source(draft, output)
     check_replaceable(output, WRITTEN, force=force)

@@ -71,8 +71,7 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
     """Reads and checks a DFlash draft checkpoint; `config` is its config.json where that has been read already.
 
-    Raises CheckpointError when a fact is missing or contradictory, the dialect is not supported, or a tensor
-    is missing, unused, or of another shape or dtype than the facts demand.
+    Raises CheckpointError for facts that are missing, contradictory or not supported, and tensors that do not fit them.
     """
     config = config or Facts.load(directory / "config.json")
     dialect = recognise(config)

@@ -143,10 +143,9 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return [stack for pair in zip(qkv, gate_up, strict=True) for stack in pair]
 
     def linear_shapes(self) -> dict[str, Shape]:
-        """Rows and columns of every linear layer, by module, in the order of tensor_shapes.
+        """Rows and columns of every linear layer that recipes may name, by module, in the order of tensor_shapes.
 
-        Embedding and lm_head are none: what is said of layers, by recipes for instance, is not meant of them. Nor are
-        DFlash2's convolutions and selector, which every quantiser leaves in BF16.
+        Embedding and lm_head are none, nor are DFlash2's additions, which every quantiser leaves in BF16.
         """
         others = (EMBEDDING, f"{HEAD}.weight", *self._selector_shapes(), *self._conv_shapes())
         shapes = {name: s for name, s in self.tensor_shapes().items() if len(s) == 2 and name not in others}

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 def head_token_ids(spec: PartialDraftSpec, weights: Mapping[str, Tensor]) -> NDArray[np.int32] | None:
     """The target's token id of each row [V'] of the own head, row + d2t[row]; None where row i is token i.
 
-    `d2t` is what EAGLE-3 and DFlash drafts of speculators carry (vLLM 0.32 adds it to the draft's ids in the same way).
-    Raises CheckpointError where one is outside of the vocabulary, or two rows are the same token.
+    As vLLM 0.32 reads it. Raises CheckpointError for one outside of the vocabulary, or a token in two rows.
     """
     if not spec.has_d2t:
         return None

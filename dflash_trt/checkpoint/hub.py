@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repositories of the Hugging Face hub: small files first, headers of weights by range requests, weights when due.
-
-A snapshot in huggingface_hub's cache says by its path what it is of: models--OWNER--NAME/snapshots/COMMIT.
-"""
+"""Repositories of the Hugging Face hub: small files first, headers of weights by range requests, weights when due."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ def fetch_weights(directory: Path) -> None:
 def read_headers(directory: Path) -> dict[str, Tensor] | None:
     """The tensors of a snapshot whose weights are still on the hub, by name; None for every other directory.
 
-    Their `file` is where it will be, `offset` counts from the first byte of data: only shapes and sizes are of use.
+    Only their shapes and sizes are of use: `file` is where it will be, `offset` counts from the first byte of data.
     """
     if (place := _lacking(directory)) is None:
         return None

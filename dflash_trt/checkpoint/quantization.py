@@ -44,7 +44,7 @@ def read_quantization(
 ) -> Quantization:
     """The quantisation of the linear layers `modules`; `attention` names the self_attn modules.
 
-    Raises CheckpointError where the tensors of a module fit no algorithm, or the configuration claims another.
+    Raises CheckpointError where tensors fit no algorithm, or the configuration claims another.
     """
     algorithms = {module: _algorithm(module, weights) for module in modules}
     quantised = {module: algorithm for module, algorithm in algorithms.items() if algorithm is not None}

@@ -98,10 +98,7 @@ def _llama3(scaling: Llama3, inverse: NDArray[np.float64]) -> NDArray[np.float64
 
 
 def read_rope(config: Facts) -> Rope:
-    """Rope facts in both spellings: rope_theta + rope_scaling, and rope_parameters (transformers >= 5).
-
-    Raises CheckpointError for a rope type that is not known, or a key that its type needs and is not there.
-    """
+    """Rope facts in both spellings: rope_theta + rope_scaling, and rope_parameters (transformers >= 5)."""
     if "rope_parameters" in config:
         section = config.section("rope_parameters")
         if not section.agrees(config, "rope_theta"):

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads safetensors headers: names, dtypes, shapes and absolute byte offsets, never the weights.
+"""Reads safetensors headers (https://github.com/huggingface/safetensors#format), never the weights.
 
 The `safetensors` package does not expose offsets, and the ONNX graphs point at them as external data.
-Format: https://github.com/huggingface/safetensors#format (8-byte little-endian header length, JSON
-header, data without holes).
 """
 
 from __future__ import annotations
@@ -43,11 +41,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of one safetensors file, by name, in file order.
-
-    Raises CheckpointError when the file cannot be read, is truncated, is not safetensors, or its header
-    contradicts it.
-    """
+    """The tensors of one safetensors file, by name, in file order; CheckpointError for a damaged or truncated one."""
     with open_file(file, CheckpointError) as stream:
         file_bytes = os.fstat(stream.fileno()).st_size
         raw = _read_header(file, stream, file_bytes)

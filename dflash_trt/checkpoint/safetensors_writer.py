@@ -84,8 +84,5 @@ def write_safetensors(file: Path, tensors: Iterable[Tensor]) -> None:
 
 
 def aligned(layout: Layout) -> Layout:
-    """`layout` with wide elements first, then by name, as the safetensors library orders them.
-
-    Each tensor is then aligned to its elements.
-    """
+    """`layout` with wide elements first, then by name, as the safetensors library orders them: each is then aligned."""
     return dict(sorted(layout.items(), key=lambda item: (-BITS_PER_ELEMENT[item[1][0]], item[0])))

@@ -13,10 +13,9 @@ REPOSITORY_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def checkpoint_directory(name: str) -> Path:
-    """The local directory of a checkpoint; a repository id is taken from huggingface_hub's cache or fetched.
+    """The local directory of a checkpoint; a repository is taken from huggingface_hub's cache or fetched.
 
-    Raises CheckpointError when there is no such directory, or when the repository is neither cached nor
-    reachable.
+    Raises CheckpointError when there is no such directory, or the repository is neither cached nor reachable.
     """
     directory = configuration_directory(name)
     fetch_weights(directory)

@@ -78,8 +78,7 @@ class TargetCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def read_target_cache(config: Facts, num_layers: int) -> TargetCache | None:
     """From the language model's section of config.json; None where the size of what layers keep is not known here.
 
-    That are layers of other kinds than FULL, SLIDING and LINEAR, and those that choose their tokens with an index of
-    their own (DeepSeek V3.2). Raises CheckpointError for a missing fact.
+    So of layers of other kinds, and of those that choose tokens with an index (DeepSeek V3.2). Raises CheckpointError.
     """
     if any(key in config for key in OTHER_PATTERNS):
         return None
@@ -128,11 +127,7 @@ def _num_sharing(config: Facts, num_layers: int) -> int:
 
 
 def _full_layers(config: Facts, types: tuple[str, ...]) -> tuple[int | None, int | None] | None:
-    """Heads and head_dim of the FULL layers where they have their own; None where they differ among themselves.
-
-    Gemma 4 as published: `global_head_dim` and, where `attention_k_eq_v`, `num_global_key_value_heads`. transformers
-    writes the same as `per_layer_config`.
-    """
+    """Own heads and head_dim of the FULL layers (Gemma 4); None where they differ among themselves."""
     if "per_layer_config" in config:
         layers = config.section("per_layer_config")
         if layers.keys() != {str(i) for i, kind in enumerate(types) if kind == FULL}:

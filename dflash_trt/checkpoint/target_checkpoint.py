@@ -47,8 +47,6 @@ class TargetCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoint:
     """Reads a causal language model's config.json, or takes it as `config`, and its weight headers.
 
-    Of a repository whose weights are not here, the hub is asked for their headers.
-    Multimodal configurations keep the language model's facts in `text_config`.
     Raises CheckpointError when a fact is missing or the embedding table does not have the shape it demands.
     """
     config = config or Facts.load(directory / "config.json")

@@ -17,11 +17,9 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint directory by name, sorted by name.
+    """All tensors of a checkpoint directory, sorted by name; the single file goes first, as in transformers.
 
-    Where both stand, the single file is read, as transformers does.
-    Raises CheckpointError when there are no safetensors weights (pickle weights are refused), or when the
-    sharded index and the shards contradict each other.
+    Raises CheckpointError where there are none (pickles are refused), or index and shards contradict each other.
     """
     if (directory / SINGLE).is_file():
         tensors = read_tensors(directory / SINGLE)

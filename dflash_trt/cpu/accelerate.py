@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a target computes with on a CPU in the place of transformers' layers and torch's operators, replaced in one
-place."""
+"""What a target computes with on a CPU in the place of transformers' layers and torch's operators."""
 
 from __future__ import annotations
 
@@ -24,13 +23,8 @@ log = logging.getLogger("dflash_trt.cpu")
 def accelerate(model: PreTrainedModel) -> Acceleration:
     """Replaces layers of a packed target in place; a model on another device stays as it is.
 
-    1. RMSNorms in FP32 become one call each. First, because a norm's formula is asked of the norm as it came.
-    2. Linear layers in BF16 with long rows are computed in C++, on the weights as they lie in the file.
-    3. Linear layers in FP32 are laid out in panels, one by one, and the model's own weights let go.
-    4. Experts in either type are computed a layer at a time; their weights are laid out like those of linear layers.
-    5. Attention reads the pages of the cache in place (`PagedPass`): what is returned says so to the target.
-
-    2 to 5 sum each row in one order, however many rows there are. What this CPU has no fast kernel for is logged, once.
+    Norms go first, because a norm's formula is asked of the norm as it came. Linear layers, experts and attention sum
+    each row in one order, however many rows there are. What this CPU has no fast kernel for is logged, once.
     """
     if model.device.type != "cpu":
         return Acceleration()

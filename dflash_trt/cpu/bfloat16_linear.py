@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers of targets in BF16 on a CPU, in C++ (cpp/linear): one kernel for any number of rows.
 
-So a row's sum does not depend on the others (`batch_invariance`). A decode step has few rows, and memory is what takes
-its time: oneDNN (3.12, torch 2.13) takes twice as long for up to 8, as long for 64, and 0.8 of it for a prompt's 512.
+So a row's sum does not depend on the others (`batch_invariance`). oneDNN (3.12, torch 2.13) takes twice as long for up
+to 8 rows, as long for 64, and 0.8 of it for a prompt's 512.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ MIN_INPUTS = 512
 
 
 def replace_linear_layers(model: PreTrainedModel) -> bool:
-    """Replaces the `forward` of linear layers, and says whether that were all of them.
-
-    Does nothing in other types, and for shards.
-    """
+    """Replaces the `forward` of whole linear layers in BF16, and says whether that were all of them."""
     if model.dtype != torch.bfloat16:
         return False
     layers: list[Any] = [module for module in model.modules() if type(module) is nn.Linear]

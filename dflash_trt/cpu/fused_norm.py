@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorms in one call (cpp/rms_norm), on a CPU in FP32: in transformers each is six operators, mostly calls.
-
-Which formula a norm has, with `weight` or with `1 + weight` (Gemma), is asked of the norm itself.
-"""
+"""RMSNorms in one call (cpp/rms_norm), on a CPU in FP32: in transformers each is six operators, mostly calls."""
 
 from __future__ import annotations
 
@@ -22,10 +19,7 @@ TOLERANCE = 1e-5
 
 @torch.inference_mode()
 def fuse_norms(model: PreTrainedModel) -> None:
-    """Replaces the `forward` of each norm that computes what is computed here.
-
-    Does nothing in other types, where what is rounded when differs from model to model.
-    """
+    """Replaces the `forward` of each norm in FP32 that computes what is computed here."""
     if model.dtype != torch.float32:
         return
     for module in model.modules():

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts on a CPU, all of a layer in one call of C++, as `panel_linear` and `bfloat16_linear` have linear layers.
-
-Transformers' grouped products come down to one of MKL or oneDNN for each expert.
-"""
+"""Experts on a CPU, all of a layer in one call of C++; transformers has one of MKL or oneDNN for each expert."""
 
 from __future__ import annotations
 
@@ -29,10 +26,7 @@ Products = Callable[[Tensor, list[int]], Tensor]
 
 
 def group_experts(model: PreTrainedModel) -> None:
-    """Replaces the model's experts by those below; weights are laid out layer by layer, in the place of its own.
-
-    They stay with transformers where they are spread over ranks, quantised or without a gate.
-    """
+    """Replaces the model's experts by those below; weights are laid out layer by layer, in the place of its own."""
     modules = [module for module in model.modules() if hasattr(module, "has_gate")]
     if not modules:
         return
@@ -65,10 +59,7 @@ def _products(module: nn.Module, name: str) -> Products:
 
 
 def experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """An experts implementation of transformers (5.23).
-
-    hidden_states [R, H], top_k_index and top_k_weights [R, K] -> [R, H].
-    """
+    """An experts implementation of transformers (5.23): hidden_states [R, H], the others [R, K] -> [R, H]."""
     num_rows, top_k = top_k_index.shape
     order = top_k_index.flatten().argsort()
     counts = torch.bincount(top_k_index.flatten(), minlength=self.num_experts).tolist()

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention on a CPU, in C++ (cpp/paged_attention): one call a layer stores the new rows and reads the pages in place.
 
-What a row adds up, and in which order, depends on its own sequence alone, so a token's numbers are the same to the
-last bit in a block, by itself, and beside any other requests.
+A row's sum, and its order, depends on its own sequence alone.
 """
 
 from __future__ import annotations

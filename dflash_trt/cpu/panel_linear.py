@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers of targets in FP32 on a CPU, in C++ (cpp/linear/panels.h): one kernel for any number of rows.
 
-So a row's sums do not depend on the others. Weights are laid out once, 16 columns of the product side by side, in the
-place of the model's own. Torch gives such products to MKL, which lays weights out in each call: for the few rows of a
-decode step that takes longer than multiplying.
+So a row's sums do not depend on the others. Weights are laid out once, 16 columns of the product side by side, which
+MKL does in each call: for the few rows of a decode step that takes longer than multiplying.
 """
 
 from __future__ import annotations
@@ -39,10 +38,7 @@ class PanelLinear(nn.Linear):
 
 
 def lay_out_linear_layers(model: PreTrainedModel) -> None:
-    """Replaces linear layers of a model in FP32, one by one, so that one weight at a time is there twice.
-
-    Embeddings that are the head, too, keep their own weight. Shards and quantised layers stay.
-    """
+    """Replaces whole linear layers of a model in FP32, one by one, so that one weight at a time is there twice."""
     if model.dtype != torch.float32:
         return
     names = [name for name, module in model.named_modules() if type(module) is nn.Linear]

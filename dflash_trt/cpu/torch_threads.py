@@ -11,10 +11,7 @@ import torch
 
 
 def openmp_team() -> tuple[int, int]:
-    """How many there are, and the address of GOMP_parallel in the OpenMP library that torch computes with.
-
-    The address is 0 where torch was built with other threads: then C++ takes one.
-    """
+    """How many threads, and the address of GOMP_parallel in torch's OpenMP library, or 0: then C++ takes one."""
     return torch.get_num_threads(), _gomp_parallel()
 
 

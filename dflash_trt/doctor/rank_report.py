@@ -39,10 +39,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gather_ranks(engine: Path | None) -> list[Rank] | None:
-    """Every rank's view, on rank 0; None on the others. Collective: all ranks call it.
-
-    Raises MissingDependencyError where there is no MPI.
-    """
+    """Every rank's view, on rank 0; None on the others. Collective. MissingDependencyError where there is no MPI."""
     mpi = import_mpi("--ranks")
     world = mpi.COMM_WORLD
     try:

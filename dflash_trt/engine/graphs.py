@@ -40,10 +40,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool) -> dict[str, Graph]:
     """Both graphs of a draft, by name: what is written, planned, bound and called.
 
-    context: target_hidden [T, A*H], positions [T] -> k, v [T, L, G, D].
-    draft: noise_embeds [B, S, H], positions [B, S], k_cache, v_cache [slots, L, C_max, G, D], slot_ids [B],
-    context_lengths [B] -> hidden [B, S, H], and with a head of the draft's own token_ids [B, S-1]: its proposals, by
-    the target's ids; or, for a candidate selector, candidate_ids and candidate_logits [B, S-1, k].
+    A head of the draft's own adds proposals [B, S-1]: token_ids by the target's ids, or a selector's candidates.
     """
     L, G, D, H = spec.num_layers, spec.num_key_value_heads, spec.head_dim, spec.hidden_size
     S = spec.block_size

@@ -67,8 +67,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def read_manifest(directory: Path) -> Manifest:
     """Reads an engine directory's manifest and checks every hash in it.
 
-    Raises EngineError when the directory is not an engine, is of another schema version, or a file is missing
-    or changed.
+    Raises EngineError for what is no engine, of another schema version, or a file that is missing or changed.
     """
     file = directory / MANIFEST
     rebuild = "dflash-trt build DRAFT --target TARGET -o DIR"

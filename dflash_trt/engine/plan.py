@@ -24,10 +24,7 @@ LOWEST_SM = {"FP8": (8, 9), "FP4": (10, 0)}
 
 
 def graph_batch_sizes(largest: int) -> list[int]:
-    """Batch sizes of TensorRT-LLM's CUDA graphs: 1, 2, 4, by 8 to 128, by 64 beyond, and the largest.
-
-    tensorrt_llm/llmapi/llm_args.py, CudaGraphConfig, with padding.
-    """
+    """Batch sizes of TensorRT-LLM's CUDA graphs (llmapi/llm_args.py, CudaGraphConfig, padded), and the largest."""
     sizes = [1, 2, 4, *range(8, 129, 8), *range(192, largest + 1, 64)]
     return sorted({size for size in sizes if size < largest} | {largest})
 
@@ -85,10 +82,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def check_plan(
     plan: Plan, directory: Path, sha256: dict[str, str], gpu: Gpu, tensorrt: str, plugin_sha256: str | None
 ) -> None:
-    """Raises EngineError, naming both sides, when `plan` does not fit its directory's files or this machine.
-
-    `sha256` are the files of `directory`, by name.
-    """
+    """Raises EngineError, naming both sides, when `plan` does not fit its directory's files or this machine."""
     built = f"SM {plan.compute_capability} ({plan.gpu}) with TensorRT {plan.tensorrt}"
     here = f"SM {gpu.compute_capability} ({gpu.name}) with TensorRT {tensorrt}"
     rebuild = f"rebuild: dflash-trt build --plans-for {quoted(directory)}"
@@ -110,10 +104,7 @@ def check_plan(
 def check_precision(
     algorithms: Collection[str], hardware_compatibility: Compatibility, compute_capability: tuple[int, int] | None
 ) -> None:
-    """Raises BuildError for weights or a cache that no kernel of the asked-for GPUs reads; the builder says it later.
-
-    `algorithms` are those of layers and cache (FP8, NVFP4, ...); the GPU is None where it is not known.
-    """
+    """Raises BuildError for weights or a cache that no kernel of the asked-for GPUs reads."""
     for kind, lowest in LOWEST_SM.items():
         needing = sorted(algorithm for algorithm in algorithms if kind in algorithm)
         if not needing:

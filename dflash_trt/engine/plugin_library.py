@@ -21,7 +21,7 @@ INSTALL = "in the source directory: pip install --no-deps --editable . -C cmake.
 def plugin_library() -> Path:
     """The library to load into TensorRT: the file that DFLASH_TRT_PLUGIN names, else the installed one.
 
-    Raises MissingDependencyError where there is none, or where the installed one holds no kernel.
+    MissingDependencyError where there is none, or the installed one holds no kernel.
     """
     if named := os.environ.get(VARIABLE):
         return _named(Path(named))

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one door to the tensorrt module: is it there, is it of a version we know, and does it have our plugin?
-
-Written against the type information of the bindings 10.15.1 and 11.4.0 (tests/contract); not yet run with
-libnvinfer.
-"""
+"""The one door to the tensorrt module; written against the bindings 10.15.1 and 11.4.0, not yet run with libnvinfer."""
 
 from __future__ import annotations
 

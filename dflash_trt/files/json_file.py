@@ -40,9 +40,9 @@ def json_document(
 ) -> object:
     """The JSON value that is `content`, found at `where` (a file, or a place in it).
 
-    Raises `error`, saying that `what` was expected, for anything that is not UTF-8 and JSON, for an object with a key
-    twice, integers beyond 64 bits, halves of surrogate pairs, and more than MAX_DEPTH levels or MAX_VALUES values;
-    where `finite`, also for NaN and infinity, which some configurations hold beside the facts that are read.
+    Raises `error`, saying that `what` was expected, for what is not UTF-8 and JSON, a key twice, integers beyond 64
+    bits, halves of surrogate pairs, and more than MAX_DEPTH levels or MAX_VALUES values; where `finite`, also for NaN
+    and infinity.
     """
 
     def refuse(found: str) -> NoReturn:

@@ -50,10 +50,10 @@ def is_file(name: str) -> bool:
 def open_file(
     file: Path, error: type[DFlashError], *, may_be_pipe: bool = False, hint: str | None = None
 ) -> Iterator[BinaryIO]:
-    """`file`, open for reading; a pipe, device or socket would never end, and is refused before a byte is read.
+    """`file`, open for reading; a pipe, device or socket is refused before a byte is read.
 
-    `may_be_pipe` is for files that a command line names: `--prompts <(head -5 FILE)`. Raises `error` when it cannot
-    be read, also within the block.
+    `may_be_pipe` is for files that a command line names: `--prompts <(head -5 FILE)`. Raises `error` when it cannot be
+    read, also within the block.
     """
     try:
         is_pipe = may_be_pipe and stat.S_ISFIFO(file.stat().st_mode)

@@ -105,10 +105,7 @@ def yaml_document(text: str, file: Path, error: type[DFlashError]) -> object:
 
 
 def load_yaml(file: Path, struct: type[T], error: type[DFlashError]) -> T:
-    """The document of `file` as `struct`.
-
-    Raises `error`, with file, key and the nearest valid key, for anything that `struct` does not describe.
-    """
+    """The document of `file` as `struct`; raises `error`, with file, key and the nearest valid key, for all else."""
     document = read_yaml(file, error)
     _Checker(file, error).check("", document, msgspec.inspect.type_info(struct))
     try:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private directories beside a result, in which it grows; what killed processes left of theirs is settled.
+"""Private directories beside a result, in which it grows.
 
-A workspace `.NAME.<16 hex digits>.partial` belongs to the process that holds the lock (flock) on the file `lock` in it,
-whatever its process id: containers that share a volume see each other's locks, and not each other's processes. The
-kernel drops the lock of a process that dies. Where a file system has no locks nobody can tell, and nothing is removed.
+A workspace `.NAME.<16 hex digits>.partial` belongs to the process that holds the lock (flock) on the file `lock` in it:
+containers that share a volume see each other's locks, and not each other's processes. Where a file system has no locks
+nobody can tell whether it is abandoned, and nothing is removed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV}
 
 @contextmanager
 def workspace(final: Path) -> Iterator[Path]:
-    """A new directory beside `final`, for the owner alone, removed with all that is in it when the block ends.
+    """A new directory beside `final`, for the owner alone, removed with all that is in it at the end; raises OSError.
 
-    First settles what killed processes left in that folder. Raises OSError.
+    What killed processes left in that folder is recovered or removed first.
     """
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -46,8 +46,7 @@ def workspace(final: Path) -> Iterator[Path]:
 def exchange(new: Path, final: Path, directory: Path) -> None:
     """The directories `new`, in the workspace `directory`, and `final` change places, so that one is always there.
 
-    Where the kernel or the file system cannot do that at once, a kill between two renames leaves the old one in the
-    workspace, and whoever settles it brings it back.
+    Where that takes two renames, a kill between them leaves the old one in the workspace, from which it is recovered.
     """
     if _exchange_at_once(new, final):
         return

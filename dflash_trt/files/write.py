@@ -30,9 +30,8 @@ class OutputKind:
 
 @contextmanager
 def new_directory(path: Path, kind: OutputKind, *, force: bool = False) -> Iterator[Path]:
-    """An empty directory that becomes `path` when the block ends without an error.
+    """An empty directory that becomes `path` when the block ends without an error, and is removed otherwise.
 
-    An error removes it; what a killed process left is removed by the next that writes into the same folder.
     Raises BuildError as `check_replaceable` does, or when it cannot be written (disk full).
     """
     with _writing(path, kind, force) as (directory, final):
@@ -63,10 +62,7 @@ def new_file(path: Path, kind: OutputKind, *, force: bool = False) -> Iterator[P
 
 @contextmanager
 def scratch_directory(path: Path) -> Iterator[Path]:
-    """A name near `path` for a directory on the way to it; whatever stands there at the end is removed.
-
-    Raises BuildError when it cannot be written.
-    """
+    """A name near `path` for a directory on the way to it, removed at the end; BuildError when it cannot be written."""
     with _as_build_error(path, "-o DIR"), workspace(Path(os.path.realpath(path))) as directory:
         yield directory / "scratch"
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DFlash2's grouped dynamic convolution: each row of a block mixes with the rows before it, by coefficients of its own.
+"""DFlash2's grouped dynamic convolution: each row of a block mixes with the rows before it.
 
     out[s] = sum over taps i <= s of (base[i] + change[s, i]) * x[s - i]
 
 `change` has one value for each group of channels, and comes from the sublayer's input, for both of its sides. As in
-z-lab's dflash 0.1.0 (GroupedDynamicCausalConv) and vLLM 0.33, which add in FP32 and round once, as this does.
+z-lab's dflash 0.1.0 (GroupedDynamicCausalConv) and vLLM 0.33, sums are FP32 and rounded once.
 """
 
 from __future__ import annotations

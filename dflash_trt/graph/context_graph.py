@@ -17,9 +17,8 @@ from dflash_trt.graph.onnx_builder import COMPUTE, GraphBuilder, rounded
 def context_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
     """target_hidden [T, A*H], positions [T] -> k, v [T, L, G, D], as `graph_signatures` has them.
 
-    fc -> hidden_norm -> one GEMM for all layers' K and V -> k_norm -> RoPE on k (DFlash, arXiv 2602.06036,
-    section 3.2; order as in z-lab/dflash model.py). v is neither normed nor rotated, and the rows never pass
-    an input_layernorm, except where `context_input_layernorm` says so. k has its dimensions in `rotary_order`.
+    fc -> hidden_norm -> one GEMM for all layers' K and V -> k_norm -> RoPE on k (DFlash, arXiv 2602.06036, section 3.2;
+    order as in z-lab/dflash model.py). k has its dimensions in `rotary_order`.
     """
     spec = draft.spec
     L, G, D = len(spec.layers), spec.num_key_value_heads, spec.head_dim
@@ -48,10 +47,7 @@ def context_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
 
 
 def _norm_taps(g: GraphBuilder, taps: str, spec: DraftSpec) -> str:
-    """An RMSNorm with its own weight on each tap of taps [T, A*H].
-
-    Laguna's, before fc: laguna_dflash.py of vLLM 0.32, models/dflash.py of SGLang 0.5.23.
-    """
+    """An RMSNorm with its own weight on each tap of taps [T, A*H], as laguna_dflash.py of vLLM 0.32."""
     A = len(spec.target_layer_ids)
     H = spec.target_hidden_size // A
     with g.scope("aux_hidden_norms"):

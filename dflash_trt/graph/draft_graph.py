@@ -22,13 +22,10 @@ PLUGIN_VERSION = "2"
 
 
 def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
-    """noise_embeds [B, S, H], positions [B, S], caches [slots, L, C_max, G, D], slot_ids [B],
-    context_lengths [B] -> hidden [B, S, H], and what a head of the draft's own proposes, as `graph_signatures` has
-    them.
+    """noise_embeds [B, S, H], positions [B, S], caches, slot_ids, context_lengths -> hidden [B, S, H], and proposals.
 
-    The caches are read only: the block's own K and V live for this pass and are never stored. Row 0 of a block
-    predicts the token already known, proposals are rows 1 to S-1.
-    Between the attention nodes the residual stream has one row a token, [B*S, H].
+    As `graph_signatures` has them. The block's own K and V are never stored; proposals are rows 1 to S-1. Between the
+    attention nodes the residual stream has one row a token, [B*S, H].
     """
     spec = draft.spec
     S, H = spec.block_size, spec.hidden_size
@@ -58,11 +55,7 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
 
 
 def _propose(g: GraphBuilder, hidden: str, draft: DraftCheckpoint) -> None:
-    """The head over rows 1 to S-1 of hidden [B, S, H]: the best token of each, or the candidates of a selector.
-
-    token_ids [B, S-1] INT32, for which output_multiplier and final_logit_softcapping do not matter; or candidate_ids
-    [B, S-1, k] INT32 with candidate_logits FLOAT, for which they do.
-    """
+    """The head over rows 1 to S-1 of hidden [B, S, H]: the best token of each, or a selector's candidates."""
     spec = draft.spec
     K, H = spec.num_draft_tokens, spec.hidden_size
     with g.scope(HEAD):
@@ -101,9 +94,9 @@ def output_name(layer: int) -> str:
 def _attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: DraftCheckpoint, i: int) -> str:
     """Block attention of layer `i` over [context rows < context_length | block], h [B*S, H] -> [B*S, H].
 
-    The node's inputs: qkv [B, S, (N + 2G)*D] as the GEMM gives it, query heads, key heads, value heads (before norm and
-    rotation), q_norm and k_norm [D], rope [B, S, D], k_cache, v_cache, slot_ids, context_lengths, and sinks [N] where
-    the layer has them. Context row j stands at position j, block slot s at position context_length + s.
+    The node's inputs: qkv [B, S, (N + 2G)*D] before norm and rotation, q_norm and k_norm [D], rope [B, S, D], k_cache,
+    v_cache, slot_ids, context_lengths, and sinks [N] where the layer has them. Context row j stands at position j,
+    block slot s at position context_length + s.
     """
     spec = draft.spec
     S, N, G, D = spec.block_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
@@ -153,10 +146,7 @@ def _scaled_values(g: GraphBuilder, qkv: str, spec: DraftSpec) -> str:
 
 
 def _gate(g: GraphBuilder, mixed: str, gate: str, spec: DraftSpec) -> str:
-    """softplus(gate) times what attention returns [B*S, N*D], a factor a head or an element, in FLOAT.
-
-    As laguna.py of vLLM 0.32 and SGLang 0.5.23's DFlashLagunaAttention: between attention and o_proj.
-    """
+    """softplus(gate) times mixed [B*S, N*D], a factor a head or an element, in FLOAT (laguna.py of vLLM 0.32)."""
     N, D = spec.num_attention_heads, spec.head_dim
     factors = N if spec.attention_gate == "per_head" else N * D
     gate = g.op("Softplus", g.op("Cast", gate, to=TensorProto.FLOAT))

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts that both graphs are made of: RMSNorm, SwiGLU and rotary rows.
-
-Shape letters: ... any leading axes, H hidden, F MLP width, D head_dim.
-"""
+"""The parts that both graphs are made of. Shape letters: ... leading axes, H hidden, F MLP width, D head_dim."""
 
 from __future__ import annotations
 
@@ -50,9 +47,8 @@ def rms_norm(g: GraphBuilder, x: str, name: str, eps: float) -> str:
 def rotary_order(spec: DraftSpec) -> NDArray[np.int64]:
     """The dimensions [D] of a head in the order in which rotate-half over all of it turns the right pairs.
 
-    Where only the first R dimensions turn, i turns with i + R/2 and the rest stays: [0, R/2), half of the rest,
-    [R/2, R), the other half, where the rest's angles are 0 (`rotary_rows`). Scores do not see the order, as long as q
-    and k have the same one.
+    Where only the first R turn: [0, R/2), half of the rest, [R/2, R), the other half, where angles are 0
+    (`rotary_rows`).
     """
     D, R = spec.head_dim, spec.rope.rotary_dim(spec.head_dim)
     first, second, third, last = np.split(np.arange(D), [R // 2, R, (R + D) // 2])
@@ -70,11 +66,10 @@ def swiglu(g: GraphBuilder, x: str, mlp: str, width: int) -> str:
 
 
 def rotary_rows(g: GraphBuilder, positions: str, spec: DraftSpec) -> tuple[str, str]:
-    """cos and sin [..., D/2] FLOAT of positions [...] INT32, with YaRN's attention factor in them; 1 and 0 of what
-    does not turn.
+    """cos and sin [..., D/2] FLOAT of positions [...] INT32, times YaRN's attention factor; 1 and 0 of what stays.
 
-    Exact at any position without a large table or trigonometry in the engine: with p = 256 a + b,
-    cos(p w) = cos(256 a w) cos(b w) - sin(256 a w) sin(b w), and both small tables come from float64.
+    Exact at any position without a large table: with p = 256 a + b, cos(p w) = cos(256 a w) cos(b w) - sin(256 a w)
+    sin(b w), and both small tables come from float64.
     """
     frequencies = spec.rope.inverse_frequencies(spec.head_dim)
     still = spec.head_dim // 2 - len(frequencies)

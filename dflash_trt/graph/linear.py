@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers, dense and quantised, several stacked into one GEMM.
 
-A layer is a `Gemm` on 2-D activations whose weights stand as in the checkpoint, [out, in]. TensorRT's parser makes
-one matrix multiplication of it, with nothing between that and what dequantises its operands, which is what the builder
-fuses; MatMul would cost a transposition of the weights, and another where activations have three axes. NVFP4 operands
-pass a Cast, as in modelopt's export of a Gemm: dequantised values have their scales' dtype (TensorRT's Dequantize).
-
-The quantised patterns are those of modelopt 0.47 (modelopt/torch/quantization/export_onnx.py,
-modelopt/onnx/export/nvfp4_exporter.py). Not yet run in TensorRT.
+A layer is a `Gemm` on 2-D activations whose weights stand as in the checkpoint, [out, in]: TensorRT's parser makes one
+matrix multiplication of it, which the builder fuses with what dequantises its operands. The quantised patterns are
+those of modelopt 0.47 (modelopt/torch/quantization/export_onnx.py, modelopt/onnx/export/nvfp4_exporter.py). Not yet run
+in TensorRT.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from dflash_trt.graph.onnx_builder import COMPUTE, TRT_DOMAIN, GraphBuilder
 
 
 def linear(g: GraphBuilder, x: str, *modules: str) -> str:
-    """x [rows, in] -> [rows, sum of outs] for the modules' weights [out, in], biases added after where they have some.
+    """x [rows, in] -> [rows, sum of outs] for the modules' weights [out, in], biases added where they have some.
 
     Modules that are quantised alike share one GEMM; others have one each, and their outputs are joined.
     """

@@ -21,8 +21,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 class ContextCache:
     """K and V [pages, L, tokens_per_page, G, D], FLOAT, BF16 or FP8; scales are part of the graphs.
 
-    With `num_rows`, which plans are compiled for, there is one page of so many rows for each slot and no other: then
-    the shape is [slots, L, C_max, G, D].
+    With `num_rows`, which plans are compiled for, each slot has one page of so many rows: [slots, L, C_max, G, D].
     """
 
     def __init__(
@@ -64,9 +63,9 @@ class ContextCache:
             assert num_rows == 0, "slots of a plan share nothing"
 
     def extend(self, slots: Sequence[int], num_rows: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-        """Lengthens the slots; of each new row its position, its page and its row in that.
+        """Lengthens the slots; of each new row its position, page and row in that. `k` and `v` may be new tensors.
 
-        RequestError when one would overflow. Where a cache of pages is too small for them, `k` and `v` are new tensors.
+        RequestError when one would overflow.
         """
         size = self.table.tokens_per_page
         for slot, count in zip(slots, num_rows, strict=True):
@@ -89,10 +88,7 @@ class ContextCache:
         return positions, pages, [position % size for position in positions]
 
     def write(self, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
-        """Puts rows k, v [T, L, G, D] where `pages` and the rows in them [T] INT32 say, which `extend` gave.
-
-        In one call of `_C`, but on a GPU whose kernels were not compiled in.
-        """
+        """Puts rows k, v [T, L, G, D] where `pages` and the rows in them [T] INT32 say, which `extend` gave."""
         tensors = (k, v, pages, offsets, self.k, self.v)
         if not self.k.is_cuda:
             if self.k.dtype == torch.float32:  # NumPy's cross over in half the time
@@ -107,10 +103,7 @@ class ContextCache:
                 _bytes(cache)[pages, :, offsets] = _bytes(rows)
 
     def slot_ids(self, slots: Sequence[int], num_rows: int) -> list[list[int]]:
-        """What draft.onnx takes as slot_ids [B, M] so that it reads up to `num_rows` rows of each slot.
-
-        The slot itself, or its pages; a shorter one is filled up with a page of its own.
-        """
+        """slot_ids [B, M] of draft.onnx for up to `num_rows` rows a slot; a shorter one repeats a page of its own."""
         if not self.is_paged:
             return [[slot] for slot in slots]
         num_pages = max(1, num_pages_for(num_rows))

@@ -16,8 +16,7 @@ class PagePool:
         """Free pages, begin and end of each run, in order; no run touches the next."""
 
     def take(self, count: int, after: int | None = None) -> list[int]:
-        """`count` <= `num_free` pages: those behind page `after` if they are free, else the lowest run that is long
-        enough, so that caches stay small, else the lowest pages."""
+        """`count` <= `num_free` pages: behind `after`, else the lowest run that is long enough, else the lowest."""
         assert count <= self.num_free, "more pages than are free"
         self.num_free -= count
         fitting = [run for run in self._runs if run[1] - run[0] >= count]

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which pages hold each slot's sequence: TensorRT-LLM's block offsets [slots, max_pages], as lists.
 
-A page (TensorRT-LLM: a block of its KV cache) holds `TOKENS_PER_PAGE` tokens of one sequence, in every layer; page p is
-rows p * tokens_per_page and on of each layer's K and V. Target and drafter keep the same tokens in pages of the same
-numbers.
+Page p is rows p * tokens_per_page and on of each layer's K and V, of target and drafter alike.
 """
 
 from __future__ import annotations
@@ -23,8 +21,7 @@ def num_pages_for(num_tokens: int, tokens_per_page: int = TOKENS_PER_PAGE) -> in
 class PageTable:
     """The pages of each slot's sequence, in order, and how many tokens it has.
 
-    A slot gets its pages from `reserve`. One that got none takes free ones as it grows: then nobody else may share the
-    cache that the table is of.
+    A slot gets its pages from `reserve`, or takes free ones as it grows: then nobody else may share the cache.
     """
 
     def __init__(self, num_slots: int, tokens_per_page: int = TOKENS_PER_PAGE) -> None:
@@ -49,8 +46,8 @@ class PageTable:
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> list[int]:
         """Gives an empty slot its `pages`, the first of which hold its first `num_tokens` tokens, whole pages of them.
 
-        Returns those of the others that hold something: they must become zeros, because a masked row still takes part
-        as 0 * value, and 0 * NaN is NaN.
+        Returns those of the others that must become zeros: a masked row still takes part as 0 * value, and 0 * NaN is
+        NaN.
         """
         assert not self.lengths[slot], f"slot {slot} is not empty"
         assert num_tokens % self.tokens_per_page == 0, "a page that is not full has one owner"

@@ -17,11 +17,10 @@ FIRST_PAGES = 16
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU a mapping of its own, whose pages take memory when they are written.
+    """Zeros; on a CPU a mapping of its own, whose pages take memory when they are written, and which goes back to the
+    system.
 
-    It goes back to the system with the tensor. torch.zeros writes all of it, and so does calloc where it takes freed
-    memory of the heap, in which a cache that was outgrown leaves a hole.
-    MemoryError where there is no room.
+    torch.zeros writes all of it, and so does calloc where it takes freed memory. MemoryError where there is no room.
     """
     num_bytes = max(1, prod(shape) * dtype.itemsize)
     if device.type != "cpu":
@@ -39,10 +38,7 @@ def _mapped(num_bytes: int) -> mmap.mmap:
 
 
 def grown(cache: Tensor, dim: int, num_pages: int, written: Collection[int]) -> Tensor:
-    """A copy with room for `num_pages` pages and half as many as before at least; dimension `dim` are pages.
-
-    Only the pages `written` are copied, so that the others go on taking no memory.
-    """
+    """A copy with room for `num_pages` pages, and half as many as before at least; only `written` ones are copied."""
     shape = list(cache.shape)
     shape[dim] = max(num_pages, shape[dim] + shape[dim] // 2)
     new = zeros(shape, cache.dtype, cache.device)

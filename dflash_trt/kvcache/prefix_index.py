@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Full pages by the tokens in them and before them, so that a prompt finds what others have computed.
+"""Full pages by the tokens in them and before them, as in vLLM's automatic prefix caching.
 
-As in vLLM's automatic prefix caching a page is found by what lies before it and its own tokens. Where vLLM has a hash
-of both, the key here is the entry of the page before, whose number is never used again, and the tokens themselves: two
-prefixes cannot be confused.
+Where vLLM has a hash, the key is the entry of the page before, whose number is never used again, and the tokens.
 """
 
 from __future__ import annotations

@@ -27,9 +27,8 @@ class SlotPool:
     """Slots 0 .. num_slots - 1, and pages that all requests share, each of target and drafter together.
 
     A request reserves pages for the longest it can become, so that a request that runs is never short of room. With
-    prefix caching, full pages are kept when their requests have ended, the least recently used go when room is
-    needed, and a request begins with those that hold its prompt's beginning. A page is held by as many requests as
-    have it, and nobody writes into one that is full.
+    prefix caching, full pages stay when their requests have ended, until room is needed, the least recently used going
+    first.
     """
 
     def __init__(self, num_slots: int, num_tokens: int, *, prefix_caching: bool = False) -> None:
@@ -76,10 +75,7 @@ class SlotPool:
         return bool(self._free) and num_pages_for(num_tokens) <= self._num_free_pages
 
     def num_cached(self, prompt_ids: Sequence[int]) -> int:
-        """Tokens of a prompt that are in full pages which are kept or shared.
-
-        Its last token is never one of them: somebody must compute the logits behind it.
-        """
+        """Tokens of a prompt in shareable full pages, without its last: somebody must compute the logits behind it."""
         return TOKENS_PER_PAGE * len(list(self.index.find(prompt_ids[:-1])))
 
     def allocate(self, num_tokens: int, prompt_ids: Sequence[int] = ()) -> Reservation:

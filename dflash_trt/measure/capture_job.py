@@ -53,8 +53,7 @@ def capture_features(
 ) -> tuple[int, int]:
     """Writes the feature file `output`; returns the numbers of sequences and of answer tokens.
 
-    Raises BuildError where `output` cannot be written, RequestError for a prompt that cannot be answered to its last
-    token.
+    BuildError where it cannot be written, RequestError for a prompt that cannot be answered to its last token.
     """
     check_replaceable(output, FEATURES, force=force)
 

@@ -20,8 +20,7 @@ DIFFERENT = {("draft", "model_type"), ("draft", "draft_vocab_size")}
 def check_reference(manifest: Manifest, reference: Manifest, name: str) -> None:
     """Raises EngineError when `reference`, called `name`, is no measure for `manifest`'s engine.
 
-    model_type may differ: `quantize` writes the one that the layers have, published gpt-oss drafts the target's.
-    So may the head: `build --head` gives an engine one that its reference borrows from the target.
+    model_type may differ, which `quantize` changes, and so may the head, which `build --head` adds.
     """
     hint = "give --reference an engine built from the unquantised checkpoint of the same draft"
     for part, kind in (("draft", DraftSpec), ("target", TargetSpec)):

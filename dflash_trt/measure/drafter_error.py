@@ -48,10 +48,9 @@ def exposed_values(spec: DraftSpec) -> list[str]:
 
 
 class ComparingDrafter(Drafter):
-    """A drafter, with its executor and context cache, that runs `reference` beside it on the same input.
+    """A drafter that runs `reference` beside it on the same input, for one request at a time.
 
-    Serves one request at a time. Each makes its own context from the taps. Both must have been opened with
-    `exposed_values`.
+    Each makes its own context from the taps. Both must have been opened with `exposed_values`.
     """
 
     def __init__(self, drafter: Drafter, reference: Drafter) -> None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dflash-trt capture`: runs the target over prompts and writes what calibration and replay need of it.
 
-First the answers are decoded, greedily or sampled, several prompts at once; then each prompt with its answer runs once
-more, in passes as speculative decoding makes them, and its taps go to disk. All lengths are known by then, so the file
-is written in one go with one sequence in memory.
+First the answers are decoded; then each prompt with its answer runs once more, in passes as speculative decoding makes
+them, and its taps go to disk. All lengths are known by then, so one sequence is in memory.
 """
 
 from __future__ import annotations
@@ -72,10 +71,7 @@ def answer_prompts(
     num_slots: int = 1,
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[Answered]:
-    """Decodes every prompt, to a stop token (kept) or `max_tokens` tokens, `num_slots` at once.
-
-    At a `temperature` above 0 with the seed of each prompt in `seeds`, else greedily.
-    """
+    """Decodes every prompt, to a stop token (kept) or `max_tokens` tokens, `num_slots` at once; `seeds` by prompt."""
     asked = [
         SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
         for seed in seeds or [0] * len(prompts)
@@ -108,9 +104,8 @@ def write_features(
 ) -> None:
     """Runs the target over each sequence, in blocks of `block_size`, and writes the feature file (layout: features.py).
 
-    Embeddings and lm_head take BF16 where that keeps every value, else FLOAT; the taps are FLOAT, as they are
-    injected here, or rounded to `taps_dtype`. Raises CheckpointError for taps that are not finite, OSError when the
-    file cannot be written.
+    Embeddings and lm_head take BF16 where that keeps every value, else FLOAT; the taps are of `taps_dtype`. Raises
+    CheckpointError for taps that are not finite, OSError when the file cannot be written.
     """
     head = target.head()
     table = target.embed(torch.tensor(sorted({facts.mask_token_id, *_answer_tokens(answered)})))
@@ -163,8 +158,7 @@ def _read(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Taps of all tokens but the last, and the answer's log probabilities by tensor name, as `facts` ask for them.
 
-    The prompt is read in chunks, the answer in blocks, as decoding computes them: in one pass the sums are added in
-    another order, and where a drafter rounds to FP8, the last digit can decide.
+    In chunks and blocks as decoding has them: one pass would add its sums in another order.
     """
     tokens, begin = sequence.token_ids[:-1], sequence.prompt_length
     ends = [*range(0, begin, DEFAULTS.prefill_chunk), *range(begin, len(tokens), block_size), len(tokens)]

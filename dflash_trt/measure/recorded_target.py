@@ -24,11 +24,10 @@ class _RecordedPosition:
 
 
 class RecordedTarget:
-    """A `Target` on a feature file. Each slot that begins takes the next sequence, as the decode loop admits
-    requests: first come, first served.
+    """A `Target` on a feature file. Each slot that begins takes the next sequence, as the decode loop admits requests.
 
-    Its logits are 1 for the recorded token and 0 for all others; behind the sequence's end, and after a token that is
-    not the recorded one, they and the taps mean nothing. The loop reads neither: it ends, or rolls back, before them.
+    Its logits are 1 for the recorded token and 0 for all others; behind the end, and after another token, they and the
+    taps mean nothing, and the loop reads neither.
     """
 
     cache_bytes_per_token = 0

@@ -1,18 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acceptance without the target: the greedy decode loop, walked along answers that `capture` recorded.
 
-    from dflash_trt.drafter.open import open_drafter
-    from dflash_trt.measure.replay import replay
-    from dflash_trt.quantize.features import open_features
-
-    manifest = read_manifest(engine)
-    with open_features(file, manifest.draft) as features:
-        replayed = replay(features, open_drafter(engine, manifest, num_slots=BATCH_SIZE))
-    replayed[0].tau, replayed[0].steps      # of the file's first prompt
-
-It is the loop that serves (`Decoder`, `LocalPair`), with a target that says what was recorded. So drafts, cuts and
-ends are those of decoding by construction, and the steps are the same wherever the captured taps are: in FLOAT as
-they were injected, up to the order of sums in the target's passes. No model is loaded; a file has its lm_head.
+It is the loop that serves (`Decoder`, `LocalPair`), with a target that says what was recorded: the steps are those of
+decoding wherever the taps are. No model is loaded; a file has its lm_head.
 """
 
 from __future__ import annotations
@@ -63,9 +53,8 @@ def replay(
 ) -> list[Replayed]:
     """What greedy decoding of the captured prompts with `drafter` does, step by step, in the order of `numbers`.
 
-    `numbers`: of the sequences to walk, all by default. `draft_length`: how many proposals a pass verifies, K by
-    default. As many run at once as the drafter has slots, which must be empty and are left empty. Raises
-    CheckpointError for values in the file that are none.
+    `numbers`: all by default. `draft_length`: how many proposals a pass verifies, K by default. As many run at once as
+    the drafter has slots, which must be empty. Raises CheckpointError for impossible values in the file.
     """
     chosen = range(features.facts.num_sequences) if numbers is None else numbers
     requests = [_request(features, i, on_prompt) for i in chosen]

@@ -188,8 +188,8 @@ class Distributions:
     def _sums_at(self, T: float) -> tuple[Floats, Floats, Floats]:
         """By place, in units of the likeliest token's p^(1/T): the top's sum, and the least and most of all tokens'.
 
-        x^(1/T) bends to one side, so of a given mass the tail's sum is at one end when all its tokens share it
-        evenly, and at the other when as few as can be have it, each with as much as the last of the top.
+        x^(1/T) bends to one side: the tail's sum is at one end when its tokens share its mass evenly, and at the other
+        when as few as can be have it, each with as much as the last of the top.
         """
         first, last = self._top[:, 0], self._top[:, -1]
         top = np.exp((self._top - first[:, None]) / T).sum(1)

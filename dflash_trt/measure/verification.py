@@ -56,10 +56,7 @@ class Verification:
 
     @classmethod
     def open(cls, pair: CheckedPair, reference: Path | None, *, dtype: str = "auto") -> Verification:
-        """Loads the target once, in `dtype`, and both engines; what does not fit is refused before anything is loaded.
-
-        Raises EngineError and CheckpointError as `check_reference` and `load_session` do.
-        """
+        """Loads the target once, in `dtype`, and both engines; raises as `check_reference` and `load_session` do."""
         options = RuntimeOptions(max_batch_size=1, dtype=dtype)
         if reference is None:
             return cls(load_session(pair, options))
@@ -71,10 +68,7 @@ class Verification:
         return cls(session, session.with_drafter(reference_manifest, drafter))
 
     def tokenize(self, prompts: Sequence[Prompt], max_tokens: int, *, chat: bool = False) -> list[TokenPrompt]:
-        """Token ids of all prompts, text wrapped in the chat template with `chat`.
-
-        Raises RequestError that names the first prompt that cannot be served.
-        """
+        """Token ids of all prompts, text in the chat template with `chat`; RequestError names what cannot be served."""
         return tokenize(
             prompts, self._session.tokenizer, lambda token_ids: self._session.check(token_ids, max_tokens), chat=chat
         )

@@ -10,12 +10,8 @@ Cauchy-Schwarz,
     softplus(G x)_j    <= sqrt(H) |g * G_j| + ln 2                    Laguna's gate, on o_proj's input
     |K_i|              <= sqrt(D) max |k_norm| * attention_factor     K after norm and rotation
 
-where the third holds for a_i > 0, and for the rest |silu(a_i)| < 0.2785. Nothing can exceed these, so nothing is
-clipped; the price is resolution near 0, because real rows stay below the bounds. On the fixture drafters the
-output error is that of calibrated ranges to within 2% of itself (FP8 0.0298 and 0.0294, NVFP4 0.104 and 0.106).
-
-modelopt's calibration-free script instead assumes 448 for every input, which no weight vouches for. fc reads the
-target's residual stream, which the draft's weights do not bound: it has no entry.
+where the third holds for a_i > 0, and for the rest |silu(a_i)| < 0.2785. Nothing is clipped; the price is resolution
+near 0 (docs/quantization.md). fc reads the target's residual stream, which no weight of the draft bounds: no entry.
 """
 
 from __future__ import annotations

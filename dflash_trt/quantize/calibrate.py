@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Activation ranges of a draft, from replaying it on captured features through modelopt's calibrators.
 
-A replay is what decoding does (docs/calibration.md): an anchor is a token of the answer, the context holds the
-features of all tokens before it, the block is the anchor's embedding and S - 1 mask embeddings, attention is the
-draft's own. k and v read both kinds of rows, features and block; q reads the block only.
+An anchor is a token of the answer, the context holds the features of all tokens before it, the block is the anchor's
+embedding and S - 1 mask embeddings (docs/calibration.md).
 """
 
 from __future__ import annotations
@@ -41,9 +40,8 @@ FloatArray = NDArray[np.float32]
 def activation_ranges(draft: DraftCheckpoint, features: Path, method: Method = "max") -> Ranges:
     """Ranges of every linear layer's input and of the cached K and V, on the features that `capture` wrote.
 
-    `method`: the largest magnitude, or the 99.99th percentile of the magnitudes (modelopt's histogram), which
-    clips. Raises CheckpointError when the draft is quantised already, or when the features are damaged, of
-    another target or without answers; ModuleNotFoundError without modelopt (extra `calibrate`).
+    `method`: the largest magnitude, or the 99.99th percentile of the magnitudes. Raises CheckpointError for a quantised
+    draft or features that do not fit; ModuleNotFoundError without modelopt (extra `calibrate`).
     """
     from modelopt.torch.quantization.calib import HistogramCalibrator, MaxCalibrator
 
@@ -64,11 +62,7 @@ def activation_ranges(draft: DraftCheckpoint, features: Path, method: Method = "
 
 
 def replay(draft: DraftCheckpoint, file: FeatureFile) -> Iterator[tuple[str, FloatArray]]:
-    """What every linear layer reads on every sequence, as (module, values), and the cached K and V of every layer
-    as (`layers.N.self_attn.k`, values).
-
-    Raises CheckpointError as `activation_ranges` does.
-    """
+    """(module, values) for what each linear layer reads; (`layers.N.self_attn.k`, values) for cached K, so for V."""
     replayer = Replayer(draft, file.mask_embedding())
     num_blocks = 0
     for number, sequence in enumerate(file.sequences()):
@@ -116,10 +110,7 @@ class Replayer:
     def blocks(
         self, sequence: FeatureSequence, anchors: NDArray[np.int64], k: FloatArray, v: FloatArray
     ) -> dict[str, FloatArray]:
-        """hidden [B, S, H] of the blocks at the anchors [B], and the linear layers' inputs by value name.
-
-        All blocks read one context cache, each as far as its anchor.
-        """
+        """hidden [B, S, H] of the blocks at the anchors [B], over one context, and the layers' inputs by value name."""
         noise = self._embedding.blocks(sequence, anchors)
         lengths = anchors.astype(np.int32)
         feed = {

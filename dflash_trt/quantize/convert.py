@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantises a draft checkpoint: reads and writes tensor by tensor, in modelopt's layout.
-
-The layout stands in `dflash_trt.checkpoint.quantization`; the packers' formulas in `cpp/packing/pack.h`.
-"""
+"""Quantises a draft checkpoint tensor by tensor, in modelopt's layout (`dflash_trt.checkpoint.quantization`)."""
 
 from __future__ import annotations
 
@@ -62,9 +59,8 @@ def quantize_checkpoint(
 ) -> Summary:
     """Writes the quantised checkpoint into the new directory `output`.
 
-    `ranges` None takes bounds from the weights (`dflash_trt.quantize.bounds`); `threads` 0 means all.
-    Raises CheckpointError when the draft is quantised already, any tensor is NaN or infinite, a layer does not
-    suit its algorithm or lacks a range; RecipeError when the recipe does not fit; BuildError when `output`
+    `ranges` None takes bounds from the weights; `threads` 0 means all. Raises CheckpointError for a quantised draft,
+    NaN or infinity, and layers that do not suit their algorithm or lack a range; RecipeError; BuildError when `output`
     exists and `force` is false, holds the draft, or cannot be written.
     """
     modules = draft.spec.linear_modules()
@@ -133,10 +129,7 @@ def tensor_layout(spec: DraftSpec, sources: Mapping[str, Tensor], quantization: 
 
 
 def checkpoint_bytes(draft: DraftCheckpoint, quantization: Quantization) -> int:
-    """Of all tensors that `quantize_checkpoint` writes, without writing them.
-
-    Every module whose input is quantised has a scale for it.
-    """
+    """Of all tensors that `quantize_checkpoint` writes, without writing them."""
     layout = tensor_layout(draft.spec, draft.weights, quantization)
     return sum(math.prod(shape) * BITS_PER_ELEMENT[dtype] // 8 for dtype, shape in layout.values())
 
@@ -162,11 +155,9 @@ def pack_tensor(writer: SafetensorsWriter, tensor: Tensor, algorithm: str, scale
 
 
 def _write_config(draft: DraftCheckpoint, quantization: Quantization, directory: Path) -> None:
-    """config.json with all its keys as they were, and what readers of modelopt checkpoints look for.
+    """config.json with all its keys, in z-lab's layout where the dialect has other names.
 
-    A dialect with other names is written in z-lab's layout, as its tensors are. One key is not as it was: TensorRT-LLM
-    builds the layers of the class that model_type names. A gpt-oss draft has Qwen3's dense layers, with the biases
-    that attention_bias says, and none of gpt-oss's experts.
+    But model_type: TensorRT-LLM builds the layers of the class that it names; a gpt-oss draft has Qwen3's dense ones.
     """
     config = draft.canonical_config()
     config["model_type"] = DENSE_MODEL_TYPE

@@ -185,7 +185,7 @@ class FeatureFile:
         return self._tensor(LM_HEAD), self._tensor(LM_HEAD_BIAS) if self._has_bias else None
 
     def sequences(self) -> Iterator[FeatureSequence]:
-        """The sequences in order, one in memory at a time; raises CheckpointError for impossible values."""
+        """The sequences in order, one in memory at a time."""
         for i in range(self.facts.num_sequences):
             yield self.sequence(i)
 
@@ -285,8 +285,7 @@ class FeatureFile:
 def open_features(file: Path, spec: DraftSpec) -> Iterator[FeatureFile]:
     """Opens a feature file for the draft with the facts `spec`.
 
-    Raises CheckpointError when it is no feature file, is damaged, or was captured from a target or with taps
-    that do not fit the draft; the error names the fact.
+    Raises CheckpointError when it is damaged, or was captured from a target or with taps that do not fit the draft.
     """
     tensors = read_tensors(file)
     with safe_open(file, framework="pt") as handle:

@@ -61,10 +61,9 @@ def _group(algorithm: str) -> Json:
 
 
 def _exclude_modules(dense: list[str]) -> list[str]:
-    """The dense layers by name, and what engines call them once they nest and fuse them.
+    """The dense layers by name, and what engines call them once nested and fused (modelopt's quantize_drafter.py).
 
-    The additions are those of modelopt's quantize_drafter.py: vLLM builds `fc` at `model.fc`, and joins q, k
-    and v into a `qkv_proj` that no checkpoint names. lm_head is the target's, unless it is one of the modules.
+    vLLM builds `fc` at `model.fc`, and joins q, k and v into a `qkv_proj`. lm_head is the target's unless it is listed.
     """
     names = set(dense)
     for fused, parts in (("qkv_proj", "qkv"), ("gate_up_proj", ("gate", "up"))):

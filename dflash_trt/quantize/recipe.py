@@ -48,10 +48,7 @@ class Recipe(RecipeFile, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
 
     def algorithms(self, modules: list[str]) -> dict[str, str]:
-        """Algorithm by module, for those of `modules` that are quantised.
-
-        Raises RecipeError when no rule matches a module, or a rule decides for none.
-        """
+        """Algorithm by quantised module; RecipeError when no rule matches a module, or a rule decides for none."""
         deciding = {module: self._deciding_rule(module) for module in modules}
         for number, rule in enumerate(self.rules, start=1):
             if not any(rule is decided for decided in deciding.values()):
@@ -111,10 +108,7 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name_or_path: str) -> Recipe:
-    """A recipe by name, or from a YAML file of the user's own; `+fp8-kv` behind either adds the cache.
-
-    Raises RecipeError when there is no such recipe or its file is not one.
-    """
+    """A recipe by name, or from a YAML file, with `+fp8-kv` or without; raises RecipeError when there is none."""
     base = name_or_path.removesuffix(FP8_KV)
     path = recipe_directory() / f"{base}.yaml"
     if base not in recipe_names():

@@ -23,11 +23,7 @@ SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
 def scale_groups(spec: DraftSpec) -> list[tuple[str, ...]]:
-    """The linear layers, grouped by common weight scale.
-
-    context.onnx multiplies the K and V weights of all layers at once, and draft.onnx q, k and v of a layer at
-    once: together that joins all layers' q, k and v. gate and up of a layer are one GEMM too.
-    """
+    """The linear layers that share a weight scale, as their GEMMs are joined: all q, k and v; a layer's gate and up."""
     qkv = tuple(f"{attention}.{x}_proj" for attention in spec.attention_modules() for x in "qkv")
     groups = [qkv]
     groups += [tuple(f"layers.{i}.mlp.{x}_proj" for x in ("gate", "up")) for i in range(len(spec.layers))]
@@ -36,10 +32,9 @@ def scale_groups(spec: DraftSpec) -> list[tuple[str, ...]]:
 
 
 def weight_scales(draft: DraftCheckpoint, algorithms: Mapping[str, str], *, threads: int) -> dict[str, np.float32]:
-    """FP8's weight_scale or NVFP4's weight_scale_2 by quantised module, from one pass over the weights.
+    """FP8's weight_scale or NVFP4's weight_scale_2 by quantised module: one per group of `scale_groups` and algorithm.
 
-    Equal within a group of `scale_groups` and one algorithm, from the group's largest magnitude. Raises
-    CheckpointError for a weight that is NaN or infinite.
+    Raises CheckpointError for a weight that is NaN or infinite.
     """
     return group_scales(draft.spec, algorithms, lambda module: tensor_amax(draft.weights[f"{module}.weight"], threads))
 
@@ -71,16 +66,15 @@ def tensor_amax(tensor: Tensor, threads: int) -> float:
 def scale_of(algorithm: str, largest: float) -> np.float32:
     """amax / 448 for FP8, amax / (6 * 448) for NVFP4, as modelopt 0.47 computes them in float32.
 
-    What is 0 throughout has no range: the format's own maximum stands in (modelopt,
-    tensor_quantizer.py:1087), so the scale is 1 or 1 / 448 and zeros stay exact. Ranges that are subnormal in
-    float32 are treated as the least normal one, so that no scale underflows.
+    Where all is 0 the format's own maximum stands in (modelopt, tensor_quantizer.py:1087). Subnormal ranges count as
+    the least normal one, so that no scale underflows.
     """
     code_max, divisor = (E4M3_MAX, E4M3_MAX) if algorithm == FP8 else (E2M1_MAX, E2M1_MAX * E4M3_MAX)
     return np.float32(max(largest, SMALLEST_NORMAL) if largest else code_max) / np.float32(divisor)
 
 
 def input_scales(spec: DraftSpec, algorithms: Mapping[str, str], inputs: Mapping[str, float]) -> dict[str, np.float32]:
-    """input_scale by module whose input is quantised. k and v of a layer read the same, so do gate and up.
+    """input_scale by module whose input is quantised; k and v of a layer read the same, so do gate and up.
 
     Raises CheckpointError when `inputs` lacks a module or holds what is no magnitude.
     """

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Passes in BF16 whose numbers for a token do not depend on what else is in the pass.
 
-Verifying a block and decoding token by token are the same sums in another order. In BF16 what that rounds is large
-enough to flip a greedy choice, so here the order is made the same, to the last bit, on CPUs (oneDNN 3.12, torch 2.13;
-`agrees` asks this machine):
+A block and its tokens one by one are the same sums in another order. In BF16 what that rounds can flip a greedy choice,
+so here the order is made the same, to the last bit, on CPUs (oneDNN 3.12, torch 2.13; `agrees` asks this machine):
 
-* Experts, and linear layers with long rows, have one kernel for any number of rows (the room `cpu/`). In oneDNN and MKL
-  a product of one row runs on another kernel than one of two or more, and those all sum a row alike (`MIN_ROWS`: at 4,
-  also MKL's in FP32, in which routers compute). So where a model has such products, a pass is padded with copies of its
-  last row.
+* Experts, and linear layers with long rows, have one kernel for any number of rows (the room `cpu/`). oneDNN and MKL
+  compute one row on another kernel than two or more, and those all sum a row alike (`MIN_ROWS`: at 4, also MKL's in
+  FP32, in which routers compute). So where a model has such products, a pass is padded with copies of its last row.
 * Attention sums in the order of absolute positions (`cpu/paged_attention`).
 """
 
@@ -26,8 +24,7 @@ PROBE_TOKENS = 8
 def agrees(target: Target) -> bool:
     """Whether logits of some tokens in one block equal those of one token a pass, to the last bit; on an empty target.
 
-    Where it says no, in BF16 a near-tie may fall another way than in plain decoding: on a CPU or GPU whose kernels sum
-    otherwise, and in gated delta nets, which compute a block by another formula than a token.
+    Not on kernels that sum otherwise, nor in gated delta nets, which compute a block by another formula than a token.
     """
 
     def logits_of(begin: int, end: int) -> Tensor:

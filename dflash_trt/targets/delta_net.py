@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gated delta nets (Qwen3-Next, Qwen3.5) over a cache of slots: linear attention whose state no crop takes back.
 
-A layer's state, K-1 inputs of its convolution and a matrix for each head, has one size however long the sequence is,
-and every token overwrites it. So a slot's state from before its last segment is kept, with what the segment fed to
-the recurrence; where tokens are taken back, the accepted ones are fed again to the older state (`apply_rollbacks`).
-Only the convolution and the recurrence run again, not the layer's projections, and all slots at once.
+A layer's state is K-1 inputs of its convolution and a matrix for each head, overwritten by every token. So a slot's
+state before its last segment stays, with what the segment fed to the recurrence; a rollback feeds the accepted tokens
+to the older state again, of all slots at once (`apply_rollbacks`), without the layer's projections.
 
 Legend: B segments, n tokens of each, R rows of a pass, C channels of the convolution, K its width, V value heads.
 """
@@ -76,7 +75,7 @@ class DeltaNetLayer:
         self.states[slot].zero_()
 
     def replay(self, kept: dict[int, int]) -> None:
-        """Sets slots back to the first `kept` tokens of their last segments, in one padded run.
+        """Sets slots back to the first tokens of their last segments, so many of each, in one padded run.
 
         A padded row has beta 0 and decay exp(0): it leaves the state as it is.
         """

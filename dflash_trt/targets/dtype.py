@@ -28,13 +28,9 @@ def check_dtype(dtype: object) -> None:
 def target_dtype(asked: str, directory: Path, weights: Mapping[str, Tensor]) -> torch.dtype:
     """The type to compute a target in, whose tensors are `weights`.
 
-    `auto` is FLOAT everywhere: it holds each value of a BF16, F16 or F32 checkpoint, nobody's text changes with a new
-    version, and what a block rounds otherwise than a token alone is too small to flip a choice. BF16 is what the
-    checkpoint was trained in, at half the memory, but a near-tie may fall the other way than in FLOAT: who wants it
-    says so.
-
-    Raises RequestError for no such type, CheckpointError for BF16 where the checkpoint is of another: it would be
-    rounded into another model.
+    `auto` is FLOAT: it holds each value of a BF16, F16 or F32 checkpoint, and what a block rounds otherwise than a
+    token alone is too small to flip a choice. Raises RequestError for no such type, CheckpointError for BF16 where the
+    checkpoint is of another, which it would round.
     """
     import torch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention by torch's operators, on devices other than CPUs: a group's pages are copied together, or read in place.
+"""Attention by torch's operators, on devices other than CPUs.
 
 Legend: B segments of a group, n tokens of each, R rows of a pass, C cached rows, N heads, G KV heads, D head_dim.
 """

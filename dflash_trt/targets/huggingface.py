@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The target on Hugging Face transformers: any causal language model that returns hidden states.
 
-Models whose attention and state this package knows run as one packed pass over all requests (`PackedTarget`); others
-run one request after the other with transformers' own caches (`SequentialTarget`).
+Models whose attention and state are known here run as one packed pass over all requests (`PackedTarget`), others one
+request after the other with transformers' own caches (`SequentialTarget`).
 """
 
 from __future__ import annotations
@@ -61,10 +61,9 @@ def load_model(
 ) -> PreTrainedModel:
     """Loads safetensors weights as `target_dtype` says; code that a checkpoint brings along is never run.
 
-    Raises what `target_dtype` raises, CheckpointError for a tap on the last layer, which transformers returns after the
-    final norm, and for what transformers would put something of its own in the place of: missing weights, a damaged
-    generation_config.json; and where there is no room for the share of one of `num_ranks` ranks. Only then are weights
-    of a repository fetched.
+    Raises what `target_dtype` raises; CheckpointError for a tap on the last layer, missing weights, a damaged
+    generation_config.json, or no room for the share of one of `num_ranks` ranks. Only then are a repository's weights
+    fetched.
     """
     if spec.num_hidden_layers - 1 in target_layer_ids:
         raise CheckpointError(
@@ -116,7 +115,7 @@ def make_target(
 ) -> HuggingFaceTarget:
     """The fastest target that runs `model` for `num_slots` sequences and returns the taps `target_layer_ids`.
 
-    Layers of a packed one are replaced by `accelerate`; by default they stay transformers' own.
+    `accelerate` replaces layers of a packed one.
     """
     copy_mapped_weights(model)
     if not can_pack(model):
@@ -151,10 +150,7 @@ def can_pack(model: PreTrainedModel) -> bool:
 
 
 def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    """The end-of-sequence tokens of generation_config.json (config.json where there is none).
-
-    Raises CheckpointError for anything but token ids.
-    """
+    """The end-of-sequence tokens of generation_config.json, else config.json; CheckpointError for anything else."""
     given = model.generation_config.eos_token_id
     ids = [] if given is None else given if isinstance(given, list) else [given]
     if not all(type(token) is int for token in ids):

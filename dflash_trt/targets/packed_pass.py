@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the rows of one pass stand: the new tokens of all requests, end to end in one row dimension.
+"""The rows of one pass: the new tokens of all requests, end to end in one row dimension.
 
 Legend: B segments of a group, n tokens of each, R rows of a pass, N heads, G KV heads, D head_dim, E that of V.
 """

@@ -45,10 +45,7 @@ class PackedTarget(HuggingFaceTarget):
         num_slots: int,
         acceleration: Acceleration = TORCH_OPERATORS,
     ) -> None:
-        """Replaces the model's attention: the model serves nobody else from here on.
-
-        Raises CheckpointError for a model that its configuration keeps from computing a token.
-        """
+        """Replaces the model's attention; CheckpointError where its configuration keeps it from computing a token."""
         super().__init__(model, target_layer_ids)
         self._catcher = Taps(model, target_layer_ids)
         model.set_attn_implementation(IMPLEMENTATION)
@@ -137,8 +134,8 @@ class PackedTarget(HuggingFaceTarget):
 def padded_size(num_rows: int) -> int:
     """The next number of which there are eight from each power of two to the next, so at most an eighth more.
 
-    oneDNN, which has BF16's short rows, makes kernels for each number of rows times each shape of a weight, and keeps a
-    thousand of them: 0.3 to 0.6 MiB each at 128 x 256. A pass may have any number of rows up to some hundreds.
+    oneDNN makes kernels for each number of rows times each shape of a weight, 0.3 to 0.6 MiB each at 128 x 256, and
+    keeps a thousand.
     """
     step = 1 << max(0, (num_rows - 1).bit_length() - 4)
     return -(-num_rows // step) * step

@@ -18,10 +18,7 @@ REDOWNLOAD = "download or copy the checkpoint again"
 
 @contextmanager
 def refusing(where: object, expected: str, *, hint: str = REDOWNLOAD) -> Iterator[None]:
-    """Raises CheckpointError, `expected` of what is at `where`, for whatever the block raises.
-
-    transformers raises what its code happens to stumble over: KeyError, TypeError, OSError, a tokenizer's Exception.
-    """
+    """Raises CheckpointError, `expected` of what is at `where`, for whatever the block stumbles over."""
     try:
         yield
     except DFlashError:
@@ -85,10 +82,7 @@ NOT_RUN = (
 
 
 def check_architecture(directory: Path) -> None:
-    """Raises CheckpointError for a target that transformers does not run, with the runtime that does.
-
-    Code that a checkpoint brings along is never run.
-    """
+    """Raises CheckpointError for a target that transformers does not run, with the runtime that does."""
     from transformers import CONFIG_MAPPING, __version__
 
     config = Facts.load(directory / "config.json")

@@ -41,8 +41,8 @@ class SequentialTarget(HuggingFaceTarget):
     def rollback(self, slot: int, num_tokens: int) -> None:
         """Crops the cache; with 0 it still trims sliding windows back to their size.
 
-        Recurrent state cannot be cropped (transformers 5.23 crops around it and says nothing): it is computed again
-        from what was before the segment.
+        Recurrent state cannot be cropped (transformers 5.23 crops around it): it is computed again from before the
+        segment.
         """
         cache, (before, token_ids) = self._caches[slot], self._last[slot]
         assert cache is not None, f"slot {slot} is empty"

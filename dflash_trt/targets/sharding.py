@@ -30,7 +30,7 @@ EXPERTS = "num_local_experts"
 def sharding(directory: Path, num_ranks: int) -> DistributedConfig:
     """What `from_pretrained` needs to shard the target in `directory`; the ranks have joined before.
 
-    Raises CheckpointError for a model that transformers has no plan for, or whose parts `num_ranks` does not divide.
+    Raises CheckpointError for a model without a plan, or whose parts `num_ranks` does not divide.
     """
     check_architecture(directory)
     with refusing(directory, "a configuration that transformers loads"):

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over the pages of each request's slot, as an attention implementation of transformers.
 
-A pass carries the new tokens of all requests end to end in one row dimension. Linear layers and experts so see one
-matrix, and no request is padded to another's length; attention alone knows whose a row is, and asks the pass.
+Linear layers and experts see the new tokens of all requests as one matrix; attention asks the pass whose a row is.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ def slot_attention(
 ) -> tuple[Tensor, None]:
     """query [1, N, R, D], key and value [1, G, R, D] of the pass -> [1, R, N, D].
 
-    The signature is transformers' own (5.23, AttentionInterface); `s_aux` [N] are gpt-oss's sinks, `softcap`
-    is Gemma 2's. Rows behind those of the pass are padding, in and out.
+    transformers' own signature (5.23, AttentionInterface); `s_aux` [N] are gpt-oss's sinks, `softcap` is Gemma 2's.
+    Rows behind those of the pass are padding, in and out.
     """
     num_rows, num_padded = len(slot_pass.positions), query.shape[2]
     layer: int = module.layer_idx  # type: ignore[assignment]

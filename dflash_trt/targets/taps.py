@@ -16,8 +16,8 @@ Forward = Callable[..., Tensor | tuple[Tensor, ...]]
 class Taps:
     """Outputs of some decoder layers, one pass at a time.
 
-    `output_hidden_states` gives the same tensors, but wraps every layer anew for each pass (transformers 5.23): half a
-    millisecond, a fifth of a small target's pass.
+    `output_hidden_states` gives the same, but wraps every layer anew for each pass (transformers 5.23): half a
+    millisecond.
     """
 
     def __init__(self, model: PreTrainedModel, target_layer_ids: Sequence[int]) -> None:

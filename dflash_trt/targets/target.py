@@ -59,10 +59,7 @@ class Target(Protocol):
         """Whether nobody but `user` has written pages since it last claimed them; from now on they are its own."""
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
-        """Gives an empty slot the pages of its sequence, whose first `num_tokens` tokens are in them already.
-
-        A target without pages keeps its sequences elsewhere; there `num_tokens` is 0.
-        """
+        """Gives an empty slot the pages of its sequence, if it has pages; `num_tokens` tokens are in them already."""
 
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         """Appends each segment to its slot's sequence; a slot occurs at most once."""

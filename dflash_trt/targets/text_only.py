@@ -14,9 +14,9 @@ from dflash_trt.errors import CheckpointError
 def text_model(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
     """`model` itself, or transformers' text-only class around its language model and lm_head; the rest is dropped.
 
-    A multimodal model computes text with the same layers, but asks for more on the way: Gemma 4's for the kinds of
-    its tokens, Kimi K2.5's for images in place of their ids. Where transformers has no text-only class, the whole
-    model runs. Raises CheckpointError where that class holds weights that the model does not.
+    A multimodal model asks for more on the way: Gemma 4's for the kinds of its tokens, Kimi K2.5's for images. Where
+    transformers has no text-only class, the whole model runs. CheckpointError where that class holds weights that the
+    model does not.
     """
     config = model.config.get_text_config()
     if config is model.config:

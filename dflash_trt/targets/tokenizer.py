@@ -18,10 +18,7 @@ MAX_TRIED_MESSAGES = 64
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of the checkpoint in `directory`; code that the checkpoint brings along is not run.
-
-    Raises CheckpointError where it has none, or a damaged one.
-    """
+    """The tokenizer of the checkpoint in `directory`; CheckpointError where it has none, or a damaged one."""
     from transformers import AutoTokenizer, __version__
 
     expected = f"tokenizer files that transformers {__version__} loads"
@@ -34,10 +31,7 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool) -> list[int]:
-    """Token ids of `text`, taken as it is or wrapped in the chat template as the user's message.
-
-    Raises RequestError for text that is not Unicode, and where there is no chat template.
-    """
+    """Token ids of `text`, as it is or as the user's message in the chat template; RequestError for what cannot be."""
     try:
         text.encode()
     except UnicodeEncodeError as error:  # bytes of a command line that are not UTF-8 arrive as lone surrogates

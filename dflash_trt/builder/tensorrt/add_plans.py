@@ -26,9 +26,8 @@ from dflash_trt.files.write import OutputKind, new_directory, new_file
 def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache: TimingCache | None = None) -> Manifest:
     """Builds the plans of `directory` for this GPU and returns the manifest; plans that are still right stay.
 
-    Without `options`, those that the directory was made with. Raises MissingDependencyError without TensorRT, GPU or
-    plugin, BuildError when the GPU lacks the graphs' precision or TensorRT refuses one; the directory then serves ONNX
-    Runtime as before, and keeps `options` for the next try, where any GPU could serve them.
+    Raises MissingDependencyError without TensorRT, GPU or plugin, BuildError when the GPU lacks the graphs' precision
+    or TensorRT refuses one; the directory then serves ONNX Runtime as before, and keeps `options` for the next try.
     """
     manifest = read_manifest(directory)
     options = options or manifest.plan_options or PlanOptions()

@@ -29,9 +29,9 @@ def build_plan(
     plugin: Path | None,
     timing_cache: TimingCache | None,
 ) -> memoryview:
-    """The serialised plan of one graph; `plugin` is embedded in a version-compatible one.
+    """The serialised plan of one graph, strongly typed; `plugin` is embedded in a version-compatible one.
 
-    Precision is the graph's: the network is strongly typed. Raises BuildError when TensorRT refuses.
+    Raises BuildError when TensorRT refuses.
     """
     logger = make_logger(trt)
     builder = trt.Builder(logger)

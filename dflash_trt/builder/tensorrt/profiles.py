@@ -43,6 +43,5 @@ def _fixed(size: int) -> Range:
 
 
 def _up_to(size: int) -> Range:
-    """Any size of the context cache. Only the plugin reads it, so there is nothing to tune; what TensorRT sets aside
-    while it times kernels has the optimum's size, which for a whole cache is tens of gigabytes."""
+    """Any size of the context cache, which only the plugin reads; TensorRT allocates the optimum's to time kernels."""
     return Range(min=1, opt=1, max=size)

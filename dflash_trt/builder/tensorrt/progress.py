@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_monitor(trt: Any, title: str) -> Iterator[Any]:
-    """An IProgressMonitor that draws a bar for each phase on stderr, where that is a terminal.
-
-    Raises KeyboardInterrupt at the end when the user interrupted the build.
-    """
+    """An IProgressMonitor that draws a bar for each phase on stderr; KeyboardInterrupt where the user did."""
     from rich.console import Console
     from rich.progress import Progress
 

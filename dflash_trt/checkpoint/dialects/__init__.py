@@ -1,5 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dialects of draft checkpoints, one file each: config.json becomes a DraftSpec, tensors get canonical names.
-
-Canonical names are z-lab's. Nothing outside this folder knows a dialect.
-"""
+"""One file for each dialect of draft checkpoints: config.json becomes a DraftSpec, tensors get z-lab's names."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DFlash2 (Inco AI and z-lab, August 2026): z-lab's layout with block convolutions and a candidate selector.
+"""DFlash2: z-lab's layout with block convolutions and a candidate selector.
 
 Keys and tensors as in z-lab's dflash 0.1.0 (dflash/model.py, DFlash2DraftModel), vLLM 0.33 and SGLang 0.5.23.
 """
@@ -52,10 +52,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
 
 
 def read_additions(of: Callable[[str], Facts], hidden_size: int, vocab_size: int | None) -> dict[str, Any]:
-    """Convolution and selector, from the facts in which `of` says that a key stands.
-
-    Raises CheckpointError where a key is missing, or groups do not divide `hidden_size`.
-    """
+    """Convolution and selector, read where `of` says that a key stands; CheckpointError where they do not fit."""
     taps = of("conv_kernel_size").integer("conv_kernel_size", maximum=MAX_KERNEL_SIZE)
     group_size = (place := of("conv_group_size")).integer("conv_group_size")
     if hidden_size % group_size:
@@ -70,10 +67,7 @@ def read_additions(of: Callable[[str], Facts], hidden_size: int, vocab_size: int
 
 
 def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
-    """config.json in z-lab's layout for `spec`, DFlash or DFlash2, whose tensors are of torch's type `dtype`.
-
-    Raises CheckpointError, by name, for what the layout cannot say.
-    """
+    """config.json in z-lab's layout; `dtype` is torch's. CheckpointError for what the layout cannot say."""
     if spec.block_conv is None and spec.candidate_selector is None:
         return zlab.to_config(spec, dtype)
     additions = additions_to_config(spec, "zlab")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """JetSpec (arXiv 2606.18394): z-lab's tensors and keys, trained with a causal block that causal_head announces.
 
-Its tree verification is the runtime's; as a chain, its drafts are those of a causal DFlash draft. A plain-causal
-variant without causal_head says dflash_config.causal or is_causal, and is z-lab's.
+As a chain its drafts are those of a causal DFlash draft; without causal_head a file is z-lab's.
 """
 
 from __future__ import annotations

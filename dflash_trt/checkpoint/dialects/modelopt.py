@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA Model Optimizer's export (modelopt/torch/export/plugins/hf_spec_export.py, DFlashExporter).
 
-z-lab's layout with model_type qwen3 whatever the target is. Without a window it is z-lab's to the letter, and read
-as that; a window is spelled use_swa and swa_window_size in dflash_config, while layer_types stay full_attention.
-NVIDIA's own drafts (Nemotron-3.5) say has_embed_tokens: they bring the whole embedding, for the sake of one trained
-row, the mask token's.
+z-lab's layout with model_type qwen3; a window is spelled use_swa and swa_window_size in dflash_config, while
+layer_types stay full_attention. NVIDIA's own drafts (Nemotron-3.5) say has_embed_tokens and bring the whole embedding.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our own: z-lab's layout with canonical names, and a section `dflash_trt` for facts that it has no words for.
 
-`quantize` writes it for dialects that no common layout can hold (Laguna, MiMo, an embedding or head of the draft's
-own). The architecture is another, so that runtimes that do not know the section refuse the file instead of losing it.
+The architecture is another, so that runtimes that do not know the section refuse the file instead of losing it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's Speculators library (github.com/vllm-project/speculators 0.9, speculators/models/dflash).
 
-The backbone's facts stand in transformer_layer_config, a Qwen3Config. Taps are numbered by the layer that they enter,
-so that tap i of z-lab is i + 1 here. Full layers never are causal; sliding layers are, unless
-sliding_window_non_causal says otherwise (create_anchor_block_mask_mod). It is false by default, and true for dflash2,
-whose convolution and selector stand at the top level.
+The backbone's facts stand in transformer_layer_config, a Qwen3Config; tap i of z-lab is i + 1 here. Sliding layers are
+causal unless sliding_window_non_causal says otherwise (create_anchor_block_mask_mod), which is true for dflash2.
 """
 
 from __future__ import annotations
@@ -118,10 +116,7 @@ SPECULATORS = Dialect(name="speculators", recognises=recognises, read=read, is_c
 
 
 def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
-    """config.json as speculators 0.9 writes it, but for the verifier's name; num_target_layers stands beside its keys.
-
-    The library keeps keys that it does not know. A gpt-oss draft is a Qwen3 backbone with biases there.
-    """
+    """config.json as speculators 0.9 writes it, but for the verifier's name; num_target_layers is ours."""
     refuse_unless("speculators", spec, PLAIN)
     if len(windows_of(spec)) > 1:
         raise unrepresentable(

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""z-lab's own checkpoints, of which most others are variations (github.com/z-lab/dflash, dflash/model.py).
-
-Older files have block_size, mask_token_id and target_layer_ids at the top level, newer ones in dflash_config.
-"""
+"""z-lab's own checkpoints, of which most others are variations (github.com/z-lab/dflash, dflash/model.py)."""
 
 from __future__ import annotations
 
@@ -73,8 +70,8 @@ def read_layout(
 ) -> DraftSpec:
     """The facts of z-lab's layout: dflash_config has no keys but `known_keys`, and `windows` says what layers see.
 
-    Causality is `causal` where the dialect knows it, else by z-lab's rule: is_causal, else dflash_config.causal
-    (modelopt, JetSpec), else sliding layers are causal and full ones are not (dflash/model.py, August 2026).
+    Causality is `causal` where the dialect knows it, else is_causal, else dflash_config.causal (modelopt, JetSpec),
+    else sliding layers are causal and full ones are not (dflash/model.py, August 2026).
     """
     if ARCHITECTURE not in config.texts("architectures"):
         raise config.error("architectures", f"[{ARCHITECTURE!r}]")
@@ -134,10 +131,7 @@ def layers_problem(layers: Sequence[DraftLayer]) -> CheckpointError | None:
 
 
 def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
-    """config.json in this layout for `spec`, whose tensors are of torch's type `dtype`; `read` gives `spec` back.
-
-    Raises CheckpointError, by name, for what the layout cannot say.
-    """
+    """config.json in this layout; `read` gives `spec` back. CheckpointError for what the layout cannot say."""
     refuse_unless("zlab", spec, PLAIN)
     if spec.model_type not in MODEL_TYPES:
         raise unrepresentable("zlab", "model_type", f"one of {', '.join(MODEL_TYPES)}", spec.model_type)

@@ -162,10 +162,7 @@ NORM_AND_ROTATE = """
 
 
 def attention_function(*, with_sinks: bool) -> onnx.FunctionProto:
-    """DFlashKVInjectionAttention in standard ops: FLOAT qkv and caches, context lengths from 0.
-
-    With the ninth input it has a name of its own, because a function has all its inputs or none.
-    """
+    """DFlashKVInjectionAttention in standard ops: FLOAT qkv and caches; with the ninth input it has another name."""
     body = ATTENTION_BODY % {
         "opset": OPSET,
         "domain": PLUGIN_DOMAIN,

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP4 and FP8 in standard ops: the same numbers, bit for bit, on a runtime that knows neither.
-
-Each Q/DQ node becomes a call of a model-local function; large weights on a CPU have become `packed_linear`s before.
-"""
+"""FP4 and FP8 in standard ops: the same numbers, bit for bit; each Q/DQ node calls a model-local function."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the graphs executable by ONNX Runtime on a CPU, without changing what they compute.
 
-The files on disk are TensorRT's: activations in BFLOAT16, FP4 and FP8 weights, attention as a plugin node. The
-CPU provider of onnxruntime 1.31 has no BFLOAT16 MatMul, no FP4 and no plugin, so activations are widened to
-FLOAT, quantised values are computed by standard ops with the same numerics, and the plugin node is `_C`'s
-operator of its name or, where a session has none, a model-local function. That is added here, never in the file:
-onnx-tensorrt versions differ on whether a function or a registered plugin wins.
+The files on disk are TensorRT's. The CPU provider of onnxruntime 1.31 has no BFLOAT16 MatMul, no FP4 and no plugin, so
+activations are widened to FLOAT, quantised values are computed by standard ops, and the plugin node is `_C`'s operator
+of its name or, where a session has none, a model-local function: added here, because onnx-tensorrt versions differ on
+whether a function or a registered plugin wins.
 """
 
 from __future__ import annotations
@@ -51,10 +50,7 @@ def lower_to_cpu(
 
 
 def _widen(graph: onnx.GraphProto) -> None:
-    """BFLOAT16 inputs, outputs and casts become FLOAT; half-width initializers are cast as they are read.
-
-    onnxruntime folds the casts of initializers when it creates the session.
-    """
+    """BFLOAT16 inputs, outputs and casts become FLOAT; onnxruntime folds the casts of half-width initializers."""
     for value in [*graph.input, *graph.output]:
         if value.type.tensor_type.elem_type == COMPUTE:
             value.type.tensor_type.elem_type = TensorProto.FLOAT

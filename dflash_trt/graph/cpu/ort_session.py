@@ -39,11 +39,10 @@ REFUSALS = (
 def graph_session(
     directory: Path, file: str, expose: Sequence[str] = (), *, device: str = "cpu"
 ) -> onnxruntime.InferenceSession:
-    """A session on the ONNX file `file` of an engine directory.
+    """A session on the ONNX file `file` of an engine directory; `expose` names values that become further outputs.
 
-    `expose` names values inside the graph that become further outputs (calibration, error by layer). Raises
-    MissingDependencyError when this build of ONNX Runtime cannot compute on `device`, EngineError for a file that it
-    does not load: weights that are links out of the directory, an operator that its version lacks.
+    Raises MissingDependencyError when this build of ONNX Runtime cannot compute on `device`, EngineError for a file
+    that it does not load: weights that are links out of the directory, an operator that its version lacks.
     """
     try:
         return model_session(onnx.load(directory / file, load_external_data=False), directory, expose, device=device)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What quantised values become once they are dequantised, in PyTorch: bit-equal to the packers and to the graphs.
-
-Weights follow `cpp/packing/pack.h`, activations and cache rows `dflash_trt/graph/cpu/dequantize.py`. All values are
-FLOAT; scales are Python floats that float32 holds exactly.
-"""
+"""Quantised and dequantised values in PyTorch, FLOAT: bit-equal to the packers and to the lowered graphs."""
 
 from __future__ import annotations
 
@@ -17,10 +13,7 @@ EXPONENT_BITS = 0x7F800000  # of a FLOAT
 
 
 def quantised_weight(weight: torch.Tensor, algorithm: str, scale: float) -> torch.Tensor:
-    """weight [R, K] of the checkpoint's dtype, packed by `algorithm` and read back: [R, K] FLOAT.
-
-    `scale` is FP8's weight_scale or NVFP4's weight_scale_2.
-    """
+    """weight [R, K], packed by `algorithm` with its weight_scale or weight_scale_2 and read back: [R, K] FLOAT."""
     if algorithm == FP8:
         quotients = (weight.float() / _scalar(scale, weight)).to(weight.dtype).float()
         return _e4m3(quotients) * _bfloat16(scale)
@@ -73,10 +66,7 @@ def _e4m3(x: torch.Tensor) -> torch.Tensor:
 
 
 def _e2m1(x: torch.Tensor) -> torch.Tensor:
-    """To nearest even code point, saturating. Code points are 0.5 apart below 2, then 1, then 2.
-
-    That is half of the power of 2 that a FLOAT's exponent bits are. In place, for a step spends much of its time here.
-    """
+    """To nearest even code point, saturating; in place. Code points are 0.5 apart below 2, then 1, then 2."""
     size = x.abs().clamp_(max=E2M1_MAX)
     step = size.view(torch.int32).bitwise_and(EXPONENT_BITS).view(torch.float32).mul_(0.5).clamp_(min=0.5)
     return size.div_(step).round_().mul_(step).copysign_(x)

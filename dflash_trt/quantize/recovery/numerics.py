@@ -29,8 +29,7 @@ class Numerics:
     def input_scale(self, module: str, stack: Sequence[str]) -> float | None:
         """The scale of what `module` reads where one GEMM multiplies `stack`; None where it reads it as it is.
 
-        One activation feeds all stacked modules, with the widest of their ranges; modules that are not quantised
-        alike have a GEMM each (`dflash_trt.graph.linear`).
+        Modules not quantised alike have a GEMM each; others share the widest range (`dflash_trt.graph.linear`).
         """
         if self.algorithms.get(module) not in ACTIVATION_ALGORITHMS:
             return None

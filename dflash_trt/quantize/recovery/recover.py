@@ -66,11 +66,10 @@ def recover_checkpoint(
 ) -> tuple[Summary, Progress]:
     """Writes the checkpoint that `recipe` makes of the draft after training, into the new directory `output`.
 
-    Trained are the linear layers' weights; biases, norms and config.json stay as they are. The scales of activations
-    come from `ranges`, or from the bounds of the weights as they were given, and stay those of the training.
-    `threads` train and pack; 0 lets the draft's size decide for the training and takes all for packing.
-    A state that an interrupted run left beside `output` is gone on with. Raises as `quantize_checkpoint` and
-    `open_features` do, and CheckpointError for a draft that is not trainable here or a state of something else.
+    Only the linear layers' weights are trained. The scales of activations come from `ranges`, or from the bounds of the
+    given weights. `threads` 0 lets the draft's size decide for the training and takes all for packing. Goes on with a
+    state that an interrupted run left. Raises as `quantize_checkpoint` and `open_features` do, and CheckpointError for
+    a DFlash2 draft or a state of something else.
     """
     if draft.spec.block_conv is not None or draft.spec.candidate_selector is not None:
         raise CheckpointError(

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two graphs in PyTorch, for gradients: dense or with fake quantisation where the graphs quantise.
 
-Shape letters as everywhere; one sequence at a time, so B is the number of its blocks. Equal to the float64 equations
-and to the graphs that are built from a packed checkpoint, to the rounding of float32.
+One sequence at a time: B is the number of its blocks.
 """
 
 from __future__ import annotations
@@ -91,10 +90,7 @@ class TorchDraft:
         return {m: y for stack, x in pairs for m, y in zip(stack, self._linear(x, stack), strict=True)}
 
     def blocks(self, noise: torch.Tensor, anchors: torch.Tensor, context: Context) -> torch.Tensor:
-        """noise [B, S, H], the embedded blocks at token indices anchors [B] -> hidden [B, S, H].
-
-        Each block sees the context before its anchor, and itself.
-        """
+        """noise [B, S, H] at token indices anchors [B] -> hidden [B, S, H]; a block sees the context before it."""
         spec = self._spec
         positions = (anchors[:, None] + torch.arange(spec.block_size, device=anchors.device)).flatten()  # [B*S]
         rotary = self._rotary(positions)
@@ -172,10 +168,7 @@ class TorchDraft:
 def _mix(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, sinks: torch.Tensor | None
 ) -> torch.Tensor:
-    """Attention of q [rows, N, D] over k, v [keys, G, D] where `visible` [rows, keys]: [rows, N*D].
-
-    A sink [N] is the logit of one more key, which brings no value.
-    """
+    """Attention of q [rows, N, D] over k, v [keys, G, D] where `visible` [rows, keys], sinks [N]: [rows, N*D]."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, heads, rows, D]
     mask = visible
     if sinks is not None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training as it stands between two steps, in one safetensors file: complete or absent, so that a kill costs minutes.
+"""Training as it stands between two steps, in one safetensors file: complete or absent.
 
 Tensors `master/MODULE`, `exp_avg/MODULE` and `exp_avg_sq/MODULE` (AdamW's moments), all FLOAT; the header's metadata
-holds `Progress` as JSON. Nothing random is stored: what a step draws follows from seed and step number.
+holds `Progress` as JSON. What a step draws follows from seed and step number.
 """
 
 from __future__ import annotations
@@ -56,10 +56,7 @@ def save_state(file: Path, progress: Progress, tensors: Tensors) -> None:
 
 
 def load_state(file: Path, identity: str, shapes: dict[str, tuple[int, ...]]) -> tuple[Progress, Tensors] | None:
-    """The state in `file`, None where there is none.
-
-    Raises CheckpointError for one that another draft, recipe, feature file or option left, or that is damaged.
-    """
+    """The state in `file`, None where there is none; CheckpointError for a damaged one or one of something else."""
     if not file.exists():
         return None
     headers = read_tensors(file)

@@ -104,10 +104,7 @@ def make_space(
     context_tokens: int = 0,
     price: Price | None = None,
 ) -> Space:
-    """What a runtime loads of `draft`, in `formats`; `ranged` are the modules whose input's range is known, None: all.
-
-    NVFP4 needs columns in multiples of 16, and every quantised input a range.
-    """
+    """What a runtime loads of `draft`; `ranged` are the modules whose input's range is known, None: all."""
     groups = tuple(scale_groups(draft.spec))
 
     def allows(module: str, algorithm: str) -> bool:

@@ -102,10 +102,7 @@ class RecipeJudge:
         self._reference_hidden: list[torch.Tensor] = []
 
     def error(self, choice: RecipeChoice) -> float:
-        """Mean over the search split's sequences of |a - b|^2 / |b|^2, b the dense draft's hidden states.
-
-        Of the proposing rows of the blocks at `choose_anchors`, each behind its own context.
-        """
+        """Mean over sequences of |a - b|^2 / |b|^2 of the proposing rows, b the dense draft's hidden states."""
 
         def measure() -> Measurement:
             if not self._reference_hidden:

@@ -106,10 +106,7 @@ def _within(loss: TauLoss | None, max_tau_loss: float) -> bool:
 
 
 def _without_dominated(space: Space, errors: dict[RecipeChoice, float]) -> Space:
-    """The space without algorithms that, in a group, cost no less than another one that errs less.
-
-    Tau's noise would else choose such a one now and then.
-    """
+    """The space without algorithms that, in a group, cost no less than another one that errs less."""
     if not space.is_mixed:
         return space  # the better one may not stand beside what the other groups have
 

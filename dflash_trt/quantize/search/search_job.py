@@ -69,10 +69,10 @@ def search_recipe(
     force: bool,
     progress: Progress,
 ) -> tuple[Space, RecipeChoice]:
-    """Searches a recipe for `draft`, which the user called `name`, and writes it to `output`; returns the best choice.
+    """Searches a recipe for `draft`, called `name`, and writes it to `output`; returns the best choice.
 
-    `price` is what to minimise in the place of bytes. Measurements are kept beside `output` until it is written, so
-    that an interrupted search continues. Raises VerificationError when --max-bytes cannot be met within --max-tau-loss.
+    `price` is what to minimise in the place of bytes. An interrupted search continues. Raises VerificationError when
+    --max-bytes cannot be met within --max-tau-loss.
     """
     kind = OutputKind(name="a recipe that this command searched", recognizes=_is_ours, form="file", option="-o FILE")
     check_replaceable(output, kind, force=force)
