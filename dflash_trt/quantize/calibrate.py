@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,28 +31,26 @@ from dflash_trt.quantize.ranges import CAPTURE, Ranges
 ANCHORS = 16
 """Blocks replayed per sequence."""
 SEED = 0
-PERCENTILE = 99.99  # modelopt's own default
 
-Method = Literal["max", "percentile"]
 FloatArray = NDArray[np.float32]
 
 
-def activation_ranges(draft: DraftCheckpoint, features: Path, method: Method = "max") -> Ranges:
-    """Ranges of every linear layer's input and of the cached K and V, on the features that `capture` wrote.
+def activation_ranges(draft: DraftCheckpoint, features: Path) -> Ranges:
+    """Largest magnitudes of every linear layer's input and of the cached K and V, on features that `capture` wrote.
 
-    `method`: the largest magnitude, or the 99.99th percentile of the magnitudes. Raises CheckpointError for a quantised
-    draft or features that do not fit; ModuleNotFoundError without modelopt (extra `calibrate`).
+    Raises CheckpointError for a quantised draft or features that do not fit; ModuleNotFoundError without modelopt
+    (extra `calibrate`).
     """
-    from modelopt.torch.quantization.calib import HistogramCalibrator, MaxCalibrator
+    from modelopt.torch.quantization.calib import MaxCalibrator
 
     calibrators: dict[str, Any] = {}
     with open_features(features, draft.spec) as file:
         for name, values in replay(draft, file):
             if name not in calibrators:
-                calibrators[name] = MaxCalibrator() if method == "max" else HistogramCalibrator()
-            if values.any():  # a histogram of zeros has no width; without data the range is 0
-                calibrators[name].collect(torch.from_numpy(values))
-    amax = {name: _amax(calibrator, method) for name, calibrator in calibrators.items()}
+                calibrators[name] = MaxCalibrator()
+            calibrators[name].collect(torch.from_numpy(values))
+    amaxes = {name: calibrator.compute_amax() for name, calibrator in calibrators.items()}
+    amax = {name: 0.0 if value is None else float(value) for name, value in amaxes.items()}
     attention = draft.spec.attention_modules()
     return Ranges(
         inputs={module: amax[module] for module in draft.spec.linear_modules()},
@@ -167,8 +165,3 @@ def _named(readers: dict[str, list[str]], outputs: dict[str, FloatArray]) -> Ite
     for value, modules in readers.items():
         for module in modules:
             yield module, outputs[value]
-
-
-def _amax(calibrator: Any, method: Method) -> float:
-    amax = calibrator.compute_amax() if method == "max" else calibrator.compute_amax(method, percentile=PERCENTILE)
-    return 0.0 if amax is None else float(amax)

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,52 +32,34 @@ def _reason(error: Exception) -> str:
     return cut(f"{type(error).__name__}: {' '.join(s for s in sentences if 'trust_remote_code' not in s)}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotRun:
-    """A fact of config.json, or of the language model's section, that keeps transformers from running a target."""
-
-    path: tuple[str, ...]
-    value: str
-    expected: str
-    runtimes: str
-    unless: str = ""
-    """A package with which it runs after all."""
-
-
 NOT_RUN = (
-    NotRun(
-        path=("model_type",),
-        value="kimi_k2",
-        expected="a model that transformers has code for; this one's is its checkpoint's own, which is never run",
-        runtimes="vLLM or SGLang",
+    (
+        ("model_type", "kimi_k2"),
+        "a model that transformers has code for; this one's is its checkpoint's own, which is never run",
+        "vLLM or SGLang",
     ),
-    NotRun(
-        path=("model_type",),
-        value="kimi_linear",
-        expected="a model whose tokens transformers can take back; it does not restore this one's convolutions",
-        runtimes="vLLM or SGLang",
+    (
+        ("model_type", "kimi_linear"),
+        "a model whose tokens transformers can take back; it does not restore this one's convolutions",
+        "vLLM or SGLang",
     ),
-    NotRun(
-        path=("model_type",),
-        value="minimax",
-        expected="a model whose tokens transformers can take back; this one has a cache of its own, without a crop",
-        runtimes="vLLM or SGLang",
+    (
+        ("model_type", "minimax"),
+        "a model whose tokens transformers can take back; this one has a cache of its own, without a crop",
+        "vLLM or SGLang",
     ),
-    NotRun(
-        path=("quantization_config", "quant_method"),
-        value="modelopt",
-        expected="weights that transformers reads; it knows no ModelOpt checkpoint",
-        runtimes="TensorRT-LLM, vLLM or SGLang",
+    (
+        ("quant_method", "modelopt"),
+        "weights that transformers reads; it knows no ModelOpt checkpoint",
+        "TensorRT-LLM, vLLM or SGLang",
     ),
-    NotRun(
-        path=("quantization_config", "quant_method"),
-        value="compressed-tensors",
-        expected="weights that transformers reads; it needs the package compressed-tensors for these",
-        runtimes="vLLM or SGLang",
-        unless="compressed_tensors",
+    (
+        ("quant_method", "compressed-tensors"),
+        "weights that transformers reads; it needs the package compressed-tensors for these",
+        "vLLM or SGLang",
     ),
 )
-"""What transformers 5.23 does not run here, and who serves it."""
+"""What transformers 5.23 does not run here: a key with its value, what was expected there, and who serves it."""
 
 
 def check_architecture(directory: Path) -> None:
@@ -87,10 +68,14 @@ def check_architecture(directory: Path) -> None:
 
     config = Facts.load(directory / "config.json")
     model_type = config.text("model_type")
-    nested = config.section("text_config") if "text_config" in config else config
-    for facts in (config, nested):
-        # Below images, transformers does have code for kimi_k2: deepseek_v3's.
-        _check_not_run(facts, rules=[r for r in NOT_RUN if facts is config or r.path != ("model_type",)])
+    nested = [config.section("text_config")] if "text_config" in config else []
+    quantised = [facts.section("quantization_config") for facts in (config, *nested) if "quantization_config" in facts]
+    # Below images, transformers does have code for kimi_k2: deepseek_v3's.
+    for facts in (config, *quantised):
+        for (key, value), expected, runtimes in NOT_RUN:
+            is_loaded = value == "compressed-tensors" and find_spec("compressed_tensors") is not None
+            if key in facts and facts.text(key) == value and not is_loaded:
+                raise facts.error(key, expected, hint=_elsewhere(runtimes))
     if model_type in CONFIG_MAPPING:
         return
     own = " (the checkpoint brings its own code along, which is never run)" if "auto_map" in config else ""
@@ -99,19 +84,6 @@ def check_architecture(directory: Path) -> None:
         f"a model that transformers {__version__} has code for{own}",
         hint=_elsewhere("TensorRT-LLM, vLLM or SGLang"),
     )
-
-
-def _check_not_run(config: Facts, rules: Sequence[NotRun]) -> None:
-    for rule in rules:
-        facts = config
-        for key in rule.path[:-1]:
-            if key not in facts:
-                break
-            facts = facts.section(key)
-        else:
-            is_found = rule.path[-1] in facts and facts.text(rule.path[-1]) == rule.value
-            if is_found and not (rule.unless and find_spec(rule.unless)):
-                raise facts.error(rule.path[-1], rule.expected, hint=_elsewhere(rule.runtimes))
 
 
 def _elsewhere(runtimes: str) -> str:

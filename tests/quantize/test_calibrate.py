@@ -187,7 +187,7 @@ class Largest:
 @pytest.fixture
 def calibrators(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType(CALIBRATORS)
-    module.MaxCalibrator = module.HistogramCalibrator = Largest  # type: ignore[attr-defined]
+    module.MaxCalibrator = Largest  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, CALIBRATORS, module)
     return module
 
@@ -237,14 +237,11 @@ def test_a_layer_of_zeros_has_the_range_0(features: dict[str, Path], tmp_path: P
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_modelopts_calibrators(name: str, features: dict[str, Path]) -> None:
-    """Where modelopt is installed: max is the largest magnitude exactly, the percentile lies below."""
+    """Where modelopt is installed: the largest magnitude, exactly."""
     pytest.importorskip("modelopt", reason="pip install 'dflash-trt[calibrate]' to run modelopt's calibrators")
     draft, largest = fixture_draft(name), largest_replayed(name, features[name])
     ranges = activation_ranges(draft, features[name])
     assert ranges.inputs == {module: largest[module] for module in draft.spec.linear_modules()}
-    clipped = activation_ranges(draft, features[name], "percentile")
-    for module, value in clipped.inputs.items():
-        assert 0.2 * largest[module] < value <= largest[module] * 1.001
 
 
 def test_without_modelopt(features: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
