@@ -42,13 +42,14 @@ SIDEWAYS = {
 MISSION = {"checkpoint", "quantize", "graph", "engine", "builder", "deploy", "trtllm", "triton"}
 REHEARSAL = {"kvcache", "targets", "cpu", "drafter", "runtime", "measure", "server", "dynamo", "llm"}
 ANNEX = {"observe", "doctor"}
-# What the mission may know of the rehearsal: the Backend protocol with its values, and the drafter's TensorRT executor,
-# which runs inside TensorRT-LLM, too.
+# What the mission may know of the rehearsal: the Backend protocol with its values, and of the drafter what runs inside
+# TensorRT-LLM, too.
 BOUNDARY = {
     "dflash_trt.runtime.acceptance", "dflash_trt.runtime.backend", "dflash_trt.runtime.completion",
     "dflash_trt.runtime.metrics", "dflash_trt.runtime.options", "dflash_trt.runtime.prompts",
     "dflash_trt.runtime.sampling", "dflash_trt.llm", "dflash_trt.targets.tokenizer",
-    "dflash_trt.drafter.executor", "dflash_trt.drafter.launcher", "dflash_trt.drafter.tensorrt_executor",
+    "dflash_trt.drafter.candidate_selector", "dflash_trt.drafter.executor",
+    "dflash_trt.drafter.launcher", "dflash_trt.drafter.tensorrt_executor",
 }  # fmt: skip
 # The one module that chooses between the runtimes, and so looks up at TensorRT-LLM's.
 CHOOSER = "runtime/open_backend.py"

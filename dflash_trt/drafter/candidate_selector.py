@@ -37,13 +37,22 @@ class Candidates:
 
     def greedy_walk(self) -> Tensor:
         """The token ids [B, K] of the path that takes the best candidate in every slot; of equals the first."""
+        return self.ids.gather(2, self._best()).squeeze(-1)
+
+    def greedy_rows(self) -> Tensor:
+        """The scores [B, K, k] that the greedy walk chooses by, each slot's behind the candidate taken before."""
+        before = torch.nn.functional.pad(self._best()[:, :-1], (0, 0, 1, 0))
+        return self.scores.gather(2, before[..., None].expand(-1, -1, 1, self.scores.shape[-1])).squeeze(2)
+
+    def _best(self) -> Tensor:
+        """The indices [B, K, 1] that the greedy walk takes."""
         best = self.scores.argmax(dim=-1)  # [B, K, k]: behind each candidate of the slot before
         taken = best[:, 0, :1]
         path = [taken]
         for slot in range(1, best.shape[1]):
             taken = best[:, slot].gather(1, taken)
             path.append(taken)
-        return self.ids.gather(2, torch.stack(path, dim=1)).squeeze(-1)
+        return torch.stack(path, dim=1)
 
     def walk(self, draws: Sequence[Draw | None]) -> list[Proposals]:
         """A path for each block: drawn where it has a Draw, greedy elsewhere."""
@@ -91,7 +100,7 @@ class CandidateSelector:
         self.top_k = spec.candidate_selector.top_k
         self._multiplier = spec.output_multiplier
         self._cap = spec.final_logit_softcapping
-        self._predecessors = predecessors
+        self.predecessor_codebook = predecessors
         self._successors = successors
         self._projection = projection.float()
 
@@ -105,10 +114,14 @@ class CandidateSelector:
             return cls(spec, *(tensors.get_tensor(f"{SELECTOR}.{name}") for name in names))
 
     def from_logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The k best ids of logits [B, K, V], and their logits FLOAT with multiplier and cap, which keep the order."""
+        """The k best ids of logits [B, K, V], and their `final_logits`."""
         top, ids = logits.topk(self.top_k, dim=-1)
-        top = top.float() * self._multiplier
-        return ids, top if self._cap is None else self._cap * torch.tanh(top / self._cap)
+        return ids, self.final_logits(top)
+
+    def final_logits(self, logits: Tensor) -> Tensor:
+        """Logits of the head with the draft's multiplier and cap, which keep their order; FLOAT."""
+        logits = logits.float() * self._multiplier
+        return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
 
     def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> Candidates:
         """Scores of candidates `ids`, `logits` [B, K, k] in slots with final hidden rows [B, K, H] behind `anchors`.
@@ -118,7 +131,7 @@ class CandidateSelector:
         first = anchors.to(ids.device)[:, None, None].expand(-1, 1, ids.shape[-1])
         before = torch.cat([first, ids[:, :-1]], dim=1)
         query = hidden.float() @ self._projection.T  # [B, K, r]
-        left = _rows(self._predecessors, before) * query[:, :, None]
+        left = _rows(self.predecessor_codebook, before) * query[:, :, None]
         return Candidates(ids, left @ _rows(self._successors, ids).mT + logits[:, :, None])
 
 

@@ -98,7 +98,8 @@ class ContractData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """generations.json."""
 
     uses: dict[str, tuple[str, ...]]
-    """Of the drafter, by group: `ours` are those that our drafter serves, the others are never taken with it."""
+    """Of the drafter, by group: `ours` are those that all of our drafters serve, `dflash2` those that one of a DFlash2
+    draft does, the others are never taken with them."""
     generations: tuple[Generation, ...]
     releases: tuple[Release, ...]
 

@@ -34,6 +34,7 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
     """
     from dflash_trt.drafter.launcher import CurrentStreamLauncher
     from dflash_trt.drafter.tensorrt_executor import TensorRTExecutor
+    from dflash_trt.trtllm.dflash2_drafter import DFlash2EngineDrafter
     from dflash_trt.trtllm.drafter_module import EngineDrafter
 
     spec_config = model_config.spec_config
@@ -57,11 +58,8 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
             f" computes with the target's, found {' and '.join(found)}",
             hint="decode with the engine here (dflash-trt generate), or let TensorRT-LLM load the checkpoint itself",
         )
-    if draft.candidate_selector is not None:
-        raise EngineError(
-            f"{directory}: expected a draft without a candidate selector for engine mode, found a DFlash2 draft",
-            hint="serve in native mode, where TensorRT-LLM loads the checkpoint itself",
-        )
     executor = TensorRTExecutor(directory, manifest, CurrentStreamLauncher())
     executor.check()  # now, and not when the target's weights have been read
-    return EngineDrafter(draft_config, manifest.draft, executor)
+    if draft.candidate_selector is not None:
+        return DFlash2EngineDrafter(draft_config, draft, executor, directory)
+    return EngineDrafter(draft_config, draft, executor)

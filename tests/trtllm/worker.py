@@ -113,8 +113,16 @@ class Worker:
         )
         first = torch.arange(len(slots)) * (self.K + 1)
         drafted = hidden[(first[:, None] + 1 + torch.arange(self.K)).flatten()]
-        logits = drafter.logits_processor(drafted, drafter.lm_head, None, True)
-        drafts: Tensor = logits.reshape(len(slots), self.K, -1).argmax(dim=-1)
+        logits = drafter.logits_processor(drafted, drafter.lm_head, None, True).reshape(len(slots), self.K, -1)
+        if getattr(drafter, "has_candidate_selector", False):  # _apply_dflash2_selector, on one rank
+            assert getattr(drafter.model, "d2t", None) is None
+            selector = drafter.candidate_selector
+            assert logits.shape[-1] == selector.predecessor_codebook.shape[0]
+            unary, candidate_ids = torch.topk(logits, selector.top_k, dim=-1)
+            hidden_rows = drafted.reshape(len(slots), self.K, -1)
+            logits = drafter.select_candidate_path(logits, candidate_ids, unary, hidden_rows, bonus)
+            assert ((logits > -torch.inf).sum(dim=-1) == selector.top_k).all()
+        drafts: Tensor = logits.argmax(dim=-1)
         return drafts
 
 

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What TensorRT-LLM's DFlash worker asks of a DFlash2 drafter besides: the path through the candidates of a block.
+
+As its own drafter (pull request 18155; `test_dflash2_semantics.py` of that, and the calls of `generations.json`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.drafter.candidate_selector import CandidateSelector
+from dflash_trt.drafter.executor import Executor
+from dflash_trt.trtllm.drafter_module import EngineDrafter
+
+
+class DFlash2EngineDrafter(EngineDrafter):
+    """An EngineDrafter whose proposals are a path; the worker finds the candidates with the target's lm_head."""
+
+    is_dflash2 = has_candidate_selector = True
+
+    def __init__(self, draft_config: Any, spec: DraftSpec, executor: Executor, directory: Path) -> None:
+        """The selector's tensors are in `directory`, the engine's."""
+        super().__init__(draft_config, spec, executor)
+        self._spec = spec
+        self._directory = directory
+        self.candidate_selector: CandidateSelector | None = None
+
+    def _build_fused_kv_buffers(self) -> None:
+        """Also reads the selector: this comes before every cache, and after the executor has its GPU."""
+        super()._build_fused_kv_buffers()
+        if self.candidate_selector is None:
+            self.candidate_selector = CandidateSelector.read(self._directory, self._spec, self._executor.device)
+
+    def select_candidate_path(
+        self,
+        block_logits: Tensor,
+        candidate_ids: Tensor,
+        unary_logits: Tensor,
+        block_hidden_states: Tensor,
+        anchor_token_ids: Tensor,
+    ) -> Tensor:
+        """block_logits [B, K, V] FLOAT, in place, reduced to the scores of the greedy path's candidates.
+
+        Its argmax is the path, and a sample of a row one of that row's proposals. `candidate_ids` and `unary_logits`
+        [B, K, k] are the best of block_logits, `block_hidden_states` [B, K, H] the final rows, and `anchor_token_ids`
+        [B] the last verified tokens.
+        """
+        selector = self.candidate_selector
+        assert selector is not None, "_build_fused_kv_buffers comes first"
+        logits = selector.final_logits(unary_logits)
+        rows = selector.lattice(block_hidden_states, anchor_token_ids, candidate_ids, logits).greedy_rows()
+        return block_logits.float().fill_(-torch.inf).scatter_(-1, candidate_ids, rows)
