@@ -18,7 +18,7 @@ from dynamo.common.backend.publisher import ComponentSnapshot, PushSource
 from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
 
-from dflash_trt.dynamo.request import read_request
+from dflash_trt.dynamo.generate_request import read_request
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.kvcache.prefix_index import ROOT

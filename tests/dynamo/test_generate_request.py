@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.dynamo.request import read_request
+from dflash_trt.dynamo.generate_request import read_request
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.sampling import SamplingParams
 
