@@ -20,7 +20,7 @@ from dflash_trt.runtime.metrics import DecoderMetrics
 from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
 from dflash_trt.runtime.prompts import prompt_token_ids
 from dflash_trt.runtime.request import FinishReason, Request
-from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.sampling import Grammar, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -90,6 +90,10 @@ class EmbeddedBackend:
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt."""
         return self.session.encode(prompt) if isinstance(prompt, str) else prompt_token_ids(prompt)
+
+    def compile(self, grammar: Grammar) -> None:
+        """So that a request with it starts at once; RequestError for one that does not compile."""
+        self.session.grammars.compile(grammar)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

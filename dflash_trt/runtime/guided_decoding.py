@@ -52,13 +52,12 @@ class GrammarCompiler:
             return getattr(self._compiler, f"compile_{grammar.kind}")(grammar.text, **options)
         except Exception as error:  # xgrammar 0.2.8 raises RuntimeError, TypeError, ValueError and pydantic's errors
             problem = cut(str(error).strip().partition("] ")[2] or str(error))
-            raise RequestError(
-                f"structured_outputs: expected a {grammar.kind} that compiles, found: {problem}"
-            ) from None
+            raise RequestError(f"{grammar.field}: expected a {grammar.kind} that compiles, found: {problem}") from None
 
     def processor(self, grammar: Grammar) -> GuidedDecoding:
         """Of a new request."""
-        return GuidedDecoding(self._new_matcher(self.compile(grammar)), self._vocab_size, self._hidden)
+        hidden = self._hidden[:0] if grammar.kind == "structural_tag" else self._hidden  # tags may be special tokens
+        return GuidedDecoding(self._new_matcher(self.compile(grammar)), self._vocab_size, hidden)
 
 
 class GuidedDecoding:

@@ -35,6 +35,8 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """The last two are xgrammar's own: EBNF, and texts in tags."""
     text: str
     """A JSON document, but for a regex and EBNF."""
+    field: str = "structured_outputs"
+    """What an error calls it."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

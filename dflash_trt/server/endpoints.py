@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 
 import msgspec
@@ -47,6 +49,7 @@ class Endpoints:
         self._is_shutting_down = False
         self._created = int(time.time())
         self._metrics = ServerMetrics(model, backend.max_length, backend.num_draft_tokens, backend.metrics)
+        self._grammars = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt grammars")
         self._tokenizers = TokenizerPool(backend.tokenizer, backend.max_length)
 
     async def completions(self, request: Request) -> Response:
@@ -114,6 +117,8 @@ class Endpoints:
                 request = parse_request(decode_object(encoded), self._model, self._backend.max_length, is_chat=is_chat)
                 admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts)), client))
                 prompt_ids = await cancel_on_disconnect(http_request.receive, self._prompt_ids(request))
+            if (grammar := request.params.structured_outputs) is not None:
+                await asyncio.get_running_loop().run_in_executor(self._grammars, self._backend.compile, grammar)
             if self._is_shutting_down:
                 raise shutting_down()
             generation = Generation(self._backend, self._model, self._metrics, request, prompt_ids)

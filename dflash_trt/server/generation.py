@@ -39,7 +39,9 @@ class Generation:
         self._envelope = Envelope(request, model, backend.num_draft_tokens)
         self._sequences = [(ids, self._params(ids, index)) for ids in prompt_ids for index in range(request.n)]
         self._num_prompt_tokens = sum(map(len, prompt_ids))
-        self._choices = [Choice(index, request, backend.tokenizer) for index in range(len(self._sequences))]
+        self._choices = [
+            Choice(index, request, ids, backend.tokenizer) for index, (ids, _) in enumerate(self._sequences)
+        ]
         self._last_emitted: list[float | None] = [None] * len(self._sequences)
 
     async def response(self) -> Json:
@@ -93,6 +95,6 @@ class Generation:
         """Of sequence `index` of a prompt: a seed is increased by its index, as in vLLM."""
         params, limit = self._request.params, self._request.max_tokens
         if limit is None:
-            limit = max(1, min(DEFAULT_CHAT_TOKENS, self._backend.max_length - len(prompt_ids)))
+            limit = min(DEFAULT_CHAT_TOKENS, self._backend.max_length - len(prompt_ids))
         seed = params.seed if params.seed is None else (params.seed + index) % 2**64
-        return msgspec.structs.replace(params, max_tokens=limit, seed=seed)
+        return msgspec.structs.replace(params, max_tokens=max(1, limit), seed=seed)

@@ -111,9 +111,9 @@ class BodyReader:
         return HttpError(413, message, headers={"connection": "close"})
 
 
-def decode_object(body: bytes) -> dict[str, object]:
+def decode_object(body: bytes | str, field: str = "body") -> dict[str, object]:
     """A JSON object; HttpError for anything else."""
     try:
         return msgspec.json.decode(body, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HttpError(400, f"body: expected a JSON object, found {error}") from None
+        raise HttpError(400, f"{field}: expected a JSON object, found {error}") from None

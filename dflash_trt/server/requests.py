@@ -9,8 +9,9 @@ import msgspec
 
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.backend import Prompt
-from dflash_trt.runtime.sampling import SamplingParams, is_integer
+from dflash_trt.runtime.sampling import MAX_TOP_LOGPROBS, SamplingParams, is_integer
 from dflash_trt.server.http_error import HttpError
+from dflash_trt.server.structured_outputs import read_grammar
 
 SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
@@ -18,7 +19,8 @@ SAMPLING_FIELDS = (
 )  # fmt: skip
 OTHER_FIELDS = {
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "n", "stream", "stream_options", "logprobs",
-    "top_logprobs", "return_steps",
+    "top_logprobs", "return_steps", "echo", "logit_bias", "response_format", "structured_outputs",
+    "return_tokens_as_token_ids",
 }  # fmt: skip
 IGNORED_FIELDS = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -27,9 +29,7 @@ IGNORED_FIELDS = {
 """Accepted without effect: they do not change the response."""
 DEFAULT_ONLY: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
-    "logit_bias": ({},),
     "min_tokens": (0,),
     "length_penalty": (1, 1.0),
     "add_special_tokens": (True,),
@@ -39,14 +39,13 @@ DEFAULT_ONLY: dict[str, tuple[object, ...]] = {
     "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "add_generation_prompt": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
 }
 """Fields that are not supported, with the values that have no effect."""
-MAX_ITEMS = {"stop": 64, "stop_token_ids": 1024}
+MAX_ITEMS = {"stop": 64, "stop_token_ids": 1024, "logit_bias": 1024}
 MAX_STOP_CHARACTERS = 1024
 STREAM_OPTIONS = {"include_usage", "include_obfuscation", "continuous_usage_stats"}
 DEFAULT_MAX_TOKENS = 16
@@ -70,6 +69,10 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     include_usage: bool
     return_steps: bool
+    echo: bool
+    """Whether the text begins with the prompt."""
+    return_tokens_as_token_ids: bool
+    """Whether log probabilities name tokens by "token_id:5"."""
 
     @property
     def is_chat(self) -> bool:
@@ -83,9 +86,6 @@ def parse_request(body: dict[str, Any], model: str, max_length: int, *, is_chat:
     Raises RequestError, which names an invalid or unsupported field; HttpError 404 for another model.
     """
     fields = {name: value for name, value in body.items() if value is not None}
-    bias = fields.get("logit_bias")
-    if isinstance(bias, dict) and not any(bias.values()):
-        del fields["logit_bias"]
     if (other := "prompt" if is_chat else "messages") in fields:
         raise RequestError(f"{other}: unknown field of a {'chat' if is_chat else 'completion'}")
     if "stream_options" in fields and fields.get("stream") is not True:
@@ -101,18 +101,32 @@ def parse_request(body: dict[str, Any], model: str, max_length: int, *, is_chat:
     n = fields.get("n", 1)
     if not is_integer(n) or n < 1:
         raise _invalid("n", "an integer, at least 1", n)
-    max_tokens = _max_tokens(fields, is_chat)
+    echo = _boolean(fields, "echo")
+    if is_chat and echo:
+        raise _invalid("echo", "false in a chat", echo)
+    max_tokens = _max_tokens(fields, is_chat, lowest=0 if echo else 1)
     _check_sizes(fields)
+    logprobs, top_logprobs = _logprobs(fields, is_chat)
     sampling = {"temperature": 1.0} | {name: fields[name] for name in SAMPLING_FIELDS if name in fields}
     return CompletionRequest(
         prompts=[] if is_chat else _prompts(fields.get("prompt"), max_length),
         messages=read_messages(fields.get("messages")) if is_chat else [],
-        params=SamplingParams(**sampling, max_tokens=max_tokens or 1, logprobs=_logprobs(fields, is_chat)),
+        params=SamplingParams(
+            **sampling,
+            max_tokens=max_tokens or 1,
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
+            prompt_logprobs=echo and logprobs,
+            logit_bias=_logit_bias(fields.get("logit_bias")),
+            structured_outputs=read_grammar(fields),
+        ),
         max_tokens=max_tokens,
         n=n,
         stream=_boolean(fields, "stream"),
         include_usage=_boolean(options, "include_usage"),
         return_steps=_boolean(fields, "return_steps"),
+        echo=echo,
+        return_tokens_as_token_ids=_boolean(fields, "return_tokens_as_token_ids"),
     )
 
 
@@ -120,6 +134,8 @@ def _check_names(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         if name in OTHER_FIELDS or name in SAMPLING_FIELDS or name in IGNORED_FIELDS:
             continue
+        if name.startswith("guided_"):
+            raise RequestError(f"{name}: expected structured_outputs, its name since vLLM 0.12, found the old one")
         if name not in DEFAULT_ONLY:
             raise RequestError(f"{name}: unknown field")
         if not any(type(value) is type(other) and value == other for other in DEFAULT_ONLY[name]):
@@ -130,7 +146,7 @@ def _check_names(fields: dict[str, Any]) -> None:
 def _check_sizes(fields: dict[str, Any]) -> None:
     """Bounds what each step of a request looks through."""
     for name, limit in MAX_ITEMS.items():
-        if isinstance(value := fields.get(name), list) and len(value) > limit:
+        if isinstance(value := fields.get(name), list | dict) and len(value) > limit:
             raise RequestError(f"{name}: expected at most {limit} items, found {len(value)}")
     stop = fields.get("stop")
     texts = stop if isinstance(stop, list) else [stop]
@@ -138,28 +154,37 @@ def _check_sizes(fields: dict[str, Any]) -> None:
         raise RequestError(f"stop: expected at most {MAX_STOP_CHARACTERS} characters, found more")
 
 
-def _max_tokens(fields: dict[str, Any], is_chat: bool) -> int | None:
+def _max_tokens(fields: dict[str, Any], is_chat: bool, lowest: int) -> int | None:
     value = fields.get("max_completion_tokens", fields.get("max_tokens"))
     if value is None:
         return None if is_chat else DEFAULT_MAX_TOKENS
-    if not is_integer(value) or value < 1:
-        raise _invalid("max_tokens", "an integer, at least 1", value)
+    if not is_integer(value) or value < lowest:
+        raise _invalid("max_tokens", f"an integer, at least {lowest}", value)
     return int(value)
 
 
-def _logprobs(fields: dict[str, Any], is_chat: bool) -> bool:
-    """Whether log probabilities of the sampled tokens are requested; those of other tokens are not supported."""
+def _logprobs(fields: dict[str, Any], is_chat: bool) -> tuple[bool, int]:
+    """Whether log probabilities of the sampled tokens are requested, and of how many others."""
     value, top = fields.get("logprobs", False), fields.get("top_logprobs", 0)
-    if is_chat and not isinstance(value, bool):
-        raise _invalid("logprobs", "true or false", value)
-    if not is_chat and value is not False and not is_integer(value):
-        raise _invalid("logprobs", "an integer", value)
-    name, number = ("top_logprobs", top) if is_chat or "top_logprobs" in fields else ("logprobs", value)
-    if not is_integer(number) and number is not False:
-        raise _invalid(name, "an integer", number)
-    if number != 0:
-        raise _invalid(name, "0, because only the sampled token has a log probability", number)
-    return value is not False
+    if is_chat:
+        if not isinstance(value, bool):
+            raise _invalid("logprobs", "true or false", value)
+        if not value and top != 0:
+            raise _invalid("top_logprobs", "none without logprobs: true", top)
+        return value, top
+    if "top_logprobs" in fields and top != 0:
+        raise _invalid("top_logprobs", "none in a completion, where logprobs says it", top)
+    if value is not False and not (is_integer(value) and 0 <= value <= MAX_TOP_LOGPROBS):
+        raise _invalid("logprobs", f"an integer, 0 to {MAX_TOP_LOGPROBS}", value)
+    return value is not False, int(value)
+
+
+def _logit_bias(value: object) -> dict[int, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(key.isdecimal() and key.isascii() for key in value):
+        raise _invalid("logit_bias", "a bias of -100 to 100 for each token id", value)
+    return {int(key): bias for key, bias in value.items()}
 
 
 def _prompts(value: object, max_length: int) -> list[Prompt]:

@@ -8,10 +8,13 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from dflash_trt.runtime.acceptance import Acceptance
 from dflash_trt.runtime.backend import Chunk
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.server.channels import Channels, ChannelTokens
+from dflash_trt.server.logprobs import chat_logprobs, completion_logprobs
 from dflash_trt.server.requests import CompletionRequest
 from dflash_trt.server.step_texts import StepTexts
 
@@ -24,8 +27,11 @@ Json = dict[str, Any]
 class Choice:
     """One entry of a response's `choices`."""
 
-    def __init__(self, index: int, request: CompletionRequest, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, index: int, request: CompletionRequest, prompt_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase
+    ) -> None:
         self.index = index
+        self._prompt_ids = prompt_ids
         self.completion: Completion | None = None
         self._request = request
         self._tokenizer = tokenizer
@@ -40,15 +46,25 @@ class Choice:
         """Tokens of the reasoning channel."""
         return self._channels.num_reasoning_tokens if self._channels else 0
 
+    @property
+    def num_generated_tokens(self) -> int:
+        """Of its completion; none where only the prompt is echoed."""
+        return 0 if self.completion is None or self._request.max_tokens == 0 else len(self.completion.token_ids)
+
     def add(self, chunk: Chunk, *, is_delta: bool) -> Json:
         """The choice of a streamed event, which has what the chunk adds, or of a whole response."""
         self.completion = chunk.completion
+        if self._request.max_tokens == 0:
+            chunk = msgspec.structs.replace(
+                chunk, text="", token_ids=[], logprobs=chunk.logprobs and [], top_logprobs=None
+            )
         choice: Json = {"index": self.index}
         if self._request.is_chat:
             choice["delta" if is_delta else "message"] = self._message(chunk, is_delta)
         else:
-            choice["text"] = chunk.text
-        choice["logprobs"] = self._logprobs(chunk)
+            choice["text"] = self._prompt_text() + chunk.text if self._request.echo and self._is_first else chunk.text
+        choice["logprobs"] = None if chunk.logprobs is None else self._logprobs(chunk)
+        self._is_first = False
         choice["finish_reason"] = chunk.completion and chunk.completion.finish_reason
         choice["stop_reason"] = chunk.completion and chunk.completion.stop_reason
         if self._step_texts is not None:
@@ -58,7 +74,6 @@ class Choice:
     def _message(self, chunk: Chunk, is_delta: bool) -> Json:
         """A message or its delta; only the first delta has the role."""
         message: Json = {"role": "assistant"} if self._is_first else {}
-        self._is_first = False
         if self._channels is None:
             return message | ({"content": chunk.text} if chunk.text or not is_delta else {})
         reasoning, content = self._channels.push(chunk.token_ids, is_last=chunk.completion is not None)
@@ -68,23 +83,28 @@ class Choice:
             message |= {"reasoning": reasoning or None, "reasoning_content": reasoning or None}
         return message
 
-    def _logprobs(self, chunk: Chunk) -> Json | None:
-        if chunk.logprobs is None:
-            return None
-        tokens = [str(self._tokenizer.decode([token])) for token in chunk.token_ids]
+    def _prompt_text(self) -> str:
+        prompt = self._request.prompts[self.index // self._request.n]
+        return prompt if isinstance(prompt, str) else str(self._tokenizer.decode(list(prompt)))
+
+    def _logprobs(self, chunk: Chunk) -> Json:
+        assert chunk.logprobs is not None
         if self._request.is_chat:
-            pairs = zip(tokens, chunk.logprobs, strict=True)
-            return {
-                "content": [
-                    {"token": token, "logprob": value, "bytes": list(token.encode()), "top_logprobs": []}
-                    for token, value in pairs
-                ]
-            }
-        offsets = []
-        for token in tokens:
-            offsets.append(self._offset)
-            self._offset += len(token)
-        return {"tokens": tokens, "token_logprobs": chunk.logprobs, "top_logprobs": None, "text_offset": offsets}
+            return chat_logprobs(self._token_name, chunk.token_ids, chunk.logprobs, chunk.top_logprobs)
+        token_ids = chunk.token_ids
+        logprobs: Sequence[float | None] = chunk.logprobs
+        top: Sequence[dict[int, float] | None] | None = chunk.top_logprobs
+        if (prompt := chunk.prompt_logprobs) is not None:
+            token_ids = [*self._prompt_ids, *token_ids]
+            logprobs = [None, *prompt.logprobs, *logprobs]
+            top = None if prompt.top_logprobs is None else [None, *prompt.top_logprobs, *(top or [])]
+        shaped = completion_logprobs(self._token_name, token_ids, logprobs, top, self._offset)
+        self._offset += sum(map(len, shaped["tokens"]))
+        return shaped
+
+    def _token_name(self, token: int) -> str:
+        by_id = self._request.return_tokens_as_token_ids
+        return f"token_id:{token}" if by_id else str(self._tokenizer.decode([token]))
 
 
 def has_content(delta: Json) -> bool:
@@ -123,7 +143,7 @@ class Envelope:
 
 def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> Json:
     """Tokens of all prompts, each counted once, and of all sequences."""
-    num_generated = sum(len(choice.completion.token_ids) for choice in choices if choice.completion is not None)
+    num_generated = sum(choice.num_generated_tokens for choice in choices)
     counts: Json = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_generated,

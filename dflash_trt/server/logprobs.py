@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log probabilities in the shapes of completions and of chats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Json = dict[str, Any]
+Top = Sequence[dict[int, float]]
+
+
+def chat_logprobs(
+    name: Callable[[int], str], token_ids: Sequence[int], logprobs: Sequence[float], top: Top | None
+) -> Json:
+    """`name` gives a token's text."""
+
+    def entry(token: int, logprob: float) -> Json:
+        return {"token": (text := name(token)), "logprob": logprob, "bytes": list(text.encode())}
+
+    tops: Top = top or [{}] * len(token_ids)
+    return {
+        "content": [
+            {**entry(token, logprob), "top_logprobs": [entry(*each) for each in others.items()]}
+            for token, logprob, others in zip(token_ids, logprobs, tops, strict=True)
+        ]
+    }
+
+
+def completion_logprobs(
+    name: Callable[[int], str],
+    token_ids: Sequence[int],
+    logprobs: Sequence[float | None],
+    top: Sequence[dict[int, float] | None] | None,
+    offset: int,
+) -> Json:
+    """The first text begins at character `offset`; None is for the first token of a prompt, which nothing precedes.
+
+    As in the OpenAI API, the sampled token is among the most likely ones even where it is less likely.
+    """
+    tokens = [name(token) for token in token_ids]
+    offsets = []
+    for text in tokens:
+        offsets.append(offset)
+        offset += len(text)
+    tops = None
+    if top is not None:
+        tops = [
+            None if others is None else _by_text(name, {**others, token: logprob})
+            for token, logprob, others in zip(token_ids, logprobs, top, strict=True)
+        ]
+    return {"tokens": tokens, "token_logprobs": list(logprobs), "top_logprobs": tops, "text_offset": offsets}
+
+
+def _by_text(name: Callable[[int], str], others: dict[int, float | None]) -> dict[str, float | None]:
+    """Of tokens with the same text, which are parts of characters, the most likely one."""
+    named: dict[str, float | None] = {}
+    for token, value in others.items():
+        named.setdefault(name(token), value)
+    return named
