@@ -36,8 +36,7 @@ def report(
     seed: int | None,
     as_json: bool,
 ) -> None:
-    """Write report.md, report.html, the curve as SVG and PNG, and NVIDIA's specdec_bench files of what
-    `dflash-trt bench run` measured.
+    """Write report.md, report.html, and the curve as SVG and PNG, from what `dflash-trt bench run` measured.
 
     Runs on the same prompts share a curve; runs on others are further rows of the table of data sets. The method
     named `none` is plain decoding: speed-ups are over it.
@@ -58,7 +57,7 @@ def report(
     check_replaceable(output, REPORT, force=force)
     loaded = load_runs(runs)
     result = report_on(loaded, loaded[0].run.seed if seed is None else seed, user_rates, concurrency)
-    write_report(output, result, loaded, force=force)
+    write_report(output, result, force=force)
     if as_json:
         print_json("bench-report", msgspec.structs.asdict(result))
         return

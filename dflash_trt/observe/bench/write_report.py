@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of a report: the page as HTML and Markdown, each curve as SVG and PNG, and NVIDIA's files."""
+"""The directory of a report: the page as HTML and Markdown, and each curve as SVG and PNG."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -12,12 +12,10 @@ from dflash_trt.files.write import OutputKind, new_directory
 from dflash_trt.observe.bench import report_tables
 from dflash_trt.observe.bench.bootstrap import NUM_SAMPLES
 from dflash_trt.observe.bench.comparison_report import BenchReport
-from dflash_trt.observe.bench.specdec_files import write_specdec_files
-from dflash_trt.observe.bench.workloads import LoadedRun
 from dflash_trt.observe.pages.page_templates import PAGE, render
 from dflash_trt.observe.plots.curves import NARROW, Plot, draw, svg
 
-MARKDOWN, HTML, SPECDEC = "report.md", "report.html", "specdec_bench"
+MARKDOWN, HTML = "report.md", "report.html"
 
 
 def _is_ours(directory: Path) -> bool:
@@ -28,7 +26,7 @@ def _is_ours(directory: Path) -> bool:
 REPORT = OutputKind(name="a report of a bench run", recognizes=_is_ours)
 
 
-def write_report(directory: Path, report: BenchReport, runs: Sequence[LoadedRun], *, force: bool) -> None:
+def write_report(directory: Path, report: BenchReport, *, force: bool) -> None:
     """Writes all of it; raises BuildError where something stands there, unless it is a report and `force`."""
     with new_directory(directory, REPORT, force=force) as new:
         (new / MARKDOWN).write_text(render_report(report, "markdown"), encoding="utf-8")
@@ -37,7 +35,6 @@ def write_report(directory: Path, report: BenchReport, runs: Sequence[LoadedRun]
             if plot.curves:
                 (new / f"{name}.svg").write_text(svg(plot), encoding="utf-8")
                 save_picture(draw(plot, has_heading=True), new / f"{name}.png")
-        write_specdec_files(new / SPECDEC, runs)
 
 
 def render_report(report: BenchReport, style: Literal["html", "markdown"]) -> str:

@@ -50,7 +50,7 @@ def written(measured: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_everything_is_written_and_stands_alone(written: Path) -> None:
     names = sorted(path.name for path in written.iterdir())
-    assert names == ["pareto.png", "pareto.svg", "report.html", "report.md", "specdec_bench"]
+    assert names == ["pareto.png", "pareto.svg", "report.html", "report.md"]
     html = (written / "report.html").read_text()
     assert not re.search(r"<script|<link|url\(|(src|srcset|href)=\"(?!data:)|https?://(?!localhost)", html)
     ElementTree.parse(written / "pareto.svg")
