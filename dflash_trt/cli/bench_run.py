@@ -87,7 +87,7 @@ _OPTIONS = (
     click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True),
     click.option("--hardware", metavar="TEXT", help="The servers' hardware, for reports: '8x B300'."),
     click.option("--num-gpus", type=click.IntRange(min=1), help="GPUs of each server, for throughput per GPU."),
-    click.option("--aiperf", type=click.Path(path_type=Path), help="AIPerf's program. Default: on PATH, or installed."),
+    click.option("--aiperf", type=click.Path(path_type=Path), help="AIPerf's program. Default: aiperf on PATH."),
     click.option(
         "-o", "--output", required=True, type=click.Path(path_type=Path), help="The run, new or to go on with."
     ),
@@ -116,7 +116,7 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
     """
     _check_servers(settings)
     from dflash_trt.cli.bench_progress import watching
-    from dflash_trt.observe.bench.aiperf_environment import find_aiperf
+    from dflash_trt.observe.bench.aiperf_run import find_aiperf
     from dflash_trt.observe.bench.bench_plan import BenchRequest
 
     request = BenchRequest(**settings)
@@ -124,7 +124,7 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
     if dry_run:
         print_plan(plan.run, as_json=as_json)
         return
-    program = find_aiperf(aiperf, lambda text: click.echo(text, err=True))
+    program = find_aiperf(aiperf)
     sweep = request.begin(plan, output, program, _command())
     for warning in sweep.run.warnings:
         click.echo(f"warning: {warning}", err=True)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of AIPerf: prompts in, its exports out."""
+"""One run of AIPerf (https://github.com/ai-dynamo/aiperf): prompts in, its exports out.
+
+It is a program of its own, in an environment of its own, because it pins what we do not.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,16 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.errors import DFlashError, EndpointError, cut
+from dflash_trt.errors import DFlashError, EndpointError, MissingDependencyError, cut
 from dflash_trt.files.read import open_file
 from dflash_trt.observe.bench.aiperf_export import RECORDS, Export, first_error, read_export
 from dflash_trt.observe.bench.child_process import child_process
 from dflash_trt.observe.bench.conversations import Conversation
 from dflash_trt.observe.bench.records import RequestSettings
 
+VERSION = "0.13.0"
+"""The release whose exports `aiperf_export` reads."""
+INSTALL = f"python -m venv aiperf && aiperf/bin/pip install aiperf=={VERSION}; then --aiperf aiperf/bin/aiperf"
 POLL_SECONDS = 0.5
 LOG_TAIL_BYTES = 64 * 2**10
 TOKENIZER = {
@@ -48,6 +54,24 @@ class AiperfLoad:
     def num_requests(self) -> int:
         """Planned: a conversation whose request fails is not gone on with."""
         return sum(prompt.num_requests for prompt in self.prompts)
+
+
+def find_aiperf(program: Path | None) -> Path:
+    """`program`, or the one on PATH; raises MissingDependencyError where there is none of release VERSION."""
+    if program is None and (on_path := shutil.which("aiperf")) is not None:
+        program = Path(on_path)
+    if program is None:
+        raise MissingDependencyError(f"bench run needs AIPerf {VERSION}, and no aiperf is on PATH", hint=INSTALL)
+    words: list[str] = []
+    with suppress(OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        words = subprocess.run(  # noqa: S603  # the program that the user names
+            [str(program), "--version"], capture_output=True, text=True, timeout=120, check=True
+        ).stdout.split()
+    if words[-1:] != [VERSION]:
+        raise MissingDependencyError(
+            f"{program}: expected aiperf {VERSION}, found {cut(words[-1]) if words else 'no version'}", hint=INSTALL
+        )
+    return program.absolute()
 
 
 def body_fields(request: RequestSettings, seed: int) -> dict[str, object]:

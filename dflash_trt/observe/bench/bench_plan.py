@@ -18,7 +18,7 @@ from dflash_trt import __version__
 from dflash_trt.doctor import cpu_model
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.json_file import json_document
-from dflash_trt.observe.bench.aiperf_environment import VERSION
+from dflash_trt.observe.bench.aiperf_run import VERSION
 from dflash_trt.observe.bench.own_server import MODEL, OwnServer
 from dflash_trt.observe.bench.prompt_list import PromptList, read_prompt_list
 from dflash_trt.observe.bench.records import BenchMethod, BenchRun, LoadMachine, RequestSettings, check_name

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dflash_trt.errors import DFlashError, MissingDependencyError
-from dflash_trt.observe.bench.aiperf_environment import find_aiperf
+from dflash_trt.observe.bench.aiperf_run import find_aiperf
 from dflash_trt.observe.bench.run_directory import read_points, read_run
 from dflash_trt.runtime.acceptance import Acceptance
 from tests.cli.commands import run_here
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.full
 @pytest.fixture(scope="module")
 def aiperf() -> Path:
     try:
-        return find_aiperf(None, print)
+        return find_aiperf(None)
     except MissingDependencyError as error:
         pytest.skip(f"{error.message}; {error.hint}")
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from dflash_trt.errors import MissingDependencyError
-from dflash_trt.observe.bench.aiperf_environment import find_aiperf
+from dflash_trt.observe.bench.aiperf_run import find_aiperf
 from dflash_trt.observe.bench.run_directory import read_points, read_run
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
 from tests.cli.commands import run_here
@@ -78,7 +78,7 @@ def page(url: str) -> MetricsPage:
 
 def test_every_figure_is_vllms_own(url: str, tmp_path: Path) -> None:
     try:
-        aiperf = find_aiperf(None, print)
+        aiperf = find_aiperf(None)
     except MissingDependencyError as error:
         pytest.skip(f"{error.message}; {error.hint}")
     prompts = tmp_path / "prompts.jsonl"
