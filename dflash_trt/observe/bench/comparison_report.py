@@ -16,7 +16,6 @@ from dflash_trt.observe.bench.comparison_tables import (
     matched_concurrencies,
     sweep,
 )
-from dflash_trt.observe.bench.published_figures import PublishedFigure, figures_of
 from dflash_trt.observe.bench.records import BenchRun, RecordedAcceptance
 from dflash_trt.observe.bench.report_notes import notes
 from dflash_trt.observe.bench.speed_curve import AtSpeed, SpeedCurve, at_speeds, curve, ends, gpus_of, num_gpus, speeds
@@ -75,8 +74,6 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[TaskReport, ...]
     methods: tuple[str, ...]
     titles: dict[str, str]
-    published: tuple[PublishedFigure, ...]
-    """For the same targets."""
 
 
 def report(
@@ -85,7 +82,6 @@ def report(
     """`user_rates` are those at which throughput is compared, round ones unless given; `concurrency`: of categories."""
     measured = workloads(runs)
     series = {each.name: each for work in measured for each in work.series}
-    models = dict.fromkeys(method.model for loaded in runs for method in loaded.run.methods)
     return BenchReport(
         runs=tuple(RunFacts(loaded.directory.name, loaded.run) for loaded in runs),
         seed=seed,
@@ -94,7 +90,6 @@ def report(
         tasks=tuple(_tasks(measured, seed, concurrency)),
         methods=tuple(series),
         titles={name: each.title for name, each in series.items()},
-        published=tuple(figure for model in models for figure in figures_of(model)),
     )
 
 

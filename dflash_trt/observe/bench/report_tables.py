@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from dflash_trt.files.command import command_line
 from dflash_trt.observe.bench.comparison_report import BenchReport, TaskReport, WorkloadReport
 from dflash_trt.observe.bench.comparison_tables import ComparisonRow
-from dflash_trt.observe.bench.published_figures import PublishedFigure
 from dflash_trt.observe.bench.records import BenchRun
 from dflash_trt.observe.bench.speed_curve import AtSpeed, SpeedCurve, Speedup
 from dflash_trt.observe.bench.workloads import BASELINE
 from dflash_trt.observe.pages.table import Table
 from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint
-from dflash_trt.observe.plots.methods import TITLES, styles
+from dflash_trt.observe.plots.methods import styles
 
 NONE = "-"
 TAU = "tau of drafting passes"
@@ -134,17 +133,6 @@ def _task_cells(row: ComparisonRow, method: str) -> tuple[str, str, str]:
     if measured is None:
         return NONE, NONE, NONE
     return _rate(measured.rate), factor_text(measured.speedup), _tau(measured.tau_of_drafting_passes)
-
-
-def published_table(figures: Sequence[PublishedFigure]) -> Table:
-    """Each with the deployment that it is of."""
-    rows = tuple(
-        (f.source, f.data_set + (f", {f.category}" if f.category else ""), f.deployment,
-         TITLES.get(f.method, f.method), NONE if f.speedup is None else f"{f.speedup:g}x", _tau(f.tau))
-        for f in figures
-    )  # fmt: skip
-    columns = ("source", "data set", "deployment", "method", "speed-up", "tau")
-    return Table(title="Published for the same target", columns=columns, rows=rows, num_text_columns=4)
 
 
 def run_facts(run: BenchRun) -> Iterator[str]:

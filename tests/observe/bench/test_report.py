@@ -12,12 +12,10 @@ import pytest
 
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.observe.bench.comparison_report import report
-from dflash_trt.observe.bench.published_figures import published_figures
 from dflash_trt.observe.bench.report_tables import workload_plot
 from dflash_trt.observe.bench.run_directory import write_point, write_run
 from dflash_trt.observe.bench.workloads import load_runs
 from dflash_trt.observe.bench.write_report import render_report
-from dflash_trt.observe.estimate.published_points import published_points
 from tests.cli.commands import run, run_here
 from tests.observe.bench import samples
 from tests.paths import FIXTURES, REPOSITORY
@@ -100,29 +98,6 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         run_here("bench", "report", tmp_path, "-o", tmp_path / "out")
     assert "bench run -o RUN" in str(raised.value.hint)
-
-
-def test_published_figures_of_the_target_are_listed_with_their_deployments(tmp_path: Path) -> None:
-    methods = tuple(samples.method(name, model="openai/gpt-oss-120b", runtime="sglang") for name in ("none", "dflash"))
-    write_run(tmp_path, samples.run(methods=methods))
-    write_point(tmp_path, samples.point("none", 1, 100, 80))
-    text = render_report(report(load_runs([tmp_path]), seed=7), "markdown").partition("## Published")[2]
-    card = "card of z-lab/gpt-oss-120b-DFlash, block 10"
-    assert f"| {card} | GSM8K | 1x H200, sglang, concurrency 1 | DFlash | 1.8x | 5.30 |" in text
-    blog = "NVIDIA blog, 2026-06-23, Table 1"
-    assert f"| {blog} | SPEED-Bench, average | 8x B300, tensorrt-llm | EAGLE-3 | 1.7x | - |" in text
-    assert "Qwen" not in text
-
-
-def test_figures_that_estimates_are_compared_with_too_are_the_same_here() -> None:
-    known = {(p.target, p.gpu, p.method, p.batch, p.published) for p in published_points() if p.quantity == "ratio"}
-    shared = [
-        f for f in published_figures() if f.gpu is not None and f.concurrency is not None and f.table == "data sets"
-    ]
-    checked = [f for f in shared if f.target != "google/gemma-4-31B-it"]
-    assert len(checked) == 10
-    for figure in checked:
-        assert (figure.target, figure.gpu, figure.method, figure.concurrency, figure.speedup) in known
 
 
 def test_names_from_outside_are_no_markup(tmp_path: Path) -> None:
