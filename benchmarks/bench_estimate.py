@@ -11,7 +11,6 @@ independent arrivals (estimate_served.py): on a clock of CPU seconds through the
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
@@ -66,8 +65,7 @@ PROMPT_START = {"prompt_factor": 1.0, "host_prompt_seconds": 3e-4}
 @click.command()
 @click.option("--tokens", default=32, show_default=True, help="New tokens a request.")
 @click.option("--rounds", default=4, show_default=True, help="Of every batch and draft length.")
-@click.option("--points", type=click.Path(path_type=Path), help="Write the first pair's points for `tune --from`.")
-def main(tokens: int, rounds: int, points: Path | None) -> None:
+def main(tokens: int, rounds: int) -> None:
     """Measure, fit, predict."""
     torch.set_num_threads(1)
     logging.disable_progress_bar()
@@ -83,12 +81,6 @@ def main(tokens: int, rounds: int, points: Path | None) -> None:
             way = (LOAD_SLOTS, length)
             capacity = LOAD_SLOTS * taus[way] / measured[way] / tokens
             under_load(Pair(name, engine, _system(name), fitted, length, taus[way]), capacity, tokens)
-        if points is not None and name == PAIRS[0]:
-            rows = [
-                {"batch": batch, "draft_tokens": length, "user_rate": taus[batch, length] / seconds}
-                for (batch, length), seconds in measured.items()
-            ]
-            points.write_text(json.dumps({"schema": "dflash-trt/points/1", "points": rows}))
 
 
 def _measure(engine: Path, name: str, tokens: int, rounds: int) -> tuple[dict[Way, float], dict[Way, float], float]:

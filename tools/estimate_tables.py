@@ -19,15 +19,10 @@ from dflash_trt.observe.estimate.constants import Rates, constants
 from dflash_trt.observe.estimate.constants import rates as rates_of
 from dflash_trt.observe.estimate.curve import Traffic, point, points, rate_at
 from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape
-from dflash_trt.observe.estimate.published_points import (
-    PublishedPoint,
-    Quantity,
-    not_predicted,
-    published_points,
-)
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.observe.plots.pareto import frontier
+from tools.published_points import PublishedPoint, Quantity, published_points
 
 UNITS: dict[Quantity, str] = {
     "ratio": "x plain", "user": "tokens/s/user", "total": "tokens/s", "gpu": "tokens/s/GPU",
@@ -105,7 +100,7 @@ def table() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     within: dict[str, list[bool]] = {}
-    for published in published_points():
+    for published in published_points().points:
         band = predict_with_band(published)
         error = error_of(published, band.value)
         within.setdefault(published.use, []).append(abs(error) <= AIM)
@@ -136,7 +131,7 @@ def replace_tables(page: str) -> str:
 
 def ends() -> str:
     """How the blog's factor of 15 depends on where plain's curve ends: the same curve, scaled to end elsewhere."""
-    published = next(p for p in published_points() if p.id == "blog-15x")
+    published = next(p for p in published_points().points if p.id == "blog-15x")
     model = StepModel(system_of(published), rates_of(published.gpu, published.runtime))
     traffic = Traffic(prompt_tokens=published.prompt_tokens, output_tokens=published.output_tokens)
     ours = frontier(points(model, "dflash", from_tau(published.tau, published.draft_tokens), traffic, MAX_BATCH))
@@ -153,7 +148,7 @@ def ends() -> str:
 
 
 def _list() -> str:
-    return "\n".join(f"* {what}: {why}" for what, why in not_predicted())
+    return "\n".join(f"* {what}: {why}" for what, why in published_points().not_predicted)
 
 
 def main() -> None:

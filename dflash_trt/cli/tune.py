@@ -32,7 +32,7 @@ DEPLOYMENT = OutputKind(name="a deployment file", recognizes=lambda file: False,
     "--from",
     "measured",
     type=click.Path(path_type=Path),
-    help="In place of the model: a run of `bench run`, or a file of points.",
+    help="A run of `bench run`, in place of the model.",
 )
 @click.option("--target", help="Target directory, in place of the deployment's; only its config.json is read.")
 @click.option("--draft", help="Draft checkpoint that is here, in place of the deployment's.")

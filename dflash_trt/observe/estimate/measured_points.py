@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured speeds by batch and draft length, in place of the model."""
+"""The points of a bench run in place of the model: batch is the requests at once, speed the median user's."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.errors import ConfigError, shown
-from dflash_trt.files.json_file import read_json
+from dflash_trt.errors import ConfigError
+from dflash_trt.observe.bench.records import BenchPoint, BenchRun
+from dflash_trt.observe.bench.run_directory import read_points, read_run
+from dflash_trt.observe.estimate.shapes import System
 
-SCHEMA = "dflash-trt/points/1"
+RUNTIMES = {"tensorrt-llm": "trtllm", "vllm": "vllm", "sglang": "sglang"}
+WHOLE = 0.1  # drafts a pass that may be missing from the draft length, where answers end
 
 
 class MeasuredPoint(msgspec.Struct, frozen=True):
@@ -36,9 +39,8 @@ class PredictedPoint(msgspec.Struct, frozen=True):
 
 
 class MeasuredPoints(msgspec.Struct, frozen=True):
-    """The document `dflash-trt/points/1`, which benchmarks/bench_estimate.py writes."""
+    """Of one deployment."""
 
-    schema: str
     points: tuple[MeasuredPoint, ...]
 
     def user_rate(self, batch: int, draft_tokens: int) -> float | None:
@@ -59,12 +61,54 @@ class MeasuredPoints(msgspec.Struct, frozen=True):
         return tuple(PredictedPoint(point, model(point.batch, point.draft_tokens)) for point in self.points)
 
 
-def read_points(file: Path) -> MeasuredPoints:
-    """Raises ConfigError for another document, and for one without points."""
-    document = read_json(file, MeasuredPoints, ConfigError, what="a document dflash-trt/points/1")
-    if document.schema != SCHEMA or not document.points:
-        raise ConfigError(f"{file}: expected points of dflash-trt/points/1, found {len(document.points)} of "
-                          f"{shown(document.schema)}")  # fmt: skip
-    if any(point.batch < 1 or point.draft_tokens < 0 or point.user_rate <= 0 for point in document.points):
-        raise ConfigError(f"{file}: expected batches, draft lengths and speeds above 0, found others")
-    return document
+def measured_points(path: Path, system: System) -> MeasuredPoints:
+    """Of a run's directory; raises ConfigError for what was measured elsewhere, or is no run."""
+    run = read_run(path)
+    _check(path, run, system)
+    points = []
+    for point in read_points(path, run):
+        if point.method != "none" and not point.method.startswith("dflash"):
+            continue  # another method's speeds are not of these settings
+        user = point.user_tokens_per_second
+        if point.category is None and user is not None and user.p50:
+            points.append(MeasuredPoint(point.concurrency, _draft_length(path, point), user.p50))
+    if not points:
+        raise ConfigError(
+            f"{path}: expected a point of the method none or dflash on all prompts, found none",
+            hint="`dflash-trt bench run --pooled` measures categories together",
+        )
+    return MeasuredPoints(tuple(points))
+
+
+def _check(path: Path, run: BenchRun, system: System) -> None:
+    """The run's GPUs and runtimes, where it tells them, are the deployment's."""
+    if run.num_gpus is not None and run.num_gpus != system.num_gpus:
+        raise ConfigError(f"{path}: expected a run on the deployment's {system.num_gpus} GPUs, found {run.num_gpus}")
+    for method in run.methods:
+        runtime = RUNTIMES.get(method.runtime)
+        if runtime is not None and runtime != system.runtime:
+            raise ConfigError(
+                f"{path}: {method.name}: expected a run of {system.runtime}, found {runtime}",
+                hint=f"add --runtime {runtime}",
+            )
+
+
+def _draft_length(path: Path, point: BenchPoint) -> int:
+    """Drafts that each verify pass of the point had; raises ConfigError where they varied, or are not published."""
+    if point.method == "none":
+        return 0
+    acceptance, counts = point.acceptance, point.acceptance.counts
+    if counts is None or not counts.drafting_passes or counts.proposed is None:
+        raise ConfigError(
+            f"{path}: {point.method} at {point.concurrency} requests: expected the server's counts of passes and"
+            f" drafts, found {acceptance.source}: {acceptance.why or acceptance.how or 'no pass'}"
+        )
+    mean = counts.proposed / counts.drafting_passes
+    length = len(counts.accepted_by_position) or round(mean)
+    if not length - WHOLE <= mean <= length:
+        raise ConfigError(
+            f"{path}: {point.method} at {point.concurrency} requests: expected passes of one draft length, found"
+            f" {mean:.2f} drafts a pass on average, of up to {length}",
+            hint="measure with a fixed length: `bench run --draft-length K`, or the server's own setting",
+        )
+    return length

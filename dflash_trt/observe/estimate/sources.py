@@ -10,10 +10,10 @@ import msgspec
 from dflash_trt.deploy.deployment_file import DeploymentFile, deployment_path, load_deployment
 from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau, read_acceptance, read_routing
-from dflash_trt.observe.estimate.constants import constants
+from dflash_trt.observe.estimate.constants import DATA, constants
 from dflash_trt.observe.estimate.inputs import system
-from dflash_trt.observe.estimate.published_points import published_taus
 from dflash_trt.observe.estimate.routing import inclusion
 from dflash_trt.observe.estimate.shapes import Method, System
 
@@ -42,7 +42,8 @@ def open_system(
 
 def published_tau(of: System) -> str | None:
     """What the draft's card or paper reports, in words."""
-    return None if of.draft is None else published_taus().get(of.draft.name)
+    taus = read_json(DATA / "published_taus.json", dict[str, str], ConfigError, what="the package's data")
+    return None if of.draft is None else taus.get(of.draft.name)
 
 
 def open_acceptances(

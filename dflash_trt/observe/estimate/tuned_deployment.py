@@ -13,7 +13,7 @@ from dflash_trt.deploy.resolve import DEFAULTS
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.curve import Traffic
-from dflash_trt.observe.estimate.run_points import open_points
+from dflash_trt.observe.estimate.measured_points import measured_points
 from dflash_trt.observe.estimate.sources import open_acceptances, open_system, read_deployment
 from dflash_trt.observe.estimate.tuning import Candidate, Tuning, tune
 from dflash_trt.observe.pages.table import Table
@@ -32,7 +32,7 @@ class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
     traffic: Traffic
     runtime: str
     measured: Path | None
-    """A run, or a file of points, in the model's place."""
+    """A run in the model's place."""
     target: str | None
     draft: str | None
 
@@ -61,7 +61,7 @@ def tune_deployment(request: TuneRequest) -> TunedDeployment:
     }  # fmt: skip
     deployment, system = open_system(request.config, request.runtime, request.target, request.draft, **free)
     acceptances, source = open_acceptances(system, request.acceptance, request.tau)
-    points = None if request.measured is None else open_points(request.measured, system)
+    points = None if request.measured is None else measured_points(request.measured, system)
     has_fp4 = rates(system.gpu, request.runtime).fp4_flops > 0
     recipes = [recipe for recipe in RECIPES[deployment.mode] if has_fp4 or not recipe.startswith("nvfp4")]
     if points or deployment.draft_sizes.quantized:

@@ -13,7 +13,7 @@ from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.acceptance_profile import from_tau
 from dflash_trt.observe.estimate.curve import Traffic, point
-from dflash_trt.observe.estimate.measured_points import MeasuredPoint, MeasuredPoints, read_points
+from dflash_trt.observe.estimate.measured_points import MeasuredPoint, MeasuredPoints
 from dflash_trt.observe.estimate.tuning import TIE, tune
 from tests.cli.commands import run
 from tests.observe.estimate.systems import DENSE, MOE, model_of, system_of
@@ -22,7 +22,7 @@ TAU = from_tau(4.7, 9)
 
 
 def points(*rows: tuple[int, int, float]) -> MeasuredPoints:
-    return MeasuredPoints("dflash-trt/points/1", tuple(MeasuredPoint(*row) for row in rows))
+    return MeasuredPoints(tuple(MeasuredPoint(*row) for row in rows))
 
 
 def test_the_best_batch_keeps_the_speed_and_the_next_does_not() -> None:
@@ -95,25 +95,6 @@ def test_what_was_not_measured_is_the_model_as_far_as_it_was_off() -> None:
     assert tuning.model_factor == pytest.approx(0.5)
     assert tuning.best.draft_tokens == plain.best.draft_tokens
     assert tuning.best.user_rate == pytest.approx(150, rel=0.02)
-
-
-def test_reading_points(tmp_path: Path) -> None:
-    file = tmp_path / "points.json"
-    for text, words in (
-        ("{}", "expected a document dflash-trt/points/1"),
-        ('{"schema": "x/1", "points": []}', "expected points of dflash-trt/points/1, found 0 of 'x/1'"),
-        (
-            '{"schema": "dflash-trt/points/1", "points": [{"batch": 0, "draft_tokens": 1, "user_rate": 1}]}',
-            "expected batches, draft lengths and speeds above 0",
-        ),
-    ):
-        file.write_text(text)
-        with pytest.raises(ConfigError) as caught:
-            read_points(file)
-        assert words in caught.value.message
-    file.write_text('{"schema": "dflash-trt/points/1", "points": [{"batch": 2, "draft_tokens": 1, "user_rate": 8}]}')
-    assert read_points(file).user_rate(2, 1) == 8
-    assert read_points(file).user_rate(3, 1) is None
 
 
 def test_the_file_it_writes_is_served(tmp_path: Path) -> None:

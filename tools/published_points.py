@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published measurements that the cost model is held against: data/published.json."""
+"""Published measurements that the cost model is held against: published_points.json."""
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
-from dflash_trt.observe.estimate.constants import DATA
 from dflash_trt.observe.estimate.shapes import Method
 
 Quantity = Literal["ratio", "user", "total", "gpu", "gpu-best", "pareto", "pareto-eagle3"]
@@ -48,27 +48,16 @@ class PublishedPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The term that the model lacks, where the error is large."""
 
 
-class _Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedPoints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The data file."""
+
     points: tuple[PublishedPoint, ...]
+    """All that are predicted."""
     not_predicted: tuple[tuple[str, str], ...]
-    taus: dict[str, str]
+    """What was published besides, and why it is not predicted."""
 
 
 @cache
-def _published() -> _Published:
-    return read_json(DATA / "published.json", _Published, ConfigError, what="the package's data")
-
-
-def published_points() -> tuple[PublishedPoint, ...]:
-    """All that are predicted."""
-    return _published().points
-
-
-def not_predicted() -> tuple[tuple[str, str], ...]:
-    """What was published besides, and why it is not predicted."""
-    return _published().not_predicted
-
-
-def published_taus() -> dict[str, str]:
-    """What the cards and papers of drafts report, in words, by draft."""
-    return _published().taus
+def published_points() -> PublishedPoints:
+    """The data file, read once."""
+    return read_json(Path(__file__).with_suffix(".json"), PublishedPoints, ConfigError, what="published points")

@@ -11,8 +11,7 @@ import pytest
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.bench.records import BenchPoint, RecordedAcceptance
 from dflash_trt.observe.bench.run_directory import write_point, write_run
-from dflash_trt.observe.estimate.measured_points import MeasuredPoint
-from dflash_trt.observe.estimate.run_points import open_points
+from dflash_trt.observe.estimate.measured_points import MeasuredPoint, measured_points
 from tests.observe.bench import samples
 from tests.observe.estimate.systems import MOE, system_of
 
@@ -40,7 +39,7 @@ def test_plain_and_dflash_are_taken_with_their_draft_lengths(tmp_path: Path) -> 
         tmp_path, samples.point("none", 4, 60, 200), samples.point("eagle3", 4, 90, 300, acceptance=HELD),
         samples.point("dflash", 4, 120, 400, acceptance=HELD), samples.point("dflash", 8, 1, 1, rows=(), failed=1),
     )  # fmt: skip
-    assert open_points(whole, system_of(MOE)).points == (MeasuredPoint(4, 0, 60.0), MeasuredPoint(4, 3, 120.0))
+    assert measured_points(whole, system_of(MOE)).points == (MeasuredPoint(4, 0, 60.0), MeasuredPoint(4, 3, 120.0))
 
 
 def test_passes_of_several_lengths_are_refused(tmp_path: Path) -> None:
@@ -48,10 +47,10 @@ def test_passes_of_several_lengths_are_refused(tmp_path: Path) -> None:
     varied = held(25)
     whole = write(tmp_path / "varied", samples.point("dflash", 4, 120, 400, acceptance=varied))
     with pytest.raises(ConfigError, match=r"expected passes of one draft length, found 2\.50 drafts a pass"):
-        open_points(whole, system_of(MOE))
+        measured_points(whole, system_of(MOE))
     nearly = held(29)
     whole = write(tmp_path / "nearly", samples.point("dflash", 4, 120, 400, acceptance=nearly))
-    assert open_points(whole, system_of(MOE)).points[0].draft_tokens == 3
+    assert measured_points(whole, system_of(MOE)).points[0].draft_tokens == 3
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,7 @@ def test_passes_of_several_lengths_are_refused(tmp_path: Path) -> None:
 def test_drafts_that_nobody_counts_are_refused(tmp_path: Path, acceptance: RecordedAcceptance) -> None:
     whole = write(tmp_path, samples.point("dflash", 4, 120, 400, acceptance=acceptance))
     with pytest.raises(ConfigError, match="expected the server's counts of passes and drafts, found"):
-        open_points(whole, system_of(MOE))
+        measured_points(whole, system_of(MOE))
 
 
 def test_a_run_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -72,6 +71,6 @@ def test_a_run_of_something_else_is_refused(tmp_path: Path) -> None:
         ({"methods": (other,)}, "none: expected a run of trtllm, found vllm"),
     ):
         with pytest.raises(ConfigError, match=words):
-            open_points(write(tmp_path, plain, **changes), system)
+            measured_points(write(tmp_path, plain, **changes), system)
     with pytest.raises(ConfigError, match="expected a point of the method none or dflash on all prompts, found none"):
-        open_points(write(tmp_path / "eagle", samples.point("eagle3", 4, 90, 300)), system)
+        measured_points(write(tmp_path / "eagle", samples.point("eagle3", 4, 90, 300)), system)
