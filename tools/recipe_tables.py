@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes and estimated time of gpt-oss-120b's drafter by recipe and head; writes the tables of two pages."""
+"""Bytes and estimated time of gpt-oss-120b's drafter by recipe and head; writes the tables of docs/quantization.md."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ BATCHES = (1, 64)
 TRIMMED = 32768
 SYSTEMS = (("one B300", "b300", 1), ("8 x B300", "b300", 8), ("one H200", "h200", 1))
 """What it is called, the GPU, and the ranks that share the target's lm_head."""
-CHECKOUT = Path(__file__).parents[1]
-PAGES = (CHECKOUT / "README.md", CHECKOUT / "docs" / "quantization.md")
+PAGE = Path(__file__).parents[1] / "docs" / "quantization.md"
 MARKS = "<!-- {name}: begin -->", "<!-- {name}: end -->"
 
 
@@ -78,32 +77,16 @@ def _context_bytes(spec: PartialDraftSpec, recipe: str) -> float:
 
 def tables() -> dict[str, str]:
     """The tables in Markdown, by the name of their marks."""
-    found = {"summary": summary(), "bytes": _table("GB", heads(), _gigabytes)}
-    for name, gpu, ranks in SYSTEMS:
-        found[name] = _table(f"{name}, us", heads(ranks), partial(_microseconds, gpu=gpu))
-    return found
+    by_system = {
+        name: _table(f"{name}, us", heads(ranks), partial(_microseconds, gpu=gpu)) for name, gpu, ranks in SYSTEMS
+    }
+    return {"bytes": _table("GB", heads(), _gigabytes), **by_system}
 
 
 def _table(corner: str, columns: dict[str, Head], cell: Callable[[str, Head], str]) -> str:
     lines = [f"| {corner} | {' | '.join(f'`{head}`' for head in columns)} |", f"|---|{'---|' * len(columns)}"]
     for recipe in _recipes():
         lines.append(f"| `{recipe}` | {' | '.join(cell(recipe, head) for head in columns.values())} |")
-    return "\n".join(lines)
-
-
-def summary() -> str:
-    """README's table: two heads by recipe. A head of the drafter's own costs the same on one GPU and on eight."""
-    small = heads()[name := f"trim:{TRIMMED}:fp8"]
-    columns = [
-        *(f"GB, `{head}`" for head in ("target", name)),
-        *(f"us, `target`, {system}" for system, _, _ in SYSTEMS[:2]),
-        f"us, `{name}`",
-    ]
-    lines = [f"| recipe | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
-    for recipe in _recipes():
-        cells = [_gigabytes(recipe, head) for head in (heads()["target"], small)]
-        cells += [_microseconds(recipe, heads(ranks)["target"], gpu) for _, gpu, ranks in SYSTEMS[:2]]
-        lines.append(f"| `{recipe}` | {' | '.join(cells)} | {_microseconds(recipe, small, SYSTEMS[0][1])} |")
     return "\n".join(lines)
 
 
@@ -130,12 +113,8 @@ def replace_tables(page: str) -> str:
 
 
 def main() -> None:
-    """Rewrites the tables of both pages, or prints them where there is no checkout."""
-    for page in PAGES:
-        if not page.is_file():
-            print("\n\n".join(tables().values()))
-            return
-        page.write_text(replace_tables(page.read_text()))
+    """Rewrites the tables."""
+    PAGE.write_text(replace_tables(PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dflash_trt.builder.tensorrt.add_plans import add_plans
+from dflash_trt.drafter import launcher
 from dflash_trt.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.plan import PlanOptions
@@ -21,6 +22,7 @@ from dflash_trt.trtllm.contract import contract_data
 from dflash_trt.trtllm.dflash2_drafter import DFlash2EngineDrafter
 from dflash_trt.trtllm.registration import build_draft_model
 from tests.checkpoint.samples import edit_config
+from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
 from tests.contract.recorder import VERSIONS
 from tests.decoding import greedy
@@ -97,6 +99,7 @@ def test_it_has_what_the_worker_asks_for(session: Session) -> None:
 
 
 def test_what_is_registered_builds_it(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "CurrentStreamLauncher", HostLauncher)
     pretend(monkeypatch, tmp_path, VERSIONS[-1])
     engine = copytree(engine_of(session), tmp_path / "engine")
     add_plans(engine, PlanOptions(max_batch_size=BATCH, max_seq_len=CONTEXT, max_num_tokens=24))
