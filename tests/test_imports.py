@@ -203,12 +203,3 @@ def test_estimate_loads_no_framework() -> None:
     arguments = ["estimate", str(config), "--tau", "4.7", "--json"]
     script = f"sys.argv[1:] = {arguments}; from dflash_trt.cli import main; main()"
     assert loaded_by(script) == set()
-
-
-def test_help_imports_in_the_words_of_the_interpreter() -> None:
-    """`python -X importtime -m dflash_trt --help`, as the issue shows it."""
-    command = [sys.executable, "-X", "importtime", "-m", "dflash_trt", "--help"]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    names = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
-    assert "dflash_trt.cli" in names
-    assert not {name for name in names if name.partition(".")[0] in HEAVY}

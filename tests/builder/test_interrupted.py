@@ -74,19 +74,6 @@ def test_interrupted(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
     assert names(tmp_path) == ["draft", "target"]
 
 
-@pytest.mark.full
-def test_killed(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
-    with half_built(draft_dir, target_dir, tmp_path / "out") as process:
-        process.kill()
-        process.communicate(timeout=30)
-    assert process.returncode == -signal.SIGKILL
-    assert not (tmp_path / "out").exists()
-    assert len(partials(tmp_path)) == 1
-    build(draft_dir, target_dir, tmp_path / "out")
-    assert names(tmp_path) == ["draft", "out", "target"]
-    read_manifest(tmp_path / "out")
-
-
 def test_force_keeps_the_old_engine_until_the_new_one_is_complete(
     draft_dir: Path, target_dir: Path, tmp_path: Path
 ) -> None:

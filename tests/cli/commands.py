@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Any
+from typing import Any, TextIO
 from unittest.mock import patch
 
 import click
@@ -17,12 +17,13 @@ import click
 from dflash_trt.cli import _run, cli, output
 
 
-def run(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, stdin: bytes | TextIO = b"") -> subprocess.CompletedProcess[str]:
     """`dflash-trt ARGUMENTS` as a process would end, in this one: no imports to wait for."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     argv = ["dflash-trt", *map(str, arguments)]
+    given = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8") if isinstance(stdin, bytes) else stdin
     with (
-        patch.multiple(sys, argv=argv, stdin=io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")),
+        patch.multiple(sys, argv=argv, stdin=given),
         patch.object(output, "has_document", False),
         redirect_stdout(out),
         redirect_stderr(err),

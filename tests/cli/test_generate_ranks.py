@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.cli.commands import run
 from tests.engines import build
 from tests.paths import FIXTURES, REPOSITORY
 
@@ -57,10 +56,3 @@ def test_ranks_give_the_tokens_of_one(engine: Path, tmp_path: Path, launcher: st
     assert [request["token_ids"] for request in many] == [request["token_ids"] for request in one]
     assert [request["steps"] for request in many] == [request["steps"] for request in one]
     assert all(request["identical"] for request in many)
-
-
-def test_ranks_that_nobody_started(engine: Path) -> None:
-    result = run("generate", engine, "--target", TARGET, "--tp", 8, "text")
-    assert result.returncode == 1
-    assert result.stderr.startswith("error: --tp 8: expected 8 processes, one for each rank, found 1\n")
-    assert f"torchrun --nproc-per-node 8 -m dflash_trt generate {engine}" in result.stderr

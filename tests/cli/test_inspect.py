@@ -16,7 +16,6 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import read_manifest
 from tests.checkpoint.samples import edit_config, refusal, write_target
 from tests.cli.commands import run, run_here
-from tests.paths import FIXTURES
 
 
 def as_json(facts: object) -> object:
@@ -75,13 +74,6 @@ def test_changed_engine(draft_dir: Path, target_dir: Path, tmp_path: Path) -> No
     assert json.loads(result.stdout)["schema"] == "dflash-trt/error/1"
     assert f"error: {tmp_path / 'engine' / 'draft.onnx'}: expected sha256" in result.stderr
     assert "\n\nhint: dflash-trt build DRAFT --target TARGET -o DIR\n" in result.stderr
-
-
-def test_fixtures_as_the_issue_shows_it() -> None:
-    pair = (FIXTURES / "tiny-gpt-oss-dflash", "--target", FIXTURES / "tiny-gpt-oss")
-    result = run("inspect", *pair, "--json")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert json.loads(result.stdout)["target"]["model_type"] == "gpt_oss"
 
 
 def test_table(draft_dir: Path, target_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,12 +34,11 @@ def test_help_of_every_command(name: str) -> None:
             assert parameter.help or parameter.show_default, parameter.name
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion(monkeypatch: pytest.MonkeyPatch) -> None:
     """As README says; click writes the script, under the name that the command has."""
-    monkeypatch.setenv("_DFLASH_TRT_COMPLETE", f"{shell}_source")
+    monkeypatch.setenv("_DFLASH_TRT_COMPLETE", "bash_source")
     result = subprocess.run([f"{sys.prefix}/bin/dflash-trt"], capture_output=True, text=True, check=True)
-    assert f"_DFLASH_TRT_COMPLETE={shell}_complete" in result.stdout
+    assert "_DFLASH_TRT_COMPLETE=bash_complete" in result.stdout
 
 
 def test_help_names_every_command() -> None:

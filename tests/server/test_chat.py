@@ -7,8 +7,8 @@ import os
 import pty
 import re
 import subprocess
-import sys
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -21,7 +21,7 @@ from tests.paths import FIXTURES
 PARAMS = SamplingParams(max_tokens=12)
 
 
-def chat(engine: Path, target: Path, message: bytes, *options: str) -> subprocess.CompletedProcess[str]:
+def chat(engine: Path, target: Path, message: bytes | TextIO, *options: str) -> subprocess.CompletedProcess[str]:
     return run("chat", engine, "--target", target, "--max-tokens", 12, *options, stdin=message)
 
 
@@ -53,13 +53,10 @@ def test_a_terminal_is_a_conversation(engine: Path, chat_target: Path, llm: LLM)
         messages.append({"role": "assistant", "content": expected[-1]})
     expected.append(llm.chat([{"role": "user", "content": "one"}], PARAMS).text or "")
     parent, child = pty.openpty()
-    command = [sys.executable, "-m", "dflash_trt", "chat", str(engine), "--target", str(chat_target)]
     os.write(parent, b"one\n/nothing\ntwo\n/reset\none\n/exit\n")
-    result = subprocess.run(
-        [*command, "--max-tokens", "12"], stdin=child, capture_output=True, text=True, timeout=120, check=False
-    )
+    with os.fdopen(child) as terminal:
+        result = chat(engine, chat_target, terminal)
     os.close(parent)
-    os.close(child)
     assert result.returncode == 0, result.stderr
     assert result.stdout.replace("> ", "") == "".join(f"{text}\n" for text in expected)
     assert result.stderr.count(" tokens, tau ") == 3

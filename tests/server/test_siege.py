@@ -350,6 +350,7 @@ def test_requests_have_ids(live: Live, caplog: pytest.LogCaptureFixture) -> None
     until(lambda: "id abc-1" in caplog.text)
 
 
+@pytest.mark.full
 def test_after_the_drain_every_client_is_told(engine: Path, chat_target: Path, tmp_path: Path) -> None:
     with started(engine, chat_target, tmp_path / "log", "--drain-seconds", 1) as process:
         _drain(process, process.await_url())
