@@ -40,20 +40,16 @@ def target_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Session]:
+def sessions() -> dict[str, Session]:
     """Both trained pairs, built and loaded once."""
     from dflash_trt.runtime.load import open_session
     from dflash_trt.runtime.options import RuntimeOptions
-    from tests.engines import build
+    from tests.engines import trained_engine
     from tests.fixtures_data import PAIRS
     from tests.paths import FIXTURES
 
-    opened = {}
-    for name in PAIRS:
-        engine = tmp_path_factory.mktemp(name) / "engine"
-        build(FIXTURES / f"{name}-dflash", engine, FIXTURES / name)
-        opened[name] = open_session(engine, str(FIXTURES / name), RuntimeOptions(max_batch_size=1))
-    return opened
+    options = RuntimeOptions(max_batch_size=1)
+    return {name: open_session(trained_engine(name), str(FIXTURES / name), options) for name in PAIRS}
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +20,7 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, read_target
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.graph.cpu.ort_session import graph_session
+from tests.paths import FIXTURES
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -35,6 +40,15 @@ def build_with_head(draft: Path, target: Path, work: Path, token_ids: Iterable[i
     owner = with_head(read_draft(draft), read_target(target), choice, rows, work / "draft")
     build_engine(owner, read_target(target), work / "engine", source=describe_source(owner, str(draft)))
     return work / "engine"
+
+
+@cache
+def trained_engine(name: str) -> Path:
+    """The engine of a trained fixture pair, for all tests of this process that only read it."""
+    directory = Path(tempfile.mkdtemp()) / "engine"
+    atexit.register(shutil.rmtree, directory.parent)
+    build(FIXTURES / f"{name}-dflash", directory, FIXTURES / name)
+    return directory
 
 
 def fitting_target(draft: DraftCheckpoint) -> TargetCheckpoint:

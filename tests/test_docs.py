@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines import build
+from tests.engines import trained_engine
 from tests.paths import FIXTURES, REPOSITORY
 
 DOCUMENTS = ("README.md", "docs/runtime.md")
@@ -22,10 +22,9 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 def substitutes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """What stands in for the names in the examples: a fixture engine, and its target with a chat template."""
     directory = tmp_path_factory.mktemp("docs")
-    build(FIXTURES / "tiny-qwen3-dflash", directory / "engine", FIXTURES / "tiny-qwen3")
     shutil.copytree(FIXTURES / "tiny-qwen3", directory / "target")
     (directory / "target" / "chat_template.jinja").write_text(TEMPLATE)
-    return {'"engine"': directory / "engine", '"openai/gpt-oss-120b"': directory / "target"}
+    return {'"engine"': trained_engine("tiny-qwen3"), '"openai/gpt-oss-120b"': directory / "target"}
 
 
 @pytest.mark.parametrize(("document", "code"), EXAMPLES, ids=[name for name, _ in EXAMPLES])

@@ -88,7 +88,7 @@ def test_the_check_is_strict() -> None:
 def test_the_readme_shows_every_command() -> None:
     lines = commands(REPOSITORY / "README.md")
     shown = {words[1] for words in lines if words[0] == "dflash-trt"}
-    assert {"inspect", "build", "generate", "doctor"} <= shown
+    assert {"inspect", "build", "verify", "serve-config", "triton-repo", "doctor"} <= shown
 
 
 def test_make_targets_exist() -> None:

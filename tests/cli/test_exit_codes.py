@@ -15,7 +15,7 @@ import pytest
 
 from dflash_trt.cli.failure import EXTRAS
 from tests.cli.commands import run, run_process
-from tests.engines import build
+from tests.engines import trained_engine
 from tests.paths import FIXTURES
 
 # main() without some packages, as if they were not installed.
@@ -180,19 +180,12 @@ def test_missing_extra(draft_dir: Path, target_dir: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("qwen3") / "engine"
-    build(FIXTURES / "tiny-qwen3-dflash", directory, FIXTURES / "tiny-qwen3")
-    return directory
-
-
 @pytest.mark.parametrize(
     "package",
     ["torch", *(pytest.param(name, marks=pytest.mark.full) for name in ("transformers", "onnxruntime", "onnx"))],
 )
-def test_missing_extra_of_generate(package: str, engine: Path) -> None:
-    arguments = ("generate", engine, "prompt", "--target", FIXTURES / "tiny-qwen3")
+def test_missing_extra_of_generate(package: str) -> None:
+    arguments = ("generate", trained_engine("tiny-qwen3"), "prompt", "--target", FIXTURES / "tiny-qwen3")
     result = run_process(*arguments, script=WITHOUT.format(packages=(package,)))
     assert result.returncode == 1
     assert f"error: missing package {package}" in result.stderr

@@ -18,17 +18,16 @@ from dflash_trt.engine.manifest import sha256
 from dflash_trt.errors import CheckpointError, DFlashError, EngineError, RequestError
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run, run_here
+from tests.engines import trained_engine
 from tests.paths import FIXTURES
 
 TARGET = FIXTURES / "tiny-qwen3"
 PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21]]
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("engine") / "out"
-    run_here("build", FIXTURES / "tiny-qwen3-dflash", "--target", TARGET, "-o", directory)
-    return directory
+@pytest.fixture
+def engine() -> Path:
+    return trained_engine("tiny-qwen3")
 
 
 @pytest.fixture

@@ -11,22 +11,24 @@ from typing import Any
 
 import pytest
 
-from tests.engines import build
+from tests.engines import trained_engine
 from tests.paths import FIXTURES, REPOSITORY
 
 TARGET = FIXTURES / "tiny-gpt-oss"
 SCRIPTS = f"{sys.prefix}/bin"
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("ranks") / "engine"
-    build(FIXTURES / "tiny-gpt-oss-dflash", directory, TARGET)
-    return directory
-
-
-def answers(command: list[str], engine: Path, *options: str) -> list[dict[str, Any]]:
-    arguments = ["generate", str(engine), "--target", str(TARGET), "--max-tokens", "24", "--json", *options]
+def answers(command: list[str], *options: str) -> list[dict[str, Any]]:
+    arguments = [
+        "generate",
+        str(trained_engine("tiny-gpt-oss")),
+        "--target",
+        str(TARGET),
+        "--max-tokens",
+        "24",
+        "--json",
+        *options,
+    ]
     result = subprocess.run(
         [*command, *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=180, check=False
     )
@@ -45,14 +47,14 @@ def write_prompts(file: Path) -> str:
     ("launcher", "num_ranks"),
     [("torchrun", 2), ("mpiexec", 8)],
 )
-def test_ranks_give_the_tokens_of_one(engine: Path, tmp_path: Path, launcher: str, num_ranks: int) -> None:
+def test_ranks_give_the_tokens_of_one(tmp_path: Path, launcher: str, num_ranks: int) -> None:
     options = ("--token-ids", write_prompts(tmp_path / "prompts.json"), "--batch-size", "2", "--draft-length", "7")
     command = {
         "torchrun": [f"{SCRIPTS}/torchrun", "--nproc-per-node", str(num_ranks), "-m", "dflash_trt"],
         "mpiexec": [f"{SCRIPTS}/mpiexec", "-n", str(num_ranks), sys.executable, "-m", "dflash_trt"],
     }[launcher]
-    one = answers([sys.executable, "-m", "dflash_trt"], engine, *options)
-    many = answers(command, engine, *options, "--tp", str(num_ranks), "--baseline")
+    one = answers([sys.executable, "-m", "dflash_trt"], *options)
+    many = answers(command, *options, "--tp", str(num_ranks), "--baseline")
     assert [request["token_ids"] for request in many] == [request["token_ids"] for request in one]
     assert [request["steps"] for request in many] == [request["steps"] for request in one]
     assert all(request["identical"] for request in many)

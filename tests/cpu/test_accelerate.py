@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,23 +20,19 @@ from dflash_trt.runtime.session import run
 from dflash_trt.targets.gathered_attention import GatheredPass
 from dflash_trt.targets.packed_target import TORCH_OPERATORS
 from tests.decoding import greedy
-from tests.engines import build
+from tests.engines import trained_engine
 from tests.fixtures_data import PAIRS, prompts
 from tests.paths import FIXTURES
 from tests.targets.families import random_model
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_without_the_room_a_runtime_decodes_the_same_tokens(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_room_a_runtime_decodes_the_same_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Transformers' own layers and attention by torch's operators, drafted and plain."""
-    build(FIXTURES / f"{name}-dflash", tmp_path / "engine", FIXTURES / name)
-
     options = RuntimeOptions(max_batch_size=4, device="cpu")
 
     def decoded() -> list[list[list[int]]]:
-        session = open_session(tmp_path / "engine", str(FIXTURES / name), options)
+        session = open_session(trained_engine(name), str(FIXTURES / name), options)
         asked = prompts(session)[:4]
         decoders = session.decoder(), session.plain_decoder()
         runs = [run(decoder, [session.request(prompt, greedy(24)) for prompt in asked]) for decoder in decoders]

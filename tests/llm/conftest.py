@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.llm import LLM
-from tests.engines import build
+from tests.engines import trained_engine
 from tests.llm.serving import await_idle, open_llm
-from tests.paths import FIXTURES
 
 
 @pytest.fixture(scope="package")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llm") / "engine"
-    build(FIXTURES / "tiny-qwen3-dflash", directory, FIXTURES / "tiny-qwen3")
-    return directory
+def engine() -> Path:
+    return trained_engine("tiny-qwen3")
 
 
 @pytest.fixture(scope="package")

@@ -12,17 +12,9 @@ from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime import load
 from tests.checkpoint.samples import refusal
-from tests.engines import build
 from tests.paths import FIXTURES
 
 TARGET = str(FIXTURES / "tiny-qwen3")
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("settings") / "engine"
-    build(FIXTURES / "tiny-qwen3-dflash", directory, FIXTURES / "tiny-qwen3")
-    return directory
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from dflash_trt.quantize.recipe import FP8_KV, load_recipe, recipe_names
 from dflash_trt.runtime.request import Request, Step
 from dflash_trt.runtime.session import Session
 from tests.decoding import decode, greedy, open_without_tokenizer
-from tests.engines import build
+from tests.engines import build, trained_engine
 from tests.featured import build_featured, featured_draft
 from tests.fixtures_data import PAIRS
 from tests.oracle.random_pairs import write_random_pair
@@ -75,11 +75,10 @@ def test_replay_of_every_recipe(
     check(with_recipe(sessions[name], name, recipe, tmp_path), features[name])
 
 
-def test_batches_and_shorter_drafts(sessions: dict[str, Session], features: dict[str, Path], tmp_path: Path) -> None:
+def test_batches_and_shorter_drafts(sessions: dict[str, Session], features: dict[str, Path]) -> None:
     """Slots are taken anew by later sequences, in any order that is asked for."""
     session = sessions["tiny-qwen3"]
-    build(FIXTURES / "tiny-qwen3-dflash", tmp_path / "engine", FIXTURES / "tiny-qwen3")
-    drafter = open_drafter(tmp_path / "engine", session.manifest, num_slots=2)
+    drafter = open_drafter(trained_engine("tiny-qwen3"), session.manifest, num_slots=2)
     with open_features(features["tiny-qwen3"], session.manifest.draft) as file:
         alone = replay(file, session.drafter)
         assert [prompt.steps for prompt in replay(file, drafter)] == [prompt.steps for prompt in alone]
@@ -159,12 +158,11 @@ def test_taps_off_by_one_are_seen(
 
 
 def test_an_anchor_off_by_one_is_seen(
-    sessions: dict[str, Session], features: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sessions: dict[str, Session], features: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here the recorded target itself says so: nothing after the first block would be a sequence it knows."""
     session = sessions["tiny-qwen3"]
-    build(FIXTURES / "tiny-qwen3-dflash", tmp_path / "engine", FIXTURES / "tiny-qwen3")
-    fresh = open_drafter(tmp_path / "engine", session.manifest)  # the walk leaves it in the middle of a block
+    fresh = open_drafter(trained_engine("tiny-qwen3"), session.manifest)  # the walk leaves it in the middle of a block
     rollback = recorded_target.RecordedTarget.rollback
     monkeypatch.setattr(recorded_target.RecordedTarget, "rollback", lambda self, slot, n: rollback(self, slot, n + 1))
     with (

@@ -27,7 +27,7 @@ from dflash_trt.runtime.session import Session
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run
 from tests.decoding import generate
-from tests.engines import build
+from tests.engines import trained_engine
 from tests.featured import featured_draft
 from tests.fixtures_data import PAIRS
 from tests.paths import FIXTURES
@@ -74,13 +74,12 @@ def test_anchors_stand_in_the_answer() -> None:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_replayed_blocks_are_those_of_decoding(name: str, features: dict[str, Path], tmp_path: Path) -> None:
+def test_replayed_blocks_are_those_of_decoding(name: str, features: dict[str, Path]) -> None:
     """hidden of each block that speculative decoding drafted, from the file alone.
 
     On the file's taps as on decoding's own the two agree to FLOAT's accuracy.
     """
-    build(FIXTURES / f"{name}-dflash", tmp_path / "engine", FIXTURES / name)
-    session = open_session(tmp_path / "engine", str(FIXTURES / name), RuntimeOptions(max_batch_size=1))
+    session = open_session(trained_engine(name), str(FIXTURES / name), RuntimeOptions(max_batch_size=1))
     draft = fixture_draft(name)
     with open_features(features[name], draft.spec) as file:
         captured = next(file.sequences())

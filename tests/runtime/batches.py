@@ -24,7 +24,7 @@ from dflash_trt.targets.huggingface import load_model
 from dflash_trt.targets.packed_target import PackedTarget
 from dflash_trt.targets.sequential_target import SequentialTarget
 from tests.decoding import greedy, open_without_tokenizer
-from tests.engines import build
+from tests.engines import build, trained_engine
 from tests.fixtures_data import prompts
 from tests.oracle.random_pairs import VOCAB_SIZE, write_random_pair
 from tests.oracle.transformers_dflash import load_target, plain_greedy
@@ -94,10 +94,9 @@ def random_workload(path: Path, dialect: Dialect, seed: int, *, packed: bool = T
     return Workload(session=session, oracle=oracle, jobs=_jobs(oracle, texts, num_jobs, rng))
 
 
-def fixture_workload(path: Path, name: str) -> Workload:
+def fixture_workload(name: str) -> Workload:
     """On a trained pair, whose proposals are mostly right; its prompts are longer than the target's window."""
-    build(FIXTURES / f"{name}-dflash", path / "engine", FIXTURES / name)
-    session = open_session(path / "engine", str(FIXTURES / name), RuntimeOptions(max_batch_size=NUM_SLOTS))
+    session = open_session(trained_engine(name), str(FIXTURES / name), RuntimeOptions(max_batch_size=NUM_SLOTS))
     rng = random.Random(0)
     texts = [text[: rng.randint(1, len(text))] for text in prompts(session)[:8]]
     texts += [a + b + c for a, b, c in [prompts(session)[8:11], prompts(session)[11:14]]]

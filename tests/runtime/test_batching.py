@@ -24,8 +24,8 @@ WORKLOADS: dict[str, Callable[[Path], Workload]] = {
     "random-qwen3": lambda path: random_workload(path, "qwen3", 8),
     "random-gpt-oss": lambda path: random_workload(path, "gpt_oss", 6),
     "sequential-gpt-oss": lambda path: random_workload(path, "gpt_oss", 6, packed=False),
-    "tiny-qwen3": lambda path: fixture_workload(path, "tiny-qwen3"),
-    "tiny-gpt-oss": lambda path: fixture_workload(path, "tiny-gpt-oss"),
+    "tiny-qwen3": lambda _: fixture_workload("tiny-qwen3"),
+    "tiny-gpt-oss": lambda _: fixture_workload("tiny-gpt-oss"),
 }
 ROOM = 80
 """Tokens in all slots together, beyond those of the longest request: too few for eight requests."""

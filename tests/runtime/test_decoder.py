@@ -21,7 +21,7 @@ from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session, run
 from tests.decoding import decode, greedy, open_without_tokenizer
-from tests.engines import build
+from tests.engines import build, trained_engine
 from tests.fixtures_data import PAIRS, prompts
 from tests.oracle.random_pairs import write_random_pair
 from tests.oracle.transformers_dflash import dflash_greedy, load_assistant, load_target, plain_greedy
@@ -88,10 +88,9 @@ def test_fixtures_equal_the_oracle(name: str, sessions: dict[str, Session]) -> N
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_fixture_acceptance_is_worth_looking_at(name: str, tmp_path: Path) -> None:
+def test_fixture_acceptance_is_worth_looking_at(name: str) -> None:
     """tau >= 3.5 over 128 new tokens at the trained block size, mean over all held-out prompts."""
-    build(FIXTURES / f"{name}-dflash", tmp_path / "engine", FIXTURES / name)
-    session = open_session(tmp_path / "engine", str(FIXTURES / name), RuntimeOptions(max_batch_size=16))
+    session = open_session(trained_engine(name), str(FIXTURES / name), RuntimeOptions(max_batch_size=16))
     answers = run(session.decoder(), [session.request(prompt, greedy(128)) for prompt in prompts(session)])
     assert sum(answer.tau or 0 for answer in answers) / len(answers) >= 3.5
 
@@ -157,11 +156,10 @@ def test_a_step_record_says_what_the_step_did(sessions: dict[str, Session]) -> N
             assert record.accepted == [step.accepted]
 
 
-def test_a_step_record_says_that_prompts_were_read(tmp_path: Path) -> None:
+def test_a_step_record_says_that_prompts_were_read() -> None:
     """The second prompt takes several steps, while the first request decodes."""
-    build(FIXTURES / "tiny-qwen3-dflash", tmp_path / "engine", FIXTURES / "tiny-qwen3")
-    options = RuntimeOptions(max_batch_size=2)
-    session, policy = open_session(tmp_path / "engine", str(FIXTURES / "tiny-qwen3"), options), Alternating()
+    engine, options = trained_engine("tiny-qwen3"), RuntimeOptions(max_batch_size=2)
+    session, policy = open_session(engine, str(FIXTURES / "tiny-qwen3"), options), Alternating()
     first, second = (session.request(prompts(session)[i], greedy(30)) for i in range(2))
     decoder = Decoder(LocalPair(session.target, session.drafter), SlotPool(2, 10**4), policy, prefill_chunk=8)
     decoder.add(first)

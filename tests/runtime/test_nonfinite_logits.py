@@ -17,7 +17,7 @@ from dflash_trt.runtime.request import FinishReason, Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.session import Session, run
 from dflash_trt.targets.target import Verified
-from tests.engines import build
+from tests.engines import trained_engine
 from tests.llm.serving import open_llm
 from tests.paths import FIXTURES
 
@@ -31,11 +31,9 @@ PARAMS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("nan") / "engine"
-    build(FIXTURES / "tiny-qwen3-dflash", directory, FIXTURES / "tiny-qwen3")
-    return directory
+@pytest.fixture
+def engine() -> Path:
+    return trained_engine("tiny-qwen3")
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from dflash_trt.runtime.session import Session
 from dflash_trt.targets.huggingface import make_target
 from dflash_trt.targets.target import Segment
 from tests.decoding import greedy
-from tests.engines import build
+from tests.engines import trained_engine
 from tests.fixtures_data import PAIRS, prompts
 from tests.paths import FIXTURES
 from tests.runtime.batches import drive
@@ -46,11 +46,11 @@ def pairs(*bf16_marks: pytest.MarkDecorator) -> list[object]:
 
 
 @pytest.fixture(scope="module", params=pairs(pytest.mark.full))
-def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Session:
+def session(request: pytest.FixtureRequest) -> Session:
     dtype, name = request.param
-    engine = tmp_path_factory.mktemp(name) / "engine"
-    build(FIXTURES / f"{name}-dflash", engine, FIXTURES / name)
-    return open_session(engine, str(FIXTURES / name), RuntimeOptions(max_batch_size=NUM_SLOTS, dtype=dtype))
+    return open_session(
+        trained_engine(name), str(FIXTURES / name), RuntimeOptions(max_batch_size=NUM_SLOTS, dtype=dtype)
+    )
 
 
 class WatchedPair(LocalPair):

@@ -30,7 +30,7 @@ from dflash_trt.runtime.session import Session
 from dflash_trt.targets.taps import Taps
 from dflash_trt.targets.target import Segment, Verified
 from tests.decoding import decode, generate, greedy
-from tests.engines import Graphs, build
+from tests.engines import Graphs, build, trained_engine
 from tests.fixtures_data import PAIRS, prompts
 from tests.oracle.transformers_dflash import load_target
 from tests.paths import FIXTURES
@@ -240,8 +240,6 @@ def test_trap_9_a_prefill_is_no_step() -> None:
     assert (answer.token_ids, answer.steps, answer.tau) == ([5], 0, None)
 
 
-def test_trap_10_embedding_and_lm_head_stay_the_targets(session: Session, tmp_path: Path) -> None:
+def test_trap_10_embedding_and_lm_head_stay_the_targets(session: Session) -> None:
     """The engine holds the draft's own tensors and no others: a borrowed head would outweigh them."""
-    name = name_of(session)
-    build(FIXTURES / f"{name}-dflash", tmp_path / "engine", FIXTURES / name)
-    assert read_weights(tmp_path / "engine").keys() == session.manifest.draft.tensor_shapes().keys()
+    assert read_weights(trained_engine(name_of(session))).keys() == session.manifest.draft.tensor_shapes().keys()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.llm import LLM
-from tests.engines import build
+from tests.engines import trained_engine
 from tests.paths import FIXTURES
 from tests.server.live import Live, serving
 
@@ -28,10 +28,8 @@ def chat_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("server") / "engine"
-    build(FIXTURES / "tiny-gpt-oss-dflash", directory, FIXTURES / "tiny-gpt-oss")
-    return directory
+def engine() -> Path:
+    return trained_engine("tiny-gpt-oss")
 
 
 @pytest.fixture(scope="package")

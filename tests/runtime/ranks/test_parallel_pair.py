@@ -16,7 +16,7 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.runtime.ranks.join import join
 from dflash_trt.runtime.ranks.parallel_pair import rank_facts
 from dflash_trt.runtime.ranks.roles import LINGER_SECONDS
-from tests.engines import build
+from tests.engines import build, trained_engine
 from tests.paths import FIXTURES, REPOSITORY
 from tests.runtime.ranks.forks import Forks, forks
 from tests.runtime.ranks.pair_script import load_pairs, run_script
@@ -41,8 +41,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     ],
 )
 def test_ranks_decode_like_one(ranks: Forks, name: str, num_ranks: int, tmp_path: Path) -> None:
-    engine, output = tmp_path / "engine", tmp_path / "answers.pt"
-    build(FIXTURES / f"{name}-dflash", engine, FIXTURES / name)
+    engine, output = trained_engine(name), tmp_path / "answers.pt"
     outcome = ranks.run(num_ranks, "decode", engine, FIXTURES / name, output)
     assert outcome.codes == [0] * num_ranks, outcome.stderr
     assert outcome.stdout == [""] * num_ranks
@@ -52,8 +51,7 @@ def test_ranks_decode_like_one(ranks: Forks, name: str, num_ranks: int, tmp_path
 
 @pytest.mark.full
 def test_eight_ranks_of_mpiexec(tmp_path: Path) -> None:
-    engine, output = tmp_path / "engine", tmp_path / "answers.pt"
-    build(FIXTURES / "tiny-gpt-oss-dflash", engine, FIXTURES / "tiny-gpt-oss")
+    engine, output = trained_engine("tiny-gpt-oss"), tmp_path / "answers.pt"
     script = [sys.executable, "-m", "tests.runtime.ranks.script", "8", "decode"]
     command = [f"{sys.prefix}/bin/mpiexec", "-n", "8", *script, engine, FIXTURES / "tiny-gpt-oss", output]
     subprocess.run(command, cwd=REPOSITORY, check=True, timeout=180)
@@ -77,8 +75,7 @@ def check_answers(engine: Path, name: str, num_ranks: int, output: Path) -> None
 
 
 def test_a_target_that_cannot_be_sharded_is_named_once(ranks: Forks, tmp_path: Path) -> None:
-    build(FIXTURES / "tiny-qwen3-dflash", tmp_path / "engine", FIXTURES / "tiny-qwen3")
-    outcome = ranks.run(3, "decode", tmp_path / "engine", FIXTURES / "tiny-qwen3", tmp_path / "answers.pt")
+    outcome = ranks.run(3, "decode", trained_engine("tiny-qwen3"), FIXTURES / "tiny-qwen3", tmp_path / "answers.pt")
     assert outcome.codes == [1, 1, 1]
     assert "num_attention_heads: expected a multiple of the number of ranks, 3, found 8" in outcome.stderr[0]
     assert outcome.stderr[1:] == ["", ""]
