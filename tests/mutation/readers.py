@@ -115,7 +115,7 @@ def read_bench_prompts(directory: Path, rng: Random) -> None:
 def read_export(directory: Path, rng: Random) -> None:
     from dflash_trt.observe.bench import aiperf_export
 
-    aiperf_export.read_export(directory / "aiperf")
+    aiperf_export.read_export(directory / "aiperf", {}, 64)
 
 
 def ask(directory: Path, rng: Random) -> None:

@@ -6,33 +6,48 @@ Names and units as AIPerf 0.13.0 writes them (schema 1.4): times in ms, moments 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from dflash_trt.errors import EndpointError, cut
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.json_lines import read_json_lines
+from dflash_trt.observe.bench.records import RequestRow
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
-from dflash_trt.runtime.acceptance import Acceptance
 
 SUMMARY = "profile_export_aiperf.json"
 RECORDS = "profile_export.jsonl"
 WHAT = "an export of AIPerf 0.13"
+TIMED_OUT = "timed out"
 
 
-class _Metric(msgspec.Struct, frozen=True):
-    value: float | list[float]
-    unit: str
+class _Milliseconds(msgspec.Struct, frozen=True):
+    value: float
+    unit: Literal["ms"]
+
+
+class _Tokens(msgspec.Struct, frozen=True):
+    value: float
+    unit: Literal["tokens"]
+
+
+class _Metrics(msgspec.Struct, frozen=True):
+    """Those that are read; a request that failed has none."""
+
+    request_latency: _Milliseconds | None = None
+    time_to_first_token: _Milliseconds | None = None
+    usage_prompt_tokens: _Tokens | None = None
+    usage_completion_tokens: _Tokens | None = None
 
 
 class _Metadata(msgspec.Struct, frozen=True):
     conversation_id: str
-    turn_index: int
     request_start_ns: int
     request_end_ns: int
     benchmark_phase: str
@@ -53,9 +68,18 @@ class _Speculation(msgspec.Struct, frozen=True):
 
 class _Record(msgspec.Struct, frozen=True):
     metadata: _Metadata
-    metrics: dict[str, _Metric]
+    metrics: _Metrics
     error: _Error | None = None
     spec_decode_acceptance: _Speculation | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the request has no answer."""
+        if self.error is None:
+            return "cancelled" if self.metadata.was_cancelled else None
+        if self.error.type == "TimeoutError":
+            return TIMED_OUT
+        return cut(f"{self.error.code or self.error.type or 'error'}: {self.error.message}")
 
 
 class _Summary(msgspec.Struct, frozen=True):
@@ -64,95 +88,70 @@ class _Summary(msgspec.Struct, frozen=True):
     is_complete: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
-    """One request: its figures, or why it has none."""
-
-    conversation: str
-    turn: int
-    began_ns: int
-    ended_ns: int
-    error: str | None = None
-    is_timeout: bool = False
-    input_tokens: int = 0
-    output_tokens: int = 0
-    ttft_seconds: float | None = None
-    seconds: float = 0.0
-    acceptance: Acceptance | None = None
-    """Where the server tells it with each answer."""
-
-
 @dataclass(frozen=True, slots=True)
 class Export:
     """Of one run."""
 
-    version: str
-    records: tuple[RequestRecord, ...]
+    rows: tuple[RequestRow, ...]
+    """The completed requests."""
+    errors: Mapping[str, int]
+    """What the others got, and how often."""
+    seconds: float
+    """From the first request to the last answer."""
 
-    @property
-    def seconds(self) -> float:
-        """From the first request to the last answer."""
-        return (max(r.ended_ns for r in self.records) - min(r.began_ns for r in self.records)) / 1e9
 
+def read_export(folder: Path, categories: Mapping[str, str | None], max_tokens: int) -> Export:
+    """Both files; `categories` are those of the conversations. AIPerf keeps no finish_reason: an answer of `max_tokens`
+    tokens was cut.
 
-def read_export(folder: Path) -> Export:
-    """Both files; raises EndpointError for what AIPerf 0.13 would not write, or where it was cut short."""
+    Raises EndpointError for what AIPerf 0.13 would not write, or where it was cut short.
+    """
     summary = read_json(folder / SUMMARY, _Summary, EndpointError, what=WHAT)
     if summary.was_cancelled or not summary.is_complete:
-        raise EndpointError(f"{folder / SUMMARY}: expected a complete run, found one that was cut short")
-    records = tuple(_records(folder))
+        raise EndpointError(f"{folder / SUMMARY}: the run was cut short")
+    records = list(_records(folder))
     if not records:
-        raise EndpointError(f"{folder / RECORDS}: expected a record of each request, found none")
-    return Export(summary.aiperf_version, records)
+        raise EndpointError(f"{folder / RECORDS}: no request was recorded")
+    begin = min(record.metadata.request_start_ns for _, record in records)
+    end = max(record.metadata.request_end_ns for _, record in records)
+    return Export(
+        rows=tuple(_row(where, r, categories, max_tokens) for where, r in records if r.failure is None),
+        errors=Counter(record.failure for _, record in records if record.failure is not None),
+        seconds=(end - begin) / 1e9,
+    )
 
 
 def first_error(folder: Path) -> str | None:
     """Of a run that went wrong: what its first failed request got, where AIPerf has written that."""
     with suppress(EndpointError):
-        return next((record.error for record in _records(folder) if record.error is not None), None)
+        return next((record.failure for _, record in _records(folder) if record.failure is not None), None)
     return None
 
 
-def _records(folder: Path) -> Iterator[RequestRecord]:
+def _records(folder: Path) -> Iterator[tuple[str, _Record]]:
     for where, record in read_json_lines(folder / RECORDS, _Record, EndpointError, what=WHAT):
         if record.metadata.benchmark_phase == "profiling":
-            yield _read(where, record)
+            yield where, record
 
 
-def _read(where: str, record: _Record) -> RequestRecord:
-    metadata = record.metadata
-    base = RequestRecord(
-        conversation=metadata.conversation_id,
-        turn=metadata.turn_index,
-        began_ns=metadata.request_start_ns,
-        ended_ns=metadata.request_end_ns,
-    )
-    if record.error is not None or metadata.was_cancelled:
-        error = record.error or _Error(message="cancelled")
-        is_timeout = error.type == "TimeoutError"
-        said = "timed out" if is_timeout else cut(f"{error.code or error.type or 'error'}: {error.message}")
-        return replace(base, error=said, is_timeout=is_timeout)
-    ttft = record.metrics.get("time_to_first_token")
-    speculation = record.spec_decode_acceptance
-    return replace(
-        base,
-        input_tokens=int(_value(where, record, "usage_prompt_tokens", "tokens")),
-        output_tokens=int(_value(where, record, "usage_completion_tokens", "tokens")),
-        ttft_seconds=None if ttft is None else _value(where, record, "time_to_first_token", "ms") / 1e3,
-        seconds=_value(where, record, "request_latency", "ms") / 1e3,
+def _row(where: str, record: _Record, categories: Mapping[str, str | None], max_tokens: int) -> RequestRow:
+    metrics, speculation = record.metrics, record.spec_decode_acceptance
+    if metrics.usage_prompt_tokens is None or metrics.usage_completion_tokens is None:
+        raise EndpointError(
+            f"{where}: the server did not count the tokens",
+            hint="the server must answer stream_options.include_usage",
+        )
+    if metrics.request_latency is None:
+        raise EndpointError(f"{where}: request_latency is missing")
+    output_tokens = int(metrics.usage_completion_tokens.value)
+    return RequestRow(
+        input_tokens=int(metrics.usage_prompt_tokens.value),
+        output_tokens=output_tokens,
+        ttft_seconds=None if metrics.time_to_first_token is None else metrics.time_to_first_token.value / 1e3,
+        seconds=metrics.request_latency.value / 1e3,
+        finish="length" if output_tokens >= max_tokens else None,
+        category=categories.get(record.metadata.conversation_id),
         acceptance=None
         if speculation is None
         else drafting(speculation.num_spec_steps, speculation.num_accepted_draft_tokens, speculation.num_draft_tokens),
     )
-
-
-def _value(where: str, record: _Record, name: str, unit: str) -> float:
-    metric = record.metrics.get(name)
-    if metric is None and name.startswith("usage"):
-        raise EndpointError(
-            f"{where}: expected the server's own count of tokens, found none",
-            hint="the server must answer stream_options.include_usage",
-        )
-    if metric is None or metric.unit != unit or isinstance(metric.value, list):
-        raise EndpointError(f"{where}: expected {name} in {unit}, found {metric}")
-    return metric.value

@@ -128,10 +128,11 @@ def run_load(program: Path, load: AiperfLoad, output: Path, progress: Callable[[
     if process.returncode:
         raise _failure(output, f"exit code {process.returncode}")
     try:
-        export = read_export(output)
+        categories = {prompt.id: prompt.category for prompt in load.prompts}
+        export = read_export(output, categories, load.request.max_tokens)
     except DFlashError as error:
         raise _failure(output, error.message) from None
-    progress(len(export.records))
+    progress(len(export.rows) + sum(export.errors.values()))
     return export
 
 

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from dflash_trt.observe.bench.aiperf_export import Export, RequestRecord
+from dflash_trt.observe.bench.aiperf_export import TIMED_OUT, Export
 from dflash_trt.observe.bench.records import BenchPoint, Distribution, RecordedAcceptance, RequestCounts, RequestRow
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 
@@ -19,28 +18,26 @@ def measured_point(
     category: str | None,
     concurrency: int,
     seed: int,
-    max_tokens: int,
-    categories: Mapping[str, str | None],
 ) -> BenchPoint:
-    """`categories` are those of the conversations. An answer of `max_tokens` tokens was cut: AIPerf keeps no reason."""
-    lost = [record for record in export.records if record.error is not None]
-    rows = tuple(_row(record, max_tokens, categories) for record in export.records if record.error is None)
+    """The point of one method at one concurrency."""
+    rows, lost = export.rows, sum(export.errors.values())
     decodings = [(row, row.seconds - row.ttft_seconds) for row in rows if row.ttft_seconds is not None]
     later = [(row.output_tokens - 1, seconds) for row, seconds in decodings if row.output_tokens > 1]
     output_tokens = sum(row.output_tokens for row in rows)
     is_hidden = observed.source in ("not published", "unreadable")
+    timed_out = export.errors.get(TIMED_OUT, 0)
     return BenchPoint(
         method=method,
         category=category,
         concurrency=concurrency,
         seed=seed,
         requests=RequestCounts(
-            sent=len(export.records),
+            sent=len(rows) + lost,
             completed=len(rows),
-            failed=sum(not record.is_timeout for record in lost),
-            timed_out=sum(record.is_timeout for record in lost),
+            failed=lost - timed_out,
+            timed_out=timed_out,
             cut=sum(row.finish == "length" for row in rows),
-            errors=dict(Counter(record.error or "" for record in lost)),
+            errors=dict(export.errors),
         ),
         seconds=export.seconds,
         input_tokens=sum(row.input_tokens for row in rows),
@@ -51,7 +48,7 @@ def measured_point(
         request_seconds=_distribution([row.seconds for row in rows]),
         user_tokens_per_second=_distribution([tokens / seconds for tokens, seconds in later if seconds > 0]),
         rows=rows,
-        acceptance=recorded(_of_requests(export.records) or observed if is_hidden else observed),
+        acceptance=recorded(_of_requests(rows) or observed if is_hidden else observed),
     )
 
 
@@ -67,25 +64,13 @@ def recorded(observed: ObservedAcceptance) -> RecordedAcceptance:
     return RecordedAcceptance(source="gauges", tau_of_drafting_passes=tau, how=observed.how)
 
 
-def _of_requests(records: Sequence[RequestRecord]) -> ObservedAcceptance | None:
+def _of_requests(rows: Sequence[RequestRow]) -> ObservedAcceptance | None:
     """The sum over answers, where each tells its own."""
-    counts = [record.acceptance for record in records if record.error is None]
-    if not counts or None in counts:
+    counts = [row.acceptance for row in rows if row.acceptance is not None]
+    if not counts or len(counts) < len(rows):
         return None
-    total = sum((each for each in counts if each is not None), drafting(0, 0, 0))
-    return ObservedAcceptance(source="per request", how="metrics.speculative_decoding of each answer", counts=total)
-
-
-def _row(record: RequestRecord, max_tokens: int, categories: Mapping[str, str | None]) -> RequestRow:
-    return RequestRow(
-        input_tokens=record.input_tokens,
-        output_tokens=record.output_tokens,
-        ttft_seconds=record.ttft_seconds,
-        seconds=record.seconds,
-        finish="length" if record.output_tokens >= max_tokens else None,
-        category=categories.get(record.conversation),
-        acceptance=record.acceptance,
-    )
+    how = "metrics.speculative_decoding of each answer"
+    return ObservedAcceptance(source="per request", how=how, counts=sum(counts, drafting(0, 0, 0)))
 
 
 def _distribution(values: Sequence[float]) -> Distribution | None:

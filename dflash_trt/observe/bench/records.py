@@ -7,7 +7,7 @@ Tau is tau of drafting passes throughout: servers count no other passes. What ot
 
 from __future__ import annotations
 
-from itertools import pairwise
+from math import isclose
 from typing import Annotated, Literal
 
 import msgspec
@@ -17,7 +17,6 @@ from dflash_trt.files.read import is_file_name
 from dflash_trt.runtime.acceptance import Acceptance, Count
 
 SCHEMA = "dflash-trt/bench/2"
-TOLERANCE = 0.01  # between a rate as the load generator states it, and tokens / seconds
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
@@ -91,16 +90,14 @@ class BenchRun(BenchRecord, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_schema(self.schema)
-        names = [method.name for method in self.methods]
-        for kind, values in (("methods", names), ("categories", self.prompt_set.categories)):
-            for name in values:
+        methods = tuple(method.name for method in self.methods)
+        for kind, names in (("methods", methods), ("categories", self.prompt_set.categories)):
+            for name in names:
                 check_name(kind, name)
-        for kind, given in (("methods", names), ("concurrencies", self.concurrencies),
-                            ("prompt_set.categories", self.prompt_set.categories)):  # fmt: skip
-            if len(set(given)) != len(given):
-                raise ConfigError(f"{kind}: expected each once, found {shown(list(given))}")
-        if not self.methods or not self.concurrencies:
-            raise ConfigError("methods and concurrencies: expected at least one of each, found none")
+            if len(set(names)) != len(names):
+                raise ConfigError(f"{kind}: expected each once, found {shown(list(names))}")
+        if not methods or not self.concurrencies or len(set(self.concurrencies)) != len(self.concurrencies):
+            raise ConfigError(f"expected methods, and concurrencies each once, found {shown(self.concurrencies)}")
 
 
 class RequestCounts(BenchRecord, frozen=True, kw_only=True):
@@ -117,10 +114,10 @@ class RequestCounts(BenchRecord, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         lost = self.failed + self.timed_out
-        if self.sent != self.completed + lost or self.cut > self.completed or sum(self.errors.values()) != lost:
+        if self.sent != self.completed + lost or sum(self.errors.values()) != lost:
             raise ConfigError(
-                "requests: expected sent = completed + failed + timed_out, cut of the completed, and an error for each"
-                f" that was lost, found {shown(msgspec.to_builtins(self))}"
+                "requests: expected sent = completed + failed + timed_out, and an error for each that was lost, found"
+                f" {shown(msgspec.to_builtins(self))}"
             )
 
 
@@ -131,10 +128,6 @@ class Distribution(BenchRecord, frozen=True, kw_only=True):
     p50: Amount
     p90: Amount
     p99: Amount
-
-    def __post_init__(self) -> None:
-        if not self.p50 <= self.p90 <= self.p99:
-            raise ConfigError(f"expected p50 <= p90 <= p99, found {shown(msgspec.to_builtins(self))}")
 
 
 class RequestRow(BenchRecord, frozen=True, kw_only=True):
@@ -149,10 +142,6 @@ class RequestRow(BenchRecord, frozen=True, kw_only=True):
     category: str | None = None
     acceptance: Acceptance | None = None
     """Where the server tells it with each answer."""
-
-    def __post_init__(self) -> None:
-        if (self.ttft_seconds or 0) > self.seconds:
-            raise ConfigError(f"row: expected ttft_seconds <= seconds, found {self.ttft_seconds} and {self.seconds}")
 
 
 class RecordedAcceptance(BenchRecord, frozen=True, kw_only=True):
@@ -169,34 +158,22 @@ class RecordedAcceptance(BenchRecord, frozen=True, kw_only=True):
     """From which figures of the server, and how they were converted."""
 
     def __post_init__(self) -> None:
-        if self.source == "not published":
-            if self.counts is not None or self.tau_of_drafting_passes is not None or not self.why:
-                raise ConfigError("acceptance: expected why it is not published, and nothing else")
-        elif self.counts is not None:
-            self._check(self.counts)
-        elif self.source != "gauges" or self.tau_of_drafting_passes is None:
-            raise ConfigError("acceptance: expected counts, or of gauges tau_of_drafting_passes")
-
-    def _check(self, counts: Acceptance) -> None:
-        passes, accepted, by_position = counts.drafting_passes, counts.accepted, counts.accepted_by_position
-        if counts.proposed is None or accepted > counts.proposed or (accepted and not passes):
-            raise ConfigError(
-                f"acceptance: expected accepted <= proposed, found {accepted} of {counts.proposed} in {passes} passes"
+        counts, tau = self.counts, self.tau_of_drafting_passes
+        if counts is not None:
+            at_least = (counts.drafting_passes, *counts.accepted_by_position)
+            is_whole = (
+                counts.proposed is not None
+                and counts.accepted <= counts.proposed
+                and sorted(at_least, reverse=True) == list(at_least)
+                and (len(at_least) == 1 or sum(at_least[1:]) == counts.accepted)
+                and isclose(tau or 0, counts.tau_of_drafting_passes or 0, rel_tol=1e-6)
             )
-        tau, expected = self.tau_of_drafting_passes, counts.tau_of_drafting_passes
-        if (tau is None) != (expected is None) or abs((tau or 0) - (expected or 0)) > 1e-6 * (expected or 1):
+        else:
+            is_whole = (self.why is not None and tau is None) if self.source == "not published" else tau is not None
+        if not is_whole:
             raise ConfigError(
-                f"acceptance: expected tau_of_drafting_passes = (accepted + drafting_passes) / drafting_passes ="
-                f" {expected}, found {tau}"
-            )
-        if any(later > earlier for earlier, later in pairwise([passes, *by_position])):
-            raise ConfigError(
-                f"acceptance: expected counts by position that fall from {passes} verify passes, found"
-                f" {shown(by_position)}"
-            )
-        if by_position and sum(by_position) != accepted:
-            raise ConfigError(
-                f"acceptance: expected counts by position that add up to {accepted}, found {sum(by_position)}"
+                "acceptance: expected counts that add up to tau_of_drafting_passes, an average without counts, or why"
+                f" neither is published, found {shown(msgspec.to_builtins(self))}"
             )
 
 
@@ -235,26 +212,12 @@ class BenchPoint(BenchRecord, frozen=True, kw_only=True):
         check_name("method", self.method)
         if self.category is not None:
             check_name("category", self.category)
-        self._check_rows()
-        rate = self.output_tokens / self.seconds if self.seconds else 0.0
-        if abs(self.output_tokens_per_second - rate) > TOLERANCE * rate:
-            raise ConfigError(
-                f"output_tokens_per_second: expected output_tokens / seconds = {rate:.4g}, found"
-                f" {self.output_tokens_per_second:.4g}"
-            )
-
-    def _check_rows(self) -> None:
-        cut = sum(row.finish == "length" for row in self.rows)
-        if all(row.finish is not None for row in self.rows) and cut != self.requests.cut:
-            raise ConfigError(f"rows: expected {self.requests.cut} with finish 'length', found {cut}")
-        expected = (self.requests.completed, self.input_tokens, self.output_tokens)
-        found = (
-            len(self.rows), sum(row.input_tokens for row in self.rows), sum(row.output_tokens for row in self.rows)
-        )  # fmt: skip
-        if found != expected:
+        rows = self.rows
+        sums = (len(rows), sum(row.input_tokens for row in rows), sum(row.output_tokens for row in rows))
+        if sums != (expected := (self.requests.completed, self.input_tokens, self.output_tokens)):
             raise ConfigError(
                 f"rows: expected one per completed request that add up to its tokens, (requests, input, output) ="
-                f" {expected}, found {found}"
+                f" {expected}, found {sums}"
             )
 
 

@@ -124,8 +124,7 @@ class Sweep:
             observed = end()
         point = measured_point(
             export, observed, method=plan.method, category=plan.category, concurrency=plan.concurrency,
-            seed=self.run.seed, max_tokens=request.max_tokens,
-            categories={prompt.id: prompt.category for prompt in prompts},
+            seed=self.run.seed,
         )  # fmt: skip
         write_point(self.directory, point)
         for text in _warnings(point, plan, observed.output_tokens):

@@ -18,12 +18,8 @@ COUNTED = ObservedAcceptance(source="counters", how="x", counts=drafting(8, 30, 
 
 
 def point(folder: Path, *records: Json, max_tokens: int = 24, observed: ObservedAcceptance = COUNTED) -> BenchPoint:
-    export = read_export(write_export(folder, records))
-    categories = {"a": "coding", "b": None}
-    return measured_point(
-        export, observed, method="m", category=None, concurrency=2, seed=3, max_tokens=max_tokens,
-        categories=categories,
-    )  # fmt: skip
+    export = read_export(write_export(folder, records), {"a": "coding", "b": None}, max_tokens)
+    return measured_point(export, observed, method="m", category=None, concurrency=2, seed=3)
 
 
 def test_every_request_is_counted(tmp_path: Path) -> None:
@@ -82,25 +78,27 @@ def test_what_is_kept_of_acceptance() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"was_cancelled": True}, "found one that was cut short"),
-        ({"is_complete": False}, "found one that was cut short"),
+        ({"was_cancelled": True}, "the run was cut short"),
+        ({"is_complete": False}, "the run was cut short"),
         ({"aiperf_version": None}, "expected an export of AIPerf 0.13"),
     ],
 )
 def test_runs_that_are_not_whole(change: Json, message: str, tmp_path: Path) -> None:
     with pytest.raises(EndpointError, match=message):
-        read_export(write_export(tmp_path, [record("a", 0)], **change))
+        read_export(write_export(tmp_path, [record("a", 0)], **change), {}, 24)
 
 
 def test_other_units_and_names_are_refused(tmp_path: Path) -> None:
     seconds = record("a", 0)
     seconds["metrics"]["request_latency"] = {"value": 0.1, "unit": "s"}
-    with pytest.raises(EndpointError, match="jsonl:1: expected request_latency in ms, found"):
-        read_export(write_export(tmp_path, [seconds]))
+    with pytest.raises(
+        EndpointError, match=r"jsonl:1: expected an export of AIPerf 0\.13, found.*request_latency\.unit"
+    ):
+        read_export(write_export(tmp_path, [seconds]), {}, 24)
     uncounted = record("a", 0)
     del uncounted["metrics"]["usage_completion_tokens"]
-    with pytest.raises(EndpointError, match="the server's own count of tokens") as error:
-        read_export(write_export(tmp_path, [uncounted]))
+    with pytest.raises(EndpointError, match="jsonl:1: the server did not count the tokens") as error:
+        read_export(write_export(tmp_path, [uncounted]), {}, 24)
     assert "include_usage" in str(error.value.hint)
-    with pytest.raises(EndpointError, match="a record of each request, found none"):
-        read_export(write_export(tmp_path, []))
+    with pytest.raises(EndpointError, match="no request was recorded"):
+        read_export(write_export(tmp_path, []), {}, 24)
