@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from dflash_trt.observe.diagnosis import judge
-from dflash_trt.observe.diagnosis.causes import CAUSES, causes
+from dflash_trt.observe.diagnosis.causes import cause_entries, causes
 from dflash_trt.observe.diagnosis.judge import EndpointFinding
 from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
 from dflash_trt.observe.diagnosis.probes import Speed
@@ -142,7 +142,7 @@ def test_what_is_worth_knowing() -> None:
 
 @pytest.mark.parametrize("kind", get_args(ServerKind))
 def test_every_cause_has_a_source_and_a_setting(kind: ServerKind) -> None:
-    for cause in causes(kind, *CAUSES):
+    for cause in causes(kind, *cause_entries()):
         assert cause.source.startswith("https://")
         assert cause.what
         assert cause.setting
