@@ -4,9 +4,8 @@
 Every batch size decodes with every draft length. A quarter of the combinations fits eight constants of the model for
 this CPU (a kernel's floor, arithmetic, experts, host work), the same model then predicts the others. What prompts add
 to the steps that they join fits two more, after and apart from those, and is predicted for other batches and lengths.
-Steps are counted in CPU seconds of one thread, so that other work on the machine disturbs less. Then loads of
-independent arrivals (estimate_served.py): on a clock of CPU seconds through the decoder itself, and over HTTP through
-`dflash-trt serve`, in wall time: run it on a quiet machine. Prints tables, asserts nothing.
+Steps are counted in CPU seconds of one thread, so that other work on the machine disturbs less. Prints tables, asserts
+nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from transformers.utils import logging
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.estimate_served import LOAD_SLOTS, Pair, under_load  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
 from dflash_trt.observe.estimate.constants import Rates  # noqa: E402
@@ -48,6 +46,7 @@ Case = TypeVar("Case")
 Way = tuple[int, int]
 """Batch and draft length."""
 BATCHES, MAX_PROMPT = (1, 2, 4, 8, 16, 32), 64
+PROMPT_SLOTS = 16
 CALIBRATION_BATCHES, CALIBRATION_LENGTHS = (1, 8, 32), (0, 1, 4, 7)
 Prompts = tuple[int, int, int]
 """Requests that decode whole blocks, and length and number of the prompts that join them in one step."""
@@ -74,17 +73,13 @@ def main(tokens: int, rounds: int) -> None:
         with tempfile.TemporaryDirectory() as directory:
             engine = Path(directory) / "engine"
             build(FIXTURES / f"{name}-dflash", engine, FIXTURES / name)
-            measured, taus, context = _measure(engine, name, tokens, rounds)
+            measured, context = _measure(engine, name, tokens, rounds)
             fitted = _report(name, measured, context)
-            fitted = _report_prompts(name, fitted, _prompt_steps(engine, name, tokens, rounds), context)
-            length = max(length for _, length in measured)
-            way = (LOAD_SLOTS, length)
-            capacity = LOAD_SLOTS * taus[way] / measured[way] / tokens
-            under_load(Pair(name, engine, _system(name), fitted, length, taus[way]), capacity, tokens)
+            _report_prompts(name, fitted, _prompt_steps(engine, name, tokens, rounds), context)
 
 
-def _measure(engine: Path, name: str, tokens: int, rounds: int) -> tuple[dict[Way, float], dict[Way, float], float]:
-    """CPU seconds of a step by batch and draft length, tokens a pass, and the mean context.
+def _measure(engine: Path, name: str, tokens: int, rounds: int) -> tuple[dict[Way, float], float]:
+    """CPU seconds of a step by batch and draft length, and the mean context.
 
     Every way has its turn in each round, and the median of its steps counts, as it does under load.
     """
@@ -93,19 +88,17 @@ def _measure(engine: Path, name: str, tokens: int, rounds: int) -> tuple[dict[Wa
     }
     known = [prompt[:MAX_PROMPT] for prompt in prompts(sessions[1])]
     steps: dict[Way, list[float]] = {}
-    taus: dict[Way, float] = {}
     for _ in range(rounds):
         for batch, session in sessions.items():
             for length in range(session.manifest.draft.num_draft_tokens + 1):
                 chosen = [known[index % len(known)] for index in range(batch)]
-                seconds, taus[batch, length] = _steps(session, chosen, length, tokens)
-                steps.setdefault((batch, length), []).extend(seconds)
+                steps.setdefault((batch, length), []).extend(_steps(session, chosen, length, tokens))
     context = statistics.mean(map(len, known)) + tokens / 2
-    return {way: statistics.median(values) for way, values in steps.items()}, taus, context
+    return {way: statistics.median(values) for way, values in steps.items()}, context
 
 
-def _steps(session: Session, chosen: list[list[int]], length: int, tokens: int) -> tuple[list[float], float]:
-    """Seconds of every step in which all of `chosen` decode with `length` drafts, and the tokens of a pass."""
+def _steps(session: Session, chosen: list[list[int]], length: int, tokens: int) -> list[float]:
+    """Seconds of every step in which all of `chosen` decode with `length` drafts."""
     decoder = session.decoder(FixedLength(length)) if length else session.plain_decoder()
     for prompt in chosen:
         decoder.add(session.request(prompt, greedy(tokens)))
@@ -117,12 +110,12 @@ def _steps(session: Session, chosen: list[list[int]], length: int, tokens: int) 
         decoder.step()
         if is_full:
             seconds.append(time.process_time() - begin)
-    return seconds, decoder.metrics().tau or 1.0
+    return seconds
 
 
 def _prompt_steps(engine: Path, name: str, tokens: int, rounds: int) -> dict[Prompts, float]:
     """CPU seconds that prompts add, to the step that reads them and to the next, which injects what they left."""
-    session = open_session(engine, str(FIXTURES / name), RuntimeOptions(max_batch_size=LOAD_SLOTS))
+    session = open_session(engine, str(FIXTURES / name), RuntimeOptions(max_batch_size=PROMPT_SLOTS))
     text = [token for prompt in prompts(session) for token in prompt]
     steps: dict[Prompts, list[list[float]]] = {}
     for turn in range(4 * rounds):
@@ -187,7 +180,7 @@ def _report(name: str, measured: dict[Way, float], context: float) -> Rates:
     return fitted
 
 
-def _report_prompts(name: str, fitted: Rates, measured: dict[Prompts, float], context: float) -> Rates:
+def _report_prompts(name: str, fitted: Rates, measured: dict[Prompts, float], context: float) -> None:
     """Fits what is left for prompts, and says how far the others' prediction is."""
     model = _system(name)
     fitted = _fit(
@@ -205,7 +198,6 @@ def _report_prompts(name: str, fitted: Rates, measured: dict[Prompts, float], co
         f"{name}: ms that prompts add, and the model's error; * calibration", ("prompts", "decoding", "added"), rows
     )
     click.echo(f"prompts, {_summary(errors)}\nconstants: {_constants(fitted, PROMPT_START)}\n")
-    return fitted
 
 
 def _summary(errors: list[float]) -> str:
@@ -234,7 +226,6 @@ def _rates(values: dict[str, float]) -> Rates:
     fixed = dict.fromkeys(Rates.__struct_fields__, 1.0) | {
         "hbm_bandwidth": 1e11, "bf16_flops": 1e11, "fp8_flops": 0.0, "fp4_flops": 0.0, "attention_seconds": 0.0,
         "small_kernel_seconds": 0.0, "routing_exponent": 0.0, "allreduce_seconds": 0.0, "host_prompt_seconds": 0.0,
-        "frontend_request_seconds": 0.0, "frontend_chunk_seconds": 0.0,
     }  # fmt: skip
     return Rates(**(fixed | values))
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -12,12 +11,6 @@ import msgspec
 from dflash_trt.cli.output import print_json, print_tables
 from dflash_trt.files.picture import PICTURE, save_picture
 from dflash_trt.files.write import OutputKind, check_replaceable
-
-if TYPE_CHECKING:
-    from dflash_trt.deploy.resolve import ResolvedDeployment
-    from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
-    from dflash_trt.observe.estimate.curve import Traffic
-    from dflash_trt.observe.estimate.shapes import System
 
 
 @click.command(short_help="Predict a deployment's step, curve and memory, before the GPUs are rented.")
@@ -39,9 +32,6 @@ if TYPE_CHECKING:
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Whose step is accounted for.")
 @click.option("--target", help="Target directory, in place of the deployment's; only its config.json is read.")
 @click.option("--draft", help="Draft checkpoint that is here, in place of the deployment's.")
-@click.option("--simulate", metavar="TRACE|poisson:RATE", help="Simulate a load instead: requests/s, or a JSONL trace.")
-@click.option("--seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Of a poisson load.")
-@click.option("--slo", type=click.FloatRange(min=0, min_open=True), help="Tokens/s of a user that goodput counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Also draw the curve into this PNG file.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write a self-contained page.")
@@ -57,9 +47,6 @@ def estimate(
     batch: int,
     target: str | None,
     draft: str | None,
-    simulate: str | None,
-    seconds: float,
-    slo: float | None,
     as_json: bool,
     plot: Path | None,
     html: Path | None,
@@ -73,7 +60,6 @@ def estimate(
     \b
     Example:
       dflash-trt estimate gpt-oss-120b.b300x8.latency --tau 4.7 --html curve.html
-      dflash-trt estimate gpt-oss-120b.b300x8.latency --tau 4.7 --simulate poisson:15 --slo 300
     """
     from dflash_trt.observe.estimate import sources, tables
     from dflash_trt.observe.estimate.curve import Traffic
@@ -91,11 +77,6 @@ def estimate(
     check_one_acceptance(acceptance, tau, sources.published_tau(system))
     acceptances, source = sources.open_acceptances(system, acceptance, tau, eagle3_tau)
     traffic = Traffic(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
-    if simulate is not None:
-        if plot is not None or html is not None:
-            raise click.UsageError("--plot and --html draw the curve; --simulate has none")
-        _simulate(deployment, system, acceptances["dflash"], traffic, simulate, seconds, slo, source, as_json)
-        return
     result = predict(
         deployment.name,
         system,
@@ -125,28 +106,6 @@ def check_one_acceptance(acceptance: Path | None, tau: float | None, published: 
     if (acceptance is None) == (tau is None):
         hint = f"; its card reports {published}" if published else ""
         raise click.UsageError(f"give one of --acceptance VERIFY.json and --tau X{hint}")
-
-
-def _simulate(
-    deployment: ResolvedDeployment,
-    system: System,
-    acceptance: AcceptanceProfile,
-    traffic: Traffic,
-    load: str,
-    seconds: float,
-    slo: float | None,
-    source: str,
-    as_json: bool,
-) -> None:
-    from dflash_trt.observe.estimate.simulated_load import open_load, simulate_load, simulation_table
-
-    runs = simulate_load(deployment, system, acceptance, open_load(load, traffic, seconds), slo)
-    if as_json:
-        document: dict[str, object] = {"name": deployment.name, "load": load, "acceptance_source": source, "slo": slo}
-        document["simulations"] = [run.simulation for run in runs]
-        print_json("simulation", document | {"slow_front_end": [run.slow_front_end for run in runs]})
-        return
-    print_tables([simulation_table(f"{deployment.name} under {load}; {source}", runs, slo)])
 
 
 def _check_file(option: str, file: Path | None, suffix: str, kind: OutputKind) -> None:

@@ -66,9 +66,6 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     host_speculative_request_seconds: float
     host_prompt_seconds: float
     """Of the step that ends a prompt, for each: admission."""
-    frontend_request_seconds: float
-    """HTTP and tokenising of a request: used by the simulation only, like the next."""
-    frontend_chunk_seconds: float
 
     @property
     def read_rate(self) -> float:
