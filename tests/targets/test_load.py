@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.errors import CheckpointError
 from dflash_trt.targets.huggingface import load_model, make_target, stop_token_ids
-from dflash_trt.targets.refusal import NOT_RUN, NotRun
+from dflash_trt.targets.refusal import NOT_RUN
 from dflash_trt.targets.tokenizer import load_tokenizer
 from tests.checkpoint.samples import refusal
 from tests.paths import FIXTURES
@@ -100,16 +100,15 @@ def test_code_of_the_checkpoint_is_never_run_nor_advised(own_code: bool, target:
     assert "hint: serve this target with TensorRT-LLM, vLLM or SGLang" in message
 
 
-@pytest.mark.parametrize("rule", NOT_RUN, ids=lambda rule: rule.value)
-def test_what_transformers_does_not_run_is_named_with_who_does(rule: NotRun, target: Path) -> None:
-    value: object = rule.value
-    for key in reversed(rule.path[1:]):
-        value = {key: value}
-    edit(target, **{rule.path[0]: value})
+@pytest.mark.parametrize(("fact", "expected", "runtimes"), NOT_RUN)
+def test_what_transformers_does_not_run_is_named_with_who_does(
+    fact: tuple[str, str], expected: str, runtimes: str, target: Path
+) -> None:
+    key, value = fact
+    edit(target, **({key: value} if key == "model_type" else {"quantization_config": {key: value}}))
     message = refusal(lambda: load(target), CheckpointError)
-    key = ".".join(rule.path)
-    assert message.startswith(f'{target / "config.json"}: {key}: expected {rule.expected}, found "{rule.value}"')
-    assert f"hint: serve this target with {rule.runtimes}: dflash-trt serve-config --list" in message
+    assert f'{key}: expected {expected}, found "{value}"' in message
+    assert f"hint: serve this target with {runtimes}: dflash-trt serve-config --list" in message
 
 
 def test_a_quantised_language_model_inside_a_multimodal_one(target: Path) -> None:
