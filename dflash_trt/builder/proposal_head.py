@@ -129,14 +129,14 @@ def _input_bound(draft: DraftCheckpoint) -> float:
     return math.sqrt(norm.size) * float(np.abs(norm).max())
 
 
-def frequent_tokens(counts: NDArray[np.int64], kept: Sequence[int], num_tokens: int) -> NDArray[np.int64]:
-    """The ids [N], rising, of `kept` and of the most frequent others by `counts` [V]; BuildError for a wrong N."""
-    always = np.unique(np.array(kept, dtype=np.int64))
+def frequent_tokens(counts: NDArray[np.int64], always_kept: Sequence[int], num_tokens: int) -> NDArray[np.int64]:
+    """The ids [N], rising, of `always_kept` and the most frequent others by `counts` [V]; BuildError for a wrong N."""
+    always = np.unique(np.array(always_kept, dtype=np.int64))
     if not len(always) <= num_tokens < len(counts):
         raise BuildError(
             f"--head trim:{num_tokens}: expected {len(always)} (special and byte tokens, which stay) to"
             f" {len(counts) - 1} tokens, found {num_tokens}"
         )
     order = np.argsort(-counts, kind="stable")
-    others = order[~np.isin(order, always)][: num_tokens - len(always)]
-    return np.sort(np.concatenate([always, others]))
+    frequent = order[~np.isin(order, always)][: num_tokens - len(always)]
+    return np.sort(np.concatenate([always, frequent]))

@@ -147,8 +147,8 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
         Embedding and lm_head are none, nor are DFlash2's additions, which every quantiser leaves in BF16.
         """
-        others = (EMBEDDING, f"{HEAD}.weight", *self._selector_shapes(), *self._conv_shapes())
-        shapes = {name: s for name, s in self.tensor_shapes().items() if len(s) == 2 and name not in others}
+        not_linear = (EMBEDDING, f"{HEAD}.weight", *self._selector_shapes(), *self._conv_shapes())
+        shapes = {name: s for name, s in self.tensor_shapes().items() if len(s) == 2 and name not in not_linear}
         return {name.removesuffix(".weight"): shape for name, shape in shapes.items()}
 
     def linear_modules(self) -> list[str]:

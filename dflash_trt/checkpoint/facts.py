@@ -89,9 +89,9 @@ class Facts:
         """What `read`, one of the methods above, finds at `key`; None where there is no such key."""
         return read(key) if key in self else None
 
-    def agrees(self, other: Facts, key: str) -> bool:
+    def agrees(self, second: Facts, key: str) -> bool:
         """Whether `key` does not stand in both with different values."""
-        return not (key in self and key in other) or self._values[key] == other._values[key]
+        return not (key in self and key in second) or self._values[key] == second._values[key]
 
     def error(self, key: str, expected: str, hint: str | None = None) -> CheckpointError:
         """The error for the value at `key`: what was expected there and what was found."""

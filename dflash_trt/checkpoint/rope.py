@@ -65,13 +65,13 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         inverse = self.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
         match self.scaling:
             case Yarn() as yarn:
-                return inverse / yarn.factor + (inverse - inverse / yarn.factor) * self._kept(yarn, head_dim)
+                return inverse / yarn.factor + (inverse - inverse / yarn.factor) * self._yarn_share(yarn, head_dim)
             case Llama3() as llama3:
                 return _llama3(llama3, inverse)
             case None:
                 return inverse
 
-    def _kept(self, yarn: Yarn, head_dim: int) -> NDArray[np.float64]:
+    def _yarn_share(self, yarn: Yarn, head_dim: int) -> NDArray[np.float64]:
         """What YaRN keeps of each pair's frequency: 1 for fast pairs, 0 for slow ones."""
         import numpy as np
 
@@ -85,16 +85,16 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         low, high = max(low, 0), min(high, head_dim - 1)
         high += 0.001 if low == high else 0  # as transformers does: keeps the ramp finite
         ramp = (np.arange(head_dim // 2, dtype=np.float64) - low) / (high - low)
-        kept: NDArray[np.float64] = 1 - np.clip(ramp, 0, 1)
-        return kept
+        share: NDArray[np.float64] = 1 - np.clip(ramp, 0, 1)
+        return share
 
 
 def _llama3(scaling: Llama3, inverse: NDArray[np.float64]) -> NDArray[np.float64]:
     import numpy as np
 
     rotations = scaling.original_max_position_embeddings * inverse / (2 * math.pi)
-    kept = np.clip((rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0, 1)
-    return inverse / scaling.factor + (inverse - inverse / scaling.factor) * kept
+    share = np.clip((rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0, 1)
+    return inverse / scaling.factor + (inverse - inverse / scaling.factor) * share
 
 
 def read_rope(config: Facts) -> Rope:

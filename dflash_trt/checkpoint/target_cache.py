@@ -87,15 +87,15 @@ def read_target_cache(config: Facts, num_layers: int) -> TargetCache | None:
         return None
     if "kv_lora_rank" in config:
         return _latent(config, num_layers) if set(types) == {FULL} else None
-    kept = types[: num_layers - _num_sharing(config, num_layers)]
+    own_rows = types[: num_layers - _num_sharing(config, num_layers)]
     full = _full_layers(config, types)
     if full is None:
         return None
     head_dim = config.optional("head_dim", config.integer)
     return TargetCache(
-        num_full_layers=kept.count(FULL),
-        num_sliding_layers=kept.count(SLIDING),
-        sliding_window=config.integer("sliding_window") if SLIDING in kept else 0,
+        num_full_layers=own_rows.count(FULL),
+        num_sliding_layers=own_rows.count(SLIDING),
+        sliding_window=config.integer("sliding_window") if SLIDING in own_rows else 0,
         num_key_value_heads=config.integer("num_key_value_heads"),
         head_dim=head_dim or config.integer("hidden_size") // config.integer("num_attention_heads"),
         full_key_value_heads=full[0],
@@ -111,10 +111,10 @@ def _layer_types(config: Facts, num_layers: int) -> tuple[str, ...]:
         if len(types) != num_layers:
             raise config.error("layer_types", f"{num_layers} of them (num_hidden_layers)")
         return types
-    for key, other in (("full_attention_interval", LINEAR), ("sliding_window_pattern", SLIDING)):
+    for key, interleaved in (("full_attention_interval", LINEAR), ("sliding_window_pattern", SLIDING)):
         if key in config:
             every = config.integer(key)
-            return tuple(other if i % every else FULL for i in range(1, num_layers + 1))
+            return tuple(interleaved if i % every else FULL for i in range(1, num_layers + 1))
     if "linear_num_value_heads" in config:
         raise config.error("layer_types", "the kind of each layer, or full_attention_interval")
     return (FULL,) * num_layers

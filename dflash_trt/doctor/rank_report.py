@@ -73,16 +73,16 @@ def fact_names(ranks: Sequence[Rank]) -> list[str]:
 
 
 def _differences(ranks: Sequence[Rank]) -> list[str]:
-    found = []
+    differences = []
     for fact in fact_names(ranks):
         usual, count = Counter(rank.fact(fact) for rank in ranks).most_common(1)[0]
-        found += [
+        differences += [
             f"rank {rank.rank} ({rank.host}): {fact}: expected {usual} as on {count} of {len(ranks)} ranks,"
             f" found {rank.fact(fact)}"
             for rank in ranks
             if rank.fact(fact) != usual
         ]
-    return found
+    return differences
 
 
 def _damage(ranks: Sequence[Rank]) -> list[str]:
@@ -95,16 +95,16 @@ def _shared_gpus(ranks: Sequence[Rank]) -> list[str]:
     """Ranks without a GPU beside ranks with one, and ranks that share one."""
     if all(rank.gpu is None for rank in ranks):
         return []
-    found, owners = [], dict[tuple[str, str], int]()
+    conflicts, owners = [], dict[tuple[str, str], int]()
     for rank in ranks:
         if rank.gpu is None:
-            found.append(f"rank {rank.rank} ({rank.host}): no usable GPU found")
+            conflicts.append(f"rank {rank.rank} ({rank.host}): no usable GPU found")
         elif (owner := owners.setdefault((rank.host, rank.gpu.uuid), rank.rank)) != rank.rank:
-            found.append(
+            conflicts.append(
                 f"rank {rank.rank} ({rank.host}): expected a GPU of its own, found {rank.gpu.name} {rank.gpu.uuid},"
                 f" which rank {owner} uses"
             )
-    return found
+    return conflicts
 
 
 def _gpu(local_rank: int) -> Gpu | None:

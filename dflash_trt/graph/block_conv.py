@@ -55,5 +55,5 @@ def _delayed(g: GraphBuilder, rows: str, tap: int, S: int) -> str:
     """rows [B, S, G, g] moved back by `tap` slots: a block begins with zeros, never with another block's rows."""
     if tap == 0:
         return rows
-    kept = g.op("Slice", rows, g.constant([0]), g.constant([S - tap]), g.constant([1]))
-    return g.op("Pad", kept, g.constant([0, tap, 0, 0, 0, 0, 0, 0]))
+    rows_before = g.op("Slice", rows, g.constant([0]), g.constant([S - tap]), g.constant([1]))
+    return g.op("Pad", rows_before, g.constant([0, tap, 0, 0, 0, 0, 0, 0]))

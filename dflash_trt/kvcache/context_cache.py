@@ -107,11 +107,11 @@ class ContextCache:
         if not self.is_paged:
             return [[slot] for slot in slots]
         num_pages = max(1, num_pages_for(num_rows))
-        found = []
+        slot_pages = []
         for slot in slots:
             pages = self.table.pages[slot][: min(num_pages, num_pages_for(self.lengths[slot]))] or [0]
-            found.append(pages + pages[:1] * (num_pages - len(pages)))
-        return found
+            slot_pages.append(pages + pages[:1] * (num_pages - len(pages)))
+        return slot_pages
 
     @torch.inference_mode()  # as whoever lets it grow
     def release(self, slot: int) -> None:

@@ -41,9 +41,9 @@ class SlotPool:
         self._pages: dict[int, list[int]] = {}
         self._holders: Counter[int] = Counter()
         self.index = PrefixIndex()
-        self._kept: dict[int, None] = {}
+        self._unheld: dict[int, None] = {}
         """Pages of the index that nobody holds, the least recently used first."""
-        self._known: dict[int, tuple[int, int]] = {}
+        self._published: dict[int, tuple[int, int]] = {}
         """By slot: how many of its pages are in the index, and the number of the last one's entry."""
 
     @classmethod
@@ -68,7 +68,7 @@ class SlotPool:
 
     @property
     def _num_free_pages(self) -> int:
-        return self._pool.num_free + len(self._kept)
+        return self._pool.num_free + len(self._unheld)
 
     def fits(self, num_tokens: int) -> bool:
         """Whether `allocate` would succeed now, whatever of the prompt is cached."""
@@ -86,37 +86,39 @@ class SlotPool:
                 f" and {self.free_tokens} tokens free"
             )
         slot = heapq.heappop(self._free)
-        found = list(self.index.find(prompt_ids[:-1])) if self.prefix_caching else []
-        cached = [page for _, page in found]
+        cached_entries = list(self.index.find(prompt_ids[:-1])) if self.prefix_caching else []
+        cached = [page for _, page in cached_entries]
         for page in cached:
-            self._kept.pop(page, None)
+            self._unheld.pop(page, None)
         count = num_pages_for(num_tokens) - len(cached)
         self._make_room(count)
         pages = cached + self._pool.take(count, after=cached[-1] if cached else None)
         self._holders.update(pages)
         self._pages[slot] = pages
-        self._known[slot] = len(found), found[-1][0] if found else ROOT
+        self._published[slot] = len(cached_entries), cached_entries[-1][0] if cached_entries else ROOT
         return Reservation(slot, pages, len(cached) * TOKENS_PER_PAGE)
 
     def unpublished(self, slot: int, num_tokens: int) -> range:
         """Positions of the full pages among the slot's first `num_tokens` tokens that were not published yet."""
-        known = self._known[slot][0] * TOKENS_PER_PAGE
-        return range(known, num_tokens // TOKENS_PER_PAGE * TOKENS_PER_PAGE if self.prefix_caching else known)
+        begin = self._published[slot][0] * TOKENS_PER_PAGE
+        return range(begin, num_tokens // TOKENS_PER_PAGE * TOKENS_PER_PAGE if self.prefix_caching else begin)
 
     def publish(self, slot: int, token_ids: Sequence[int]) -> None:
         """Lets others share the slot's next full pages, which hold `token_ids` in target and drafter."""
-        known, number = self._known[slot]
+        num_published, number = self._published[slot]
         for begin in range(0, len(token_ids) - TOKENS_PER_PAGE + 1, TOKENS_PER_PAGE):
-            number = self.index.add(number, token_ids[begin : begin + TOKENS_PER_PAGE], self._pages[slot][known])
-            known += 1
-        self._known[slot] = known, number
+            number = self.index.add(
+                number, token_ids[begin : begin + TOKENS_PER_PAGE], self._pages[slot][num_published]
+            )
+            num_published += 1
+        self._published[slot] = num_published, number
 
     def forget(self) -> None:
         """Shares no page that there is now: somebody else has written into the caches."""
-        for page in self._kept:
+        for page in self._unheld:
             self.index.remove(page)
-        self._pool.give(self._kept)
-        self._kept = {}
+        self._pool.give(self._unheld)
+        self._unheld = {}
         for page in self._holders:
             if page in self.index:
                 self.index.remove(page)
@@ -130,15 +132,15 @@ class SlotPool:
             if self._holders[page] == 0:
                 del self._holders[page]
                 if page in self.index:
-                    self._kept[page] = None
+                    self._unheld[page] = None
                 else:
                     self._pool.give([page])
-        del self._known[slot]
+        del self._published[slot]
         heapq.heappush(self._free, slot)
 
     def _make_room(self, count: int) -> None:
         while self._pool.num_free < count:
-            page = next(iter(self._kept))
-            del self._kept[page]
+            page = next(iter(self._unheld))
+            del self._unheld[page]
             self.index.remove(page)
             self._pool.give([page])

@@ -87,8 +87,8 @@ def verify_features(
                 replay(file, open_drafter(directory, manifest, num_slots=BATCH_SIZE), on_prompt=advance)
                 for directory, manifest in zip(directories, manifests, strict=True)
             ]
-        figures, *others = map(_engine, manifests, replays)
-        baseline = others[0] if others else None
+        figures, *baselines = map(_engine, manifests, replays)
+        baseline = baselines[0] if baselines else None
         num_drafts = manifests[0].draft.num_draft_tokens
         return ReplayReport(
             block_size=manifests[0].draft.block_size,
@@ -107,11 +107,11 @@ def _expected(
     features: FeatureFile, temperature: float, num_drafts: int, replays: Sequence[Sequence[Replayed]]
 ) -> ExpectedReport:
     sums = [prompt_sums(features, replayed, temperature) for replayed in replays]
-    figures, *others = (expected(temperature, of_engine, num_drafts) for of_engine in sums)
+    figures, *baselines = (expected(temperature, of_engine, num_drafts) for of_engine in sums)
     return ExpectedReport(
         engine=figures,
-        reference=others[0] if others else None,
-        tau_loss=expected_loss(*sums) if others else None,
+        reference=baselines[0] if baselines else None,
+        tau_loss=expected_loss(*sums) if baselines else None,
     )
 
 

@@ -194,8 +194,8 @@ class Distributions:
         first, last = self._top[:, 0], self._top[:, -1]
         top = np.exp((self._top - first[:, None]) / T).sum(1)
         if self._temperature == T and self._log_normaliser is not None:
-            known = np.exp(self._log_normaliser.double().numpy() - first / T)
-            return top, known, known
+            exact = np.exp(self._log_normaliser.double().numpy() - first / T)
+            return top, exact, exact
         count = max(self._num_tail, 1)
         even = count * (self._tail_mass / count / np.exp(first)) ** (1 / T)
         uneven = self._tail_mass / np.exp(last) * np.exp((last - first) / T)

@@ -64,8 +64,8 @@ def first_difference(expected: Sequence[int], actual: Sequence[int]) -> Differen
 
 def mean_tau(taus: Sequence[float | None]) -> Mean | None:
     """The mean over the prompts that have a tau; None without one."""
-    known = [tau for tau in taus if tau is not None]
-    return pooled_mean((known, [1.0] * len(known)))
+    measured = [tau for tau in taus if tau is not None]
+    return pooled_mean((measured, [1.0] * len(measured)))
 
 
 def tau_loss(taus: Sequence[float | None], reference: Sequence[float | None]) -> TauLoss | None:

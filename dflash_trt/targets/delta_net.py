@@ -74,13 +74,13 @@ class DeltaNetLayer:
         self.tails[slot].zero_()
         self.states[slot].zero_()
 
-    def replay(self, kept: dict[int, int]) -> None:
+    def replay(self, accepted: dict[int, int]) -> None:
         """Sets slots back to the first tokens of their last segments, so many of each, in one padded run.
 
         A padded row has beta 0 and decay exp(0): it leaves the state as it is.
         """
-        lasts = [self._last.pop(slot) for slot in kept]
-        counts = list(kept.values())
+        lasts = [self._last.pop(slot) for slot in accepted]
+        counts = list(accepted.values())
         longest = max(1, *counts)
         mixed, decay, beta = (
             torch.stack(
@@ -89,7 +89,7 @@ class DeltaNetLayer:
             for each in ([x.mixed for x in lasts], [x.decay for x in lasts], [x.beta for x in lasts])
         )
         tails, states = torch.stack([x.tail for x in lasts]), torch.stack([x.state for x in lasts])
-        slots, width = list(kept), tails.shape[-1]
+        slots, width = list(accepted), tails.shape[-1]
         inputs = torch.cat([tails, mixed.transpose(1, 2)], dim=-1)
         _, self.states[slots] = self._recur(inputs, states, decay, beta)
         self.tails[slots] = torch.stack([row[:, n : n + width] for row, n in zip(inputs, counts, strict=True)])
@@ -157,7 +157,7 @@ class DeltaNets:
         modules = [module for module in model.modules() if type(module).__name__ in CLASS_NAMES]
         self._layers = [DeltaNetLayer(module, num_slots) for module in modules]
         self._appended: dict[int, int] = {}
-        self._kept: dict[int, int] = {}
+        self._accepted: dict[int, int] = {}
 
     @property
     def bytes_per_slot(self) -> int:
@@ -171,20 +171,20 @@ class DeltaNets:
     def rollback(self, slot: int, num_tokens: int) -> None:
         """Takes tokens of the slot's last segment back, at `apply_rollbacks`; with 0 its older state is dropped."""
         if num_tokens:
-            self._kept[slot] = self._appended[slot] - num_tokens
+            self._accepted[slot] = self._appended[slot] - num_tokens
         else:
             for layer in self._layers:
                 layer.forget(slot)
 
     def apply_rollbacks(self) -> None:
         """Brings the states of all slots to the tokens that they hold."""
-        if self._kept:
+        if self._accepted:
             for layer in self._layers:
-                layer.replay(self._kept)
-            self._kept = {}
+                layer.replay(self._accepted)
+            self._accepted = {}
 
     def clear(self, slot: int) -> None:
         """Empties a slot."""
-        self._kept.pop(slot, None)
+        self._accepted.pop(slot, None)
         for layer in self._layers:
             layer.clear(slot)

@@ -151,10 +151,10 @@ def can_pack(model: PreTrainedModel) -> bool:
 
 def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
     """The end-of-sequence tokens of generation_config.json, else config.json; CheckpointError for anything else."""
-    given = model.generation_config.eos_token_id
-    ids = [] if given is None else given if isinstance(given, list) else [given]
+    eos_token_id = model.generation_config.eos_token_id
+    ids = [] if eos_token_id is None else eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
     if not all(type(token) is int for token in ids):
         raise CheckpointError(
-            f"{GENERATION_CONFIG}: eos_token_id: expected a token id or a list of them, found {given!r}"
+            f"{GENERATION_CONFIG}: eos_token_id: expected a token id or a list of them, found {eos_token_id!r}"
         )
     return frozenset(ids)

@@ -48,8 +48,8 @@ class SequentialTarget(HuggingFaceTarget):
         assert cache is not None, f"slot {slot} is empty"
         if before is not None and num_tokens > 0:
             self._caches[slot] = before
-            kept = token_ids[: len(token_ids) - num_tokens]
-            self._append(Segment(slot=slot, token_ids=kept, num_logits=0), with_taps=False)
+            accepted = token_ids[: len(token_ids) - num_tokens]
+            self._append(Segment(slot=slot, token_ids=accepted, num_logits=0), with_taps=False)
             before.crop(0)
         else:
             cache.crop(-num_tokens)
@@ -93,9 +93,9 @@ class SequentialTarget(HuggingFaceTarget):
         self.release(0)
         self._logits_after([0, 2, 2])
         self.rollback(0, 2)
-        found = self._logits_after([1, 0])
+        actual = self._logits_after([1, 0])
         self.release(0)
-        return bool((found - expected).abs().max() > 1e-3 * expected.abs().max())
+        return bool((actual - expected).abs().max() > 1e-3 * expected.abs().max())
 
     def _logits_after(self, token_ids: Sequence[int]) -> torch.Tensor:
         return self.verify([Segment(slot=0, token_ids=token_ids, num_logits=1)], with_taps=False).logits

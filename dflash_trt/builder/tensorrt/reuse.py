@@ -21,13 +21,13 @@ def carry_plans(old: Path, new: Path, manifest: Manifest) -> Manifest:
         before = read_manifest(old)
     except EngineError:  # damaged, which is why it is replaced
         return manifest
-    kept = {name: plan for name, plan in before.plans.items() if plan.made_from.items() <= manifest.sha256.items()}
-    for plan in kept.values():
+    reusable = {name: plan for name, plan in before.plans.items() if plan.made_from.items() <= manifest.sha256.items()}
+    for plan in reusable.values():
         link(old / plan.file, new / plan.file)
-    hashes = manifest.sha256 | {plan.file: before.sha256[plan.file] for plan in kept.values()}
+    hashes = manifest.sha256 | {plan.file: before.sha256[plan.file] for plan in reusable.values()}
     return msgspec.structs.replace(
         manifest,
-        plans=kept,
+        plans=reusable,
         plan_options=manifest.plan_options or before.plan_options,
         sha256=dict(sorted(hashes.items())),
     )

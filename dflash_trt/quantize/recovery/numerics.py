@@ -33,9 +33,9 @@ class Numerics:
         """
         if self.algorithms.get(module) not in ACTIVATION_ALGORITHMS:
             return None
-        if len({self.algorithms.get(other) for other in stack}) > 1:
+        if len({self.algorithms.get(stacked) for stacked in stack}) > 1:
             return self.inputs[module]
-        return max(self.inputs[other] for other in stack)
+        return max(self.inputs[stacked] for stacked in stack)
 
 
 def recipe_numerics(spec: DraftSpec, recipe: Recipe, ranges: Ranges | None) -> Numerics:

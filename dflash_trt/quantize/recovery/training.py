@@ -149,8 +149,8 @@ def _split(features: FeatureFile) -> TrainingSplit:
             f"{features.file}: expected at least 2 sequences with answers of 2 tokens, found {len(usable)}",
             hint=f"capture more: {CAPTURE}",
         )
-    kept = min(MAX_HELD_OUT, max(1, len(usable) // HELD_OUT_SHARE))
-    return TrainingSplit(usable[:-kept], usable[-kept:])
+    num_held_out = min(MAX_HELD_OUT, max(1, len(usable) // HELD_OUT_SHARE))
+    return TrainingSplit(usable[:-num_held_out], usable[-num_held_out:])
 
 
 def _schedule(step: int, steps: int) -> float:

@@ -36,6 +36,21 @@ class RecipeChoice(msgspec.Struct, frozen=True, kw_only=True):
         changed = (*self.algorithms[:group], algorithm, *self.algorithms[group + 1 :])
         return msgspec.structs.replace(self, algorithms=changed)
 
+    def changes(self) -> Iterator[RecipeChoice]:
+        """The choices of one change each that add up to this one."""
+        dense = RecipeChoice(algorithms=(DENSE,) * len(self.algorithms))
+        for group, algorithm in enumerate(self.algorithms):
+            if algorithm != DENSE:
+                yield dense.with_group(group, algorithm)
+        if self.fp8_context:
+            yield msgspec.structs.replace(dense, fp8_context=True)
+
+    def changed(self, change: RecipeChoice) -> RecipeChoice:
+        """This choice with what `change` has that is not dense."""
+        pairs = zip(self.algorithms, change.algorithms, strict=True)
+        algorithms = tuple(old if new == DENSE else new for old, new in pairs)
+        return RecipeChoice(algorithms=algorithms, fp8_context=self.fp8_context or change.fp8_context)
+
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
     """All choices for one draft."""
@@ -87,7 +102,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         if self.has_fp8_context and not choice.fp8_context:
             candidates.append(msgspec.structs.replace(choice, fp8_context=True))
         cost = self.cost(choice)
-        yield from (other for other in candidates if self.cost(other) < cost)
+        yield from (candidate for candidate in candidates if self.cost(candidate) < cost)
 
     def families(self) -> list[tuple[str, ...]]:
         """The algorithms that may stand side by side: all, or each alone."""

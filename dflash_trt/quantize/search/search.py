@@ -15,7 +15,7 @@ Smallest in bytes, or in the seconds of a step, as the space counts:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -60,7 +60,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def search(space: Space, judge: Judge, max_tau_loss: float) -> SearchResult:
     """The smallest choice within the budget on both splits."""
-    errors = {change: judge.error(change) for change in sorted(set(_single(space)), key=lambda c: c.name)}
+    errors = {change: judge.error(change) for change in sorted(_single(space), key=lambda c: c.name)}
     space = _without_dominated(space, errors)
     trials: dict[RecipeChoice, Trial] = {}
 
@@ -69,17 +69,24 @@ def search(space: Space, judge: Judge, max_tau_loss: float) -> SearchResult:
             trials[choice] = Trial(choice=choice, cost=space.cost(choice), loss=judge.loss(choice, held_out=False))
         return _within(trials[choice].loss, max_tau_loss)
 
+    def worth(choice: RecipeChoice, smaller: RecipeChoice) -> tuple[float, str]:
+        """What is saved for the error that is added; names break ties."""
+        before, after = (sum(errors[change] for change in of.changes()) for of in (choice, smaller))
+        saved = space.cost(choice) - space.cost(smaller)
+        return saved / max(after - before, SMALLEST_ERROR), smaller.name
+
     passes(space.dense)
     for family in space.families():
-        ladder = _ladder(space, family, errors)
+        ladder = _ladder(space, family, worth)
         low, high = 0, len(ladder)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if passes(ladder[middle]) else (low, middle)
         current = ladder[low]
-        for change in _changes(space, family, errors):
-            candidate = _apply(space, current, change)
-            if candidate is not None and passes(candidate):
+        changes = [(-worth(space.dense, c)[0], c.name, c) for c in space.smaller(space.dense, family)]
+        for _, _, change in sorted(changes, key=lambda ranked: ranked[:2]):
+            candidate = current.changed(change)
+            if space.cost(candidate) < space.cost(current) and passes(candidate):
                 current = candidate
     passed = sorted(
         (trial for trial in trials.values() if _within(trial.loss, max_tau_loss)),
@@ -96,9 +103,8 @@ def search(space: Space, judge: Judge, max_tau_loss: float) -> SearchResult:
 
 def num_measurements(space: Space) -> int:
     """About how many measurements a search takes, for a progress bar."""
-    changes = len(set(_single(space)))
-    families = len(space.families())
-    return changes + families * (changes.bit_length() + len(space.groups)) + 4
+    changes = len(_single(space))
+    return changes + len(space.families()) * (changes.bit_length() + len(space.groups)) + 4
 
 
 def _within(loss: TauLoss | None, max_tau_loss: float) -> bool:
@@ -116,8 +122,8 @@ def _without_dominated(space: Space, errors: dict[RecipeChoice, float]) -> Space
 
     def is_dominated(group: int, algorithm: str) -> bool:
         size, error = cost(group, algorithm)
-        others = [cost(group, other) for other in space.options[group] if other != algorithm]
-        return any(s <= size and e < error for s, e in others)
+        rivals = [cost(group, rival) for rival in space.options[group] if rival != algorithm]
+        return any(s <= size and e < error for s, e in rivals)
 
     options = tuple(
         tuple(algorithm for algorithm in algorithms if not is_dominated(group, algorithm))
@@ -126,47 +132,16 @@ def _without_dominated(space: Space, errors: dict[RecipeChoice, float]) -> Space
     return msgspec.structs.replace(space, options=options)
 
 
-def _single(space: Space) -> Iterator[RecipeChoice]:
+def _single(space: Space) -> set[RecipeChoice]:
     """The dense draft with one change, for all changes."""
-    for family in space.families():
-        yield from space.smaller(space.dense, family)
+    return {change for family in space.families() for change in space.smaller(space.dense, family)}
 
 
-def _ladder(space: Space, family: tuple[str, ...], errors: dict[RecipeChoice, float]) -> list[RecipeChoice]:
+def _ladder(
+    space: Space, family: tuple[str, ...], worth: Callable[[RecipeChoice, RecipeChoice], tuple[float, str]]
+) -> list[RecipeChoice]:
     """Choices from the dense draft to the smallest, each one change from the one before it."""
     rungs = [space.dense]
     while candidates := list(space.smaller(rungs[-1], family)):
-        rungs.append(max(candidates, key=lambda other: (_worth(space, rungs[-1], other, errors), other.name)))
+        rungs.append(max(candidates, key=lambda candidate: worth(rungs[-1], candidate)))
     return rungs
-
-
-def _worth(space: Space, choice: RecipeChoice, other: RecipeChoice, errors: dict[RecipeChoice, float]) -> float:
-    """What is saved for the error that is added."""
-    added = _error(space, other, errors) - _error(space, choice, errors)
-    return (space.cost(choice) - space.cost(other)) / max(added, SMALLEST_ERROR)
-
-
-def _error(space: Space, choice: RecipeChoice, errors: dict[RecipeChoice, float]) -> float:
-    """The sum of what each change of `choice` adds alone."""
-    alone = [
-        space.dense.with_group(group, algorithm)
-        for group, algorithm in enumerate(choice.algorithms)
-        if algorithm != space.dense.algorithms[group]
-    ]
-    if choice.fp8_context:
-        alone.append(msgspec.structs.replace(space.dense, fp8_context=True))
-    return sum(errors[change] for change in alone)
-
-
-def _changes(space: Space, family: tuple[str, ...], errors: dict[RecipeChoice, float]) -> list[RecipeChoice]:
-    """All single changes of a family, those worth most first."""
-    return sorted(space.smaller(space.dense, family), key=lambda c: (-_worth(space, space.dense, c, errors), c.name))
-
-
-def _apply(space: Space, choice: RecipeChoice, change: RecipeChoice) -> RecipeChoice | None:
-    """`choice` with the one change that `change` has; None where that saves nothing."""
-    changed = msgspec.structs.replace(choice, fp8_context=choice.fp8_context or change.fp8_context)
-    for group, algorithm in enumerate(change.algorithms):
-        if algorithm != space.dense.algorithms[group]:
-            changed = changed.with_group(group, algorithm)
-    return changed if space.cost(changed) < space.cost(choice) else None

@@ -34,8 +34,8 @@ from dflash_trt.quantize.search.recipe_judge import Journal, OpenChoice, RecipeJ
 from dflash_trt.quantize.search.search import num_measurements, search
 from dflash_trt.quantize.search.search_report import recipe_file
 
-MARKS = ("# dflash-trt search", "# dflash-trt quantize --search")
-"""How a searched recipe begins; the second before 0.2."""
+MARK = "# dflash-trt search"
+"""How a searched recipe begins."""
 Progress = Callable[[int, str], AbstractContextManager[Callable[[], None]]]
 """From the number of steps and a label: what is called after each."""
 
@@ -118,12 +118,12 @@ def _settings(name: str, options: SearchOptions) -> list[str]:
         "seed": options.seed,
     }
     lines = [f"{fact}: {value}" for fact, value in facts.items() if value is not None]
-    return [f"{MARKS[0][2:]} of {printable(checkpoint_label(name))}", *map(printable, lines)]
+    return [f"{MARK[2:]} of {printable(checkpoint_label(name))}", *map(printable, lines)]
 
 
 def _is_ours(file: Path) -> bool:
     with open_file(file, BuildError) as stream:
-        return stream.read(len(MARKS[1])).startswith(tuple(mark.encode() for mark in MARKS))
+        return stream.read(len(MARK)) == MARK.encode()
 
 
 def _whole(file: FeatureFile) -> SearchSplit:
