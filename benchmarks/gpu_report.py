@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that needs a GPU, in one command and at most ten minutes: `make gpu-report` writes gpu-report.md.
 
-Each step is a process with a time limit. What a step lacks is said with the command that brings it; after a failure the
-next step runs. The page names the hardware and versions, and holds what every step printed.
+It brings what a bare machine with a driver lacks: TensorRT and nvcc, as wheels that suit the driver, and the kernels,
+compiled for the GPU at hand. Each step is a process with a time limit: it passed, failed, or lacked something, which
+is named with the command that brings it. After a failure the next step runs. The page names the hardware and versions,
+holds what every step printed, and is written anew after each.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,15 +28,36 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt import __version__  # noqa: E402
-from dflash_trt.doctor import examine  # noqa: E402
+from dflash_trt.doctor import examine, package_version  # noqa: E402
+from dflash_trt.doctor.gpu_report import gpus  # noqa: E402
 from dflash_trt.doctor.status import MachineFinding  # noqa: E402
+from dflash_trt.engine.plan import check_precision  # noqa: E402
+from dflash_trt.engine.tensorrt_api import OLDEST  # noqa: E402
+from dflash_trt.errors import BuildError  # noqa: E402
+from dflash_trt.quantize.recipe import FP8_KV, load_recipe  # noqa: E402
 
 SECONDS = 600
-GPU, PLUGIN, TENSORRT, NVCC = "NVIDIA GPU", "plugin library", "tensorrt", "nvcc"  # as doctor calls them
+# As doctor calls them, and what a step of ours brings.
+GPU, PLUGIN, TENSORRT, TRTLLM, TORCH = "NVIDIA GPU", "plugin library", "tensorrt", "tensorrt_llm", "torch with CUDA"
 TAIL_LINES = 60
 PAIRS = ("tiny-gpt-oss", "tiny-qwen3")
+RECIPES = ("bf16", "fp8", f"fp8{FP8_KV}", "nvfp4", "nvfp4-native", "nvfp4-w4a16", "mixed-nvfp4-fp8")
+FAR_ROWS = 110000
+"""Of each of five slots: 8 layers, 8 heads and 64 numbers of each make them 1.05 x 2^31 elements."""
 FIXTURES = REPOSITORY / "tests" / "fixtures"
-DONE, FAILED, SKIPPED = "done", "**failed**", "not run"
+PASSED, FAILED, LACKED = "passed", "**failed**", "lacked"
+# By CUDA version of the driver; that of 13 was run on a CPU, those of 12 bring no nvcc in some releases.
+NVCC_WHEELS = {
+    13: ("cuda-nvcc", "nvvm", "cuda-crt", "cuda-runtime", "cuda-cccl"),
+    12: ("cuda-nvcc", "cuda-runtime", "cuda-cccl"),
+}
+NVCC_SUFFIXES = {13: "==13.0.*", 12: "-cu12==12.9.*"}
+FIRST_KERNELS = 9.0
+"""The compute capability that the kernels begin with."""
+PYTHON, PIP = (sys.executable,), (sys.executable, "-m", "pip", "install")
+CLI = (sys.executable, "-m", "dflash_trt")
+TORCH_FIX = "a torch that the driver runs, such as make gpu-report TORCH='torch --index-url URL' with a URL of https://pytorch.org"
+OURS = (sys.executable, str(REPOSITORY / "benchmarks" / "gpu_steps.py"))
 
 
 @dataclass(frozen=True)
@@ -44,9 +69,12 @@ class Step:
     seconds: int
     """It may take."""
     needs: tuple[str, ...] = ()
-    """What doctor must find here."""
+    """What the machine must have."""
     after: str | None = None
     """The step without whose success this one has nothing to work on."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    lacks: str | None = None
+    """What this machine cannot give it, whatever is installed."""
 
 
 @dataclass
@@ -61,68 +89,168 @@ class Outcome:
     output: str = ""
 
 
-def steps(work: Path) -> Iterator[Step]:
+@dataclass(frozen=True)
+class Gpu:
+    """What there is to install and compile for; of the first GPU."""
+
+    compute_capability: str
+    cuda: int
+    """Major version that the driver runs: 12, or 13, the newest that wheels were looked up for."""
+
+
+def find_gpu() -> Gpu | None:
+    """None without a driver or a GPU."""
+    found = {finding.name: finding.found for finding in gpus()}
+    described, cuda = found.get("GPU 0"), found.get("CUDA of the driver")
+    if described is None or cuda is None:
+        return None
+    return Gpu(described.partition(", SM ")[2].partition(",")[0], min(13, int(cuda.partition(".")[0])))
+
+
+def find_nvcc() -> str | None:
+    """On PATH, in the toolkit's usual place, or of a wheel."""
+    wheels = Path(sysconfig.get_path("purelib"), "nvidia")
+    places = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin"), *sorted(wheels.glob("*/bin"), reverse=True)]
+    return shutil.which("nvcc") or next((str(place / "nvcc") for place in places if (place / "nvcc").is_file()), None)
+
+
+def setup_steps(gpu: Gpu | None) -> Iterator[Step]:
+    """What a bare machine lacks; each is made when the one before it has run."""
+    cuda = gpu.cuda if gpu else 13  # what is printed where there is no GPU
+    if package_version(TENSORRT) is None:
+        wheel = f"tensorrt-cu{cuda}>={'.'.join(map(str, OLDEST))}"
+        yield Step("TensorRT, installed", (*PIP, wheel), 240, (GPU,))
+    if find_nvcc() is None:
+        # All of one release: nvcc's own dependencies are unbounded, and a newer compiler behind it writes newer PTX.
+        names = (f"nvidia-{name}{NVCC_SUFFIXES[cuda]}" for name in NVCC_WHEELS[cuda])
+        yield Step("nvcc, installed", (*PIP, *names), 120, (GPU,))
+    yield Step(TORCH, (*OURS, "torch-cuda"), 60, (GPU,))
+    yield compile_kernels(gpu)
+
+
+def compile_kernels(gpu: Gpu | None) -> Step:
+    """For the GPU at hand only: a family such as 100f needs CUDA 12.9, which an H100 does not."""
+    nvcc, lacks = find_nvcc(), None
+    capability = gpu.compute_capability if gpu else "9.0"
+    if float(capability) < FIRST_KERNELS:
+        lacks = f"a GPU of SM {FIRST_KERNELS} or newer for the kernels; this one is of SM {capability}"
+    elif nvcc is None:
+        lacks = "nvcc: its wheel brought none; install the CUDA toolkit: https://developer.nvidia.com/cuda-downloads"
+    defines = ("DFLASH_CUDA=ON", f"DFLASH_CUDA_ARCHITECTURES={capability.replace('.', '')}a")
+    words = [word for define in defines for word in ("-C", f"cmake.define.{define}")]
+    return Step(
+        "kernels, compiled", (*PIP, "--no-deps", "--editable", ".", *words), 240, (GPU,), lacks=lacks,
+        environment=_compiler(nvcc) if nvcc else {},
+    )  # fmt: skip
+
+
+def _compiler(nvcc: str) -> dict[str, str]:
+    """A wheel has its libraries in lib, where nvcc looks in lib64."""
+    places = [str(Path(nvcc).parents[1] / "lib"), os.environ.get("LIBRARY_PATH")]
+    return {"CUDACXX": nvcc, "LIBRARY_PATH": ":".join(place for place in places if place)}
+
+
+def steps(work: Path, gpu: Gpu | None) -> Iterator[Step]:
     """In the order in which they tell most, should the time run out."""
-    python, cli = sys.executable, (sys.executable, "-m", "dflash_trt")
-    ours = (python, str(REPOSITORY / "benchmarks" / "gpu_steps.py"))
-    compile_kernels = (
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--editable",
-        ".",
-        "-C",
-        "cmake.define.DFLASH_CUDA=ON",
-    )
-    yield Step("kernels, compiled", compile_kernels, 240, (GPU, NVCC))
-    yield Step("kernels, tested", (python, "-m", "pytest", "-m", "gpu", "-rs", "tests/gpu"), 120, (GPU, PLUGIN))
-    for pair in PAIRS:
-        engine, target = str(work / pair), str(FIXTURES / pair)
-        built, planned = f"{pair}: engine", f"{pair}: plans"
-        sizes = ("--max-batch-size", "2", "--max-seq-len", "512", "--max-num-tokens", "64")
-        text = ("--max-tokens", "64", "--baseline", "--device", "cuda", "def main(")
-        yield Step(built, (*cli, "build", f"{target}-dflash", "--target", target, "-o", engine), 60)
-        yield Step(planned, (*cli, "build", "--plans-for", engine, *sizes), 90, (GPU, TENSORRT, PLUGIN), built)
-        yield Step(f"{pair}: TensorRT against ONNX Runtime", (*ours, "parity", engine), 60, (GPU, TENSORRT), planned)
-        yield Step(f"{pair}: decoding", (*cli, "generate", engine, "--target", target, *text), 60, (GPU,), planned)
-    large = str(work / "gpt-oss-120b")
-    sizes = ("--max-batch-size", "8", "--max-seq-len", "8192", "--max-num-tokens", "512")
-    yield Step("gpt-oss-120b's drafter, random weights: engine", (*ours, "large", large), 120, (GPU, TENSORRT, PLUGIN))
-    yield Step(
-        "gpt-oss-120b's drafter, random weights: plans",
-        (*cli, "build", "--plans-for", large, *sizes),
-        180,
-        (GPU, TENSORRT, PLUGIN),
-        "gpt-oss-120b's drafter, random weights: engine",
-    )
-    bench = (python, "benchmarks/bench_kv_injection_attention.py", "--runs", "20", "--max-rows", "131072")
+    plans = (GPU, TORCH, TENSORRT, PLUGIN)
+    yield from _pair_steps(PAIRS[0], work)
+    yield Step("kernels, tested", (*PYTHON, "-m", "pytest", "-m", "gpu", "-rs", "tests/gpu"), 120, (GPU, TORCH, PLUGIN))
+    for recipe in RECIPES:
+        command = (*OURS, "drafter", recipe, str(work / recipe))
+        title = f"gpt-oss-120b's drafter, two layers, {recipe}: plans, fused layers, latency"
+        yield Step(title, command, 120, plans, lacks=_lacking_precision(recipe, gpu))
+    large, built = str(work / "large"), "gpt-oss-120b's drafter, whole: plans, fused layers, latency"
+    sizes = ("--layers", "8", "--max-batch-size", "4", "--max-seq-len", str(FAR_ROWS))
+    yield Step(built, (*OURS, "drafter", "bf16", large, *sizes), 240, plans)
+    yield Step("a context cache beyond 2^31 elements", (*OURS, "far-cache", large), 60, plans, built)
+    yield from _pair_steps(PAIRS[1], work)
+    yield Step("TensorRT-LLM's contract", (*PYTHON, "-m", "tests.contract.tensorrt_llm_arguments"), 60, (TRTLLM,))
+    bench = (*PYTHON, "benchmarks/bench_kv_injection_attention.py", "--runs", "20", "--max-rows", "131072")
     bench += ("--only", "gpt-oss", "--peer", "FlashAttention", "--peer", "cudnn")  # the others compile for minutes
-    yield Step("attention kernel, measured", bench, 120, (GPU, PLUGIN))
+    yield Step("attention kernel, measured", bench, 120, (GPU, TORCH, PLUGIN))
 
 
-def run_steps(work: Path, seconds: float = SECONDS) -> list[Outcome]:
-    """Every step's outcome; one that fails or is not run keeps no other from running, except what builds on it."""
-    end, outcomes = time.monotonic() + seconds, dict[str, Outcome]()
-    for step in steps(work):
-        outcome = _try(step, outcomes, end - time.monotonic())
-        outcomes[step.title] = outcome
+def _pair_steps(pair: str, work: Path) -> Iterator[Step]:
+    """A trained pair of the fixtures, decoded with plans."""
+    engine, target = str(work / pair), str(FIXTURES / pair)
+    built, planned = f"{pair}: engine", f"{pair}: plans"
+    plans, running = (GPU, TENSORRT, PLUGIN), (GPU, TORCH, TENSORRT)
+    sizes = ("--max-batch-size", "2", "--max-seq-len", "512", "--max-num-tokens", "64")
+    yield Step(built, (*CLI, "build", f"{target}-dflash", "--target", target, "-o", engine), 60)
+    yield Step(planned, (*CLI, "build", "--plans-for", engine, *sizes), 90, plans, built)
+    yield Step(f"{pair}: TensorRT against ONNX Runtime", (*OURS, "parity", engine), 60, running, planned)
+    yield Step(f"{pair}: CUDA graphs of the plans", (*OURS, "capture", engine), 60, running, planned)
+    yield Step(f"{pair}: decoding", (*OURS, "decode", engine, target), 60, running, planned)
+
+
+def _lacking_precision(recipe: str, gpu: Gpu | None) -> str | None:
+    """What the GPU lacks for a recipe's weights."""
+    file = load_recipe(recipe)
+    algorithms = {rule.algorithm for rule in file.rules} | ({"FP8"} if file.fp8_kv_cache else set())
+    major, minor = (gpu.compute_capability if gpu else "10.0").split(".")
+    try:
+        check_precision(algorithms - {"none"}, "none", (int(major), int(minor)))
+    except BuildError as refused:
+        return refused.message
+    return None
+
+
+class Report:
+    """The outcomes so far, and the machine as the last look at it found it."""
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._end = time.monotonic() + seconds
+        self.outcomes: list[Outcome] = []
+        self.machine: list[MachineFinding] = []
+
+    def missing(self) -> set[str]:
+        """What steps may need and this machine has not."""
+        done = {outcome.step.title for outcome in self.outcomes if outcome.result == PASSED}
+        missing = {name_of(finding) for finding in self.machine if finding.found is None}
+        return missing | ({TORCH} - done)
+
+    def run(self, step: Step) -> Outcome:
+        """Runs one step; one that fails keeps no other from running, except what builds on it."""
+        outcome = self._try(step)
+        self.outcomes.append(outcome)
         click.echo(f"{outcome.result.strip('*')}: {step.title} ({outcome.seconds:.0f} s)", err=True)
-    return list(outcomes.values())
+        return outcome
+
+    def _try(self, step: Step) -> Outcome:
+        left = self._end - time.monotonic()
+        earlier = {outcome.step.title: outcome.result for outcome in self.outcomes}
+        if lacking := [name for name in step.needs if name in self.missing()]:
+            return Outcome(step, LACKED, why=lacking)
+        if step.lacks is not None:
+            return Outcome(step, LACKED, why=[step.lacks])
+        if step.after is not None and earlier.get(step.after) != PASSED:
+            return Outcome(step, LACKED, why=[f"“{step.after}”"])
+        if left < 1:
+            return Outcome(step, LACKED, why=[f"time: {shlex.join(step.command)}"])
+        begin, seconds = time.monotonic(), min(step.seconds, left)
+        try:
+            status, output = run(step.command, seconds, step.environment)
+        except OSError as problem:  # the program itself is missing
+            return Outcome(step, FAILED, why=[str(problem)])
+        why = {None: [f"took more than {seconds:.0f} s"], 0: []}.get(status, [f"exit status {status}"])
+        return Outcome(step, PASSED if status == 0 else FAILED, time.monotonic() - begin, why, output)
 
 
-def _try(step: Step, earlier: dict[str, Outcome], left: float) -> Outcome:
-    if lacking := [finding for finding in _missing() if name_of(finding) in step.needs]:
-        return Outcome(step, SKIPPED, why=[f"lacks {name_of(finding)}" for finding in lacking])
-    if step.after is not None and earlier[step.after].result != DONE:
-        return Outcome(step, SKIPPED, why=[f"needs “{step.after}”"])
-    if left < 1:
-        return Outcome(step, SKIPPED, why=[f"the {SECONDS} s are over: {shlex.join(step.command)}"])
-    begin = time.monotonic()
-    status, output = run(step.command, min(step.seconds, left))
-    why = {None: [f"took more than {min(step.seconds, left):.0f} s"], 0: []}.get(status, [f"exit status {status}"])
-    return Outcome(step, DONE if status == 0 else FAILED, time.monotonic() - begin, why, output)
+def make_report(report: Report, work: Path, output: Path) -> None:
+    """Runs every step, and writes the page after each."""
+    commit = _commit()
+
+    def run_step(step: Step) -> None:
+        report.run(step)
+        output.write_text(page(report.outcomes, report.machine, commit))
+
+    report.machine = gpus()
+    gpu = find_gpu()
+    for step in setup_steps(gpu):
+        run_step(step)
+    report.machine = examine()  # once, when all is there that there will be
+    for step in steps(work, gpu):
+        run_step(step)
 
 
 def name_of(finding: MachineFinding) -> str:
@@ -130,17 +258,12 @@ def name_of(finding: MachineFinding) -> str:
     return finding.name.partition(" (")[0]
 
 
-def _missing() -> list[MachineFinding]:
-    return [finding for finding in examine() if finding.found is None]
-
-
-def run(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
+def run(command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None) -> tuple[int | None, str]:
     """Exit status, None where the time ran out, and what was printed; nothing of the command outlives it."""
-    environment = {**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
             list(command), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=REPOSITORY,
-            env=environment, start_new_session=True,
+            env={**os.environ, "COLUMNS": "160", "NO_COLOR": "1", **(environment or {})}, start_new_session=True,
         )  # fmt: skip
         status: int | None
         try:
@@ -155,18 +278,19 @@ def run(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
 
 def page(outcomes: Sequence[Outcome], machine: Sequence[MachineFinding], commit: str) -> str:
     """The report as Markdown."""
-    counts = {result: sum(outcome.result == result for outcome in outcomes) for result in (DONE, FAILED, SKIPPED)}
+    counts = {result: sum(outcome.result == result for outcome in outcomes) for result in (PASSED, FAILED, LACKED)}
     summary = ", ".join(f"{count} {result.strip('*')}" for result, count in counts.items())
     lines = [f"# dflash-trt {__version__} on a GPU", "", f"Commit {commit}. {summary}.", "", "## Machine", ""]
     lines += _table(("what", "found"), [(name_of(finding), _found(finding)) for finding in machine])
     lines += ["", "## Steps", ""]
     rows = [(o.step.title, o.result, f"{o.seconds:.0f}" if o.seconds else "", "; ".join(o.why)) for o in outcomes]
-    lines += _table(("step", "result", "seconds", "why"), rows)
-    lacked = {why.removeprefix("lacks ") for outcome in outcomes for why in outcome.why}
-    if fixes := [f"* {name_of(finding)}: {finding.fix}" for finding in machine if name_of(finding) in lacked]:
-        lines += ["", "What was missing comes so; then `make gpu-report` again:", "", *fixes]
+    lines += _table(("step", "result", "seconds", "what it lacked, or what went wrong"), rows)
+    lacked = {why for outcome in outcomes if outcome.result == LACKED for why in outcome.why}
+    fixes = {name_of(finding): finding.fix for finding in machine} | {TORCH: TORCH_FIX}
+    if listed := [f"* {name}: {fix}" for name, fix in fixes.items() if name in lacked]:
+        lines += ["", "To get what was lacking, then run `make gpu-report` again:", "", *listed]
     for outcome in outcomes:
-        if outcome.result != SKIPPED:
+        if outcome.result != LACKED:
             lines += ["", f"### {outcome.step.title}: {outcome.result.strip('*')}", "", *_printed(outcome)]
     return "\n".join(lines) + "\n"
 
@@ -200,8 +324,7 @@ def _commit() -> str:
 def main(output: Path) -> None:
     """Run every step and write the page; exits with 0 whatever the steps say, because the page says it."""
     with tempfile.TemporaryDirectory() as work:
-        outcomes = run_steps(Path(work))
-    output.write_text(page(outcomes, examine(), _commit()))
+        make_report(Report(), Path(work), output)
     click.echo(output)
 
 

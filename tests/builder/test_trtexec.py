@@ -29,11 +29,17 @@ def test_trtexec_commands(draft_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_
     library.touch()
     monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(library))
     context, draft = commands(draft_dir, engine, OPTIONS, TimingCache(file=Path("t.cache")))
-    common = ["--stronglyTyped", "--skipInference", "--maxAuxStreams=0", "--memPoolSize=workspace:4096M"]
-    assert context[:7] == [
+    common = [
+        "--stronglyTyped",
+        "--skipInference",
+        "--profilingVerbosity=detailed",
+        "--maxAuxStreams=0",
+        "--memPoolSize=workspace:4096M",
+    ]
+    assert context[:8] == [
         "trtexec", f"--onnx={engine / 'context.onnx'}", f"--saveEngine={engine / 'context.plan'}", *common
     ]  # fmt: skip
-    assert context[7:13] == [
+    assert context[8:14] == [
         "--hardwareCompatibilityLevel=ampere+", "--timingCacheFile=t.cache", "--profile=0",
         *(f"--{bound}Shapes=target_hidden:16x144,positions:16" for bound in ("min", "opt", "max")),
     ]  # fmt: skip

@@ -23,11 +23,12 @@ PACKAGE = "tensorrt_bindings"
 CLASSES = (
     "Builder", "IBuilderConfig", "INetworkDefinition", "IOptimizationProfile", "IHostMemory", "ITimingCache",
     "OnnxParser", "ParserError", "IProgressMonitor", "Logger", "IPluginRegistry", "IPluginCreatorV3One", "IPluginV3",
-    "PluginField", "PluginFieldCollection", "Runtime", "ICudaEngine", "IExecutionContext",
+    "PluginField", "PluginFieldCollection", "Runtime", "ICudaEngine", "IExecutionContext", "EngineInspector",
 )  # fmt: skip
 ENUMS = (
-    "BuilderFlag", "ExecutionContextAllocationStrategy", "HardwareCompatibilityLevel", "MemoryPoolType",
-    "NetworkDefinitionCreationFlag", "PluginFieldType", "TensorIOMode", "TensorRTPhase",
+    "BuilderFlag", "ExecutionContextAllocationStrategy", "HardwareCompatibilityLevel", "LayerInformationFormat",
+    "MemoryPoolType", "NetworkDefinitionCreationFlag", "PluginFieldType", "ProfilingVerbosity", "TensorIOMode",
+    "TensorRTPhase",
 )  # fmt: skip
 FUNCTIONS = ("get_plugin_registry",)
 STUBS = (

@@ -11,6 +11,7 @@ import ctypes
 import enum
 import json
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class Recorder:
     def __init__(self, version: str) -> None:
         offer = json.loads((DATA / f"tensorrt-{version}.json").read_text())
         self.__version__ = version
+        self.__spec__ = ModuleSpec("tensorrt", None)
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.parser_errors: list[tuple[str, str, str]] = []
         self.answers: dict[str, Any] = {}
@@ -237,6 +239,24 @@ def _write(address: int, dtype: int, value: Any) -> None:
     ctypes.memmove(address, content, len(content))
 
 
+def _inspect(recorder: Recorder, inspector: Any, *described_as: Any) -> str:
+    """A layer for each node, the dequantised inputs of a Gemm fused into it."""
+    nodes = onnx.load(Path(inspector._engine._plan["onnx"]), load_external_data=False).graph.node
+    made_by = {output: node for node in nodes for output in node.output}
+    layers = [
+        {"Name": node.name, "Inputs": [{"Format/Datatype": _datatype(name, made_by)} for name in node.input]}
+        for node in nodes
+    ]
+    return json.dumps({"Layers": layers})
+
+
+def _datatype(name: str, made_by: dict[str, Any]) -> str:
+    node = made_by.get(name)
+    while node is not None and node.op_type == "Cast":
+        node = made_by.get(node.input[0])
+    return f"Row major linear {'FP8' if node is not None and node.op_type == 'DequantizeLinear' else 'BF16'}"
+
+
 BEHAVIOUR: dict[str, Callable[..., Any]] = {
     "get_plugin_registry": lambda r: _make(r, "IPluginRegistry"),
     "IPluginRegistry.get_creator": lambda r, self, *key: object() if key in r.creators else None,
@@ -265,6 +285,8 @@ BEHAVIOUR: dict[str, Callable[..., Any]] = {
     "Runtime.deserialize_cuda_engine": _deserialize,
     "ICudaEngine.device_memory_size_v2": lambda r, self: 4096,
     "ICudaEngine.create_execution_context": _create_context,
+    "ICudaEngine.create_engine_inspector": lambda r, self: _make(r, "EngineInspector", engine=self),
+    "EngineInspector.get_engine_information": _inspect,
     "ICudaEngine.get_tensor_mode": lambda r, self, name: (
         r.TensorIOMode.INPUT if name in self._inputs else r.TensorIOMode.OUTPUT
     ),

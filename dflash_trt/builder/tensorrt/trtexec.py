@@ -36,7 +36,7 @@ def _words(
 ) -> Iterator[str]:
     """The words that build `stem`.plan as `build_plan` does."""
     yield from ("trtexec", f"--onnx={stem.with_name(graph.file)}", f"--saveEngine={stem}.plan")
-    yield from ("--stronglyTyped", "--skipInference", "--maxAuxStreams=0")
+    yield from ("--stronglyTyped", "--skipInference", "--profilingVerbosity=detailed", "--maxAuxStreams=0")
     yield f"--memPoolSize=workspace:{options.workspace_bytes // 2**20}M"
     if options.hardware_compatibility != "none":
         yield f"--hardwareCompatibilityLevel={HARDWARE_LEVELS[options.hardware_compatibility]}"

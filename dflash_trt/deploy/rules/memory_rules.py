@@ -129,7 +129,7 @@ def _private_arena(config: CheckedConfig, load: ServingLoad, memory: GpuMemory) 
 
 
 def _beside_the_pool(load: ServingLoad, memory: GpuMemory) -> Iterator[Finding]:
-    """TensorRT-LLM sizes its pool first; older releases then allocate the arena anew, and a buffer for each CUDA graph."""
+    """TensorRT-LLM sizes its pool first; older releases then replace the arena, and buffer taps for each graph."""
     if load.pool_fraction > memory.largest_fraction:
         late = [item for item in memory.items if item.is_late]
         room = memory.free_bytes - memory.pool_bytes
