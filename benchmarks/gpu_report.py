@@ -164,7 +164,8 @@ def steps(work: Path, gpu: Gpu | None) -> Iterator[Step]:
     yield Step(built, (*OURS, "drafter", "bf16", large, *sizes), 240, plans)
     yield Step("a context cache beyond 2^31 elements", (*OURS, "far-cache", large), 60, plans, built)
     yield from _pair_steps(PAIRS[1], work)
-    yield Step("TensorRT-LLM's contract", (*PYTHON, "-m", "tests.contract.tensorrt_llm_arguments"), 60, (TRTLLM,))
+    contract = (*PYTHON, "-m", "tests.contract.tensorrt_llm_arguments", sysconfig.get_path("purelib"))
+    yield Step("TensorRT-LLM's contract", contract, 60, (TRTLLM,))
     bench = (*PYTHON, "benchmarks/bench_kv_injection_attention.py", "--runs", "20", "--max-rows", "131072")
     bench += ("--only", "gpt-oss", "--peer", "FlashAttention", "--peer", "cudnn")  # the others compile for minutes
     yield Step("attention kernel, measured", bench, 120, (GPU, TORCH, PLUGIN))
