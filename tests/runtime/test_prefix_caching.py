@@ -168,10 +168,10 @@ def check(decoder: Decoder, session: Session) -> None:
     slots = decoder.slots
     held = [page for pages in slots._pages.values() for page in pages]
     assert slots._holders == {page: held.count(page) for page in set(held)}
-    assert not set(held) & slots._kept.keys()
-    assert slots._pool.num_free + len(slots._kept) + len(set(held)) == slots._num_pages
+    assert not set(held) & slots._unheld.keys()
+    assert slots._pool.num_free + len(slots._unheld) + len(set(held)) == slots._num_pages
     free = {page for begin, end in slots._pool._runs for page in range(begin, end)}
-    assert not free & (set(held) | slots._kept.keys())
+    assert not free & (set(held) | slots._unheld.keys())
     assert not free & slots.index._keys.keys(), "a page that anybody may take is shared"
     for slot, pages in slots._pages.items():
         shared = [page for page in pages if slots._holders[page] > 1 or page in slots.index]
