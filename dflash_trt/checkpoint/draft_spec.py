@@ -147,7 +147,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
         Embedding and lm_head are none, nor are DFlash2's additions, which every quantiser leaves in BF16.
         """
-        not_linear = (EMBEDDING, f"{HEAD}.weight", *self._selector_shapes(), *self._conv_shapes())
+        not_linear = (EMBEDDING, f"{HEAD}.weight", *self.dflash2_shapes())
         shapes = {name: s for name, s in self.tensor_shapes().items() if len(s) == 2 and name not in not_linear}
         return {name.removesuffix(".weight"): shape for name, shape in shapes.items()}
 
@@ -176,7 +176,11 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             shapes[D2T] = (self.draft_vocab_size or 0,)
         for layer in range(self.num_layers):
             shapes |= self._layer_shapes(layer)
-        return shapes | self._conv_shapes() | self._selector_shapes()
+        return shapes | self.dflash2_shapes()
+
+    def dflash2_shapes(self) -> dict[str, Shape]:
+        """The tensors of convolutions and selector, which every recipe leaves as they are."""
+        return self._conv_shapes() | self._selector_shapes()
 
     def _conv_shapes(self) -> dict[str, Shape]:
         if (conv := self.block_conv) is None:

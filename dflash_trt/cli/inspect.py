@@ -20,6 +20,7 @@ from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair, read_target
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.cli.output import human_bytes, print_json, print_table
+from dflash_trt.deploy.catalog import COLUMNS, catalog, entry, row
 from dflash_trt.engine.drafter_memory import drafter_memory
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest
 from dflash_trt.engine.plan import PlanOptions
@@ -47,6 +48,8 @@ def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool
     if path is None:
         raise click.UsageError("expected PATH, or --catalog for all drafts that are known")
     document = _describe(path, target)
+    if licence := document.get("licence"):
+        click.echo(f"warning: {path}: its licence, {licence}, forbids commercial use", err=True)
     if as_json:
         print_json("inspect", document)
     else:
@@ -54,8 +57,6 @@ def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool
 
 
 def _print_catalog(*, as_json: bool) -> None:
-    from dflash_trt.deploy.catalog import COLUMNS, catalog, entry, row
-
     known_drafts = catalog()
     if as_json:
         drafts = [entry(draft) for draft in known_drafts.drafts]
@@ -89,6 +90,8 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
         "facts": facts,
         "tensors": _tensors(weights),
     }
+    if licence := next((known.licence for known in catalog().drafts if known.draft == path), None):
+        document["licence"] = licence
     if draft is not None:
         if kind == "draft":  # an engine's manifest says it itself
             document["quantization"] = quantization

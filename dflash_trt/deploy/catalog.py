@@ -64,7 +64,7 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.spec if published is None else published.spec
 
     def weight_bytes(self) -> dict[str, int] | None:
-        """Of the linear layers by precision, fc always in BF16; None where the facts are not known."""
+        """Of the layers by precision, the rest always in BF16; None where the facts are not known."""
         if (spec := self.facts) is None:
             return None
         sizes = DraftSizes(name=self.draft, spec=spec)

@@ -103,7 +103,9 @@ def resolve(
     schedule = (
         read_schedule(file.draft_schedule, draft_tokens, f"{name}: draft_schedule") if file.draft_schedule else ()
     )
-    attention = "TRTLLM" if file.mode == "native" and gpus.gpu.compute_capability in TRTLLM_ATTENTION else "VANILLA"
+    # Its kernels have no finite windows that are not causal, which DFlash2 drafts have (pull request 18155).
+    has_kernels = gpus.gpu.compute_capability in TRTLLM_ATTENTION and sizes.spec.candidate_selector is None
+    attention = "TRTLLM" if file.mode == "native" and has_kernels else "VANILLA"
     return ResolvedDeployment(
         name=name,
         digest=hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:12],

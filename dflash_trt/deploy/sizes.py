@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -47,14 +48,12 @@ class DraftSizes(msgspec.Struct, frozen=True, kw_only=True):
         return () if self.checkpoint is None else self.checkpoint.config.texts("architectures")
 
     def weight_bytes(self, algorithms: dict[str, str], ranks: int) -> int:
-        """Bytes of linear layers, and of an embedding and lm_head of its own, on one of `ranks` tensor-parallel ranks.
-
-        Norms and biases are not counted.
-        """
+        """Bytes on one of `ranks` tensor-parallel ranks; norms and biases are not counted."""
         spec = self.spec
         vocabulary = (spec.vocab_size or 0) * spec.own_embedding * BF16_BITS
         vocabulary += (spec.draft_vocab_size or 0) * WEIGHT_BITS.get(algorithms.get(HEAD, ""), BF16_BITS)
         total = vocabulary * spec.hidden_size / 8 / ranks
+        total += sum(map(math.prod, spec.dflash2_shapes().values())) * BF16_BITS / 8  # whole on every rank
         for module, (rows, columns) in self.spec.linear_shapes().items():
             bits = WEIGHT_BITS.get(algorithms.get(module, ""), BF16_BITS)
             total += rows * columns * bits / 8 / (1 if module in REPLICATED else ranks)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,16 @@ def test_unsupported_drafts_are_called_drafts(changes: dict[str, object], words:
 
 def test_no_architectures(target_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert document(capsys, edit_config(target_dir, "architectures"))["kind"] == "target"
+
+
+def test_a_licence_that_forbids_commercial_use_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a repository that the catalogue knows; a directory has none."""
+    directory = FIXTURES / "tiny-qwen3-dflash2"
+    monkeypatch.setattr(import_module("dflash_trt.cli.inspect"), "configuration_directory", lambda _: directory)
+    assert "licence" not in document(capsys, directory)
+    run_here("inspect", "incoai/GLM-5.3-Flash-DFlash2", "--json")
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["licence"] == "CC BY-NC-ND 4.0"
+    assert "its licence, CC BY-NC-ND 4.0, forbids commercial use" in captured.err

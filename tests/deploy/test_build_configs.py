@@ -164,3 +164,15 @@ def test_the_command_sets_nothing_that_the_file_sets() -> None:
 def test_runtimes_have_schemas() -> None:
     assert {runtime for runtime, _ in schemas()} == set(RUNTIMES)
     assert versions("trtllm") == ["1.3.0rc27", "1.4.0rc1"]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "DFlash2" in resolved(name).checkpoint])
+def test_a_dflash2_draft_never_gets_kernels_that_refuse_its_windows(name: str) -> None:
+    """On any GPU; and all runtimes draft a whole block."""
+    for gpus in ("b300x8", "h200x8"):
+        file = msgspec.structs.replace(load_deployment(BUILD_CONFIGS / f"{name}.yaml"), gpus=gpus)
+        assert resolve(file, name).draft_attention == "VANILLA"
+    K = published_drafts()[resolved(name).checkpoint].spec.num_draft_tokens
+    assert rendered(name, "trtllm").arguments["speculative_config"]["max_draft_len"] == K
+    assert rendered(name, "vllm").arguments["speculative_config"]["num_speculative_tokens"] == K
+    assert rendered(name, "sglang").arguments["speculative_num_draft_tokens"] == K + 1

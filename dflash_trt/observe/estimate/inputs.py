@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 
@@ -151,6 +152,8 @@ def _draft_shape(sizes: DraftSizes, algorithms: dict[str, str], *, runs_whole_bl
 
     spec = sizes.spec
     shapes = spec.linear_shapes()
+    selector = spec.candidate_selector
+    convolutions = [shape for name, shape in spec.dflash2_shapes().items() if "kernel_projection" in name]
     return DraftShape(
         name=sizes.name,
         num_layers=spec.num_layers,
@@ -164,6 +167,8 @@ def _draft_shape(sizes: DraftSizes, algorithms: dict[str, str], *, runs_whole_bl
         layer_bits=bits([module for module in shapes if module != "fc"]),
         fc_bits=bits(["fc"]),
         runs_whole_block=runs_whole_block,
+        conv_params=sum(map(math.prod, convolutions)),
+        gathered_values=0 if selector is None else 2 * selector.top_k * selector.rank,
     )
 
 

@@ -168,6 +168,10 @@ class DraftShape(msgspec.Struct, frozen=True, kw_only=True):
     fc_bits: float = 16
     head_rows: int = 0
     """Rows of a head of its own; 0: the target's lm_head."""
+    conv_params: int = 0
+    """Of the projections of all of DFlash2's convolutions, two for each layer, whole on every rank."""
+    gathered_values: int = 0
+    """Of its codebooks, for each draft token: two rows for each candidate."""
     is_chain: bool = False
     runs_whole_block: bool = False
     """Whether every pass computes the whole block, however few drafts are verified (engine mode)."""

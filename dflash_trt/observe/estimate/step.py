@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dflash_trt.deploy.sizes import BF16_BITS
 from dflash_trt.observe.estimate.constants import Rates
 from dflash_trt.observe.estimate.expert_kernels import expert_seconds
 from dflash_trt.observe.estimate.routing import power_law, touched
@@ -177,12 +178,15 @@ class StepModel:
         head = draft.head_rows or system.target.vocab_size
         head_rows = load.batch * (1 if draft.is_chain else load.draft_tokens)
         read_rate = self.rates.read_rate
+        gathered = load.batch * load.draft_tokens * draft.gathered_values * BF16_BITS / 8
         return [
             self._linear("tap projection", "drafter", draft.fc_params, draft.fc_bits, verified, 1, 1),
             self._linear("context K and V", "drafter", fused, draft.layer_bits, verified, ranks, 1),
             self._linear("layers", "drafter", layers * draft.layer_params, draft.layer_bits, rows, ranks, 4 * layers),
             Term("attention, context", "drafter", layers * self.rates.attention_seconds + context / read_rate, context),
             self._small("norms, RoPE and cache writes", "drafter", layers),
+            self._linear("block convolutions", "drafter", draft.conv_params, BF16_BITS, rows, 1, 2 * layers),
+            Term("codebook rows", "drafter", gathered / read_rate, gathered),
             self._linear("lm_head", "drafter", passes * head * system.target.hidden_size, system.target.head_bits,
                          head_rows, system.tensor_parallel, passes),
             self._allreduce("drafter's all-reduces", 2 * layers, rows * draft.hidden_size, ranks),
