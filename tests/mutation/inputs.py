@@ -42,6 +42,7 @@ def write_inputs(directory: Path) -> None:
     """Fills `directory` with a file for each of `readers.READERS`."""
     draft = write_random_draft(directory / "draft", dialect="gpt_oss")
     target = write_target(directory / "target")
+    write_random_draft(directory / "dflash2", dialect="qwen3", is_causal=False, dflash2=True)
     shutil.copytree(draft, directory / "sharded")
     shard(directory / "sharded")
     quantize_checkpoint(read_draft(draft), load_recipe("fp8"), directory / "quantised")

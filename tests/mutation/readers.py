@@ -154,6 +154,7 @@ READERS = {
     "draft config.json": Reader("draft/config.json", mutate_document, inspect("draft")),
     "target config.json": Reader("target/config.json", mutate_document, inspect("target")),
     "dialects' config.json": Reader("dialects/configs.json", mutate_dialect, inspect_dialects),
+    "DFlash2's config.json": Reader("dflash2/config.json", mutate_document, inspect("dflash2")),
     "safetensors header": Reader("draft/model.safetensors", mutate_header, inspect("draft")),
     "index": Reader("sharded/model.safetensors.index.json", mutate_document, inspect("sharded")),
     "hf_quant_config.json": Reader("quantised/hf_quant_config.json", mutate_document, inspect("quantised")),
