@@ -57,6 +57,7 @@ from tests.paths import FIXTURES  # noqa: E402
 HOST_RUNS = 3
 COLUMNS = ("decoding", "batch", "tokens", "steps", "tau", "tokens/s", "ratio to its plain", "host, ms a step")
 REAL = "qwen3-0.6b-shape"
+DFLASH2 = "tiny-qwen3-dflash2"
 TYPES = ("float32", "bfloat16")
 BF16 = ", BF16"
 VLLM_ENVIRONMENT = {
@@ -141,7 +142,7 @@ class Forwards:
 
 
 @click.command()
-@click.option("--pair", "pairs", multiple=True, type=click.Choice([*PAIRS, REAL]), default=(*PAIRS, REAL))
+@click.option("--pair", "pairs", multiple=True, type=click.Choice([*PAIRS, DFLASH2, REAL]), default=(*PAIRS, REAL))
 @click.option("--prompts", "num_prompts", default=16, show_default=True)
 @click.option("--tokens", default=128, show_default=True, help="New tokens a prompt.")
 @click.option("--real-prompts", default=4, show_default=True, help=f"--prompts of {REAL}, or one for each of a batch.")
@@ -183,7 +184,8 @@ def main(
                     name=name, target=target, draft=draft, prompts=texts, tokens=real_tokens, is_forced=True, **common
                 )
             else:
-                target, draft = FIXTURES / name, FIXTURES / f"{name}-dflash"
+                target = FIXTURES / name.removesuffix("-dflash2")
+                draft = FIXTURES / (name if name == DFLASH2 else f"{name}-dflash")
                 texts = prompts(target)[:num_prompts]
                 job = Job(name=name, target=target, draft=draft, prompts=texts, tokens=tokens, **common)
             peers = list(_vllm(job, vllm_python, threads, Path(folder))) if vllm_python else []
@@ -263,7 +265,7 @@ def _transformers(job: Job) -> Iterator[Way]:
 
     baseline = Way("transformers plain", 1, plain)
     yield baseline
-    if job.is_forced:
+    if job.is_forced or job.name == DFLASH2:  # which transformers has not
         return
     assistant = load_assistant(job.draft)
 
