@@ -3,20 +3,25 @@
 
 TensorRT-LLM spawns its ranks with mpi4py, which imports the main module of the spawning process into each of them
 (there it is called `__worker__`). What stands at this level therefore runs in all of them; `--custom_module_dirs` alone
-reaches only the process that was started.
+reaches only the process that was started. Ranks of trtllm-llmapi-launch register with their first task.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 from dflash_trt.errors import DFlashError
+from dflash_trt.launch_environment import is_trtllm_launch
 from dflash_trt.trtllm.registration import register
+from dflash_trt.trtllm.remote_ranks import register_in_remote_ranks
 from dflash_trt.trtllm.start import run_command
 
 if __name__ == "__main__":
     try:
         worker = register().commit[:12]
+        if is_trtllm_launch(os.environ):
+            register_in_remote_ranks()
     except DFlashError as problem:
         sys.exit(f"error: {problem}")
     print(f"dflash-trt: its drafter is registered, for TensorRT-LLM's worker of {worker}", file=sys.stderr)

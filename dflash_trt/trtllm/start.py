@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from pathlib import Path
 
 from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE
 from dflash_trt.errors import EngineError
-from dflash_trt.launch_environment import is_trtllm_launch
 
 MODULE = ENGINE_MODE[-1]
 ENGINE_MODULES = Path(__file__).parent / "modules" / "dflash_trt_engine"
@@ -29,14 +27,8 @@ def run_command(command: Sequence[str]) -> None:
 
 
 def check_start() -> None:
-    """Raises EngineError where spawned ranks would not import the registration, and so not use our drafter."""
+    """Raises EngineError where ranks would not import the registration, and so not use our drafter."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if is_trtllm_launch(os.environ):  # mpi4py's MPICommExecutor, which its ranks run, imports no main module
-        raise EngineError(
-            "engine mode: expected ranks that TensorRT-LLM spawns itself, found trtllm-llmapi-launch,"
-            " whose ranks do not import custom modules",
-            hint="serve in native mode, or on one node without the launcher",
-        )
     if spec is None or spec.name != f"{MODULE}.__main__":
         raise EngineError(
             "engine mode: expected a start that registers the drafter in every rank, found another main module",

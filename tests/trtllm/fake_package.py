@@ -7,6 +7,7 @@ stands here once, as the least that parses; what is registered also runs.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 FILES = {
@@ -233,6 +234,123 @@ def write_server(directory: Path) -> None:
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: 1.4.0rc1\n")
     (metadata / "entry_points.txt").write_text("[console_scripts]\ntrtllm-serve = tensorrt_llm.commands:main\n")
+
+
+# As little of llmapi/ as runs: a pool of MPI's world on rank 0, tasks of a command that is no MPI process.
+LAUNCHER = {
+    "trtllm-llmapi-launch": """
+rank=${SLURM_PROCID:-${PMI_RANK:-0}}
+export TLLM_SPAWN_PROXY_PROCESS=1 TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR="/tmp/launch-$PPID"
+export tllm_mpi_size=${SLURM_NTASKS:-$PMI_SIZE}
+if [ "$rank" -eq 0 ]; then
+    (
+        for name in $(compgen -e); do case $name in PMI_* | MPI_* | SLURM_*) unset "$name" ;; esac; done
+        "$@"
+        status=$?
+        "$PYTHON" -m tensorrt_llm.llmapi.mgmn_leader_node --action stop
+        exit $status
+    ) &
+    "$PYTHON" -m tensorrt_llm.llmapi.mgmn_leader_node
+    wait $!
+else
+    "$PYTHON" -m tensorrt_llm.llmapi.mgmn_worker_node
+fi
+""",
+    "llmapi/__init__.py": "",
+    "llmapi/mpi_session.py": """
+import os
+import time
+from multiprocessing.connection import Client
+
+
+class RemoteMpiCommSessionClient:
+    def __init__(self, addr, hmac_key):
+        while not os.path.exists(addr):
+            time.sleep(0.05)
+        self.queue = Client(addr, authkey=hmac_key)
+
+    def submit(self, task, *args, sync=False, **kwargs):
+        self.queue.send((task, args, kwargs))
+
+    def submit_sync(self, task, *args, **kwargs):
+        self.submit(task, *args, sync=True, **kwargs)
+        return self.queue.recv()
+""",
+    "llmapi/mgmn_worker_node.py": """
+from mpi4py.futures import MPICommExecutor
+from mpi4py.MPI import COMM_WORLD
+
+with MPICommExecutor(COMM_WORLD):
+    pass
+""",
+    "llmapi/mgmn_leader_node.py": """
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Client, Listener
+
+ADDRESS, KEY = os.environ["TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR"], b"key"
+
+
+def serve():
+    from mpi4py.futures import MPICommExecutor
+    from mpi4py.MPI import COMM_WORLD
+
+    listener = Listener(ADDRESS, authkey=KEY)
+    with ThreadPoolExecutor(1) as here, MPICommExecutor(COMM_WORLD) as ranks:
+        while True:
+            with listener.accept() as client:
+                try:
+                    while (message := client.recv()) is not None:
+                        task, args, kwargs = message
+                        pools = [here] + [ranks] * (COMM_WORLD.Get_size() - 1)
+                        futures = [pool.submit(task, *args, **kwargs) for pool in pools]
+                        client.send([future.result() for future in futures])
+                    return
+                except EOFError:
+                    pass
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--action", "stop"]:
+        Client(ADDRESS, authkey=KEY).send(None)
+    else:
+        serve()
+""",
+    "commands.py": """
+import json
+import os
+import sys
+
+
+def builder_and_drafts(engine, target):
+    from pathlib import Path
+
+    from tensorrt_llm._torch.models.modeling_utils import get_registered_draft_model_builder
+    from tensorrt_llm._torch.speculative.interface import SpeculativeDecodingMode
+    from tests.trtllm.rank_script import proposed
+
+    builder = get_registered_draft_model_builder(SpeculativeDecodingMode.DFLASH)
+    return builder.__module__, proposed(Path(engine), target)
+
+
+def main():
+    from tensorrt_llm.llmapi.mpi_session import RemoteMpiCommSessionClient
+
+    client = RemoteMpiCommSessionClient(os.environ["TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR"], b"key")
+    print(json.dumps(client.submit_sync(builder_and_drafts, *sys.argv[1:3])))
+""",
+}
+
+
+def write_launcher(directory: Path) -> Path:
+    """A trtllm-llmapi-launch and a trtllm-serve beside the package (llmapi/trtllm-llmapi-launch, mgmn_*_node.py)."""
+    write_server(directory)
+    for name, text in LAUNCHER.items():
+        file = directory / "tensorrt_llm" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text.replace("$PYTHON", sys.executable))
+    return directory / "tensorrt_llm" / "trtllm-llmapi-launch"
 
 
 def write_package(directory: Path, edits: dict[str, Edits] | None = None, generation: str = "8d62b3e5") -> Path:

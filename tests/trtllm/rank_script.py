@@ -21,8 +21,8 @@ from tests.trtllm.worker import Worker, draft_config, share
 BATCH, CONTEXT, STEPS = 3, 240, 6
 
 
-def main(engine: Path, target: str) -> None:
-    """Every rank holds the whole drafter, as engine mode replicates it."""
+def proposed(engine: Path, target: str) -> list[list[list[int]]]:
+    """Drafts and those expected, of a rank that holds the whole drafter, as engine mode replicates it."""
     session = open_session(engine, target, RuntimeOptions(max_batch_size=BATCH, device="cpu"))
     spec = session.manifest.draft
     drafter = EngineDrafter(draft_config(spec), spec, OnnxExecutor(engine, session.manifest))
@@ -30,11 +30,10 @@ def main(engine: Path, target: str) -> None:
     worker = Worker(drafter, max_batch=BATCH, max_ctx=CONTEXT, num_drafts=spec.num_draft_tokens)
     own = open_drafter(engine, session.manifest, num_slots=BATCH)
     traces = decode(worker, session.target, own, [ids[:60] for ids in prompts(session)[:BATCH]], STEPS)
-    drafts = [[trace.drafts, trace.expected_drafts] for trace in traces]
-    gathered = MPI.COMM_WORLD.gather(drafts)
-    if gathered is not None:
-        print(json.dumps(gathered))
+    return [[trace.drafts, trace.expected_drafts] for trace in traces]
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    gathered = MPI.COMM_WORLD.gather(proposed(Path(sys.argv[1]), sys.argv[2]))
+    if gathered is not None:
+        print(json.dumps(gathered))

@@ -17,7 +17,7 @@ from dflash_trt.errors import EngineError
 from dflash_trt.trtllm.start import MODULE, check_start
 from tests.engines import build
 from tests.paths import FIXTURES, REPOSITORY
-from tests.trtllm.fake_package import write_package, write_server
+from tests.trtllm.fake_package import write_launcher, write_package, write_server
 
 MPIEXEC = [f"{sys.prefix}/bin/mpiexec", "-n"]
 OURS = "dflash_trt.trtllm.registration"
@@ -54,6 +54,35 @@ def test_spawned_ranks_register_the_drafter(tmp_path: Path) -> None:
     assert json.loads(result.stdout) == [OURS, OURS, OURS, "trtllm-serve", "MODEL", "--config", "FILE"]
 
 
+@pytest.mark.full
+def test_ranks_of_the_launcher_register_the_drafter(tmp_path: Path) -> None:
+    """Two MPI ranks under trtllm-llmapi-launch: both have our drafter, and propose the same tokens with it."""
+    target = FIXTURES / "tiny-gpt-oss"
+    build(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "engine", target)
+    launch = write_launcher(write_package(tmp_path))
+    models = [str(tmp_path / "engine"), str(target)]
+    serve = [sys.executable, *ENGINE_MODE[1:], "trtllm-serve", *models]
+    result = run([*MPIEXEC, "2", "bash", str(launch), *serve], tmp_path)
+    assert result.returncode == 0, result.stderr
+    (first, drafts), (second, other_drafts) = json.loads(result.stdout)
+    assert (first, second) == (OURS, OURS)
+    assert drafts == other_drafts
+    assert all(proposed == expected for proposed, expected in drafts)
+    # With the console script in the place of our module both would have TensorRT-LLM's.
+    script = "from tensorrt_llm.commands import main; main()"
+    without = run([*MPIEXEC, "2", "bash", str(launch), sys.executable, "-c", script, *models], tmp_path)
+    assert [name for name, _ in json.loads(without.stdout)] == ["tensorrt_llm._torch.models.modeling_dflash"] * 2
+
+
+def test_a_launcher_that_sends_tasks_otherwise(tmp_path: Path) -> None:
+    write_launcher(write_package(tmp_path))
+    session = tmp_path / "tensorrt_llm" / "llmapi" / "mpi_session.py"
+    session.write_text(session.read_text().replace("def submit(self, task,", "def submit(self, work,"))
+    script = "from dflash_trt.trtllm.remote_ranks import register_in_remote_ranks as r; r()"
+    refused = run([sys.executable, "-c", script], tmp_path)
+    assert "submit: expected (self, task, *args, ...), found (self, work, args" in refused.stderr
+
+
 def test_a_start_that_cannot_work(tmp_path: Path) -> None:
     without = run([sys.executable, *ENGINE_MODE[1:], "trtllm-serve"])
     assert (without.returncode, without.stdout) == (1, "")
@@ -66,7 +95,6 @@ def test_a_start_that_cannot_work(tmp_path: Path) -> None:
 
 
 def test_a_main_module_that_ranks_would_not_learn_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TLLM_SPAWN_PROXY_PROCESS", raising=False)
     with pytest.raises(EngineError, match="registers the drafter in every rank") as refused:
         check_start()
     assert str(refused.value.hint).startswith(f"python -m {MODULE} dflash-trt ")
@@ -74,6 +102,3 @@ def test_a_main_module_that_ranks_would_not_learn_from(monkeypatch: pytest.Monke
     main.__spec__ = type("Spec", (), {"name": f"{MODULE}.__main__"})()
     monkeypatch.setitem(sys.modules, "__main__", main)
     check_start()
-    monkeypatch.setenv("TLLM_SPAWN_PROXY_PROCESS", "1")
-    with pytest.raises(EngineError, match="found trtllm-llmapi-launch"):
-        check_start()
