@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,8 +19,6 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-
-
 MAX_NAME_BYTES = 255  # of one name, on every file system of Linux
 
 
@@ -32,18 +30,16 @@ def is_file_name(name: str) -> bool:
 
 def is_directory(name: str) -> bool:
     """Whether `name`, which stands in a file, is a directory here; a text that cannot be a path is none."""
-    try:
+    with suppress(OSError):  # too long, or no permission to look
         return bool(name) and Path(name).is_dir()
-    except OSError:  # too long, or no permission to look
-        return False
+    return False
 
 
 def is_file(name: str) -> bool:
     """The same of a regular file."""
-    try:
+    with suppress(OSError):
         return bool(name) and Path(name).is_file()
-    except OSError:
-        return False
+    return False
 
 
 @contextmanager

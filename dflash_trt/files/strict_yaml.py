@@ -16,8 +16,6 @@ from dflash_trt.errors import DFlashError, cut, shown
 from dflash_trt.files.read import read_text
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-
 MAX_BYTES = 128 * 2**10  # ours have 4 KiB; the parser, in Python, needs seconds for more
 MAX_DEPTH = 32
 MAX_DIGITS = 64  # of a number, however it is written
@@ -107,7 +105,7 @@ def yaml_document(text: str, file: Path, error: type[DFlashError]) -> object:
 def load_yaml(file: Path, struct: type[T], error: type[DFlashError]) -> T:
     """The document of `file` as `struct`; raises `error`, with file, key and the nearest valid key, for all else."""
     document = read_yaml(file, error)
-    _Checker(file, error).check("", document, msgspec.inspect.type_info(struct))
+    _check(file, error, "", document, msgspec.inspect.type_info(struct))
     try:
         return msgspec.convert(document, struct)
     except msgspec.ValidationError as problem:
@@ -127,53 +125,37 @@ def _found(document: object, place: str) -> str:
     return f", found {shown(document)}"
 
 
-class _Checker:
-    """Raises for keys that a struct does not have or that it misses, and for words that are none of its choices."""
+def _check(file: Path, error: type[DFlashError], scope: str, value: object, expected: msgspec.inspect.Type) -> None:
+    """Raises for keys that a struct does not have or that it misses, and for words that are none of its choices.
 
-    def __init__(self, file: Path, error: type[DFlashError]) -> None:
-        self._file = file
-        self._error = error
-
-    def check(self, scope: str, value: object, expected: msgspec.inspect.Type) -> None:
-        """Checks `value`, found at `scope`, and what lies below it; other types are msgspec's matter."""
-        if isinstance(expected, msgspec.inspect.VarTupleType) and isinstance(value, list):
+    `value` stands at `scope`; other types are msgspec's matter.
+    """
+    match expected:
+        case msgspec.inspect.VarTupleType() if isinstance(value, list):
             for index, item in enumerate(value):
-                self.check(f"{scope}[{index}]", item, expected.item_type)
-        if isinstance(expected, msgspec.inspect.UnionType):
+                _check(file, error, f"{scope}[{index}]", item, expected.item_type)
+        case msgspec.inspect.UnionType():
             for option in expected.types:
-                is_struct = isinstance(option, msgspec.inspect.StructType) and isinstance(value, dict)
-                is_choice = isinstance(option, msgspec.inspect.LiteralType) and isinstance(value, str)
-                if is_struct or is_choice:
-                    self.check(scope, value, option)
-        if isinstance(expected, msgspec.inspect.LiteralType) and isinstance(value, str):
-            self._check_choice(scope, value, [str(choice) for choice in expected.values])
-        if isinstance(expected, msgspec.inspect.StructType) and isinstance(value, dict):
-            self._check_keys(scope, value, expected)
-
-    def _check_choice(self, scope: str, value: str, choices: list[str]) -> None:
-        if value not in choices:
-            raise self._error(
-                f"{self._file}: {scope}: expected one of {', '.join(choices)}, found {shown(value)}"
-                f"{closest(value, choices, 'value')}"
-            )
-
-    def _check_keys(self, scope: str, value: dict[object, object], expected: msgspec.inspect.StructType) -> None:
-        prefix = f"{scope}." if scope else ""
-        valid = [field.encode_name for field in expected.fields]
-        for key in value:
-            if key not in valid:
-                raise self._error(
-                    f"{self._file}: unknown key {prefix}{cut(str(key))}{closest(str(key), valid, 'key')}:"
-                    f" expected only {', '.join(valid)}"
-                )
-        for field in expected.fields:
-            if field.encode_name in value:
-                self.check(f"{prefix}{field.encode_name}", value[field.encode_name], field.type)
-            elif field.required:
-                raise self._error(
-                    f"{self._file}: missing key {prefix}{field.encode_name}:"
-                    f" found only {cut(', '.join(map(str, value))) or 'an empty mapping'}"
-                )
+                _check(file, error, scope, value, option)
+        case msgspec.inspect.LiteralType() if isinstance(value, str) and value not in expected.values:
+            choices = [str(choice) for choice in expected.values]
+            found = f"found {shown(value)}{closest(value, choices, 'value')}"
+            raise error(f"{file}: {scope}: expected one of {', '.join(choices)}, {found}")
+        case msgspec.inspect.StructType() if isinstance(value, dict):
+            prefix = f"{scope}." if scope else ""
+            valid = [field.encode_name for field in expected.fields]
+            for key in value:
+                if key not in valid:
+                    raise error(
+                        f"{file}: unknown key {prefix}{cut(str(key))}{closest(str(key), valid, 'key')}:"
+                        f" expected only {', '.join(valid)}"
+                    )
+            for field in expected.fields:
+                if field.encode_name in value:
+                    _check(file, error, f"{prefix}{field.encode_name}", value[field.encode_name], field.type)
+                elif field.required:
+                    keys = cut(", ".join(map(str, value))) or "an empty mapping"
+                    raise error(f"{file}: missing key {prefix}{field.encode_name}: found only {keys}")
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:

@@ -116,10 +116,10 @@ def _rename_to_nothing(new: Path, final: Path) -> None:
     """Raises FileExistsError where something has appeared meanwhile."""
     try:
         os.link(new, final)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links
-        new.rename(final)
+    except OSError as error:
+        if isinstance(error, FileExistsError):
+            raise
+        new.rename(final)  # a file system without links
 
 
 def _flush(path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
@@ -23,34 +24,28 @@ def check_reference(manifest: Manifest, reference: Manifest, name: str) -> None:
     model_type may differ, which `quantize` changes, and so may the head, which `build --head` adds.
     """
     hint = "give --reference an engine built from the unquantised checkpoint of the same draft"
-    for part, kind in (("draft", DraftSpec), ("target", TargetSpec)):
-        for fact in kind.__struct_fields__:
-            if (part, fact) in DIFFERENT:
-                continue
-            expected, found = (getattr(getattr(m, part), fact) for m in (manifest, reference))
-            if expected != found:
-                raise EngineError(
-                    f"reference {name} is an engine of another {part}: {fact}: expected {expected}, found {found}",
-                    hint=hint,
-                )
-    if modules := reference.quantization.modules:
-        module, algorithm = next(iter(modules.items()))
-        raise EngineError(
-            f"reference {name}: expected an unquantised engine, found {algorithm} in {module}"
-            f" ({len(modules)} quantised modules)",
-            hint=hint,
-        )
-    if reference.quantization.fp8_kv_cache:
-        raise EngineError(f"reference {name}: expected an unquantised engine, found an FP8 context cache", hint=hint)
+    for part, facts in (("draft", DraftSpec), ("target", TargetSpec)):
+        names = [fact for fact in facts.__struct_fields__ if (part, fact) not in DIFFERENT]
+        if difference := _difference(names, getattr(manifest, part), getattr(reference, part)):
+            raise EngineError(f"reference {name} is an engine of another {part}: {difference}", hint=hint)
+    quantization = reference.quantization
+    if quantization.algorithms():
+        modules = [f"{algorithm} in {module}" for module, algorithm in quantization.modules.items()]
+        found = f"{modules[0]} ({len(modules)} quantised modules)" if modules else "an FP8 context cache"
+        raise EngineError(f"reference {name}: expected an unquantised engine, found {found}", hint=hint)
 
 
 def check_features(manifest: Manifest, facts: FeatureFacts, features: str, engine: str) -> None:
     """Raises CheckpointError when `features` were captured from another target than `engine` was built for."""
-    for fact in TargetSpec.__struct_fields__:
-        expected, found = getattr(manifest.target, fact), getattr(facts.target, fact)
-        if expected != found:
-            raise CheckpointError(
-                f"{features} was captured from {facts.target_name}, another target than {engine} was built for:"
-                f" {fact}: expected {expected}, found {found}",
-                hint=f"capture with the engine's target: {CAPTURE}",
-            )
+    if difference := _difference(TargetSpec.__struct_fields__, manifest.target, facts.target):
+        raise CheckpointError(
+            f"{features} was captured from {facts.target_name}, another target than {engine} was built for:"
+            f" {difference}",
+            hint=f"capture with the engine's target: {CAPTURE}",
+        )
+
+
+def _difference(names: Iterable[str], expected: object, actual: object) -> str | None:
+    """The first of the facts `names` that is not the same in both."""
+    pairs = ((name, getattr(expected, name), getattr(actual, name)) for name in names)
+    return next((f"{name}: expected {a}, found {b}" for name, a, b in pairs if a != b), None)

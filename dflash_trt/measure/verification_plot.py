@@ -9,12 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from dflash_trt.files.picture import save_picture
+from dflash_trt.files.picture import BLUE, GREEN, GREY, ORANGE, plain_axes, save_picture
 from dflash_trt.measure.drafter_error import DrafterError
 from dflash_trt.measure.verification_report import EngineReport, VerificationReport
-
-# Okabe and Ito's palette; lines differ in marker and dash too.
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 
 
 def draw(report: VerificationReport, file: Path) -> None:
@@ -82,11 +79,7 @@ def _finish(axes: Axes, title: tuple[str, str], x_label: str, y_label: str) -> N
     headline, detail = title
     axes.set_title(f"{headline}\n", loc="left", fontweight="bold")
     axes.text(0, 1.025, detail, transform=axes.transAxes, color=GREY)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
+    plain_axes(axes, x_label, y_label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=""))
-    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, columnspacing=1.2)

@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from dflash_trt.files.picture import save_picture
+from dflash_trt.files.picture import BLUE, GREY, ORANGE, plain_axes, save_picture
 from dflash_trt.quantize.recovery.training_state import Progress
 
-# Okabe and Ito's palette, as in verify's picture.
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
 AVERAGED = 50  # one dot of the training loss stands for steps / 50 of them
 
 
@@ -27,11 +25,7 @@ def draw(progress: Progress, recipe: str, file: Path) -> None:
     axes.plot(steps, losses, "o-", color=BLUE, label=f"held out, {recipe}")
     axes.axhline(progress.dense_held_out, color=ORANGE, linestyle="--", label="held out, as given (not quantised)")
     axes.set_title(_headline(progress), loc="left", fontweight="bold")
-    axes.set_xlabel("steps")
-    axes.set_ylabel("loss (nats, slots weighted)")
-    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain_axes(axes, "steps", "loss (nats, slots weighted)")
     axes.legend(frameon=False)
     save_picture(figure, file)
 
