@@ -21,12 +21,12 @@ from dflash_trt.targets.gathered_attention import GatheredPass
 from dflash_trt.targets.packed_target import TORCH_OPERATORS
 from tests.decoding import greedy
 from tests.engines import trained_engine
-from tests.fixtures_data import PAIRS, prompts
+from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
 from tests.targets.families import random_model
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", ["tiny-qwen3", pytest.param("tiny-gpt-oss", marks=pytest.mark.full)])
 def test_without_the_room_a_runtime_decodes_the_same_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Transformers' own layers and attention by torch's operators, drafted and plain."""
     options = RuntimeOptions(max_batch_size=4, device="cpu")

@@ -37,7 +37,11 @@ def test_the_names_are_unique() -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in ONNX_CASES or not case.B else pytest.mark.full) for case in CASES],
+    ids=named,
+)
 def test_against_float64(case: Case) -> None:
     tensors = draw(case)
     expected = expect(as_carried(case), tensors).output

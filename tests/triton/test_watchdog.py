@@ -49,7 +49,7 @@ def test_a_dead_server_ends_its_model() -> None:
     assert f"server {server.pid} has died; terminating model process {model.pid}" in watchdog.stderr.read().decode()
 
 
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_an_orderly_end_of_both_is_none_of_its_business(first: int) -> None:
     processes = [start(SLEEP), start(SLEEP)]
     watchdog = watchdog_of(*processes)
