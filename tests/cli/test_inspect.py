@@ -17,6 +17,7 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import read_manifest
 from tests.checkpoint.samples import edit_config, refusal, write_target
 from tests.cli.commands import run, run_here
+from tests.paths import FIXTURES
 
 
 def as_json(facts: object) -> object:
