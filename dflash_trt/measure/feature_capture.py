@@ -28,10 +28,7 @@ from dflash_trt.quantize.features import (
     MASK_EMBEDDING,
     METADATA_KEY,
     FeatureFacts,
-    Shapes,
-    head_shapes,
-    logprob_shapes,
-    sequence_shapes,
+    tensor_shapes,
 )
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
@@ -138,19 +135,14 @@ def _answer_tokens(answered: Sequence[Answered]) -> set[int]:
 
 def _layout(answered: Sequence[Answered], facts: FeatureFacts, dtypes: Mapping[str, torch.dtype]) -> Layout:
     """dtype and shape of every tensor; `dtypes` are those of the floats, by the name before the number."""
-    width, hidden_size = len(facts.target_layer_ids) * facts.target.hidden_size, facts.target.hidden_size
-    shapes: Shapes = head_shapes(facts.target, has_bias=LM_HEAD_BIAS in dtypes)
-    for i, sequence in enumerate(answered):
-        length, begin = len(sequence.token_ids), sequence.prompt_length
-        shapes |= sequence_shapes(i, length, begin, width, hidden_size)
-        shapes |= logprob_shapes(i, length - begin, facts)
-    chosen = {name: dtypes.get(name.partition(".")[0]) for name in shapes}
-    return aligned(
-        {
-            name: (allowed[0] if (dtype := chosen[name]) is None else SPELLINGS[dtype], shape)
-            for name, (allowed, shape) in shapes.items()
-        }
-    )
+    lengths = [(len(sequence.token_ids), sequence.prompt_length) for sequence in answered]
+    shapes = tensor_shapes(facts, lengths, has_bias=LM_HEAD_BIAS in dtypes)
+
+    def spelling(name: str, allowed: tuple[str, ...]) -> str:
+        dtype = dtypes.get(name.partition(".")[0])
+        return allowed[0] if dtype is None else SPELLINGS[dtype]
+
+    return aligned({name: (spelling(name, allowed), shape) for name, (allowed, shape) in shapes.items()})
 
 
 def _read(

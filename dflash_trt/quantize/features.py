@@ -23,11 +23,11 @@ metadata holds `FeatureFacts` as JSON.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 import torch
@@ -72,22 +72,18 @@ class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stop_token_ids: tuple[int, ...]
     prompts: tuple[PromptFacts, ...]
     """Of the sequences, in their order."""
-    temperature: float = 0.0
+    temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """That the answers were sampled at; 0: greedily."""
     seed: int = 0
     """Sequence i was sampled with seed + i."""
-    top_logprobs: int = 0
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0)] = 0
     """N: tokens whose log probability is recorded at each place of an answer; 0: none are."""
-    target_dtype: str = "float32"
-    """In which the target was computed: float32 or bfloat16."""
+    target_dtype: Literal["float32", "bfloat16"] = "float32"
+    """In which the target was computed."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature: expected 0 or more, found {self.temperature}")
-        if not 0 <= self.top_logprobs <= self.target.vocab_size:
+        if self.top_logprobs > self.target.vocab_size:
             raise ValueError(f"top_logprobs: expected 0 to {self.target.vocab_size}, found {self.top_logprobs}")
-        if self.target_dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"target_dtype: expected float32 or bfloat16, found {self.target_dtype}")
 
     @property
     def is_sampled(self) -> bool:
@@ -134,36 +130,29 @@ class AnswerLogprobs:
     """[m] F32: log of the sum of p^(1/T) over all tokens, of text sampled at T; None of greedy text."""
 
 
-def head_shapes(spec: TargetSpec, *, has_bias: bool) -> Shapes:
-    """The tensors that a file has once, for a target with the facts `spec`."""
-    head: Shapes = {
-        MASK_EMBEDDING: (FLOATS, (spec.hidden_size,)),
-        LM_HEAD: (FLOATS, (spec.vocab_size, spec.hidden_size)),
-    }
-    return head | ({LM_HEAD_BIAS: (FLOATS, (spec.vocab_size,))} if has_bias else {})
-
-
-def sequence_shapes(i: int, num_tokens: int, prompt_length: int, target_hidden_size: int, hidden_size: int) -> Shapes:
-    """The four tensors of sequence `i`."""
-    return {
-        f"tokens.{i}": (("I64",), (num_tokens,)),
-        f"prompt_length.{i}": (("I64",), ()),
-        f"taps.{i}": (FLOATS, (num_tokens - 1, target_hidden_size)),
-        f"embeddings.{i}": (FLOATS, (num_tokens - prompt_length, hidden_size)),
-    }
-
-
-def logprob_shapes(i: int, answer_length: int, facts: FeatureFacts) -> Shapes:
-    """The tensors of sequence `i` besides; none where no log probabilities were asked for."""
-    if not (top_logprobs := facts.top_logprobs):
-        return {}
-    normaliser: Shapes = {f"log_normaliser.{i}": (("F32",), (answer_length,))} if facts.temperature else {}
-    return normaliser | {
-        f"logprobs.{i}": (("F32",), (answer_length,)),
-        f"top_token_ids.{i}": (("I32",), (answer_length, top_logprobs)),
-        f"top_logprobs.{i}": (("F32",), (answer_length, top_logprobs)),
-        f"tail_mass.{i}": (("F32",), (answer_length,)),
-    }
+def tensor_shapes(facts: FeatureFacts, lengths: Sequence[tuple[int, int]], *, has_bias: bool) -> Shapes:
+    """Every tensor of a file whose sequences have so many tokens, and of these so many in the prompt."""
+    H, V, N = facts.target.hidden_size, facts.target.vocab_size, facts.top_logprobs
+    shapes: Shapes = {MASK_EMBEDDING: (FLOATS, (H,)), LM_HEAD: (FLOATS, (V, H))}
+    if has_bias:
+        shapes[LM_HEAD_BIAS] = (FLOATS, (V,))
+    for i, (n, p) in enumerate(lengths):
+        shapes |= {
+            f"tokens.{i}": (("I64",), (n,)),
+            f"prompt_length.{i}": (("I64",), ()),
+            f"taps.{i}": (FLOATS, (n - 1, len(facts.target_layer_ids) * H)),
+            f"embeddings.{i}": (FLOATS, (n - p, H)),
+        }
+        if N and facts.temperature:
+            shapes[f"log_normaliser.{i}"] = (("F32",), (n - p,))
+        if N:
+            shapes |= {
+                f"logprobs.{i}": (("F32",), (n - p,)),
+                f"top_token_ids.{i}": (("I32",), (n - p, N)),
+                f"top_logprobs.{i}": (("F32",), (n - p, N)),
+                f"tail_mass.{i}": (("F32",), (n - p,)),
+            }
+    return shapes
 
 
 class FeatureFile:
@@ -229,13 +218,11 @@ class FeatureFile:
         )
         ids, vocabulary = recorded.top_token_ids, self.facts.target.vocab_size
         mass = recorded.top.double().exp().sum(-1) + recorded.tail_mass
+        is_whole = (recorded.tail_mass >= 0).all() & ((mass - 1).abs() < 1e-4).all()
         checks = {
             "top_token_ids": (f"token ids from 0 to {vocabulary - 1}", ((ids >= 0) & (ids < vocabulary)).all()),
             "top_logprobs": ("values from the largest to the smallest", (recorded.top.diff(dim=-1) <= 0).all()),
-            "tail_mass": (
-                "0 or more, and 1 with the top",
-                (recorded.tail_mass >= 0).all() & ((mass - 1).abs() < 1e-4).all(),
-            ),
+            "tail_mass": ("0 or more, and 1 with the top", is_whole),
             "logprobs": ("at most 0 and the top's first", (recorded.own <= recorded.top[:, 0].clamp(max=0)).all()),
         }
         for name, (expected, holds) in checks.items():
@@ -267,10 +254,8 @@ class FeatureFile:
                 f"{self.file}: tokens.{i}: expected token ids from 0 to {self.facts.target.vocab_size - 1}, found"
                 f" {low if low < 0 else high}"
             )
-        self._check_end(i, sequence.tokens[length:].tolist())
-
-    def _check_end(self, i: int, answer: list[int]) -> None:
-        """An answer that was cut would be replayed with another last block than was decoded."""
+        # An answer that was cut would be replayed with another last block than was decoded.
+        answer = sequence.tokens[length:].tolist()
         stops = [index for index, token in enumerate(answer, start=1) if token in self.facts.stop_token_ids]
         expected = min([self.facts.max_tokens, *stops])
         if len(answer) != expected:
@@ -330,16 +315,18 @@ def _check_fits(file: Path, facts: FeatureFacts, spec: DraftSpec) -> None:
 
 
 def _check_layout(file: Path, facts: FeatureFacts, spec: DraftSpec, tensors: dict[str, Tensor]) -> None:
-    expected = head_shapes(facts.target, has_bias=LM_HEAD_BIAS in tensors)
+    lengths = []
     for i in range(facts.num_sequences):
-        num_tokens, rows = (_rows(file, tensors, f"{name}.{i}") for name in ("tokens", "embeddings"))
+        num_tokens, rows = (
+            next(iter(_find(file, tensors, f"{kind}.{i}").shape), 0) for kind in ("tokens", "embeddings")
+        )
         if not 1 <= rows < num_tokens <= spec.max_position_embeddings:
             raise CheckpointError(
                 f"{file}: tokens.{i}: expected a prompt, an answer and at most {spec.max_position_embeddings} tokens"
                 f" (max_position_embeddings), found {num_tokens} tokens, {rows} of them the answer"
             )
-        expected |= sequence_shapes(i, num_tokens, num_tokens - rows, spec.target_hidden_size, spec.hidden_size)
-        expected |= logprob_shapes(i, rows, facts)
+        lengths.append((num_tokens, num_tokens - rows))
+    expected = tensor_shapes(facts, lengths, has_bias=LM_HEAD_BIAS in tensors)
     for name, (dtypes, shape) in expected.items():
         tensor = _find(file, tensors, name)
         if tensor.dtype not in dtypes or tensor.shape != shape:
@@ -351,11 +338,6 @@ def _check_layout(file: Path, facts: FeatureFacts, spec: DraftSpec, tensors: dic
         raise CheckpointError(
             f"{file}: expected {facts.num_sequences} sequences and no other tensors, found {surplus[0]!r} besides"
         )
-
-
-def _rows(file: Path, tensors: dict[str, Tensor], name: str) -> int:
-    shape = _find(file, tensors, name).shape
-    return shape[0] if shape else 0
 
 
 def _find(file: Path, tensors: dict[str, Tensor], name: str) -> Tensor:

@@ -336,7 +336,7 @@ def put(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
         (lambda t, f: f.update(schema_version=1), "schema_version: expected 2 or 3, found 1"),
         (lambda t, f: f.update(top_logprobs=4), "schema_version: expected 3 with temperature or top_logprobs, found 2"),
         (lambda t, f: f.update(schema_version=3, top_logprobs=4), "missing tensor 'logprobs.0'"),
-        (lambda t, f: f.update(schema_version=3, temperature=-1.0), "temperature: expected 0 or more, found -1.0"),
+        (lambda t, f: f.update(schema_version=3, temperature=-1.0), "Expected `float` >= 0.0 - at `$.temperature`"),
         (lambda t, f: f.update(schema_version=3, top_logprobs=1025), "top_logprobs: expected 0 to 1024, found 1025"),
         (lambda t, f: f.pop("target"), "expected facts, found Object missing required field `target`"),
         (lambda t, f: f.update(extra=1), "expected facts, found Object contains unknown field `extra`"),
