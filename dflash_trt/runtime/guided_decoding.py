@@ -37,13 +37,20 @@ class GrammarCompiler:
                 "structured_outputs: expected the package xgrammar, which is not installed",
                 hint="pip install 'dflash-trt[guided]'",
             ) from None
-        info = xgrammar.TokenizerInfo.from_huggingface(
+        known = xgrammar.TokenizerInfo.from_huggingface(
             tokenizer, vocab_size=vocab_size, stop_token_ids=sorted(stop_ids)
+        )
+        special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+        info = xgrammar.TokenizerInfo(
+            [_no_text(i) if i in special else text for i, text in enumerate(known.decoded_vocab)],
+            xgrammar.VocabType.RAW,
+            vocab_size=vocab_size,
+            stop_token_ids=sorted(stop_ids),
+            add_prefix_space=known.add_prefix_space,
         )
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
         self._new_matcher = xgrammar.GrammarMatcher
         self._vocab_size = vocab_size
-        self._hidden = np.array(sorted(set(tokenizer.all_special_ids) - set(stop_ids)), dtype=np.int64)
 
     def compile(self, grammar: Grammar) -> Any:
         """xgrammar's compiled grammar; RequestError for one that does not compile."""
@@ -56,18 +63,20 @@ class GrammarCompiler:
 
     def processor(self, grammar: Grammar) -> GuidedDecoding:
         """Of a new request."""
-        hidden = self._hidden[:0] if grammar.kind == "structural_tag" else self._hidden  # tags may be special tokens
-        return GuidedDecoding(self._new_matcher(self.compile(grammar)), self._vocab_size, hidden)
+        return GuidedDecoding(self._new_matcher(self.compile(grammar)), self._vocab_size)
+
+
+def _no_text(token: int) -> bytes:
+    """Of a special token, which answers do not show: no text of a grammar matches it, but the token itself may."""
+    return b"\xff%d" % token
 
 
 class GuidedDecoding:
     """Masks what does not continue a text of the grammar; when it is complete, all but stop tokens."""
 
-    def __init__(self, matcher: Any, vocab_size: int, hidden: npt.NDArray[np.int64]) -> None:
-        """`hidden` are special tokens, which the grammar would take for the text of their names."""
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
-        self._hidden = hidden
         self._bitmask = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
 
     def process(self, logits: npt.NDArray[np.float32], proposals: Sequence[int]) -> None:
@@ -76,7 +85,6 @@ class GuidedDecoding:
         for row, proposal in zip_longest(logits, proposals):
             self._matcher.fill_next_token_bitmask(self._bitmask)
             bits = np.unpackbits(self._bitmask.view(np.uint8), count=self._vocab_size, bitorder="little")
-            bits[self._hidden] = 0
             row[bits == 0] = -np.inf
             if proposal is None or not bits[proposal] or not self._matcher.accept_token(proposal):
                 break

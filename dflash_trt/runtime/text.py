@@ -52,7 +52,7 @@ class TextStream:
     def next_text(self) -> str:
         """The text since the last call; before the end without what may be the beginning of a stop text."""
         text = self.text
-        held = 0 if self._is_closed else max((_overlap(text, stop) for stop in self._stop), default=0)
+        held = 0 if self._is_closed else max((overlap(text, stop) for stop in self._stop), default=0)
         begin, self._returned = self._returned, len(text) - held
         return text[begin : self._returned]
 
@@ -83,6 +83,6 @@ def _decode_stream() -> DecodeStream:
     return DecodeStream(skip_special_tokens=True)
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` with which `stop` begins."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits gpt-oss's harmony format into reasoning (its analysis channel) and content (the other channels).
+"""Splits gpt-oss's harmony format into reasoning (its analysis channel), tool calls and content (the other channels).
 
 <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
+<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from dflash_trt.runtime.text import TextStream
+from dflash_trt.server.tools import ToolCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -19,11 +22,13 @@ if TYPE_CHECKING:
 TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 OPTIONAL = ("<|return|>", "<|call|>")
 REASONING_CHANNEL = "analysis"
+RECIPIENT = re.compile(r"to=functions\.([\w-]+)")
 
 
 class ChannelTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of harmony's control tokens."""
 
+    start: int
     channel: int
     message: int
     ends: frozenset[int]
@@ -35,14 +40,29 @@ class ChannelTokens(msgspec.Struct, frozen=True, kw_only=True):
         if not all(token in vocabulary for token in TOKENS):
             return None
         ends = {vocabulary[token] for token in ("<|start|>", "<|end|>", *OPTIONAL) if token in vocabulary}
-        return cls(channel=vocabulary["<|channel|>"], message=vocabulary["<|message|>"], ends=frozenset(ends))
+        return cls(
+            start=vocabulary["<|start|>"],
+            channel=vocabulary["<|channel|>"],
+            message=vocabulary["<|message|>"],
+            ends=frozenset(ends),
+        )
 
 
 class Channels:
-    """Incremental parser of one response: tokens in, reasoning and content out; headers are in neither."""
+    """Incremental parser of one response: tokens in, reasoning, content and calls out; headers are in none."""
 
-    def __init__(self, tokens: ChannelTokens, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
-        """Each message's text ends before a `stop` string."""
+    def __init__(
+        self,
+        tokens: ChannelTokens,
+        tokenizer: PreTrainedTokenizerBase,
+        stop: Sequence[str] = (),
+        *,
+        has_tools: bool = False,
+    ) -> None:
+        """Each message's text ends before a `stop` string; with tools, a message to a function is a call of it."""
+        self._has_tools = has_tools
+        self._role: Sequence[int] = ()
+        self._function: str | None = None
         self.num_reasoning_tokens = 0
         self._tokens = tokens
         self._tokenizer = tokenizer
@@ -51,15 +71,17 @@ class Channels:
         self._is_reasoning = False
         self._text: TextStream | None = self._open()
 
-    def push(self, token_ids: Sequence[int], *, is_last: bool) -> tuple[str, str]:
-        """What they add to (reasoning, content)."""
+    def push(self, token_ids: Sequence[int], *, is_last: bool) -> tuple[str, str, list[ToolCall]]:
+        """What they add to (reasoning, content, calls)."""
         added = ["", ""]
+        calls: list[ToolCall] = []
         for token in token_ids:
             if token == self._tokens.channel or token in self._tokens.ends:
-                self._close(added)
-                self._header = [] if token == self._tokens.channel else None
+                self._close(added, calls)
+                self._role = (self._header or ()) if token == self._tokens.channel else ()
+                self._header = [] if token in (self._tokens.channel, self._tokens.start) else None
             elif token == self._tokens.message:
-                self._is_reasoning = self._name() == REASONING_CHANNEL
+                self._read_header()
                 self._header, self._text = None, self._open()
             elif self._header is not None:
                 self._header.append(token)
@@ -67,21 +89,27 @@ class Channels:
                 self._text.push(token)
                 self.num_reasoning_tokens += self._is_reasoning
         if is_last:
-            self._close(added)
-        elif self._text is not None:
+            self._close(added, calls)
+        elif self._text is not None and self._function is None:
             added[not self._is_reasoning] += self._text.next_text()
-        return added[0], added[1]
+        return added[0], added[1], calls
 
     def _open(self) -> TextStream:
         return TextStream(self._tokenizer, self._stop)
 
-    def _close(self, added: list[str]) -> None:
+    def _close(self, added: list[str], calls: list[ToolCall]) -> None:
         """Ends a message's text; what comes before the next one's is no text."""
         if self._text is not None:
             self._text.close()
-            added[not self._is_reasoning] += self._text.next_text()
-        self._text = None
+            if self._function is not None:
+                calls.append(ToolCall(self._function, self._text.text))
+            else:
+                added[not self._is_reasoning] += self._text.next_text()
+        self._text = self._function = None
 
-    def _name(self) -> str:
-        words = str(self._tokenizer.decode(self._header or [])).split()
-        return words[0] if words else ""
+    def _read_header(self) -> None:
+        """What stands behind <|channel|>, and behind <|start|> before it, where the recipient may be, too."""
+        role, header = (str(self._tokenizer.decode(list(ids))) for ids in (self._role, self._header or []))
+        self._is_reasoning = header.split()[:1] == [REASONING_CHANNEL]
+        recipient = RECIPIENT.search(f"{role} {header}") if self._has_tools else None
+        self._function = recipient and recipient[1]

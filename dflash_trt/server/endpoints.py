@@ -25,6 +25,7 @@ from dflash_trt.server.requests import CompletionRequest, parse_request, read_me
 from dflash_trt.server.responses import Json
 from dflash_trt.server.streaming import EventStream, cancel_on_disconnect
 from dflash_trt.server.tokenizing import TokenizerPool
+from dflash_trt.server.tools import tool_format
 
 MIN_LENGTH = 2
 """A token of a prompt, and one of its answer."""
@@ -50,6 +51,7 @@ class Endpoints:
         self._created = int(time.time())
         self._metrics = ServerMetrics(model, backend.max_length, backend.num_draft_tokens, backend.metrics)
         self._grammars = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt grammars")
+        self._tool_format = tool_format(backend.tokenizer)
         self._tokenizers = TokenizerPool(backend.tokenizer, backend.max_length)
 
     async def completions(self, request: Request) -> Response:
@@ -114,7 +116,9 @@ class Endpoints:
         )
         with ExitStack() as admission:  # until all sequences are computed
             async with self.bodies.read(http_request) as encoded:
-                request = parse_request(decode_object(encoded), self._model, self._backend.max_length, is_chat=is_chat)
+                request = parse_request(
+                    decode_object(encoded), self._model, self._backend.max_length, self._tool_format, is_chat=is_chat
+                )
                 admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts)), client))
                 prompt_ids = await cancel_on_disconnect(http_request.receive, self._prompt_ids(request))
             if (grammar := request.params.structured_outputs) is not None:
@@ -135,7 +139,8 @@ class Endpoints:
 
     async def _prompt_ids(self, request: CompletionRequest) -> list[list[int]]:
         if request.is_chat:
-            return [await self._tokenizers.encode_chat(request.messages)]
+            tools = () if request.tools is None else request.tools.definitions
+            return [await self._tokenizers.encode_chat(request.messages, tools, request.template_kwargs)]
         return [
             await self._tokenizers.encode(prompt) if isinstance(prompt, str) else list(prompt)
             for prompt in request.prompts

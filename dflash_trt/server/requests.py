@@ -9,9 +9,11 @@ import msgspec
 
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.backend import Prompt
-from dflash_trt.runtime.sampling import MAX_TOP_LOGPROBS, SamplingParams, is_integer
+from dflash_trt.runtime.sampling import MAX_TOP_LOGPROBS, Grammar, SamplingParams, is_integer
 from dflash_trt.server.http_error import HttpError
+from dflash_trt.server.limits import decode_object
 from dflash_trt.server.structured_outputs import read_grammar
+from dflash_trt.server.tools import ToolFormat, Tools, call_grammar, read_tools
 
 SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
@@ -20,11 +22,11 @@ SAMPLING_FIELDS = (
 OTHER_FIELDS = {
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "n", "stream", "stream_options", "logprobs",
     "top_logprobs", "return_steps", "echo", "logit_bias", "response_format", "structured_outputs",
-    "return_tokens_as_token_ids",
+    "return_tokens_as_token_ids", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort",
+    "chat_template_kwargs",
 }  # fmt: skip
 IGNORED_FIELDS = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "parallel_tool_calls",
 }  # fmt: skip
 """Accepted without effect: they do not change the response."""
 DEFAULT_ONLY: dict[str, tuple[object, ...]] = {
@@ -36,9 +38,7 @@ DEFAULT_ONLY: dict[str, tuple[object, ...]] = {
     "skip_special_tokens": (True,),
     "return_token_ids": (False,),
     "use_beam_search": (False,),
-    "tools": ([],),
     "functions": ([],),
-    "tool_choice": ("none", "auto"),
     "modalities": (["text"],),
     "add_generation_prompt": (True,),
     "spaces_between_special_tokens": (True,),
@@ -48,6 +48,7 @@ DEFAULT_ONLY: dict[str, tuple[object, ...]] = {
 MAX_ITEMS = {"stop": 64, "stop_token_ids": 1024, "logit_bias": 1024}
 MAX_STOP_CHARACTERS = 1024
 STREAM_OPTIONS = {"include_usage", "include_obfuscation", "continuous_usage_stats"}
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for completions."""
 DEFAULT_CHAT_TOKENS = 4096
@@ -69,6 +70,9 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     include_usage: bool
     return_steps: bool
+    tools: Tools | None
+    template_kwargs: dict[str, Any]
+    """Variables of the chat template."""
     echo: bool
     """Whether the text begins with the prompt."""
     return_tokens_as_token_ids: bool
@@ -80,8 +84,10 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.messages)
 
 
-def parse_request(body: dict[str, Any], model: str, max_length: int, *, is_chat: bool) -> CompletionRequest:
-    """A request for a model whose prompts have at most `max_length` tokens.
+def parse_request(
+    body: dict[str, Any], model: str, max_length: int, tool_format: ToolFormat | None, *, is_chat: bool
+) -> CompletionRequest:
+    """A request for a model whose prompts have at most `max_length` tokens, and tool calls `tool_format`.
 
     Raises RequestError, which names an invalid or unsupported field; HttpError 404 for another model.
     """
@@ -106,6 +112,9 @@ def parse_request(body: dict[str, Any], model: str, max_length: int, *, is_chat:
         raise _invalid("echo", "false in a chat", echo)
     max_tokens = _max_tokens(fields, is_chat, lowest=0 if echo else 1)
     _check_sizes(fields)
+    grammar, tools = read_grammar(fields), read_tools(fields)
+    if tools is not None:
+        tools, grammar = _check_tools(tools, grammar, tool_format, is_chat)
     logprobs, top_logprobs = _logprobs(fields, is_chat)
     sampling = {"temperature": 1.0} | {name: fields[name] for name in SAMPLING_FIELDS if name in fields}
     return CompletionRequest(
@@ -118,13 +127,15 @@ def parse_request(body: dict[str, Any], model: str, max_length: int, *, is_chat:
             top_logprobs=top_logprobs,
             prompt_logprobs=echo and logprobs,
             logit_bias=_logit_bias(fields.get("logit_bias")),
-            structured_outputs=read_grammar(fields),
+            structured_outputs=grammar,
         ),
         max_tokens=max_tokens,
         n=n,
         stream=_boolean(fields, "stream"),
         include_usage=_boolean(options, "include_usage"),
         return_steps=_boolean(fields, "return_steps"),
+        tools=tools,
+        template_kwargs=_template_kwargs(fields),
         echo=echo,
         return_tokens_as_token_ids=_boolean(fields, "return_tokens_as_token_ids"),
     )
@@ -141,6 +152,31 @@ def _check_names(fields: dict[str, Any]) -> None:
         if not any(type(value) is type(other) and value == other for other in DEFAULT_ONLY[name]):
             shown = " or ".join(repr(other) for other in DEFAULT_ONLY[name])
             raise _invalid(name, f"{shown}, because no other value is supported", value)
+
+
+def _check_tools(
+    tools: Tools, grammar: Grammar | None, tool_format: ToolFormat | None, is_chat: bool
+) -> tuple[Tools, Grammar | None]:
+    """And the grammar of an answer that must call one."""
+    if not is_chat:
+        raise RequestError("tools: unknown field of a completion")
+    if tool_format is None:
+        raise RequestError("tools: expected a chat template with Hermes's or harmony's tool calls, found another")
+    if grammar is not None:
+        raise RequestError(f"{grammar.field}: expected none beside tools, found both")
+    return tools, call_grammar(tools, tool_format) if tools.required else None
+
+
+def _template_kwargs(fields: dict[str, Any]) -> dict[str, Any]:
+    """As in vLLM, a reasoning_effort also says whether a template thinks that has a switch for it."""
+    given, effort = fields.get("chat_template_kwargs", {}), fields.get("reasoning_effort")
+    if not isinstance(given, dict):
+        raise _invalid("chat_template_kwargs", "an object", given)
+    if effort is None:
+        return given
+    if effort not in REASONING_EFFORTS:
+        raise _invalid("reasoning_effort", f"one of {', '.join(REASONING_EFFORTS)}", effort)
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none", **given}
 
 
 def _check_sizes(fields: dict[str, Any]) -> None:
@@ -215,8 +251,22 @@ def read_messages(value: object) -> list[dict[str, Any]]:
         content = message.get("content")
         if isinstance(content, list):
             message = message | {"content": "".join(_part_text(part) for part in content)}
+        if isinstance(calls := message.get("tool_calls"), list):
+            message = message | {"tool_calls": [_tool_call(call) for call in calls]}
+            message["content"] = message.get("content") or ""
         messages.append(message)
     return messages
+
+
+def _tool_call(call: object) -> object:
+    """With its arguments as an object, which templates write as they do a tool's definition."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        return call  # the template's to refuse
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = decode_object(arguments or "{}", "messages[].tool_calls[].function.arguments")
+    return call | {"function": function | {"arguments": arguments}}
 
 
 def _part_text(part: object) -> str:

@@ -17,6 +17,7 @@ from dflash_trt.server.channels import Channels, ChannelTokens
 from dflash_trt.server.logprobs import chat_logprobs, completion_logprobs
 from dflash_trt.server.requests import CompletionRequest
 from dflash_trt.server.step_texts import StepTexts
+from dflash_trt.server.tools import HermesParser, ToolCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,7 +37,12 @@ class Choice:
         self._request = request
         self._tokenizer = tokenizer
         tokens = ChannelTokens.read(tokenizer) if request.is_chat else None
-        self._channels = None if tokens is None else Channels(tokens, tokenizer, request.params.stop_texts)
+        has_tools = request.tools is not None
+        self._channels = (
+            None if tokens is None else Channels(tokens, tokenizer, request.params.stop_texts, has_tools=has_tools)
+        )
+        self._hermes = HermesParser() if has_tools and tokens is None else None
+        self._num_calls = 0
         self._step_texts = StepTexts(tokenizer) if request.return_steps else None
         self._offset = 0
         self._is_first = True
@@ -66,6 +72,8 @@ class Choice:
         choice["logprobs"] = None if chunk.logprobs is None else self._logprobs(chunk)
         self._is_first = False
         choice["finish_reason"] = chunk.completion and chunk.completion.finish_reason
+        if self._num_calls and choice["finish_reason"] == "stop":
+            choice["finish_reason"] = "tool_calls"
         choice["stop_reason"] = chunk.completion and chunk.completion.stop_reason
         if self._step_texts is not None:
             choice["steps"] = self._step_texts.read(chunk)
@@ -74,14 +82,30 @@ class Choice:
     def _message(self, chunk: Chunk, is_delta: bool) -> Json:
         """A message or its delta; only the first delta has the role."""
         message: Json = {"role": "assistant"} if self._is_first else {}
-        if self._channels is None:
-            return message | ({"content": chunk.text} if chunk.text or not is_delta else {})
-        reasoning, content = self._channels.push(chunk.token_ids, is_last=chunk.completion is not None)
+        is_last = chunk.completion is not None
+        reasoning, content, calls = "", chunk.text, []
+        if self._channels is not None:
+            reasoning, content, calls = self._channels.push(chunk.token_ids, is_last=is_last)
+        elif self._hermes is not None:
+            content, calls = self._hermes.push(chunk.text, is_last=is_last)
+        if calls := self._limited(calls):
+            message["tool_calls"] = [self._tool_call(call, is_delta) for call in calls]
         if content or not is_delta:
-            message["content"] = content
-        if reasoning or not is_delta:  # vLLM's name since 0.11, and the older one
+            message["content"] = content or (None if calls else "")
+        if self._channels is not None and (reasoning or not is_delta):  # vLLM's name since 0.11, and the older one
             message |= {"reasoning": reasoning or None, "reasoning_content": reasoning or None}
         return message
+
+    def _limited(self, calls: list[ToolCall]) -> list[ToolCall]:
+        """The first call alone where calls may not be parallel."""
+        tools = self._request.tools
+        return calls if tools is None or tools.parallel else calls[: max(0, 1 - self._num_calls)]
+
+    def _tool_call(self, call: ToolCall, is_delta: bool) -> Json:
+        index, self._num_calls = self._num_calls, self._num_calls + 1
+        function = {"name": call.name, "arguments": call.arguments}
+        shaped = {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+        return {"index": index, **shaped} if is_delta else shaped
 
     def _prompt_text(self) -> str:
         prompt = self._request.prompts[self.index // self._request.n]

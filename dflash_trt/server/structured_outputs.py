@@ -16,7 +16,7 @@ from dflash_trt.server.limits import decode_object
 MAX_CHARACTERS = 2**16
 MAX_NESTING = {"json_schema": 64, "structural_tag": 64, "regex": 16, "grammar": 16}
 """Levels of brackets: the time of a step may grow exponentially with them (xgrammar 0.2.8)."""
-JSON_OBJECT = Grammar(kind="json_schema", text='{"type": "object"}')
+ANY_OBJECT = '{"type": "object"}'
 
 
 def read_grammar(fields: dict[str, Any]) -> Grammar | None:
@@ -45,7 +45,7 @@ def _response_format(value: object) -> Grammar | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return JSON_OBJECT
+        return Grammar(kind="json_schema", text=ANY_OBJECT, field="response_format")
     if kind == "json_schema" and isinstance(value, dict):
         given = value.get("json_schema")
         return _json(given.get("schema") if isinstance(given, dict) else None, "response_format")
@@ -86,7 +86,7 @@ def _text(value: object) -> str:
 def _json_object(value: object) -> Grammar:
     if value is not True:
         raise RequestError(f"structured_outputs: expected json_object true, found {shown(value)}")
-    return JSON_OBJECT
+    return Grammar(kind="json_schema", text=ANY_OBJECT)
 
 
 def _choice(value: object) -> Grammar:

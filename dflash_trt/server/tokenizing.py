@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,12 @@ class TokenizerPool:
         """Token ids of a text as it is; RequestError where it is too long."""
         return await self._run(text, lambda tokenizer, text: encode(tokenizer, text, chat=False))
 
-    async def encode_chat(self, messages: list[dict[str, Any]], **template_kwargs: Any) -> list[int]:
+    async def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Token ids of a conversation in the chat template; RequestError where it is too long, or refused by it."""
         if len(messages) > self._max_length:
             raise RequestError(f"messages: expected at most {self._max_length}, found {len(messages)}")
@@ -54,7 +59,9 @@ class TokenizerPool:
         size = sum(len(str(message.get("content") or "")) for message in messages)
         self._check_characters(size)
         pool, tokenizer = self._choose(size)
-        text = await loop.run_in_executor(pool, lambda: render_chat(tokenizer(), messages, **template_kwargs))
+        text = await loop.run_in_executor(
+            pool, lambda: render_chat(tokenizer(), messages, tools=tools, template_kwargs=template_kwargs)
+        )
         return await self._run(
             text, lambda tokenizer, text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
         )

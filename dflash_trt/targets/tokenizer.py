@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +55,16 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: object) -> list[in
     return list(tokenizer(render_chat(tokenizer, messages), add_special_tokens=False)["input_ids"])
 
 
-def render_chat(tokenizer: PreTrainedTokenizerBase, messages: object, **template_kwargs: Any) -> str:
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: object,
+    *,
+    tools: Sequence[dict[str, Any]] = (),
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
     """A conversation [{"role": ..., "content": ...}, ...] in the chat template, ready for the assistant's answer.
+
+    `tools` are functions that it offers, `template_kwargs` other variables of the template.
 
     Raises RequestError for anything that is no conversation, and where there is no template or it fails.
     """
@@ -66,27 +75,30 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: object, **template
         if not all(isinstance(text, str) for text in texts):
             raise RequestError(f'messages: expected {{"role": text, "content": text}}, found {shown(message)}')
     check_chat(tokenizer)
+    variables = dict(template_kwargs or {})
+    if reserved := sorted(variables.keys() & inspect.signature(tokenizer.apply_chat_template).parameters.keys()):
+        raise RequestError(f"chat_template_kwargs: expected variables of the template, found {reserved[0]}")
+    if tools:
+        variables["tools"] = list(tools)
     try:
-        return _render(tokenizer, messages, template_kwargs)
+        return _render(tokenizer, messages, variables)
     except Exception as error:  # a template is a program: any type, by any input
-        index = _first_failing(tokenizer, messages, template_kwargs)
+        index = _first_failing(tokenizer, messages, variables)
         problem = cut(f"{type(error).__name__}: {error}")
         raise RequestError(f"messages[{index}]: expected what the chat template takes, found: {problem}") from None
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[object], template_kwargs: dict[str, Any]) -> str:
-    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **template_kwargs)
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[object], variables: dict[str, Any]) -> str:
+    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **variables)
     text.encode()  # lone surrogates
     return str(text)
 
 
-def _first_failing(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[object], template_kwargs: dict[str, Any]
-) -> int:
+def _first_failing(tokenizer: PreTrainedTokenizerBase, messages: Sequence[object], variables: dict[str, Any]) -> int:
     """The last message of the shortest beginning that the template does not take, of a few; else the last of all."""
     for index in range(min(len(messages), MAX_TRIED_MESSAGES)):
         try:
-            _render(tokenizer, messages[: index + 1], template_kwargs)
+            _render(tokenizer, messages[: index + 1], variables)
         except Exception:
             return index
     return len(messages) - 1

@@ -13,7 +13,10 @@ from tests.paths import FIXTURES
 from tests.server.live import Live, serving
 
 TEMPLATE = (
-    "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if tools %}# tools: {{ tools | tojson }}, called by <tool_call>\n{% endif %}"
+    "{% if reasoning_effort %}# effort: {{ reasoning_effort }}{{ ', thinking' if enable_thinking }}\n{% endif %}"
+    "{% for m in messages %}# {{ m.role }}: {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}# assistant:{% endif %}"
 )
 

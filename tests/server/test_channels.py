@@ -7,6 +7,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dflash_trt.server.channels import Channels, ChannelTokens
+from dflash_trt.server.tools import ToolCall
 from tests.paths import FIXTURES
 
 HARMONY = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]
@@ -33,6 +34,7 @@ def split(tokenizer: PreTrainedTokenizerBase, text: str, size: int, stop: tuple[
     for begin in range(0, len(ids), size):
         part = channels.push(ids[begin : begin + size], is_last=begin + size >= len(ids))
         thought, said = thought + part[0], said + part[1]
+        assert part[2] == []
     return thought, said
 
 
@@ -62,3 +64,21 @@ def test_without_channels_all_is_said(tokenizer: PreTrainedTokenizerBase) -> Non
 
 def test_other_tokenizers_have_none() -> None:
     assert ChannelTokens.read(AutoTokenizer.from_pretrained(FIXTURES / "tiny-qwen3")) is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize(
+    "header",
+    ["<|start|>assistant<|channel|>commentary to=functions.get_time <|constrain|>json",
+     "<|start|>assistant to=functions.get_time<|channel|>commentary json"],
+)  # fmt: skip
+def test_a_message_to_a_function_is_a_call(tokenizer: PreTrainedTokenizerBase, header: str, size: int) -> None:
+    text = f"<|channel|>analysis<|message|>Hm.<|end|>{header}<|message|>{{"
+    text += '"zone": "é"}<|call|>'
+    tokens = ChannelTokens.read(tokenizer)
+    assert tokens is not None
+    channels = Channels(tokens, tokenizer, has_tools=True)
+    ids = tokenizer(text)["input_ids"]
+    parts = [channels.push(ids[i : i + size], is_last=i + size >= len(ids)) for i in range(0, len(ids), size)]
+    assert ["".join(part[i] for part in parts) for i in (0, 1)] == ["Hm.", ""]  # type: ignore[misc]
+    assert [call for part in parts for call in part[2]] == [ToolCall("get_time", '{"zone": "é"}')]
