@@ -264,6 +264,7 @@ class KVInjectionAttributes:
         causal: int,
         k_scale: float,
         v_scale: float,
+        fp8_cache: int,
     ) -> None: ...
 
 def kv_injection_attention_reference(
@@ -271,7 +272,7 @@ def kv_injection_attention_reference(
 ) -> None:
     """Fills out [B, S, N*D] on the CPU; the plugin's meaning, to test its kernel against.
 
-    inputs are the node's, in its order, 8 or with sinks [N] (float32) 9; out has qkv's dtype. Float64 inside, one
+    inputs are the node's, in its order, 9 or with sinks [N] (float32) 10; out has qkv's dtype. Float64 inside, one
     rounding at the end. Reads of the caches only what is visible.
 
     Raises ValueError, naming the tensor, where dtype, shape, layout or device does not fit, where a size is

@@ -95,7 +95,7 @@ using namespace dflash::kv_injection;
 int main() {{
   Params p{{}};
   p.batch = p.slots = p.layers = 1;
-  p.block = {S}; p.num_heads = {N}; p.num_kv_heads = {G}; p.head_dim = {D}; p.max_context = 131072;
+  p.block = {S}; p.num_heads = {N}; p.num_kv_heads = {G}; p.head_dim = {D}; p.max_pages = 1;
   p.block_dtype = DType::kBF16; p.cache_dtype = {cache};
   const Plan plan = {wgmma} ? make_wgmma_plan(p, 132) : make_plan(p, 264);
   const int stages = {wgmma} ? wgmma_stages({D}, {itemsize}) : num_stages({D}, {itemsize});

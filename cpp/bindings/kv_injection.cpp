@@ -65,7 +65,9 @@ static void launch(const attention::Attributes& attributes, const Inputs& inputs
       throw std::invalid_argument("host values: expected one for each of " + std::to_string(batch) +
                                   " requests");
     }
-    refuse(check_requests(params, slot_ids->data(), context_lengths->data()));
+    // The pages' size stands in the GPU's memory.
+    const int64_t largest_page = params.max_pages == 1 ? attention::kMaxContext : attention::kMaxPageSize;
+    refuse(check_requests(params, largest_page, slot_ids->data(), context_lengths->data()));
   }
   if (const char* error = attention::launch(params, chosen)) throw std::runtime_error(error);
 }
@@ -104,7 +106,7 @@ static void bind_attributes(nb::module_& module) {
           "__init__",
           [](Attributes* self, int32_t layer, int32_t num_heads, int32_t num_kv_heads,
              int32_t head_dim, float rms_norm_eps, float softmax_scale, int32_t sliding_window,
-             int32_t causal, float k_scale, float v_scale) {
+             int32_t causal, float k_scale, float v_scale, int32_t fp8_cache) {
             new (self) Attributes{.layer = layer,
                                   .num_heads = num_heads,
                                   .num_kv_heads = num_kv_heads,
@@ -114,11 +116,13 @@ static void bind_attributes(nb::module_& module) {
                                   .sliding_window = sliding_window,
                                   .causal = causal,
                                   .k_scale = k_scale,
-                                  .v_scale = v_scale};
+                                  .v_scale = v_scale,
+                                  .fp8_cache = fp8_cache};
           },
           nb::kw_only(), nb::arg("layer"), nb::arg("num_heads"), nb::arg("num_kv_heads"),
           nb::arg("head_dim"), nb::arg("rms_norm_eps"), nb::arg("softmax_scale"),
-          nb::arg("sliding_window"), nb::arg("causal"), nb::arg("k_scale"), nb::arg("v_scale"));
+          nb::arg("sliding_window"), nb::arg("causal"), nb::arg("k_scale"), nb::arg("v_scale"),
+          nb::arg("fp8_cache"));
 }
 
 void bind_kv_injection(nb::module_& module) {

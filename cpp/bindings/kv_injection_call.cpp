@@ -18,6 +18,7 @@ static attention::ElementType element_type(const nb::dlpack::dtype& dtype) {
   if (is(Code::Float8_E4M3FN, 8)) return attention::ElementType::kF8E4M3;
   if (is(Code::Float, 32)) return attention::ElementType::kF32;
   if (is(Code::Int, 32)) return attention::ElementType::kI32;
+  if (is(Code::Int, 64)) return attention::ElementType::kI64;
   return attention::ElementType::kOther;
 }
 
@@ -61,7 +62,7 @@ static attention::Tensor tensor_of(const char* name, const AnyArray& array, int 
 attention::Params call_params(const attention::Attributes& attributes, const Inputs& inputs,
                               const Array& out, int device) {
   if (inputs.size() < attention::kMinInputs || inputs.size() > attention::kMaxInputs) {
-    throw std::invalid_argument("inputs: expected 8 tensors, or 9 with sinks, found " +
+    throw std::invalid_argument("inputs: expected 9 tensors, or 10 with sinks, found " +
                                 std::to_string(inputs.size()));
   }
   std::vector<attention::Tensor> tensors;

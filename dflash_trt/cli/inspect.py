@@ -146,7 +146,7 @@ def _rows(key: str, value: object) -> list[tuple[str, str]]:
 
 
 def _profiles(profiles: Sequence[dict[str, dict[str, int]]]) -> str:
-    """By axis, the sizes that the profiles of a plan have: "B 1, 2, 4; C_max 1 to 8192"."""
+    """By axis, the sizes that the profiles of a plan have: "B 1, 2, 4; pages 1 to 8192"."""
 
     def sizes(axis: str) -> Iterator[str]:
         for profile in profiles:

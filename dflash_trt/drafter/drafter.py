@@ -57,11 +57,6 @@ class Drafter:
         executor.bind(cache.k, cache.v)
         return cls(executor, spec, cache, embedding, selector)
 
-    @property
-    def keeps_prefixes(self) -> bool:
-        """Whether rows of a released slot may become another's: not where a plan fixes each slot's rows."""
-        return self.cache.is_paged
-
     def claim(self, user: object) -> bool:
         """Whether nobody but `user` has written pages since it last claimed them; from now on they are its own."""
         return self.cache.table.claim(user)

@@ -7,6 +7,7 @@ our runtime, and the DFlash worker inside TensorRT-LLM.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -21,7 +22,8 @@ class DraftInputs(NamedTuple):
     positions: Tensor
     """[B, S] any integer."""
     slot_ids: Tensor
-    """[B] any integer; for ONNX Runtime also [B, M], the pages that hold each block's context, one after the other."""
+    """[B] any integer, each block's page of the bound caches or row of the bound page table; of bound caches also
+    [B, M], the pages that hold each block's context, one after the other."""
     context_lengths: Tensor
     """[B] any integer: the rows of its slot that each block sees."""
 
@@ -40,7 +42,7 @@ class Executor(Protocol):
         """Where all tensors are, given and returned."""
 
     def cache_rows(self, num_slots: int) -> int | None:
-        """C, the rows that each slot of a context cache of `num_slots` has; None where slots consist of pages.
+        """The most rows that a slot may have where the graphs were compiled for some; None where they were not.
 
         Raises EngineError for more slots than the graphs were compiled for.
         """
@@ -49,9 +51,15 @@ class Executor(Protocol):
         """Reads the files, once; before that nothing is allocated."""
 
     def bind(self, k_cache: Tensor, v_cache: Tensor) -> None:
-        """Takes caches [slots, L, C, G, D] of `cache_dtype`, or of pages, which `draft` reads from then on.
+        """Takes caches [pages, L, rows, G, D] of `cache_dtype`, which `draft` reads from then on and their owner keeps.
 
-        Never during a CUDA graph's capture. Raises EngineError where they are larger than the graphs were compiled for.
+        Never during a CUDA graph's capture.
+        """
+
+    def bind_pool(self, layers: Sequence[Tensor], page_table: Tensor) -> None:
+        """Takes views [pages, 2, G, rows, D] of `cache_dtype`, one a layer, and [slots, M] INT32, in their place.
+
+        Whoever owns the page table may change it between calls. Raises EngineError where the graphs cannot follow it.
         """
 
     def release(self) -> None:

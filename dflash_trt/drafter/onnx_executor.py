@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dflash_trt.drafter.executor import DraftInputs
 from dflash_trt.engine.manifest import Manifest
+from dflash_trt.errors import EngineError
 from dflash_trt.graph.cpu.ort_session import graph_session
 
 NUMPY_TYPES = {torch.float32: np.float32, torch.int32: np.int32}
@@ -44,7 +45,7 @@ class OnnxExecutor:
         self._bound: dict[str, BoundGraph] = {}
 
     def cache_rows(self, num_slots: int) -> None:
-        """None: slots consist of pages."""
+        """None."""
 
     def load(self) -> None:
         """Creates both sessions.
@@ -61,6 +62,13 @@ class OnnxExecutor:
     def bind(self, k_cache: Tensor, v_cache: Tensor) -> None:
         """Reads the caches where they lie: what their owner writes into them is seen."""
         self._bound["draft"].share(k_cache=k_cache, v_cache=v_cache)
+
+    def bind_pool(self, layers: Sequence[Tensor], page_table: Tensor) -> None:
+        """Not here: standard operators follow no pointers."""
+        raise EngineError(
+            "ONNX Runtime: expected a context cache of its own, found a pool of pages",
+            hint="build plans: dflash-trt build --plans-for DIR",
+        )
 
     def release(self) -> None:
         """Drops the caches."""

@@ -16,7 +16,7 @@ from dflash_trt.engine.manifest import Manifest, sha256
 from dflash_trt.engine.plan import check_plan
 from dflash_trt.engine.plugin_library import plugin_library
 
-DTYPES = {"BFLOAT16": torch.bfloat16, "FLOAT8E4M3FN": torch.float8_e4m3fn, "INT32": torch.int32}
+DTYPES = {"BFLOAT16": torch.bfloat16, "FLOAT8E4M3FN": torch.float8_e4m3fn, "INT32": torch.int32, "INT64": torch.int64}
 
 
 class PlanLoader:

@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from dflash_trt.drafter.context_layout import ContextLayout
 from dflash_trt.drafter.executor import DraftInputs
 from dflash_trt.drafter.launcher import Launcher
 from dflash_trt.drafter.plan_loader import PlanLoader
 from dflash_trt.drafter.plan_runner import PlanRunner
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.plan import GRAPHS
+from dflash_trt.engine.plan import GRAPHS, PlanOptions
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
+from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
 
 
 class TensorRTExecutor:
@@ -37,6 +39,7 @@ class TensorRTExecutor:
         self._loader: PlanLoader | None = None
         self._context: PlanRunner | None = None
         self._draft: PlanRunner | None = None
+        self._table: Tensor | None = None  # ours, of bound caches; a pool has one of its own
 
     @property
     def device(self) -> torch.device:
@@ -44,10 +47,9 @@ class TensorRTExecutor:
         return self._launcher.device
 
     def cache_rows(self, num_slots: int) -> int:
-        """C_max of the draft plan. Raises EngineError for more slots than it was built for."""
-        most = self._manifest.plans["draft"].profiles[0]["C_max"].max
-        self._check_cache(num_slots, most)
-        return most
+        """What the plans were asked to serve. Raises EngineError for more slots than the draft plan was built for."""
+        self._check_slots(num_slots)
+        return (self._manifest.plan_options or PlanOptions()).max_seq_len
 
     def check(self) -> None:
         """Reads no plan. Raises MissingDependencyError without GPU, TensorRT or plugin, EngineError when the plans were
@@ -62,14 +64,42 @@ class TensorRTExecutor:
         self._context = self._context or self._loader.load("context", "T", {})
 
     def bind(self, k_cache: Tensor, v_cache: Tensor) -> None:
-        """Reads the draft plan for these caches."""
-        self._check_cache(k_cache.shape[0], k_cache.shape[2])
+        """Tells the draft plan where these caches lie; a call says which pages its blocks have."""
+        is_paged = k_cache.shape[2] == TOKENS_PER_PAGE  # else a page is a slot
+        shape = (
+            self._manifest.plans["draft"].profiles[-1]["B"].max,
+            num_pages_for(self.cache_rows(1)) if is_paged else 1,
+        )
+        if self._table is None or self._table.shape != shape:
+            self._table = torch.zeros(shape, dtype=torch.int32, device=self.device)
+        self._bind(ContextLayout.of_caches(k_cache, v_cache), self._table)
+
+    def bind_pool(self, layers: Sequence[Tensor], page_table: Tensor) -> None:
+        """Tells the draft plan where the pool lies; it reads the page table where that is."""
+        self._check_slots(len(page_table))
+        self._table = None
+        self._bind(ContextLayout.of_layers(layers), page_table)
+
+    def _bind(self, context: ContextLayout, page_table: Tensor) -> None:
+        """The plan's calls stay as they are where only addresses and strides are others."""
         assert self._loader is not None, "load comes first"
-        self.release()
-        self._draft = self._loader.load("draft", "B", {"k_cache": k_cache, "v_cache": v_cache})
+        context.check(page_table.shape[1])
+        values = {"context_pointers": context.pointers, "context_layout": context.layout}
+        found = {name: torch.tensor(value, device=self.device) for name, value in values.items()}
+        if self._draft is not None and self._draft.tensors["page_table"] is page_table:
+            with self._launcher.queued():
+                for name, value in found.items():
+                    self._draft.tensors[name].copy_(value)
+        else:
+            self._close()
+            self._draft = self._loader.load("draft", "B", {**found, "page_table": page_table})
 
     def release(self) -> None:
-        """Drops the draft plan with the caches it was loaded for: two of either need not fit the GPU."""
+        """Drops the draft plan with what it was loaded for: two of either need not fit the GPU."""
+        self._close()
+        self._table = None
+
+    def _close(self) -> None:
         if self._draft is not None:
             self._draft.close()
         self._draft = None
@@ -107,7 +137,9 @@ class TensorRTExecutor:
         most = draft.sizes[-1]
         with self._launcher.queued():
             parts = [
-                _draft_part(draft, DraftInputs(*(tensor[begin : begin + most] for tensor in inputs)), outputs)
+                _draft_part(
+                    draft, DraftInputs(*(tensor[begin : begin + most] for tensor in inputs)), outputs, self._table
+                )
                 for begin in range(0, len(inputs.slot_ids), most)
             ]
             return parts[0] if len(parts) == 1 else [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
@@ -128,20 +160,24 @@ class TensorRTExecutor:
         assert self._draft is not None, "bind comes first"
         return self._draft
 
-    def _check_cache(self, num_slots: int, num_rows: int) -> None:
-        profile = self._manifest.plans["draft"].profiles[0]
-        most_slots, most_rows = profile["slots"].max, profile["C_max"].max
-        if num_slots > most_slots or num_rows > most_rows:
+    def _check_slots(self, num_slots: int) -> None:
+        most = self._manifest.plans["draft"].profiles[0]["slots"].max
+        if num_slots > most:
             raise EngineError(
-                f"{self._directory}: expected a context cache of at most {most_slots} slots of {most_rows} rows, for"
-                f" which the plan was built, found {num_slots} of {num_rows}",
-                hint=f"dflash-trt build --plans-for {quoted(self._directory)} --max-batch-size {num_slots}"
-                f" --max-seq-len {num_rows}",
+                f"{self._directory}: expected at most {most} slots, for which the plan was built, found {num_slots}",
+                hint=f"dflash-trt build --plans-for {quoted(self._directory)} --max-batch-size {num_slots}",
             )
 
 
-def _draft_part(draft: PlanRunner, inputs: DraftInputs, outputs: Mapping[str, torch.dtype]) -> list[Tensor]:
+def _draft_part(
+    draft: PlanRunner, inputs: DraftInputs, outputs: Mapping[str, torch.dtype], table: Tensor | None
+) -> list[Tensor]:
+    """`table` is the page table where it is ours: it takes each block's pages."""
     B, tensors = len(inputs.slot_ids), draft.tensors
+    if table is not None:
+        pages = inputs.slot_ids.view(B, -1)
+        table[:B, : pages.shape[1]].copy_(pages)
+        inputs = inputs._replace(slot_ids=torch.arange(B, device=table.device))
     for name, value in inputs._asdict().items():
         tensors[name][:B].copy_(value)
     if padding := draft.padding(B):

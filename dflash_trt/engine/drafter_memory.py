@@ -11,7 +11,8 @@ import msgspec
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plan import GRAPHS, PlanOptions
 
-BYTES = {"BFLOAT16": 2, "FLOAT8E4M3FN": 1, "INT32": 4}
+BYTES = {"BFLOAT16": 2, "FLOAT8E4M3FN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4}
+PAGE_ROWS = 32  # kvcache's tokens of a page
 WEIGHTS = ".safetensors"
 
 
@@ -30,20 +31,17 @@ class DrafterMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 def drafter_memory(manifest: Manifest, options: PlanOptions, directory: Path) -> DrafterMemory:
     """Of the engine at `directory`, with plans that serve `options`."""
+    pages_of_a_slot = -(-options.max_seq_len // PAGE_ROWS)
     sizes = {
         "B": options.max_batch_size,
         "T": options.max_num_tokens,
         "slots": options.max_batch_size,
-        "C_max": options.max_seq_len,
+        "pages": pages_of_a_slot,
     }
-    cache = activations = 0
-    for graph in manifest.graphs.values():
-        for port in (*graph.inputs, *graph.outputs):
-            size = BYTES[port.dtype] * prod(port.sizes(sizes))
-            if "slots" in port.shape:
-                cache += size
-            else:
-                activations += size
+    ports = [port for graph in manifest.graphs.values() for port in (*graph.inputs, *graph.outputs)]
+    rows = {"T": options.max_batch_size * pages_of_a_slot * PAGE_ROWS}
+    cache = sum(BYTES[port.dtype] * prod(port.sizes(rows)) for port in manifest.graphs["context"].outputs)
+    activations = sum(BYTES[port.dtype] * prod(port.sizes(sizes)) for port in ports)
     weights = [directory / name for name in manifest.sha256 if name.endswith(WEIGHTS)]
     return DrafterMemory(
         weight_bytes=sum(file.stat().st_size for file in weights),

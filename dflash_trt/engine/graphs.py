@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two graphs as everybody outside sees them: file, inputs and outputs, each with its dtype and axes.
 
-Axes: B blocks of the draft's own size S, T new context rows, slots of the context cache, C_max rows of a slot.
+Axes: B blocks of the draft's own size S, T new context rows, rows of the page table (slots) and the pages of each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 
-COMPUTE, FLOAT, FP8, INT32 = "BFLOAT16", "FLOAT", "FLOAT8E4M3FN", "INT32"  # ONNX's spelling
+COMPUTE, FLOAT, FP8, INT32, INT64 = "BFLOAT16", "FLOAT", "FLOAT8E4M3FN", "INT32", "INT64"  # ONNX's spelling
+CONTEXT_LAYOUT_SIZE = 5  # page size, strides of page, K to V, row and head
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +41,11 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool) -> dict[str, Graph]:
     """Both graphs of a draft, by name: what is written, planned, bound and called.
 
-    A head of the draft's own adds proposals [B, S-1]: token_ids by the target's ids, or a selector's candidates.
+    context: target_hidden [T, A*H], positions [T] -> k, v [T, L, G, D].
+    draft: noise_embeds [B, S, H], positions [B, S], context_pointers [L], context_layout [5],
+    page_table [slots, pages], slot_ids [B], context_lengths [B] -> hidden [B, S, H], and with a head of the draft's own
+    token_ids [B, S-1]: its proposals, by the target's ids; or, for a candidate selector, candidate_ids and
+    candidate_logits [B, S-1, k].
     """
     L, G, D, H = spec.num_layers, spec.num_key_value_heads, spec.head_dim, spec.hidden_size
     S = spec.block_size
@@ -67,8 +72,9 @@ def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool) -> dict[str, Gr
         inputs=(
             port("noise_embeds", COMPUTE, "B", S, H),
             port("positions", INT32, "B", S),
-            port("k_cache", cached, "slots", L, "C_max", G, D),
-            port("v_cache", cached, "slots", L, "C_max", G, D),
+            port("context_pointers", INT64, L),
+            port("context_layout", INT64, CONTEXT_LAYOUT_SIZE),
+            port("page_table", INT32, "slots", "pages"),
             port("slot_ids", INT32, "B"),
             port("context_lengths", INT32, "B"),
         ),

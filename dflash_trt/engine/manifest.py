@@ -19,7 +19,8 @@ from dflash_trt.files.json_file import SchemaVersion, read_json
 from dflash_trt.files.read import is_file_name
 
 MANIFEST = "manifest.json"
-SCHEMA_VERSION = 3  # 1: draft.onnx had a dynamic block size; 2: q, k and v reached its attention nodes apart
+# 1: draft.onnx had a dynamic block size; 2: q, k and v reached its attention nodes apart; 3: it read dense caches
+SCHEMA_VERSION = 4
 
 
 class Plugin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

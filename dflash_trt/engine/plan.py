@@ -35,7 +35,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_batch_size: Positive = 8
     """Blocks of one draft pass, and slots of the context cache."""
     max_seq_len: Positive = 8192
-    """C_max: context rows of a slot."""
+    """Context rows of a slot in a cache of our own; plans read pages of any."""
     max_num_tokens: Positive = 2048
     """T: context rows of one injection; more are injected in parts."""
     workspace_bytes: Positive = DEFAULT_WORKSPACE_BYTES
@@ -54,7 +54,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 Profile = dict[str, Range]
-"""By axis: B, T, slots, C_max."""
+"""By axis: B, T, slots, pages."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

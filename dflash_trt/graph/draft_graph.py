@@ -18,20 +18,24 @@ from dflash_trt.graph.linear import linear
 from dflash_trt.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, rounded
 
 ATTENTION = "DFlashKVInjectionAttention"
-PLUGIN_VERSION = "2"
+PLUGIN_VERSION = "3"
+CONTEXT_INPUTS = ("context_pointers", "context_layout", "page_table", "slot_ids", "context_lengths")
 
 
 def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
-    """noise_embeds [B, S, H], positions [B, S], caches, slot_ids, context_lengths -> hidden [B, S, H], and proposals.
+    """noise_embeds [B, S, H], positions [B, S], context_pointers [L], context_layout [5], page_table [slots, M],
+    slot_ids [B], context_lengths [B] -> hidden [B, S, H], and what a head of the draft's own proposes, as
+    `graph_signatures` has them.
 
-    As `graph_signatures` has them. The block's own K and V are never stored; proposals are rows 1 to S-1. Between the
-    attention nodes the residual stream has one row a token, [B*S, H].
+    The context is read only: the block's own K and V live for this pass and are never stored. Row 0 of a block
+    predicts the token already known, proposals are rows 1 to S-1.
+    Between the attention nodes the residual stream has one row a token, [B*S, H].
     """
     spec = draft.spec
     S, H = spec.block_size, spec.hidden_size
     g = GraphBuilder("draft", draft)
     hidden, positions = g.reshape(g.input("noise_embeds"), [-1, H]), g.input("positions")
-    context = [g.input(name) for name in ("k_cache", "v_cache", "slot_ids", "context_lengths")]
+    context = [g.input(name) for name in CONTEXT_INPUTS]
 
     hidden = times(g, hidden, spec.input_embedding_scale)
     rope = g.op("Concat", *rotary_rows(g, positions, spec), axis=-1)  # [B, S, D]: cos | sin
@@ -94,9 +98,9 @@ def output_name(layer: int) -> str:
 def _attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: DraftCheckpoint, i: int) -> str:
     """Block attention of layer `i` over [context rows < context_length | block], h [B*S, H] -> [B*S, H].
 
-    The node's inputs: qkv [B, S, (N + 2G)*D] before norm and rotation, q_norm and k_norm [D], rope [B, S, D], k_cache,
-    v_cache, slot_ids, context_lengths, and sinks [N] where the layer has them. Context row j stands at position j,
-    block slot s at position context_length + s.
+    The node's inputs: qkv [B, S, (N + 2G)*D] as the GEMM gives it, query heads, key heads, value heads (before norm and
+    rotation), q_norm and k_norm [D], rope [B, S, D], CONTEXT_INPUTS, and sinks [N] where the layer has
+    them. Context row j stands at position j, block slot s at position context_length + s.
     """
     spec = draft.spec
     S, N, G, D = spec.block_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
@@ -123,6 +127,7 @@ def _attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dr
             causal=int(layer.causal),
             k_scale=rounded(draft.cache_scales("k")[i]),  # of an FP8 cache, as context.onnx has it; 1 otherwise
             v_scale=rounded(draft.cache_scales("v")[i]),
+            fp8_cache=int(draft.quantization.fp8_kv_cache),
         )
         mixed = g.reshape(mixed, [-1, N * D])
         if spec.attention_gate is not None:

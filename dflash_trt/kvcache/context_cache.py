@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.engine.graphs import graph_signatures
 from dflash_trt.errors import RequestError
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE, PageTable, num_pages_for
 from dflash_trt.kvcache.page_tensor import FIRST_PAGES, grown, zeros
@@ -19,24 +18,18 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 class ContextCache:
-    """K and V [pages, L, tokens_per_page, G, D], FLOAT, BF16 or FP8; scales are part of the graphs.
-
-    With `num_rows`, which plans are compiled for, each slot has one page of so many rows: [slots, L, C_max, G, D].
-    """
+    """K and V [pages, L, TOKENS_PER_PAGE, G, D], FLOAT, BF16 or FP8; scales are part of the graphs."""
 
     def __init__(
         self, spec: DraftSpec, num_slots: int, num_rows: int | None, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.is_paged = num_rows is None
-        num_pages = max(FIRST_PAGES, num_slots) if self.is_paged else num_slots
-        ports = {port.name: port for port in graph_signatures(spec, fp8_cache=False)["draft"].inputs}
-        shape = ports["k_cache"].sizes({"slots": num_pages, "C_max": num_rows or TOKENS_PER_PAGE})
+        """With `num_rows` a slot has room for no more, and the pages of all slots are there from the beginning."""
+        self._num_rows = num_rows
+        num_pages = num_slots * num_pages_for(num_rows) if num_rows else max(FIRST_PAGES, num_slots)
+        shape = (num_pages, spec.num_layers, TOKENS_PER_PAGE, spec.num_key_value_heads, spec.head_dim)
         # First, because numbers of slots beyond all memory are refused here.
         self.k, self.v = zeros(shape, dtype, device), zeros(shape, dtype, device)
-        self.table = PageTable(num_slots, num_rows or TOKENS_PER_PAGE)
-        if not self.is_paged:
-            for slot in range(num_slots):
-                self.table.reserve(slot, [slot], 0)
+        self.table = PageTable(num_slots)
 
     @property
     def lengths(self) -> list[int]:
@@ -57,10 +50,7 @@ class ContextCache:
     @torch.inference_mode()
     def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
         """The pages of an empty slot's rows; the first `num_rows` rows are in them already."""
-        if self.is_paged:
-            self._clear(self.table.reserve(slot, pages, num_rows))
-        else:
-            assert num_rows == 0, "slots of a plan share nothing"
+        self._clear(self.table.reserve(slot, pages, num_rows))
 
     def extend(self, slots: Sequence[int], num_rows: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
         """Lengthens the slots; of each new row its position, page and row in that. `k` and `v` may be new tensors.
@@ -69,9 +59,9 @@ class ContextCache:
         """
         size = self.table.tokens_per_page
         for slot, count in zip(slots, num_rows, strict=True):
-            if not self.is_paged and self.lengths[slot] + count > size:
+            if self._num_rows and self.lengths[slot] + count > self._num_rows:
                 raise RequestError(
-                    f"context of slot {slot}: expected at most {size} rows, for which the plan was built,"
+                    f"context of slot {slot}: expected at most {self._num_rows} rows, for which the plan was built,"
                     f" found {self.lengths[slot]} and {count} new ones",
                     hint="build the plan with a larger --max-seq-len",
                 )
@@ -104,8 +94,6 @@ class ContextCache:
 
     def slot_ids(self, slots: Sequence[int], num_rows: int) -> list[list[int]]:
         """slot_ids [B, M] of draft.onnx for up to `num_rows` rows a slot; a shorter one repeats a page of its own."""
-        if not self.is_paged:
-            return [[slot] for slot in slots]
         num_pages = max(1, num_pages_for(num_rows))
         slot_pages = []
         for slot in slots:
@@ -116,11 +104,7 @@ class ContextCache:
     @torch.inference_mode()  # as whoever lets it grow
     def release(self, slot: int) -> None:
         """Empties a slot."""
-        if self.is_paged:
-            self.table.release(slot)
-        else:
-            self._clear([slot])
-            self.lengths[slot] = 0
+        self.table.release(slot)
 
     def _clear(self, pages: Sequence[int]) -> None:
         """Zeros, because a masked row still takes part as 0 * value, and 0 * NaN is NaN."""

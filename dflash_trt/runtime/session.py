@@ -142,25 +142,17 @@ class Session:
     ) -> Decoder:
         """Decodes with the drafter, by default verifying all it proposes.
 
-        With `prefix_caching` a prompt begins with what earlier ones left in the caches, where target and drafter keep
-        it.
+        With `prefix_caching` a prompt begins with what earlier ones left in the caches, where the target keeps it.
         """
         length = draft_length or FixedLength(self.manifest.draft.num_draft_tokens)
         is_plain = isinstance(length, FixedLength) and length.length == 0
-        caches_prefixes = prefix_caching and self._keeps_prefixes(is_plain)
-        slots = SlotPool(self.num_slots, self._num_tokens, prefix_caching=caches_prefixes)
+        if prefix_caching and not self.target.keeps_prefixes:
+            LOG.warning("prefix caching is off: the target's state is not kept in pages")
+            prefix_caching = False
+        slots = SlotPool(self.num_slots, self._num_tokens, prefix_caching=prefix_caching)
         return Decoder(
             self._pair(int(is_plain)), slots, length, prefill_chunk=prefill_chunk, cache_owner=self._cache_owner
         )
-
-    def _keeps_prefixes(self, is_plain: bool) -> bool:
-        lacking = [
-            *(() if self.target.keeps_prefixes else ["the target's state is not kept in pages"]),
-            *(() if is_plain or self.drafter.keeps_prefixes else ["the drafter's plan has fixed slots"]),
-        ]
-        if lacking:
-            LOG.warning("prefix caching is off: %s", " and ".join(lacking))
-        return not lacking
 
     def plain_decoder(self, *, prefill_chunk: int = DEFAULTS.prefill_chunk) -> Decoder:
         """Decodes without the drafter, one token a pass."""

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kv_injection_attention/check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -11,7 +12,7 @@ namespace dflash::kv_injection {
 namespace {
 
 // The kernel moves 16 bytes at a time.
-constexpr uintptr_t kAlignment = 16;
+constexpr int32_t kAlignment = 16;
 // Queries carry softmax_scale * k_scale, in FP16 beside an FP8 cache and in an FP16 block: elements of size 1 are then at
 // least FP16's smallest normal number.
 constexpr float kMaxScale = 64, kMinScale = 0x1p-14f;
@@ -33,7 +34,7 @@ class Checks {
   void positive(const char* name, float value) {
     expect(std::isfinite(value) && value > 0, name, value, "a positive finite number");
   }
-  void tensor(const char* name, const void* pointer, uintptr_t alignment) {
+  void tensor(const char* name, const void* pointer, int32_t alignment) {
     expect(pointer != nullptr, name, "a null pointer", "a tensor");
     expect(reinterpret_cast<uintptr_t>(pointer) % alignment == 0, name, pointer, "an address that ",
            alignment, " divides");
@@ -58,8 +59,6 @@ void check_dtypes(Checks& checks, const Params& p) {
   const char* cache = dtype_name(p.cache_dtype);
   checks.expect(p.block_dtype == DType::kF16 || p.block_dtype == DType::kBF16, "qkv", block,
                 "float16 or bfloat16");
-  checks.expect(p.cache_dtype == p.block_dtype || p.cache_dtype == DType::kF8E4M3, "k_cache", cache,
-                block, " as qkv, or float8_e4m3fn");
   checks.positive("k_scale", p.k_scale);
   checks.positive("v_scale", p.v_scale);
   const bool scaled = p.cache_dtype == DType::kF8E4M3;
@@ -93,7 +92,7 @@ Problem check_sizes(const Params& p) {
   checks.at_least("slots", p.slots, 1);
   checks.at_least("layers", p.layers, 1);
   checks.range("layer", p.layer, 0, int64_t{p.layers} - 1);
-  checks.range("max_context", p.max_context, 1, kMaxContext);
+  checks.at_least("max_pages", p.max_pages, 1);
   checks.at_least("sliding_window", p.sliding_window, 0);
   checks.range("causal", p.causal, 0, 1);
   checks.positive("rms_norm_eps", p.rms_norm_eps);
@@ -110,8 +109,9 @@ Problem check_params(const Params& p) {
   checks.tensor("q_norm", p.q_norm, kAlignment);
   checks.tensor("k_norm", p.k_norm, kAlignment);
   checks.tensor("rope", p.rope, kAlignment);
-  checks.tensor("k_cache", p.k_cache, kAlignment);
-  checks.tensor("v_cache", p.v_cache, kAlignment);
+  checks.tensor("context_pointers", p.context_pointers, alignof(int64_t));
+  checks.tensor("context_layout", p.context_layout, kAlignment);
+  checks.tensor("page_table", p.page_table, alignof(int32_t));
   checks.tensor("slot_ids", p.slot_ids, alignof(int32_t));
   checks.tensor("context_lengths", p.context_lengths, alignof(int32_t));
   if (p.sinks != nullptr) checks.tensor("sinks", p.sinks, alignof(float));
@@ -119,11 +119,27 @@ Problem check_params(const Params& p) {
   return checks.result();
 }
 
-Problem check_requests(const Params& p, const int32_t* slot_ids, const int32_t* context_lengths) {
+Problem check_layout(const Params& p, const int64_t* layout) {
+  Checks checks;
+  const int64_t size = layout[kPageSize];
+  if (p.max_pages > 1) {
+    checks.expect(size == 16 || size == 32 || size == kMaxPageSize, "page size", size, "16, 32 or 64");
+  }
+  checks.range("page size", size, 1, kMaxContext);
+  constexpr const char* kNames[] = {"page", "K to V", "row", "head"};
+  for (int32_t i = 0; i < 4; ++i) {
+    checks.expect(layout[kPageStride + i] % kAlignment == 0, text("stride, ", kNames[i]).c_str(), layout[kPageStride + i],
+                  "a multiple of ", kAlignment);
+  }
+  return checks.result();
+}
+
+Problem check_requests(const Params& p, int64_t page_size, const int32_t* slot_ids, const int32_t* context_lengths) {
+  const int64_t longest = std::min<int64_t>(kMaxContext, p.max_pages * page_size);
   for (int32_t b = 0; b < p.batch; ++b) {
     Checks checks;
     checks.range("slot id", slot_ids[b], 0, int64_t{p.slots} - 1);
-    checks.range("context length", context_lengths[b], 0, p.max_context);
+    checks.range("context length", context_lengths[b], 0, longest);
     if (const Problem problem = checks.result()) return text("request ", b, ", ", *problem);
   }
   return std::nullopt;

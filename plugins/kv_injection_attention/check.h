@@ -22,8 +22,11 @@ Problem check_sizes(const Params& params);
 // read.
 Problem check_params(const Params& params);
 
-// The values of slot_ids [B] and context_lengths [B], where the host has them.
-Problem check_requests(const Params& params, const int32_t* slot_ids,
+// The values of context_layout, where the host has them.
+Problem check_layout(const Params& params, const int64_t* layout);
+
+// The values of slot_ids [B] and context_lengths [B], where the host has them; `page_size` is the layout's.
+Problem check_requests(const Params& params, int64_t page_size, const int32_t* slot_ids,
                        const int32_t* context_lengths);
 
 // That `workspace` holds workspace_size(params) bytes, as the kernel needs.

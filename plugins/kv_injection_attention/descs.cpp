@@ -23,6 +23,8 @@ ElementType element_type(DataType type) {
       return ElementType::kF32;
     case DataType::kINT32:
       return ElementType::kI32;
+    case DataType::kINT64:
+      return ElementType::kI64;
     default:
       return ElementType::kOther;
   }
@@ -71,10 +73,10 @@ bool is_type_supported(int32_t input, const DynamicPluginTensorDesc* tensors) {
     case kRope:
     case kSinks:
       return type == DataType::kFLOAT;
-    case kKCache:
-      return type == block || type == DataType::kFP8;
-    case kVCache:
-      return type == tensors[kKCache].desc.type;
+    case kContextPointers:
+    case kContextLayout:
+      return type == DataType::kINT64;
+    case kPageTable:
     case kSlotIds:
     case kContextLengths:
       return type == DataType::kINT32;

@@ -39,6 +39,7 @@ constexpr std::array<Attribute, kNumAttributes> kAttributes{{
     {"causal", kInt, offsetof(Attributes, causal)},
     {"k_scale", kFloat, offsetof(Attributes, k_scale)},
     {"v_scale", kFloat, offsetof(Attributes, v_scale)},
+    {"fp8_cache", kInt, offsetof(Attributes, fp8_cache)},
 }};
 
 constexpr size_t kValueBytes = 4;  // of every attribute
@@ -99,11 +100,14 @@ void require_format_version(std::span<const PluginField> fields) {
 
 // Asks check_sizes with sizes and dtypes that fit: whatever it finds is an attribute's.
 void check_values(const Attributes& attributes) {
+  if (attributes.fp8_cache != 0 && attributes.fp8_cache != 1) {
+    refuse("fp8_cache", text("expected 0 or 1, found ", attributes.fp8_cache));
+  }
   Params probe = make_params(attributes);
-  probe.block = probe.slots = probe.max_context = 1;
+  probe.block = probe.slots = probe.max_pages = 1;
   probe.layers = std::numeric_limits<int32_t>::max();
   probe.block_dtype = DType::kBF16;
-  probe.cache_dtype = DType::kF8E4M3;
+  probe.cache_dtype = attributes.fp8_cache != 0 ? DType::kF8E4M3 : DType::kBF16;
   if (const Problem problem = check_sizes(probe)) throw std::invalid_argument("field " + *problem);
 }
 

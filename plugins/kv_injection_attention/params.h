@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The whole contract between host and device: sizes, pointers and attributes of one attention call.
 //
-// B requests, S block, N query heads, G key/value heads, D head_dim, L draft layers, C_max cache
-// rows a slot. Tensors are dense and row-major. Pointers are the device's for the kernel, the
-// host's for the reference.
+// B requests, S block, N query heads, G key/value heads, D head_dim, L draft layers, M pages of a row of the page table.
+// Tensors are dense and row-major, but for the context, whose strides are inputs. Pointers are the device's for the
+// kernel, the host's for the reference.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +17,17 @@ inline constexpr int32_t kMaxBlock = 32;
 inline constexpr int32_t kMaxContext = 131072;
 inline constexpr int32_t kMaxBatch = 256;
 inline constexpr int32_t kMaxHeads = 1024;  // so that N * D fits anywhere
+inline constexpr int32_t kMaxPageSize = 64;  // of a row of several pages
+
+// What context_layout holds: a page's size in context rows, and strides in bytes, each a multiple of 16.
+enum Layout : int32_t {
+  kPageSize,    // 16, 32 or 64; where M is 1, any size
+  kPageStride,  // from a page to the next, of one layer
+  kKVStride,    // from K to V of the same page
+  kRowStride,   // from a context row to the next in its page
+  kHeadStride,  // from a head to the next
+  kLayoutSize,
+};
 
 struct Params {
   // Sizes.
@@ -25,9 +36,9 @@ struct Params {
   int32_t num_heads;     // N
   int32_t num_kv_heads;  // G, divides N
   int32_t head_dim;      // D: 64, 96, 128 or 256
-  int32_t slots;         // of the cache; a request's slot id is below it
+  int32_t slots;         // rows of the page table; a request's slot id is below it
   int32_t layers;        // L
-  int32_t max_context;   // C_max
+  int32_t max_pages;     // M
 
   // Attributes.
   int32_t layer;           // which of the L layers of the cache this call reads
@@ -46,12 +57,15 @@ struct Params {
   const void* k_norm;  // [D] block_dtype
   const float* rope;   // [B, S, D]: cos, then sin, of each slot's position, YaRN's factor included
 
-  // The context, read only: row j of a slot stands at position j, block slot s at
-  // context_length + s.
-  const void* k_cache;             // [slots, L, C_max, G, D] cache_dtype, normed and rotated
-  const void* v_cache;             // [slots, L, C_max, G, D] cache_dtype
-  const int32_t* slot_ids;         // [B], each in [0, slots)
-  const int32_t* context_lengths;  // [B], each in [0, C_max]
+  // The context, read only: row j of a slot stands at position j, block slot s at context_length + s. Row j of head g lies
+  // at context_pointers[layer] + page_table[slot][j / page size] * page stride + j % page size * row stride
+  // + g * head stride, D elements of cache_dtype: K, normed and rotated, and kKVStride behind it V. Of a row of the page
+  // table only the entries of pages that hold visible rows are read.
+  const int64_t* context_pointers;  // [L] addresses, multiples of 16
+  const int64_t* context_layout;    // [kLayoutSize]
+  const int32_t* page_table;        // [slots, M]
+  const int32_t* slot_ids;          // [B], each in [0, slots)
+  const int32_t* context_lengths;   // [B], each in [0, M * page size]
   const float* sinks;              // [N] logits of the softmax without a value; may be null
 
   void* out;  // [B, S, N*D] block_dtype

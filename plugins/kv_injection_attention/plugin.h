@@ -9,7 +9,7 @@
 namespace dflash::kv_injection {
 
 inline constexpr char kPluginName[] = "DFlashKVInjectionAttention";
-inline constexpr char kPluginVersion[] = "2";  // 1: q, k and v were three inputs
+inline constexpr char kPluginVersion[] = "3";  // 1: q, k and v were three inputs; 2: dense caches
 inline constexpr char kPluginNamespace[] = "dflash_trt";
 
 class AttentionPlugin final : public nvinfer1::IPluginV3,

@@ -65,15 +65,23 @@ bool sees(const Params& p, int32_t query, int32_t key) {
   return p.sliding_window == 0 || std::abs(query - key) < p.sliding_window;
 }
 
+// K of context row j, key/value head g, of request b.
+const unsigned char* context_row(const Params& p, int32_t b, int32_t g, int32_t j) {
+  const int64_t* layout = p.context_layout;
+  const int64_t page = j / layout[kPageSize], row = j % layout[kPageSize];
+  const int64_t entry = p.page_table[int64_t{p.slot_ids[b]} * p.max_pages + page];
+  const auto* first = reinterpret_cast<const unsigned char*>(p.context_pointers[p.layer]);
+  return first + entry * layout[kPageStride] + row * layout[kRowStride] + g * layout[kHeadStride];
+}
+
 Keys keys_of(const Params& p, int32_t b, int32_t g) {
   const int32_t G = p.num_kv_heads, D = p.head_dim, length = p.context_lengths[b];
-  const int64_t plane = int64_t{p.slot_ids[b]} * p.layers + p.layer;
   Keys keys;
   for (int32_t j = 0; j < length; ++j) {
     const bool visible = sees(p, length, j);  // the first block slot sees most of the context
-    const int64_t row = (plane * p.max_context + j) * G + g;
-    keys.k.push_back(visible ? load_row(p.k_cache, row, D, p.cache_dtype, p.k_scale) : Row());
-    keys.v.push_back(visible ? load_row(p.v_cache, row, D, p.cache_dtype, p.v_scale) : Row());
+    const unsigned char* k = visible ? context_row(p, b, g, j) : nullptr;
+    keys.k.push_back(visible ? load_row(k, 0, D, p.cache_dtype, p.k_scale) : Row());
+    keys.v.push_back(visible ? load_row(k + p.context_layout[kKVStride], 0, D, p.cache_dtype, p.v_scale) : Row());
   }
   for (int32_t s = 0; s < p.block; ++s) {
     keys.k.push_back(rotated_row(p, p.k_norm, b, s, p.num_heads + g));
@@ -130,7 +138,9 @@ void refuse(const Problem& problem) {
 
 void reference(const Params& p) {
   refuse(check_params(p));
-  refuse(check_requests(p, p.slot_ids, p.context_lengths));
+  if (p.batch == 0) return;
+  refuse(check_layout(p, p.context_layout));
+  refuse(check_requests(p, p.context_layout[kPageSize], p.slot_ids, p.context_lengths));
   const int32_t group = p.num_heads / p.num_kv_heads;
   for (int32_t b = 0; b < p.batch; ++b) {
     for (int32_t g = 0; g < p.num_kv_heads; ++g) {

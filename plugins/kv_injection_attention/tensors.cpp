@@ -28,6 +28,8 @@ const char* type_name(ElementType type) {
       return "float32";
     case ElementType::kI32:
       return "int32";
+    case ElementType::kI64:
+      return "int64";
     case ElementType::kOther:
       break;
   }
@@ -66,12 +68,9 @@ DType storage(const char* name, const Tensor& tensor) {
       return DType::kF16;
     case ElementType::kBF16:
       return DType::kBF16;
-    case ElementType::kF8E4M3:
-      return DType::kF8E4M3;
     default:
       throw std::invalid_argument(
-          text(name, ": expected dtype float16, bfloat16 or float8_e4m3fn, found ",
-               type_name(tensor.type)));
+          text(name, ": expected dtype float16 or bfloat16, found ", type_name(tensor.type)));
   }
 }
 
@@ -108,8 +107,9 @@ void expect_shapes(const Params& p, std::span<const Tensor> inputs, const Tensor
   expect(kQNorm, {D});
   expect(kKNorm, {D});
   expect(kRope, {B, S, D});
-  expect(kKCache, {p.slots, p.layers, p.max_context, G, D});
-  expect(kVCache, {p.slots, p.layers, p.max_context, G, D});
+  expect(kContextPointers, {p.layers});
+  expect(kContextLayout, {kLayoutSize});
+  expect(kPageTable, {p.slots, p.max_pages});
   expect(kSlotIds, {B});
   expect(kContextLengths, {B});
   if (inputs.size() > kSinks) expect(kSinks, {N});
@@ -123,8 +123,10 @@ void expect_types(std::span<const Tensor> inputs, const Tensor& out) {
   }
   expect_type("out", out, block);
   expect_type(input_name(kRope), inputs[kRope], ElementType::kF32);
-  expect_type(input_name(kVCache), inputs[kVCache], inputs[kKCache].type);
-  for (const Input input : {kSlotIds, kContextLengths}) {
+  for (const Input input : {kContextPointers, kContextLayout}) {
+    expect_type(input_name(input), inputs[input], ElementType::kI64);
+  }
+  for (const Input input : {kPageTable, kSlotIds, kContextLengths}) {
     expect_type(input_name(input), inputs[input], ElementType::kI32);
   }
   if (inputs.size() > kSinks) expect_type(input_name(kSinks), inputs[kSinks], ElementType::kF32);
@@ -138,8 +140,8 @@ const Element* data(const Tensor& tensor) {
 }  // namespace
 
 const char* input_name(int32_t input) {
-  constexpr const char* kNames[] = {"qkv",     "q_norm",   "k_norm",          "rope", "k_cache",
-                                    "v_cache", "slot_ids", "context_lengths", "sinks"};
+  constexpr const char* kNames[] = {"qkv",        "q_norm",   "k_norm",          "rope", "context_pointers", "context_layout",
+                                    "page_table", "slot_ids", "context_lengths", "sinks"};
   static_assert(std::size(kNames) == kMaxInputs);
   return kNames[input];
 }
@@ -161,27 +163,29 @@ Params make_params(const Attributes& attributes) {
 
 Params make_params(const Attributes& attributes, std::span<const Tensor> inputs,
                    const Tensor& out) {
-  const Tensor &qkv = inputs[kQkv], &k_cache = inputs[kKCache];
+  const Tensor &qkv = inputs[kQkv], &page_table = inputs[kPageTable];
   expect_shape(input_name(kQkv), qkv, {kAny, kAny, kAny});
-  expect_shape(input_name(kKCache), k_cache, {kAny, kAny, kAny, kAny, kAny});
+  expect_shape(input_name(kContextPointers), inputs[kContextPointers], {kAny});
+  expect_shape(input_name(kPageTable), page_table, {kAny, kAny});
   expect_types(inputs, out);
 
   Params p = make_params(attributes);
   p.batch = size(input_name(kQkv), qkv, 0);
   p.block = size(input_name(kQkv), qkv, 1);
-  p.slots = size(input_name(kKCache), k_cache, 0);
-  p.layers = size(input_name(kKCache), k_cache, 1);
-  p.max_context = size(input_name(kKCache), k_cache, 2);
+  p.slots = size(input_name(kPageTable), page_table, 0);
+  p.layers = size(input_name(kContextPointers), inputs[kContextPointers], 0);
+  p.max_pages = size(input_name(kPageTable), page_table, 1);
   p.block_dtype = storage(input_name(kQkv), qkv);
-  p.cache_dtype = storage(input_name(kKCache), k_cache);
+  p.cache_dtype = attributes.fp8_cache != 0 ? DType::kF8E4M3 : p.block_dtype;
   expect_shapes(p, inputs, out);
 
   p.qkv = qkv.data;
   p.q_norm = inputs[kQNorm].data;
   p.k_norm = inputs[kKNorm].data;
   p.rope = data<float>(inputs[kRope]);
-  p.k_cache = k_cache.data;
-  p.v_cache = inputs[kVCache].data;
+  p.context_pointers = data<int64_t>(inputs[kContextPointers]);
+  p.context_layout = data<int64_t>(inputs[kContextLayout]);
+  p.page_table = data<int32_t>(page_table);
   p.slot_ids = data<int32_t>(inputs[kSlotIds]);
   p.context_lengths = data<int32_t>(inputs[kContextLengths]);
   p.sinks = inputs.size() > kSinks ? data<float>(inputs[kSinks]) : nullptr;

@@ -23,19 +23,21 @@ struct Attributes {
   int32_t causal;
   float k_scale;
   float v_scale;
+  int32_t fp8_cache;  // 1: the context is F8E4M3, else as qkv
 };
 
 // The node's inputs, in order. Its one output is [B, S, N*D], of qkv's dtype.
 enum Input : int32_t {
-  kQkv,             // [B, S, (N + 2G)*D]        F16 or BF16: query heads, key heads, value heads
-  kQNorm,           // [D]                       as qkv
-  kKNorm,           // [D]                       as qkv
-  kRope,            // [B, S, D]                 F32
-  kKCache,          // [slots, L, C_max, G, D]   as qkv, or F8E4M3
-  kVCache,          // [slots, L, C_max, G, D]   as k_cache
-  kSlotIds,         // [B]                       I32
-  kContextLengths,  // [B]                       I32
-  kSinks,           // [N]                       F32; may be absent
+  kQkv,              // [B, S, (N + 2G)*D]       F16 or BF16: query heads, key heads, value heads
+  kQNorm,            // [D]                      as qkv
+  kKNorm,            // [D]                      as qkv
+  kRope,             // [B, S, D]                F32
+  kContextPointers,  // [L]                      I64
+  kContextLayout,    // [kLayoutSize]            I64
+  kPageTable,        // [slots, M]               I32
+  kSlotIds,          // [B]                      I32
+  kContextLengths,   // [B]                      I32
+  kSinks,            // [N]                      F32; may be absent
   kMaxInputs,
 };
 inline constexpr int32_t kMinInputs = kSinks;
@@ -46,7 +48,7 @@ inline int64_t output_width(const Attributes& attributes) {
   return int64_t{attributes.num_heads} * attributes.head_dim;
 }
 
-enum class ElementType : int32_t { kF16, kBF16, kF8E4M3, kF32, kI32, kOther };
+enum class ElementType : int32_t { kF16, kBF16, kF8E4M3, kF32, kI32, kI64, kOther };
 
 struct Tensor {
   static constexpr int32_t kMaxRank = 8;

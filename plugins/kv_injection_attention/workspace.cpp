@@ -46,7 +46,9 @@ void plan_teams(const Params& p, Plan& plan) {
 }  // namespace
 
 void plan_ranges(const Params& p, int32_t ctas, Plan& plan) {
-  const int32_t longest = std::min(p.max_context, window_of(p.sliding_window) - 1);
+  // The size of pages is an input, too; rows before the window are read where its first row shares 16 with them.
+  const int64_t room = p.max_pages == 1 ? kMaxContext : int64_t{p.max_pages} * kMaxPageSize;
+  const int32_t longest = static_cast<int32_t>(std::min<int64_t>({room, kMaxContext, window_of(p.sliding_window) + kChunkRows - 2}));
   const int32_t units = p.batch * std::max(1, ceil_div(longest, kUnitKeys));
   plan.ranges = std::clamp(std::min(ctas, kMaxCtas) / columns(p, plan), 1, units);
   // While a CTA reads a unit, the others read theirs; partial results are combined by the whole GPU.

@@ -46,7 +46,7 @@ def test_the_builder_takes_it(feature: str, tmp_path: Path) -> None:
 
 
 def test_windows_and_causality_reach_the_plugin_layer_by_layer(tmp_path: Path) -> None:
-    """By the real creator; sinks are its ninth input."""
+    """By the real creator; sinks are its tenth input."""
     pytest.importorskip("tensorrt_lean_bindings", reason="pip install -e '.[dev]' has it on Linux x86-64")
     draft = featured_draft(FIXTURES / "tiny-qwen3-dflash", tmp_path / "draft", {"layers": LAYERS})
     build_featured(draft, tmp_path / "engine")
@@ -55,7 +55,7 @@ def test_windows_and_causality_reach_the_plugin_layer_by_layer(tmp_path: Path) -
     assert refusals(nodes) == [""] * 3
     attributes = [{a.name: a.i for a in node.attribute} for node in nodes]
     found = [
-        (a["sliding_window"] or None, bool(a["causal"]), len(n.input) == 9)
+        (a["sliding_window"] or None, bool(a["causal"]), len(n.input) == 10)
         for a, n in zip(attributes, nodes, strict=True)
     ]
     assert found == [msgspec.structs.astuple(layer) for layer in LAYERS]

@@ -95,7 +95,7 @@ def test_the_plugin_is_asked_for_by_namespace(engine: Path) -> None:
         assert (node.op_type == ATTENTION) == ("plugin_namespace" in attributes)
         if node.op_type == ATTENTION:
             assert attributes["plugin_namespace"].s == b"dflash_trt"
-            assert attributes["plugin_version"].s == b"2"
+            assert attributes["plugin_version"].s == b"3"
     assert ATTENTION not in TYPES
 
 

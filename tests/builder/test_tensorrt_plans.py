@@ -53,7 +53,7 @@ def test_plans_join_the_directory(engine: Path, recorder: Recorder, tmp_path: Pa
     assert manifest.plans["context"].plugin_sha256 is None
     assert plan.made_from == {name: manifest.sha256[name] for name in ("draft.onnx", "model.safetensors")}
     assert manifest.plan_options == SMALL
-    assert [sorted(plan.profiles[0]) for plan in manifest.plans.values()] == [["T"], ["B", "C_max", "slots"]]
+    assert [sorted(plan.profiles[0]) for plan in manifest.plans.values()] == [["T"], ["B", "pages", "slots"]]
     assert [profile["B"].max for profile in plan.profiles] == [1, 2, 4]
     assert not any(file.stat().st_nlink > 1 for file in engine.iterdir())
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")] == []
@@ -94,12 +94,8 @@ def test_how_a_plan_is_built(engine: Path, recorder: Recorder) -> None:
     spec = read_manifest(engine).draft
     block = [4, spec.block_size, spec.hidden_size]
     assert shapes["noise_embeds"] == (block, block, block)
-    cache = [len(spec.layers), spec.num_key_value_heads, spec.head_dim]
-    assert shapes["k_cache"] == (
-        [1, cache[0], 1, *cache[1:]],
-        [1, cache[0], 1, *cache[1:]],
-        [5, cache[0], 64, *cache[1:]],
-    )
+    assert shapes["context_pointers"] == ([len(spec.layers)],) * 3
+    assert shapes["page_table"] == ([1, 1], [1, 1], [5, 8192])
     assert recorder.arguments("IPluginRegistry.load_library") == [(os.environ["DFLASH_TRT_PLUGIN"],)]
 
 
@@ -125,7 +121,7 @@ def test_only_what_changed_is_built_again(engine: Path, recorder: Recorder, tmp_
     add_plans(engine, msgspec.structs.replace(SMALL, max_num_tokens=200))
     assert built_graphs(recorder) == ["context.onnx"]
     recorder.calls.clear()
-    add_plans(engine, msgspec.structs.replace(SMALL, max_num_tokens=200, max_seq_len=65))
+    add_plans(engine, msgspec.structs.replace(SMALL, max_num_tokens=200, max_batch_size=3))
     assert built_graphs(recorder) == ["draft.onnx"]
     recorder.calls.clear()
     (tmp_path / "libdflash_trt_plugins.so").write_bytes(b"a newer plugin")
@@ -189,7 +185,7 @@ def test_a_profile_that_is_refused(method: str, answer: object, engine: Path, re
 def test_a_plugin_that_is_not_in_its_library(engine: Path, recorder: Recorder) -> None:
     recorder.answers["IPluginRegistry.load_library"] = None
     message = refusal(lambda: add_plans(engine, SMALL), EngineError)
-    assert "expected the plugin dflash_trt::DFlashKVInjectionAttention version 2" in message
+    assert "expected the plugin dflash_trt::DFlashKVInjectionAttention version 3" in message
 
 
 def test_timing_cache(engine: Path, recorder: Recorder, tmp_path: Path) -> None:

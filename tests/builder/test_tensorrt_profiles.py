@@ -40,14 +40,6 @@ def test_row_buckets(largest: int, buckets: list[int]) -> None:
     assert row_buckets(largest) == buckets
 
 
-def test_no_profile_asks_for_a_whole_cache_while_kernels_are_timed() -> None:
-    """The largest deployment's caches, 69 GB, would be allocated beside the weights."""
-    largest = PlanOptions(max_batch_size=256, max_seq_len=16384)
-    for profile in profiles("draft", largest):
-        assert profile["slots"].opt * profile["C_max"].opt <= largest.max_seq_len // 10
-        assert (profile["slots"].max, profile["C_max"].max) == (257, 16384)
-
-
 def test_profiles_of_both_graphs() -> None:
     options = PlanOptions(max_batch_size=2, max_seq_len=100, max_num_tokens=16)
     assert profiles("context", options) == ({"T": Range(min=16, opt=16, max=16)},)
@@ -56,5 +48,5 @@ def test_profiles_of_both_graphs() -> None:
     assert second == {
         "B": Range(min=2, opt=2, max=2),
         "slots": Range(min=1, opt=1, max=3),
-        "C_max": Range(min=1, opt=1, max=100),
+        "pages": Range(min=1, opt=1, max=8192),
     }

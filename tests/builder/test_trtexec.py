@@ -46,7 +46,9 @@ def test_trtexec_commands(draft_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_
     assert f"--dynamicPlugins={library}" in draft
     assert not any(word.startswith("--setPluginsToSerialize") for word in draft)
     assert [word for word in draft if word.startswith("--profile")] == ["--profile=0", "--profile=1"]
-    assert "k_cache:1x3x1x2x16" in next(word for word in draft if word.startswith("--minShapes"))
+    assert "context_pointers:3,context_layout:5,page_table:1x1" in next(
+        word for word in draft if word.startswith("--minShapes")
+    )
 
 
 def test_portable_and_reproducible(draft_dir: Path, tmp_path: Path) -> None:

@@ -167,15 +167,28 @@ def _deserialize(recorder: Recorder, runtime: Any, serialized: bytes) -> Any:
     inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
     outputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
     session = model_session(model, file.parent)
-    scales = _cache_scales(file.parent)
-    return _make(recorder, "ICudaEngine", plan=plan, inputs=inputs, outputs=outputs, session=session, scales=scales)
+    context = _attention_attributes(file.parent)
+    scales = {x: np.array([layer[f"{x}_scale"] for layer in context], dtype=np.float32) for x in "kv"}
+    return _make(
+        recorder,
+        "ICudaEngine",
+        plan=plan,
+        inputs=inputs,
+        outputs=outputs,
+        session=session,
+        scales=scales,
+        context=context,
+    )
 
 
-def _cache_scales(directory: Path) -> dict[str, Any]:
-    """Of an FP8 cache, by the first letter of a tensor's name: codes times scale are what the CPU lowering computes."""
+def _attention_attributes(directory: Path) -> list[dict[str, Any]]:
+    """By layer. The scales are an FP8 cache's: codes times scale are what the CPU lowering computes."""
     nodes = onnx.load(directory / "draft.onnx", load_external_data=False).graph.node
-    attributes = [{a.name: a.f for a in node.attribute} for node in nodes if node.op_type == ATTENTION]
-    return {x: np.array([of_layer[f"{x}_scale"] for of_layer in attributes], dtype=np.float32) for x in "kv"}
+    return [
+        {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        for node in nodes
+        if node.op_type == ATTENTION
+    ]
 
 
 def _create_context(recorder: Recorder, engine: Any, strategy: Any) -> Any:
@@ -204,7 +217,8 @@ def _set_address(recorder: Recorder, context: Any, name: str, memory: int) -> bo
     return name in context._engine._inputs | context._engine._outputs
 
 
-BYTES = {TensorProto.BFLOAT16: 2, TensorProto.FLOAT8E4M3FN: 1, TensorProto.INT32: 4}
+INTEGERS = {TensorProto.INT32: np.int32, TensorProto.INT64: np.int64}
+BYTES = {TensorProto.BFLOAT16: 2, TensorProto.FLOAT8E4M3FN: 1, TensorProto.INT32: 4, TensorProto.INT64: 8}
 
 
 def _execute(recorder: Recorder, context: Any, stream_handle: int) -> bool:
@@ -213,12 +227,29 @@ def _execute(recorder: Recorder, context: Any, stream_handle: int) -> bool:
     feed = {}
     for name, dtype in engine._inputs.items():
         value = _read(context._addresses[name], dtype, context._shapes[name])
-        feed[name] = value * _by_layer(engine._scales[name[0]], value) if dtype == TensorProto.FLOAT8E4M3FN else value
+        feed[name] = value
+    if "page_table" in feed:
+        where = [feed.pop(name) for name in ("context_pointers", "context_layout", "page_table")]
+        feed |= _caches(engine._context, *where, feed["slot_ids"], feed["context_lengths"])
     for name, value in zip(engine._outputs, engine._session.run(list(engine._outputs), feed), strict=True):
         dtype = engine._outputs[name]
         codes = value / _by_layer(engine._scales[name[0]], value) if dtype == TensorProto.FLOAT8E4M3FN else value
         _write(context._addresses[name], dtype, codes)
     return True
+
+
+def _caches(attributes: list[dict[str, Any]], pointers: Any, layout: Any, table: Any, slots: Any, lengths: Any) -> Any:
+    """What the CPU's graph takes: each block's context rows as a slot of its own, zeros behind them."""
+    size, page_stride, kv_stride, row_stride, head_stride = map(int, layout)
+    C, G, D = max(1, *lengths), attributes[0]["num_kv_heads"], attributes[0]["head_dim"]
+    caches = np.zeros((2, len(slots), len(pointers), C, G, D), dtype=np.float32)
+    for b, layer, row, kv, head in np.ndindex(len(slots), len(pointers), C, 2, G):
+        if row < lengths[b]:
+            at = int(pointers[layer]) + int(table[slots[b], row // size]) * page_stride + kv * kv_stride
+            dtype = TensorProto.FLOAT8E4M3FN if attributes[layer]["fp8_cache"] else TensorProto.BFLOAT16
+            values = _read(at + row % size * row_stride + head * head_stride, dtype, (D,))
+            caches[kv, b, layer, row, head] = values * attributes[layer][f"{'kv'[kv]}_scale"]
+    return {"k_cache": caches[0], "v_cache": caches[1], "slot_ids": np.arange(len(slots), dtype=np.int32)}
 
 
 def _by_layer(scales: Any, value: Any) -> Any:
@@ -229,8 +260,8 @@ def _by_layer(scales: Any, value: Any) -> Any:
 def _read(address: int, dtype: int, shape: tuple[int, ...]) -> Any:
     count = int(np.prod(shape))
     raw = np.frombuffer(ctypes.string_at(address, count * BYTES[dtype]), dtype=np.uint8)
-    if dtype == TensorProto.INT32:
-        return raw.view(np.int32).reshape(shape)
+    if dtype in INTEGERS:
+        return raw.view(INTEGERS[dtype]).reshape(shape)
     return raw.view(onnx.helper.tensor_dtype_to_np_dtype(dtype)).astype(np.float32).reshape(shape)
 
 
@@ -261,7 +292,7 @@ BEHAVIOUR: dict[str, Callable[..., Any]] = {
     "get_plugin_registry": lambda r: _make(r, "IPluginRegistry"),
     "IPluginRegistry.get_creator": lambda r, self, *key: object() if key in r.creators else None,
     "IPluginRegistry.load_library": lambda r, self, path: r.creators.add(
-        ("DFlashKVInjectionAttention", "2", "dflash_trt")
+        ("DFlashKVInjectionAttention", "3", "dflash_trt")
     ),
     "Builder.create_network": lambda r, self, flags=0: _make(r, "INetworkDefinition", file=None),
     "Builder.create_builder_config": lambda r, self: _make(r, "IBuilderConfig", profiles=[]),

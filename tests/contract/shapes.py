@@ -206,15 +206,13 @@ def _dynamic_quantize(x: Shape) -> list[Shape]:
 
 def _attention(inputs: Sequence[Shape], attributes: dict[str, int]) -> Shape:
     """The table of plugins/kv_injection_attention/tensors.h."""
-    qkv, k_cache = inputs[0], inputs[4]
-    _expect(len(qkv) == 3 and len(k_cache) == 5, f"qkv {text(qkv)} and k_cache {text(k_cache)}")
+    qkv, pointers, table = inputs[0], inputs[4], inputs[6]
+    _expect(len(qkv) == 3 and len(pointers) == 1 and len(table) == 2, f"qkv {text(qkv)} and page_table {text(table)}")
     B, S, _ = qkv
-    slots, L, C, _, _ = k_cache
     N, G, D = (Extent(attributes[name]) for name in ("num_heads", "num_kv_heads", "head_dim"))
     block = (B, S, Extent((N.factor + 2 * G.factor) * D.factor))
-    cache = (slots, L, C, G, D)
-    expected = (block, (D,), (D,), (B, S, D), cache, cache, (B,), (B,))
-    expected += ((N,),) * (len(inputs) == 9)  # sinks
+    expected = (block, (D,), (D,), (B, S, D), pointers, (Extent(5),), table, (B,), (B,))
+    expected += ((N,),) * (len(inputs) == 10)  # sinks
     for index, (found, wanted) in enumerate(zip(inputs, expected, strict=True)):
         fits = len(found) == len(wanted) and all(a.is_same(b) for a, b in zip(found, wanted, strict=True))
         _expect(fits, f"input {index}: expected {text(wanted)}, found {text(found)}")

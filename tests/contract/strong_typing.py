@@ -35,7 +35,8 @@ SHAPE_INPUTS = {  # must be build-time constants
     "TopK": (1,),
     "Unsqueeze": (1,),
 }
-PLUGIN_TYPES = {3: "FP32", 6: "INT32", 7: "INT32", 8: "FP32"}  # rope, slot_ids, context_lengths, sinks
+# rope; context_pointers, context_layout; page_table, slot_ids, context_lengths; sinks
+PLUGIN_TYPES = {3: "FP32", 4: "INT64", 5: "INT64", 6: "INT32", 7: "INT32", 8: "INT32", 9: "FP32"}
 PLUGIN_ATTRIBUTES = (onnx.AttributeProto.INT, onnx.AttributeProto.FLOAT, onnx.AttributeProto.STRING)
 
 
@@ -146,8 +147,6 @@ def _plugin(node: onnx.NodeProto, attributes: dict[str, Any], types: list[str]) 
             yield f"input {index} is {found}"
     if len(set(types[:3])) > 1:
         yield f"qkv and norms of {types[:3]}"
-    if types[4] != types[5]:
-        yield f"caches of {types[4]} and {types[5]}"
 
 
 def _is_positive(tensor: TensorProto) -> bool:

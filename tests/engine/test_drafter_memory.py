@@ -26,8 +26,8 @@ def test_it_is_what_the_drafter_allocates(draft_dir: Path, tmp_path: Path, monke
     memory = drafter_memory(manifest, OPTIONS, engine)
     drafter = planned_drafter(engine, manifest, num_slots=3)
     cache, executor = drafter.cache, executor_of(drafter)
-    assert memory.cache_bytes == cache.k.nbytes + cache.v.nbytes == 3 * 50 * drafter.cache_bytes_per_token
+    assert memory.cache_bytes == cache.k.nbytes + cache.v.nbytes == 3 * 64 * drafter.cache_bytes_per_token
     tensors = [*executor._context.tensors.values(), *executor._draft.tensors.values()]
-    assert memory.activation_bytes == sum(tensor.nbytes for tensor in tensors) - memory.cache_bytes
+    assert memory.activation_bytes == sum(tensor.nbytes for tensor in tensors)
     assert memory.weight_bytes == (engine / "model.safetensors").stat().st_size
     assert memory.workspace_bytes == 14

@@ -29,8 +29,9 @@ def test_signatures(fp8_cache: bool, cached: str) -> None:
         "draft": [
             ("noise_embeds", "BFLOAT16", ("B", 10, 2880)),
             ("positions", "INT32", ("B", 10)),
-            ("k_cache", cached, ("slots", 8, "C_max", 8, 64)),
-            ("v_cache", cached, ("slots", 8, "C_max", 8, 64)),
+            ("context_pointers", "INT64", (8,)),
+            ("context_layout", "INT64", (5,)),
+            ("page_table", "INT32", ("slots", "pages")),
             ("slot_ids", "INT32", ("B",)),
             ("context_lengths", "INT32", ("B",)),
             ("hidden", "BFLOAT16", ("B", 10, 2880)),

@@ -55,9 +55,9 @@ class Launch:
     def __init__(self, case: Case, tensors: Tensors, workspace: Guarded | None = None, kernel: str = "best") -> None:
         self._case = case
         self._kernel = kernel
-        self._tensors = tensors
         self._out = output(tensors)
-        size = _C.kv_injection_attention_workspace_bytes(attributes(case), inputs(tensors), self._out.tensor)
+        self.inputs = inputs(case, tensors)
+        size = _C.kv_injection_attention_workspace_bytes(attributes(case), list(self.inputs.values()), self._out.tensor)
         self.workspace = workspace or Guarded((size,), torch.uint8, tensors.q.device)
 
     @property
@@ -68,7 +68,7 @@ class Launch:
         """On torch's current stream."""
         _C.kv_injection_attention(
             attributes(self._case),
-            inputs(self._tensors),
+            list(self.inputs.values()),
             self.out,
             self.workspace.tensor,
             torch.cuda.current_stream().cuda_stream,

@@ -41,21 +41,22 @@ def plugin(case: Case) -> Iterator[Plugin]:
     made.close()
 
 
-def descs(tensors: Tensors) -> tuple[list[Desc], Desc]:
-    every = [desc(tuple(tensor.shape), TYPES[tensor.dtype]) for tensor in inputs(tensors)]
+def descs(tensors: Tensors, given: list[torch.Tensor]) -> tuple[list[Desc], Desc]:
+    every = [desc(tuple(tensor.shape), TYPES[tensor.dtype]) for tensor in given]
     return every, desc(tuple(tensors.q.shape), TYPES[tensors.q.dtype])
 
 
 def test_enqueue_gives_the_bits_of_the_binding(plugin: Plugin, case: Case) -> None:
     tensors = draw(case, "cuda")
     out = output(tensors)
-    ins, of_out = descs(tensors)
-    profile = [abi.dynamic(tuple(tensor.shape), TYPES[tensor.dtype]) for tensor in (*inputs(tensors), tensors.q)]
+    given = list(inputs(case, tensors).values())
+    ins, of_out = descs(tensors, given)
+    profile = [abi.dynamic(tuple(tensor.shape), TYPES[tensor.dtype]) for tensor in (*given, tensors.q)]
     workspace = torch.empty(max(1, plugin.workspace(profile[:-1], profile[-1:])), dtype=torch.uint8, device="cuda")
     assert plugin.configure(profile[:-1], profile[-1:]) == 0
     running = plugin.attach()
     assert running.on_shape_change(ins, [of_out]) == 0
-    addresses = [tensor.data_ptr() for tensor in (*inputs(tensors), out.tensor)]
+    addresses = [tensor.data_ptr() for tensor in (*given, out.tensor)]
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     assert running.enqueue(ins, of_out, addresses, workspace.data_ptr(), stream.cuda_stream) == 0

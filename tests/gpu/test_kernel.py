@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.gpu.launches import Launch, bits, moved
-from tests.plugins.calls import UNTOUCHED, Guarded, inputs, reference
+from tests.plugins.calls import UNTOUCHED, Guarded, reference
 from tests.plugins.cases import (
     CORNER,
     FAR,
@@ -101,7 +101,7 @@ def test_inputs_are_left_as_they_were(case: Case) -> None:
     tensors = draw(case, "cuda")
     before = moved(tensors, "cuda")
     Launch(case, tensors).run()
-    for tensor, copy in zip(inputs(tensors), inputs(before), strict=True):
+    for tensor, copy in zip(tensors.each(), before.each(), strict=True):
         assert torch.equal(bits(tensor), bits(copy))
 
 
@@ -131,7 +131,7 @@ def test_a_replayed_graph_gives_the_bits_of_a_launch(case: Case) -> None:
     assert torch.equal(bits(launch.out), bits(direct))
 
     other = replace(case, seed=1, context_lengths=case.context_lengths[::-1], slot_ids=case.slot_of[::-1])
-    for tensor, values in zip(inputs(tensors), inputs(draw(other, "cuda")), strict=True):
+    for tensor, values in zip(tensors.each(), draw(other, "cuda").each(), strict=True):
         tensor.copy_(values)
     graph.replay()
     torch.cuda.synchronize()
@@ -208,7 +208,7 @@ def test_a_call_waits_for_the_kernel_in_front_of_it() -> None:
     launch = Launch(case, tensors)
     for _ in range(5):
         for variant, output in zip(variants, expected, strict=True):
-            for tensor, values in zip(inputs(tensors), inputs(variant), strict=True):
+            for tensor, values in zip(tensors.each(), variant.each(), strict=True):
                 tensor.copy_(values)
             launch.start()
             assert torch.equal(bits(launch.out), bits(output))
@@ -234,7 +234,7 @@ REFUSED = Case(name="refused", slots=3, C_max=9, context_lengths=(9, 4))
     [
         ({"slot_ids": (0, 3)}, "request 1, slot id: expected 0 to 2, found 3"),
         ({"slot_ids": (-1, 0)}, "request 0, slot id: expected 0 to 2, found -1"),
-        ({"context_lengths": (9, 10)}, "request 1, context length: expected 0 to 9, found 10"),
+        ({"context_lengths": (9, 131073)}, "request 1, context length: expected 0 to 131072, found 131073"),
         ({"D": 80}, "head_dim: expected 64, 96, 128 or 256, found 80"),
     ],
     ids=("slot", "negative-slot", "context", "head-dim"),

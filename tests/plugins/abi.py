@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FLOAT, HALF, INT8, INT32, BOOL, FP8, BF16 = 0, 1, 2, 3, 4, 6, 7  # DataType
+FLOAT, HALF, INT8, INT32, BOOL, FP8, BF16, INT64 = 0, 1, 2, 3, 4, 6, 7, 8  # DataType
 FIELD_FLOAT32, FIELD_FLOAT64, FIELD_INT32, FIELD_INT64 = 1, 2, 5, 10  # PluginFieldType
 LINEAR, CHW2 = 0, 1  # TensorFormat
 BUILD, RUNTIME = 0, 1  # TensorRTPhase

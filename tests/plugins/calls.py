@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
 
 import torch
 
@@ -21,10 +20,24 @@ def attributes(case: Case) -> _C.KVInjectionAttributes:
     return _C.KVInjectionAttributes(**case.attributes())
 
 
-def inputs(tensors: Tensors) -> list[torch.Tensor]:
-    """The node's inputs, in its order."""
-    values = [getattr(tensors, field.name) for field in fields(tensors)]
-    return [value for value in values if value is not None]
+def inputs(case: Case, tensors: Tensors) -> dict[str, torch.Tensor]:
+    """The node's inputs by name, in its order. The caches live as long as the pointers into them."""
+    pool, offsets, layout, table = tensors.context(case)
+    pointers = torch.tensor([pool.data_ptr() + offset for offset in offsets], device=pool.device)
+    pointers.pool = pool  # type: ignore[attr-defined]
+    values = {
+        "qkv": tensors.qkv,
+        "q_norm": tensors.q_norm,
+        "k_norm": tensors.k_norm,
+        "rope": tensors.rope,
+        "context_pointers": pointers,
+        "context_layout": torch.tensor(layout, device=pool.device),
+        "page_table": table,
+        "slot_ids": tensors.slot_ids,
+        "context_lengths": tensors.context_lengths,
+        "sinks": tensors.sinks,
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 class Guarded:
@@ -48,6 +61,6 @@ def output(tensors: Tensors) -> Guarded:
 def reference(case: Case, tensors: Tensors) -> torch.Tensor:
     """The CPU reference's output [B, S, N*D]."""
     out = output(tensors)
-    _C.kv_injection_attention_reference(attributes(case), inputs(tensors), out.tensor)
+    _C.kv_injection_attention_reference(attributes(case), list(inputs(case, tensors).values()), out.tensor)
     out.assert_guarded()
     return out.tensor

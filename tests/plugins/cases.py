@@ -12,6 +12,8 @@ from itertools import product
 
 import torch
 
+from tests.plugins.pages import Pages
+
 BF16, F16, FP8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 SHORT = {BF16: "bf16", F16: "f16", FP8: "fp8"}
 EPS = 1e-6
@@ -44,6 +46,7 @@ class Case:
     size: float = 1.0  # of q and the block's k, before their norm
     norm: float = 1.5  # q_norm and k_norm lie about it; their product sharpens the softmax
     rope_factor: float = 1.0  # YaRN's, in the table
+    pages: Pages | None = None  # none: a dense cache
     seed: int = 0
 
     @property
@@ -78,6 +81,7 @@ class Case:
             "causal": int(self.causal),
             "k_scale": self.k_scale,
             "v_scale": self.v_scale,
+            "fp8_cache": int(self.cache_dtype is FP8),
         }
 
 
@@ -197,6 +201,26 @@ CORNER = [
          window=33, causal=True, sinks=True, L=2, layer=1, slots=4, slot_ids=(3, 1), context_lengths=(100, 32)),
 ]  # fmt: skip
 
+# A pool of pages: ragged, with a window, without context; last pages full and begun.
+PAGED = [
+    *(
+        Case(name=f"pages-{size}-{version}-{SHORT[cache]}", L=3, layer=1, C_max=200, slots=5, slot_ids=(4, 0, 2, 3),
+             context_lengths=(150, 0, 64, 1), pages=Pages(size, version), cache_dtype=cache,
+             k_scale=0.02 if cache is FP8 else 1.0, v_scale=0.03 if cache is FP8 else 1.0)
+        for size, version, cache in product((16, 32, 64), ("V1", "V2"), (BF16, FP8))
+    ),
+    *(
+        Case(name=f"pages-{size}-window-{window}", D=D, window=window, causal=True, sinks=True, L=2, layer=1,
+             context_lengths=(300, 0, window, 129), pages=Pages(size))
+        for size, window, D in ((16, 7, 96), (16, 128, 64), (32, 33, 128), (64, 65, 256), (64, 1, 128))
+    ),
+    Case(name="pages-shared", slot_ids=(1, 1, 0), context_lengths=(50, 33, 70), pages=Pages(16, "V1")),
+    Case(name="pages-many-rows", N=8, G=1, S=10, context_lengths=(700, 3, 130), L=2, layer=1, pages=Pages(32)),
+    Case(name="pages-many-rows-fp8", N=8, G=1, S=10, context_lengths=(2100, 3, 130), L=2, layer=1,
+         pages=Pages(16, "V1"), cache_dtype=FP8, k_scale=0.02, v_scale=0.03, window=1900),
+    Case(name="pages-many-rows-128", N=4, G=1, D=128, S=16, context_lengths=(1300, 0, 64), pages=Pages(64, "V1")),
+]  # fmt: skip
+
 # Whose middle request a test gives a slot or length that does not exist: TensorRT's builder times a node with such.
 OUT_OF_RANGE = [
     Case(name="out-of-range", N=2, G=1, S=2, slots=7, C_max=300, context_lengths=(5, 300, 290)),
@@ -208,6 +232,8 @@ OUT_OF_RANGE = [
 # leads elsewhere.
 PLANE = Case(name="plane", N=16, G=8, S=2, C_max=131072, context_lengths=(40,))
 FAR = replace(PLANE, name="far", L=8, layer=7, slots=6, slot_ids=(5,))
+# Pages behind 5 GiB of others, of which entries of 32 bits count none too many.
+FAR_PAGES = Case(name="far-pages", L=4, layer=3, context_lengths=(70, 33), pages=Pages(32, first=80_000))
 FAR_FP8 = replace(FAR, name="far-fp8", L=16, layer=15, cache_dtype=FP8, k_scale=0.02, v_scale=0.03)
 
 # Larger than what `make test` computes; for the GPU and for benchmarks/.

@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
 from tests.plugins.cases import Case
+from tests.plugins.pages import Context, dense, paged
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tensors:
-    """The inputs of a call, in the node's order."""
+    """The inputs of a call: the node's, but for its context, which `context` makes of the caches."""
 
     qkv: torch.Tensor  # [B, S, (N + 2G)*D]: query heads, key heads, value heads
     q_norm: torch.Tensor  # [D]
@@ -43,6 +44,19 @@ class Tensors:
     def _parts(self) -> tuple[torch.Tensor, ...]:
         kv_width = self.k_cache.shape[-2] * self.k_cache.shape[-1]
         return self.qkv.split([self.qkv.shape[-1] - 2 * kv_width, kv_width, kv_width], dim=-1)
+
+    def each(self) -> list[torch.Tensor]:
+        """Those that there are."""
+        return [value for field in fields(self) if (value := getattr(self, field.name)) is not None]
+
+    def context(self, case: Case) -> Context:
+        """The caches as the case has them; of pages, with no more rows than the requests read."""
+        if case.pages is None:
+            return dense(self.k_cache, self.v_cache)
+        lengths: dict[int, int] = {}
+        for slot, length in zip(case.slot_of, case.context_lengths, strict=True):
+            lengths[slot] = max(length, lengths.get(slot, 0))
+        return paged(self.k_cache, self.v_cache, lengths, case.pages, case.seed)
 
 
 def draw(case: Case, device: str = "cpu") -> Tensors:

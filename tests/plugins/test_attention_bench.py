@@ -22,7 +22,6 @@ from benchmarks.attention_cases import Inputs, all_cases, as_bytes, make, make_i
 from benchmarks.attention_peers import FlashAttention3, FlashInferDecode, FlashInferPrefill, Peer, Sdpa
 from benchmarks.bench_kv_injection_attention import main
 from tests.plugins.calls import UNTOUCHED
-from tests.plugins.calls import inputs as node_inputs
 from tests.plugins.cases import BF16, FP8, Case
 from tests.plugins.compare import assert_close
 from tests.plugins.kernel.oracle import expect
@@ -40,7 +39,7 @@ def test_bytes_are_those_of_the_tensors() -> None:
     row = case.G * case.D  # bytes of FP8
     caches = given.k_cache.nbytes + given.v_cache.nbytes
     unread = 2 * (2 * case.C_max - 20 - 33) * row
-    everything = sum(tensor.nbytes for tensor in node_inputs(given)) + given.q.nbytes
+    everything = sum(tensor.nbytes for tensor in given.each()) + given.q.nbytes
     assert moved_bytes(case) == everything - unread
     assert caches - unread == 2 * 53 * row
 

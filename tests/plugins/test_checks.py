@@ -14,6 +14,7 @@ import torch
 from dflash_trt import _C
 from tests.plugins.calls import attributes, inputs, reference
 from tests.plugins.cases import BF16, F16, FP8, Case
+from tests.plugins.pages import Pages
 from tests.plugins.tensors import Tensors, draw
 
 CASE = Case(name="plain", S=3, N=4, G=2, D=64, L=2, layer=1, C_max=9, slots=3, context_lengths=(9, 4))
@@ -37,7 +38,8 @@ def refused(case: Case, tensors: Tensors | None = None) -> str:
         (replace(CASE, N=7, G=3), "num_kv_heads: expected a divisor of num_heads 7, found 3"),
         (replace(CASE, D=80), "head_dim: expected 64, 96, 128 or 256, found 80"),
         (replace(CASE, D=512), "head_dim: expected 64, 96, 128 or 256, found 512"),
-        (replace(CASE, C_max=131073, G=1, slots=2, L=1, layer=0), "max_context: expected 1 to 131072, found 131073"),
+        (replace(CASE, C_max=131073, G=1, slots=2, L=1, layer=0), "page size: expected 1 to 131072, found 131073"),
+        (replace(CASE, pages=Pages(8)), "page size: expected 16, 32 or 64, found 8"),
         (replace(CASE, window=-1), "sliding_window: expected at least 0, found -1"),
         (replace(CASE, softmax_scale=-1.0), "softmax_scale: expected a positive finite number, found -1"),
         (replace(CASE, softmax_scale=float("inf")), "softmax_scale: expected a positive finite number, found inf"),
@@ -54,9 +56,7 @@ def refused(case: Case, tensors: Tensors | None = None) -> str:
         ),
         (replace(CASE, k_scale=0.5), "k_scale: expected 1 for a bfloat16 cache, found 0.5"),
         (replace(CASE, v_scale=2.0), "v_scale: expected 1 for a bfloat16 cache, found 2"),
-        (replace(CASE, cache_dtype=F16), "k_cache: expected bfloat16 as qkv, or float8_e4m3fn, found float16"),
-        (replace(CASE, dtype=F16), "k_cache: expected float16 as qkv, or float8_e4m3fn, found bfloat16"),
-        (replace(CASE, dtype=torch.float32), "qkv: expected dtype float16, bfloat16 or float8_e4m3fn, found float32"),
+        (replace(CASE, dtype=torch.float32), "qkv: expected dtype float16 or bfloat16, found float32"),
     ],
     ids=lambda value: re.sub(r"\W+", "-", value) if isinstance(value, str) else "",
 )
@@ -71,7 +71,7 @@ def test_attributes_that_a_case_cannot_have(name: str, value: float) -> None:
     tensors = draw(CASE)
     wrong = _C.KVInjectionAttributes(**(CASE.attributes() | {name: value}))
     with pytest.raises(ValueError, match=f"^{name}: expected {expected}, found {value:g}$"):
-        _C.kv_injection_attention_reference(wrong, inputs(tensors), torch.empty_like(tensors.q))
+        _C.kv_injection_attention_reference(wrong, list(inputs(CASE, tensors).values()), torch.empty_like(tensors.q))
 
 
 def cut(axis: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -87,17 +87,19 @@ def cut(axis: int) -> Callable[[torch.Tensor], torch.Tensor]:
         ("q_norm", cut(0), "q_norm: expected shape [64], found [63]"),
         ("k_norm", cut(0), "k_norm: expected shape [64], found [63]"),
         ("rope", cut(2), "rope: expected shape [2, 3, 64], found [2, 3, 63]"),
-        ("k_cache", cut(3), "k_cache: expected shape [3, 2, 9, 2, 64], found [3, 2, 9, 1, 64]"),
-        ("k_cache", lambda k: k[0], "k_cache: expected shape [any, any, any, any, any], found [2, 9, 2, 64]"),
-        ("v_cache", cut(2), "v_cache: expected shape [3, 2, 9, 2, 64], found [3, 2, 8, 2, 64]"),
+        ("context_pointers", lambda p: p[None], "context_pointers: expected shape [any], found [1, 2]"),
+        ("context_layout", cut(0), "context_layout: expected shape [5], found [4]"),
+        ("context_layout", lambda x: x + 1, "stride, page: expected a multiple of 16, found 4609"),
+        ("page_table", lambda t: t[0], "page_table: expected shape [any, any], found [1]"),
         ("slot_ids", cut(0), "slot_ids: expected shape [2], found [1]"),
         ("context_lengths", cut(0), "context_lengths: expected shape [2], found [1]"),
         ("sinks", cut(0), "sinks: expected shape [4], found [3]"),
         ("q_norm", torch.Tensor.half, "q_norm: expected dtype bfloat16, found float16"),
         ("k_norm", torch.Tensor.float, "k_norm: expected dtype bfloat16, found float32"),
         ("rope", torch.Tensor.bfloat16, "rope: expected dtype float32, found bfloat16"),
-        ("v_cache", torch.Tensor.half, "v_cache: expected dtype bfloat16, found float16"),
-        ("slot_ids", torch.Tensor.long, "slot_ids: expected dtype int32, found another dtype"),
+        ("context_pointers", torch.Tensor.int, "context_pointers: expected dtype int64, found int32"),
+        ("page_table", torch.Tensor.long, "page_table: expected dtype int32, found int64"),
+        ("slot_ids", torch.Tensor.long, "slot_ids: expected dtype int32, found int64"),
         ("context_lengths", torch.Tensor.float, "context_lengths: expected dtype int32, found float32"),
         ("sinks", torch.Tensor.bfloat16, "sinks: expected dtype float32, found bfloat16"),
         ("qkv", lambda qkv: qkv.mT.contiguous().mT, "qkv: expected a dense row-major tensor, found strides"),
@@ -112,7 +114,8 @@ def test_tensors(name: str, change: Callable[[torch.Tensor], torch.Tensor], mess
     case = replace(CASE, sinks=True)
     tensors = draw(case)
     out = torch.empty_like(tensors.q)
-    changed = inputs(replace(tensors, **{name: change(getattr(tensors, name))}))
+    given = inputs(case, tensors)
+    changed = list((given | {name: change(given[name])}).values())
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         _C.kv_injection_attention_reference(attributes(case), changed, out)
 
@@ -125,14 +128,14 @@ def test_the_output() -> None:
         (torch.empty(2, 256, 3, dtype=BF16).mT, "out: expected a dense row-major tensor"),
     ):
         with pytest.raises(ValueError, match=message):
-            _C.kv_injection_attention_reference(attributes(CASE), inputs(tensors), out)
+            _C.kv_injection_attention_reference(attributes(CASE), list(inputs(CASE, tensors).values()), out)
 
 
-@pytest.mark.parametrize("count", [7, 10])
+@pytest.mark.parametrize("count", [8, 11])
 def test_the_number_of_inputs(count: int) -> None:
     tensors = draw(replace(CASE, sinks=True))
-    some = [*inputs(tensors), *inputs(tensors)][:count]
-    with pytest.raises(ValueError, match=f"inputs: expected 8 tensors, or 9 with sinks, found {count}"):
+    some = [*inputs(CASE, tensors).values()][:1] * count
+    with pytest.raises(ValueError, match=f"inputs: expected 9 tensors, or 10 with sinks, found {count}"):
         _C.kv_injection_attention_reference(attributes(CASE), some, tensors.q.clone())
 
 
@@ -149,29 +152,38 @@ def test_numpy_arrays_are_taken_as_well() -> None:
     case = replace(CASE, dtype=F16, cache_dtype=F16)
     tensors = draw(case)
     out = np.empty(tensors.q.shape, dtype=np.float16)
-    _C.kv_injection_attention_reference(attributes(case), [tensor.numpy() for tensor in inputs(tensors)], out)
+    _C.kv_injection_attention_reference(
+        attributes(case), [tensor.numpy() for tensor in inputs(case, tensors).values()], out
+    )
     assert np.array_equal(out, reference(case, tensors).numpy())
 
 
 def test_inputs_are_left_as_they_were() -> None:
     tensors = draw(CASE)
-    before = [tensor.clone() for tensor in inputs(tensors)]
+    before = [tensor.clone() for tensor in tensors.each()]
     reference(CASE, tensors)
-    for tensor, copy in zip(inputs(tensors), before, strict=True):
+    for tensor, copy in zip(tensors.each(), before, strict=True):
         assert torch.equal(tensor.view(torch.uint8), copy.view(torch.uint8))
 
 
 def test_the_kernel_asks_for_cuda_tensors() -> None:
     tensors = draw(CASE)
     with pytest.raises(ValueError, match="qkv: expected a CUDA tensor, found a CPU tensor"):
-        _C.kv_injection_attention(attributes(CASE), inputs(tensors), tensors.q.clone(), tensors.q.clone(), 0)
+        _C.kv_injection_attention(
+            attributes(CASE), list(inputs(CASE, tensors).values()), tensors.q.clone(), tensors.q.clone(), 0
+        )
 
 
 def test_workspace_bytes_ask_for_no_gpu() -> None:
     """A single request of a long context is split among many blocks, whose parts need room."""
     long = Case(name="long", context_lengths=(30_000,))
     tensors = draw(long)
-    assert _C.kv_injection_attention_workspace_bytes(attributes(long), inputs(tensors), tensors.q.clone()) > 0
+    assert (
+        _C.kv_injection_attention_workspace_bytes(
+            attributes(long), list(inputs(long, tensors).values()), tensors.q.clone()
+        )
+        > 0
+    )
     wrong = draw(replace(CASE, S=40))
     with pytest.raises(ValueError, match="block: expected 1 to 32"):
-        _C.kv_injection_attention_workspace_bytes(attributes(CASE), inputs(wrong), wrong.q.clone())
+        _C.kv_injection_attention_workspace_bytes(attributes(CASE), list(inputs(CASE, wrong).values()), wrong.q.clone())

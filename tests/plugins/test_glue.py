@@ -23,6 +23,7 @@ from tests.plugins.abi import (
     HALF,
     INT8,
     INT32,
+    INT64,
     RUNTIME,
     Creator,
     Desc,
@@ -37,14 +38,15 @@ from tests.plugins.abi import (
 )
 from tests.plugins.calls import attributes, inputs
 from tests.plugins.cases import Case
+from tests.plugins.pages import Pages
 from tests.plugins.tensors import draw
 
 ATTRIBUTES = {
     "layer": 1, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-6, "softmax_scale": 0.0884,
-    "sliding_window": 64, "causal": 1, "k_scale": 1.0, "v_scale": 1.0,
+    "sliding_window": 64, "causal": 1, "k_scale": 1.0, "v_scale": 1.0, "fp8_cache": 0,
 }  # fmt: skip
 FIELDS = [attribute(name, value) for name, value in ATTRIBUTES.items()]
-NAMES = ("DFlashKVInjectionAttention", "2", "dflash_trt")
+NAMES = ("DFlashKVInjectionAttention", "3", "dflash_trt")
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +67,13 @@ def plugin(creator: Creator) -> Iterator[Plugin]:
     made.close()
 
 
-def shapes(B: int, S: int = 16, C_max: int = 4096, N: int = 32, G: int = 8, D: int = 128) -> list[tuple[int, ...]]:
+def shapes(B: int, S: int = 16, pages: int = 128, N: int = 32, G: int = 8, D: int = 128) -> list[tuple[int, ...]]:
     """Of the node's inputs, then of its output."""
-    cache = (6, 5, C_max, G, D)
     block = (B, S, (N + 2 * G) * D), (D,), (D,), (B, S, D)
-    return [*block, cache, cache, (B,), (B,), (B, S, N * D)]
+    return [*block, (5,), (5,), (6, pages), (B,), (B,), (B, S, N * D)]
 
 
-TYPES = [BF16, BF16, BF16, FLOAT, BF16, BF16, INT32, INT32, BF16]
+TYPES = [BF16, BF16, BF16, FLOAT, INT64, INT64, INT32, INT32, INT32, BF16]
 
 
 def descs(B: int, types: list[int] = TYPES, **sizes: int) -> tuple[list[Desc], list[Desc]]:
@@ -113,8 +114,9 @@ def test_field_names_are_the_attributes(creator: Creator) -> None:
         ([*FIELDS, FIELDS[4]], "field rms_norm_eps: expected once, found twice"),
         ([Value("layer", 1, FIELD_INT64), *FIELDS[1:]], "field layer: expected int32, found field type 10"),
         ([Value("layer", 1.0, 1), *FIELDS[1:]], "field layer: expected int32, found float32"),
-        ([*FIELDS[:-1], Value("v_scale", 1, FIELD_INT32)], "field v_scale: expected float32, found int32"),
-        ([*FIELDS[:-1], Value("v_scale", 1, FIELD_FLOAT64)], "field v_scale: expected float32, found field type 2"),
+        ([*FIELDS[:9], Value("v_scale", 1, FIELD_INT32), FIELDS[10]], "field v_scale: expected float32, found int32"),
+        ([*FIELDS[:9], Value("v_scale", 1, FIELD_FLOAT64), FIELDS[10]],
+         "field v_scale: expected float32, found field type 2"),
         ([replace(FIELDS[0], length=2), *FIELDS[1:]], "field layer: expected 1 value, found 2"),
         ([replace(FIELDS[0], value=-1), *FIELDS[1:]], "field layer: expected 0 to 2147483646, found -1"),
         ([*FIELDS[:3], attribute("head_dim", 80), *FIELDS[4:]],
@@ -122,7 +124,9 @@ def test_field_names_are_the_attributes(creator: Creator) -> None:
         ([*FIELDS[:2], attribute("num_kv_heads", 7), *FIELDS[3:]],
          "field num_kv_heads: expected a divisor of num_heads 32, found 7"),
         ([*FIELDS[:7], attribute("causal", 2), *FIELDS[8:]], "field causal: expected 0 to 1, found 2"),
-        ([*FIELDS[:9], attribute("v_scale", -1.0)], "field v_scale: expected a positive finite number, found -1"),
+        ([*FIELDS[:9], attribute("v_scale", -1.0), FIELDS[10]],
+         "field v_scale: expected a positive finite number, found -1"),
+        ([*FIELDS[:10], attribute("fp8_cache", 2)], "field fp8_cache: expected 0 or 1, found 2"),
     ],
 )  # fmt: skip
 def test_wrong_fields_are_refused(
@@ -134,7 +138,7 @@ def test_wrong_fields_are_refused(
 
 def test_an_engine_holds_the_attributes_and_a_version(creator: Creator, plugin: Plugin) -> None:
     stored = plugin.serialized()
-    assert stored[0] == Value("format_version", 1, FIELD_INT32)
+    assert stored[0] == Value("format_version", 2, FIELD_INT32)
     assert {value.name: value.value for value in stored[1:]} == pytest.approx(ATTRIBUTES)
     loaded = make(creator, stored, RUNTIME)
     assert loaded.serialized() == stored
@@ -144,8 +148,8 @@ def test_an_engine_holds_the_attributes_and_a_version(creator: Creator, plugin: 
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (2, "this library reads 1, the engine holds 2; build the engine with this library"),
-        (0, "this library reads 1, the engine holds 0; build the engine with this library"),
+        (3, "this library reads 2, the engine holds 3; build the engine with this library"),
+        (1, "this library reads 2, the engine holds 1; build the engine with this library"),
         (None, "expected, but not given"),
     ],
 )
@@ -172,15 +176,15 @@ def test_the_output_is_of_the_queries_shape_and_dtype(plugin: Plugin) -> None:
     assert plugin.num_outputs() == 1
     assert plugin.output_types(TYPES[:-1]) == (0, [BF16])
     assert plugin.output_types([HALF, *TYPES[1:-1]]) == (0, [HALF])
-    expressions = [DimsExprs(3, (0x1000 + i, 0x2000 + i, 0x3000 + i)) for i in range(8)]
+    expressions = [DimsExprs(3, (0x1000 + i, 0x2000 + i, 0x3000 + i)) for i in range(9)]
     status, shape = plugin.output_shape(expressions, {32 * 128: 0x4000})
     assert (status, shape.rank, list(shape.d[:3])) == (0, 3, [0x1000, 0x2000, 0x4000])
 
 
-@pytest.mark.parametrize("count", [7, 10])
+@pytest.mark.parametrize("count", [8, 11])
 def test_another_number_of_inputs_is_refused(plugin: Plugin, capfd: pytest.CaptureFixture[str], count: int) -> None:
     assert plugin.output_types([BF16] * count)[0] != 0
-    assert f"getOutputDataTypes: expected 8 inputs, or 9 with sinks, found {count}" in capfd.readouterr().err
+    assert f"getOutputDataTypes: expected 9 inputs, or 10 with sinks, found {count}" in capfd.readouterr().err
 
 
 def accepted(plugin: Plugin, types: list[int], layout: int = 0, at: int = -1) -> bool:
@@ -192,11 +196,10 @@ def accepted(plugin: Plugin, types: list[int], layout: int = 0, at: int = -1) ->
 
 def test_dtypes(plugin: Plugin) -> None:
     half = [HALF if dtype == BF16 else dtype for dtype in TYPES]
-    fp8 = [*TYPES[:4], FP8, FP8, *TYPES[6:]]
-    for types in (TYPES, half, fp8, [*half[:4], FP8, FP8, *half[6:]], [*TYPES[:-1], FLOAT, BF16]):
+    for types in (TYPES, half, [*TYPES[:-1], FLOAT, BF16]):
         assert accepted(plugin, types)
     for position in range(len(TYPES)):
-        for other in {BF16, HALF, FLOAT, INT8, INT32, BOOL, FP8} - {TYPES[position]}:
+        for other in {BF16, HALF, FLOAT, INT8, INT32, INT64, BOOL, FP8} - {TYPES[position]}:
             changed = [*TYPES[:position], other, *TYPES[position + 1 :]]
             assert not accepted(plugin, changed), (position, other)
         assert not accepted(plugin, TYPES, layout=CHW2, at=position), position
@@ -212,7 +215,7 @@ def test_a_profile_that_fits(plugin: Plugin) -> None:
     ("sizes", "message"),
     [
         ({"S": 33}, "block: expected 1 to 32, found 33"),
-        ({"C_max": 200_000}, "max_context: expected 1 to 131072, found 200000"),
+        ({"pages": 0}, "max_pages: expected at least 1, found 0"),
         ({"N": 16}, "qkv: expected shape [257, 16, 6144], found [257, 16, 4096]"),
         ({}, "batch: expected 0 to 256, found 257"),
     ],
@@ -239,10 +242,13 @@ def test_the_workspace_is_enough_for_every_block_of_the_profile(creator: Creator
     sizes = {"N": 1024, "G": 128, "D": 64}
     heads = {"num_heads": 1024, "num_kv_heads": 128, "head_dim": 64, "layer": 0}
     fields = ATTRIBUTES | heads | {"sliding_window": 0}
-    needed = [workspace_bytes(Case(name="", **sizes, S=S, C_max=4096, context_lengths=(0,))) for S in (32, 16, 1)]
+    needed = [
+        workspace_bytes(Case(name="", **sizes, S=S, pages=Pages(32), C_max=4096, context_lengths=(0,)))
+        for S in (32, 16, 1)
+    ]
     assert needed[0] == 0 < needed[2] < needed[1]
     plugin = make(creator, [attribute(name, value) for name, value in fields.items()])
-    assert plugin.workspace(*profile(1, 1, S=32, C_max=4096, **sizes)) >= max(needed)
+    assert plugin.workspace(*profile(1, 1, S=32, **sizes)) >= max(needed)
     plugin.close()
 
 
@@ -262,19 +268,21 @@ def test_a_workspace_that_cannot_be_told_is_no_small_one(plugin: Plugin, capfd: 
 
 def workspace_bytes(case: Case) -> int:
     tensors = draw(case)
-    return _C.kv_injection_attention_workspace_bytes(attributes(case), inputs(tensors), tensors.q.clone())
+    return _C.kv_injection_attention_workspace_bytes(
+        attributes(case), list(inputs(case, tensors).values()), tensors.q.clone()
+    )
 
 
 def test_enqueue_without_a_shape_is_refused(plugin: Plugin, capfd: pytest.CaptureFixture[str]) -> None:
     ins, (out,) = descs(1)
-    assert plugin.enqueue(ins, out, [16] * 9, None, 0) != 0
-    assert "enqueue: expected 8 inputs, or 9 with sinks, found 0" in capfd.readouterr().err
+    assert plugin.enqueue(ins, out, [16] * 10, None, 0) != 0
+    assert "enqueue: expected 9 inputs, or 10 with sinks, found 0" in capfd.readouterr().err
 
 
 def test_enqueue_with_a_missing_tensor_is_refused(plugin: Plugin, capfd: pytest.CaptureFixture[str]) -> None:
     ins, outs = descs(1)
     assert plugin.on_shape_change(ins, outs) == 0
-    assert plugin.enqueue(ins, outs[0], [16, 16, None, *[16] * 6], 16, 0) != 0
+    assert plugin.enqueue(ins, outs[0], [16, 16, None, *[16] * 7], 16, 0) != 0
     assert capfd.readouterr().err == "[dflash_trt] enqueue: k_norm: expected a tensor, found a null pointer\n"
 
 
@@ -282,5 +290,5 @@ def test_enqueue_with_a_missing_tensor_is_refused(plugin: Plugin, capfd: pytest.
 def test_enqueue_in_a_build_without_cuda_says_so(plugin: Plugin, capfd: pytest.CaptureFixture[str]) -> None:
     ins, outs = descs(1)
     assert plugin.on_shape_change(ins, outs) == 0
-    assert plugin.enqueue(ins, outs[0], [16] * 9, 16, 0) != 0
+    assert plugin.enqueue(ins, outs[0], [16] * 10, 16, 0) != 0
     assert "enqueue: this library was built without CUDA; build it with nvcc: cmake" in capfd.readouterr().err

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +13,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.plugins.cases import CORNER, F16, FAR, FEATURES, OUT_OF_RANGE, PLANE, REGULAR, Case
+from tests.plugins.cases import (
+    CORNER, F16, FAR, FAR_PAGES, FEATURES, OUT_OF_RANGE, PAGED, PLANE, REGULAR, Case,
+)
 from tests.plugins.compare import assert_close
 from tests.plugins.kernel import emulation
 from tests.plugins.kernel.emulation import ALL_FORMATS, BF16_BLOCKS, EmulationError, build, build_kernel, once
 from tests.plugins.kernel.oracle import expect
 from tests.plugins.tensors import BAD, draw, out_of_range
 
-CASES = {case.name: case for case in (*REGULAR, *FEATURES, *CORNER)}
+CASES = {case.name: case for case in (*REGULAR, *FEATURES, *CORNER, *PAGED)}
 QUICK = {
     "empty-batch", "D64-bf16", "D64-bf16-fp8", "window7-causal-sinks", "N10-G5-S3", "N8-G1-S16", "around-the-window",
     "window-1", "window-largest", "window-in-block", "full-cache", "permuted-slots", "one-long", "sharp", "small",
-    "sinks-no-context",
+    "sinks-no-context", "pages-16-V1-bf16", "pages-32-V2-fp8", "pages-64-V1-fp8", "pages-16-window-128", "pages-shared",
+    "pages-many-rows",
 }  # fmt: skip
 
 # Three requests, of which a GPU of few CTAs cuts some and a GPU of many cuts all.
@@ -64,7 +66,7 @@ def test_a_gpu_of_any_size(ctas: int, case: Case, program: Program, tmp_path: Pa
     tensors = draw(case)
     result = emulation.call(program(case), tmp_path / "call", case, tensors, ctas=ctas)
     assert result.plan is not None
-    assert result.plan.ranges == min(ctas, case.B * math.ceil(max(case.context_lengths) / 32))
+    assert result.plan.ranges == ctas
     assert_close(result.out, *expect(case, tensors))
 
 
@@ -87,6 +89,11 @@ def call_far(program: Path, directory: Path) -> None:
 
 def test_a_cache_beyond_32_bits(program: Program, tmp_path: Path) -> None:
     call_far(program(FAR), tmp_path / "call")
+
+
+def test_pages_beyond_32_bits(program: Program, tmp_path: Path) -> None:
+    tensors = draw(FAR_PAGES)
+    assert_close(emulation.call(program(64), tmp_path / "call", FAR_PAGES, tensors).out, *expect(FAR_PAGES, tensors))
 
 
 @pytest.mark.parametrize("case", OUT_OF_RANGE, ids=lambda case: case.name)

@@ -7,7 +7,7 @@ A mutant is the kernel's source with one line changed, built anew; hence only `m
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from tests.plugins.compare import assert_close
 from tests.plugins.kernel import emulation
 from tests.plugins.kernel.emulation import ALL_FORMATS, BF16_BLOCKS_FP8_CACHES, EmulationError
 from tests.plugins.kernel.oracle import expect
+from tests.plugins.pages import Pages
 from tests.plugins.tensors import draw
 from tests.plugins.test_kernel import call_far
 
@@ -26,7 +27,7 @@ CASE = Case(name="mutated", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_sca
             context_lengths=(1700, 3, 300), slot_ids=(2, 0, 1))  # fmt: skip
 CTAS = 5
 WAIT = "griddepcontrol_wait();  // all that is read may be its: the block, slots and lengths, rows just appended"
-LOADER = "context_loader.cuh"
+LOADER, PAGES = "context_loader.cuh", "context_pages.cuh"
 SCHEDULE = "const Schedule schedule(p, plan);"
 WIDTH = "(p.num_heads + 2 * p.num_kv_heads)"
 
@@ -66,6 +67,18 @@ MUTANTS = [
     Mutant("keys for values", "rows.cuh", "(at + p.num_kv_heads)", "at"),
 ]  # fmt: skip
 
+
+# Of pages, which both kernels read alike.
+PAGED = replace(CASE, L=2, layer=1, pages=Pages(32, "V1"), window=1000)
+PAGE_MUTANTS = [
+    Mutant("an entry of another request", PAGES, "int64_t{segment.slot} *", "int64_t{segment.slot / 9} *",
+           "AddressSanitizer"),
+    Mutant("a page of another size", PAGES, "(key - page * size) *", "key % 16 *"),
+    Mutant("another layer's pages", PAGES, "p.context_pointers[p.layer]", "p.context_pointers[0]"),
+    Mutant("heads of another rank", PAGES, "kv_head * layout[kHeadStride]", "(kv_head + 1) * layout[kHeadStride]"),
+    Mutant("entries beyond the length", PAGES, "key < end ?", "key < end + 1000 ?", "AddressSanitizer"),
+    Mutant("a chunk between two pages", "schedule.cuh", "+ 1) / kChunkRows * kChunkRows;", "+ 1);"),
+]  # fmt: skip
 
 # Of the attention of sm_90a.
 STATE, WGMMA_LOADER, WGMMA = "wgmma_state.cuh", "wgmma_context_loader.cuh", "wgmma_attention.cuh"
@@ -165,8 +178,16 @@ def test_is_noticed_on_sm_90a(mutant: Mutant, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_an_offset_of_32_bits_is_noticed(tmp_path: Path) -> None:
-    narrow = Mutant("narrow", LOADER, "int64_t copy_from_;", "int32_t copy_from_;")
+@pytest.mark.parametrize("mutant", PAGE_MUTANTS, ids=lambda mutant: mutant.name)
+def test_is_noticed_in_pages(mutant: Mutant, tmp_path: Path) -> None:
+    program, tensors = build(mutant, tmp_path), draw(PAGED)
+    with pytest.raises(EmulationError if mutant.notices else AssertionError, match=mutant.notices or None):
+        assert_close(emulation.call(program, tmp_path / "call", PAGED, tensors, ctas=CTAS).out, *expect(PAGED, tensors))
+
+
+@pytest.mark.full
+def test_an_address_of_32_bits_is_noticed(tmp_path: Path) -> None:
+    narrow = Mutant("narrow", PAGES, "address_ >> 32)", "address_ >> 63)")
     with pytest.raises((EmulationError, AssertionError)):
         call_far(build(narrow, tmp_path, formats=ALL_FORMATS), tmp_path / "call")
 
@@ -174,9 +195,9 @@ def test_an_offset_of_32_bits_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("wgmma_rows", [0, 80])
 def test_the_kernel_as_it_is_passes(wgmma_rows: int, tmp_path: Path) -> None:
-    program, tensors = (
-        emulation.build_kernel(tmp_path / "right", CASE.D, wgmma_rows, formats=BF16_BLOCKS_FP8_CACHES),
-        draw(CASE),
-    )
-    expected = expect(CASE, tensors, rounded_queries=wgmma_rows > 0)
-    assert_close(emulation.call(program, tmp_path / "call", CASE, tensors, ctas=CTAS).out, *expected)
+    program = emulation.build_kernel(tmp_path / "right", CASE.D, wgmma_rows, formats=BF16_BLOCKS_FP8_CACHES)
+    for case in (CASE, PAGED):
+        tensors = draw(case)
+        expected = expect(case, tensors, rounded_queries=wgmma_rows > 0)
+        directory = tmp_path / str(case.pages)
+        assert_close(emulation.call(program, directory, case, tensors, ctas=CTAS).out, *expected)

@@ -17,12 +17,12 @@ from dflash_trt.graph.cpu.attention import WITH_SINKS, attention_function
 from dflash_trt.graph.draft_graph import ATTENTION, PLUGIN_VERSION
 from dflash_trt.graph.onnx_builder import OPSET, PLUGIN_DOMAIN
 from tests.plugins.calls import reference
-from tests.plugins.cases import CORNER, FEATURES, PERFORMANCE, REGULAR, Case
+from tests.plugins.cases import CORNER, FEATURES, PAGED, PERFORMANCE, REGULAR, Case
 from tests.plugins.compare import assert_close, rounding
 from tests.plugins.kernel.oracle import expect
 from tests.plugins.tensors import Tensors, draw
 
-CASES = [*REGULAR, *FEATURES, *CORNER]
+CASES = [*REGULAR, *FEATURES, *CORNER, *PAGED]
 # The ONNX function's tensor of scores would fill the memory.
 ONNX_CASES = [case for case in CASES if case.B and max(case.context_lengths) < 10_000]
 FLOAT32 = 1e-5  # of the values' size: what ONNX Runtime's FP32 sums may be off

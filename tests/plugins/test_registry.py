@@ -41,13 +41,13 @@ def fields(values):
 def main():
     registry = trt.get_plugin_registry()
     library = registry.load_library(sys.argv[1])
-    with_creator(registry.get_creator("DFlashKVInjectionAttention", "2", "dflash_trt"))
+    with_creator(registry.get_creator("DFlashKVInjectionAttention", "3", "dflash_trt"))
     registry.deregister_library(library)
-    assert registry.get_creator("DFlashKVInjectionAttention", "2", "dflash_trt") is None
+    assert registry.get_creator("DFlashKVInjectionAttention", "3", "dflash_trt") is None
 
 values = {
     "layer": 1, "num_heads": 8, "num_kv_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-6, "softmax_scale": 0.125,
-    "sliding_window": 0, "causal": 0, "k_scale": 1.0, "v_scale": 1.0,
+    "sliding_window": 0, "causal": 0, "k_scale": 1.0, "v_scale": 1.0, "fp8_cache": 0,
 }
 """
 
@@ -67,7 +67,7 @@ def test_the_creator_is_found_under_its_name_version_and_namespace() -> None:
 def with_creator(creator):
     print(creator.name, creator.plugin_version, creator.plugin_namespace, creator.interface_info.kind)
 """
-    assert in_tensorrt(body).stdout.startswith("DFlashKVInjectionAttention 2 dflash_trt PLUGIN CREATOR_V3ONE\n")
+    assert in_tensorrt(body).stdout.startswith("DFlashKVInjectionAttention 3 dflash_trt PLUGIN CREATOR_V3ONE\n")
 
 
 def enumerators(name: str) -> dict[str, int]:
@@ -102,7 +102,7 @@ def with_creator(creator):
         print(capability.interface_info.kind, capability.api_language)
 """
     assert in_tensorrt(body).stdout.splitlines()[:-1] == [
-        "DFlashKVInjectionAttention 2 dflash_trt",
+        "DFlashKVInjectionAttention 3 dflash_trt",
         "1",
         "PLUGIN_V3ONE_CORE APILanguage.CPP",
         "PLUGIN_V3ONE_BUILD APILanguage.CPP",
@@ -134,14 +134,14 @@ def with_creator(creator):
 def test_an_engine_of_another_format_makes_no_plugin() -> None:
     body = """
 def with_creator(creator):
-    for version in (1, 2):
+    for version in (2, 3):
         plugin = creator.create_plugin("layer", fields(values | {"format_version": version}), trt.TensorRTPhase.RUNTIME)
         print(plugin is not None)
         del plugin
 """
     result = in_tensorrt(body)
     assert result.stdout.startswith("True\nFalse\n")
-    assert "field format_version: this library reads 1, the engine holds 2" in result.stderr
+    assert "field format_version: this library reads 2, the engine holds 3" in result.stderr
 
 
 def test_every_node_of_the_graph_makes_a_plugin(draft_dir: Path) -> None:

@@ -18,6 +18,7 @@ from tests.plugins.cases import (
     GPT_OSS_FP8,
     MANY_ROWS_FP8,
     OUT_OF_RANGE,
+    PAGED,
     REGULAR,
     Case,
     wgmma_rows,
@@ -27,9 +28,10 @@ from tests.plugins.kernel import emulation
 from tests.plugins.kernel.emulation import BF16_BLOCKS, EmulationError, build, build_kernel, once
 from tests.plugins.kernel.oracle import Expected
 from tests.plugins.kernel.oracle import expect as expect_in_float64
+from tests.plugins.pages import Pages
 from tests.plugins.tensors import BAD, Tensors, draw, out_of_range
 
-CASES = [case for case in (*MANY_ROWS_FP8, *REGULAR, *FEATURES, *CORNER) if wgmma_rows(case)]
+CASES = [case for case in (*MANY_ROWS_FP8, *REGULAR, *FEATURES, *CORNER, *PAGED) if wgmma_rows(case)]
 Program = Callable[[Case], Path]
 
 
@@ -54,8 +56,13 @@ QUICK = Case(name="quick", N=4, G=1, S=8, norm=4.0, sinks=True, context_lengths=
 
 @pytest.mark.parametrize(
     "case",
-    [QUICK, replace(QUICK, cache_dtype=FP8, k_scale=0.02, v_scale=0.03)],
-    ids=lambda case: "fp8" if case.cache_dtype is FP8 else "bf16",
+    [
+        QUICK,
+        replace(QUICK, cache_dtype=FP8, k_scale=0.02, v_scale=0.03),
+        replace(QUICK, L=2, layer=1, window=900, pages=Pages(16, "V1")),
+        replace(QUICK, L=2, layer=1, pages=Pages(64), cache_dtype=FP8, k_scale=0.02, v_scale=0.03),
+    ],
+    ids=("bf16", "fp8", "bf16-pages", "fp8-pages"),
 )
 def test_one_case_of_each_cache(case: Case, tmp_path: Path) -> None:
     """What `make test` runs of this kernel."""

@@ -191,7 +191,8 @@ def test_padding_reads_no_context(
     executor = TensorRTExecutor(engine, manifest, HostLauncher())
     executor.load()
     shape = (4, len(spec.layers), CONTEXT, spec.num_key_value_heads, spec.head_dim)
-    executor.bind(torch.zeros(shape, dtype=torch.bfloat16), torch.zeros(shape, dtype=torch.bfloat16))
+    caches = [torch.zeros(shape, dtype=torch.bfloat16) for _ in "kv"]
+    executor.bind(*caches)
     for B in (4, 3):
         blocks = torch.zeros(B, spec.block_size, spec.hidden_size, dtype=torch.bfloat16)
         positions = torch.zeros(B, spec.block_size, dtype=torch.long)
@@ -199,10 +200,11 @@ def test_padding_reads_no_context(
         assert hidden.shape == blocks.shape
     assert executor._draft is not None
     assert executor._draft.tensors["context_lengths"].tolist() == [5, 5, 5, 0]
+    assert executor._draft.tensors["page_table"].tolist() == [[0], [1], [2], [3]]
     assert executor._draft.tensors["slot_ids"].tolist() == [0, 1, 2, 0]
 
 
-def test_refusals(session: Session, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals(session: Session, engine: Path) -> None:
     worker = make_worker(session, OnnxExecutor(engine, session.manifest))
     for paged in ({"ctx_kv_cache": [torch.zeros(1)]}, {"ctx_page_table": torch.zeros(1)}, {"ctx_rows_start": 0}):
         with pytest.raises(EngineError, match="dense context cache, found a paged one"):
@@ -211,13 +213,6 @@ def test_refusals(session: Session, engine: Path, tmp_path: Path, monkeypatch: p
     worker.v_cache = worker.k_cache
     with pytest.raises(EngineError, match="layers, heads and head_dim"):
         worker.drafter._bind(worker.k_cache, worker.v_cache)
-    pretend(monkeypatch, tmp_path, VERSIONS[-1])
-    manifest = with_plans(engine, PlanOptions(max_batch_size=BATCH, max_seq_len=CONTEXT, max_num_tokens=ROWS))
-    small = make_worker(session, TensorRTExecutor(engine, manifest, HostLauncher()))
-    with pytest.raises(EngineError, match=f"slots of {CONTEXT} rows, for which the plan was built") as refused:
-        small.drafter._bind(small.k_cache, small.v_cache)
-    assert refused.value.hint is not None
-    assert f"--max-batch-size {BATCH + 1}" in refused.value.hint
 
 
 def test_plans_of_another_tensorrt_are_refused_at_start(

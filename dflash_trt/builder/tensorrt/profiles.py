@@ -7,6 +7,7 @@ from dflash_trt.engine.graphs import Graph
 from dflash_trt.engine.plan import PlanOptions, Profile, Range, graph_batch_sizes
 
 SMALLEST_ROWS = 16  # context rows of a decode step with few requests; below, only launch overhead is left
+MOST_PAGES = 131072 // 16  # the plugin's longest context in its smallest pages
 COARSE_ROWS = 256  # up to here weights are what a GEMM waits for, so that padding to the next power of 4 is free
 
 
@@ -15,8 +16,8 @@ def profiles(graph: str, options: PlanOptions) -> tuple[Profile, ...]:
     if graph == "context":
         return tuple({"T": _fixed(T)} for T in row_buckets(options.max_num_tokens))
     slots = options.max_batch_size + 1  # TensorRT-LLM's context arena has one more, for padding
-    cache = {"slots": _up_to(slots), "C_max": _up_to(options.max_seq_len)}
-    return tuple({"B": _fixed(B), **cache} for B in graph_batch_sizes(options.max_batch_size))
+    table = {"slots": _up_to(slots), "pages": _up_to(MOST_PAGES)}
+    return tuple({"B": _fixed(B), **table} for B in graph_batch_sizes(options.max_batch_size))
 
 
 def row_buckets(largest: int) -> list[int]:
@@ -43,5 +44,5 @@ def _fixed(size: int) -> Range:
 
 
 def _up_to(size: int) -> Range:
-    """Any size of the context cache, which only the plugin reads; TensorRT allocates the optimum's to time kernels."""
+    """Any size of the page table. Only the plugin reads it, so there is nothing to tune."""
     return Range(min=1, opt=1, max=size)

@@ -13,7 +13,7 @@ from dflash_trt.graph.onnx_builder import OPSET, PLUGIN_DOMAIN
 
 WITH_SINKS = f"{ATTENTION}WithSinks"
 NUM_INPUTS = 8
-"""Of the node without sinks."""
+"""Of the function without sinks; its caches and pages take the place of the node's pointers, layout and page table."""
 
 # The node written in ONNX's own text syntax. Every line is one operation; shapes stand behind it.
 # C is the longest context of the batch: cache rows beyond it are never touched.
@@ -21,7 +21,7 @@ NUM_INPUTS = 8
 ATTENTION_BODY = """
 <opset_import: ["" : %(opset)d], domain: "%(domain)s">
 %(name)s <layer, num_heads, num_kv_heads, head_dim, rms_norm_eps, softmax_scale, sliding_window, causal,
-          k_scale, v_scale, plugin_namespace, plugin_version>
+          k_scale, v_scale, fp8_cache, plugin_namespace, plugin_version>
     (qkv, q_norm, k_norm, rope, k_cache, v_cache, slot_ids, context_lengths%(sinks)s) => (mixed)
 {
     zero = Constant <value_int: int = 0> ()

@@ -35,9 +35,7 @@ def lower_to_cpu(
     lowered.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in expose)
     lower_quantization(lowered)
     _widen(lowered.graph)
-    for value in lowered.graph.input:
-        if value.name == "slot_ids":
-            value.type.tensor_type.ClearField("shape")  # [B] or a table of pages [B, M]
+    _take_caches(lowered.graph)
     for node in () if keep_attention else lowered.graph.node:
         if node.op_type == ATTENTION and len(node.input) > NUM_INPUTS:
             node.op_type = WITH_SINKS
@@ -47,6 +45,28 @@ def lower_to_cpu(
             lowered.functions.append(attention_function(with_sinks=with_sinks))
     # onnxruntime 1.31 would infer shapes inside a function before its attributes are bound, and read them as 0.
     return onnx.inliner.inline_local_functions(lowered)
+
+
+def _take_caches(graph: onnx.GraphProto) -> None:
+    """The context comes as k_cache, v_cache [pages, L, rows, G, D] and slot_ids [B], or [B, M] of the pages of each.
+
+    ONNX Runtime's standard operators follow no pointers.
+    """
+    replaced = {"context_pointers": "k_cache", "context_layout": "v_cache"}
+    attributes = [{a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == ATTENTION]
+    inputs = [value for value in graph.input if value.name != "page_table"]
+    for value in inputs:
+        if value.name == "slot_ids":
+            value.type.tensor_type.ClearField("shape")
+        elif value.name in replaced:
+            heads, width = attributes[0]["num_kv_heads"], attributes[0]["head_dim"]
+            shape = ("P", len(attributes), "R", heads, width)
+            value.CopyFrom(helper.make_tensor_value_info(replaced[value.name], TensorProto.FLOAT, shape))
+    del graph.input[:]
+    graph.input.extend(inputs)
+    for node in graph.node:
+        if node.op_type == ATTENTION:
+            node.input[:] = [replaced.get(name, name) for name in node.input if name != "page_table"]
 
 
 def _widen(graph: onnx.GraphProto) -> None:

@@ -2,6 +2,7 @@
 // A team's steps of the context: K and V rows, copied to shared memory ahead of their use.
 #pragma once
 
+#include "kv_injection_attention/kernel/context_pages.cuh"
 #include "kv_injection_attention/kernel/plan.h"
 #include "kv_injection_attention/kernel/primitives.cuh"
 #include "kv_injection_attention/kernel/schedule.cuh"
@@ -25,21 +26,13 @@ struct Worker {
 
 DFLASH_DEVICE int team_threads(const Plan& plan) { return plan.row_groups * 32; }
 
-// One step of a team: kKeys rows of K and behind them as many of V, in a stage of shared memory and in the cache.
+// One step of a team: kKeys rows of K and behind them as many of V, in a stage of shared memory.
 template <int D, int kElementBytes, int kKeys>
 struct ContextStep {
   static constexpr int kStride = row_bytes(D, kElementBytes);
   static constexpr int kValuesAt = kKeys * kStride;
   static constexpr int kStageBytes = 2 * kValuesAt;
   static constexpr int kRowBytes = D * kElementBytes;
-
-  // Bytes in the cache from one context row to the next; 256 rows of 1,024 heads fit in 32 bits.
-  static DFLASH_DEVICE int row_step(const Params& p) { return p.num_kv_heads * kRowBytes; }
-  // Offset in the cache of 16 bytes, `vector`, of row `key` of the segment's request.
-  static DFLASH_DEVICE int64_t offset(const Params& p, const Segment& segment, int kv_head, int key, int vector) {
-    const int64_t plane = int64_t{segment.slot} * p.layers + p.layer;
-    return (plane * p.max_context + key) * row_step(p) + int64_t{kv_head} * kRowBytes + vector * 16;
-  }
 };
 
 // As many steps as there are stages but one are on their way at a time.
@@ -54,15 +47,12 @@ class ContextLoader {
 
   DFLASH_DEVICE ContextLoader(const Params& p, const Plan& plan, const Worker& worker, const Segment& segment,
                               int kv_head)
-      : p_(p), plan_(plan), worker_(worker) {
-    const int row = worker.row_group * kCopyRows + worker.lane() / kCopyLanes;  // the first that this thread copies
-    const int vector = worker.lane() % kCopyLanes;
+      : p_(p), plan_(plan), worker_(worker), segment_(segment), kv_head_(kv_head) {
     const int first_key = segment.key_begin + worker.team * kStep;
     const int steps = ceil_div(max(0, segment.key_end - segment.key_begin), kStep);
     steps_left_ = steps > worker.team ? ceil_div(steps - worker.team, teams()) : 0;
     key_ = first_key - team_keys();
-    copy_from_ = Step::offset(p, segment, kv_head, first_key + row, vector);
-    rows_to_copy_ = segment.key_end - first_key - row;
+    rows_to_copy_ = segment.key_end - first_key;
 
     stage_ = stages_begin() + (kStages - 1) * kStageBytes;  // one before the first
 #pragma unroll 1
@@ -94,39 +84,48 @@ class ContextLoader {
   static constexpr int kVectors = kRowBytes / 16;
   static constexpr int kCopyLanes = kVectors == 6 ? 8 : kVectors == 12 ? 16 : kVectors;
   static constexpr int kCopyRows = 32 / kCopyLanes;
+  static constexpr int kChunks = kStep / kChunkRows;
+  static_assert(kStep % kChunkRows == 0 && kChunkRows % kCopyRows == 0 && 32 % kChunks == 0);
 
   // The next of the team's steps, if there is one.
   DFLASH_DEVICE void copy_step(bool exists, Shared stage) {
-    if (exists && (kVectors == kCopyLanes || worker_.lane() % kCopyLanes < kVectors)) {
-      const auto *k = static_cast<const unsigned char*>(p_.k_cache) + copy_from_;
-      const auto *v = static_cast<const unsigned char*>(p_.v_cache) + copy_from_;
-      int left = rows_to_copy_;
-      const auto copy = [&](Shared at) {
-        cp_async(at, k, left > 0);
-        cp_async(at + kValuesAt, v, left > 0);
-        k += copy_rows() * row_step();
-        v += copy_rows() * row_step();
+    if (exists) {
+      if (chunk_ % 32 == 0) {
+        const auto key_of = [&](unsigned chunk) {
+          const int first_key = segment_.key_begin + worker_.team * kStep;
+          return first_key + static_cast<int>(chunk / kChunks * team_keys() + chunk % kChunks * kChunkRows);
+        };
+        chunks_.refill(chunk_, segment_.key_end, key_of, [&](int key) { return find_chunk(p_, segment_, kv_head_, key); });
+      }
+      const unsigned lane = worker_.lane(), row_of_copy = lane / kCopyLanes, vector = lane % kCopyLanes;
+      const ContextStrides strides(p_);
+      const unsigned first = worker_.row_group * kCopyRows + row_of_copy;
+      int left = rows_to_copy_ - static_cast<int>(first);
+      Shared at = stage + first * kStride + vector * 16;
+      const unsigned char* chunk = kChunks == 1 ? chunks_.at(chunk_) + vector * 16 : nullptr;
+#pragma unroll 1
+      for (unsigned row = first; row < kStep; row += copy_rows()) {
+        if (kChunks > 1) chunk = chunks_.at(chunk_ + row / kChunkRows) + vector * 16;
+        const unsigned char* k = chunk + row % kChunkRows * strides.row;
+        if (kVectors == kCopyLanes || vector < kVectors) {
+          cp_async(at, k, left > 0);
+          cp_async(at + kValuesAt, k + strides.to_values, left > 0);
+        }
+        at += copy_rows() * kStride;
         left -= copy_rows();
-      };
-      for (Shared at = stage + copy_to(); at < stage + kValuesAt; at += copy_rows() * kStride) copy(at);
-      copy_from_ += team_keys() * row_step();
+      }
+      chunk_ += kChunks;
       rows_to_copy_ -= team_keys();
     }
     cp_async_commit_group();  // an empty group too: cp_async_wait_group counts groups
   }
 
-  // Offset in a stage of what this thread copies first. Recomputed, as lane() is.
-  DFLASH_DEVICE Shared copy_to() const {
-    const int lane = worker_.lane();
-    return (worker_.row_group * kCopyRows + lane / kCopyLanes) * kStride + lane % kCopyLanes * 16;
-  }
   // Rows that the warps of a team copy between them at a time.
   DFLASH_DEVICE int copy_rows() const { return warps() * kCopyRows; }
   DFLASH_DEVICE int warps() const { return plan_.row_groups; }
   // From one of the team's steps to its next.
   DFLASH_DEVICE int team_keys() const { return teams() * kStep; }
   DFLASH_DEVICE int teams() const { return plan_.teams; }
-  DFLASH_DEVICE int row_step() const { return Step::row_step(p_); }
   DFLASH_DEVICE Shared stages_begin() const {
     return shared_memory() + plan_.stages_at + worker_.team * (kStages * kStageBytes);
   }
@@ -134,11 +133,14 @@ class ContextLoader {
   const Params& p_;
   const Plan& plan_;
   const Worker& worker_;
-  int64_t copy_from_;  // offset in the cache of what this thread copies first of the next step, in bytes
-  int rows_to_copy_;   // from there to the segment's end
-  Shared stage_;       // in use
-  int key_;            // its first
-  int steps_left_;     // of the team, after it
+  const Segment& segment_;
+  int kv_head_;
+  ChunkAddresses chunks_;
+  unsigned chunk_ = 0;  // the first of the next step to be copied, of the team's
+  int rows_to_copy_;    // from there to the segment's end
+  Shared stage_;        // in use
+  int key_;             // its first
+  int steps_left_;      // of the team, after it
 };
 
 }  // namespace dflash::kv_injection

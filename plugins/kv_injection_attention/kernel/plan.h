@@ -16,6 +16,8 @@
 
 namespace dflash::kv_injection {
 
+// Context rows that lie in one page, whatever its size: where a unit begins is a multiple of it.
+inline constexpr int kChunkRows = 16;
 // Work is cut into units of this many context rows.
 inline constexpr int kUnitKeys = 32;
 // A byte of partial results is written and read, and most of it stays in L2, so it is taken to cost as much as a byte

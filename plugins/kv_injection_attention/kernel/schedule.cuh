@@ -11,21 +11,28 @@
 
 namespace dflash::kv_injection {
 
-// A slot or length out of range, as in the arbitrary values that TensorRT's builder times a node with, reads nothing of
+// A slot, length or layout out of range, as in the arbitrary values that TensorRT's builder times a node with, reads nothing of
 // the cache: the request counts as one without context, and its output is NaN.
 struct Request {
   int slot;    // negative if slot or length is out of range
   int length;  // context rows
-  int begin;   // the first that any of its block slots sees
+  int begin;   // the first that any of its block slots sees, or up to 15 before it: a multiple of kChunkRows
   int units;   // at least 1: the block belongs to the last
 };
 
 DFLASH_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+// The longest context that a row of the page table holds; 0 if the layout is none.
+DFLASH_DEVICE int most_rows(const Params& p) {
+  const int64_t size = p.context_layout[kPageSize];
+  const bool divides = p.max_pages == 1 ? size > 0 && size <= kMaxContext : size == 16 || size == 32 || size == 64;
+  return divides ? static_cast<int>(min(int64_t{p.max_pages} * size, int64_t{kMaxContext})) : 0;
+}
+
 DFLASH_DEVICE Request request_of(const Params& p, int index) {
-  const int length = p.context_lengths[index], slot = p.slot_ids[index];
-  if (length < 0 || length > p.max_context || slot < 0 || slot >= p.slots) return {-1, 0, 0, 1};
-  const int begin = max(0, length - window_of(p.sliding_window) + 1);
+  const int length = p.context_lengths[index], slot = p.slot_ids[index], most = most_rows(p);
+  if (length < 0 || length > most || most == 0 || slot < 0 || slot >= p.slots) return {-1, 0, 0, 1};
+  const int begin = max(0, length - window_of(p.sliding_window) + 1) / kChunkRows * kChunkRows;
   return {slot, length, begin, max(1, ceil_div(length - begin, kUnitKeys))};
 }
 

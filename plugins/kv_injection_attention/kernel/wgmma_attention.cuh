@@ -44,7 +44,7 @@ class WgmmaAttention {
   // False after the last.
   DFLASH_DEVICE bool run_segment() const {
     const Segment now = segment();
-    Context context(p_, plan_, Group::team(), tid_x() % unsigned{kThreads}, now, ctaid_x());
+    Context context(p_, plan_, Group::team(), tid_x() % unsigned{kThreads}, [&] { return segment(); });
     store_query_operands(now);
     if (now.ends) {
       store_block<D, T, Score, Columns::kPlain, kFp8 ? Columns::kEvenOdd : Columns::kPlain>(
@@ -76,11 +76,16 @@ class WgmmaAttention {
   using Score = std::conditional_t<kFp8, F16, T>;
   static_assert(kTeams * (wgmma_weight_bytes(N) + wgmma_number_bytes(N)) >= N * kStride + kWarps * 4);
 
+  // Taken from one lane, so that the compiler knows it to be uniform.
+  static DFLASH_DEVICE Shared uniform_team_weights() {
+    return static_cast<Shared>(shfl_sync(static_cast<int>(Group::weights(Group::team())), 0));
+  }
+
   // Where a thread reads and writes in every step, and the factor of its scores.
   struct StepAddresses {
     Shared keys, values;     // where it reads, from the step's rows on
     Shared weights;          // where it writes weights
-    Shared team_weights;     // where they begin; taken from one lane, so that the compiler knows it to be uniform
+    Shared team_weights;     // where they begin, where D is 64: else nvcc 13.0 moves what it keeps back and forth
     float score_factor = 1;  // of rounded queries
 
     DFLASH_DEVICE StepAddresses() {
@@ -88,7 +93,7 @@ class WgmmaAttention {
       keys = CacheOperands::keys_at(warp, lane);
       values = Context::kValuesAt + CacheOperands::values_at(warp, lane);
       weights = State::weights_at(warp, lane);
-      team_weights = static_cast<Shared>(shfl_sync(static_cast<int>(Group::weights(Group::team())), 0));
+      team_weights = D == 64 ? uniform_team_weights() : 0;
       if (kFp8) score_factor = as_float(ld_shared(Group::score_factor()));
     }
   };
@@ -210,7 +215,7 @@ class WgmmaAttention {
     constexpr int kSteps = kWgmmaKeys / 16;
     uint32_t values[D / 64 * kSteps][4];
     CacheOperands::template load_values<kSteps>(values, rows + addresses.values);
-    state.template add_values<Score, kSteps>(values, addresses.team_weights);
+    state.template add_values<Score, kSteps>(values, D == 64 ? addresses.team_weights : uniform_team_weights());
   }
 
   // Block slot j is visible to slot s if |s - j| < window, and if causal j <= s.
@@ -254,7 +259,7 @@ class WgmmaAttention {
     // Of the segment's last rows.
     const int rows_visible_to_all = segment.key_end - (segment.length - window_of(p_.sliding_window) + p_.block);
     const StepAddresses addresses;
-    while (context.next()) {
+    while (context.next([&] { return this->segment(); })) {
       const bool all_visible = context.rows_left() >= kWgmmaKeys && context.rows_left() <= rows_visible_to_all;
       attend_keys(state, addresses, all_visible, context.rows_left(), context.rows());
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A warpgroup's steps of the context. As context_loader.cuh, but what the loop needs is kept instead of recomputed, and
-// there is no branch: a copy beyond the segment's end writes zeros to a stage that is not read.
+// steps are copied beyond the segment's end: zeros, to a stage that is not read. Each warp copies a chunk of a step.
 #pragma once
 
 #include "kv_injection_attention/kernel/context_loader.cuh"
@@ -15,27 +15,29 @@ class WgmmaContextLoader {
   static constexpr int kStride = Step::kStride;
   static constexpr int kValuesAt = Step::kValuesAt;
 
-  // `thread` is of the team.
-  DFLASH_DEVICE WgmmaContextLoader(const Params& p, const Plan& plan, int team, int thread, const Segment& segment,
-                                   int kv_head)
+  // `thread` is of the team; `segment()` computes the segment, for it takes registers.
+  template <class GetSegment>
+  DFLASH_DEVICE WgmmaContextLoader(const Params& p, const Plan& plan, int team, int thread, GetSegment get_segment)
       : p_(p), barrier_(1 + team) {
-    const int row = thread / kCopyLanes, vector = thread % kCopyLanes;  // the first that this thread copies
+    const Segment segment = get_segment();
+    const int warp = thread / 32, lane = thread % 32;
+    const int row = warp * kChunkRows + lane / kCopyLanes, vector = lane % kCopyLanes;  // the first that this thread copies
     const int first_key = segment.key_begin + team * kWgmmaKeys;
-    const int64_t offset = Step::offset(p, segment, kv_head, first_key + row, vector);
-    copy_from_ = static_cast<const unsigned char*>(p.k_cache) + offset;
     rows_left_ = segment.key_end - first_key + kTeamKeys;
     rows_to_copy_ = segment.key_end - first_key - row;
+    copy_from_ = lane / kCopyLanes * ContextStrides(p).row + vector * 16;
     copy_to_ = row * kStride + vector * 16;
 
     const Shared begin = shared_memory() + plan.stages_at + team * (kStages * kStageBytes);
     last_stage_ = begin + (kStages - 1) * kStageBytes;
     stage_ = last_stage_;  // one before the first
 #pragma unroll 1
-    for (int i = 0; i < kStages - 1; ++i) copy_step(begin + i * kStageBytes);
+    for (int i = 0; i < kStages - 1; ++i) copy_step(begin + i * kStageBytes, get_segment);
   }
 
   // Goes on to the team's next step. False after the last, when no copy is under way.
-  DFLASH_DEVICE bool next() {
+  template <class GetSegment>
+  DFLASH_DEVICE bool next(GetSegment get_segment) {
     rows_left_ -= kTeamKeys;
     if (rows_left_ <= 0) {
       cp_async_wait_group<0>();
@@ -44,7 +46,7 @@ class WgmmaContextLoader {
     cp_async_wait_group<kStages - 2>();
     // Now all threads' copies of this step are there, and all are done with the step before: its stage is free.
     bar_sync(barrier_, 32 * kWarpgroupWarps);
-    copy_step(stage_);
+    copy_step(stage_, get_segment);
     stage_ = stage_ == last_stage_ ? stage_ - (kStages - 1) * kStageBytes : stage_ + kStageBytes;
     return true;
   }
@@ -62,34 +64,41 @@ class WgmmaContextLoader {
   static constexpr int kRowBytes = Step::kRowBytes;
   static_assert(kStageBytes == wgmma_stage_bytes(D, kElementBytes));
   static constexpr int kCopyLanes = kRowBytes / 16;
-  static constexpr int kCopyRows = 32 * kWarpgroupWarps / kCopyLanes;  // that a team copies at a time
-  static_assert(kWgmmaKeys % kCopyRows == 0);
+  static constexpr int kCopyRows = 32 / kCopyLanes;  // that a warp copies at a time
+  static_assert(kWgmmaKeys == kWarpgroupWarps * kChunkRows && kChunkRows % kCopyRows == 0);
 
   // The first of the team's steps that is not copied yet.
-  DFLASH_DEVICE void copy_step(Shared stage) {
-    // V's row lies as far behind K's as the caches do.
-    const int64_t to_values = reinterpret_cast<intptr_t>(p_.v_cache) - reinterpret_cast<intptr_t>(p_.k_cache);
-    const unsigned char* from = copy_from_;
+  template <class GetSegment>
+  DFLASH_DEVICE void copy_step(Shared stage, GetSegment get_segment) {
+    if (chunk_ % 32 == 0) find_chunks(get_segment());
+    const ContextStrides strides(p_);
+    const unsigned char* from = chunks_.at(chunk_++) + copy_from_;
 #pragma unroll
-    for (int row = 0; row < kWgmmaKeys; row += kCopyRows) {
+    for (int row = 0; row < kChunkRows; row += kCopyRows) {
       const Shared to = stage + copy_to_ + row * kStride;
       cp_async(to, from, rows_to_copy_ > row);
-      cp_async(to + kValuesAt, from + to_values, rows_to_copy_ > row);
-      from += kCopyRows * row_step();
+      cp_async(to + kValuesAt, from + strides.to_values, rows_to_copy_ > row);
+      from += kCopyRows * strides.row;
     }
-    copy_from_ += kTeamKeys * row_step();
     rows_to_copy_ -= kTeamKeys;
     cp_async_commit_group();
   }
 
-  DFLASH_DEVICE int row_step() const { return Step::row_step(p_); }
+  DFLASH_DEVICE void find_chunks(const Segment& segment) {
+    const int first = segment.key_begin + tid_x() / 32 * kChunkRows;  // teams and their warps lie behind each other
+    chunks_.refill(
+        chunk_, segment.key_end, [&](unsigned chunk) { return first + static_cast<int>(chunk) * kTeamKeys; },
+        [&](int key) { return find_chunk(p_, segment, ctaid_x(), key); });
+  }
 
   const Params& p_;
   int barrier_;
-  const unsigned char* copy_from_;  // K of the row that this thread copies first of the next step
-  int rows_to_copy_;                // rows from there to the segment's end
-  Shared copy_to_;                  // where in a stage it goes
-  int rows_left_;                   // of the segment, from the step's first on
+  ChunkAddresses chunks_;
+  unsigned chunk_ = 0;  // the warp's next
+  int copy_from_;      // offset in a chunk of the row that this thread copies first
+  int rows_to_copy_;   // rows of the segment from that row of the next step on
+  Shared copy_to_;     // where in a stage it goes
+  int rows_left_;      // of the segment, from the step's first on
   Shared stage_, last_stage_;  // the stage in use, and the last of the team's
 };
 

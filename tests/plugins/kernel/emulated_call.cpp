@@ -59,7 +59,7 @@ class Call {
     p.head_dim = integer("head_dim");
     p.slots = integer("slots");
     p.layers = integer("layers");
-    p.max_context = integer("max_context");
+    p.max_pages = integer("max_pages");
     p.layer = integer("layer");
     p.sliding_window = integer("sliding_window");
     p.causal = integer("causal");
@@ -73,8 +73,9 @@ class Call {
     p.q_norm = read("q_norm");
     p.k_norm = read("k_norm");
     p.rope = static_cast<const float*>(read("rope"));
-    p.k_cache = read("k_cache");
-    p.v_cache = read("v_cache");
+    p.context_pointers = pointers(read("pool"));
+    p.context_layout = static_cast<const int64_t*>(read("context_layout"));
+    p.page_table = static_cast<const int32_t*>(read("page_table"));
     p.slot_ids = static_cast<const int32_t*>(read("slot_ids"));
     p.context_lengths = static_cast<const int32_t*>(read("context_lengths"));
     p.sinks = static_cast<const float*>(read("sinks"));
@@ -115,6 +116,19 @@ class Call {
     const Tensor tensor = filled(bytes.size());  // until it is produced
     inputs_.emplace_back(tensor, std::move(bytes));
     return tensor.bytes;
+  }
+
+  // The file has offsets into the pool.
+  const int64_t* pointers(const void* pool) {
+    const void* tensor = read("context_pointers");
+    std::vector<char>& bytes = inputs_.back().second;
+    for (size_t at = 0; at < bytes.size(); at += sizeof(int64_t)) {
+      int64_t value;
+      std::memcpy(&value, &bytes[at], sizeof value);
+      value += reinterpret_cast<intptr_t>(pool);
+      std::memcpy(&bytes[at], &value, sizeof value);
+    }
+    return static_cast<const int64_t*>(tensor);
   }
 
   // A file with holes, more than memory holds. Whoever writes to it is stopped.

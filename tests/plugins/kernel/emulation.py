@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import os
 import shutil
 import subprocess
@@ -131,37 +132,53 @@ class Result:
 def call(program: Path, directory: Path, case: Case, tensors: Tensors, *, ctas: int = 264, seed: int = 0) -> Result:
     """The output [B, S, N*D] of the emulated kernel on a GPU that holds `ctas` CTAs (264: an H200)."""
     directory.mkdir()
-    slots, layers, max_context = case.cache_shape[:3]
+    table = write_context(directory, case, tensors)
     numbers = case.attributes() | {
         "batch": case.B,
         "block": case.S,
-        "slots": slots,
-        "layers": layers,
-        "max_context": max_context,
+        "slots": table.shape[0],
+        "layers": case.L,
+        "max_pages": table.shape[1],
         "block_dtype": DTYPES[case.dtype],
         "cache_dtype": DTYPES[case.cache_dtype],
     }
     (directory / "params").write_text("".join(f"{name} {value!r}\n" for name, value in numbers.items()))
-    for field in fields(tensors):
-        tensor = getattr(tensors, field.name)
-        if tensor is not None:
-            path, size = directory / field.name, case.cache_nbytes
-            if field.name in ("k_cache", "v_cache") and tensor.nbytes < size:
-                write_last_plane(path, tensor, size)
-            else:
-                path.write_bytes(raw_bytes(tensor))
+    given = {field.name: getattr(tensors, field.name) for field in fields(tensors)} | {"page_table": table}
+    for name, tensor in given.items():
+        if tensor is not None and name not in ("k_cache", "v_cache"):
+            (directory / name).write_bytes(raw_bytes(tensor))
     plan = run(program, str(directory), str(ctas), str(seed)).split()
     out = torch.frombuffer(bytearray((directory / "out").read_bytes()) or bytearray(2), dtype=case.dtype)
     out = out[: case.B * case.S * case.N * case.D].reshape(case.B, case.S, case.N * case.D)
     return Result(out, Plan(*map(int, plan)) if plan else None)
 
 
-def write_last_plane(path: Path, tensor: torch.Tensor, size: int) -> None:
-    """A cache of `size` bytes, with holes but for the last layer of its last slot."""
-    with path.open("wb") as file:
-        file.truncate(size)
-        file.seek(size - tensor.nbytes)
-        file.write(raw_bytes(tensor))
+def write_context(directory: Path, case: Case, tensors: Tensors) -> torch.Tensor:
+    """The context's memory as the file `pool`, with holes where nothing is in it, and pointers as offsets into it.
+
+    A dense pool is K and behind it V; a cache that is smaller than the case's is its last plane. Gives the page table.
+    """
+    pool, offsets, layout, table = tensors.context(case)
+    parts, begin = [pool], -offsets[0]
+    if case.pages is None:
+        parts, begin = [tensors.k_cache, tensors.v_cache], case.cache_nbytes - pool.nbytes
+        slots, L, *plane = case.cache_shape
+        row = case.D * case.cache_dtype.itemsize
+        plane_bytes = math.prod(plane[:2]) * row
+        offsets, layout = (
+            [layer * plane_bytes for layer in range(L)],
+            [plane[0], L * plane_bytes, case.cache_nbytes, case.G * row, row],
+        )
+        table = torch.arange(slots, dtype=torch.int32)[:, None]
+    else:
+        offsets = [offset + begin for offset in offsets]
+    with (directory / "pool").open("wb") as file:
+        for part in parts:
+            file.seek(begin, os.SEEK_CUR)
+            file.write(raw_bytes(part))
+    for name, values in (("context_pointers", offsets), ("context_layout", layout)):
+        (directory / name).write_bytes(raw_bytes(torch.tensor(values)))
+    return table
 
 
 def run(program: Path, *arguments: str) -> str:

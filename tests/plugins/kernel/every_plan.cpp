@@ -72,7 +72,7 @@ void check(const kv::Params& p, int ctas) {
 
 // A drafter sharded over eight GPUs has one kv head on each, and still fills the GPU at a context of 4,096.
 void check_sharded_drafter(kv::Params p) {
-  p.batch = 1, p.block = 10, p.head_dim = 64, p.num_heads = 8, p.num_kv_heads = 1, p.max_context = kv::kMaxContext;
+  p.batch = 1, p.block = 10, p.head_dim = 64, p.num_heads = 8, p.num_kv_heads = 1, p.max_pages = 1;
   p.cache_dtype = kv::DType::kBF16;
   const int ranges = kv::worthwhile_ranges(kv::make_plan(p, 264), 4096 / kv::kUnitKeys);
   if (ranges < 100) std::printf("a sharded drafter: %d CTAs of 264\n", ranges);
@@ -83,7 +83,7 @@ void check_sharded_drafter(kv::Params p) {
 int main() {
   kv::Params p{};
   p.slots = p.layers = 1;
-  p.max_context = 5000;
+  p.max_pages = 79;
   p.block_dtype = kv::DType::kBF16;
   check_sharded_drafter(p);
   const auto try_sizes = [&] {

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where context rows lie: from a row of the page table to addresses, kChunkRows rows at a time.
+//
+// Whatever the page size, such a chunk lies in one page. A page is looked up once: each lane of a warp finds one of the
+// next 32 chunks that the warp copies, and the others take its address from there.
+#pragma once
+
+#include "kv_injection_attention/kernel/primitives.cuh"
+#include "kv_injection_attention/kernel/schedule.cuh"
+
+namespace dflash::kv_injection {
+
+// K of row `key`, which begins a chunk, of a kv head of the segment's request.
+DFLASH_DEVICE const unsigned char* find_chunk(const Params& p, const Segment& segment, int kv_head, int key) {
+  const int64_t* layout = p.context_layout;
+  const auto size = static_cast<unsigned>(layout[kPageSize]), page = static_cast<unsigned>(key) / size;
+  const int64_t entry = p.page_table[int64_t{segment.slot} * p.max_pages + page];
+  return reinterpret_cast<const unsigned char*>(p.context_pointers[p.layer]) + entry * layout[kPageStride] +
+         (key - page * size) * layout[kRowStride] + kv_head * layout[kHeadStride];
+}
+
+// Strides in bytes, read where they are used: registers are scarce.
+struct ContextStrides {
+  int64_t to_values;
+  int row;
+
+  DFLASH_DEVICE explicit ContextStrides(const Params& p) {
+    const Words4 words = ld_global_v4(p.context_layout + kKVStride);
+    to_values = static_cast<int64_t>(uint64_t{words.word[1]} << 32 | words.word[0]);
+    row = static_cast<int>(words.word[2]);
+  }
+};
+
+// Addresses of the chunks that a warp copies, one for each lane.
+class ChunkAddresses {
+ public:
+  // Before chunks 32 i of the warp's are taken; `key_of(j)` is the first row of its chunk j, `find(key)` its address.
+  // Those from `end` on are not looked up.
+  template <class KeyOf, class Find>
+  DFLASH_DEVICE void refill(unsigned chunk, int end, KeyOf key_of, Find find) {
+    const int key = key_of(chunk + (tid_x() & 31));
+    address_ = key < end ? reinterpret_cast<uintptr_t>(find(key)) : 0;
+  }
+  // All lanes of the warp call with the same chunk.
+  DFLASH_DEVICE const unsigned char* at(unsigned chunk) const {
+    const int lane = static_cast<int>(chunk % 32);
+    const int low = shfl_sync(static_cast<int>(address_), lane), high = shfl_sync(static_cast<int>(address_ >> 32), lane);
+    return reinterpret_cast<const unsigned char*>(uint64_t{static_cast<uint32_t>(high)} << 32 |
+                                                  static_cast<uint32_t>(low));
+  }
+
+ private:
+  uint64_t address_;
+};
+
+}  // namespace dflash::kv_injection
