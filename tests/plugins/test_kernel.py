@@ -14,7 +14,16 @@ import pytest
 import torch
 
 from tests.plugins.cases import (
-    CORNER, F16, FAR, FAR_PAGES, FEATURES, OUT_OF_RANGE, PAGED, PLANE, REGULAR, Case,
+    CORNER,
+    F16,
+    FAR,
+    FAR_PAGES,
+    FEATURES,
+    OUT_OF_RANGE,
+    PAGED,
+    PLANE,
+    REGULAR,
+    Case,
 )
 from tests.plugins.compare import assert_close
 from tests.plugins.kernel import emulation
