@@ -14,7 +14,10 @@ import pytest
 from dflash_trt.cli import cli
 from tests.paths import REPOSITORY
 
-DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "benchmarks/RESULTS.md")),
+    *sorted((REPOSITORY / "docs").glob("*.md")),
+]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(?:console|sh|bash|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHELL = {"|", ">", ">>", "2>", "<", "&&", "||", ";", "&"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes and estimated time of gpt-oss-120b's drafter by recipe and head; writes the tables of docs/quantization.md."""
+"""Bytes and estimated time of gpt-oss-120b's drafter by recipe and head; writes the tables of benchmarks/RESULTS.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BATCHES = (1, 64)
 TRIMMED = 32768
 SYSTEMS = (("one B300", "b300", 1), ("8 x B300", "b300", 8), ("one H200", "h200", 1))
 """What it is called, the GPU, and the ranks that share the target's lm_head."""
-PAGE = Path(__file__).parents[1] / "docs" / "quantization.md"
+PAGE = Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
 MARKS = "<!-- {name}: begin -->", "<!-- {name}: end -->"
 
 
