@@ -12,10 +12,10 @@ import msgspec
 from dflash_trt.checkpoint.dialects import mimo, own
 from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.recognise import recognise
-from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
+from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec, Shape
 from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.quantization import FP8, Quantization, Shape, expected_tensors, read_quantization, read_scale
+from dflash_trt.checkpoint.quantization import FP8, Quantization, expected_tensors, read_quantization, read_scale
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.errors import CheckpointError
 

@@ -11,6 +11,7 @@ from dflash_trt.checkpoint.rope import Rope
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Shape = tuple[int, ...]
+GateWidth = Literal["per_head", "per_element"]
 BIASED = ("fc", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 SELECTOR = "candidate_selector"
@@ -84,7 +85,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Whether each tap passes an RMSNorm of its own before fc (Laguna's aux_hidden_norms)."""
     context_input_layernorm: bool = False
     """Whether context rows pass each layer's input_layernorm before K and V, as Laguna's do and others' do not."""
-    attention_gate: Literal["per_head", "per_element"] | None = None
+    attention_gate: GateWidth | None = None
     """softplus(g_proj(h)) on what attention returns (Laguna), h as q_proj reads it."""
     own_embedding: bool = False
     """Whether the draft has an embed_tokens [V, H]; else it borrows the target's."""

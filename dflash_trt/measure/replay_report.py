@@ -77,7 +77,7 @@ def verify_features(
     directories = [engine, *([] if reference is None else [reference])]
     manifests = [read_manifest(directory) for directory in directories]
     if reference is not None:
-        check_reference(*manifests, str(reference))
+        check_reference(manifests[0], manifests[1], str(reference))
     with open_features(features, manifests[0].draft) as file:
         check_features(manifests[0], file.facts, str(features), str(engine))
         if temperature is not None:

@@ -111,7 +111,7 @@ class Replayer:
         """hidden [B, S, H] of the blocks at the anchors [B], over one context, and the layers' inputs by value name."""
         noise = self._embedding.blocks(sequence, anchors)
         lengths = anchors.astype(np.int32)
-        feed = {
+        feed: dict[str, NDArray[Any]] = {
             "noise_embeds": noise,
             "positions": lengths[:, None] + np.arange(noise.shape[1], dtype=np.int32),
             "k_cache": k.swapaxes(0, 1)[None],  # [1, L, n - 1, G, D]

@@ -24,12 +24,12 @@ from dflash_trt.checkpoint.dialects.dialect import (
     taps,
     windows,
 )
-from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.draft_spec import DraftSpec, GateWidth
 from dflash_trt.checkpoint.facts import Facts
 
 ARCHITECTURE = "DFlashLagunaForCausalLM"
 KEYS = frozenset({"block_size", "causal", "is_causal", "mask_token_id", "num_target_layers", "target_layer_ids"})
-GATES = {"per-head": "per_head", "per-element": "per_element"}
+GATES: dict[str, GateWidth] = {"per-head": "per_head", "per-element": "per_element"}
 FUSED = re.compile(r"(layers\.\d+\.self_attn\.)qkv_proj\.(weight|bias)")
 
 

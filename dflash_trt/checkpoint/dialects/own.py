@@ -7,13 +7,20 @@ The architecture is another, so that runtimes that do not know the section refus
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Literal
 
 import msgspec
 
 from dflash_trt.checkpoint.dialects import dflash2, zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, config_equals, windows
-from dflash_trt.checkpoint.draft_spec import BIASED, BlockConv, DraftLayer, DraftSpec, Positive, SelectorSizes
+from dflash_trt.checkpoint.draft_spec import (
+    BIASED,
+    BlockConv,
+    DraftLayer,
+    DraftSpec,
+    GateWidth,
+    Positive,
+    SelectorSizes,
+)
 from dflash_trt.checkpoint.facts import MAX_INTEGER, Facts
 from dflash_trt.errors import CheckpointError
 
@@ -31,7 +38,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tap_hidden_size: Positive | None = None
     tap_norms: bool = False
     context_input_layernorm: bool = False
-    attention_gate: Literal["per_head", "per_element"] | None = None
+    attention_gate: GateWidth | None = None
     own_embedding: bool = False
     mask_embedding: bool = False
     draft_vocab_size: Positive | None = None

@@ -9,7 +9,7 @@ them on a GPU, ONNX Runtime widens itself when it folds constants.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -21,7 +21,7 @@ from dflash_trt.graph.pruning import prune
 PACKED_LINEAR = "PackedLinear"
 MIN_PACKED = 512
 """Columns from which on a matrix is packed; below, the sums across vectors at the end of a row cost too much."""
-FORMATS = {
+FORMATS: dict[int, tuple[str, float]] = {
     TensorProto.FLOAT: ("FLOAT", 4.0),
     TensorProto.FLOAT16: ("FLOAT16", 2.0),
     TensorProto.BFLOAT16: ("BFLOAT16", 2.0),
@@ -59,8 +59,10 @@ def pack_linear_layers(model: onnx.ModelProto, directory: Path) -> None:
                 inputs.append(_as_bytes(weight.block_scales, 1))
             initializers |= {tensor.name: tensor for tensor in inputs}
             names = [node.input[0], *(tensor.name for tensor in inputs)]
-            attributes = {"domain": PLUGIN_DOMAIN, "format": name, "scale": weight.scale}
-            nodes.append(helper.make_node(PACKED_LINEAR, names, [output], name=output, **attributes))
+            format_and_scale: dict[str, Any] = {"format": name, "scale": weight.scale}
+            nodes.append(
+                helper.make_node(PACKED_LINEAR, names, [output], output, domain=PLUGIN_DOMAIN, **format_and_scale)
+            )
         if len(packed) > 1:
             nodes.append(helper.make_node("Concat", outputs, node.output, axis=-1))
     del model.graph.node[:]
