@@ -43,6 +43,10 @@ DEFAULT_ONLY: dict[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
+    "bad_words": ([],),
+    "priority": (0,),
+    "include_reasoning": (True,),
+    "continue_final_message": (False,),
 }
 """Fields that are not supported, with the values that have no effect."""
 MAX_ITEMS = {"stop": 64, "stop_token_ids": 1024, "logit_bias": 1024}

@@ -16,8 +16,8 @@ TEMPLATE = (
     "{% if tools %}# tools: {{ tools | tojson }}, called by <tool_call>\n{% endif %}"
     "{% if reasoning_effort %}# effort: {{ reasoning_effort }}{{ ', thinking' if enable_thinking }}\n{% endif %}"
     "{% for m in messages %}# {{ m.role }}: {{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{{ '\\n' }}"
-    "{% endfor %}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}# assistant:{% endif %}"
 )
 
