@@ -14,7 +14,7 @@ from dflash_trt.runtime.acceptance import Acceptance
 from dflash_trt.runtime.backend import Chunk
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.server.channels import Channels, ChannelTokens
-from dflash_trt.server.logprobs import chat_logprobs, completion_logprobs
+from dflash_trt.server.openai_logprobs import chat_logprobs, completion_logprobs
 from dflash_trt.server.requests import CompletionRequest
 from dflash_trt.server.step_texts import StepTexts
 from dflash_trt.server.tools import HermesParser, ToolCall
