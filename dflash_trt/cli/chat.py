@@ -103,7 +103,7 @@ class Conversation:
             async for chunk in chunks:
                 reasoning, text = "", chunk.text
                 if channels is not None:
-                    reasoning, text = channels.push(chunk.token_ids, is_last=chunk.completion is not None)
+                    reasoning, text, _ = channels.push(chunk.token_ids, is_last=chunk.completion is not None)
                 if reasoning:
                     click.secho(_shown(reasoning, sys.stderr), nl=False, dim=True, err=True)
                 click.echo(_shown(text, sys.stdout), nl=False)
