@@ -2,7 +2,7 @@
 """Activation ranges of a draft, from replaying it on captured features through modelopt's calibrators.
 
 An anchor is a token of the answer, the context holds the features of all tokens before it, the block is the anchor's
-embedding and S - 1 mask embeddings (docs/calibration.md).
+embedding and S - 1 mask embeddings (docs/verify.md).
 """
 
 from __future__ import annotations
