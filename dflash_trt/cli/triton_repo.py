@@ -68,7 +68,6 @@ def triton_repo(
     """
     check_name(name)
     config = TritonConfig(runtime=runtime, decoupled=not unary)
-    ranks = 1
     if runtime == "embedded":
         if method != "dflash" or version is not None or gpus is not None:
             raise click.UsageError("--method, --version and --gpus are for --runtime trtllm")
@@ -82,14 +81,13 @@ def triton_repo(
         arguments = {"model": deployment.target, **trtllm_arguments(deployment, method)}
         checked = deployment_config(deployment, load_schema("trtllm", version), arguments)
         refuse_errors(source, "trtllm", [*check(checked), *check_with_package(checked.schema, arguments)])
-        ranks = deployment.tensor_parallel
         engine_mode = deployment.mode == "engine" and method == "dflash"
         config = msgspec.structs.replace(config, engine_mode=engine_mode)
 
     from dflash_trt.triton.instructions import instructions
     from dflash_trt.triton.repository import write_repository
 
-    commands = instructions(output, name, host=host, ranks=ranks)
+    commands = instructions(output, name, host=host)
     write_repository(output, name, arguments, config, force=force)
     click.echo(output)
     click.echo(commands, err=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from dflash_trt.deploy.method import Method, eagle3_of
+from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVAL
 from dflash_trt.errors import ConfigError
@@ -31,6 +32,11 @@ def sglang_arguments(deployment: ResolvedDeployment, method: Method, host: str, 
     }
     if deployment.trust_remote_code:
         arguments["trust_remote_code"] = True
+    parsers = target_parsers(deployment.target)
+    if "sglang" in parsers.reasoning:
+        arguments["reasoning_parser"] = parsers.reasoning["sglang"]
+    if "sglang" in parsers.tool:
+        arguments["tool_call_parser"] = parsers.tool["sglang"]
     if method == "dflash":
         if deployment.draft_schedule:
             raise ConfigError(

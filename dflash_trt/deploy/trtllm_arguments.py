@@ -8,6 +8,7 @@ from typing import Any
 
 from dflash_trt.deploy.draft_schedule import trtllm_schedule
 from dflash_trt.deploy.method import Method, eagle3_of
+from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.sizes import DraftSizes
 from dflash_trt.files.command import argument
@@ -45,6 +46,8 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
         arguments["trust_remote_code"] = True
     if deployment.moe_backend is not None:
         arguments["moe_config"] = {"backend": deployment.moe_backend}
+    if (reasoning := target_parsers(deployment.target).reasoning.get("trtllm")) is not None:
+        arguments["reasoning_parser"] = reasoning
     if method == "dflash":
         arguments["speculative_config"] = {
             "decoding_type": "DFlash",
@@ -106,8 +109,10 @@ def _draft_facts(deployment: ResolvedDeployment) -> dict[str, Any]:
 
 
 def trtllm_command(deployment: ResolvedDeployment, method: Method, host: str, port: int) -> list[str]:
-    """trtllm-serve with the model, the address and the file; every other setting stands in the file."""
+    """trtllm-serve with the model, the address, the file and, because the file has no key for it, the tool parser."""
     target, host = argument(deployment.target, "target"), argument(host, "--host")
     command = ["trtllm-serve", target, "--host", host, "--port", str(port), "--config", "FILE"]
+    if (tool := target_parsers(deployment.target).tool.get("trtllm")) is not None:
+        command += ["--tool_parser", tool]
     is_engine = deployment.mode == "engine" and method == "dflash"
     return [*ENGINE_MODE, *command] if is_engine else command

@@ -7,6 +7,7 @@ from typing import Any
 
 from dflash_trt.deploy.draft_schedule import vllm_schedule
 from dflash_trt.deploy.method import Method, eagle3_of
+from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVAL
 
@@ -33,6 +34,11 @@ def vllm_arguments(deployment: ResolvedDeployment, method: Method, host: str, po
         arguments["disable_hybrid_kv_cache_manager"] = True
     if deployment.trust_remote_code:
         arguments["trust_remote_code"] = True
+    parsers = target_parsers(deployment.target)
+    if "vllm" in parsers.reasoning:
+        arguments["reasoning_parser"] = parsers.reasoning["vllm"]
+    if "vllm" in parsers.tool:
+        arguments |= {"enable_auto_tool_choice": True, "tool_call_parser": parsers.tool["vllm"]}
     if method == "dflash":
         arguments["speculative_config"] = {
             "method": "dflash",

@@ -18,15 +18,13 @@ def server_command(repository: Path, host: str) -> list[str]:
     return ["tritonserver", f"--model-repository={repository}", *addresses, "--disable-auto-complete-config"]
 
 
-def instructions(repository: Path, name: str, *, host: str, ranks: int) -> str:
-    """How to start it, check that it is ready and send a request, as text."""
+def instructions(repository: Path, name: str, *, host: str) -> str:
+    """How to start it, in one process whose ranks TensorRT-LLM spawns, check that it is ready and send a request."""
     host = argument(host, "--host")
     server = command_line(server_command(repository, host))
     address = f"[{host}]:{HTTP_PORT}" if ":" in host else f"{host}:{HTTP_PORT}"
     ready = command_line(["curl", "-sf", f"{address}/v2/health/ready"])
     lines = ["start the server, in this Python environment:", f"  {server}"]
-    if ranks > 1:
-        lines += [f"or one server process for each of {ranks} ranks:", f"  mpirun -n {ranks} {server}"]
     request = command_line(["curl", "-sN", "-d", json.dumps(PROMPT), f"{address}/v2/models/{name}/generate_stream"])
     lines += ["check that it is ready, and send a request:", f"  {ready}", f"  {request}"]
     return "\n".join(lines)

@@ -80,6 +80,7 @@ class TorchLlmArgs(StrictBaseModel):
     moe_expert_parallel_size: Optional[int] = None
     enable_attention_dp: bool = False
     attention_dp_config: Optional[dict] = None
+    reasoning_parser: Optional[str] = None
     max_batch_size: Optional[int] = 2048
     max_num_tokens: Optional[int] = 8192
     max_seq_len: Optional[int] = None

@@ -35,7 +35,7 @@ def test_broken(tmp_path: Path, case: Case) -> None:
 @pytest.mark.parametrize("runtime", ["trtllm", "vllm", "sglang"])
 def test_the_good_configuration_is_good(tmp_path: Path, runtime: Runtime) -> None:
     found = checked(tmp_path, changed(runtime, {}), Case(runtime=runtime, rule="", key="", words=""))
-    assert {f.rule for f in found} <= {"backbone", "draft-facts", "hybrid-cache"}
+    assert {f.rule for f in found} <= {"backbone", "draft-facts", "draft-place", "hybrid-cache"}
     assert ERROR not in {f.severity for f in found}
 
 

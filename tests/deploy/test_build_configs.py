@@ -155,6 +155,18 @@ def test_engine_mode_starts_with_our_module() -> None:
     assert rendered("gpt-oss-120b.b300x8.latency", "trtllm").start.startswith("trtllm-serve ")
 
 
+@pytest.mark.parametrize(("name", "runtime"), SERVED)
+def test_answers_are_parsed(name: str, runtime: Runtime) -> None:
+    """Reasoning and tool calls; gpt-oss's by trtllm-serve on its own, and Llama's not at all by it."""
+    written = rendered(name, runtime)
+    if runtime == "trtllm":
+        assert ("--tool_parser" in written.start) == (not name.startswith(("gpt-oss", "llama")))
+        return
+    assert written.arguments["tool_call_parser"]
+    assert ("reasoning_parser" in written.arguments) == (not name.startswith(("llama", "qwen3-coder")))
+    assert written.arguments.get("enable_auto_tool_choice", runtime == "sglang") is True
+
+
 def test_the_command_sets_nothing_that_the_file_sets() -> None:
     """Which of flag and file wins changed between releases of TensorRT-LLM."""
     start = rendered("gpt-oss-120b.b300x8.latency", "trtllm").start.split()

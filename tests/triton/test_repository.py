@@ -96,7 +96,7 @@ def test_stdout_is_the_repository_and_stderr_the_commands(tmp_path: Path) -> Non
     addresses = " ".join(f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics"))
     server = f"tritonserver --model-repository={tmp_path / 'models'} {addresses} --disable-auto-complete-config"
     assert f"\n  {server}\n" in result.stderr
-    assert f"\n  mpirun -n 8 {server}\n" in result.stderr
+    assert "mpirun" not in result.stderr  # NVIDIA's own model forgets its job: one process that spawns ranks
     assert "curl -sf 127.0.0.1:8000/v2/health/ready" in result.stderr
 
 
@@ -125,7 +125,7 @@ def test_a_name_is_a_folders(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["--trace", "a\nb"])
 def test_a_host_is_no_option_of_what_is_printed(host: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--host: expected"):
-        instructions(tmp_path, "model", host=host, ranks=1)
+        instructions(tmp_path, "model", host=host)
     assert "curl -sf '127.0.0.1;reboot:8000/v2" in instructions(tmp_path, "model", host="127.0.0.1;reboot", ranks=1)
 
 

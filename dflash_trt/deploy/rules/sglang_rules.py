@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.rules.checked_config import CheckedConfig, Rule, check_draft_tokens, error, warning
+from dflash_trt.deploy.rules.checked_config import CheckedConfig, Rule, check_draft_tokens, error, unchecked, warning
 from dflash_trt.deploy.rules.memory_rules import check_memory
 
 WINDOW = "speculative_num_draft_tokens"
@@ -37,6 +37,12 @@ def verify_window(config: CheckedConfig) -> Iterator[Finding]:
     if window is not None and block is not None and window != block:
         yield error("verify-window", BLOCK, f"{window}, as {WINDOW}", block, "give one of the two")
     yield from check_draft_tokens(config, WINDOW, _verify_window(config), window=True)
+    trained = config.draft.spec.block_size if config.draft else 0
+    if window is not None and block is None and window < trained:
+        yield unchecked(
+            "verify-window", BLOCK, f"releases after 0.5.23 also cut the draft's own block to {window} of {trained}",
+            f"with such a release add --{BLOCK.replace('_', '-')} {trained}",
+        )  # fmt: skip
 
 
 def pipeline(config: CheckedConfig) -> Iterator[Finding]:

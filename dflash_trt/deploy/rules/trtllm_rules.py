@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.deploy.finding import ERROR, Finding
@@ -312,6 +313,18 @@ def taps(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def draft_place(config: CheckedConfig) -> Iterator[Finding]:
+    """A directory that is not here yet, or on another machine."""
+    model = config.setting(f"{SPEC}.speculative_model")
+    if not is_dflash(config) or not isinstance(model, str) or not model or REPOSITORY_ID.fullmatch(model):
+        return
+    if not Path(model).is_absolute() and not is_directory(model):
+        yield unchecked(
+            "draft-place", f"{SPEC}.speculative_model", f"{model}, looked for where the server is started",
+            "start it in the directory that holds the draft, or write its whole path",
+        )  # fmt: skip
+
+
 def family(config: CheckedConfig) -> Iterator[Finding]:
     """Targets that TensorRT-LLM's own documents do not list for DFlash."""
     if is_dflash(config):
@@ -355,6 +368,7 @@ RULES: tuple[Rule, ...] = (
     precision,
     same_facts,
     taps,
+    draft_place,
     family,
     disk_cache,
     removed,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dflash_trt.deploy.finding import WARNING
+from dflash_trt.deploy.finding import UNCHECKED, WARNING
 from tests.deploy.broken.case import REMOVED, SPEC, Case
 
 CASES = {
@@ -53,6 +53,10 @@ CASES = {
     "sglang: window longer than the block": Case(
         runtime="sglang", rule="draft-length", key="speculative_num_draft_tokens",
         change={"speculative_num_draft_tokens": 11}, words="expected at most 10 (block_size 10",
+    ),
+    "sglang: a window narrower than the block": Case(
+        runtime="sglang", rule="verify-window", key="speculative_dflash_block_size", severity=UNCHECKED,
+        change={"speculative_num_draft_tokens": 4}, words="cut the draft's own block to 4 of 10",
     ),
     "sglang: no draft": Case(
         runtime="sglang", rule="missing-key", key="speculative_draft_model_path",

@@ -67,6 +67,10 @@ CASES = {
         change={"kv_cache_config.dtype": "fp8", f"{SPEC}.attention_backend": "TRTLLM"},
         words="an arena of its own (dflash.py @ 8d62b3e5",
     ),
+    "a draft looked for where the server is started": Case(
+        rule="draft-place", key=f"{SPEC}.speculative_model", severity=UNCHECKED,
+        change={f"{SPEC}.speculative_model": "engine-of-another-machine"}, words="write its whole path",
+    ),
     "context arena": Case(
         rule="context-arena", key="max_batch_size", change={"max_seq_len": 131072, "max_batch_size": 1024,
         "cuda_graph_config.max_batch_size": 64}, words="what is left of each h200 (131.3 GiB), found 256.3 GiB",
