@@ -94,12 +94,11 @@ class GraphBuilder:
         return self.op("Reshape", x, self.constant(shape))
 
     def weight(self, name: str) -> str:
-        """A dense tensor of the checkpoint in the compute dtype; its bytes stay where they are."""
-        stored = self.stored([name])
-        return stored if self.weights[name].dtype == "BF16" else self.op("Cast", stored, to=COMPUTE)
+        """A dense tensor of the checkpoint in the compute dtype."""
+        return self.stacked([name])
 
     def stacked(self, names: Sequence[str]) -> str:
-        """Dense tensors joined along axis 0, in the compute dtype."""
+        """Dense tensors joined along axis 0, in the compute dtype; their bytes stay where they are."""
         if len(names) > 1 and not self.adjacent(names):
             return self.op("Concat", *map(self.weight, names), axis=0)
         stored = self.stored(names)
@@ -127,11 +126,9 @@ class GraphBuilder:
             array = np.asarray(value, dtype=np.float32) if isinstance(value, float) else value
         return self._inline(numpy_helper.from_array(array))
 
-    def compute_constant(self, value: float | Sequence[float]) -> str:
-        """A scalar or a vector of the compute dtype, rounded to it."""
-        values = [value] if isinstance(value, float) else list(value)
-        dims = [] if isinstance(value, float) else [len(values)]
-        return self._inline(helper.make_tensor("", COMPUTE, dims, values))
+    def compute_constant(self, value: float) -> str:
+        """A scalar, rounded to the compute dtype."""
+        return self._inline(helper.make_tensor("", COMPUTE, [], [value]))
 
     def zero(self, dtype: int, count: int | None = None) -> str:
         """A scalar zero of any dtype, or a vector of `count` zeros."""

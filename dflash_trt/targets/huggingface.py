@@ -32,7 +32,6 @@ from dflash_trt.errors import CheckpointError
 from dflash_trt.targets.dtype import target_dtype
 from dflash_trt.targets.free_memory import check_memory
 from dflash_trt.targets.packed_target import TORCH_OPERATORS, Acceleration, PackedTarget
-from dflash_trt.targets.quiet import quiet_transformers
 from dflash_trt.targets.refusal import check_architecture, refusing
 from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.sequential_target import SequentialTarget
@@ -81,7 +80,7 @@ def load_model(
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # to refuse them in our words
     check_architecture(directory)
     model: PreTrainedModel
-    with refusing(directory, f"a causal language model that transformers {__version__} loads"), quiet_transformers():
+    with refusing(directory, f"a causal language model that transformers {__version__} loads"):
         model, loaded = _auto_class(directory).from_pretrained(directory, **(options | load_options))
     _check_weights(directory, loaded)
     return text_model(model, directory).eval()

@@ -14,7 +14,6 @@ from dflash_trt.targets.batch_invariance import MIN_ROWS, agrees
 from dflash_trt.targets.delta_net import DeltaNets
 from dflash_trt.targets.gathered_attention import GatheredPass
 from dflash_trt.targets.packed_pass import Pass
-from dflash_trt.targets.quiet import quiet_transformers
 from dflash_trt.targets.refusal import refusing
 from dflash_trt.targets.running_model import HuggingFaceTarget
 from dflash_trt.targets.slot_attention import IMPLEMENTATION
@@ -54,8 +53,7 @@ class PackedTarget(HuggingFaceTarget):
         self._cache = SlotCache(num_slots, model.device)
         self._delta_nets = DeltaNets(model, num_slots)
         self._table = self._cache.table
-        # Quiet, because transformers advises once for each of its functions to install a kernel for GPUs.
-        with refusing(model.name_or_path, "a model that computes a token"), quiet_transformers():
+        with refusing(model.name_or_path, "a model that computes a token"):
             for token_ids in ([0], [0, 0]):
                 self.verify([Segment(slot=0, token_ids=token_ids, num_logits=0)], with_taps=False)
         self.release(0)

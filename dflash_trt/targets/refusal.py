@@ -17,13 +17,25 @@ REDOWNLOAD = "download or copy the checkpoint again"
 
 @contextmanager
 def refusing(where: object, expected: str, *, hint: str = REDOWNLOAD) -> Iterator[None]:
-    """Raises CheckpointError, `expected` of what is at `where`, for whatever the block stumbles over."""
+    """Raises CheckpointError, `expected` of what is at `where`, for whatever transformers stumbles over in the block.
+
+    Without its progress bars and warnings: what matters of them is refused in our own words.
+    """
+    from transformers.utils import logging
+
+    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     except DFlashError:
         raise
     except Exception as error:
         raise CheckpointError(f"{where}: expected {expected}, found {_reason(error)}", hint=hint) from error
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bars:
+            logging.enable_progress_bar()
 
 
 def _reason(error: Exception) -> str:

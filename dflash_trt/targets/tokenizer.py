@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_trt.errors import RequestError, cut, shown
-from dflash_trt.targets.quiet import quiet_transformers
 from dflash_trt.targets.refusal import refusing
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
 
     expected = f"tokenizer files that transformers {__version__} loads"
     hint = "download or copy tokenizer.json and tokenizer_config.json again"
-    with refusing(directory, expected, hint=hint), quiet_transformers():
+    with refusing(directory, expected, hint=hint):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.builder.tensorrt.network import parse_graph
 from dflash_trt.builder.tensorrt.profiles import shapes
 from dflash_trt.builder.tensorrt.progress import progress_monitor
 from dflash_trt.builder.tensorrt.timing_cache import TimingCache
@@ -35,7 +34,7 @@ def build_plan(
     """
     logger = make_logger(trt)
     builder = trt.Builder(logger)
-    network = parse_graph(trt, builder, logger, directory / graph.file)
+    network = _network(trt, builder, logger, directory / graph.file)
     config = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
     config.hardware_compatibility_level = getattr(
@@ -81,3 +80,18 @@ def _refused_profile(graph: Graph, profile: Profile) -> BuildError:
         f"{graph.file}: expected a profile that TensorRT takes, found one it refuses (messages above): {sizes}",
         hint="build for another --max-batch-size, --max-seq-len or --max-num-tokens",
     )
+
+
+def _network(trt: Any, builder: Any, logger: Any, file: Path) -> Any:
+    """The strongly typed network of `file`; BuildError names the nodes that the parser refuses."""
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse_from_file(str(file)):
+        errors = [parser.get_error(index) for index in range(parser.num_errors)]
+        nodes = (f"{e.node_name()} ({e.node_operator()}): " if e.node_name() else "" for e in errors)
+        raise BuildError(
+            f"{file}: expected a graph that TensorRT {trt.__version__} reads, found:"
+            + "".join(f"\n  {node}{error.desc()}" for node, error in zip(nodes, errors, strict=True)),
+            hint="choose another --recipe for the layer named above, or another TensorRT version",
+        )
+    return network
