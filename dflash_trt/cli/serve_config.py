@@ -143,7 +143,7 @@ def refuse_errors(source: str, runtime: str, findings: Sequence[Finding]) -> Non
         raise ConfigError(f"{source}: expected a configuration that {runtime} can run, found {_count(errors)}")
 
 
-def _report(file: Path, runtime: str, version: str, findings: Sequence[Finding], as_json: bool) -> None:
+def _report(file: Path, runtime: Runtime, version: str, findings: Sequence[Finding], as_json: bool) -> None:
     errors = [finding for finding in findings if finding.severity == ERROR]
     if as_json:
         print_json(

@@ -126,7 +126,7 @@ def test_a_name_is_a_folders(name: str, tmp_path: Path) -> None:
 def test_a_host_is_no_option_of_what_is_printed(host: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--host: expected"):
         instructions(tmp_path, "model", host=host)
-    assert "curl -sf '127.0.0.1;reboot:8000/v2" in instructions(tmp_path, "model", host="127.0.0.1;reboot", ranks=1)
+    assert "curl -sf '127.0.0.1;reboot:8000/v2" in instructions(tmp_path, "model", host="127.0.0.1;reboot")
 
 
 def test_embedded_needs_an_engine_that_fits(engine: Path, tmp_path: Path) -> None:

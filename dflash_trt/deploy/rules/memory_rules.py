@@ -70,6 +70,7 @@ def document_load(config: CheckedConfig) -> ServingLoad | None:
     numbers["draft_tokens"] -= keys.counts_window
     is_trtllm = config.schema.runtime == "trtllm"
     is_fp8 = "fp8" in str(config.setting(keys.cache_dtype))
+    buffers = worker_buffers(config.schema)
     is_sharded = config.mode == "native" and config.setting("enable_attention_dp") is not True
     fraction = config.setting("kv_cache_config.free_gpu_memory_fraction") if is_trtllm else POOL_FRACTION
     return ServingLoad(
@@ -80,7 +81,8 @@ def document_load(config: CheckedConfig) -> ServingLoad | None:
         attention_dp=config.setting("enable_attention_dp") is True,
         drafter_ranks=numbers["ranks"] if is_sharded else 1,
         is_dense=is_trtllm and config.setting("speculative_config.attention_backend") != "TRTLLM",
-        **worker_buffers(config.schema),
+        captures_by_graph=buffers.get("captures_by_graph", False),
+        separate_draft_manager=buffers.get("separate_draft_manager", False),
         is_fp8_cache=is_fp8,
         is_fp8_context=is_fp8 and not is_trtllm,
         workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if config.mode == "engine" else 0,
