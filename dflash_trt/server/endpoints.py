@@ -22,6 +22,7 @@ from dflash_trt.server.http_error import HttpError, shutting_down
 from dflash_trt.server.limits import Admission, BodyReader, decode_object
 from dflash_trt.server.prometheus import ServerMetrics
 from dflash_trt.server.requests import CompletionRequest, parse_request, read_messages
+from dflash_trt.server.response_items import ResponseBuilder
 from dflash_trt.server.responses import Json
 from dflash_trt.server.streaming import EventStream, cancel_on_disconnect
 from dflash_trt.server.tokenizing import TokenizerPool
@@ -61,6 +62,10 @@ class Endpoints:
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         return await self._complete(request, is_chat=True)
+
+    async def responses(self, request: Request) -> Response:
+        """POST /v1/responses."""
+        return await self._complete(request, is_chat=True, is_response=True)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -110,15 +115,18 @@ class Endpoints:
         self._is_shutting_down = True
         self._backend.close()
 
-    async def _complete(self, http_request: Request, *, is_chat: bool) -> Response:
+    async def _complete(self, http_request: Request, *, is_chat: bool, is_response: bool = False) -> Response:
         client = http_request.scope.get("dflash_trt.client") or (
             http_request.client.host if http_request.client else ""
         )
         with ExitStack() as admission:  # until all sequences are computed
             async with self.bodies.read(http_request) as encoded:
+                body = decode_object(encoded)
+                builder = ResponseBuilder(body) if is_response else None
                 request = parse_request(
-                    decode_object(encoded), self._model, self._backend.max_length, self._tool_format, is_chat=is_chat
-                )
+                    body if builder is None else builder.chat,
+                    self._model, self._backend.max_length, self._tool_format, is_chat=is_chat,
+                )  # fmt: skip
                 admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts)), client))
                 prompt_ids = await cancel_on_disconnect(http_request.receive, self._prompt_ids(request))
             if (grammar := request.params.structured_outputs) is not None:
@@ -128,8 +136,9 @@ class Endpoints:
             generation = Generation(self._backend, self._model, self._metrics, request, prompt_ids)
             http_request.scope["dflash_trt.log_fields"] = generation.log_fields
             if not request.stream:
-                return MsgspecResponse(await cancel_on_disconnect(http_request.receive, generation.response()))
-            events = generation.events()
+                document = await cancel_on_disconnect(http_request.receive, generation.response())
+                return MsgspecResponse(document if builder is None else builder.whole(document))
+            events = generation.events() if builder is None else builder.events(generation.events())
             try:  # before the headers are sent, so that an error has its status
                 first = await cancel_on_disconnect(http_request.receive, _next(events))
             except BaseException:
