@@ -27,6 +27,7 @@ from dflash_trt.cli.generate import generate
 from dflash_trt.cli.inspect import inspect
 from dflash_trt.cli.quantize import quantize
 from dflash_trt.cli.recover import recover
+from dflash_trt.cli.renamed import RenamingGroup
 from dflash_trt.cli.search import search
 from dflash_trt.cli.serve import serve
 from dflash_trt.cli.serve_config import serve_config
@@ -36,32 +37,16 @@ from dflash_trt.cli.verify import verify
 from dflash_trt.errors import DFlashError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=RenamingGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="dflash-trt")
 def cli() -> None:
     """DFlash speculative decoding: from a draft checkpoint to engines, configs and lossless text."""
 
 
 for command in (
-    inspect,
-    capture,
-    quantize,
-    search,
-    recover,
-    convert,
-    build,
-    generate,
-    verify,
-    chat,
-    serve,
-    dynamo,
-    serve_config,
-    estimate,
-    tune,
-    bench,
-    triton_repo,
-    doctor,
-):
+    inspect, capture, quantize, search, recover, convert, build, generate, verify, chat, serve, dynamo, serve_config,
+    estimate, tune, bench, triton_repo, doctor,
+):  # fmt: skip
     cli.add_command(command)
 
 

@@ -8,14 +8,15 @@ from pathlib import Path
 import click
 import msgspec
 
+from dflash_trt.cli.options import PATH, json_option
 from dflash_trt.cli.output import print_json, print_tables
 from dflash_trt.files.command import quoted
 from dflash_trt.files.write import check_replaceable
 
 
 @click.command(short_help="Curve, tables and pages of one run or several.")
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Directory of the report.")
+@click.argument("runs", nargs=-1, required=True, type=PATH, metavar="RUN...")
+@click.option("-o", "--output", type=PATH, required=True, help="Directory of the report.")
 @click.option("--force", is_flag=True, help="Replace an older report there.")
 @click.option(
     "--at", "user_rates", type=click.FloatRange(min=0, min_open=True), multiple=True,
@@ -26,7 +27,7 @@ from dflash_trt.files.write import check_replaceable
     help="Of the table by category. Default: the lowest that every method was measured at.",
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), help="Of the intervals. Default: the first run's.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def report(
     runs: tuple[Path, ...],
     output: Path,

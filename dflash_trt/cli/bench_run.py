@@ -6,18 +6,17 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from dflash_trt.cli.bench_tables import print_plan, print_points
+from dflash_trt.cli.options import PATH, json_option, options
 from dflash_trt.errors import shown
 from dflash_trt.files.command import quoted
 from dflash_trt.targets.dtype import DTYPES
 
-Command = Callable[..., None]
 NUMBER = re.compile("[0-9]{1,5}")
 
 
@@ -52,13 +51,12 @@ class Pair(click.ParamType[tuple[str, str]]):
         return key, text
 
 
-_OPTIONS = (
+@click.command(short_help="Sweep concurrency over a prompt set.")
+@options(
     click.option(
         "--endpoint", "endpoints", multiple=True, type=Pair("NAME=URL"), help="A server to measure; repeatable."
     ),
-    click.option(
-        "--engine", type=click.Path(path_type=Path), help="Instead: serve this engine here, plain and DFlash."
-    ),
+    click.option("--engine", type=PATH, help="Instead: serve this engine here, plain and DFlash."),
     click.option("--target", help="Target of --engine: directory or Hugging Face repository id."),
     click.option("--draft-length", metavar="LENGTH", help="Of --engine's DFlash, as of `serve`. Default: its own."),
     click.option("--dtype", type=click.Choice(DTYPES), help="Of --engine's target, as of `serve`. Default: its own."),
@@ -82,28 +80,16 @@ _OPTIONS = (
         "--set", "overrides", multiple=True, type=Pair("NAME.FIELD=VALUE"), help="Another setting for one method."
     ),
     click.option("--model", help="The model, where a server has several."),
-    click.option("--api-key-file", type=click.Path(path_type=Path), help="The servers' key, on its first line."),
+    click.option("--api-key-file", type=PATH, help="The servers' key, on its first line."),
     click.option("--request-timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True),
     click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True),
     click.option("--hardware", metavar="TEXT", help="The servers' hardware, for reports: '8x B300'."),
     click.option("--num-gpus", type=click.IntRange(min=1), help="GPUs of each server, for throughput per GPU."),
-    click.option("--aiperf", type=click.Path(path_type=Path), help="AIPerf's program. Default: aiperf on PATH."),
-    click.option(
-        "-o", "--output", required=True, type=click.Path(path_type=Path), help="The run, new or to go on with."
-    ),
+    click.option("--aiperf", type=PATH, help="AIPerf's program. Default: aiperf on PATH."),
+    click.option("-o", "--output", required=True, type=PATH, help="The run, new or to go on with."),
     click.option("--dry-run", is_flag=True, help="Say what would be measured; send no prompt and write nothing."),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
+    json_option,
 )
-
-
-def _options(command: Command) -> Command:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-@click.command(short_help="Sweep concurrency over a prompt set.")
-@_options
 def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **settings: Any) -> None:
     """Measure each method at each concurrency, with AIPerf for the load and the servers' own counts of drafts.
 

@@ -13,13 +13,13 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, check_pair, read_target
 from dflash_trt.cli.dry_run import print_dry_run, print_plan_dry_run
+from dflash_trt.cli.options import PATH, options
 from dflash_trt.cli.output import human_bytes
 from dflash_trt.cli.plan_options import PlanRequest, plan_options, plan_request
 from dflash_trt.cli.recipe_options import describe, recipe_and_ranges
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
 from dflash_trt.deploy.dry_run import fitting_deployment
 from dflash_trt.deploy.resolve import UNQUANTIZED, plan_sizes
-from dflash_trt.engine.manifest import MANIFEST
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import DFlashError
 from dflash_trt.files.command import quoted
@@ -45,48 +45,26 @@ def _head(context: click.Context, parameter: click.Parameter, text: str) -> Head
 
 @click.command(short_help="Write an engine directory from a draft checkpoint.")
 @click.argument("draft", required=False)
-@click.option("--target", help="Target checkpoint: directory or Hugging Face repository id.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Engine directory to write.")
-@click.option(
-    "--plans-for",
-    metavar="ENGINE",
-    type=click.Path(path_type=Path),
-    help="In place of DRAFT: build the TensorRT plans that this engine directory lacks.",
-)
-@click.option("--recipe", help="Quantise first: a recipe as for `dflash-trt quantize`.")
-@click.option("--calibration", metavar="FILE|none", default="none", show_default=True, help="For --recipe.")
-@click.option(
-    "--head",
-    metavar="HEAD",
-    default="target",
-    show_default=True,
-    callback=_head,
-    help="What proposes tokens: target, or a copy of its lm_head: fp8, nvfp4, trim:N, trim:N:fp8, trim:N:nvfp4.",
-)
-@click.option(
-    "--head-tokens",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="For trim:N: features that `dflash-trt capture` wrote; their answers' most frequent tokens are kept.",
-)
-@click.option("--force", is_flag=True, help="Replace an existing output directory.")
-@click.option("--dry-run", is_flag=True, help="Only print what would be built, the memory and trtexec's command lines.")
-@click.option("--json", "as_json", is_flag=True, help="Print --dry-run as one JSON document.")
-@plan_options
-def build(
-    draft: str | None,
-    target: str | None,
-    output: Path | None,
-    plans_for: Path | None,
-    recipe: str | None,
-    calibration: str,
-    head: HeadChoice | None,
-    head_tokens: Path | None,
-    force: bool,
-    dry_run: bool,
-    as_json: bool,
-    **plan_settings: Any,
-) -> None:
+@options(
+    click.option("--target", help="Target checkpoint: directory or Hugging Face repository id."),
+    click.option("-o", "--output", type=PATH, help="Engine directory to write."),
+    click.option("--plans-for", metavar="ENGINE", type=PATH,
+                 help="In place of DRAFT: build the TensorRT plans that this engine directory lacks."),
+    click.option("--recipe", help="Quantise first: a recipe as for `dflash-trt quantize`."),
+    click.option("--calibration", metavar="FILE|none", default="none", show_default=True, help="For --recipe."),
+    click.option("--head", metavar="HEAD", default="target", show_default=True, callback=_head,
+                 help="What proposes tokens: target, or a copy of its lm_head: fp8, nvfp4, trim:N, trim:N:fp8,"
+                 " trim:N:nvfp4."),
+    click.option("--head-tokens", metavar="FILE", type=PATH,
+                 help="For trim:N: features that `dflash-trt capture` wrote; their answers' most frequent tokens are"
+                 " kept."),
+    click.option("--force", is_flag=True, help="Replace an existing output directory."),
+    click.option("--dry-run", is_flag=True,
+                 help="Only print what would be built, the memory and trtexec's command lines."),
+    click.option("--json", "as_json", is_flag=True, help="Print --dry-run as one JSON document."),
+    plan_options,
+)  # fmt: skip
+def build(draft: str | None, plans_for: Path | None, **settings: Any) -> None:
     """Write an engine directory from DRAFT, a checkpoint directory or Hugging Face repository id.
 
     DRAFT may be quantised, by `dflash-trt quantize` or by modelopt. It may also be a deployment, CONFIG.yaml or the
@@ -98,47 +76,26 @@ def build(
       dflash-trt build z-lab/gpt-oss-120b-DFlash --target openai/gpt-oss-120b -o engine --recipe nvfp4
       dflash-trt build --plans-for engine
     """
-    if as_json and not dry_run:
+    own = {name: settings.pop(name) for name in BuildRequest.__struct_fields__ if name != "plans"}
+    if own["as_json"] and not own["dry_run"]:
         raise click.UsageError("--json is for --dry-run")
-    if (old := _engine_before_0_2(draft, target, output, plan_settings)) is not None:
-        click.echo(f"build ENGINE is now: dflash-trt build --plans-for {quoted(old)}", err=True)
-        draft, plans_for = None, old
     if (draft is None) == (plans_for is None):
         raise click.UsageError("expected either DRAFT or --plans-for ENGINE")
     if plans_for is not None:
-        plan_settings["backend"] = "tensorrt"
-    options = Options(
-        target=target,
-        output=output,
-        recipe=recipe,
-        calibration=calibration,
-        head=head,
-        head_tokens=head_tokens,
-        force=force,
-        dry_run=dry_run,
-        as_json=as_json,
-        plans=plan_request(plan_settings),
-    )
-    _check_head(options)
+        settings["backend"] = "tensorrt"
+    request = BuildRequest(**own, plans=plan_request(settings))
+    _check_head(request)
     if plans_for is not None:
-        written = build_plans(plans_for, options)
+        written = build_plans(plans_for, request)
     elif (config := deployment_path(str(draft))) is not None:
-        written = build_deployment(config, options)
+        written = build_deployment(config, request)
     else:
-        written = build_checkpoint(str(draft), options)
+        written = build_checkpoint(str(draft), request)
     if written is not None:
         click.echo(written)
 
 
-def _engine_before_0_2(
-    draft: str | None, target: str | None, output: Path | None, plan_settings: dict[str, Any]
-) -> Path | None:
-    """The engine of `build ENGINE --backend tensorrt`, as --plans-for was typed before 0.2: one release more."""
-    is_old = draft is not None and target is None and output is None and plan_settings["backend"] == "tensorrt"
-    return Path(str(draft)) if is_old and (Path(str(draft)) / MANIFEST).is_file() else None
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class BuildRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line says besides DRAFT."""
 
     target: str | None
@@ -153,84 +110,80 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     plans: PlanRequest
 
 
-def build_checkpoint(draft: str, options: Options) -> Path:
+def build_checkpoint(draft: str, request: BuildRequest) -> Path:
     """A draft checkpoint and its target become an engine directory, whose path is returned."""
-    if options.dry_run:
+    if request.dry_run:
         raise click.UsageError("--dry-run is for CONFIG.yaml or --plans-for ENGINE")
-    if options.target is None:
+    if request.target is None:
         raise click.MissingParameter(param_hint="'--target'", param_type="option")
-    if options.output is None:
+    if request.output is None:
         raise click.MissingParameter(param_hint="'-o' / '--output'", param_type="option")
-    _check_calibration(options)
+    _check_calibration(request)
     source = read_draft(checkpoint_directory(draft))
-    find = configuration_directory if options.head is None else checkpoint_directory
-    partner = read_target(find(options.target))
-    check_pair(source.spec, partner.spec, draft_name=draft, target_name=options.target)
-    _write_engine(draft, source, partner, options.output, options)
-    return options.output
+    find = configuration_directory if request.head is None else checkpoint_directory
+    partner = read_target(find(request.target))
+    check_pair(source.spec, partner.spec, draft_name=draft, target_name=request.target)
+    _write_engine(draft, source, partner, request.output, request)
+    return request.output
 
 
-def build_deployment(config: Path, options: Options) -> Path | None:
+def build_deployment(config: Path, request: BuildRequest) -> Path | None:
     """The same for the draft, target and recipe that CONFIG.yaml names, where they fit its GPUs; None for --dry-run."""
-    if options.recipe is not None:
+    if request.recipe is not None:
         raise click.UsageError("--recipe is for a draft checkpoint; CONFIG.yaml names its own")
-    if options.head is not None:
+    if request.head is not None:
         raise click.UsageError("--head is for a draft checkpoint: what CONFIG.yaml serves takes the target's head")
-    file, name, output = load_deployment(config), config.stem, options.output or Path(config.stem)
-    if options.dry_run:
-        print_dry_run(file, name, output, options.plans, target=options.target, as_json=options.as_json)
+    file, name, output = load_deployment(config), config.stem, request.output or Path(config.stem)
+    if request.dry_run:
+        print_dry_run(file, name, output, request.plans, target=request.target, as_json=request.as_json)
         return None
-    options = msgspec.structs.replace(options, recipe=None if file.recipe == UNQUANTIZED else file.recipe)
-    _check_calibration(options)
-    draft, target = checkpoint_directory(file.draft), configuration_directory(options.target or file.target)
+    request = msgspec.structs.replace(request, recipe=None if file.recipe == UNQUANTIZED else file.recipe)
+    _check_calibration(request)
+    draft, target = checkpoint_directory(file.draft), configuration_directory(request.target or file.target)
     deployment = fitting_deployment(file, name, draft=str(draft), target=str(target))
     source, sizes = deployment.draft_sizes.checkpoint, deployment.target_sizes
     assert source is not None  # both are directories, and were read
     assert sizes is not None
     assert sizes.checkpoint is not None
-    has_plans = options.plans.is_wanted or file.mode == "engine"
+    has_plans = request.plans.is_wanted or file.mode == "engine"
     served = plan_sizes(deployment) if has_plans else None
-    _write_engine(file.draft, source, sizes.checkpoint, output, options, served)
+    _write_engine(file.draft, source, sizes.checkpoint, output, request, served)
     return output
 
 
-def build_plans(engine: Path, options: Options) -> Path | None:
+def build_plans(engine: Path, request: BuildRequest) -> Path | None:
     """An engine directory gets the TensorRT plans that it lacks; None for --dry-run."""
     refused = {
-        "--target": options.target, "-o": options.output, "--recipe": options.recipe, "--head": options.head,
-        "--calibration": None if options.calibration == "none" else options.calibration,
-        "--force": options.force or None,
+        "--target": request.target, "-o": request.output, "--recipe": request.recipe, "--head": request.head,
+        "--calibration": None if request.calibration == "none" else request.calibration,
+        "--force": request.force or None,
     }  # fmt: skip
     if option := next((name for name, value in refused.items() if value is not None), None):
         raise click.UsageError(f"{option} cannot be used with --plans-for")
-    if options.dry_run:
-        print_plan_dry_run(engine, options.plans, as_json=options.as_json)
+    if request.dry_run:
+        print_plan_dry_run(engine, request.plans, as_json=request.as_json)
         return None
-    _add_plans(engine, options.plans)
+    _add_plans(engine, request.plans)
     return engine
 
 
-def _check_calibration(options: Options) -> None:
-    if options.calibration != "none" and options.recipe is None:
+def _check_calibration(request: BuildRequest) -> None:
+    if request.calibration != "none" and request.recipe is None:
         raise click.UsageError("--calibration needs a recipe")
 
 
-def _check_head(options: Options) -> None:
-    is_trimmed = options.head is not None and options.head.num_tokens is not None
-    if is_trimmed and options.head_tokens is None:
+def _check_head(request: BuildRequest) -> None:
+    is_trimmed = request.head is not None and request.head.num_tokens is not None
+    if is_trimmed and request.head_tokens is None:
         raise click.UsageError("--head trim:N needs --head-tokens FILE, whose answers say which tokens are frequent")
-    if options.head_tokens is not None and not is_trimmed:
+    if request.head_tokens is not None and not is_trimmed:
         raise click.UsageError("--head-tokens is for --head trim:N")
 
 
 def _write_engine(
-    name: str,
-    source: DraftCheckpoint,
-    target: TargetCheckpoint,
-    output: Path,
-    options: Options,
+    name: str, source: DraftCheckpoint, target: TargetCheckpoint, output: Path, request: BuildRequest,
     plan_options: PlanOptions | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Writes the engine of a pair that fits, and says on stderr what became of the draft.
 
     `name` is what the user called the draft; `plan_options` say what a deployment's plans, built now or later, serve.
@@ -238,26 +191,19 @@ def _write_engine(
     from dflash_trt.builder.build_job import BuildJob, run_build
 
     recipe, ranges = None, None
-    if options.recipe is not None:
-        recipe, ranges = recipe_and_ranges(source, options.recipe, options.calibration)
+    if request.recipe is not None:
+        recipe, ranges = recipe_and_ranges(source, request.recipe, request.calibration)
     job = BuildJob(
-        name=name,
-        draft=source,
-        target=target,
-        recipe=recipe,
-        recipe_name=options.recipe,
-        ranges=ranges,
-        head=options.head,
-        head_tokens=options.head_tokens,
-        plan_options=plan_options,
-    )
-    summary = run_build(job, output, force=options.force, keep_plans=options.plans.is_wanted)
+        name=name, draft=source, target=target, recipe=recipe, recipe_name=request.recipe, ranges=ranges,
+        head=request.head, head_tokens=request.head_tokens, plan_options=plan_options,
+    )  # fmt: skip
+    summary = run_build(job, output, force=request.force, keep_plans=request.plans.is_wanted)
     if summary.quantized is not None:
         click.echo(describe(summary.quantized), err=True)
     if summary.head is not None:
         _print_head(summary.head, target.spec.vocab_size)
-    if options.plans.is_wanted:
-        _add_plans(output, options.plans)
+    if request.plans.is_wanted:
+        _add_plans(output, request.plans)
     elif plan_options is not None:
         click.echo(f"no plans yet; on the GPU machine: dflash-trt build --plans-for {quoted(output)}", err=True)
 
@@ -274,9 +220,9 @@ def _add_plans(engine: Path, plans: PlanRequest) -> None:
     from dflash_trt.builder.tensorrt.add_plans import add_plans
     from dflash_trt.engine.manifest import read_manifest
 
-    options = plans.options(read_manifest(engine).plan_options)
+    plan_options = plans.options(read_manifest(engine).plan_options)
     try:
-        add_plans(engine, options, plans.timing_cache)
+        add_plans(engine, plan_options, plans.timing_cache)
     except DFlashError as error:
         next_command = f"dflash-trt build --plans-for {quoted(engine)}"
         hint = f"{error.hint}; then: {next_command}" if error.hint else next_command

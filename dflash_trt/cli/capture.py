@@ -4,75 +4,50 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory, checkpoint_label, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
-from dflash_trt.cli.progress import progress_bar
-from dflash_trt.cli.runtime_options import runtime_options
+from dflash_trt.cli.options import (
+    PATH,
+    chat_option,
+    max_tokens_option,
+    options,
+    required_target_option,
+    runtime_options,
+)
+from dflash_trt.cli.output import progress_bar
 
 
 @click.command(short_help="Record a target's features for calibration.")
 @click.argument("draft")
-@click.option("--target", required=True, help="Target checkpoint: directory or Hugging Face repository id.")
-@click.option(
-    "--prompts",
-    "prompt_file",
-    required=True,
-    type=click.Path(path_type=Path),
-    help='JSON Lines: {"prompt": text} or {"token_ids": [...]}, optionally with "id", "category", "language".',
-)
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="safetensors file to write.")
-@click.option(
-    "--max-tokens", "--max-new-tokens", "max_tokens", type=click.IntRange(min=2), default=256, show_default=True
-)
-@click.option("--max-prompts", type=click.IntRange(min=1), help="Use only the first prompts, up to this many.")
-@click.option("--chat", is_flag=True, help="Wrap text prompts in the target's chat template.")
-@runtime_options("dtype")
-@click.option(
-    "--taps-dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    show_default="the target's",
-    help="Type of the recorded taps; bfloat16 halves the file: enough for --calibration, approximate for a replay.",
-)
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    show_default=True,
-    help="Sample the answers at this temperature; 0 is greedy.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**64 - 1),
-    default=0,
-    show_default=True,
-    help="For --temperature: prompt i (from 0) is sampled with seed + i.",
-)
-@click.option(
-    "--top-logprobs",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Record log probabilities of this many top tokens at each position, for `verify --temperature`.",
-)
-@click.option("--force", is_flag=True, help="Replace an existing file.")
+@options(
+    required_target_option,
+    click.option("--prompts", "prompt_file", required=True, type=PATH,
+                 help='JSON Lines: {"prompt": text} or {"token_ids": [...]}, optionally with "id", "category",'
+                 ' "language".'),
+    click.option("-o", "--output", required=True, type=PATH, help="safetensors file to write."),
+    max_tokens_option(256, 2),
+    click.option("--max-prompts", type=click.IntRange(min=1), help="Use only the first prompts, up to this many."),
+    chat_option,
+    runtime_options("dtype"),
+    click.option("--taps-dtype", type=click.Choice(["float32", "bfloat16"]), show_default="the target's",
+                 help="Type of the recorded taps; bfloat16 halves the file: enough for --calibration, approximate for"
+                 " a replay."),
+    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True,
+                 help="Sample the answers at this temperature; 0 is greedy."),
+    click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True,
+                 help="For --temperature: prompt i (from 0) is sampled with seed + i."),
+    click.option("--top-logprobs", type=click.IntRange(min=0), default=0, show_default=True,
+                 help="Record log probabilities of this many top tokens at each position, for `verify"
+                 " --temperature`."),
+    click.option("--force", is_flag=True, help="Replace an existing file."),
+)  # fmt: skip
 def capture(
-    draft: str,
-    target: str,
-    prompt_file: Path,
-    output: Path,
-    max_tokens: int,
-    max_prompts: int | None,
-    chat: bool,
-    dtype: str,
-    taps_dtype: str | None,
-    temperature: float,
-    seed: int,
-    top_logprobs: int,
-    force: bool,
+    draft: str, target: str, prompt_file: Path, output: Path, max_prompts: int | None, force: bool, **settings: Any
 ) -> None:
     """Let the target answer prompts, and record the features that DRAFT is calibrated and verified on.
 
@@ -91,25 +66,16 @@ def capture(
     target_checkpoint = read_target(configuration_directory(target))
     check_pair(draft_checkpoint.spec, target_checkpoint.spec, draft_name=draft, target_name=target)
     prompts = read_prompts(prompt_file)[:max_prompts]
-    if top_logprobs > (vocab_size := target_checkpoint.spec.vocab_size):
+    if (top_logprobs := settings["top_logprobs"]) > (vocab_size := target_checkpoint.spec.vocab_size):
         raise click.BadParameter(
             f"expected at most {vocab_size}, the target's tokens, found {top_logprobs}", param_hint="'--top-logprobs'"
         )
 
     from dflash_trt.measure.capture_job import CaptureOptions, capture_features
 
-    options = CaptureOptions(
-        target_name=checkpoint_label(target),
-        max_tokens=max_tokens,
-        chat=chat,
-        dtype=dtype,
-        taps_dtype=taps_dtype,
-        temperature=temperature,
-        seed=seed,
-        top_logprobs=top_logprobs,
-    )
     sequences, tokens = capture_features(
-        draft_checkpoint, target_checkpoint, prompts, output, options, force=force, progress=progress_bar
-    )
+        draft_checkpoint, target_checkpoint, prompts, output,
+        CaptureOptions(target_name=checkpoint_label(target), **settings), force=force, progress=progress_bar,
+    )  # fmt: skip
     click.echo(f"{sequences} sequences, {tokens} answer tokens", err=True)
     click.echo(output)

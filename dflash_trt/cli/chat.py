@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from dflash_trt.cli.options import PATH, options, required_target_option, runtime_options, sampling_options
 from dflash_trt.cli.output import progress_line
-from dflash_trt.cli.runtime_options import runtime_options
-from dflash_trt.cli.sampling_options import sampling_options
 from dflash_trt.errors import RequestError, printable
 
 if TYPE_CHECKING:
@@ -21,25 +20,19 @@ if TYPE_CHECKING:
     from dflash_trt.runtime.sampling import SamplingParams
     from dflash_trt.server.channels import ChannelTokens
 
+OPTIONS = ("draft_length", "cache_gib", "device", "dtype")
 HELP = "/reset begins anew, /exit ends (so does Ctrl-D), Ctrl-C stops an answer"
 
 
 @click.command(short_help="Talk to an engine in the terminal.")
-@click.argument("engine", type=click.Path(path_type=Path))
-@click.option("--target", required=True, help="Target checkpoint: directory or Hugging Face repository id.")
-@click.option("--system", metavar="TEXT", help="What the conversation begins with, in the system's role.")
-@sampling_options
-@runtime_options("draft_length", "cache_gib", "device", "dtype")
-def chat(
-    engine: Path,
-    target: str,
-    system: str | None,
-    draft_length: str,
-    cache_gib: float,
-    device: str,
-    dtype: str,
-    **sampling: Any,
-) -> None:
+@click.argument("engine", type=PATH)
+@options(
+    required_target_option,
+    click.option("--system", metavar="TEXT", help="What the conversation begins with, in the system's role."),
+    sampling_options,
+    runtime_options(*OPTIONS),
+)
+def chat(engine: Path, target: str, system: str | None, **settings: Any) -> None:
     """Talk to ENGINE, an engine directory, in the target's chat template.
 
     Where stdin is no terminal, all of it is one message, and the answer is all there is on stdout. After each answer,
@@ -55,17 +48,15 @@ def chat(
     from dflash_trt.runtime.sampling import SamplingParams
     from dflash_trt.targets.tokenizer import check_chat
 
-    params = SamplingParams(**sampling)
+    runtime = RuntimeOptions(max_batch_size=1, **{name: settings.pop(name) for name in OPTIONS})
+    params = SamplingParams(**settings)
     if params.logprobs:
         raise click.UsageError("--logprobs: a conversation shows none; generate --json does")
     pair = CheckedPair.read(engine, target)
-    options = RuntimeOptions(
-        max_batch_size=1, draft_length=draft_length, cache_gib=cache_gib, device=device, dtype=dtype
-    )
     check_chat(pair.tokenizer)
     message = None if sys.stdin.isatty() else _read_message()
     with progress_line(f"loading {target}"):
-        opened = open_embedded(pair, options)
+        opened = open_embedded(pair, runtime)
     with closing(opened) as backend:
         conversation = Conversation(backend, params, system)
         if message is not None:

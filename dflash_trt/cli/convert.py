@@ -10,13 +10,14 @@ import click
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
+from dflash_trt.cli.options import PATH
 
 LAYOUTS = ("zlab", "speculators", "modelopt")
 
 
 @click.command(short_help="Write a draft checkpoint in another dialect.")
 @click.argument("draft")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Checkpoint directory to write.")
+@click.option("-o", "--output", required=True, type=PATH, help="Checkpoint directory to write.")
 @click.option("--to", "layout", required=True, type=click.Choice(LAYOUTS), help="Dialect to write.")
 @click.option("--target", help="With --to speculators: the target, which its files name as the verifier.")
 @click.option("--force", is_flag=True, help="Replace an existing output directory.")

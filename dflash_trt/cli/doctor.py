@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dflash_trt.cli.doctor_endpoint import EndpointOptions, examine_endpoint
+from dflash_trt.cli.options import PATH, json_option
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.errors import RankError
 
@@ -23,13 +24,13 @@ HASH_DIGITS = 12  # of 64, which tell files apart and fit a column
 @click.argument("subject", required=False, metavar="[URL|ENGINE]")
 @click.option("--ranks", is_flag=True, help="Under mpiexec: compare what all ranks see, and ENGINE where given.")
 @click.option("--model", help="With URL: the model to ask, where it serves several.")
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="With URL: a file with the server's API key.")
-@click.option("--baseline", type=click.Path(path_type=Path), help="With URL: the --json of a healthy server.")
+@click.option("--api-key-file", type=PATH, help="With URL: a file with the server's API key.")
+@click.option("--baseline", type=PATH, help="With URL: the --json of a healthy server.")
 @click.option("--expect-tau", type=click.FloatRange(min=1), help="With URL: expected tau of drafting passes.")
 @click.option("--long-tokens", type=click.IntRange(min=512), help="With URL: length of long prompts.  [default: 6000]")
 @click.option("--no-load", is_flag=True, help="With URL: never ask more than one request at a time.")
 @click.option("--seconds", type=click.FloatRange(min=1), help="With URL: stop asking after so long.  [default: 110]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def doctor(subject: str | None, ranks: bool, as_json: bool, **options: Any) -> None:
     """Show what this machine has, what is missing for which command, and the command that fixes it.
 

@@ -10,9 +10,8 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from dflash_trt.cli.options import PATH, options, required_target_option, runtime_options, sampling_options
 from dflash_trt.cli.output import progress_line
-from dflash_trt.cli.runtime_options import runtime_options
-from dflash_trt.cli.sampling_options import sampling_options
 from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import RequestError
 from dflash_trt.files.json_file import MAX_BYTES, json_value
@@ -26,32 +25,23 @@ OPTIONS = ("draft_length", "cache_gib", "device", "dtype", "tp")
 
 
 @click.command(short_help="Decode prompts with the drafter.")
-@click.argument("engine", type=click.Path(path_type=Path))
+@click.argument("engine", type=PATH)
 @click.argument("prompt", required=False)
-@click.option("--target", required=True, help="Target checkpoint: directory or Hugging Face repository id.")
-@click.option(
-    "--token-ids", type=click.Path(path_type=Path), help="JSON file with a list of prompts as token-id lists."
-)
-@click.option("--chat", is_flag=True, help="Wrap PROMPT in the target's chat template.")
-@sampling_options
-@click.option(
-    "--max-batch-size", "--batch-size", type=click.IntRange(min=1), default=1, show_default=True,
-    help="Prompts decoded at once (--json).",
+@options(
+    required_target_option,
+    click.option("--token-ids", type=PATH, help="JSON file with a list of prompts as token-id lists."),
+    click.option("--chat", is_flag=True, help="Wrap PROMPT in the target's chat template."),
+    sampling_options,
+    click.option("--max-batch-size", "--batch-size", type=click.IntRange(min=1), default=1, show_default=True,
+                 help="Prompts decoded at once (--json)."),
+    runtime_options(*OPTIONS),
+    click.option("--baseline", is_flag=True, help="Also decode without the drafter, and compare tokens and time."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of streaming text."),
 )  # fmt: skip
-@runtime_options(*OPTIONS)
-@click.option("--baseline", is_flag=True, help="Also decode without the drafter, and compare tokens and time.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of streaming text.")
 def generate(
-    engine: Path,
-    prompt: str | None,
-    target: str,
-    token_ids: Path | None,
-    chat: bool,
-    max_batch_size: int,
-    baseline: bool,
-    as_json: bool,
-    **settings: Any,
-) -> None:
+    engine: Path, prompt: str | None, target: str, token_ids: Path | None, chat: bool, max_batch_size: int,
+    baseline: bool, as_json: bool, **settings: Any,
+) -> None:  # fmt: skip
     """Decode PROMPT, or the prompts of --token-ids, with a drafter.
 
     ENGINE is an engine directory, which runs here, or a deployment, by file or name, which TensorRT-LLM runs.
@@ -72,13 +62,13 @@ def generate(
     from dflash_trt.runtime.sampling import SamplingParams
 
     asked: str | list[list[int]] = _read_prompts(token_ids) if token_ids else str(prompt)
-    options = {name: settings.pop(name) for name in OPTIONS}
+    runtime = {name: settings.pop(name) for name in OPTIONS}
     job = Job(asked, SamplingParams(**settings), chat=chat, baseline=baseline, as_json=as_json)
     if (config := deployment_path(str(engine))) is not None:
         _refuse_options(click.get_current_context(), config)
         _run_deployment(config, target, job)
     else:
-        _run_engine(engine, target, job, RuntimeOptions(max_batch_size=max_batch_size, **options))
+        _run_engine(engine, target, job, RuntimeOptions(max_batch_size=max_batch_size, **runtime))
 
 
 def _refuse_options(context: click.Context, config: Path) -> None:

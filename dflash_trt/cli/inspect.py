@@ -19,6 +19,7 @@ from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair, read_target
 from dflash_trt.checkpoint.weights import read_weights
+from dflash_trt.cli.options import json_option
 from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.deploy.catalog import COLUMNS, catalog, entry, row
 from dflash_trt.engine.drafter_memory import drafter_memory
@@ -30,7 +31,7 @@ from dflash_trt.engine.plan import PlanOptions
 @click.argument("path", required=False)
 @click.option("--catalog", "catalogue", is_flag=True, help="In place of PATH: all drafts that are known.")
 @click.option("--target", help="Target checkpoint that a draft or engine is checked against.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool) -> None:
     """Show and check the facts of PATH: a draft checkpoint, a target checkpoint or an engine directory.
 

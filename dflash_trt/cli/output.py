@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -105,3 +105,14 @@ def progress_line(text: str) -> Iterator[None]:
 
     with Console(stderr=True).status(text):
         yield
+
+
+@contextmanager
+def progress_bar(total: int, label: str) -> Iterator[Callable[[], None]]:
+    """A bar on stderr with the time left, where that is a terminal; yields what moves it on by one."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda: bar.advance(task)

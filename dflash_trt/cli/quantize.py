@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from dflash_trt.cli.options import PATH
 from dflash_trt.cli.recipe_options import (
     calibration_option,
     describe,
@@ -16,12 +17,11 @@ from dflash_trt.cli.recipe_options import (
     recipe_option,
     target_option,
 )
-from dflash_trt.cli.renamed import Quantize
 
 
-@click.command(cls=Quantize, short_help="Write a quantised copy of a draft checkpoint.")
+@click.command(short_help="Write a quantised copy of a draft checkpoint.")
 @click.argument("draft")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Checkpoint directory to write.")
+@click.option("-o", "--output", required=True, type=PATH, help="Checkpoint directory to write.")
 @recipe_option
 @target_option
 @calibration_option

@@ -11,6 +11,7 @@ import click
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
+from dflash_trt.cli.options import PATH
 from dflash_trt.cli.output import human_bytes
 
 if TYPE_CHECKING:
@@ -23,19 +24,12 @@ recipe_option = click.option(
 )
 target_option = click.option("--target", help="Target checkpoint that the draft is checked against.")
 calibration_option = click.option(
-    "--calibration",
-    metavar="FILE|none",
-    default="none",
-    show_default=True,
+    "--calibration", metavar="FILE|none", default="none", show_default=True,
     help="Features that `dflash-trt capture` wrote; none: exact bounds from the weights.",
-)
+)  # fmt: skip
 force_option = click.option("--force", is_flag=True, help="Replace an existing output directory.")
 features_option = click.option(
-    "--features",
-    required=True,
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Answers that `dflash-trt capture` wrote.",
+    "--features", required=True, metavar="FILE", type=PATH, help="Answers that `dflash-trt capture` wrote."
 )
 
 

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_trt.cli.picture_option import check_picture
+from dflash_trt.cli.options import PATH, check_picture, options
 from dflash_trt.cli.recipe_options import (
     calibration_option,
     describe,
@@ -32,54 +32,31 @@ DEFAULTS = Settings()
 
 @click.command(short_help="Train a draft for quantisation, then quantise it.")
 @click.argument("draft")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Checkpoint directory to write.")
-@recipe_option
-@features_option
-@click.option("--steps", type=click.IntRange(min=1), default=DEFAULTS.steps, show_default=True, help="Training steps.")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=DEFAULTS.seed, show_default=True, help="Seed of the training."
-)
-@click.option(
-    "--learning-rate",
-    type=click.FloatRange(min=0, min_open=True),
-    default=DEFAULTS.learning_rate,
-    show_default=True,
-    help="Peak learning rate.",
-)
-@click.option(
-    "--distillation",
-    metavar="SHARE",
-    type=click.FloatRange(0, 1),
-    default=DEFAULTS.distillation,
-    show_default=True,
-    help="Weight of the divergence from the draft as given; the rest of the loss is on the target's own tokens.",
-)
-@click.option("--plot", metavar="FILE", type=click.Path(path_type=Path), help="Plot the loss to this PNG file.")
-@target_option
-@calibration_option
-@force_option
-@click.option(
-    "--threads",
-    type=click.IntRange(0, 1024),
-    default=0,
-    show_default=True,
-    help="Threads for training and packing; 0: chosen by the draft's size.",
-)
+@options(
+    click.option("-o", "--output", required=True, type=PATH, help="Checkpoint directory to write."),
+    recipe_option,
+    features_option,
+    click.option("--steps", type=click.IntRange(min=1), default=DEFAULTS.steps, show_default=True,
+                 help="Training steps."),
+    click.option("--seed", type=click.IntRange(min=0), default=DEFAULTS.seed, show_default=True,
+                 help="Seed of the training."),
+    click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=DEFAULTS.learning_rate,
+                 show_default=True, help="Peak learning rate."),
+    click.option("--distillation", metavar="SHARE", type=click.FloatRange(0, 1), default=DEFAULTS.distillation,
+                 show_default=True,
+                 help="Weight of the divergence from the draft as given; the rest of the loss is on the target's own"
+                 " tokens."),
+    click.option("--plot", metavar="FILE", type=PATH, help="Plot the loss to this PNG file."),
+    target_option,
+    calibration_option,
+    force_option,
+    click.option("--threads", type=click.IntRange(0, 1024), default=0, show_default=True,
+                 help="Threads for training and packing; 0: chosen by the draft's size."),
+)  # fmt: skip
 def recover(
-    draft: str,
-    output: Path,
-    recipe: str,
-    features: Path,
-    steps: int,
-    seed: int,
-    learning_rate: float,
-    distillation: float,
-    plot: Path | None,
-    target: str | None,
-    calibration: str,
-    force: bool,
-    threads: int,
-) -> None:
+    draft: str, output: Path, recipe: str, features: Path, plot: Path | None, target: str | None, calibration: str,
+    force: bool, threads: int, **settings: Any,
+) -> None:  # fmt: skip
     """Train DRAFT as --recipe will quantise it, on the target's own answers, then write the quantised copy.
 
     After an interruption the same command continues. The same seed gives the same bytes on the same machine
@@ -96,11 +73,10 @@ def recover(
     from dflash_trt.quantize.recovery.recover import Recovery, recover_checkpoint
     from dflash_trt.quantize.recovery.training_state import state_file
 
-    settings = Settings(steps=steps, seed=seed, learning_rate=learning_rate, distillation=distillation)
     try:
-        with _training_bar(steps) as on_step:
+        with _training_bar(settings["steps"]) as on_step:
             summary, progress = recover_checkpoint(
-                checkpoint, loaded, Recovery(features=features, settings=settings), output,
+                checkpoint, loaded, Recovery(features=features, settings=Settings(**settings)), output,
                 ranges=ranges, force=force, threads=threads, on_step=on_step,
             )  # fmt: skip
     except KeyboardInterrupt:

@@ -4,91 +4,46 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from dflash_trt.cli.output import human_bytes
-from dflash_trt.cli.progress import progress_bar
+from dflash_trt.cli.options import PATH, num_bytes, options, share
+from dflash_trt.cli.output import human_bytes, progress_bar
 from dflash_trt.cli.recipe_options import calibration_option, features_option, read_checked_draft, target_option
-from dflash_trt.cli.share_option import num_bytes, share
 from dflash_trt.files.command import command_line
-from dflash_trt.quantize.loadable import FORMATS, LOADABLE, Runtime
+from dflash_trt.quantize.loadable import FORMATS, LOADABLE
 
 
 @click.command(short_help="Find the smallest or fastest recipe that keeps acceptance.")
 @click.argument("draft")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Recipe to write, a YAML file.")
-@features_option
-@click.option(
-    "--max-tau-loss", required=True, metavar="SHARE", callback=share, help="Largest loss of tau allowed, e.g. 1%."
-)
-@click.option("--max-bytes", metavar="BYTES", callback=num_bytes, help="Fail if no recipe found is this small.")
-@click.option(
-    "--held-out",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Captured answers to hold out from the search; by default half of --features.",
-)
-@click.option(
-    "--loadable-by",
-    type=click.Choice(list(LOADABLE)),
-    default="engine",
-    show_default=True,
-    help="Search among recipes that this runtime loads.",
-)
-@click.option(
-    "--format",
-    "formats",
-    type=click.Choice(FORMATS),
-    multiple=True,
-    default=FORMATS,
-    show_default=True,
-    help="Search among these algorithms; W4A16_NVFP4 quantises weights only.",
-)
-@click.option(
-    "--context-tokens",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Also consider an FP8 context cache, and count the bytes of this many tokens in it.",
-)
-@click.option(
-    "--objective",
-    type=click.Choice(["bytes", "step-time"]),
-    default="bytes",
-    show_default=True,
-    help="What to minimise; step-time: the drafter's share of a step, estimated for --gpu.",
-)
-@click.option("--gpu", metavar="NAME", help="For --objective step-time: a GPU of `estimate`, such as b300 or h200.")
-@click.option(
-    "--batch-size",
-    type=click.IntRange(min=1),
-    default=8,
-    show_default=True,
-    help="For --objective step-time: concurrent requests.",
-)
-@target_option
-@calibration_option
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the split into halves.")
-@click.option("--force", is_flag=True, help="Replace a recipe that this command wrote.")
-def search(
-    draft: str,
-    output: Path,
-    features: Path,
-    max_tau_loss: float,
-    max_bytes: int | None,
-    held_out: Path | None,
-    loadable_by: Runtime,
-    formats: tuple[str, ...],
-    context_tokens: int,
-    objective: str,
-    gpu: str | None,
-    batch_size: int,
-    target: str | None,
-    calibration: str,
-    seed: int,
-    force: bool,
-) -> None:
+@options(
+    click.option("-o", "--output", required=True, type=PATH, help="Recipe to write, a YAML file."),
+    features_option,
+    click.option("--max-tau-loss", required=True, metavar="SHARE", callback=share,
+                 help="Largest loss of tau allowed, e.g. 1%."),
+    click.option("--max-bytes", metavar="BYTES", callback=num_bytes, help="Fail if no recipe found is this small."),
+    click.option("--held-out", metavar="FILE", type=PATH,
+                 help="Captured answers to hold out from the search; by default half of --features."),
+    click.option("--loadable-by", type=click.Choice(list(LOADABLE)), default="engine", show_default=True,
+                 help="Search among recipes that this runtime loads."),
+    click.option("--format", "formats", type=click.Choice(FORMATS), multiple=True, default=FORMATS, show_default=True,
+                 help="Search among these algorithms; W4A16_NVFP4 quantises weights only."),
+    click.option("--context-tokens", type=click.IntRange(min=0), default=0, show_default=True,
+                 help="Also consider an FP8 context cache, and count the bytes of this many tokens in it."),
+    click.option("--objective", type=click.Choice(["bytes", "step-time"]), default="bytes", show_default=True,
+                 help="What to minimise; step-time: the drafter's share of a step, estimated for --gpu."),
+    click.option("--gpu", metavar="NAME",
+                 help="For --objective step-time: a GPU of `estimate`, such as b300 or h200."),
+    click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True,
+                 help="For --objective step-time: concurrent requests."),
+    target_option,
+    calibration_option,
+    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
+                 help="Seed of the split into halves."),
+    click.option("--force", is_flag=True, help="Replace a recipe that this command wrote."),
+)  # fmt: skip
+def search(draft: str, output: Path, target: str | None, objective: str, force: bool, **settings: Any) -> None:
     """Write the smallest recipe for DRAFT whose replayed loss of tau stays within --max-tau-loss.
 
     With --objective step-time, the fastest by estimate. The loss is measured on the answers searched on, and
@@ -98,27 +53,20 @@ def search(
     Example:
       dflash-trt search z-lab/gpt-oss-120b-DFlash --features features.safetensors --max-tau-loss 1% -o own.yaml
     """
+    gpu = settings["gpu"]
     if (objective == "step-time") != (gpu is not None):
         raise click.UsageError("--objective step-time and --gpu go together")
     checkpoint = read_checked_draft(draft, target)
     from dflash_trt.observe.estimate.drafter_pass import drafter_seconds
     from dflash_trt.quantize.search.search_job import SearchOptions, search_recipe
 
-    options = SearchOptions(
-        features=features,
-        held_out=held_out,
-        max_tau_loss=max_tau_loss,
-        max_bytes=max_bytes,
-        loadable_by=loadable_by,
-        formats=tuple(sorted(set(formats))),
-        context_tokens=context_tokens,
-        gpu=gpu,
-        batch_size=batch_size,
-        calibration=calibration,
-        seed=seed,
+    search_options = SearchOptions(**settings | {"formats": tuple(sorted(set(settings["formats"])))})
+    price = None
+    if gpu is not None:
+        price = drafter_seconds(checkpoint.spec, gpu, search_options.batch_size, search_options.context_tokens)
+    space, best = search_recipe(
+        checkpoint, draft, search_options, output, price=price, force=force, progress=progress_bar
     )
-    price = None if gpu is None else drafter_seconds(checkpoint.spec, gpu, batch_size, context_tokens)
-    space, best = search_recipe(checkpoint, draft, options, output, price=price, force=force, progress=progress_bar)
     if price is not None:
         before, after = (space.cost(choice) * 1e6 for choice in (space.dense, best))
         click.echo(f"a drafter's pass on {gpu}: {before:.1f} -> {after:.1f} us, estimated", err=True)
@@ -126,7 +74,8 @@ def search(
     click.echo(
         f"{before_bytes} -> {after_bytes}; next: "
         + command_line(
-            ["dflash-trt", "quantize", draft, "--recipe", output, "--calibration", calibration, "-o", "DIR"]
+            ["dflash-trt", "quantize", draft, "--recipe", output, "--calibration", search_options.calibration]
+            + ["-o", "DIR"]
         ),
         err=True,
     )

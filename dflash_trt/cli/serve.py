@@ -8,11 +8,12 @@ import gc
 import ipaddress
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
+from dflash_trt.cli.options import PATH, drain_option, options, required_target_option, runtime_options
 from dflash_trt.cli.output import progress_line
-from dflash_trt.cli.runtime_options import drain_option, runtime_options
 
 MAX_BODY_MIB = 1024
 
@@ -24,43 +25,28 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
 
 
 @click.command(short_help="Serve an engine over HTTP, as OpenAI does.")
-@click.argument("engine", type=click.Path(path_type=Path))
-@click.option("--target", required=True, help="Target checkpoint: directory or Hugging Face repository id.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one.")
-@click.option("--served-model-name", metavar="NAME", help="Default: the name of the engine directory.")
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="API keys, one a line; requests need one.")
-@click.option("--allow-origin", multiple=True, metavar="ORIGIN", help="Allowed CORS origin; may be repeated.")
-@click.option(
-    "--allowed-host", multiple=True, metavar="NAME",
-    help="Accepted Host header beside loopback names. Default, where --host is no loopback address: any.",
+@click.argument("engine", type=PATH)
+@options(
+    required_target_option,
+    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all."),
+    click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one."),
+    click.option("--served-model-name", metavar="NAME", help="Default: the name of the engine directory."),
+    click.option("--api-key-file", type=PATH, help="API keys, one a line; requests need one."),
+    click.option("--allow-origin", multiple=True, metavar="ORIGIN", help="Allowed CORS origin; may be repeated."),
+    click.option("--allowed-host", multiple=True, metavar="NAME",
+                 help="Accepted Host header beside loopback names. Default, where --host is no loopback address: any."),
+    runtime_options("max_batch_size"),
+    click.option("--max-waiting", type=click.IntRange(min=0), default=256, show_default=True,
+                 help="Queued requests; beyond: 429."),
+    click.option("--max-body-mib", type=float, callback=_check_body_size, default=16.0, show_default=True),
+    runtime_options("draft_length", "cache_gib", "enable_prefix_caching", "device", "dtype"),
+    drain_option,
 )  # fmt: skip
-@runtime_options("max_batch_size")
-@click.option(
-    "--max-waiting", type=click.IntRange(min=0), default=256, show_default=True, help="Queued requests; beyond: 429."
-)
-@click.option("--max-body-mib", type=float, callback=_check_body_size, default=16.0, show_default=True)
-@runtime_options("draft_length", "cache_gib", "enable_prefix_caching", "device", "dtype")
-@drain_option
 def serve(
-    engine: Path,
-    target: str,
-    host: str,
-    port: int,
-    served_model_name: str | None,
-    api_key_file: Path | None,
-    allow_origin: tuple[str, ...],
-    allowed_host: tuple[str, ...],
-    max_batch_size: int | None,
-    max_waiting: int,
-    max_body_mib: float,
-    draft_length: str,
-    cache_gib: float,
-    enable_prefix_caching: bool,
-    device: str,
-    dtype: str,
-    drain_seconds: int,
-) -> None:
+    engine: Path, target: str, host: str, port: int, served_model_name: str | None, api_key_file: Path | None,
+    allow_origin: tuple[str, ...], allowed_host: tuple[str, ...], max_waiting: int, max_body_mib: float,
+    drain_seconds: int, **settings: Any,
+) -> None:  # fmt: skip
     """Serve ENGINE, an engine directory, with the OpenAI API, metrics, and a page that shows how it decodes.
 
     \b
@@ -81,16 +67,7 @@ def serve(
         from dflash_trt.server.endpoints import Endpoints
 
         with progress_line(f"loading {target}"):
-            llm = LLM(
-                engine,
-                target,
-                max_batch_size=max_batch_size,
-                draft_length=draft_length,
-                cache_gib=cache_gib,
-                device=device,
-                enable_prefix_caching=enable_prefix_caching,
-                dtype=dtype,
-            )
+            llm = LLM(engine, target, **settings)
         with llm:
             gc.collect()
             gc.freeze()  # a full collection over the loaded model takes 0.2 s

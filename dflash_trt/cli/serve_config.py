@@ -10,6 +10,7 @@ import click
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from dflash_trt.cli.options import PATH
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.deploy.checker import check, deployment_config, file_config, read_document
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment, shipped_deployments
@@ -27,7 +28,7 @@ from dflash_trt.errors import ConfigError, printable
 @click.argument("source", required=False)
 @click.option("--runtime", type=click.Choice(list(PACKAGES)), help="Whose configuration; needed without --list.")
 @click.option("--method", type=click.Choice(METHODS), default="dflash", show_default=True, help="How it decodes.")
-@click.option("--check", "file", type=click.Path(path_type=Path), help="Check this file instead of writing one.")
+@click.option("--check", "file", type=PATH, help="Check this file instead of writing one.")
 @click.option("--version", help="Release of the runtime; the newest that is known unless given.")
 @click.option("--target", help="Target: directory, or for a SOURCE directory also a repository id.")
 @click.option("--draft", help="Draft checkpoint or engine directory that is here, in place of what SOURCE names.")

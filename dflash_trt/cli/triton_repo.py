@@ -11,6 +11,7 @@ import msgspec
 
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
+from dflash_trt.cli.options import PATH
 from dflash_trt.cli.serve_config import read_deployment, refuse_errors
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
@@ -25,7 +26,7 @@ from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig,
 
 @click.command("triton-repo", short_help="Write a model repository for Triton Inference Server.")
 @click.argument("source")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Repository to write.")
+@click.option("-o", "--output", type=PATH, required=True, help="Repository to write.")
 @click.option(
     "--runtime", type=click.Choice(["trtllm", "embedded"]), default="trtllm", show_default=True, help="What serves it."
 )

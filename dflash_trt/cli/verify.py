@@ -4,90 +4,63 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 import msgspec
 from click.core import ParameterSource
 
-from dflash_trt.cli.output import print_json, progress_line
-from dflash_trt.cli.picture_option import check_picture
-from dflash_trt.cli.progress import progress_bar
-from dflash_trt.cli.replay_tables import print_replay_report
-from dflash_trt.cli.runtime_options import runtime_options
-from dflash_trt.cli.share_option import share
-from dflash_trt.cli.verify_tables import print_report
+from dflash_trt.cli.options import (
+    FILE,
+    PATH,
+    chat_option,
+    check_picture,
+    json_option,
+    max_tokens_option,
+    options,
+    runtime_options,
+    share,
+)
+from dflash_trt.cli.output import print_json, progress_bar, progress_line
+from dflash_trt.cli.verify_tables import print_replay_report, print_report
 from dflash_trt.deploy.deployment_file import deployment_path
+from dflash_trt.errors import DFlashError
 
 if TYPE_CHECKING:
     from dflash_trt.measure.verification import TokenPrompt
 
+Report = TypeVar("Report", bound=msgspec.Struct)
 MIN_TOKENS = 3
 """The first token is the prefill's and the last one a bonus: fewer leave nothing to draft."""
 
 
 @click.command(short_help="Check that an engine is lossless, and what quantisation cost.")
-@click.argument("engine", type=click.Path(path_type=Path))
-@click.option("--target", help="Target checkpoint: directory or Hugging Face repository id.")
-@click.option(
-    "--prompts",
-    "prompt_file",
-    type=click.Path(path_type=Path),
-    help='JSONL file: {"prompt": text} or {"token_ids": [...]} a line, optionally with "id".',
-)
-@click.option(
-    "--features",
-    type=click.Path(path_type=Path),
-    help="File that `capture` wrote: its answers are walked in the place of --target and --prompts.",
-)
-@click.option(
-    "--reference",
-    type=click.Path(path_type=Path),
-    help="Engine directory of the same draft, unquantised, to compare with.",
-)
-@click.option("--chat", is_flag=True, help="Wrap text prompts in the target's chat template.")
-@click.option(
-    "--max-tokens",
-    "--max-new-tokens",
-    "max_tokens",
-    type=click.IntRange(min=MIN_TOKENS),
-    default=128,
-    show_default=True,
-)
-@runtime_options("dtype")
-@click.option(
-    "--max-tau-loss",
-    metavar="SHARE",
-    callback=share,
-    help="Fail when the mean loss of tau exceeds this, e.g. 3%; needs --reference.",
-)
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0, min_open=True),
-    help="With --features that have log probabilities: say what sampling at this temperature is expected to accept.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.option(
-    "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Also draw acceptance and error by layer into this PNG file.",
-)
+@click.argument("engine", type=PATH)
+@options(
+    click.option("--target", help="Target checkpoint: directory or Hugging Face repository id."),
+    click.option("--prompts", "prompt_file", type=PATH,
+                 help='JSONL file: {"prompt": text} or {"token_ids": [...]} a line, optionally with "id".'),
+    click.option("--features", type=PATH,
+                 help="File that `capture` wrote: its answers are walked in the place of --target and --prompts."),
+    click.option("--reference", type=PATH, help="Engine directory of the same draft, unquantised, to compare with."),
+    chat_option,
+    max_tokens_option(128, MIN_TOKENS),
+    runtime_options("dtype"),
+    click.option("--max-tau-loss", metavar="SHARE", callback=share,
+                 help="Fail when the mean loss of tau exceeds this, e.g. 3%; needs --reference."),
+    click.option("--temperature", type=click.FloatRange(min=0, min_open=True),
+                 help="With --features that have log probabilities: say what sampling at this temperature is expected"
+                 " to accept."),
+    json_option,
+    click.option("--plot", type=FILE, help="Also draw acceptance and error by layer into this PNG file."),
+)  # fmt: skip
 def verify(
-    engine: Path,
-    target: str | None,
-    prompt_file: Path | None,
-    features: Path | None,
-    reference: Path | None,
-    chat: bool,
-    max_tokens: int,
-    dtype: str,
-    max_tau_loss: float | None,
-    temperature: float | None,
-    as_json: bool,
+    engine: Path, target: str | None, prompt_file: Path | None, features: Path | None, reference: Path | None,
+    chat: bool, max_tokens: int, dtype: str, max_tau_loss: float | None, temperature: float | None, as_json: bool,
     plot: Path | None,
-) -> None:
+) -> None:  # fmt: skip
     """Decode prompts with the drafter, without it, and with an unquantised reference.
 
     ENGINE is an engine directory, which runs here, or a deployment, by file or name, which TensorRT-LLM runs.
@@ -144,11 +117,7 @@ def verify(
         verification = Verification.open(pair, reference, dtype=dtype)
     report = verification.run(_progress(verification.tokenize(prompts, max_tokens, chat=chat)), max_tokens)
     failure = find_failure(report, max_tau_loss)
-    if as_json:
-        verdict = {"passed": failure is None, "max_tau_loss": max_tau_loss}
-        print_json("verify", {**verdict, **msgspec.structs.asdict(report)})
-    else:
-        print_report(report)
+    _print_verdict(report, print_report, failure, max_tau_loss, as_json=as_json)
     if plot is not None:
         from dflash_trt.measure.verification_plot import draw
 
@@ -160,14 +129,9 @@ def verify(
 
 
 def _verify_features(
-    engine: Path,
-    features: Path,
-    reference: Path | None,
-    max_tau_loss: float | None,
-    temperature: float | None,
-    *,
-    as_json: bool,
-) -> None:
+    engine: Path, features: Path, reference: Path | None, max_tau_loss: float | None, temperature: float | None,
+    *, as_json: bool,
+) -> None:  # fmt: skip
     """Prints what replaying captured answers came to; VerificationError where too much of tau is lost."""
     from dflash_trt.measure.replay_report import verify_features
     from dflash_trt.measure.verification_report import find_loss
@@ -175,14 +139,21 @@ def _verify_features(
     report = verify_features(engine, features, reference, temperature, progress_bar)
     loss = None if report.comparison is None else report.comparison.tau_loss
     failure = None if max_tau_loss is None else find_loss(loss, max_tau_loss)
+    _print_verdict(report, print_replay_report, failure, max_tau_loss, as_json=as_json)
+    _warn_of_few(len(report.engine.prompts))
+    if failure is not None:
+        raise failure
+
+
+def _print_verdict(
+    report: Report, print_tables: Callable[[Report], None], failure: DFlashError | None, max_tau_loss: float | None,
+    *, as_json: bool,
+) -> None:  # fmt: skip
     if as_json:
         verdict = {"passed": failure is None, "max_tau_loss": max_tau_loss}
         print_json("verify", {**verdict, **msgspec.structs.asdict(report)})
     else:
-        print_replay_report(report)
-    _warn_of_few(len(report.engine.prompts))
-    if failure is not None:
-        raise failure
+        print_tables(report)
 
 
 def _refuse_decoding_options(context: click.Context) -> None:

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several commands share, and what their values must be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from dflash_trt.files.picture import PICTURE
+from dflash_trt.files.write import OutputKind, check_replaceable
+from dflash_trt.runtime.options import DEFAULTS, DEVICES
+from dflash_trt.targets.dtype import DTYPES
+
+UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several options as one decorator, which help lists in this order."""
+
+    def decorate(command: Command) -> Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+def share(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    """`3%` and `0.03` as 0.03; usage error for anything that is no share from 0 up to, but without, 1."""
+    if text is None:
+        return None
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1:
+        raise click.BadParameter(f"expected a share such as 3% or 0.03, found {text!r}", context, parameter)
+    return value
+
+
+def num_bytes(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    """`400MiB`, `0.5 GB` and `4096` as bytes; usage error for anything else."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]i?B|B|)", text, flags=re.ASCII)
+    if match is None:
+        raise click.BadParameter(f"expected bytes such as 400MiB or 4096, found {text!r}", context, parameter)
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def check_output_file(option: str, file: Path | None, suffix: str, kind: OutputKind) -> None:
+    """Before the work: raises UsageError or BuildError where `file` cannot be written, or is not of this `kind`."""
+    if file is None:
+        return
+    if file.suffix != suffix or not file.parent.is_dir():
+        raise click.UsageError(f"{option}: expected a {suffix} file in an existing directory, found {file}")
+    check_replaceable(file, kind, force=True)
+
+
+def check_picture(file: Path | None) -> None:
+    """Raises UsageError, BuildError or ModuleNotFoundError where --plot cannot draw a PNG into `file`."""
+    check_output_file("--plot", file, ".png", PICTURE)
+    if file is not None:
+        import matplotlib  # noqa: F401 - it is used once the work is done
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+required_target_option = click.option(
+    "--target", required=True, help="Target checkpoint: directory or Hugging Face repository id."
+)
+chat_option = click.option("--chat", is_flag=True, help="Wrap text prompts in the target's chat template.")
+
+
+def max_tokens_option(default: int, least: int) -> Callable[[Command], Command]:
+    """--max-tokens, which is --max-new-tokens, too."""
+    return click.option(
+        "--max-tokens", "--max-new-tokens", "max_tokens", type=click.IntRange(min=least), default=default,
+        show_default=True,
+    )  # fmt: skip
+
+
+sampling_options = options(
+    max_tokens_option(128, 1),
+    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy decoding."),
+    click.option("--top-k", type=int, default=0, show_default=True, help="Only the k likeliest tokens; 0: all."),
+    click.option("--top-p", type=float, default=1.0, show_default=True,
+                 help="Only the likeliest tokens that reach this share."),
+    click.option("--min-p", type=float, default=0.0, show_default=True,
+                 help="Only tokens this likely, next to the likeliest."),
+    click.option("--repetition-penalty", type=float, default=1.0, show_default=True),
+    click.option("--presence-penalty", type=float, default=0.0, show_default=True),
+    click.option("--frequency-penalty", type=float, default=0.0, show_default=True),
+    click.option("--seed", type=int, help="The same seed draws the same tokens; drawn itself when left out."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="Text that ends the answer; may be repeated."),
+    click.option("--ignore-eos", is_flag=True, help="Do not stop at the target's end-of-sequence tokens."),
+    click.option("--logprobs", is_flag=True, help="Return the log probability of each token (with --json)."),
+)  # fmt: skip
+"""What a request may ask for: keyword arguments of `SamplingParams`."""
+
+deployment_options = options(
+    click.option("--acceptance", type=PATH, help="Document of `verify --json`: acceptance by position."),
+    click.option("--tau", type=float, help="Tokens per verify pass with the whole block, in place of --acceptance."),
+    click.option("--prompt-tokens", type=click.IntRange(1), default=1024, show_default=True),
+    click.option("--output-tokens", type=click.IntRange(1), default=1024, show_default=True),
+    click.option("--runtime", type=click.Choice(["trtllm", "vllm", "sglang"]), default="trtllm", show_default=True),
+    click.option("--target", help="Target directory, in place of the deployment's; only its config.json is read."),
+    click.option("--draft", help="Draft checkpoint that is here, in place of the deployment's."),
+)
+"""What `estimate` and `tune` predict."""
+
+_RUNTIME_SETTINGS: dict[str, dict[str, Any]] = {
+    "max_batch_size": {"type": click.IntRange(min=1), "help": "Requests at once. Default: the engine's, or 16."},
+    "draft_length": {
+        "metavar": "LENGTH",
+        "help": "Drafted tokens that a step verifies: auto (the fastest), a number or 1:7,8:3 (by batch size).",
+    },
+    "cache_gib": {"type": float, "help": "Room for the caches, in GiB."},
+    "enable_prefix_caching": {"help": "Begin a prompt with what earlier requests left in the caches."},
+    "device": {"type": click.Choice(DEVICES)},
+    "dtype": {"type": click.Choice(DTYPES), "help": "Type that the target is computed in; auto: float32."},
+    "tp": {"type": click.IntRange(min=1), "help": "Ranks that share the target (torchrun, mpiexec)."},
+}
+
+
+def runtime_options(*names: str) -> Callable[[Command], Command]:
+    """What a runtime is made with: these fields of `RuntimeOptions`, with its defaults."""
+
+    def option(name: str) -> Callable[[Command], Command]:
+        flag, default = f"--{name.replace('_', '-')}", getattr(DEFAULTS, name)
+        flag = f"{flag}/--no-{flag[2:]}" if default is True else flag
+        return click.option(flag, default=default, show_default=default is not None, **_RUNTIME_SETTINGS[name])
+
+    return options(*map(option, names))
+
+
+drain_option = click.option(
+    "--drain-seconds", type=click.IntRange(min=0), default=60, show_default=True,
+    help="Time for running requests at SIGTERM.",
+)  # fmt: skip
