@@ -71,12 +71,8 @@ def search(draft: str, output: Path, target: str | None, objective: str, force: 
         before, after = (space.cost(choice) * 1e6 for choice in (space.dense, best))
         click.echo(f"a drafter's pass on {gpu}: {before:.1f} -> {after:.1f} us, estimated", err=True)
     before_bytes, after_bytes = (human_bytes(space.checkpoint_bytes(choice)) for choice in (space.dense, best))
-    click.echo(
-        f"{before_bytes} -> {after_bytes}; next: "
-        + command_line(
-            ["dflash-trt", "quantize", draft, "--recipe", output, "--calibration", search_options.calibration]
-            + ["-o", "DIR"]
-        ),
-        err=True,
-    )
+    quantize = [
+        "dflash-trt", "quantize", draft, "--recipe", output, "--calibration", search_options.calibration, "-o", "DIR",
+    ]  # fmt: skip
+    click.echo(f"{before_bytes} -> {after_bytes}; next: {command_line(quantize)}", err=True)
     click.echo(output)

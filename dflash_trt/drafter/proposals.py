@@ -32,4 +32,6 @@ class Proposals(NamedTuple):
 
     def first(self, count: int) -> Proposals:
         """The first `count` of them."""
-        return Proposals(*(part if part is None else part[:count] for part in self))
+        if self.candidate_ids is None or self.probabilities is None:
+            return Proposals(self.token_ids[:count])
+        return Proposals(self.token_ids[:count], self.candidate_ids[:count], self.probabilities[:count])

@@ -42,10 +42,12 @@ def read_request(request: Mapping[str, Any], max_length: int) -> tuple[list[int]
             raise RequestError(f"{field}: expected {expected}, the only supported value, found {shown(value)}")
     prompt = list(request["token_ids"])
     sampling, stop = request.get("sampling_options") or {}, request.get("stop_conditions") or {}
-    given = {name: _decimal(sampling[name]) for name in (*SAMPLER_FIELDS, "seed") if sampling.get(name) is not None}
+    given: dict[str, Any] = {
+        name: _decimal(sampling[name]) for name in (*SAMPLER_FIELDS, "seed") if sampling.get(name) is not None
+    }
     stop_ids = [id_ for name in STOP_IDS for id_ in stop.get(name) or ()]
     return prompt, SamplingParams(
-        **{"temperature": 1.0, **given},
+        **{"temperature": 1.0} | given,
         max_tokens=stop.get("max_tokens") or max(1, min(DEFAULT_MAX_TOKENS, max_length - len(prompt))),
         stop=stop.get("stop"),
         stop_token_ids=stop_ids,

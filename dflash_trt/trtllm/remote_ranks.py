@@ -26,9 +26,11 @@ def register_in_remote_ranks() -> None:
     """Makes every task register the drafter in its rank first; EngineError where tasks are not sent as they were."""
     client = getattr(import_module(SESSION), CLIENT, None)
     submit = getattr(client, "submit", None)
-    found = [] if submit is None else list(inspect.signature(submit).parameters)
-    if found[:3] != ["self", "task", "args"]:
-        raise EngineError(f"{SESSION}.{CLIENT}.submit: expected (self, task, *args, ...), found ({', '.join(found)})")
+    parameters = list(inspect.signature(submit).parameters) if callable(submit) else []
+    if not callable(submit) or parameters[:3] != ["self", "task", "args"]:
+        raise EngineError(
+            f"{SESSION}.{CLIENT}.submit: expected (self, task, *args, ...), found ({', '.join(parameters)})"
+        )
 
     @wraps(submit)
     def submit_registered(self: Any, task: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
