@@ -77,10 +77,14 @@ class GuidedDecoding:
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._has_failed = False
         self._bitmask = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
 
     def process(self, logits: npt.NDArray[np.float32], proposals: Sequence[int]) -> None:
         """Goes along `proposals` as far as they match, and back."""
+        if self._has_failed:
+            logits.fill(-np.inf)
+            return
         num_matched = 0
         for row, proposal in zip_longest(logits, proposals):
             self._matcher.fill_next_token_bitmask(self._bitmask)
@@ -98,4 +102,5 @@ class GuidedDecoding:
         for token in token_ids:
             if self._matcher.is_terminated():
                 return
-            assert self._matcher.accept_token(token), "a token that the mask has ruled out"
+            if not self._matcher.accept_token(token):  # not by its own mask
+                self._has_failed = True

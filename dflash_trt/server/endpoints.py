@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from dflash_trt import __version__
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
+from dflash_trt.runtime.sampling import Grammar
 from dflash_trt.server.generation import Generation
 from dflash_trt.server.http_error import HttpError, shutting_down
 from dflash_trt.server.limits import Admission, BodyReader, decode_object
@@ -130,7 +131,7 @@ class Endpoints:
                 admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts)), client))
                 prompt_ids = await cancel_on_disconnect(http_request.receive, self._prompt_ids(request))
             if (grammar := request.params.structured_outputs) is not None:
-                await asyncio.get_running_loop().run_in_executor(self._grammars, self._backend.compile, grammar)
+                await cancel_on_disconnect(http_request.receive, self._compile(grammar))
             if self._is_shutting_down:
                 raise shutting_down()
             generation = Generation(self._backend, self._model, self._metrics, request, prompt_ids)
@@ -145,6 +146,9 @@ class Endpoints:
                 await events.aclose()
                 raise
             return EventStream(_prepend(first, events, admission.pop_all()))
+
+    async def _compile(self, grammar: Grammar) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._grammars, self._backend.compile, grammar)
 
     async def _prompt_ids(self, request: CompletionRequest) -> list[list[int]]:
         if request.is_chat:

@@ -85,8 +85,7 @@ class ResponseBuilder:
             if text:
                 yield from self._open(kind)
                 self._part()["text"] += text
-                logprobs = {"logprobs": []} if kind == "message" else {}
-                yield self._part_event("delta", kind, delta=text, **logprobs)
+                yield self._part_event("delta", kind, delta=text)
         for call in delta.get("tool_calls") or ():
             yield from self._open("function_call", call_id=call["id"], name=call["function"]["name"], arguments="")
             assert self._item is not None
@@ -120,9 +119,11 @@ class ResponseBuilder:
         if self._item is not None and self._item["type"] == kind:
             return
         yield from self._close()
-        item = {"id": f"{kind[:4]}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", **fields}
-        if kind != "function_call":
-            item |= {"content": [], **({"role": "assistant"} if kind == "message" else {"summary": []})}
+        item: Json = {"id": f"{kind[:4]}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", **fields}
+        if kind == "message":
+            item |= {"role": "assistant", "content": []}
+        elif kind == "reasoning":
+            item |= {"summary": [], "content": []}
         self._item = item
         self._response["output"].append(item)
         yield self._event("response.output_item.added", output_index=self._index(), item=dict(item))
@@ -139,8 +140,7 @@ class ResponseBuilder:
         item["status"] = status
         if item["type"] != "function_call":
             part = self._part()
-            logprobs = {"logprobs": []} if item["type"] == "message" else {}
-            yield self._part_event("done", item["type"], text=part["text"], **logprobs)
+            yield self._part_event("done", item["type"], text=part["text"])
             yield self._event("response.content_part.done", part=dict(part), **self._place())
         yield self._event("response.output_item.done", output_index=self._index(), item=dict(item))
         self._item = None
@@ -158,8 +158,9 @@ class ResponseBuilder:
         return {"item_id": self._item["id"], "output_index": self._index(), "content_index": 0}
 
     def _part_event(self, what: str, kind: str, **fields: object) -> Json:
-        name = "output_text" if kind == "message" else "reasoning_text"
-        return self._event(f"response.{name}.{what}", **fields, **self._place())
+        if kind == "message":
+            return self._event(f"response.output_text.{what}", logprobs=[], **fields, **self._place())
+        return self._event(f"response.reasoning_text.{what}", **fields, **self._place())
 
     def _event(self, kind: str, **fields: object) -> Json:
         self._num_events += 1
@@ -248,7 +249,10 @@ def _messages(fields: Json) -> Iterator[Json]:
 def _text(content: object) -> object:
     if not isinstance(content, list):
         return content
-    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") in TEXT_PARTS]
-    if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
+    is_text = [
+        isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str)
+        for part in content
+    ]
+    if not all(is_text):
         raise RequestError(f"input: expected parts of type {', '.join(TEXT_PARTS)}, found {shown(content)}")
-    return "".join(texts)
+    return "".join(part["text"] for part in content)

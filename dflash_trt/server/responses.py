@@ -83,7 +83,8 @@ class Choice:
         """A message or its delta; only the first delta has the role."""
         message: Json = {"role": "assistant"} if self._is_first else {}
         is_last = chunk.completion is not None
-        reasoning, content, calls = "", chunk.text, list[ToolCall]()
+        reasoning, content = "", chunk.text
+        calls: list[ToolCall] = []
         if self._channels is not None:
             reasoning, content, calls = self._channels.push(chunk.token_ids, is_last=is_last)
         elif self._hermes is not None:

@@ -89,9 +89,8 @@ def read_tools(fields: Json) -> Tools | None:
 
 
 def _name(definition: object) -> str:
-    fields = definition if isinstance(definition, dict) else {}
-    function = fields.get("function")
-    if not isinstance(function, dict) or fields.get("type") != "function":
+    function = definition.get("function") if isinstance(definition, dict) else None
+    if not isinstance(definition, dict) or not isinstance(function, dict) or definition.get("type") != "function":
         raise RequestError(f'tools: expected {{"type": "function", "function": {{...}}}}, found {shown(definition)}')
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -144,7 +143,8 @@ class HermesParser:
     def push(self, text: str, *, is_last: bool) -> tuple[str, list[ToolCall]]:
         """What it adds to (content, calls); whitespace around calls is in neither."""
         self._text += text
-        content, calls = "", list[ToolCall]()
+        content = ""
+        calls: list[ToolCall] = []
         while BEGIN in self._text:
             before, _, rest = self._text.partition(BEGIN)
             body, end, after = rest.partition(END)
