@@ -53,15 +53,9 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diagnose(
-    client: Client,
-    *,
-    model: str | None = None,
-    baseline: Diagnosis | None = None,
-    expected_tau: float | None = None,
-    long_tokens: int = probes.LONG_TOKENS,
-    has_load: bool = True,
-    seconds: float = SECONDS,
-) -> Diagnosis:
+    client: Client, *, model: str | None = None, baseline: Diagnosis | None = None, expected_tau: float | None = None,
+    long_tokens: int = probes.LONG_TOKENS, has_load: bool = True, seconds: float = SECONDS,
+) -> Diagnosis:  # fmt: skip
     """Asks for at most `seconds`; `client` has a deadline not much later.
 
     Raises EndpointError where nothing can be asked, or for a baseline of another API.

@@ -51,12 +51,10 @@ def not_seen(kind: ServerKind, short: ProbeGroup, unreadable: str) -> list[Endpo
     """What could not be read or asked is never health."""
     findings = []
     if unreadable:
-        findings.append(
-            EndpointFinding(name="metrics cannot be read", figure=unreadable, causes=causes(kind, "metrics"))
-        )
+        findings.append(_finding(kind, "metrics cannot be read", unreadable, "metrics"))
     if len(short.samples) < MIN_SAMPLES:
         figure = f"{len(short.samples)} short prompts were answered: {short.why_not or 'no more were asked'}"
-        findings.append(EndpointFinding(name="too few answers", figure=figure, causes=causes(kind, "slow")))
+        findings.append(_finding(kind, "too few answers", figure, "slow"))
     return findings
 
 
@@ -67,79 +65,56 @@ def low_acceptance(
     drafting = [sample.acceptance.drafting_passes for sample in short.samples if sample.acceptance is not None]
     if drafting and not any(drafting):
         figure = f"{len(short.samples)} requests were answered without one verified draft"
-        return [EndpointFinding(name="no drafts", figure=figure, causes=causes(kind, "no drafter"))]
+        return [_finding(kind, "no drafts", figure, "no drafter")]
     values = list(short.values(is_first=False).values())
     if len(values) >= MIN_SAMPLES and upper_bound(values) < NEAR_ZERO:
-        order = ("scales", "taps", "head", "k_norm", "pair")
         figure = f"{_tau(short)}: nearly every draft is rejected"
-        return [EndpointFinding(name="acceptance near zero", figure=figure, causes=causes(kind, *order))]
-    if baseline is not None and (found := _below_baseline(kind, short, baseline)):
-        return [found]
+        return [_finding(kind, "acceptance near zero", figure, "scales", "taps", "head", "k_norm", "pair")]
+    if baseline is not None and (finding := _below_baseline(kind, short, baseline)):
+        return [finding]
     if expected_tau is not None and values and is_share_below(values, [expected_tau - 1] * len(values), 1 - PAIRED):
         figure = f"{_tau(short)}, expected {expected_tau:.2f}"
-        return [
-            EndpointFinding(
-                name="acceptance below what was expected",
-                figure=figure,
-                causes=_by_loss(kind, 1 - fmean(values) / (expected_tau - 1)),
-            )
-        ]
+        names = _by_loss(1 - fmean(values) / (expected_tau - 1))
+        return [_finding(kind, "acceptance below what was expected", figure, *names)]
     return []
 
 
 def _below_baseline(kind: ServerKind, short: ProbeGroup, baseline: ProbeGroup) -> EndpointFinding | None:
-    is_first = is_first_compared(short, baseline)
-    loss = paired_loss(short.values(is_first=is_first), baseline.values(is_first=is_first), PAIRED)
-    if loss is None:
+    if (loss := _paired_loss(short, baseline)) is None:
         return None
-    texts = {sample.prompt: sample.text for sample in baseline.samples}
-    same = sum(texts.get(sample.prompt) == sample.text for sample in short.samples)
+    same = sum(left == right for left, right in _text_pairs(short, baseline))
     figure = (
         f"{_tau(short)}, {_tau(baseline)} in the baseline: {loss:.0%} fewer drafts accepted on the same prompts;"
         f" {same} of {len(short.samples)} answers are the same"
     )
-    found = _by_loss(kind, loss)
+    names = _by_loss(loss)
     if same < len(short.samples) / 2:  # then it is not the drafter alone
-        found = causes(kind, "template", "pair") + found
-    return EndpointFinding(name="acceptance below the baseline", figure=figure, causes=found)
+        names = ("template", "pair", *names)
+    return _finding(kind, "acceptance below the baseline", figure, *names)
 
 
-def _by_loss(kind: ServerKind, loss: float) -> list[Cause]:
+def _by_loss(loss: float) -> tuple[str, ...]:
     if loss < MILD:
-        return causes(kind, "k_norm", "taps", "scales", "pair", "template")
+        return "k_norm", "taps", "scales", "pair", "template"
     if loss < SEVERE:
-        return causes(kind, "taps", "k_norm", "scales", "head", "template", "pair")
-    return causes(kind, "scales", "taps", "k_norm", "head", "pair")
+        return "taps", "k_norm", "scales", "head", "template", "pair"
+    return "scales", "taps", "k_norm", "head", "pair"
 
 
 def long_contexts(
     kind: ServerKind, short: ProbeGroup, long: ProbeGroup, baseline: ProbeGroup | None
 ) -> list[EndpointFinding]:
     """Acceptance that dies at long contexts, and not at short ones."""
-    is_first = is_first_compared(short, long)
-    values, reference = (list(each.values(is_first=is_first).values()) for each in (long, short))
     lengths = [sample.input_tokens for sample in long.samples if sample.input_tokens]
     size = f"at {min(lengths)} to {max(lengths)} tokens" if lengths else "at long contexts"
-    loss = None
-    if baseline is not None:
-        is_first = is_first_compared(long, baseline)
-        loss = paired_loss(long.values(is_first=is_first), baseline.values(is_first=is_first), PAIRED)
-    if is_share_below(values, reference, COLLAPSED):
+    if is_share_below(*_values(long, short), COLLAPSED):
         figure = f"{_tau(long)} {size}, {_tau(short)} at short ones; {_dead_from(long)}"
-        return [
-            EndpointFinding(
-                name="acceptance collapses at long contexts",
-                figure=figure,
-                causes=causes(kind, "window", "rope", "prefix"),
-            )
-        ]
-    if loss is not None:
+        return [_finding(kind, "acceptance collapses at long contexts", figure, "window", "rope", "prefix")]
+    if baseline is not None and (loss := _paired_loss(long, baseline)) is not None:
         figure = f"{_tau(long)} {size}, {_tau(baseline)} in the baseline: {loss:.0%} fewer drafts accepted"
         return [
-            EndpointFinding(
-                name="acceptance at long contexts below the baseline",
-                figure=figure,
-                causes=causes(kind, "window", "rope", "prefix", "scales"),
+            _finding(
+                kind, "acceptance at long contexts below the baseline", figure, "window", "rope", "prefix", "scales"
             )
         ]
     return []
@@ -147,54 +122,45 @@ def long_contexts(
 
 def repeated_prefixes(kind: ServerKind, first: ProbeGroup, again: ProbeGroup) -> list[EndpointFinding]:
     """Acceptance that falls where a prompt is known to a prefix cache."""
-    is_first = is_first_compared(first, again)
-    loss = paired_loss(again.values(is_first=is_first), first.values(is_first=is_first), PAIRED)
-    if loss is None:
+    if (loss := _paired_loss(again, first)) is None:
         return []
     cached = sum(sample.cached_tokens or 0 for sample in again.samples)
     hits = f"; {cached} of its tokens came from the cache" if cached else ""
     figure = f"{_tau(first)} the first time, {_tau(again)} the second: {loss:.0%} fewer drafts accepted{hits}"
-    return [EndpointFinding(name="acceptance falls on a repeated prefix", figure=figure, causes=causes(kind, "prefix"))]
+    return [_finding(kind, "acceptance falls on a repeated prefix", figure, "prefix")]
 
 
-def temperature(kind: ServerKind, one: ProbeGroup, other: ProbeGroup) -> list[EndpointFinding]:
+def temperature(kind: ServerKind, first: ProbeGroup, second: ProbeGroup) -> list[EndpointFinding]:
     """Temperature 1 that is greedy."""
-    texts = {sample.prompt: sample.text for sample in one.samples}
-    pairs = [(texts[sample.prompt], sample.text) for sample in other.samples if sample.prompt in texts]
-    long_enough = [sample.output_tokens >= 8 for sample in other.samples]
-    if len(pairs) >= MIN_SAMPLES and all(long_enough) and all(left == right for left, right in pairs):
+    pairs = _text_pairs(second, first)
+    is_long = all(sample.output_tokens >= 8 for sample in second.samples)
+    if len(pairs) >= MIN_SAMPLES and is_long and all(left == right for left, right in pairs):
         figure = f"{len(pairs)} of {len(pairs)} answers at temperature 1 are the same for two seeds"
-        return [EndpointFinding(name="temperature ignored", figure=figure, causes=causes(kind, "temperature"))]
+        return [_finding(kind, "temperature ignored", figure, "temperature")]
     return []
 
 
 def sampled_acceptance(kind: ServerKind, drawn: ProbeGroup, baseline: ProbeGroup | None) -> list[EndpointFinding]:
     """Fewer drafts accepted at temperature 1 than in a healthy run of the same seed."""
-    if baseline is None:
-        return []
-    is_first = is_first_compared(drawn, baseline)
-    loss = paired_loss(drawn.values(is_first=is_first), baseline.values(is_first=is_first), SAMPLED)
-    if loss is None:
+    if baseline is None or (loss := _paired_loss(drawn, baseline, SAMPLED)) is None:
         return []
     figure = f"{_tau(drawn)} at temperature 1, {_tau(baseline)} in the baseline: {loss:.0%} fewer drafts accepted"
-    found = causes(kind, "independent", "prefix")
-    return [EndpointFinding(name="acceptance when sampling below the baseline", figure=figure, causes=found)]
+    return [_finding(kind, "acceptance when sampling below the baseline", figure, "independent", "prefix")]
 
 
 def lossless(kind: ServerKind, short: ProbeGroup, plain: ProbeGroup) -> list[EndpointFinding]:
     """Greedy texts that are not plain decoding's."""
-    texts = {sample.prompt: sample.text for sample in short.samples}
-    pairs = [(texts[sample.prompt], sample.text) for sample in plain.samples if sample.prompt in texts]
+    pairs = _text_pairs(plain, short)
     differing = sum(left != right for left, right in pairs)
     if not differing:
         return []
     figure = f"{differing} of {len(pairs)} greedy answers differ from plain decoding's"
-    return [EndpointFinding(name="text differs from plain decoding", figure=figure, causes=causes(kind, "numerics"))]
+    return [_finding(kind, "text differs from plain decoding", figure, "numerics")]
 
 
 def load(kind: ServerKind, speeds: list[Speed]) -> list[EndpointFinding]:
     """Slower with drafts than without."""
-    found = []
+    findings = []
     for concurrency in (1, BATCH):
         rates = {speed.draft_length: speed.tokens_per_second for speed in speeds if speed.concurrency == concurrency}
         drafted, plain = rates.get(None, []), rates.get(0, [])
@@ -204,39 +170,33 @@ def load(kind: ServerKind, speeds: list[Speed]) -> list[EndpointFinding]:
                 f"{concurrency} at a time: {fmean(drafted):.0f} tokens/s with drafts, {fmean(plain):.0f} without;"
                 f" best with a draft length of {'the server choice' if best is None else best}"
             )
-            found.append(
-                EndpointFinding(name="slower than plain decoding", figure=figure, causes=causes(kind, "batch"))
-            )
-    return found
+            findings.append(_finding(kind, "slower than plain decoding", figure, "batch"))
+    return findings
 
 
 def notes(
     kind: ServerKind, short: ProbeGroup, drawn: ProbeGroup, foreign: ProbeGroup, thinking: tuple[ProbeGroup, ProbeGroup]
 ) -> list[EndpointFinding]:
     """What is worth knowing, and wrong only for who expects otherwise."""
-    found = []
+    findings = []
     if is_share_below(*_values(foreign, short), 0.5):
         figure = f"{_tau(foreign)} in other languages, {_tau(short)} in English"
-        found.append(
-            EndpointFinding(name="other languages are drafted worse", figure=figure, causes=causes(kind, "language"))
-        )
+        findings.append(_finding(kind, "other languages are drafted worse", figure, "language"))
     if is_share_below(*_values(drawn, short), COLLAPSED):
         figure = f"{_tau(drawn)} at temperature 1, {_tau(short)} at 0"
-        name = "few drafts are accepted when sampling"
-        found.append(EndpointFinding(name=name, figure=figure, causes=causes(kind, "independent")))
-    for one, other in (thinking, thinking[::-1]):
-        if is_share_below(*_values(one, other), 0.5):
-            figure = f"{_tau(one)} with {one.name}, {_tau(other)} with {other.name}"
-            name = f"drafted worse with {one.name}"
-            found.append(EndpointFinding(name=name, figure=figure, causes=causes(kind, "thinking")))
+        findings.append(_finding(kind, "few drafts are accepted when sampling", figure, "independent"))
+    for worse, better in (thinking, thinking[::-1]):
+        if is_share_below(*_values(worse, better), 0.5):
+            figure = f"{_tau(worse)} with {worse.name}, {_tau(better)} with {better.name}"
+            findings.append(_finding(kind, f"drafted worse with {worse.name}", figure, "thinking"))
     # Where a server verifies fewer drafts at times, a late position's share says less about the draft than about that.
     is_whole = (short.draft_length or 0) > 0.9 * len(short.shares_by_position)
     shares = short.shares_by_position if is_whole else []
     worth = next((i for i, share in enumerate(shares) if share < RARE), len(shares))
     if worth < len(shares):
         figure = f"draft {worth + 1} of {len(shares)} is accepted in {shares[worth]:.0%} of passes"
-        found.append(EndpointFinding(name="drafts that seldom pay", figure=figure, causes=causes(kind, "length")))
-    return found
+        findings.append(_finding(kind, "drafts that seldom pay", figure, "length"))
+    return findings
 
 
 def prefix_hits(kind: ServerKind, again: ProbeGroup, hits: int | None) -> list[EndpointFinding]:
@@ -244,12 +204,32 @@ def prefix_hits(kind: ServerKind, again: ProbeGroup, hits: int | None) -> list[E
     if hits != 0 or any(sample.cached_tokens for sample in again.samples) or not again.samples:
         return []
     figure = f"0 tokens from the prefix cache for {len(again.samples)} prompts that it had seen"
-    return [EndpointFinding(name="prefix cache without hits", figure=figure, causes=causes(kind, "prefix hits"))]
+    return [_finding(kind, "prefix cache without hits", figure, "prefix hits")]
 
 
-def _values(one: ProbeGroup, other: ProbeGroup) -> tuple[list[float], list[float]]:
-    is_first = is_first_compared(one, other)
-    return list(one.values(is_first=is_first).values()), list(other.values(is_first=is_first).values())
+def _finding(kind: ServerKind, name: str, figure: str, *cause_names: str) -> EndpointFinding:
+    return EndpointFinding(name=name, figure=figure, causes=causes(kind, *cause_names))
+
+
+def _comparable(group: ProbeGroup, reference: ProbeGroup) -> tuple[dict[str, float], dict[str, float]]:
+    is_first = is_first_compared(group, reference)
+    return group.values(is_first=is_first), reference.values(is_first=is_first)
+
+
+def _values(group: ProbeGroup, reference: ProbeGroup) -> tuple[list[float], list[float]]:
+    after, before = _comparable(group, reference)
+    return list(after.values()), list(before.values())
+
+
+def _paired_loss(group: ProbeGroup, reference: ProbeGroup, smallest: float = PAIRED) -> float | None:
+    """Of accepted drafts, on the same prompts."""
+    return paired_loss(*_comparable(group, reference), smallest)
+
+
+def _text_pairs(group: ProbeGroup, reference: ProbeGroup) -> list[tuple[str, str]]:
+    """Both answers to each prompt that both were asked."""
+    texts = {sample.prompt: sample.text for sample in reference.samples}
+    return [(texts[sample.prompt], sample.text) for sample in group.samples if sample.prompt in texts]
 
 
 def _tau(group: ProbeGroup | None) -> str:
