@@ -2,9 +2,9 @@
 """Acceptance between two moments, from what each runtime publishes; one small class for each way.
 
 vLLM (and ours): counters, vllm/v1/spec_decode/metrics.py. SGLang: counters of finished requests and gauges,
-sglang/srt/observability/metrics_collector.py, or the averages of its server info. TensorRT-LLM: counters of finished
-requests under /prometheus/metrics (return_perf_metrics), tensorrt_llm/metrics/collector.py, or the statistics of its
-iterations, which GET /metrics hands out once (enable_iter_perf_stats), SpecDecodingStats in executor/types.h.
+sglang/srt/observability/metrics_collector.py. TensorRT-LLM: counters of finished requests under /prometheus/metrics
+(return_perf_metrics), tensorrt_llm/metrics/collector.py, or the statistics of its iterations, which GET /metrics hands
+out once (enable_iter_perf_stats), SpecDecodingStats in executor/types.h.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.endpoints.client import Client
@@ -28,20 +27,21 @@ SGLANG_STEPS = "sglang:spec_verify_calls_total"
 TRTLLM = "trtllm_spec_decode"
 
 
-class Meter(Protocol):
-    """One way to count."""
+class Meter:
+    """One way to count; this one does not."""
 
-    sample_seconds: float | None
-    """How often `sample` wants to be called; None: never."""
+    sample_seconds: float | None = None
+    """How often `sample` wants to be called while requests run; None: never."""
 
     def begin(self) -> None:
         """Now begins what is counted."""
 
     def sample(self) -> None:
-        """While it runs."""
+        """Between `begin` and `end`."""
 
     def end(self) -> ObservedAcceptance:
         """What came since `begin`; raises EndpointError where counters went backwards: the server was restarted."""
+        raise NotImplementedError
 
 
 def meter(client: Client, runtime: Runtime) -> Meter:
@@ -64,7 +64,7 @@ def _meter(client: Client, runtime: Runtime) -> Meter:
     if runtime.kind in ("dflash-trt", "vllm"):
         return NoMeter("its /metrics has no vllm:spec_decode_* counters: it decodes without drafts")
     if runtime.kind == "sglang":
-        return SglangInfoMeter(client) if page is None else SglangMeter(client)
+        return NoMeter("start it with --enable-metrics") if page is None else SglangMeter(client)
     if runtime.kind == "tensorrt-llm":
         return TrtllmMeter(client) if _counts_positions(client) else IterationMeter(client)
     if runtime.kind == "triton":
@@ -97,29 +97,19 @@ def acceptance_during(meter: Meter) -> Iterator[Callable[[], ObservedAcceptance]
         thread.join()
 
 
-class NoMeter:
+class NoMeter(Meter):
     """Where nothing is published."""
 
-    sample_seconds: float | None = None
-
     def __init__(self, why: str, source: Source = "not published") -> None:
-        self._why, self._source = why, source
-
-    def begin(self) -> None:
-        """Nothing."""
-
-    def sample(self) -> None:
-        """Nothing."""
+        self._acceptance = ObservedAcceptance(source=source, how=why)
 
     def end(self) -> ObservedAcceptance:
-        """Says why."""
-        return ObservedAcceptance(source=self._source, how=self._why)
+        return self._acceptance
 
 
-class CounterMeter:
+class CounterMeter(Meter):
     """Prometheus counters, by difference."""
 
-    sample_seconds: float | None = None
     path = "/metrics"
     running: tuple[str, ...] = ()
     """Gauges that are 0 once every request is counted."""
@@ -129,14 +119,9 @@ class CounterMeter:
         self._before: MetricsPage | None = None
 
     def begin(self) -> None:
-        """Reads them."""
         self._before = self._read_idle()
 
-    def sample(self) -> None:
-        """Nothing."""
-
     def end(self) -> ObservedAcceptance:
-        """Reads them again."""
         assert self._before is not None
         return self.difference(self._before, self._read_idle())
 
@@ -179,7 +164,7 @@ class VllmMeter(CounterMeter):
 class SglangMeter(CounterMeter):
     """SGLang's counters of finished requests; without them, the gauge while requests run."""
 
-    sample_seconds: float | None = 1.0
+    sample_seconds = 1.0
     running = ("sglang:num_running_reqs", "sglang:num_queue_reqs")
 
     def __init__(self, client: Client) -> None:
@@ -216,31 +201,6 @@ class SglangMeter(CounterMeter):
         )
 
 
-class SglangInfoMeter(NoMeter):
-    """Without --enable-metrics: the average since its start, in its server info."""
-
-    def __init__(self, client: Client) -> None:
-        super().__init__("start it with --enable-metrics")
-        self._client = client
-
-    def end(self) -> ObservedAcceptance:
-        """An average over more than was asked for, and said to be one."""
-        for path in ("/server_info", "/get_server_info"):
-            try:
-                states = self._client.get_object(path).get("internal_states")
-            except EndpointError:
-                continue
-            entries = [state for state in states if isinstance(state, dict)] if isinstance(states, list) else []
-            found = [state.get("avg_spec_accept_length") for state in entries]
-            values = [value for value in found if isinstance(value, int | float) and value > 0]
-            if values:
-                how = f"avg_spec_accept_length of {path}: since the server's start, not of these requests alone"
-                return ObservedAcceptance(source="gauges", how=how, sampled_tau=sum(values) / len(values))
-        return ObservedAcceptance(
-            source="not published", how="no avg_spec_accept_length: start it with --enable-metrics"
-        )
-
-
 class TrtllmMeter(CounterMeter):
     """TensorRT-LLM's counters of finished requests by position: its position 0 is drafted once in each pass."""
 
@@ -263,26 +223,23 @@ class TrtllmMeter(CounterMeter):
         )
 
 
-class IterationMeter:
+class IterationMeter(Meter):
     """TensorRT-LLM's iterations, which GET /metrics hands out once and keeps only so many of."""
 
-    sample_seconds: float | None = 0.5
+    sample_seconds = 0.5
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._stats = IterationStats()
 
     def begin(self) -> None:
-        """Takes what is there, and drops it."""
         self._fetch()
         self._stats = IterationStats()
 
     def sample(self) -> None:
-        """Takes them before they are dropped."""
         self._fetch()
 
     def end(self) -> ObservedAcceptance:
-        """The sum over all iterations."""
         self._fetch()
         return self._stats.acceptance()
 

@@ -120,14 +120,6 @@ def test_sglang_gauges_are_sampled_while_it_runs(monkeypatch: pytest.MonkeyPatch
     assert (found.source, found.tau_of_drafting_passes, found.counts) == ("gauges", 2.5, None)
 
 
-@pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
-def test_sglang_without_metrics(path: str) -> None:
-    info = json.dumps({"version": "0.5.23", "internal_states": [{"avg_spec_accept_length": 3.25}]})
-    found = measured("sglang", {path: info}, {})
-    assert (found.source, found.tau_of_drafting_passes) == ("gauges", 3.25)
-    assert "since the server's start" in found.how
-
-
 def test_sglang_with_neither() -> None:
     assert "--enable-metrics" in measured("sglang", {}, {}).how
 
