@@ -29,14 +29,9 @@ from dflash_trt.files.write import check_replaceable
 @click.option("--seed", type=click.IntRange(0), help="Of the intervals. Default: the first run's.")
 @json_option
 def report(
-    runs: tuple[Path, ...],
-    output: Path,
-    force: bool,
-    user_rates: tuple[float, ...],
-    concurrency: int | None,
-    seed: int | None,
-    as_json: bool,
-) -> None:
+    runs: tuple[Path, ...], output: Path, force: bool, user_rates: tuple[float, ...], concurrency: int | None,
+    seed: int | None, as_json: bool,
+) -> None:  # fmt: skip
     """Write report.md, report.html, and the curve as SVG and PNG, from what `dflash-trt bench run` measured.
 
     Runs on the same prompts share a curve; runs on others are further rows of the table of data sets. The method

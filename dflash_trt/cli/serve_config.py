@@ -39,20 +39,10 @@ from dflash_trt.errors import ConfigError, printable
 @click.option("--strict", "is_strict", is_flag=True, help="Refuse warnings, too, but those that SOURCE accepts.")
 @click.option("--json", "as_json", is_flag=True, help="Print --list or the findings of --check as one JSON document.")
 def serve_config(
-    source: str | None,
-    runtime: Runtime | None,
-    method: Method,
-    file: Path | None,
-    version: str | None,
-    target: str | None,
-    draft: str | None,
-    gpus: str | None,
-    host: str,
-    port: int,
-    is_list: bool,
-    is_strict: bool,
+    source: str | None, runtime: Runtime | None, method: Method, file: Path | None, version: str | None,
+    target: str | None, draft: str | None, gpus: str | None, host: str, port: int, is_list: bool, is_strict: bool,
     as_json: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Write the configuration of SOURCE for a runtime to stdout: YAML for trtllm, a command line for the others.
 
     SOURCE is a deployment, by its file or by a name that --list shows, or with --target and --gpus an engine

@@ -42,21 +42,10 @@ from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig,
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address in the commands that start the server.")
 @click.option("--force", is_flag=True, help="Replace a repository that this command wrote.")
 def triton_repo(
-    source: str,
-    output: Path,
-    runtime: Literal["trtllm", "embedded"],
-    method: Method,
-    version: str | None,
-    target: str | None,
-    draft: str | None,
-    gpus: str | None,
-    max_batch_size: int | None,
-    dtype: Dtype | None,
-    name: str,
-    unary: bool,
-    host: str,
-    force: bool,
-) -> None:
+    source: str, output: Path, runtime: Literal["trtllm", "embedded"], method: Method, version: str | None,
+    target: str | None, draft: str | None, gpus: str | None, max_batch_size: int | None, dtype: Dtype | None, name: str,
+    unary: bool, host: str, force: bool,
+) -> None:  # fmt: skip
     """Write a model repository that serves SOURCE, with the tensors of NVIDIA's llmapi model.
 
     SOURCE is a deployment, by file or name, or an engine directory or draft checkpoint with --target and for trtllm

@@ -47,13 +47,9 @@ class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def point(
-    model: StepModel,
-    method: Method,
-    acceptance: AcceptanceProfile | None,
-    traffic: Traffic,
-    batch: int,
+    model: StepModel, method: Method, acceptance: AcceptanceProfile | None, traffic: Traffic, batch: int,
     draft_tokens: int,
-) -> OperatingPoint:
+) -> OperatingPoint:  # fmt: skip
     """One way to run: B requests that are replaced as they end, their prompts processed beside the others' steps."""
     tau = 1.0 if acceptance is None or not draft_tokens else acceptance.tau(draft_tokens)
     load = StepLoad(batch=batch, draft_tokens=draft_tokens, context=traffic.mean_context)
@@ -71,13 +67,9 @@ def point(
 
 
 def points(
-    model: StepModel,
-    method: Method,
-    acceptance: AcceptanceProfile | None,
-    traffic: Traffic,
-    max_batch: int,
+    model: StepModel, method: Method, acceptance: AcceptanceProfile | None, traffic: Traffic, max_batch: int,
     lengths: Sequence[int] | None = None,
-) -> list[OperatingPoint]:
+) -> list[OperatingPoint]:  # fmt: skip
     """Every batch up to `max_batch` with every draft length of the method (all unless given)."""
     draft = model.system.drafter(method)
     chosen = (0,) if draft is None else lengths or range(1, draft.max_draft_tokens + 1)

@@ -75,15 +75,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def estimate(
-    name: str,
-    system: System,
-    traffic: Traffic,
-    acceptances: dict[Method, AcceptanceProfile],
-    *,
-    source: str,
-    batch: int = 1,
-    routing: Sequence[float] | None = None,
-) -> Estimate:
+    name: str, system: System, traffic: Traffic, acceptances: dict[Method, AcceptanceProfile], *, source: str,
+    batch: int = 1, routing: Sequence[float] | None = None,
+) -> Estimate:  # fmt: skip
     """The estimate of a system; `batch` is the one whose step is accounted for, `source` says where tau is from.
 
     Raises ConfigError where no request fits by any method.
@@ -138,13 +132,9 @@ def fastest_length(candidates: Sequence[OperatingPoint], batch: int) -> int:
 
 
 def _bands(
-    system: System,
-    method: Method,
-    acceptance: AcceptanceProfile | None,
-    traffic: Traffic,
-    front: list[OperatingPoint],
+    system: System, method: Method, acceptance: AcceptanceProfile | None, traffic: Traffic, front: list[OperatingPoint],
     routing: Sequence[float] | None,
-) -> tuple[list[BandedPoint], list[Influence]]:
+) -> tuple[list[BandedPoint], list[Influence]]:  # fmt: skip
     def predict(moved: Rates) -> list[float]:
         model = StepModel(system, moved, routing)
         return [point(model, method, acceptance, traffic, p.batch, p.draft_tokens).user_rate for p in front]

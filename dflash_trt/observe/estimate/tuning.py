@@ -67,15 +67,9 @@ Price = Callable[[int, int], float]
 
 
 def tune(
-    systems: Mapping[str, System],
-    traffic: Traffic,
-    acceptance: AcceptanceProfile,
-    slo: float,
-    *,
-    lengths: Sequence[int] | None = None,
-    measured: MeasuredPoints | None = None,
-    is_scheduled: bool = True,
-) -> Tuning:
+    systems: Mapping[str, System], traffic: Traffic, acceptance: AcceptanceProfile, slo: float, *,
+    lengths: Sequence[int] | None = None, measured: MeasuredPoints | None = None, is_scheduled: bool = True,
+) -> Tuning:  # fmt: skip
     """The best of `systems` (by recipe) over ranks, batch and draft length.
 
     `measured` points replace the model where there are any, for the parallelism that the systems have. Raises
