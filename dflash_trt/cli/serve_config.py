@@ -13,6 +13,11 @@ from msgspec.structs import replace
 from dflash_trt.cli.options import PATH
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.deploy.checker import check, deployment_config, file_config, read_document
+from dflash_trt.deploy.cluster.cluster_server import cluster_server
+from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
+from dflash_trt.deploy.cluster.dynamo_graph import dynamo_graph, dynamo_image
+from dflash_trt.deploy.cluster.kubernetes import kubernetes_manifests
+from dflash_trt.deploy.cluster.slurm import sbatch_script
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ERROR, WARNING, Finding
 from dflash_trt.deploy.gpus import parse_gpus
@@ -21,12 +26,24 @@ from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import ResolvedDeployment, directory_deployment, resolve
 from dflash_trt.deploy.schema import PACKAGES, Runtime, load_schema
+from dflash_trt.deploy.trtllm_arguments import is_engine_mode
 from dflash_trt.errors import ConfigError, printable
+
+LAUNCHERS = ("slurm", "kubernetes")
 
 
 @click.command("serve-config", short_help="Write or check a configuration for trtllm-serve, vLLM or SGLang.")
 @click.argument("source", required=False)
-@click.option("--runtime", type=click.Choice(list(PACKAGES)), help="Whose configuration; needed without --list.")
+@click.option(
+    "--runtime",
+    "runtime_name",
+    type=click.Choice([*PACKAGES, *DYNAMO]),
+    help="Whose configuration; needed without --list. dynamo-*: a DynamoGraphDeployment.",
+)
+@click.option("--launcher", type=click.Choice(LAUNCHERS), help="Write an sbatch script or Kubernetes manifests.")
+@click.option("--image", help="Container image; the runtime's own release unless given.")
+@click.option("--models", metavar="DIR", help="Directory of the weights in the cluster. Default: /models.")
+@click.option("--replicas", type=click.IntRange(min=1), help="Servers in the cluster. Default: 1.")
 @click.option("--method", type=click.Choice(METHODS), default="dflash", show_default=True, help="How it decodes.")
 @click.option("--check", "file", type=PATH, help="Check this file instead of writing one.")
 @click.option("--version", help="Release of the runtime; the newest that is known unless given.")
@@ -39,8 +56,9 @@ from dflash_trt.errors import ConfigError, printable
 @click.option("--strict", "is_strict", is_flag=True, help="Refuse warnings, too, but those that SOURCE accepts.")
 @click.option("--json", "as_json", is_flag=True, help="Print --list or the findings of --check as one JSON document.")
 def serve_config(
-    source: str | None, runtime: Runtime | None, method: Method, file: Path | None, version: str | None,
-    target: str | None, draft: str | None, gpus: str | None, host: str, port: int, is_list: bool, is_strict: bool,
+    source: str | None, runtime_name: str | None, launcher: str | None, image: str | None, models: str | None,
+    replicas: int | None, method: Method, file: Path | None, version: str | None, target: str | None,
+    draft: str | None, gpus: str | None, host: str, port: int, is_list: bool, is_strict: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Write the configuration of SOURCE for a runtime to stdout: YAML for trtllm, a command line for the others.
@@ -55,12 +73,18 @@ def serve_config(
       dflash-trt serve-config gpt-oss-120b.b300x8.latency --runtime trtllm > serve.yaml
     """
     if is_list:
-        if source is not None or file is not None or runtime is not None:
+        if source is not None or file is not None or runtime_name is not None:
             raise click.UsageError("--list shows all deployments: no SOURCE, no --check, no --runtime")
         _print_list(as_json)
         return
-    if runtime is None:
+    if runtime_name is None:
         raise click.MissingParameter(param_hint="'--runtime'", param_type="option")
+    is_dynamo = runtime_name in DYNAMO
+    runtime: Runtime = DYNAMO[runtime_name] if is_dynamo else runtime_name  # type: ignore[assignment]
+    if is_dynamo and launcher is not None:
+        raise click.UsageError("--launcher: none for a dynamo runtime, which Dynamo's operator starts")
+    if not is_dynamo and launcher is None and (image or models or replicas):
+        raise click.UsageError("--image, --models and --replicas are for --launcher and dynamo runtimes")
     schema = load_schema(runtime, version)
     if as_json and file is None:
         raise click.UsageError("--json is for --list and --check: what is written for a runtime is data already")
@@ -78,9 +102,25 @@ def serve_config(
         return
     if deployment is None:
         raise click.UsageError("give SOURCE to write a configuration, or --check FILE to check one")
-    rendered = render(deployment, runtime, method, host=host, port=port)
+    in_pod = is_dynamo or launcher == "kubernetes"
+    rendered = render(deployment, runtime, method, host="0.0.0.0" if in_pod else host, port=port)  # noqa: S104
     findings = check(deployment_config(deployment, schema, rendered.arguments))
     refuse_errors(str(source), runtime, _strict(findings, deployment) if is_strict else findings)
+    if is_dynamo or launcher is not None:
+        if is_dynamo:
+            image = dynamo_image(runtime, schema.version, image, is_engine_mode=is_engine_mode(deployment, method))
+        server = cluster_server(
+            deployment, runtime, method, rendered,
+            version=schema.version, image=image, models=models or "/models", port=port, replicas=replicas or 1,
+        )  # fmt: skip
+        write = dynamo_graph if is_dynamo else sbatch_script if launcher == "slurm" else kubernetes_manifests
+        click.echo(write(server), nl=False)
+        return
+    if deployment.gpus.nodes > 1:
+        raise ConfigError(
+            f"{source}: expected GPUs of one node for a server that is started by hand, found {deployment.gpus}",
+            hint="--launcher slurm or kubernetes, or --runtime dynamo-trtllm",
+        )
     click.echo(rendered.text, nl=False)
     click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
 

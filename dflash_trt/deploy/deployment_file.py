@@ -36,7 +36,7 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     draft: Name
     """The DFlash draft checkpoint it starts from: directory or Hugging Face repository id."""
     gpus: str
-    """GPU and count of one node: b300x8."""
+    """GPU and count, b300x8; more than 8 are whole nodes of 8."""
     purpose: Literal["latency", "throughput"]
     mode: Literal["native", "engine"] = "native"
     """native: the runtime loads the draft checkpoint. engine: TensorRT-LLM calls our TensorRT plans."""

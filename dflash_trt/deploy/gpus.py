@@ -14,8 +14,9 @@ from dflash_trt.files.json_file import read_json
 from dflash_trt.files.strict_yaml import closest
 
 DATA = Path(__file__).parent / "data"
-MAX_GPUS = 8  # of one node; a deployment is one node
-COUNTS = {str(count): count for count in range(1, MAX_GPUS + 1)}
+NODE_GPUS = 8
+MAX_GPUS = 64
+COUNTS = {str(count): count for count in [*range(1, NODE_GPUS), *range(NODE_GPUS, MAX_GPUS + 1, NODE_GPUS)]}
 
 
 class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,7 +35,7 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Gpus(msgspec.Struct, frozen=True):
-    """Some GPUs of one model in one node."""
+    """Some GPUs of one model, in one node or in whole nodes of NODE_GPUS."""
 
     name: str
     gpu: GpuSpec
@@ -42,6 +43,16 @@ class Gpus(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.name}x{self.count}"
+
+    @property
+    def per_node(self) -> int:
+        """Of these in one node."""
+        return min(self.count, NODE_GPUS)
+
+    @property
+    def nodes(self) -> int:
+        """That they are in."""
+        return self.count // self.per_node
 
 
 @cache
@@ -61,5 +72,8 @@ def parse_gpus(text: str, where: str) -> Gpus:
             f" found {shown(text)}{closest(word, names, 'GPU')}"
         )
     if (count := COUNTS.get(match[2])) is None:
-        raise ConfigError(f"{where}: expected at most {MAX_GPUS} GPUs (one node), found {cut(match[2])}")
+        raise ConfigError(
+            f"{where}: expected at most {NODE_GPUS} GPUs (one node), or {NODE_GPUS} on each of at most"
+            f" {MAX_GPUS // NODE_GPUS} nodes, found {cut(match[2])}"
+        )
     return Gpus(match[1], known_gpus()[match[1]], count)

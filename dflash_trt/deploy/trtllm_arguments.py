@@ -114,5 +114,9 @@ def trtllm_command(deployment: ResolvedDeployment, method: Method, host: str, po
     command = ["trtllm-serve", target, "--host", host, "--port", str(port), "--config", "FILE"]
     if (tool := target_parsers(deployment.target).tool.get("trtllm")) is not None:
         command += ["--tool_parser", tool]
-    is_engine = deployment.mode == "engine" and method == "dflash"
-    return [*ENGINE_MODE, *command] if is_engine else command
+    return [*ENGINE_MODE, *command] if is_engine_mode(deployment, method) else command
+
+
+def is_engine_mode(deployment: ResolvedDeployment, method: Method) -> bool:
+    """Whether our drafter takes the place of TensorRT-LLM's."""
+    return deployment.mode == "engine" and method == "dflash"

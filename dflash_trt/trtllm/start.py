@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import runpy
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,12 +14,18 @@ from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE
 from dflash_trt.errors import EngineError
 
 MODULE = ENGINE_MODE[-1]
+DYNAMO = "dynamo.trtllm"
+"""NVIDIA Dynamo's worker around TensorRT-LLM, which has no console script."""
 ENGINE_MODULES = Path(__file__).parent / "modules" / "dflash_trt_engine"
 """For --custom_module_dirs, which registers the drafter in the process that reads the flag and in no other."""
 
 
 def run_command(command: Sequence[str]) -> None:
-    """Runs the console script `command[0]` with the rest as its arguments; exits with its status."""
+    """Runs the console script `command[0]`, or dynamo.trtllm, with the rest as arguments; exits with its status."""
+    if command and command[0] == DYNAMO:
+        sys.argv[:] = list(command)
+        runpy.run_module(DYNAMO, run_name="__main__")  # in place: sys.modules keeps the main module that registers
+        sys.exit()
     scripts = {script.name: script for script in entry_points(group="console_scripts")}
     if not command or command[0] not in scripts:
         sys.exit(f"usage: {' '.join(ENGINE_MODE)} trtllm-serve|trtllm-bench|dflash-trt ARGUMENTS...")

@@ -249,9 +249,9 @@ def test_gpus() -> None:
     assert {name: gpu.compute_capability for name, gpu in known_gpus().items()} == {
         "h100": (9, 0), "h200": (9, 0), "b200": (10, 0), "b300": (10, 3), "rtxpro6000": (12, 0),
     }  # fmt: skip
-    with pytest.raises(ConfigError, match=r"at most 8 GPUs \(one node\), found 16"):
-        parse_gpus("b300x16", "gpus")
-    with pytest.raises(ConfigError, match=r"at most 8 GPUs \(one node\), found 9{50,200}\.\.\."):
+    with pytest.raises(ConfigError, match=r"at most 8 GPUs \(one node\), or 8 on each of at most 8 nodes, found 12"):
+        parse_gpus("b300x12", "gpus")
+    with pytest.raises(ConfigError, match=r"at most 8 nodes, found 9{50,200}\.\.\."):
         parse_gpus(f"b300x{'9' * 5001}", "gpus")
     with pytest.raises(ConfigError, match=r"nearest GPU: b300"):
         parse_gpus("b330x8", "gpus")

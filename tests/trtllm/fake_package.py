@@ -228,7 +228,13 @@ def main():
 
 
 def write_server(directory: Path) -> None:
-    """A trtllm-serve beside the package, which spawns ranks as TensorRT-LLM does (llmapi/mpi_session.py)."""
+    """A trtllm-serve beside the package, which spawns ranks as TensorRT-LLM does (llmapi/mpi_session.py).
+
+    And a dynamo.trtllm that does the same.
+    """
+    worker = directory / "dynamo" / "trtllm" / "__main__.py"
+    worker.parent.mkdir(parents=True)
+    worker.write_text("if __name__ == '__main__':\n    from tensorrt_llm.commands import main\n\n    main()\n")
     (directory / "tensorrt_llm" / "commands.py").write_text(SERVE)
     metadata = directory / "tensorrt_llm-1.4.0rc1.dist-info"
     metadata.mkdir()
@@ -323,22 +329,30 @@ import os
 import sys
 
 
+def builder():
+    from tensorrt_llm._torch.models.modeling_utils import get_registered_draft_model_builder
+    from tensorrt_llm._torch.speculative.interface import SpeculativeDecodingMode
+
+    return get_registered_draft_model_builder(SpeculativeDecodingMode.DFLASH).__module__
+
+
 def builder_and_drafts(engine, target):
     from pathlib import Path
 
-    from tensorrt_llm._torch.models.modeling_utils import get_registered_draft_model_builder
-    from tensorrt_llm._torch.speculative.interface import SpeculativeDecodingMode
     from tests.trtllm.rank_script import proposed
 
-    builder = get_registered_draft_model_builder(SpeculativeDecodingMode.DFLASH)
-    return builder.__module__, proposed(Path(engine), target)
+    return builder(), proposed(Path(engine), target)
 
 
 def main():
     from tensorrt_llm.llmapi.mpi_session import RemoteMpiCommSessionClient
 
     client = RemoteMpiCommSessionClient(os.environ["TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR"], b"key")
-    print(json.dumps(client.submit_sync(builder_and_drafts, *sys.argv[1:3])))
+    if "--config" in sys.argv:
+        with open(sys.argv[-1]) as config:
+            print(json.dumps([client.submit_sync(builder), sys.argv, config.read()]))
+    else:
+        print(json.dumps(client.submit_sync(builder_and_drafts, *sys.argv[1:3])))
 """,
 }
 

@@ -45,13 +45,14 @@ def test_all_ranks_propose_the_same_tokens(tmp_path: Path, num_ranks: int) -> No
         assert len(drafts) > 1
 
 
-def test_spawned_ranks_register_the_drafter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["trtllm-serve", "dynamo.trtllm"])
+def test_spawned_ranks_register_the_drafter(tmp_path: Path, command: str) -> None:
     """mpi4py imports the main module into the ranks it spawns; with the console script alone they would not know us."""
     write_server(write_package(tmp_path))
-    serve = [*ENGINE_MODE[1:], "trtllm-serve", "MODEL", "--config", "FILE"]
+    serve = [*ENGINE_MODE[1:], command, "MODEL", "--config", "FILE"]
     result = run([*MPIEXEC, "1", sys.executable, *serve], tmp_path)
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout) == [OURS, OURS, OURS, "trtllm-serve", "MODEL", "--config", "FILE"]
+    assert json.loads(result.stdout) == [OURS, OURS, OURS, command, "MODEL", "--config", "FILE"]
 
 
 @pytest.mark.full

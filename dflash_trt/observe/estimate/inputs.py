@@ -76,6 +76,11 @@ def system(deployment: ResolvedDeployment, runtime: str, target_directory: str |
             f" {deployment.draft_sizes.name} was made for, found {target.num_layers}"
         )
     gpus = deployment.gpus
+    if gpus.nodes > 1:
+        raise ConfigError(
+            f"{deployment.name}: expected GPUs of one node, whose links are known, found {gpus}",
+            hint="estimate one node, and multiply by the replicas",
+        )
     is_engine = deployment.mode == "engine"
     drafter_ranks = 1 if is_engine else deployment.tensor_parallel
     return System(

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One server of a deployment: what every cluster needs to know of it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.deploy.method import Method
+from dflash_trt.deploy.render import Rendered
+from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.deploy.schema import Runtime
+from dflash_trt.deploy.trtllm_arguments import is_engine_mode
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.command import argument
+
+CONFIG = "/config/serve.yaml"
+"""Where the YAML of `serve-config --runtime trtllm` lies in a container."""
+IMAGES = {
+    "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:{}",
+    "vllm": "vllm/vllm-openai:v{}",
+    "sglang": "lmsysorg/sglang:v{}",
+}
+MODELS = re.compile(r"/[\w./-]+")
+MAX_NAME = 40
+"""Of Kubernetes' 63 characters; operators append their own."""
+
+
+class ClusterServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A server process of `ranks` GPUs, and how many of it there are."""
+
+    name: str
+    """A DNS label."""
+    head: str
+    """A comment that says which settings it is of."""
+    runtime: Runtime
+    target: str
+    words: list[str]
+    """The command in a container, which reads CONFIG where there is one."""
+    config: str | None
+    image: str
+    models: str
+    """Directory of the weights, mounted into the container at the same path; its Hugging Face cache, too."""
+    port: int
+    ranks: int
+    nodes: int
+    replicas: int
+    is_engine_mode: bool
+
+    @property
+    def gpus_per_node(self) -> int:
+        """As many ranks run on each node."""
+        return self.ranks // self.nodes
+
+
+def cluster_server(
+    deployment: ResolvedDeployment,
+    runtime: Runtime,
+    method: Method,
+    rendered: Rendered,
+    *,
+    version: str,
+    image: str | None,
+    models: str,
+    port: int,
+    replicas: int,
+) -> ClusterServer:
+    """What `rendered`, a deployment for the runtime's `version`, starts.
+
+    Raises ConfigError for weights outside of `models`, for engine mode without an `image` that has dflash-trt, and for
+    ranks that do not fill their nodes.
+    """
+    if not MODELS.fullmatch(models) or ".." in Path(models).parts:
+        raise ConfigError(f"--models: expected an absolute path of letters, digits, . _ - and /, found {models}")
+    for what, name in (("target", deployment.target), ("draft", deployment.draft)):
+        if Path(name).is_dir() and not Path(name).is_relative_to(models):
+            raise ConfigError(
+                f"{what}: expected a directory below --models {models}, which is all that a container sees,"
+                f" found {Path(name).absolute()}",
+                hint="give --models the directory of the weights, the same path on every node",
+            )
+    engine_mode = runtime == "trtllm" and is_engine_mode(deployment, method)
+    if engine_mode and image is None:
+        raise ConfigError(
+            "--image: expected an image with dflash-trt for engine mode, found none",
+            hint="build docs/deploy/trtllm.Dockerfile",
+        )
+    ranks, per_node = deployment.tensor_parallel, deployment.gpus.per_node
+    if ranks > per_node and ranks % per_node:
+        raise ConfigError(f"tensor_parallel: expected whole nodes of {per_node} GPUs, found {ranks}")
+    start = rendered.start if runtime == "trtllm" else rendered.text
+    words = [CONFIG if word == "FILE" else word for word in shlex.split(start.replace("\\\n", " "), comments=True)]
+    return ClusterServer(
+        name=dns_label(deployment.name),
+        head=rendered.text.partition("\n")[0],
+        runtime=runtime,
+        target=argument(deployment.target, "target"),
+        words=words,
+        config=rendered.text if runtime == "trtllm" else None,
+        image=image or IMAGES[runtime].format(version),
+        models=models,
+        port=port,
+        ranks=ranks,
+        nodes=max(1, ranks // per_node),
+        replicas=replicas,
+        is_engine_mode=engine_mode,
+    )
+
+
+def dns_label(name: str) -> str:
+    """A name as Kubernetes takes it (RFC 1035): lower-case letters, digits and dashes, a letter first."""
+    label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return (label if label[:1].isalpha() else f"d-{label}")[:MAX_NAME].rstrip("-")

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kubernetes manifests: Deployment, Service and PodMonitor; a LeaderWorkerSet where a server needs several nodes."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import yaml
+
+from dflash_trt.deploy.cluster.cluster_server import CONFIG, ClusterServer
+from dflash_trt.errors import ConfigError
+
+Manifest = dict[str, Any]
+METRICS = {"trtllm": "/prometheus/metrics", "vllm": "/metrics", "sglang": "/metrics"}
+CLAIM = "models"
+"""PersistentVolumeClaim with the weights, which must be there."""
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Writes out what stands twice, and texts of several lines as such."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
+
+
+def kubernetes_manifests(server: ClusterServer) -> str:
+    """What `kubectl apply -f` takes."""
+    labels = {"app.kubernetes.io/name": server.name}
+    group = _leader_worker_set(server, labels) if server.nodes > 1 else _deployment(server, labels)
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(server, labels),
+        "spec": {"selector": labels, "ports": [{"name": "http", "port": server.port, "targetPort": "http"}]},
+    }
+    monitor = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": _metadata(server, labels),
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "podMetricsEndpoints": [{"port": "http", "path": METRICS[server.runtime]}],
+        },
+    }
+    return to_yaml(server, [*config_maps(server), group, service, monitor])
+
+
+def to_yaml(server: ClusterServer, manifests: list[Manifest]) -> str:
+    """Several documents."""
+    return server.head + "\n" + yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=120)
+
+
+def config_maps(server: ClusterServer) -> list[Manifest]:
+    """The YAML that TensorRT-LLM reads; none for the others, whose flags say everything."""
+    if server.config is None:
+        return []
+    name = CONFIG.rpartition("/")[2]
+    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": server.name}, "data": {name: server.config}}]
+
+
+def pod_spec(server: ClusterServer, container: str, command: list[str]) -> Manifest:
+    """A pod with one node's share of the GPUs, the weights, the configuration and shared memory for NCCL."""
+    mounts = [{"name": "models", "mountPath": server.models}, {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
+    volumes: list[Manifest] = [
+        {"name": "models", "persistentVolumeClaim": {"claimName": CLAIM}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32Gi"}},
+    ]
+    if server.config is not None:
+        mounts.append({"name": "config", "mountPath": CONFIG.rpartition("/")[0]})
+        volumes.append({"name": "config", "configMap": {"name": server.name}})
+    main = {
+        "name": container,
+        "image": server.image,
+        "command": command,
+        "workingDir": server.models,
+        "env": [{"name": "HF_HOME", "value": server.models}, {"name": "HF_HUB_OFFLINE", "value": "1"}],
+        "resources": {"limits": {"nvidia.com/gpu": server.gpus_per_node}},
+        "volumeMounts": mounts,
+    }
+    return {"containers": [main], "volumes": volumes}
+
+
+def _metadata(server: ClusterServer, labels: dict[str, str]) -> Manifest:
+    return {"name": server.name, "labels": labels}
+
+
+def _serving(spec: Manifest, port: int) -> Manifest:
+    """The pod's server answers here: the target loads for minutes before its first answer."""
+    spec["containers"][0] |= {
+        "ports": [{"name": "http", "containerPort": port}],
+        "startupProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 10, "failureThreshold": 360},
+        "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}},
+        "livenessProbe": {"httpGet": {"path": "/health", "port": "http"}, "failureThreshold": 6},
+    }
+    return spec | {"terminationGracePeriodSeconds": 120}
+
+
+def _deployment(server: ClusterServer, labels: dict[str, str]) -> Manifest:
+    template = {"metadata": {"labels": labels}, "spec": _serving(pod_spec(server, "server", server.words), server.port)}
+    spec = {"replicas": server.replicas, "selector": {"matchLabels": labels}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _metadata(server, labels), "spec": spec}
+
+
+def _leader_worker_set(server: ClusterServer, labels: dict[str, str]) -> Manifest:
+    """A group of pods per server: mpirun on the leader reaches the others' sshd by the names of the group.
+
+    LWS_LEADER_ADDRESS is NAME-0.NAME.NAMESPACE, worker I of it NAME-0-I.NAME.NAMESPACE. The Secret NAME-ssh holds
+    authorized_keys and id_ed25519, and the image needs sshd.
+    """
+    if server.runtime != "trtllm":
+        raise ConfigError(f"--launcher kubernetes: expected --runtime trtllm for several nodes, found {server.runtime}")
+    slots = server.gpus_per_node
+    launch = f"""set -eu
+hosts=$LWS_LEADER_ADDRESS:{slots}
+for worker in $(seq 1 {server.nodes - 1}); do
+  host=${{LWS_LEADER_ADDRESS%%.*}}-$worker.${{LWS_LEADER_ADDRESS#*.}}
+  hosts=$hosts,$host:{slots}
+  until ssh "$host" true; do sleep 2; done
+done
+exec mpirun --allow-run-as-root -n {server.ranks} --host "$hosts" -x HF_HOME -x HF_HUB_OFFLINE \\
+  trtllm-llmapi-launch {shlex.join(server.words)}
+"""
+    sshd = "mkdir -p /run/sshd\nexec /usr/sbin/sshd -D -o StrictModes=no -o PasswordAuthentication=no\n"
+    leader = _serving(pod_spec(server, "server", ["bash", "-c", launch]), server.port)
+    worker = pod_spec(server, "worker", ["bash", "-c", sshd])
+    for spec in (leader, worker):
+        spec["containers"][0]["volumeMounts"].append({"name": "ssh", "mountPath": "/root/.ssh"})
+        spec["volumes"].append({"name": "ssh", "secret": {"secretName": f"{server.name}-ssh", "defaultMode": 0o600}})
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": {"name": server.name},
+        "spec": {
+            "replicas": server.replicas,
+            "leaderWorkerTemplate": {
+                "size": server.nodes,
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": {"metadata": {"labels": labels}, "spec": leader},
+                "workerTemplate": {"spec": worker},
+            },
+        },
+    }

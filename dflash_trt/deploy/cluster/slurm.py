@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An sbatch script: trtllm-serve on all ranks of a job, in containers of pyxis."""
+
+from __future__ import annotations
+
+import shlex
+
+from dflash_trt.deploy.cluster.cluster_server import CONFIG, ClusterServer
+from dflash_trt.errors import ConfigError
+
+
+def sbatch_script(server: ClusterServer) -> str:
+    """One task is one rank; trtllm-llmapi-launch runs the command on rank 0, and workers on the others.
+
+    Raises ConfigError for another runtime, for replicas, and for white space in the command, at which that launcher
+    splits it.
+    """
+    if server.runtime != "trtllm":
+        raise ConfigError(f"--launcher slurm: expected --runtime trtllm, found {server.runtime}")
+    if server.replicas != 1:
+        raise ConfigError("--replicas: expected 1 for a Slurm job, which is one server", hint="submit it several times")
+    if broken := [word for word in (*server.words, server.image) if word.split() != [word]]:
+        raise ConfigError(f"--launcher slurm: expected no white space in the command, found {broken[0]!r}")
+    assert server.config is not None
+    command = ["trtllm-llmapi-launch", *server.words]
+    return f"""#!/bin/bash
+{server.head}
+# sbatch THIS_FILE, from a directory that every node sees. Needs pyxis, and Slurm built with PMIx.
+#SBATCH --job-name={server.name}
+#SBATCH --nodes={server.nodes}
+#SBATCH --ntasks-per-node={server.gpus_per_node}
+#SBATCH --gpus-per-node={server.gpus_per_node}
+#SBATCH --output=%x-%j.log
+set -euo pipefail
+
+config="$SLURM_SUBMIT_DIR/{server.name}-$SLURM_JOB_ID.yaml"
+trap 'rm -f "$config"' EXIT
+cat > "$config" <<'END_OF_CONFIG'
+{server.config}END_OF_CONFIG
+
+# Weights are read from {server.models}, nothing is downloaded.
+export HF_HOME={server.models} HF_HUB_OFFLINE=1
+
+srun --mpi=pmix \\
+  --container-image={shlex.quote(server.image)} \\
+  --container-mounts="{server.models}:{server.models},$config:{CONFIG}" \\
+  --container-workdir={server.models} \\
+  {shlex.join(command)}
+"""

