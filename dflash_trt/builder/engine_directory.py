@@ -14,6 +14,7 @@ from dflash_trt.builder.tensorrt.reuse import carry_plans
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import D2T
 from dflash_trt.checkpoint.finite import check_finite
+from dflash_trt.checkpoint.pool_config import for_pool
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
 from dflash_trt.checkpoint.safetensors_writer import write_safetensors
@@ -58,8 +59,7 @@ def build_engine(
         write_safetensors(directory / SINGLE, _in_stacks(draft))
         for file in _configuration(draft):
             shutil.copyfile(file, directory / file.name)
-        if not draft.dialect.is_canonical:  # the tensors have canonical names now
-            write_json(directory / draft.config_file.name, draft.canonical_config())
+        write_json(directory / draft.config_file.name, for_pool(draft.canonical_config(), draft.spec.num_layers))
         # The graphs point into the file just written, so the tensors are those of its header.
         written = msgspec.structs.replace(draft, directory=directory, weights=read_weights(directory))
         graphs = graph_signatures(draft.spec, fp8_cache=draft.quantization.fp8_kv_cache)

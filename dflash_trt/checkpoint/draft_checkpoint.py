@@ -15,6 +15,7 @@ from dflash_trt.checkpoint.dialects.recognise import recognise
 from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec, Shape
 from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.pool_config import as_checkpoint
 from dflash_trt.checkpoint.quantization import FP8, Quantization, expected_tensors, read_quantization, read_scale
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.errors import CheckpointError
@@ -73,7 +74,7 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
 
     Raises CheckpointError for facts that are missing, contradictory or not supported, and tensors that do not fit them.
     """
-    config = config or Facts.load(directory / "config.json")
+    config = as_checkpoint(config or Facts.load(directory / "config.json"))
     dialect = recognise(config)
     _refuse_pickles(directory)
     stored = dialect.load(directory)

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from dflash_trt.engine.graphs import MAX_CONTEXT, PAGE_SIZES
 from dflash_trt.errors import EngineError
 
-PAGE_SIZES = (16, 32, 64)
-MAX_CONTEXT = 131072
 ALIGNMENT = 16
 
 

@@ -14,6 +14,8 @@ from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 
 COMPUTE, FLOAT, FP8, INT32, INT64 = "BFLOAT16", "FLOAT", "FLOAT8E4M3FN", "INT32", "INT64"  # ONNX's spelling
 CONTEXT_LAYOUT_SIZE = 5  # page size, strides of page, K to V, row and head
+PAGE_SIZES = (16, 32, 64)  # of a context in several pages
+MAX_CONTEXT = 131072
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -23,9 +23,11 @@ class DFlash2EngineDrafter(EngineDrafter):
 
     is_dflash2 = has_candidate_selector = True
 
-    def __init__(self, draft_config: Any, spec: DraftSpec, executor: Executor, directory: Path) -> None:
+    def __init__(
+        self, draft_config: Any, spec: DraftSpec, executor: Executor, directory: Path, *, in_pool: bool = False
+    ) -> None:
         """The selector's tensors are in `directory`, the engine's."""
-        super().__init__(draft_config, spec, executor)
+        super().__init__(draft_config, spec, executor, in_pool=in_pool)
         self._spec = spec
         self._directory = directory
         self.candidate_selector: CandidateSelector | None = None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.drafter.executor import DraftInputs, Executor
 from dflash_trt.errors import EngineError
+from dflash_trt.trtllm.context_pool import DENSE_BACKEND, POOL_BACKEND, BoundPool
 
 
 class _Backbone(nn.Module):
@@ -34,9 +35,9 @@ class _Shared(nn.Module):
 
 
 class EngineDrafter(nn.Module):
-    """Context rows and blocks by `executor`, with the dense context cache that the worker owns."""
+    """Context rows and blocks by `executor`, with the context cache that the worker owns: dense, or a pool of pages."""
 
-    def __init__(self, draft_config: Any, spec: DraftSpec, executor: Executor) -> None:
+    def __init__(self, draft_config: Any, spec: DraftSpec, executor: Executor, *, in_pool: bool = False) -> None:
         """`draft_config` is TensorRT-LLM's ModelConfig of the engine directory. Nothing is loaded yet."""
         super().__init__()
         self._executor = executor
@@ -51,7 +52,12 @@ class EngineDrafter(nn.Module):
         self.target_layer_ids = list(spec.target_layer_ids)
         self.mask_token_embedding: Tensor | None = None  # a mask row of the draft's own; ours use the target's
         self.block_size = spec.block_size
-        self.dflash_attention_backend = "VANILLA"  # the dense cache
+        self.dflash_attention_backend = POOL_BACKEND if in_pool else DENSE_BACKEND
+        # A pool without the worker's own attention, and so without what that asks of GPUs and masks.
+        self._paged_ctx_cache = in_pool
+        self._uses_worker_attention_backend = False
+        self._kv_factor = 2
+        self._pool = BoundPool(executor, spec)
         # The worker asks whether these two exist, and what dtype the cache should have; the context graph holds both.
         self.fc = nn.Linear(1, 1, bias=False, dtype=executor.cache_dtype)
         self.hidden_norm = nn.Identity()
@@ -78,6 +84,7 @@ class EngineDrafter(nn.Module):
         """
         self._executor.release()
         self._bound = None
+        self._pool.forget()
         self._executor.load()
 
     def project_target_hidden(self, hidden_states: Tensor) -> Tensor:
@@ -94,24 +101,24 @@ class EngineDrafter(nn.Module):
         noise_embedding: Tensor,
         query_positions: Tensor,
         num_ctx_per_req: Tensor,
-        ctx_k_cache: Tensor,
-        ctx_v_cache: Tensor,
+        ctx_k_cache: Tensor | None,
+        ctx_v_cache: Tensor | None,
         ctx_cache_batch_idx: Tensor,
         ctx_kv_cache: Any = None,
         ctx_page_table: Tensor | None = None,
         ctx_rows_start: int | None = None,
     ) -> Tensor:
-        """hidden [B*W, H] of blocks noise_embedding [B, W, H] over the caches [slots, L, C, G, D], which are only read.
+        """hidden [B*W, H] of blocks noise_embedding [B, W, H] over the context, which is only read.
 
-        `ctx_rows_start` is said of page tables only. Raises EngineError for caches that the graphs were not compiled
-        for, and for paged ones.
+        That is in caches [slots, L, C, G, D], or in a pool's views [pages, 2, G, rows, D] of each layer, with a page
+        table of which `ctx_cache_batch_idx` names rows. Raises EngineError for those of another draft.
         """
-        if any(paged is not None for paged in (ctx_kv_cache, ctx_page_table, ctx_rows_start)):
-            raise EngineError(
-                "engine mode: expected the dense context cache, found a paged one",
-                hint="set speculative_config.attention_backend to VANILLA",
-            )
-        self._bind(ctx_k_cache, ctx_v_cache)
+        if ctx_page_table is not None:
+            self._pool.bind(ctx_kv_cache, ctx_page_table)
+        elif ctx_k_cache is not None and ctx_v_cache is not None:
+            self._bind(ctx_k_cache, ctx_v_cache)
+        else:
+            raise EngineError("engine mode: expected a context cache, dense or paged, found none")
         B, W, H = noise_embedding.shape
         # The drafter was trained with all S positions; the worker may leave mask tokens out that it does not verify.
         masks = noise_embedding[:, 1:2].expand(B, self.block_size - W, H)

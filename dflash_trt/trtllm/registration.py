@@ -11,8 +11,6 @@ from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import EngineError
 from dflash_trt.trtllm.contract import INTERFACE, REGISTRY, Generation, check_contract
 
-DENSE_BACKENDS = ("VANILLA", "AUTO")  # with AUTO the worker takes the drafter's choice
-
 
 def register() -> Generation:
     """The generation of worker that was found.
@@ -29,18 +27,19 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
     """The drafter of the engine directory that `speculative_model` names; its plans are loaded with the weights.
 
     Raises EngineError when that is no engine directory or has no plans, when these were built for another GPU or
-    TensorRT than are here, when the configuration asks for a paged context cache, and for plans whose cache has a dtype
-    of its own: the worker casts taps to the cache's.
+    TensorRT than are here, for an attention backend whose cache our plans do not read, and for plans whose cache has a
+    dtype of its own: the worker casts taps to the cache's.
     """
     from dflash_trt.drafter.launcher import CurrentStreamLauncher
     from dflash_trt.drafter.tensorrt_executor import TensorRTExecutor
+    from dflash_trt.trtllm.context_pool import BACKENDS, declare_pool
     from dflash_trt.trtllm.dflash2_drafter import DFlash2EngineDrafter
     from dflash_trt.trtllm.drafter_module import EngineDrafter
 
     spec_config = model_config.spec_config
-    if spec_config.attention_backend not in DENSE_BACKENDS:
+    if spec_config.attention_backend not in BACKENDS:
         raise EngineError(
-            f"speculative_config.attention_backend: expected VANILLA, whose dense context cache our plans read,"
+            f"speculative_config.attention_backend: expected {' or '.join(BACKENDS)} for engine mode,"
             f" found {spec_config.attention_backend}"
         )
     directory = Path(spec_config.speculative_model).absolute()
@@ -58,8 +57,11 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
             f" computes with the target's, found {' and '.join(found)}",
             hint="decode with the engine here (dflash-trt generate), or let TensorRT-LLM load the checkpoint itself",
         )
+    in_pool = BACKENDS[spec_config.attention_backend]
+    if in_pool:
+        declare_pool(draft_config, manifest.draft)
     executor = TensorRTExecutor(directory, manifest, CurrentStreamLauncher())
     executor.check()  # now, and not when the target's weights have been read
     if draft.candidate_selector is not None:
-        return DFlash2EngineDrafter(draft_config, draft, executor, directory)
-    return EngineDrafter(draft_config, draft, executor)
+        return DFlash2EngineDrafter(draft_config, draft, executor, directory, in_pool=in_pool)
+    return EngineDrafter(draft_config, draft, executor, in_pool=in_pool)

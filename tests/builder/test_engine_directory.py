@@ -37,7 +37,10 @@ def test_the_directory(draft_dir: Path, target_dir: Path, tmp_path: Path) -> Non
     manifest = read_manifest(tmp_path / "out")
     assert manifest.draft == read_draft(draft_dir).spec
     assert sorted(manifest.sha256) == [name for name in FILES if name != "manifest.json"]
-    assert (tmp_path / "out" / "config.json").read_bytes() == (draft_dir / "config.json").read_bytes()
+    config = json.loads((tmp_path / "out" / "config.json").read_bytes())
+    assert read_draft(tmp_path / "out").config.values() == json.loads((draft_dir / "config.json").read_bytes())
+    pool = [config[key] for key in ("use_sliding_window", "sliding_window", "layer_types", "torch_dtype")]
+    assert pool == [False, None, ["full_attention"] * manifest.draft.num_layers, "bfloat16"]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["draft", "out", "target"]
 
 

@@ -185,7 +185,7 @@ def test_the_reference_writes_what_torch_writes(case: Case) -> None:
         ({"k": torch.zeros(4, 2, 2, 32).bfloat16()}, r"k: expected shape \[4, 2, 2, 64\], found \[4, 2, 2, 32\]"),
         ({"v": torch.zeros(3, 2, 2, 64).bfloat16()}, r"v: expected shape \[4, 2, 2, 64\], found \[3, 2, 2, 64\]"),
         ({"v": torch.zeros(4, 2, 2, 64)}, "v: expected dtype bfloat16, found float32"),
-        ({"slot_ids": torch.zeros(4, dtype=torch.int64)}, "slot_ids: expected dtype int32, found another dtype"),
+        ({"slot_ids": torch.zeros(4, dtype=torch.int64)}, "slot_ids: expected dtype int32, found int64"),
         ({"positions": torch.zeros(5, dtype=torch.int32)}, r"positions: expected shape \[4\], found \[5\]"),
         ({"k": torch.zeros(4, 2, 64, 2).bfloat16().mT}, "k: expected a dense row-major tensor, found strides"),
     ],

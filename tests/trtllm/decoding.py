@@ -36,11 +36,17 @@ class Decoding:
         self._drafts: dict[int, list[int]] = {}
 
     @torch.inference_mode()
-    def prefill(self, slot: int, part: list[int]) -> None:
-        """A chunk of the prompt of the request on `slot`; after the last one, it may step."""
+    def prefill(self, slot: int, part: list[int], shared_with: int | None = None) -> None:
+        """A chunk of the prompt of the request on `slot`; after the last one, it may step.
+
+        The worker need not store the first, where it is that of another slot.
+        """
         verified = self._target.verify([Segment(slot=slot, token_ids=part, num_logits=1)], with_taps=True)
         self._target.rollback(slot, 0)
-        self.worker.prefill(slot, verified.taps)
+        if shared_with is None:
+            self.worker.prefill(slot, verified.taps)
+        else:
+            self.worker.share(slot, shared_with, len(part))
         self._drafter.inject([slot], [len(part)], verified.taps)
         self.traces[slot] = Trace([int(verified.logits[-1].argmax())])
         self._drafts[slot] = [0] * self.worker.K  # TensorRT-LLM's placeholders

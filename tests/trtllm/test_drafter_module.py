@@ -206,9 +206,6 @@ def test_padding_reads_no_context(
 
 def test_refusals(session: Session, engine: Path) -> None:
     worker = make_worker(session, OnnxExecutor(engine, session.manifest))
-    for paged in ({"ctx_kv_cache": [torch.zeros(1)]}, {"ctx_page_table": torch.zeros(1)}, {"ctx_rows_start": 0}):
-        with pytest.raises(EngineError, match="dense context cache, found a paged one"):
-            worker.drafter.dflash_forward(*[torch.zeros(1)] * 6, **paged)
     worker.k_cache = torch.zeros(1, 1, 8, 1, 4)
     worker.v_cache = worker.k_cache
     with pytest.raises(EngineError, match="layers, heads and head_dim"):

@@ -21,12 +21,14 @@ from torch import Tensor, nn
 class Worker:
     """The drafter's half of a step: context rows in, K drafts for each request out."""
 
+    BACKEND = "VANILLA"
+
     def __init__(self, drafter: Any, *, max_batch: int, max_ctx: int, num_drafts: int) -> None:
         self.drafter = drafter
         self.K = num_drafts
         self.max_ctx = max_ctx
         self.dummy_slot = max_batch
-        assert drafter.dflash_attention_backend == "VANILLA"
+        assert drafter.dflash_attention_backend == self.BACKEND
         assert num_drafts + 1 <= drafter.block_size
         self.peak_bytes = 0
         """Of all caches that were alive at one time."""
@@ -62,11 +64,26 @@ class Worker:
         """Appends the rows of a chunk of a prompt."""
         begin = int(self.ctx_len[slot])
         end = begin + len(taps)
-        projected = self.drafter.project_target_hidden(taps).to(self.k_cache.dtype)
+        projected = self.drafter.project_target_hidden(taps).to(self.drafter.fc.weight.dtype)
         k, v = self.drafter.precompute_context_kv(projected, torch.arange(begin, end))
-        self.k_cache[slot, :, begin:end] = k.permute(1, 0, 2, 3)
-        self.v_cache[slot, :, begin:end] = v.permute(1, 0, 2, 3)
+        self._store(torch.full((len(taps),), slot), torch.arange(begin, end), k, v)
         self.ctx_len[slot] = end
+
+    def _store(self, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
+        self.k_cache[slots, :, positions] = k
+        self.v_cache[slots, :, positions] = v
+
+    def _context(self, slots: Tensor) -> dict[str, Any]:
+        return {
+            "ctx_k_cache": self.k_cache, "ctx_v_cache": self.v_cache, "ctx_cache_batch_idx": slots,
+            "ctx_kv_cache": None, "ctx_page_table": None,
+        }  # fmt: skip
+
+    def share(self, slot: int, source: int, num_tokens: int) -> None:
+        """A prefix of another request's rows."""
+        for cache in (self.k_cache, self.v_cache):
+            cache[slot, :, :num_tokens] = cache[source, :, :num_tokens]
+        self.ctx_len[slot] = num_tokens
 
     def release(self, slot: int) -> None:
         """A request ended; the rows it left are there when the next one gets its slot."""
@@ -84,15 +101,14 @@ class Worker:
         drafter, steps = self.drafter, torch.arange(self.K + 1)
         before = self.ctx_len[slots]
         positions = (before[:, None] + steps).reshape(-1)
-        projected = drafter.project_target_hidden(taps).to(self.k_cache.dtype)
+        projected = drafter.project_target_hidden(taps).to(drafter.fc.weight.dtype)
         k, v = drafter.precompute_context_kv(projected, positions)
         keep = (steps < num_accepted[:, None]).view(-1, 1, 1, 1).to(k.dtype)
         k.mul_(keep)
         v.mul_(keep)
         rows = slots[:, None].expand(-1, self.K + 1).reshape(-1)
         columns = positions.clamp(max=self.max_ctx - 1)
-        self.k_cache[rows, :, columns] = k
-        self.v_cache[rows, :, columns] = v
+        self._store(rows, columns, k, v)
         self.ctx_len[slots] += num_accepted
         self.ctx_len.clamp_(max=self.max_ctx)
         embed = drafter.draft_model_full.model.embed_tokens
@@ -104,11 +120,7 @@ class Worker:
             noise_embedding=noise,
             query_positions=(before + num_accepted)[:, None] + steps,
             num_ctx_per_req=self.ctx_len[slots],
-            ctx_k_cache=self.k_cache,
-            ctx_v_cache=self.v_cache,
-            ctx_cache_batch_idx=slots,
-            ctx_kv_cache=None,
-            ctx_page_table=None,
+            **self._context(slots),
             **({"ctx_rows_start": None} if _takes(drafter.dflash_forward, "ctx_rows_start") else {}),
         )
         first = torch.arange(len(slots)) * (self.K + 1)

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from dflash_trt.engine.graphs import Graph
+from dflash_trt.engine.graphs import MAX_CONTEXT, PAGE_SIZES, Graph
 from dflash_trt.engine.plan import PlanOptions, Profile, Range, graph_batch_sizes
 
 SMALLEST_ROWS = 16  # context rows of a decode step with few requests; below, only launch overhead is left
-MOST_PAGES = 131072 // 16  # the plugin's longest context in its smallest pages
+MOST_PAGES = MAX_CONTEXT // PAGE_SIZES[0]
 COARSE_ROWS = 256  # up to here weights are what a GEMM waits for, so that padding to the next power of 4 is free
 
 
