@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -291,18 +290,6 @@ def test_the_draft_is_never_replaced(tmp_path: Path, output: str) -> None:
     with pytest.raises(BuildError, match="expected a directory that does not hold the draft itself, found"):
         convert(source, tmp_path / output, "fp8", force=True)
     assert read_draft(source)
-
-
-def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_space(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(shutil, "copyfile", no_space)
-    source = edited_draft(tmp_path)
-    (source / "README.md").write_text("")
-    with pytest.raises(BuildError, match="No space left on device"):
-        convert(source, tmp_path / "q", "fp8")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["draft"]
 
 
 def test_a_checkpoint_is_never_in_memory(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,11 +41,3 @@ def set_colours(window: Any, scheme: str) -> None:
     """`scheme` is light or dark, as the reader prefers."""
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-
-def screenshot(window: Any, file: Path) -> None:
-    """The whole page as a PNG."""
-    import base64
-
-    taken = window.execute_cdp_cmd("Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True})
-    file.write_bytes(base64.b64decode(taken["data"]))
