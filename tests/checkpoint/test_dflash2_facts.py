@@ -72,4 +72,4 @@ def test_weights_do_not_bound_convolved_activations(dflash2_dir: Path) -> None:
     draft = read_draft(dflash2_dir)
     with pytest.raises(CheckpointError, match="found block convolutions") as refused:
         ranges_from_weights(draft)
-    assert "--calibrate" in str(refused.value.hint)
+    assert "--calibration FEATURES" in str(refused.value.hint)

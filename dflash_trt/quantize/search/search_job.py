@@ -28,7 +28,7 @@ from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.features import FeatureFacts, FeatureFile, open_features
 from dflash_trt.quantize.loadable import LOADABLE, Runtime
 from dflash_trt.quantize.ranges import Ranges
-from dflash_trt.quantize.recipe import load_recipe, recipe_text
+from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS, load_recipe, recipe_text
 from dflash_trt.quantize.search.recipe_choice import Price, RecipeChoice, Space, make_space
 from dflash_trt.quantize.search.recipe_judge import Journal, OpenChoice, RecipeJudge, SearchSplit, halves
 from dflash_trt.quantize.search.search import num_measurements, search
@@ -132,7 +132,8 @@ def _whole(file: FeatureFile) -> SearchSplit:
 
 def _ranges(draft: DraftCheckpoint, options: SearchOptions) -> Ranges:
     if options.calibration == "none":
-        return ranges_from_weights(draft)
+        quantises_activations = options.context_tokens > 0 or any(a in ACTIVATION_ALGORITHMS for a in options.formats)
+        return ranges_from_weights(draft) if quantises_activations else Ranges(inputs={}, k=(), v=())
     return activation_ranges(draft, Path(options.calibration))
 
 

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""capture, quantise, search, replay and verify on a DFlash2 draft; recover refuses it by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.errors import CheckpointError
+from dflash_trt.quantize.calibrate import replay
+from dflash_trt.quantize.features import open_features
+from tests.cli.commands import run_here
+from tests.paths import FIXTURES
+
+DRAFT, TARGET = FIXTURES / "tiny-qwen3-dflash2", FIXTURES / "tiny-qwen3"
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("features") / "features.safetensors"
+    asked = ("--prompts", FIXTURES / "prompts.jsonl", "--max-prompts", 4, "--max-tokens", 24)
+    run_here("capture", DRAFT, "--target", TARGET, *asked, "-o", file)
+    return file
+
+
+def test_calibration_sees_every_input(features: Path) -> None:
+    draft = read_draft(DRAFT)
+    with open_features(features, draft.spec) as file:
+        seen = {name for name, _ in replay(draft, file)}
+    assert seen >= set(draft.spec.linear_modules())
+
+
+def test_recover_names_it(features: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="found a DFlash2 draft, which `recover` does not train"):
+        run_here("recover", DRAFT, "--recipe", "nvfp4-w4a16", "--features", features, "-o", tmp_path / "out")
+
+
+def test_search_without_ranges_wants_formats_of_weights(features: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="found block convolutions") as refused:
+        run_here("search", DRAFT, "--features", features, "--max-tau-loss", "50%", "-o", tmp_path / "own.yaml")
+    assert "--format W4A16_NVFP4" in str(refused.value.hint)
+
+
+@pytest.mark.full
+def test_searched_replayed_and_verified(features: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, dense, quantised = tmp_path / "own.yaml", tmp_path / "dense", tmp_path / "quantised"
+    budget = ("--max-tau-loss", "60%", "--format", "W4A16_NVFP4")
+    run_here("search", DRAFT, "--features", features, *budget, "-o", recipe)
+    run_here("build", DRAFT, "--target", TARGET, "-o", dense)
+    run_here("build", DRAFT, "--target", TARGET, "--recipe", recipe, "-o", quantised)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join((FIXTURES / "prompts.jsonl").read_text().splitlines(keepends=True)[:4]))
+    decoded = ("--target", TARGET, "--prompts", prompts, "--max-tokens", 24)
+    taus = {}
+    for name, answers in (("replayed", ("--features", features)), ("decoded", decoded)):
+        capsys.readouterr()
+        run_here("verify", quantised, *answers, "--reference", dense, "--json")
+        report = json.loads(capsys.readouterr().out)
+        taus[name] = [report[engine]["tau"] for engine in ("engine", "reference")]
+    assert taus["replayed"] == taus["decoded"]
+    assert min(taus["decoded"]) > 1.5
