@@ -407,7 +407,8 @@ def test_a_second_sigterm_ends_at_once(engine: Path, chat_target: Path) -> None:
         until(is_up)
         body = LONG | {"max_tokens": 8000}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as response:
-            assert next(response.iter_lines()).startswith("data: ")
+            lines = response.iter_lines()  # without a reference to it the connection is closed
+            assert next(lines).startswith("data: ")
             process.send_signal(signal.SIGTERM)
             until(lambda: _refuses(url))
             process.send_signal(signal.SIGTERM)
