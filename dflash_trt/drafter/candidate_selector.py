@@ -8,9 +8,8 @@ a of the slot before is
 
 with codebooks A and B [V, r], W [r, H] and the final hidden rows h; the anchor alone stands before slot 0. The walk
 takes the best candidate behind the one it has just taken, or draws one from softmax(score / temperature) (z-lab's
-dflash 0.1.0, CandidateSelector.select). Sums are in
-FP32: rounded to BF16 they change which candidate is best. Of the codebooks only rows are read, so they stay in their
-file.
+dflash 0.1.0, CandidateSelector.select). Sums are in FP32: rounded to BF16 they change which candidate is best. Of the
+codebooks only rows are read, so they stay in their file.
 """
 
 from __future__ import annotations
@@ -56,20 +55,20 @@ class Candidates:
 
     def walk(self, draws: Sequence[Draw | None]) -> list[Proposals]:
         """A path for each block: drawn where it has a Draw, greedy elsewhere."""
-        greedy = [Proposals(token_ids) for token_ids in self.greedy_walk().tolist()]
+        paths = [Proposals(token_ids) for token_ids in self.greedy_walk().tolist()]
         drawing = [(row, draw) for row, draw in enumerate(draws) if draw is not None]
         if not drawing:
-            return greedy
+            return paths
         rows, count = [row for row, _ in drawing], self.ids.shape[1]
         temperatures = [draw.params.temperature for _, draw in drawing]
         uniforms = [_C.proposal_uniforms(draw.params.seed, draw.position, count) for _, draw in drawing]
-        paths, probabilities = Candidates(self.ids[rows], self.scores[rows]).sampled_walk(
+        drawn, probabilities = Candidates(self.ids[rows], self.scores[rows]).sampled_walk(
             *(torch.tensor(values, dtype=torch.float64, device=self.ids.device) for values in (temperatures, uniforms))
         )
         ids, q = self.ids[rows].cpu().numpy(), probabilities.cpu().numpy()
-        for index, (row, token_ids) in enumerate(zip(rows, paths.tolist(), strict=True)):
-            greedy[row] = Proposals(token_ids, ids[index], q[index])
-        return greedy
+        for index, (row, token_ids) in enumerate(zip(rows, drawn.tolist(), strict=True)):
+            paths[row] = Proposals(token_ids, ids[index], q[index])
+        return paths
 
     def sampled_walk(self, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Paths [B, K] drawn with numbers [B, K] in [0, 1) at temperatures [B] > 0, and each step's distribution.

@@ -16,7 +16,7 @@ class Draw(NamedTuple):
     """What the proposals of one block are drawn with."""
 
     params: _C.SamplingParams
-    """Temperature and seed count; filters and penalties are the target's alone, as in z-lab's dflash 0.1.0."""
+    """Temperature and seed of it; filters and penalties are the target's alone, as in z-lab's dflash 0.1.0."""
     position: int
     """The output position of the first."""
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from dflash_trt.runtime.pair import Pair
 
-
 NO_PROPOSALS = Proposals([])
 
 

@@ -190,7 +190,9 @@ class Recorder:
         self.calls: list[object] = []
         self._answer = answer
 
-    def draft(self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int) -> list[list[int]]:
+    def draft(
+        self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[object] = ()
+    ) -> torch.Tensor:
         self.calls.append(("draft", list(slots), list(anchors), num_tokens))
         return self._answer
 
