@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that needs a GPU, in one command and at most ten minutes: `make gpu-report` writes gpu-report.md.
+"""Everything that needs a GPU, in one command: `make gpu-report` writes gpu-report.md in ten minutes.
 
-It brings what a bare machine with a driver lacks: TensorRT and nvcc, as wheels that suit the driver, and the kernels,
-compiled for the GPU at hand. Each step is a process with a time limit: it passed, failed, or lacked something, which
-is named with the command that brings it. After a failure the next step runs. The page names the hardware and versions,
-holds what every step printed, and is written anew after each.
+Before they begin it brings what a bare machine with a driver lacks: TensorRT and nvcc, as wheels that suit the driver,
+and the kernels, compiled for the GPU at hand. Each step is a process with a time limit: it passed, failed, or lacked
+something, which is named with the command that brings it. After a failure the next step runs. The page names the
+hardware and versions, holds what every step printed, and is written anew after each.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -23,12 +24,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
+import msgspec
 
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt import __version__  # noqa: E402
-from dflash_trt.doctor import examine, package_version  # noqa: E402
+from dflash_trt.doctor import package_version  # noqa: E402
 from dflash_trt.doctor.gpu_report import gpus  # noqa: E402
 from dflash_trt.doctor.status import MachineFinding  # noqa: E402
 from dflash_trt.engine.plan import check_precision  # noqa: E402
@@ -56,7 +58,7 @@ FIRST_KERNELS = 9.0
 """The compute capability that the kernels begin with."""
 PYTHON, PIP = (sys.executable,), (sys.executable, "-m", "pip", "install")
 CLI = (sys.executable, "-m", "dflash_trt")
-TORCH_FIX = "a torch that the driver runs, such as make gpu-report TORCH='torch --index-url URL' with a URL of https://pytorch.org"
+TORCH_FIX = "make gpu-report TORCH='torch --index-url URL', with the URL that pytorch.org names for the driver's CUDA"
 OURS = (sys.executable, str(REPOSITORY / "benchmarks" / "gpu_steps.py"))
 
 
@@ -104,7 +106,7 @@ def find_gpu() -> Gpu | None:
     described, cuda = found.get("GPU 0"), found.get("CUDA of the driver")
     if described is None or cuda is None:
         return None
-    return Gpu(described.partition(", SM ")[2].partition(",")[0], min(13, int(cuda.partition(".")[0])))
+    return Gpu(described.partition(", SM ")[2].partition(",")[0], max(12, min(13, int(cuda.partition(".")[0]))))
 
 
 def find_nvcc() -> str | None:
@@ -199,8 +201,9 @@ def _lacking_precision(recipe: str, gpu: Gpu | None) -> str | None:
 class Report:
     """The outcomes so far, and the machine as the last look at it found it."""
 
-    def __init__(self, seconds: float = SECONDS) -> None:
-        self._end = time.monotonic() + seconds
+    def __init__(self) -> None:
+        self.end = math.inf
+        """No step begins after it."""
         self.outcomes: list[Outcome] = []
         self.machine: list[MachineFinding] = []
 
@@ -218,7 +221,7 @@ class Report:
         return outcome
 
     def _try(self, step: Step) -> Outcome:
-        left = self._end - time.monotonic()
+        left = self.end - time.monotonic()
         earlier = {outcome.step.title: outcome.result for outcome in self.outcomes}
         if lacking := [name for name in step.needs if name in self.missing()]:
             return Outcome(step, LACKED, why=lacking)
@@ -250,8 +253,20 @@ def make_report(report: Report, work: Path, output: Path) -> None:
     for step in setup_steps(gpu):
         run_step(step)
     report.machine = examine()  # once, when all is there that there will be
+    report.end = time.monotonic() + SECONDS
     for step in steps(work, gpu):
         run_step(step)
+
+
+def examine() -> list[MachineFinding]:
+    """What doctor finds, in a process of its own: this one has loaded the module that was compiled before."""
+    source = "import msgspec; from dflash_trt.doctor import examine; print(msgspec.json.encode(examine()).decode())"
+    status, output = run((*PYTHON, "-c", source), 180)
+    try:
+        return msgspec.json.decode(output.splitlines()[-1], type=list[MachineFinding])
+    except (IndexError, msgspec.DecodeError):  # the last line of what ended it, in the place of findings
+        problem = (output.splitlines() or [f"exit status {status}"])[-1]
+        return [MachineFinding(name=f"doctor ({problem})", found=None), *gpus()]
 
 
 def name_of(finding: MachineFinding) -> str:

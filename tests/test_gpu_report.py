@@ -37,7 +37,8 @@ def python(source: str) -> tuple[str, ...]:
 
 
 def outcomes(*steps: Step, seconds: float = 600) -> dict[str, Outcome]:
-    report = Report(seconds)
+    report = Report()
+    report.end = time.monotonic() + seconds
     report.machine = [MISSING]
     return {step.title: report.run(step) for step in steps}
 
@@ -73,6 +74,15 @@ def test_when_the_time_is_over_the_rest_says_so() -> None:
     found = outcomes(first, Step("second", python("print()"), 60), seconds=1.5)
     assert [outcome.result for outcome in found.values()] == [FAILED, LACKED]
     assert found["second"].why[0].startswith("time: ")
+
+
+def test_the_machine_is_examined_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one has loaded the module as it was before kernels were compiled, and would not find them."""
+    names = {finding.name for finding in gpu_report.examine()}
+    assert {"Python", "torch", "tensorrt"} <= names
+    monkeypatch.setattr(gpu_report, "run", lambda command, seconds: (1, "Traceback\nOSError: no such library"))
+    monkeypatch.setattr(gpu_report, "gpus", list)
+    assert [finding.name for finding in gpu_report.examine()] == ["doctor (OSError: no such library)"]
 
 
 def test_nothing_of_a_step_outlives_it(tmp_path: Path) -> None:

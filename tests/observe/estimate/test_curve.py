@@ -155,6 +155,11 @@ def test_memory_grows_with_batch_and_context(name: str, method: Method, batch: i
     assert used(batch, tokens + 100) > used(batch, tokens) or tokens < 128
 
 
+def test_attention_by_data_parallelism_is_not_estimated() -> None:
+    with pytest.raises(ConfigError, match="enable_attention_dp: expected tensor-parallel attention"):
+        system_of("gpt-oss-120b.b200x2.throughput")
+
+
 def test_memory_is_that_of_the_deployment() -> None:
     """Item by item, and what is allocated after the pool takes its part of it."""
     system = system_of(DENSE)
