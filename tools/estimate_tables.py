@@ -14,8 +14,7 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau
-from dflash_trt.observe.estimate.bands import Band, vary
-from dflash_trt.observe.estimate.constants import Rates, constants
+from dflash_trt.observe.estimate.constants import Band, Rates, constants, vary
 from dflash_trt.observe.estimate.constants import rates as rates_of
 from dflash_trt.observe.estimate.curve import Traffic, point, points, rate_at
 from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape

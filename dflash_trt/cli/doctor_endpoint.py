@@ -40,11 +40,9 @@ class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def examine_endpoint(url: str, options: EndpointOptions, as_json: bool) -> None:
     """Prints the diagnosis; raises EndpointError where something is wrong."""
-    from dflash_trt.observe.diagnosis.baseline import read_baseline
-    from dflash_trt.observe.diagnosis.diagnosis import SECONDS, diagnose
+    from dflash_trt.observe.diagnosis.diagnosis import SECONDS, diagnose, read_baseline
     from dflash_trt.observe.diagnosis.probes import LONG_TOKENS
-    from dflash_trt.observe.endpoints.api_key import read_api_key
-    from dflash_trt.observe.endpoints.client import Client
+    from dflash_trt.observe.endpoints.client import Client, read_api_key
 
     baseline = None if options.baseline is None else read_baseline(options.baseline)
     key = read_api_key(options.api_key_file)

@@ -40,9 +40,8 @@ def estimate(
     Example:
       dflash-trt estimate gpt-oss-120b.b300x8.latency --tau 4.7 --html curve.html
     """
-    from dflash_trt.observe.estimate import sources, tables
+    from dflash_trt.observe.estimate import inputs, tables
     from dflash_trt.observe.estimate.curve import Traffic
-    from dflash_trt.observe.estimate.page import write_page
     from dflash_trt.observe.estimate.report import estimate as predict
     from dflash_trt.observe.pages.page_templates import PAGE
 
@@ -51,13 +50,13 @@ def estimate(
     if html is not None:
         import jinja2  # noqa: F401 - what is missing is said before the work, not after it
         import matplotlib  # noqa: F401
-    deployment, system = sources.open_system(config, runtime, target, draft)
-    check_one_acceptance(acceptance, tau, sources.published_tau(system))
-    acceptances, source = sources.open_acceptances(system, acceptance, tau, eagle3_tau)
+    deployment, system = inputs.open_system(config, runtime, target, draft)
+    check_one_acceptance(acceptance, tau, inputs.published_tau(system))
+    acceptances, source = inputs.open_acceptances(system, acceptance, tau, eagle3_tau)
     traffic = Traffic(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     result = predict(
         deployment.name, system, traffic, acceptances, source=source, batch=batch,
-        routing=sources.open_routing(routing, system),
+        routing=inputs.open_routing(routing, system),
     )  # fmt: skip
     if as_json:
         shown = msgspec.structs.replace(result, system=msgspec.structs.replace(system, memory=None))
@@ -71,7 +70,7 @@ def estimate(
 
         save_picture(draw(tables.plot(result), has_heading=True), plot)
     if html is not None:
-        write_page(result, html)
+        tables.write_page(result, html)
 
 
 def check_one_acceptance(acceptance: Path | None, tau: float | None, published: str | None) -> None:

@@ -19,7 +19,7 @@ from dflash_trt.errors import printable
 from dflash_trt.files.human_sizes import human_bytes as human_bytes
 
 if TYPE_CHECKING:
-    from dflash_trt.observe.pages.table import Table
+    from dflash_trt.observe.pages.page_templates import Table
 
 NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)? ?(%|x|s|ms|[KMGT]i?B|B)?")
 NO_NUMBER = ("", "-", "?", "any")  # in a column of numbers

@@ -142,7 +142,7 @@ def ask(directory: Path, rng: Random) -> None:
 
 def read_diagnosis(directory: Path, rng: Random) -> None:
     from dflash_trt.observe.diagnosis import judge
-    from dflash_trt.observe.diagnosis.baseline import read_baseline
+    from dflash_trt.observe.diagnosis.diagnosis import read_baseline
 
     baseline = read_baseline(directory / "healthy.json")
     if (short := baseline.group("short prompts")) is not None:

@@ -24,8 +24,7 @@ from dflash_trt.observe.bench.prompt_list import PromptList, read_prompt_list
 from dflash_trt.observe.bench.records import BenchMethod, BenchRun, LoadMachine, RequestSettings, check_name
 from dflash_trt.observe.bench.run_settings import begin_run, settings_warnings
 from dflash_trt.observe.bench.sweep import MethodServer, Sweep
-from dflash_trt.observe.endpoints.api_key import read_api_key
-from dflash_trt.observe.endpoints.client import Client
+from dflash_trt.observe.endpoints.client import Client, read_api_key
 from dflash_trt.observe.endpoints.identify import identify
 
 PLAIN, DFLASH = "none", "dflash"

@@ -17,9 +17,11 @@ from dflash_trt.observe.bench.comparison_tables import (
     sweep,
 )
 from dflash_trt.observe.bench.records import BenchRun, RecordedAcceptance
-from dflash_trt.observe.bench.report_notes import notes
 from dflash_trt.observe.bench.speed_curve import AtSpeed, SpeedCurve, at_speeds, curve, ends, gpus_of, num_gpus, speeds
-from dflash_trt.observe.bench.workloads import LoadedRun, MethodSeries, Workload, workloads
+from dflash_trt.observe.bench.workloads import BASELINE, LoadedRun, MethodSeries, Workload, workloads
+
+INVERSION = 1.1
+"""Times faster at a higher concurrency: more is no chance."""
 
 
 class PositionShares(msgspec.Struct, frozen=True):
@@ -139,3 +141,43 @@ def _tasks(measured: Sequence[Workload], seed: int, concurrency: int | None) -> 
     rows = tuple(row for work in measured if work.category is None and (row := data_set_row(work, seed)))
     if rows:
         yield TaskReport(title="Data sets", rows=rows, average=None)
+
+
+def notes(runs: Sequence[LoadedRun], measured: Sequence[Workload]) -> tuple[str, ...]:
+    """Each once."""
+    return tuple(dict.fromkeys([*_losses(runs), *(note for work in measured for note in _workload_notes(work))]))
+
+
+def _losses(runs: Sequence[LoadedRun]) -> Iterator[str]:
+    for loaded in runs:
+        yield from (f"{loaded.directory.name}: {warning}" for warning in loaded.run.warnings)
+        for point in loaded.points:
+            if lost := point.requests.failed + point.requests.timed_out:
+                causes = "; ".join(f"{text} ({count})" for text, count in point.requests.errors.items())
+                yield (
+                    f"{loaded.directory.name}: {point.name}: {lost} of {point.requests.sent} requests failed or timed"
+                    f" out and are in no rate: {causes}"
+                )
+
+
+def _workload_notes(work: Workload) -> Iterator[str]:
+    if work.baseline() is None:
+        yield f"{work.title}: no method named {BASELINE!r}, so there are no speed-ups"
+    for field in ("request", "server", "num_gpus", "client"):
+        values = {msgspec.json.encode(getattr(series.run, field)) for series in work.series}
+        if len(values) > 1:
+            yield f"{work.title}: the runs differ in {field}: {', '.join(sorted(value.decode() for value in values))}"
+    if num_gpus(work) is None and any(series.run.num_gpus for series in work.series):
+        yield f"{work.title}: not every run tells its GPUs, so throughput is per server"
+    for series in work.series:
+        points = curve(series, 1).points
+        slow = [
+            str(p.concurrency)
+            for p in points
+            if any(q.concurrency > p.concurrency and q.user_rate > INVERSION * p.user_rate for q in points)
+        ]
+        if slow:
+            yield (
+                f"{work.title}: {series.title} at concurrency {', '.join(slow)}: users were slower than at a higher"
+                " one; the machine had other work, or the run is too short"
+            )

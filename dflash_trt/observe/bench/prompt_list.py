@@ -14,9 +14,8 @@ import msgspec
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_lines import read_json_lines
 from dflash_trt.observe.bench.conversations import Conversation, PromptTurn
-from dflash_trt.observe.bench.hub_prompts import HUB_SETS, read_hub_set
+from dflash_trt.observe.bench.data_sets import HUB_SETS, read_hub_set, read_speed_bench
 from dflash_trt.observe.bench.records import PromptSet
-from dflash_trt.observe.bench.speed_bench import read_speed_bench
 
 HINT = 'each line is {"prompt": "..."}, {"turns": ["...", "..."]} or {"messages": [{"role": ..., "content": ...}]}'
 

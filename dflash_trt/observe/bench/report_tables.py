@@ -11,9 +11,8 @@ from dflash_trt.observe.bench.comparison_tables import ComparisonRow
 from dflash_trt.observe.bench.records import BenchRun
 from dflash_trt.observe.bench.speed_curve import AtSpeed, SpeedCurve, Speedup
 from dflash_trt.observe.bench.workloads import BASELINE
-from dflash_trt.observe.pages.table import Table
-from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint
-from dflash_trt.observe.plots.methods import styles
+from dflash_trt.observe.pages.page_templates import Table
+from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint, styles
 
 NONE = "-"
 TAU = "tau of drafting passes"

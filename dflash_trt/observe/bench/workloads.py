@@ -12,7 +12,7 @@ import msgspec
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.bench.records import BenchMethod, BenchPoint, BenchRun
 from dflash_trt.observe.bench.run_directory import read_points, read_run
-from dflash_trt.observe.plots.methods import TITLES
+from dflash_trt.observe.plots.curves import TITLES
 
 BASELINE = "none"
 

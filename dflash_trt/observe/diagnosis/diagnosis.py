@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
-from dflash_trt.errors import EndpointError
+from dflash_trt.errors import ConfigError, EndpointError
+from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.diagnosis import judge, probes
 from dflash_trt.observe.diagnosis.judge import EndpointFinding
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
@@ -24,6 +26,7 @@ HITS = (  # vLLM's present names, and those of 0.10
     ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
     ("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"),
 )
+HINT = "dflash-trt doctor URL --json > healthy.json, while the server is well"
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,3 +133,15 @@ def _grown(before: tuple[int, int] | None, after: tuple[int, int] | None) -> int
     if before is None or after is None or after[0] == before[0]:
         return None
     return after[1] - before[1]
+
+
+def read_baseline(file: Path) -> Diagnosis:
+    """Raises ConfigError for what is none, and for one that found something wrong itself."""
+    baseline = read_json(file, Diagnosis, ConfigError, what="a diagnosis", hint=HINT)
+    if baseline.schema != SCHEMA:
+        raise ConfigError(f"{file}: expected {SCHEMA}, found {baseline.schema}", hint=HINT)
+    if baseline.findings:
+        raise ConfigError(
+            f"{file}: expected the diagnosis of a healthy server, found: {baseline.findings[0].name}", hint=HINT
+        )
+    return baseline

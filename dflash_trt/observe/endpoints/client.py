@@ -9,17 +9,19 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
-from dflash_trt.errors import EndpointError, shown
+from dflash_trt.errors import ConfigError, EndpointError, shown
 from dflash_trt.files.json_file import json_object
-from dflash_trt.observe.endpoints.answer import Answer, AnswerReader
-from dflash_trt.observe.endpoints.event_stream import events
+from dflash_trt.files.read import read_text
+from dflash_trt.observe.endpoints.answer import Answer, AnswerReader, events
 
 if TYPE_CHECKING:
     import httpx
+
 
 MAX_PAGE_BYTES = 64 * 2**20  # of an answer that is no stream: /metrics of a large deployment has some MiB
 MAX_ERROR_BYTES = 64 * 2**10
@@ -27,6 +29,7 @@ CONNECT_SECONDS = 10.0
 SLOW_HINT = "is it overloaded? --seconds gives it more time"
 PATHS = {True: "/v1/chat/completions", False: "/v1/completions"}
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+MAX_KEY_BYTES = 2**16
 
 
 class Client:
@@ -97,11 +100,6 @@ class Client:
     def get_object(self, path: str) -> dict[str, object]:
         """`get`, a JSON object; raises EndpointError."""
         return json_object(self.get(path), f"{self.url}{path}", EndpointError, finite=False)
-
-    def post_object(self, path: str, body: Mapping[str, object]) -> dict[str, object]:
-        """What answers a JSON body, a JSON object; raises EndpointError."""
-        with self._sent("POST", path, body) as response:
-            return json_object(_body(response, MAX_PAGE_BYTES), f"{self.url}{path}", EndpointError, finite=False)
 
     def answer(
         self, body: Mapping[str, object], *, is_chat: bool, deadline_seconds: float = 600.0, path: str | None = None
@@ -198,3 +196,14 @@ def _unreachable(where: str, error: httpx.HTTPError) -> EndpointError:
             hint = "is it https? Its certificate must be trusted here (SSL_CERT_FILE names others)"
         return EndpointError(f"{where}: expected a server, found: {said}", hint=hint)
     return EndpointError(f"{where}: expected a whole answer, found: {str(error) or type(error).__name__}")
+
+
+def read_api_key(file: Path | None) -> str | None:
+    """The first line that is neither empty nor a comment; raises ConfigError where there is no key."""
+    if file is None:
+        return None
+    lines = [line.strip() for line in read_text(file, ConfigError, limit=MAX_KEY_BYTES).splitlines()]
+    key = next((line for line in lines if line and not line.startswith("#")), "")
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError(f"{file}: expected an API key, found none")
+    return key

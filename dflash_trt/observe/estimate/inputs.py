@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec
-from dflash_trt.deploy.gpus import known_gpus
+from dflash_trt.deploy.deployment_file import DeploymentFile, deployment_path, load_deployment
 from dflash_trt.deploy.memory import ServingLoad
 from dflash_trt.deploy.published import published_drafts
-from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.deploy.rules.memory_rules import POOL_FRACTION, worker_buffers
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes, TargetSizes, draft_sizes
@@ -22,12 +22,15 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.read import is_directory
 from dflash_trt.files.strict_yaml import closest
+from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau, read_acceptance, read_routing
 from dflash_trt.observe.estimate.constants import DATA, constants
-from dflash_trt.observe.estimate.shapes import DraftShape, System, TargetShape
+from dflash_trt.observe.estimate.routing import inclusion
+from dflash_trt.observe.estimate.shapes import DraftShape, Method, System, TargetShape
 from dflash_trt.observe.estimate.target_config import read_target_shape
 
 MAX_EAGLE3_DRAFTS = 5
-RUNTIMES = ("trtllm", "vllm", "sglang")
+ROUTINGS = ("power-law", "uniform")
+EAGLE3_DRAFTS = 3
 
 
 class _Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,22 +42,22 @@ class _Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 @cache
 def known_targets() -> dict[str, TargetShape]:
     """By repository id."""
-    known = read_json(DATA / "targets.json", _Targets, ConfigError, what="the package's data")
-    return {entry.target: entry for entry in known.targets}
+    data = read_json(DATA / "targets.json", _Targets, ConfigError, what="the package's data")
+    return {shape.target: shape for shape in data.targets}
 
 
 def target_shape(name: str) -> TargetShape:
     """A target by directory or repository id; raises ConfigError, with the list, for one that is not known."""
     if is_directory(name):
         return read_target_shape(Path(name))
-    known = known_targets()
-    if name not in known:
+    shapes = known_targets()
+    if name not in shapes:
         raise ConfigError(
-            f"estimate: expected a target whose layers are known ({', '.join(sorted(known))}), or a directory, found"
-            f" {name!r}{closest(name, known, 'target')}",
+            f"estimate: expected a target whose layers are known ({', '.join(sorted(shapes))}), or a directory, found"
+            f" {name!r}{closest(name, shapes, 'target')}",
             hint="give its directory with --target; a config.json is all that is read of it",
         )
-    return known[name]
+    return shapes[name]
 
 
 def system(deployment: ResolvedDeployment, runtime: str, target_directory: str | None = None) -> System:
@@ -143,8 +146,8 @@ def draft_shape(name: str, algorithm: str = "") -> DraftShape:
     """A draft by directory or repository id, every linear layer but fc quantised by `algorithm`."""
     sizes = draft_sizes(name)
     if sizes is None:
-        known = sorted(published_drafts())
-        raise ConfigError(f"estimate: expected a draft whose facts are published ({', '.join(known)}), found {name!r}")
+        names = ", ".join(sorted(published_drafts()))
+        raise ConfigError(f"estimate: expected a draft whose facts are published ({names}), found {name!r}")
     modules = [module for module in sizes.spec.linear_shapes() if module != "fc"]
     return _draft_shape(sizes, dict.fromkeys(modules, algorithm), runs_whole_block=False)
 
@@ -199,6 +202,55 @@ def eagle3_shape(target: TargetShape) -> DraftShape:
     )
 
 
-def gpu_memory_bytes(gpu: str) -> int:
-    """Of a GPU that deployments name; raises KeyError for others."""
-    return known_gpus()[gpu].memory_bytes
+def read_deployment(config: str) -> DeploymentFile:
+    """The deployment file that CONFIG names; raises ConfigError."""
+    if (path := deployment_path(config)) is None:
+        raise ConfigError(
+            f"{config}: expected a deployment's file (.yaml) or name, found neither",
+            hint="dflash-trt serve-config --list",
+        )
+    return load_deployment(path)
+
+
+def open_system(
+    config: str, runtime: str, target: str | None, draft: str | None, **changes: object
+) -> tuple[ResolvedDeployment, System]:
+    """The resolved deployment that CONFIG names, some of its settings changed, and what the model makes of it."""
+    file = msgspec.structs.replace(read_deployment(config), **changes)
+    deployment = resolve(file, Path(config).stem if config.endswith(".yaml") else config, draft=draft)
+    return deployment, system(deployment, runtime, target)
+
+
+def published_tau(of: System) -> str | None:
+    """What the draft's card or paper reports, in words."""
+    taus = read_json(DATA / "published_taus.json", dict[str, str], ConfigError, what="the package's data")
+    return None if of.draft is None else taus.get(of.draft.name)
+
+
+def open_acceptances(
+    of: System, file: Path | None, tau: float | None, eagle3_tau: float | None = None
+) -> tuple[dict[Method, AcceptanceProfile], str]:
+    """Acceptance by method from the document of `verify --json` or from one tau, and in words where it is from."""
+    assert of.draft is not None
+    length = of.draft.max_draft_tokens
+    eagle3 = constants().eagle3["eagle3_acceptance"].value
+    by_method: dict[Method, AcceptanceProfile] = {
+        "eagle3": AcceptanceProfile((eagle3,)) if eagle3_tau is None else from_tau(eagle3_tau, EAGLE3_DRAFTS)
+    }
+    if file is not None:
+        return {**by_method, "dflash": read_acceptance(file)}, f"measured, {file}"
+    assert tau is not None, "one of both is given"
+    source = f"tau {tau:g} at {length} drafts, every position accepted equally often"
+    return {**by_method, "dflash": from_tau(tau, length)}, source
+
+
+def open_routing(text: str, of: System) -> list[float] | None:
+    """The probability that a token takes each expert; None: the power law of the constants."""
+    target = of.target
+    if text == "power-law" or not target.num_experts:
+        return None
+    if text == "uniform":
+        return [target.top_k / target.num_experts] * target.num_experts
+    if not Path(text).is_file():
+        raise ConfigError(f"--routing: expected {', '.join(ROUTINGS)} or a JSON file, found {text!r}")
+    return list(inclusion(read_routing(Path(text), target.num_experts), target.top_k))

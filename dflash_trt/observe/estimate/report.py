@@ -9,9 +9,8 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
-from dflash_trt.observe.estimate.bands import Band, Influence, vary
 from dflash_trt.observe.estimate.batch_limit import BatchLimit, MemoryItem, batch_limit, memory_items
-from dflash_trt.observe.estimate.constants import Rates, rates
+from dflash_trt.observe.estimate.constants import Band, Influence, Rates, rates, vary
 from dflash_trt.observe.estimate.curve import OperatingPoint, Traffic, fastest, point, points, rate_at
 from dflash_trt.observe.estimate.shapes import METHODS, Method, System
 from dflash_trt.observe.estimate.step import StepLoad, StepModel, Term

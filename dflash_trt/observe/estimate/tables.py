@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from dflash_trt.files.human_sizes import human_bytes
-from dflash_trt.observe.estimate.bands import Band
-from dflash_trt.observe.estimate.constants import rates
+from dflash_trt.files.write import new_file
+from dflash_trt.observe.estimate.constants import Band, rates
 from dflash_trt.observe.estimate.report import Account, Estimate, MethodCurve
-from dflash_trt.observe.pages.table import Table
-from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint
-from dflash_trt.observe.plots.methods import STYLES, TITLES
+from dflash_trt.observe.pages.page_templates import PAGE, Table, render
+from dflash_trt.observe.plots.curves import NARROW, STYLES, TITLES, Plot, PlotCurve, PlotPoint, svg
 
 FP8_BITS = 8
 MAX_INFLUENCES = 6
@@ -130,3 +130,20 @@ def influence_table(result: Estimate) -> Table:
 
 def _band(band: Band) -> str:
     return f"{band.value:,.0f} ({band.low:,.0f}-{band.high:,.0f})"
+
+
+def write_page(result: Estimate, file: Path) -> None:
+    """Writes the page; raises BuildError where `file` is no page of ours, or cannot be written."""
+    with new_file(file, PAGE, force=True) as new:
+        new.write_text(page(result), encoding="utf-8")
+
+
+def page(result: Estimate) -> str:
+    """The page as text; the same estimate gives the same bytes."""
+    picture = plot(result)
+    return render(
+        "estimate.j2", "html", name=result.name, title=title(result), lead=lead(result),
+        caution=caution(result),
+        picture={"alt": picture.description, "wide": svg(picture), "narrow": svg(picture, NARROW)},
+        tables=list(tables(result)),
+    )  # fmt: skip

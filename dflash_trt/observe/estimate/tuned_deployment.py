@@ -13,10 +13,10 @@ from dflash_trt.deploy.resolve import DEFAULTS
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.curve import Traffic
+from dflash_trt.observe.estimate.inputs import open_acceptances, open_system, read_deployment
 from dflash_trt.observe.estimate.measured_points import measured_points
-from dflash_trt.observe.estimate.sources import open_acceptances, open_system, read_deployment
 from dflash_trt.observe.estimate.tuning import Candidate, Tuning, tune
-from dflash_trt.observe.pages.table import Table
+from dflash_trt.observe.pages.page_templates import Table
 
 TUNED = "; tuned for "
 RECIPES = {"native": ("bf16", "nvfp4-native"), "engine": ("bf16", "fp8", "nvfp4")}

@@ -10,9 +10,8 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
-from dflash_trt.observe.estimate.bands import Band, Influence, vary
 from dflash_trt.observe.estimate.batch_limit import batch_limit
-from dflash_trt.observe.estimate.constants import Rates, rates
+from dflash_trt.observe.estimate.constants import Band, Influence, Rates, rates, vary
 from dflash_trt.observe.estimate.curve import BATCHES, Traffic, point
 from dflash_trt.observe.estimate.measured_points import MeasuredPoints, PredictedPoint
 from dflash_trt.observe.estimate.shapes import System

@@ -13,6 +13,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from dflash_trt import __version__
 from dflash_trt.errors import BuildError, printable
 from dflash_trt.files.read import open_file
@@ -20,6 +22,7 @@ from dflash_trt.files.write import OutputKind
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
 
 GENERATOR = '<meta name="generator" content="dflash-trt">'
 
@@ -63,3 +66,12 @@ def _markdown(text: str) -> object:
 def _data_url(svg: str) -> str:
     """A picture inside a page, whose names and styles stay its own."""
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """Cells are texts; the first `num_text_columns` columns are left-aligned, the others are numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    num_text_columns: int = 1

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dflash_trt.observe.plots.methods import Style
 from dflash_trt.observe.plots.pareto import rate_between
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 WIDE, NARROW = (8.5, 5.0), (4.2, 4.2)  # inches: for a desktop's page or a slide, and for a telephone
 GREY = "#5a5a5a"
 LABEL_ROOM = 22, 11  # points around a label in which there is no other
 SEGMENTS = 8  # of the line between two points: it is straight in tokens/s, and a logarithmic axis bends it
+TITLES = {"none": "plain", "eagle3": "EAGLE-3", "dflash": "DFlash"}
 
 
 class PlotPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,3 +161,36 @@ def _label(axes: Axes, plot: Plot) -> None:
             labels.append((x, y))
             axes.annotate(point.label, (point.user_rate, point.gpu_rate), textcoords="offset points", xytext=(4, 4),
                           color=GREY, fontsize="x-small", parse_math=False, in_layout=False)  # fmt: skip
+
+
+class Style(msgspec.Struct, frozen=True):
+    """Of one curve, in matplotlib's terms; colours are Okabe and Ito's, which colour-blind people tell apart."""
+
+    color: str
+    marker: str
+    dashes: tuple[float, ...] = ()
+    """Lengths of dashes and gaps in line widths; none: a solid line."""
+
+    def line(self) -> dict[str, object]:
+        """Keyword arguments of matplotlib's `plot`."""
+        return {"color": self.color, "marker": self.marker, "linestyle": (0, self.dashes) if self.dashes else "-"}
+
+
+STYLES = {
+    "none": Style("#666666", "s", (3.2, 1.8)),
+    "eagle3": Style("#b34700", "^", (0.9, 1.8)),
+    "dflash": Style("#0065a3", "o"),
+}
+MORE = (
+    Style("#00795a", "D", (4.5, 1.4, 0.9, 1.4)),
+    Style("#9c4a7e", "X", (1.8, 0.9)),
+    Style("#7a6400", "s", (0.5, 1.4)),
+    Style("#3d3d9e", "^", (5.5, 1.8)),
+)
+
+
+def styles(methods: Sequence[str]) -> list[Style]:
+    """One for each, in their order; those beyond the palette repeat it."""
+    free = [style for name, style in STYLES.items() if name not in methods]
+    rest = iter([*MORE, *free] * (len(methods) + 1))
+    return [STYLES[method] if method in STYLES else next(rest) for method in methods]

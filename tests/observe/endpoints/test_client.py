@@ -10,8 +10,8 @@ import pytest
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.endpoints import client as client_module
+from dflash_trt.observe.endpoints.answer import events
 from dflash_trt.observe.endpoints.client import Client, base_url
-from dflash_trt.observe.endpoints.event_stream import events
 from dflash_trt.observe.endpoints.identify import identify
 from tests.observe.endpoints.canned import canned, models
 

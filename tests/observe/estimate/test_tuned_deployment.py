@@ -12,8 +12,8 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.acceptance_profile import from_tau
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.curve import Traffic, point
+from dflash_trt.observe.estimate.inputs import open_system
 from dflash_trt.observe.estimate.shapes import System
-from dflash_trt.observe.estimate.sources import open_system
 from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.observe.estimate.tuned_deployment import TunedDeployment, TuneRequest, tune_deployment
 from dflash_trt.observe.estimate.tuning import Price, _schedule

@@ -7,8 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from dflash_trt.observe.plots.curves import NARROW, WIDE, Plot, PlotCurve, PlotPoint, draw, svg
-from dflash_trt.observe.plots.methods import STYLES
+from dflash_trt.observe.plots.curves import NARROW, STYLES, WIDE, Plot, PlotCurve, PlotPoint, draw, svg
 
 
 def plot(*rates: tuple[float, float], beaten: int = -1) -> Plot:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from dflash_trt.observe.plots.methods import MORE, STYLES, styles
+from dflash_trt.observe.plots.curves import MORE, STYLES, styles
 from dflash_trt.observe.plots.pareto import frontier, rate_between
 
 

@@ -1,25 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data sets that DFlash is published with, from the hub's cache or the hub, in the reference's prompt templates.
+"""Data sets as prompts: those that DFlash is published with, from the hub, and SPEED-Bench, from a folder.
 
 Which files, splits and templates: dflash/benchmark.py of z-lab/dflash, and for AIME25 and LiveCodeBench its
 predecessor model/utils.py. Files are read as data; no code of a repository is run.
+
+SPEED-Bench: NVIDIA/Model-Optimizer's examples/specdec_bench/prepare_data.py writes DIR/speed/SPLIT/test.parquet
+(question_id, category, turns); the data set's own script writes DIR/SPLIT.jsonl (question_id, category, messages). Its
+licence lets nobody else hand the texts on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_lines import read_json_lines
+from dflash_trt.files.read import open_file
 from dflash_trt.observe.bench.conversations import Conversation, PromptTurn
-from dflash_trt.observe.bench.parquet_rows import read_parquet
 
 Fields = Mapping[str, object]
 REASONING = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+MAX_ROWS = 100_000
+T = TypeVar("T")
+SPLITS = ("qualitative", "throughput_1k", "throughput_2k", "throughput_8k", "throughput_16k", "throughput_32k")
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # begins what is published in a text's place
+HINT = "python prepare_data.py --dataset speed --config all, in examples/specdec_bench of NVIDIA/Model-Optimizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,3 +144,64 @@ def _file(repository: str, file: str) -> Path:
 def _revision(file: Path, name: str) -> str:
     """The commit, which the cache has as the folder above the repository's files."""
     return file.parents[len(Path(name).parts) - 1].name
+
+
+def read_parquet(
+    file: Path, columns: Sequence[str], kind: type[T], *, hint: str | None = None
+) -> Iterator[tuple[str, T]]:
+    """Each row's place and value, of those columns alone; raises ConfigError for what is no such file."""
+    import pyarrow
+    from pyarrow import parquet
+
+    with open_file(file, ConfigError, hint=hint) as stream:
+        try:
+            table = parquet.ParquetFile(stream)
+            if table.metadata.num_rows > MAX_ROWS:
+                raise ConfigError(f"{file}: expected at most {MAX_ROWS} rows, found {table.metadata.num_rows}")
+            rows = table.read(columns=list(columns)).to_pylist()
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file}: expected a Parquet file, found: {error}", hint=hint) from None
+    for number, row in enumerate(rows, start=1):
+        where = f"{file}: row {number}"
+        try:
+            yield where, msgspec.convert(row, kind)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{where}: expected {', '.join(columns)}, found {error}", hint=hint) from None
+
+
+class _Message(msgspec.Struct, frozen=True):
+    role: str
+    content: str
+
+
+class _Row(msgspec.Struct, frozen=True):
+    question_id: str
+    category: str
+    turns: tuple[str, ...] = ()
+    messages: tuple[_Message, ...] = ()
+
+
+def read_speed_bench(folder: Path, split: str) -> Iterator[Conversation]:
+    """The prompts of one split; raises ConfigError where the folder has it not, or only its placeholders."""
+    for where, row in _rows(folder, split):
+        turns = tuple(PromptTurn("user", text) for text in row.turns)
+        turns += tuple(PromptTurn(message.role, message.content) for message in row.messages)
+        if any(turn.text.startswith(PLACEHOLDER) for turn in turns):
+            raise ConfigError(f"{where}: expected the texts of SPEED-Bench, found a placeholder", hint=HINT)
+        yield Conversation(id=row.question_id, turns=turns, category=row.category)
+
+
+def _rows(folder: Path, split: str) -> Iterator[tuple[str, _Row]]:
+    if split not in SPLITS:
+        raise ConfigError(f"--split: expected one of {', '.join(SPLITS)}, found {split}")
+    lines = folder / f"{split}.jsonl"
+    if lines.is_file():
+        yield from read_json_lines(lines, _Row, ConfigError, what="a row of SPEED-Bench", hint=HINT)
+        return
+    for file in (folder / "speed" / split / "test.parquet", folder / split / "test.parquet"):
+        if file.is_file():
+            yield from read_parquet(file, ("question_id", "category", "turns"), _Row, hint=HINT)
+            return
+    raise ConfigError(
+        f"{folder}: expected {split}.jsonl or {split}/test.parquet of SPEED-Bench, found neither", hint=HINT
+    )
