@@ -59,7 +59,6 @@ def main() -> NoReturn:
 
 
 def _run() -> int:
-    """The exit code."""
     try:
         code = cli.main(prog_name="dflash-trt", standalone_mode=False)
     except click.ClickException as error:

@@ -29,11 +29,9 @@ class Bar:
         self._task = progress.add_task("", total=total, visible=bool(plans))
 
     def start(self, method: str) -> None:
-        """Names the method."""
         self._progress.update(self._task, description=f"{method}: starting")
 
     def begin(self, plan: PlannedPoint) -> None:
-        """Names the point."""
         self._plan = plan
         self._index += 1
         category = "" if plan.category is None else f" {plan.category}"
@@ -41,7 +39,6 @@ class Bar:
         self._progress.update(self._task, description=text)
 
     def advance(self, num_answers: int) -> None:
-        """Of the point."""
         self._progress.update(self._task, completed=self._done + num_answers)
 
     def end(self, point: BenchPoint) -> None:
@@ -65,7 +62,6 @@ class Bar:
 
 @contextmanager
 def watching(sweep: Sweep) -> Iterator[Bar]:
-    """On stderr."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("left"), TimeRemainingColumn(),

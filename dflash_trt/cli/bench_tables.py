@@ -16,7 +16,6 @@ IF_ANY = ("lost", "cut")
 
 
 def print_plan(run: BenchRun, *, as_json: bool) -> None:
-    """What would be measured."""
     if as_json:
         print_json("bench-plan", {"run": msgspec.to_builtins(run)})
         return
@@ -36,7 +35,6 @@ def print_plan(run: BenchRun, *, as_json: bool) -> None:
 
 
 def print_points(output: Path, *, as_json: bool) -> None:
-    """All points of a run."""
     run = read_run(output)
     points = read_points(output, run)
     if as_json:
@@ -73,7 +71,6 @@ def _median(found: Distribution | None, scale: float, decimals: int) -> str:
 
 
 def _settings(request: msgspec.Struct) -> str:
-    """Those that were chosen."""
     fields = msgspec.to_builtins(request)
     chosen = {key: value for key, value in fields.items() if value not in (None, {}) and value is not False}
     return ", ".join(f"{key} {_text(value)}" for key, value in chosen.items())

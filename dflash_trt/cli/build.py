@@ -96,8 +96,6 @@ def build(draft: str | None, plans_for: Path | None, **settings: Any) -> None:
 
 
 class BuildRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says besides DRAFT."""
-
     target: str | None
     output: Path | None
     recipe: str | None

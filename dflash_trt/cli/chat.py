@@ -78,7 +78,6 @@ class Conversation:
         self._channels: ChannelTokens | None = ChannelTokens.read(backend.tokenizer)
 
     def reset(self) -> None:
-        """Forgets all but the system's message."""
         self._messages = list(self._begin)
 
     async def ask(self, message: str) -> None:

@@ -22,8 +22,6 @@ GRACE_SECONDS = 2.0  # for an answer that ends as the time does
 
 
 class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options that need a URL."""
-
     model: str | None
     api_key_file: Path | None
     baseline: Path | None

@@ -75,7 +75,6 @@ def fail_interrupted() -> int:
 
 
 def report_bug() -> int:
-    """For everything else, with its traceback."""
     click.echo(printable(traceback.format_exc()), nl=False, err=True)
     message = "this is a bug in dflash-trt; please report it with the lines above"
     click.echo(f"\nerror: {message}", err=True)

@@ -79,7 +79,6 @@ chat_option = click.option("--chat", is_flag=True, help="Wrap text prompts in th
 
 
 def max_tokens_option(default: int, least: int) -> Callable[[Command], Command]:
-    """--max-tokens, which is --max-new-tokens, too."""
     return click.option(
         "--max-tokens", "--max-new-tokens", "max_tokens", type=click.IntRange(min=least), default=default,
         show_default=True,

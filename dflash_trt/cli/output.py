@@ -79,7 +79,6 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def print_tables(tables: Iterable[Table]) -> None:
-    """`print_table` of each."""
     for table in tables:
         print_table(table.title, table.columns, table.rows)
 

@@ -38,8 +38,6 @@ plan_options = options(
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says of plans."""
-
     is_wanted: bool
     changes: dict[str, Any]
     """Options that are given."""

@@ -25,7 +25,6 @@ class RenamingGroup(click.Group):
 
 
 def present_spelling(arguments: list[str]) -> list[str]:
-    """A command with its options, in today's words."""
     name, *options = arguments
     for index, option in enumerate(options):
         flag, equals, file = option.partition("=")

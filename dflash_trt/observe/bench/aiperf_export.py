@@ -90,8 +90,6 @@ class _Summary(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Of one run."""
-
     rows: tuple[RequestRow, ...]
     """The completed requests."""
     errors: Mapping[str, int]

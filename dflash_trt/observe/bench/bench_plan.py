@@ -40,8 +40,6 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """What would be measured."""
-
     servers: tuple[MethodServer, ...]
     prompts: PromptList
     run: BenchRun

@@ -59,15 +59,11 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFacts(msgspec.Struct, frozen=True):
-    """What stands on every page about a run."""
-
     directory: str
     run: BenchRun
 
 
 class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The document."""
-
     runs: tuple[RunFacts, ...]
     seed: int
     """Of the intervals."""
@@ -144,7 +140,6 @@ def _tasks(measured: Sequence[Workload], seed: int, concurrency: int | None) -> 
 
 
 def notes(runs: Sequence[LoadedRun], measured: Sequence[Workload]) -> tuple[str, ...]:
-    """Each once."""
     return tuple(dict.fromkeys([*_losses(runs), *(note for work in measured for note in _workload_notes(work))]))
 
 

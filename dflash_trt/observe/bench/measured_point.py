@@ -13,7 +13,6 @@ from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance,
 def measured_point(
     export: Export, observed: ObservedAcceptance, *, method: str, category: str | None, concurrency: int, seed: int,
 ) -> BenchPoint:  # fmt: skip
-    """The point of one method at one concurrency."""
     rows, lost = export.rows, sum(export.errors.values())
     decodings = [(row, row.seconds - row.ttft_seconds) for row in rows if row.ttft_seconds is not None]
     later = [(row.output_tokens - 1, seconds) for row, seconds in decodings if row.output_tokens > 1]

@@ -26,8 +26,6 @@ class BenchRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoadMachine(BenchRecord, frozen=True, kw_only=True):
-    """The machine that sent the load."""
-
     cpu: str
     cores: Positive
     memory_gib: Amount
@@ -45,8 +43,6 @@ class PromptSet(BenchRecord, frozen=True, kw_only=True):
 
 
 class RequestSettings(BenchRecord, frozen=True, kw_only=True):
-    """What every request asked for."""
-
     template: Literal["chat", "completions"]
     thinking: Literal["on", "off"] | None = None
     temperature: Amount
@@ -57,8 +53,6 @@ class RequestSettings(BenchRecord, frozen=True, kw_only=True):
 
 
 class BenchMethod(BenchRecord, frozen=True, kw_only=True):
-    """One endpoint under test."""
-
     name: str
     url: str
     runtime: str
@@ -131,8 +125,6 @@ class Distribution(BenchRecord, frozen=True, kw_only=True):
 
 
 class RequestRow(BenchRecord, frozen=True, kw_only=True):
-    """One completed request."""
-
     input_tokens: Count
     output_tokens: Count
     ttft_seconds: Amount | None = None
@@ -203,7 +195,6 @@ class BenchPoint(BenchRecord, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """As people read it."""
         category = "" if self.category is None else f", {self.category}"
         return f"{self.method}{category}, concurrency {self.concurrency}"
 

@@ -19,14 +19,12 @@ TAU = "tau of drafting passes"
 
 
 def title(report: BenchReport) -> str:
-    """Models and hardware."""
     models = dict.fromkeys(method.model for facts in report.runs for method in facts.run.methods)
     servers = dict.fromkeys(facts.run.server or "hardware not stated" for facts in report.runs)
     return f"{', '.join(models)} on {', '.join(servers)}: measured"
 
 
 def workload_plot(report: BenchReport, work: WorkloadReport) -> Plot:
-    """The curve of each method."""
     style_of = dict(zip(report.methods, styles(report.methods), strict=True))
     curves = [
         PlotCurve(curve.title, style_of[curve.name], tuple(
@@ -65,7 +63,6 @@ def reasons_of(at_speeds: Sequence[AtSpeed]) -> tuple[str, ...]:
 
 
 def sweep_table(work: WorkloadReport) -> Table:
-    """Every concurrency and method."""
     rows = []
     for line in work.sweep:
         for name, measured in line.by_method.items():

@@ -39,7 +39,6 @@ def write_point(directory: Path, point: BenchPoint) -> Path:
 
 
 def point_file(directory: Path, method: str, category: str | None, concurrency: int) -> Path:
-    """Where that point lies."""
     folder = directory / "points" / method / (category or "")
     return folder / f"c{concurrency}.json"
 

@@ -18,8 +18,6 @@ ANNOUNCED_SPEED = 550.0  # tokens/s/user: the middle of the announcement's range
 
 
 class SpeedPoint(msgspec.Struct, frozen=True):
-    """A measured point."""
-
     user_rate: float
     """Tokens a second of one user, the median over requests."""
     gpu_rate: float
@@ -28,8 +26,6 @@ class SpeedPoint(msgspec.Struct, frozen=True):
 
 
 class SpeedCurve(msgspec.Struct, frozen=True):
-    """One method."""
-
     name: str
     title: str
     points: tuple[SpeedPoint, ...]

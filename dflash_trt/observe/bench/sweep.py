@@ -26,8 +26,6 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodServer:
-    """A method, and how to reach its server."""
-
     method: BenchMethod
     opened: Callable[[], AbstractContextManager[str]]
     """Gives the URL, and ends what was started for it."""
@@ -35,8 +33,6 @@ class MethodServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPoint:
-    """One point that is to be measured."""
-
     method: str
     category: str | None
     concurrency: int

@@ -18,8 +18,6 @@ BASELINE = "none"
 
 
 class LoadedRun(msgspec.Struct, frozen=True):
-    """A run and its points."""
-
     directory: Path
     run: BenchRun
     points: tuple[BenchPoint, ...]
@@ -37,7 +35,6 @@ class MethodSeries(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """As people read it."""
         return TITLES.get(self.name, self.name)
 
     def at(self, concurrency: int) -> BenchPoint | None:
@@ -54,7 +51,6 @@ class Workload(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """As people read it."""
         return self.prompt_set if self.category is None else f"{self.prompt_set}, {self.category}"
 
     def baseline(self) -> MethodSeries | None:
@@ -62,7 +58,6 @@ class Workload(msgspec.Struct, frozen=True):
         return next((series for series in self.series if series.name == BASELINE), None)
 
     def others(self) -> tuple[MethodSeries, ...]:
-        """All but plain decoding."""
         return tuple(series for series in self.series if series.name != BASELINE)
 
 

@@ -34,11 +34,9 @@ class CauseEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def cause_entries() -> dict[str, CauseEntry]:
-    """Those of causes.json, by name."""
     return read_json(Path(__file__).with_suffix(".json"), dict[str, CauseEntry], ConfigError, what="the package's data")
 
 
 def causes(kind: ServerKind, *names: str) -> list[Cause]:
-    """Likely causes, in this order."""
     entries = [(name, cause_entries()[name]) for name in names]
     return [Cause(name=n, what=e.what, source=e.source, setting=e.settings.get(kind, e.setting)) for n, e in entries]

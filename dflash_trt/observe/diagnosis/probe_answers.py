@@ -40,8 +40,6 @@ class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests of one probe, in order."""
-
     name: str
     samples: list[ProbeAnswer] = []
     why_not: str = ""
@@ -49,7 +47,6 @@ class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def acceptance(self) -> Acceptance:
-        """Of all samples."""
         return sum((sample.acceptance or UNPUBLISHED for sample in self.samples), Acceptance())
 
     @property
@@ -62,7 +59,6 @@ class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def draft_length(self) -> float | None:
-        """Mean number of verified drafts in a pass."""
         proposed, passes = self.acceptance.proposed, self.acceptance.drafting_passes
         return proposed / passes if passes and proposed is not None else None
 

@@ -16,8 +16,6 @@ CONTINUE = "Continue this Python file.\n\n```python\n"
 
 
 class ProbePrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One thing to ask."""
-
     chat: str
     """A user's message."""
     text: str
@@ -33,7 +31,6 @@ class Prompts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def prompts() -> Prompts:
-    """Those of probe_prompts.json."""
     return read_json(Path(__file__).with_suffix(".json"), Prompts, ConfigError, what="the package's data")
 
 

@@ -66,7 +66,6 @@ class Prober:
         return sum(answer.output_tokens or len(answer.emitted) for answer in answers), time.perf_counter() - began
 
     def prompt(self, question: ProbePrompt) -> str:
-        """What is asked of this server."""
         return question.chat if self.is_chat else question.text
 
     def _body(self, question: ProbePrompt, max_tokens: int, fields: dict[str, object]) -> dict[str, object]:
@@ -110,7 +109,6 @@ class Prober:
 
 
 def text_of(answer: Answer) -> str:
-    """What was thought and what was said."""
     return f"{answer.reasoning}\0{answer.text}" if answer.reasoning else answer.text
 
 

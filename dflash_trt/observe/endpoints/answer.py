@@ -40,7 +40,6 @@ class Answer:
 
     @property
     def ttft_seconds(self) -> float | None:
-        """From the request to its first text."""
         return self.emitted[0] if self.emitted else None
 
     @property
@@ -52,8 +51,6 @@ class Answer:
 
 
 class AnswerReader:
-    """Collects the events of one stream."""
-
     def __init__(self, where: str, *, is_chat: bool) -> None:
         self._where = where
         self._is_chat = is_chat

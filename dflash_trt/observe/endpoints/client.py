@@ -73,7 +73,6 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends its connections."""
         if self._cutter is not None:
             self._cutter.cancel()
         self._http.close()

@@ -34,7 +34,6 @@ class MetricsPage:
         return cls(where, {name: tuple(found) for name, found in samples.items()})
 
     def has(self, name: str) -> bool:
-        """Whether there is a sample of that name."""
         return name in self.samples
 
     def total(self, name: str) -> float:

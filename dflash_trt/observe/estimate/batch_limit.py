@@ -13,8 +13,6 @@ MAX_BATCH = 4096
 
 
 class MemoryItem(msgspec.Struct, frozen=True):
-    """One line of the table."""
-
     name: str
     bytes: int
 

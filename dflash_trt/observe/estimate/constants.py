@@ -21,8 +21,6 @@ End = Literal["low", "high"]
 
 
 class Constant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One number and what is known of it."""
-
     value: float
     low: float
     high: float
@@ -33,7 +31,6 @@ class Constant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def is_uncertain(self) -> bool:
-        """Whether the range is more than a point."""
         return self.low < self.high
 
 
@@ -83,8 +80,6 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The data file."""
-
     gpus: dict[str, dict[str, Constant]]
     kernels: dict[str, Constant]
     runtimes: dict[str, dict[str, Constant]]
@@ -114,7 +109,6 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @cache
 def constants() -> Constants:
-    """The data file, read once."""
     return read_json(DATA / "constants.json", Constants, ConfigError, what="the package's data")
 
 

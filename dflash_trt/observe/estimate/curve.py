@@ -16,8 +16,6 @@ BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What users ask for."""
-
     prompt_tokens: int = 1024
     output_tokens: int = 1024
 

@@ -106,7 +106,6 @@ def _gemm_name(module: str) -> str:
 
 
 def _by_algorithm(modules: list[str], params: Mapping[str, int], algorithms: Mapping[str, str]) -> Counter[str]:
-    """Weights by algorithm."""
     counted: Counter[str] = Counter()
     for module in modules:
         counted[algorithms.get(module, "")] += params[module]

@@ -55,7 +55,6 @@ class _Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @cache
 def tables() -> _Tables:
-    """data/moe_kernels.json, read once."""
     return read_json(DATA / "moe_kernels.json", _Tables, ConfigError, what="the package's data")
 
 

@@ -203,7 +203,6 @@ def eagle3_shape(target: TargetShape) -> DraftShape:
 
 
 def read_deployment(config: str) -> DeploymentFile:
-    """The deployment file that CONFIG names; raises ConfigError."""
     if (path := deployment_path(config)) is None:
         raise ConfigError(
             f"{config}: expected a deployment's file (.yaml) or name, found neither",

@@ -18,8 +18,6 @@ WHOLE = 0.1  # drafts a pass that may be missing from the draft length, where an
 
 
 class MeasuredPoint(msgspec.Struct, frozen=True):
-    """One measurement."""
-
     batch: int
     draft_tokens: int
     user_rate: float
@@ -39,8 +37,6 @@ class PredictedPoint(msgspec.Struct, frozen=True):
 
 
 class MeasuredPoints(msgspec.Struct, frozen=True):
-    """Of one deployment."""
-
     points: tuple[MeasuredPoint, ...]
 
     def user_rate(self, batch: int, draft_tokens: int) -> float | None:

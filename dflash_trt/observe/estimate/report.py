@@ -20,16 +20,12 @@ HEADLINE_RATES = (100.0, 200.0, 300.0, 400.0, 500.0, 550.0, 600.0)
 
 
 class BandedPoint(msgspec.Struct, frozen=True):
-    """A point of a frontier, with its bands."""
-
     point: OperatingPoint
     user_rate: Band
     gpu_rate: Band
 
 
 class MethodCurve(msgspec.Struct, frozen=True):
-    """One method."""
-
     method: Method
     limit: BatchLimit
     points: list[BandedPoint]
@@ -39,8 +35,6 @@ class MethodCurve(msgspec.Struct, frozen=True):
 
 
 class Account(msgspec.Struct, frozen=True):
-    """One step, term by term."""
-
     point: OperatingPoint
     terms: tuple[Term, ...]
     experts_touched: float
@@ -55,8 +49,6 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """The document."""
-
     name: str
     system: System
     traffic: Traffic
@@ -69,7 +61,6 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """On the speed of one user alone, under DFlash."""
 
     def curve(self, method: Method) -> MethodCurve:
-        """Of a method."""
         return next(curve for curve in self.curves if curve.method == method)
 
 

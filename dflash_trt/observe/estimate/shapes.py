@@ -58,7 +58,6 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def num_expert_layers(self) -> int:
-        """Layers with experts."""
         return self.num_layers - self.num_dense_layers if self.num_experts else 0
 
     @property
@@ -68,7 +67,6 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def num_attention_layers(self) -> int:
-        """Layers that read rows of K and V."""
         return self.num_layers - self.num_linear_layers
 
     @property
@@ -125,12 +123,10 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def expert_params(self) -> int:
-        """Of one expert."""
         return 3 * self.hidden_size * self.expert_intermediate_size
 
     @property
     def head_params(self) -> int:
-        """Of lm_head."""
         return self.vocab_size * self.hidden_size
 
     @property
@@ -186,7 +182,6 @@ class DraftShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fc_params(self) -> int:
-        """Of the projection of the taps."""
         return self.num_taps * self.hidden_size * self.hidden_size
 
     @property
@@ -196,8 +191,6 @@ class DraftShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True):
-    """Models on GPUs under a runtime."""
-
     target: TargetShape
     draft: DraftShape | None
     eagle3: DraftShape | None

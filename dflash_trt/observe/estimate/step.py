@@ -23,8 +23,6 @@ STATE_FLOPS = 7
 
 
 class Term(msgspec.Struct, frozen=True):
-    """One line of a step's account."""
-
     name: str
     part: str
     """target, drafter, communication or host."""
@@ -34,13 +32,10 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class StepCost(msgspec.Struct, frozen=True):
-    """A step's account."""
-
     terms: tuple[Term, ...]
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
         return sum(term.seconds for term in self.terms)
 
     @property
@@ -50,8 +45,6 @@ class StepCost(msgspec.Struct, frozen=True):
 
 
 class StepLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step is given."""
-
     batch: int
     draft_tokens: int
     """K; 0 decodes plainly."""
@@ -64,8 +57,6 @@ class StepLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepModel:
-    """Prices steps of a system."""
-
     def __init__(self, system: System, rates: Rates, routing: Sequence[float] | None = None) -> None:
         """`routing` is the measured probability that a token takes each expert; power law unless given."""
         self.system = system

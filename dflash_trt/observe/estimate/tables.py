@@ -18,7 +18,6 @@ MAX_INFLUENCES = 6
 
 
 def title(result: Estimate) -> str:
-    """Target and GPUs."""
     return f"{result.system.target.target} on {result.system.gpu}x{result.system.num_gpus}: predicted, not measured"
 
 
@@ -44,7 +43,6 @@ def lead(result: Estimate) -> str:
 
 
 def plot(result: Estimate) -> Plot:
-    """The curves with their bands."""
     curves = [
         PlotCurve(TITLES[curve.method], STYLES[curve.method], tuple(
             PlotPoint(
@@ -81,7 +79,6 @@ def rate_table(result: Estimate) -> Table:
 
 
 def step_table(account: Account) -> Table:
-    """One step, term by term."""
     at, total = account.point, sum(term.seconds for term in account.terms)
     experts = f", {account.experts_touched:.0f} experts a layer" if account.experts_touched else ""
     sums = ("all", "", total, sum(term.bytes for term in account.terms))
@@ -110,7 +107,6 @@ def curve_table(curve: MethodCurve, configured: int) -> Table:
 
 
 def memory_table(result: Estimate) -> Table:
-    """Of one GPU, at the deployment's batch."""
     system, items = result.system, result.curve("dflash").memory
     free = system.gpu_memory_bytes - sum(item.bytes for item in items)
     rows = [(item.name, human_bytes(item.bytes)) for item in items]
@@ -120,7 +116,6 @@ def memory_table(result: Estimate) -> Table:
 
 
 def influence_table(result: Estimate) -> Table:
-    """The constants that matter most."""
     rows = tuple((i.constant, f"{i.at_low - 1:+.1%}", f"{i.at_high - 1:+.1%}") for i in result.influences)
     return Table(
         title="what changes one user's speed most, DFlash", rows=rows[:MAX_INFLUENCES],

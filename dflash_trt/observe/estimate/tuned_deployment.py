@@ -23,8 +23,6 @@ RECIPES = {"native": ("bf16", "nvfp4-native"), "engine": ("bf16", "fp8", "nvfp4"
 
 
 class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked."""
-
     config: str
     slo: float
     acceptance: Path | None
@@ -38,8 +36,6 @@ class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TunedDeployment(msgspec.Struct, frozen=True, kw_only=True):
-    """What was chosen."""
-
     tuning: Tuning
     acceptance_source: str
     num_gpus: int

@@ -25,8 +25,6 @@ TITLES = {"none": "plain", "eagle3": "EAGLE-3", "dflash": "DFlash"}
 
 
 class PlotPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One marker."""
-
     user_rate: float
     """Tokens a second of one user."""
     gpu_rate: float
@@ -40,8 +38,6 @@ class PlotPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlotCurve(msgspec.Struct, frozen=True):
-    """One method."""
-
     title: str
     style: Style
     points: tuple[PlotPoint, ...]
@@ -172,7 +168,6 @@ class Style(msgspec.Struct, frozen=True):
     """Lengths of dashes and gaps in line widths; none: a solid line."""
 
     def line(self) -> dict[str, object]:
-        """Keyword arguments of matplotlib's `plot`."""
         return {"color": self.color, "marker": self.marker, "linestyle": (0, self.dashes) if self.dashes else "-"}
 
 
