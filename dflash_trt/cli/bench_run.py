@@ -101,7 +101,7 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
         --prompts gsm8k --concurrency 1,2,4,8 --hardware "8x B300" --num-gpus 8 -o run
     """
     _check_servers(settings)
-    from dflash_trt.cli.bench_progress import watching
+    from dflash_trt.cli.bench_progress import measure
     from dflash_trt.observe.bench.aiperf_run import find_aiperf
     from dflash_trt.observe.bench.bench_plan import BenchRequest
 
@@ -114,10 +114,7 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
     sweep = request.begin(plan, output, program, _command())
     for warning in sweep.run.warnings:
         click.echo(f"warning: {warning}", err=True)
-    with watching(sweep) as watcher:
-        for server in plan.servers:
-            for _ in sweep.measure(server, watcher):
-                pass
+    measure(sweep, plan.servers)
     print_points(output, as_json=as_json)
     click.echo(f"its curve and tables: dflash-trt bench report {quoted(output)} -o DIR", err=True)
 

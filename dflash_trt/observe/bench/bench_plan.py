@@ -22,7 +22,7 @@ from dflash_trt.observe.bench.aiperf_run import VERSION
 from dflash_trt.observe.bench.own_server import MODEL, OwnServer
 from dflash_trt.observe.bench.prompt_list import PromptList, read_prompt_list
 from dflash_trt.observe.bench.records import BenchMethod, BenchRun, LoadMachine, RequestSettings, check_name
-from dflash_trt.observe.bench.run_settings import begin_run, settings_warnings
+from dflash_trt.observe.bench.run_directory import begin_run, settings_warnings
 from dflash_trt.observe.bench.sweep import MethodServer, Sweep
 from dflash_trt.observe.endpoints.client import Client, read_api_key
 from dflash_trt.observe.endpoints.identify import identify

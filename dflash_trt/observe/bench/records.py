@@ -212,6 +212,11 @@ class BenchPoint(BenchRecord, frozen=True, kw_only=True):
             )
 
 
+def request_of(request: RequestSettings, method: BenchMethod) -> RequestSettings:
+    """What one method's requests ask for."""
+    return msgspec.convert({**msgspec.to_builtins(request), **method.overrides}, RequestSettings)
+
+
 def check_schema(schema: str) -> None:
     """Raises ConfigError for a file of another kind or time."""
     if schema != SCHEMA:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -15,8 +14,8 @@ from dflash_trt.errors import EndpointError
 from dflash_trt.observe.bench.aiperf_run import AiperfLoad, body_fields, run_load
 from dflash_trt.observe.bench.measured_point import measured_point
 from dflash_trt.observe.bench.prompt_list import PromptList
-from dflash_trt.observe.bench.records import BenchMethod, BenchPoint, BenchRun, RequestSettings
-from dflash_trt.observe.bench.run_directory import point_file, read_point, write_point, write_run
+from dflash_trt.observe.bench.records import BenchMethod, BenchPoint, BenchRun, RequestSettings, request_of
+from dflash_trt.observe.bench.run_directory import add_warnings, point_file, read_point, write_point
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime, identify
 from dflash_trt.observe.endpoints.meters import acceptance_during, meter
@@ -37,25 +36,6 @@ class PlannedPoint:
     category: str | None
     concurrency: int
     num_requests: int
-
-
-class SweepProgress(Protocol):
-    """Shows how far the sweep is."""
-
-    def start(self, method: str) -> None:
-        """Its server is reached, or started, and warmed up."""
-
-    def begin(self, plan: PlannedPoint) -> None:
-        """A point begins."""
-
-    def advance(self, num_answers: int) -> None:
-        """So many of its answers have come."""
-
-    def end(self, point: BenchPoint) -> None:
-        """It is done and written."""
-
-    def warn(self, text: str) -> None:
-        """What a reader of the run must know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +66,16 @@ class Sweep:
             for concurrency in self.run.concurrencies
         ]
 
-    def measure(self, server: MethodServer, progress: SweepProgress) -> Iterator[BenchPoint]:
-        """The missing points of one method, each written when it is done.
+    def measure(
+        self, server: MethodServer, progress: Callable[[PlannedPoint, int], None]
+    ) -> Iterator[tuple[PlannedPoint, BenchPoint, list[str]]]:
+        """The missing points of one method, each written when it is done, with what a reader must be warned of.
 
-        Raises EndpointError where its server does not answer, or not with what a measurement needs.
+        `progress` hears how many answers of a point have come. Raises EndpointError where the server does not answer,
+        or not with what a measurement needs.
         """
         if not (plans := self.missing(server.method.name)):
             return
-        progress.start(server.method.name)
         with ExitStack() as stack:
             url = stack.enter_context(server.opened())
             client = stack.enter_context(Client(url, api_key=self.api_key, timeout=self.timeout_seconds))
@@ -101,31 +83,31 @@ class Sweep:
             request = request_of(self.run.request, server.method)
             self._warm_up(client, runtime, request)
             for plan in plans:
-                progress.begin(plan)
-                point = self._measure(plan, client, runtime, request, progress)
-                progress.end(point)
-                yield point
+                yield plan, *self._measure(plan, client, runtime, request, progress)
 
     def _measure(
-        self, plan: PlannedPoint, client: Client, runtime: Runtime, request: RequestSettings, progress: SweepProgress
-    ) -> BenchPoint:
-        prompts = self.prompts.of(plan.category)
+        self, plan: PlannedPoint, client: Client, runtime: Runtime, request: RequestSettings,
+        progress: Callable[[PlannedPoint, int], None],
+    ) -> tuple[BenchPoint, list[str]]:  # fmt: skip
+        progress(plan, 0)
         load = AiperfLoad(
-            url=client.url, model=runtime.model, prompts=prompts, request=request, concurrency=plan.concurrency,
-            seed=self.run.seed, timeout_seconds=self.timeout_seconds, api_key=self.api_key,
+            url=client.url, model=runtime.model, prompts=self.prompts.of(plan.category), request=request,
+            concurrency=plan.concurrency, seed=self.run.seed, timeout_seconds=self.timeout_seconds,
+            api_key=self.api_key,
         )  # fmt: skip
         file = point_file(self.directory, plan.method, plan.category, plan.concurrency)
         with acceptance_during(meter(client, runtime)) as end:
-            export = run_load(self.aiperf, load, file.parent / "aiperf" / file.stem, progress.advance)
+            output = file.parent / "aiperf" / file.stem
+            export = run_load(self.aiperf, load, output, lambda num_answers: progress(plan, num_answers))
             observed = end()
         point = measured_point(
             export, observed, method=plan.method, category=plan.category, concurrency=plan.concurrency,
             seed=self.run.seed,
         )  # fmt: skip
         write_point(self.directory, point)
-        for text in _warnings(point, plan, observed.output_tokens):
-            progress.warn(text)
-        return point
+        warnings = list(_warnings(point, plan, observed.output_tokens))
+        add_warnings(self.directory, warnings)
+        return point, warnings
 
     def _warm_up(self, client: Client, runtime: Runtime, request: RequestSettings) -> None:
         """One short answer: what is wrong with the requests is said before there are hundreds."""
@@ -149,23 +131,8 @@ class Sweep:
         return read_point(self.directory, plan.method, plan.category, plan.concurrency)
 
 
-def request_of(request: RequestSettings, method: BenchMethod) -> RequestSettings:
-    """What one method's requests ask for."""
-    return msgspec.convert({**msgspec.to_builtins(request), **method.overrides}, RequestSettings)
-
-
-def add_warning(directory: Path, run: BenchRun, text: str) -> BenchRun:
-    """The run with one warning more, which is written."""
-    if text in run.warnings:
-        return run
-    changed = msgspec.structs.replace(run, warnings=(*run.warnings, text))
-    write_run(directory, changed)
-    return changed
-
-
 def _warnings(point: BenchPoint, plan: PlannedPoint, server_tokens: int | None) -> Iterator[str]:
-    where = f"{point.method}{'' if point.category is None else f', {point.category}'}, concurrency {point.concurrency}"
-    requests = point.requests
+    where, requests = point.name, point.requests
     if lost := requests.failed + requests.timed_out:
         yield f"{where}: {lost} of {requests.sent} requests failed or timed out"
     if requests.sent != plan.num_requests:

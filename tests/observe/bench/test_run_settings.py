@@ -9,10 +9,15 @@ import msgspec
 import pytest
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.bench.records import BenchRun
-from dflash_trt.observe.bench.run_directory import RUN_FILE, read_run
-from dflash_trt.observe.bench.run_settings import begin_run, differences, settings_warnings
-from dflash_trt.observe.bench.sweep import add_warning, request_of
+from dflash_trt.observe.bench.records import BenchRun, request_of
+from dflash_trt.observe.bench.run_directory import (
+    RUN_FILE,
+    add_warnings,
+    begin_run,
+    differences,
+    read_run,
+    settings_warnings,
+)
 from tests.observe.bench import samples
 
 
@@ -76,7 +81,7 @@ def test_methods_that_differ_are_named() -> None:
 
 
 def test_warnings_are_kept_once(tmp_path: Path) -> None:
-    run = begin_run(tmp_path, RUN)
+    begin_run(tmp_path, RUN)
     for _ in range(2):
-        run = add_warning(tmp_path, run, "the server was busy")
+        add_warnings(tmp_path, ["the server was busy"])
     assert read_run(tmp_path).warnings == (*RUN.warnings, "the server was busy")
