@@ -30,6 +30,7 @@ NO_EFFECT: dict[str, tuple[object, ...]] = {
     "bootstrap_info": (),
 }
 """What is not supported, with the values that ask for nothing; logprobs: 1 is the sampled token's own."""
+STOP_IDS = ("stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden")
 
 
 def read_request(request: Mapping[str, Any], max_length: int) -> tuple[list[int], SamplingParams]:
@@ -42,21 +43,20 @@ def read_request(request: Mapping[str, Any], max_length: int) -> tuple[list[int]
             raise RequestError(f"{field}: expected {expected}, the only supported value, found {shown(value)}")
     prompt = list(request["token_ids"])
     sampling, stop = request.get("sampling_options") or {}, request.get("stop_conditions") or {}
-    given: dict[str, Any] = {
-        name: _decimal(sampling[name]) for name in (*SAMPLER_FIELDS, "seed") if sampling.get(name) is not None
-    }
+    given: dict[str, Any] = {"temperature": 1.0}
+    given |= {name: _decimal(sampling[name]) for name in (*SAMPLER_FIELDS, "seed") if sampling.get(name) is not None}
+    max_tokens = stop.get("max_tokens")
+    if max_tokens is None:
+        max_tokens = max(1, min(DEFAULT_MAX_TOKENS, max_length - len(prompt)))
     stop_ids = [id_ for name in STOP_IDS for id_ in stop.get(name) or ()]
     return prompt, SamplingParams(
-        **{"temperature": 1.0} | given,
-        max_tokens=stop.get("max_tokens") or max(1, min(DEFAULT_MAX_TOKENS, max_length - len(prompt))),
+        **given,
+        max_tokens=max_tokens,
         stop=stop.get("stop"),
         stop_token_ids=stop_ids,
         ignore_eos=bool(stop.get("ignore_eos")),
         logprobs=(request.get("output_options") or {}).get("logprobs") is not None,
     )
-
-
-STOP_IDS = ("stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden")
 
 
 def _decimal(value: float) -> float:

@@ -24,19 +24,17 @@ T = TypeVar("T")
 
 def register_in_remote_ranks() -> None:
     """Makes every task register the drafter in its rank first; EngineError where tasks are not sent as they were."""
-    client = getattr(import_module(SESSION), CLIENT, None)
-    submit = getattr(client, "submit", None)
-    parameters = list(inspect.signature(submit).parameters) if callable(submit) else []
-    if not callable(submit) or parameters[:3] != ["self", "task", "args"]:
-        raise EngineError(
-            f"{SESSION}.{CLIENT}.submit: expected (self, task, *args, ...), found ({', '.join(parameters)})"
-        )
+    client: Any = getattr(import_module(SESSION), CLIENT, None)
+    submit: Any = getattr(client, "submit", lambda: None)
+    found = list(inspect.signature(submit).parameters)
+    if found[:3] != ["self", "task", "args"]:
+        raise EngineError(f"{SESSION}.{CLIENT}.submit: expected (self, task, *args, ...), found ({', '.join(found)})")
 
     @wraps(submit)
     def submit_registered(self: Any, task: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return submit(self, partial(run_registered, task), *args, **kwargs)
 
-    client.submit = submit_registered  # type: ignore[union-attr]
+    client.submit = submit_registered
 
 
 def run_registered(task: Callable[..., T], *args: Any, **kwargs: Any) -> T:

@@ -75,7 +75,7 @@ def test_honoured(fields: dict[str, Any], expected: SamplingParams) -> None:
         {"n": 2}, {"best_of": 2}, {"use_beam_search": True}, {"length_penalty": 0.5}, {"min_tokens": 1},
         {"include_stop_str_in_output": True}, {"guided_decoding": {"regex": "a"}}, {"max_thinking_tokens": 9},
         {"logprobs": 2}, {"prompt_logprobs": 0}, {"multi_modal_data": {"image_url": []}}, {"prefill_result": {}},
-        {"bootstrap_info": {}}, {"seed": -3}, {"top_p": 1.5}, {"max_tokens": -1},
+        {"bootstrap_info": {}}, {"seed": -3}, {"top_p": 1.5}, {"max_tokens": 0},
     ],
     ids=str,
 )  # fmt: skip

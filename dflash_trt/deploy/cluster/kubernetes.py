@@ -54,8 +54,7 @@ def kubernetes_manifests(server: ClusterServer) -> str:
 
 def to_yaml(server: ClusterServer, manifests: list[Manifest]) -> str:
     """Several documents."""
-    documents: str = yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=120)
-    return f"{server.head}\n{documents}"
+    return f"{server.head}\n{yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=120)}"
 
 
 def config_maps(server: ClusterServer) -> list[Manifest]:
