@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,7 +42,7 @@ class Node:
         self.log = log
         with log.open("ab") as file:
             self.popen = subprocess.Popen(
-                [dynamo_python(), "-m", *map(str, command)], env=environment, stdout=file, stderr=file
+                [dynamo_python(), *map(str, command)], env=environment, stdout=file, stderr=file
             )
 
     def await_log(self, pattern: str) -> None:
@@ -57,11 +57,13 @@ class Node:
 
 
 class Worker(Node):
-    """`dflash-trt dynamo`."""
+    """`dflash-trt dynamo`, as `start` starts dflash-trt."""
 
-    def __init__(self, log: Path, environment: dict[str, str], engine: Path, target: Path, *options: object) -> None:
+    def __init__(
+        self, log: Path, environment: dict[str, str], engine: Path, target: Path, *options: object, start: Sequence[str]
+    ) -> None:
         arguments = ["--target", target, "--discovery-backend", "file", "--metrics-port", 0, *options]
-        super().__init__(log, environment, "dflash_trt", "dynamo", engine, *arguments)
+        super().__init__(log, environment, *start, "dynamo", engine, *arguments)
 
     def metric(self, name: str) -> float:
         """The sum over a metric's labels."""
@@ -84,14 +86,14 @@ class Cluster:
             "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
         }  # fmt: skip
         options = ["--discovery-backend", "file", "--event-plane", "zmq", *frontend_options]
-        command = ["dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", port, *options]
+        command = ["-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", port, *options]
         self.frontend = Node(directory / "frontend.log", self._environment, *command)
 
-    def add_workers(self, count: int, *options: object) -> list[Worker]:
+    def add_workers(self, count: int, *options: object, start: Sequence[str] = ("-m", "dflash_trt")) -> list[Worker]:
         added = []
         for _ in range(count):
             log = self._directory / f"worker-{len(self.workers)}.log"
-            added.append(Worker(log, self._environment, self._engine, self._target, *options))
+            added.append(Worker(log, self._environment, self._engine, self._target, *options, start=start))
             self.workers.append(added[-1])
         for worker in added:
             worker.await_log("Serving .* on ")

@@ -179,3 +179,30 @@ def ask(running: Cluster, prompt: str) -> int:
     body = running.body(prompt, max_tokens=4)
     usage = httpx.post(f"{running.url}/v1/completions", json=body, timeout=PATIENCE).json()["usage"]
     return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+FAILING = """
+from dflash_trt.cli import main
+from dflash_trt.runtime.decoder import Decoder
+
+step, steps = Decoder.step, []
+
+def planted(self):
+    steps.append(step(self))
+    if len(steps) == 40:
+        raise ValueError("planted")
+
+Decoder.step = planted
+main()
+"""
+
+
+@pytest.mark.full
+def test_a_decoder_that_fails_ends_its_worker(engine: Path, tmp_path: Path) -> None:
+    """Its requests go on elsewhere, and who watches over the process sees that it failed."""
+    with cluster(tmp_path, engine, TARGET, "--migration-limit", 3) as running:
+        (failing,) = running.add_workers(1, start=("-c", FAILING))
+        running.add_workers(1)
+        check(streamed(running, PROMPTS[:8]), single_runs(engine, PROMPTS[:8]))
+        assert failing.popen.wait(PATIENCE) == 1
+        assert "error: the decoder has failed: planted" in failing.log.read_text()
