@@ -21,10 +21,12 @@ from dflash_trt.deploy.cluster.slurm import sbatch_script
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ERROR, WARNING, Finding
 from dflash_trt.deploy.gpus import parse_gpus
+from dflash_trt.deploy.memory import context_in_words
 from dflash_trt.deploy.method import METHODS, Method
 from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import ResolvedDeployment, directory_deployment, resolve
+from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import PACKAGES, Runtime, load_schema
 from dflash_trt.deploy.trtllm_arguments import is_engine_mode
 from dflash_trt.errors import ConfigError, printable
@@ -104,7 +106,8 @@ def serve_config(
         raise click.UsageError("give SOURCE to write a configuration, or --check FILE to check one")
     in_pod = is_dynamo or launcher == "kubernetes"
     rendered = render(deployment, runtime, method, host="0.0.0.0" if in_pod else host, port=port)  # noqa: S104
-    findings = check(deployment_config(deployment, schema, rendered.arguments))
+    config = deployment_config(deployment, schema, rendered.arguments)
+    findings = check(config)
     refuse_errors(str(source), runtime, _strict(findings, deployment) if is_strict else findings)
     if is_dynamo or launcher is not None:
         if is_dynamo:
@@ -122,6 +125,8 @@ def serve_config(
             hint="--launcher slurm or kubernetes, or --runtime dynamo-trtllm",
         )
     click.echo(rendered.text, nl=False)
+    if runtime == "trtllm" and method == "dflash" and (load := document_load(config)) is not None:
+        click.echo(f"\n{context_in_words(load)}", err=True)
     click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
 
 

@@ -102,6 +102,16 @@ def paged_arena_bytes(load: ServingLoad) -> int:
     return (load.max_batch_size + 1) * pages * PAGE_TOKENS * _context_row_bytes(load)
 
 
+def context_in_words(load: ServingLoad) -> str:
+    """What the drafter's context takes of a GPU in either layout."""
+    longest = load.max_seq_len * _context_row_bytes(load) / GIB
+    return (
+        f"the drafter's context on each GPU: {longest:.2f} GiB for a request of {load.max_seq_len} tokens, in pages of"
+        f" the pool (TRTLLM); {arena_bytes(load) / GIB:.1f} GiB reserved for {load.max_batch_size} of them in a dense"
+        " arena (VANILLA)"
+    )
+
+
 def gpu_memory(load: ServingLoad) -> GpuMemory:
     """What `load` leaves, and the largest batch and context that would fit."""
     items, unknown = memory_items(load)
@@ -179,6 +189,7 @@ def request_bytes(load: ServingLoad) -> int | None:
     cache = load.target.cache.bytes(load.max_seq_len, fp8=load.is_fp8_cache, ranks=ranks)
     rows = 0
     if load.draft is not None and (load.separate_draft_manager or not load.is_dense):
+        ranks = ranks if load.is_dense else load.drafter_ranks
         rows = load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, ranks=ranks)
     return cache + load.max_seq_len * rows
 

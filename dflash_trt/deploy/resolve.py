@@ -103,9 +103,10 @@ def resolve(
     schedule = (
         read_schedule(file.draft_schedule, draft_tokens, f"{name}: draft_schedule") if file.draft_schedule else ()
     )
-    # Its kernels have no finite windows that are not causal, which DFlash2 drafts have (pull request 18155).
+    # TensorRT-LLM's kernels have no finite windows that are not causal, which DFlash2 drafts have (pull request 18155).
+    # Our plans read the worker's pool with kernels of their own, on any GPU.
     has_kernels = gpus.gpu.compute_capability in TRTLLM_ATTENTION and sizes.spec.candidate_selector is None
-    attention = "TRTLLM" if file.mode == "native" and has_kernels else "VANILLA"
+    attention = "TRTLLM" if file.mode == "engine" or has_kernels else "VANILLA"
     return ResolvedDeployment(
         name=name,
         digest=hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:12],

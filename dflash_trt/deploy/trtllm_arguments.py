@@ -33,7 +33,10 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
         "enable_chunked_prefill": True,
         "stream_interval": STREAM_INTERVAL,
         "num_postprocess_workers": POSTPROCESS_WORKERS,
-        "cuda_graph_config": {"enable_padding": True, "max_batch_size": deployment.max_batch_size},
+        "cuda_graph_config": {
+            "enable_padding": not _pads_into_the_pool(deployment, method),
+            "max_batch_size": deployment.max_batch_size,
+        },
         "kv_cache_config": {
             "dtype": deployment.kv_cache_dtype,
             "free_gpu_memory_fraction": deployment.kv_cache_fraction,
@@ -69,6 +72,15 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             **_sampling(deployment),
         }
     return arguments
+
+
+def _pads_into_the_pool(deployment: ResolvedDeployment, method: Method) -> bool:
+    """Whether rows that only pad a batch would write into others' pages.
+
+    In the workers of 414ba69f and 8d62b3e5 their slot grows at each replay of a CUDA graph, and past its pages they
+    write to page 0.
+    """
+    return method == "dflash" and deployment.mode == "engine" and deployment.draft_attention == "TRTLLM"
 
 
 def converted_draft(draft: DraftSizes) -> str | None:

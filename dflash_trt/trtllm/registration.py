@@ -57,6 +57,12 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
             f" computes with the target's, found {' and '.join(found)}",
             hint="decode with the engine here (dflash-trt generate), or let TensorRT-LLM load the checkpoint itself",
         )
+    if (stages := model_config.mapping.pp_size) > 1:
+        raise EngineError(
+            f"engine mode: expected pipeline_parallel_size 1, found {stages}: its drafter is whole on"
+            " every rank, and taps come from all layers",
+            hint="set tensor_parallel_size to the number of GPUs, or serve the target without a drafter",
+        )
     in_pool = BACKENDS[spec_config.attention_backend]
     if in_pool:
         declare_pool(draft_config, manifest.draft)

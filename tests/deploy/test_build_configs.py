@@ -120,7 +120,7 @@ def test_the_flagship_in_both_modes_and_for_both_purposes(gpus: str) -> None:
     assert (native.draft_tokens, native.tensor_parallel) == (9, 8)
     engine = next(d for d in flagship if (d.mode, d.purpose) == ("engine", "latency"))
     assert engine.recipe == ("nvfp4" if gpus.startswith("b") else "fp8")  # Hopper has no FP4
-    assert engine.draft_attention == "VANILLA"
+    assert engine.draft_attention == "TRTLLM"
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

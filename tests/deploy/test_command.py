@@ -85,7 +85,7 @@ def test_an_engine_directory(
     spec = read_manifest(engine).draft
     assert document["speculative_config"] == {
         "decoding_type": "DFlash", "speculative_model": str(engine), "max_draft_len": 7,
-        "attention_backend": "VANILLA", "target_layer_ids": list(spec.target_layer_ids),
+        "attention_backend": "TRTLLM", "target_layer_ids": list(spec.target_layer_ids),
         "mask_token_id": spec.mask_token_id, "enable_penalty": True,
     }  # fmt: skip
     assert "python -m dflash_trt.trtllm trtllm-serve" in output.err
@@ -116,7 +116,7 @@ def test_a_deployment_is_no_configuration_of_a_runtime(runtime: str, key: str, t
 
 def test_what_cannot_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:
     file = tmp_path / "large.yaml"
-    file.write_text(NVFP4.read_text() + "max_batch_size: 4096\nmax_num_tokens: 65536\n")
+    file.write_text(NVFP4.read_text() + "max_batch_size: 4096\nmax_num_tokens: 65536\ndraft_attention: VANILLA\n")
     result = run("serve-config", file, "--runtime", "trtllm")
     assert result.returncode == 1
     assert result.stdout == ""
@@ -143,7 +143,7 @@ def test_dry_run_says_where_every_value_came_from(capsys: pytest.CaptureFixture[
     assert settings["mode"] == ("engine", "file")
     assert settings["max_batch_size"] == (64, "default for latency")
     assert settings["draft_tokens"] == (9, "block_size - 1, published facts")
-    assert settings["draft_attention"] == ("VANILLA", "engine mode on SM 10.3")
+    assert settings["draft_attention"] == ("TRTLLM", "engine mode on SM 10.3")
     assert settings["kv_cache_fraction"] == (0.9, "default")
     assert settings["speculative_config.context_recompute_tail"] == ("0", "schema: TensorRT-LLM 1.4.0rc1")
     assert document["memory"]["fits"] is True

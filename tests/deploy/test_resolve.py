@@ -14,7 +14,7 @@ from dflash_trt.deploy.checker import check, deployment_config, file_config
 from dflash_trt.deploy.deployment_file import DeploymentFile, load_deployment
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.gpus import parse_gpus
-from dflash_trt.deploy.memory import ServingLoad, gpu_memory
+from dflash_trt.deploy.memory import ServingLoad, gpu_memory, request_bytes
 from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.deploy.rules.memory_rules import document_load
@@ -60,7 +60,7 @@ def test_every_runtime_is_asked_for_the_same(runtime: Runtime) -> None:
 
 def test_engine_mode_asks_every_gpu_for_a_whole_drafter() -> None:
     load = asked(resolve(FILE, "x"), "trtllm")
-    assert (load.ranks, load.drafter_ranks, load.is_dense) == (8, 1, True)
+    assert (load.ranks, load.drafter_ranks, load.is_dense) == (8, 1, False)
     assert load.algorithms["layers.0.self_attn.q_proj"] == "NVFP4"
     base = asked(resolve(FILE, "x"), "vllm")
     assert (base.drafter_ranks, base.algorithms) == (8, {})
@@ -70,9 +70,21 @@ def test_other_runtimes_are_not_warned_of_our_quantisation() -> None:
     assert not [f for f in findings("gpt-oss-120b.b300x8.nvfp4", "vllm") if f.rule == "quantized-context"]
 
 
-def test_engine_mode_reads_the_dense_arena() -> None:
-    (finding,) = [f for f in found(resolve(changed(draft_attention="TRTLLM"), "x")) if f.rule == "draft-attention"]
-    assert "expected VANILLA (our plans read the dense context arena), found TRTLLM" in str(finding)
+def test_engine_mode_reads_the_pool_or_the_dense_arena() -> None:
+    for attention, rules in (("TRTLLM", []), ("VANILLA", []), ("FA4", ["draft-attention"])):
+        findings = found(resolve(changed(draft_attention=attention), "x"))
+        assert [f.rule for f in findings if f.rule in ("draft-attention", "graph-padding")] == rules
+
+
+def test_every_rank_keeps_all_heads_in_the_pool() -> None:
+    """A request's pages hold eight times the rows of a drafter whose heads are shared."""
+    load = asked(resolve(FILE, "x"), "trtllm")
+    whole, shared = request_bytes(load), request_bytes(msgspec.structs.replace(load, drafter_ranks=8))
+    assert load.draft is not None
+    assert whole is not None
+    assert shared is not None
+    row = load.draft.spec.context_bytes_per_token(fp8=False, ranks=1)
+    assert whole - shared == load.max_seq_len * row * 7 // 8
 
 
 def test_native_mode_refuses_the_recipe_that_engine_mode_serves() -> None:
@@ -138,5 +150,5 @@ def test_a_file_that_serves_an_engine_directory_is_checked_in_engine_mode(tmp_pa
 
 def test_nothing_fits_where_nothing_is_left() -> None:
     """A pool of no size needs nothing, but the rest must still fit."""
-    load = asked(resolve(changed(max_batch_size=4096, max_num_tokens=65536), "x"), "trtllm")
+    load = asked(resolve(changed(max_batch_size=4096, max_num_tokens=65536, draft_attention="VANILLA"), "x"), "trtllm")
     assert not gpu_memory(msgspec.structs.replace(load, target=None, pool_fraction=0.0)).fits

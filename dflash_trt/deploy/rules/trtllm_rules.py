@@ -28,6 +28,7 @@ from dflash_trt.files.read import is_directory
 
 SPEC = "speculative_config"
 BACKEND = f"{SPEC}.attention_backend"
+PADDING = "cuda_graph_config.enable_padding"
 
 
 def is_dflash(config: CheckedConfig) -> bool:
@@ -142,11 +143,19 @@ def draft_attention(config: CheckedConfig) -> Iterator[Finding]:
     if not is_dflash(config):
         return
     backend = config.setting(BACKEND)
-    if config.mode == "engine" and backend != "VANILLA":
-        yield error(
-            "draft-attention", BACKEND, "VANILLA (our plans read the dense context arena)", backend,
-            "set it to VANILLA",
-        )  # fmt: skip
+    if config.mode == "engine":
+        if backend not in ("TRTLLM", "VANILLA"):
+            yield error(
+                "draft-attention", BACKEND, "TRTLLM (our plans read the managed pool) or VANILLA (a dense arena)",
+                backend, "set it to TRTLLM",
+            )  # fmt: skip
+        elif backend == "TRTLLM" and config.setting(PADDING) is True:
+            yield warning(
+                "graph-padding", PADDING,
+                "false: past their slot's pages, rows that pad a batch write into page 0 of the pool, which is another"
+                " request's (dflash.py @ 414ba69f, 8d62b3e5)",
+                True, f"set {PADDING} to false",
+            )  # fmt: skip
         return
     has_selector = config.draft is not None and config.draft.spec.candidate_selector is not None
     if has_selector and backend == "TRTLLM":  # TensorRT-LLM, modeling_dflash.py, pull request 18155
