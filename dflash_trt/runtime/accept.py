@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dflash_trt import _C
 from dflash_trt.drafter.proposals import Proposals
-from dflash_trt.errors import EngineError
+from dflash_trt.errors import RequestError
 from dflash_trt.runtime.logprobs import token_logprobs
 from dflash_trt.runtime.request import Request
 
@@ -69,7 +69,7 @@ def _process(
     is_finite = np.isfinite(rows[np.arange(len(rows)), greedy])
     count = len(rows) if is_finite.all() else int(is_finite.argmin())
     if count == 0:
-        request.error = EngineError("expected logit_bias and structured outputs that leave a token to draw, found none")
+        request.error = RequestError("structured_outputs: expected a grammar that leaves a token to draw, found none")
     return rows[:count], greedy[:count].tolist()
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dflash_trt.errors import EngineError
+from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.kvcache.prefix_index import PageWatcher
 from dflash_trt.runtime.backend import Chunk, Messages, Prompt
 from dflash_trt.runtime.completion import Completion, PromptLogprobs, completion
@@ -225,7 +225,7 @@ def _reporter(put: Put, incremental: bool) -> Callable[[Request], None]:
         text = "" if request.text is None else request.text.next_text()
         try:
             whole = None if request.finished is None else answer(request)
-        except EngineError as error:
+        except (EngineError, RequestError) as error:
             put(error)
         else:
             put(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -51,6 +52,7 @@ DEFAULT_ONLY: dict[str, tuple[object, ...]] = {
 """Fields that are not supported, with the values that have no effect."""
 MAX_ITEMS = {"stop": 64, "stop_token_ids": 1024, "logit_bias": 1024}
 MAX_STOP_CHARACTERS = 1024
+TOKEN_ID = re.compile(r"[0-9]{1,9}")
 STREAM_OPTIONS = {"include_usage", "include_obfuscation", "continuous_usage_stats"}
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 DEFAULT_MAX_TOKENS = 16
@@ -222,7 +224,7 @@ def _logprobs(fields: dict[str, Any], is_chat: bool) -> tuple[bool, int]:
 def _logit_bias(value: object) -> dict[int, float] | None:
     if value is None:
         return None
-    if not isinstance(value, dict) or not all(key.isdecimal() and key.isascii() for key in value):
+    if not isinstance(value, dict) or not all(TOKEN_ID.fullmatch(key) for key in value):
         raise _invalid("logit_bias", "a bias of -100 to 100 for each token id", value)
     return {int(key): bias for key, bias in value.items()}
 

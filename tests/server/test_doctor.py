@@ -77,7 +77,7 @@ def test_what_the_server_refuses_ends_the_probe(live: Live) -> None:
     with Client(live.url) as client:
         asker = Prober(client, identify(client), is_chat=True, seconds=PATIENCE)
         question = prompts().short["tea"]
-        refused = group("thinking", [lambda: asker.ask("tea", question, max_tokens=4, chat_template_kwargs={})])
+        refused = group("thinking", [lambda: asker.ask("tea", question, max_tokens=4, min_tokens=1)])
     assert refused.samples == []
     assert refused.why_not.startswith("the server refuses it: ")
-    assert "chat_template_kwargs" in refused.why_not
+    assert "min_tokens" in refused.why_not
