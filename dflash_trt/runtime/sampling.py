@@ -182,7 +182,7 @@ def _logit_bias(given: object) -> dict[int, float] | None:
     if given is None:
         return None
     if not isinstance(given, Mapping) or not all(
-        is_integer(token) and token >= 0 and isinstance(bias, Real) and -MAX_BIAS <= bias <= MAX_BIAS
+        is_integer(token) and token >= 0 and isinstance(bias, int | float) and -MAX_BIAS <= bias <= MAX_BIAS
         for token, bias in given.items()
     ):
         raise _refusal("logit_bias", "a bias of -100 to 100 for each token id", given)
