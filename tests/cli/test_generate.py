@@ -281,9 +281,5 @@ def test_an_engine_that_onnx_runtime_refuses(engine: Path, tmp_path: Path, damag
         manifest["sha256"]["context.onnx"] = sha256(copy / "context.onnx")
         (copy / "manifest.json").write_text(json.dumps(manifest))
     message = refusal(lambda: run_here("generate", copy, "def", "--target", TARGET), EngineError)
-    found = {
-        "link": f"{copy}: expected weights inside it, found model.safetensors -> {tmp_path / 'blob'}",
-        "garbage": f"{copy / 'context.onnx'}: expected a graph that onnxruntime ",
-    }
-    assert found[damage] in message
+    assert f"{copy / 'context.onnx'}: expected a graph that onnxruntime " in message
     assert "hint: copy the engine with its files in the place of links" in message
