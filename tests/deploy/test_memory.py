@@ -164,8 +164,8 @@ def test_taps_are_captured_once_more_for_every_cuda_graph(batch: int, graphs: in
 
 
 def test_attention_by_data_parallelism_divides_experts_alone() -> None:
-    shared, own = load(ranks=2, drafter_ranks=1, is_dense=False), target()
-    apart = msgspec.structs.replace(shared, attention_dp=True)
+    shared, own = load(ranks=2, drafter_ranks=2, is_dense=False), target()
+    apart = msgspec.structs.replace(shared, attention_dp=True, drafter_ranks=1)
     items = {item.name: item.bytes for item in gpu_memory(apart).items}
     assert items["target weights"] == own.expert_bytes // 2 + own.dense_bytes
     assert request_bytes(apart) == 2 * (request_bytes(shared) or 0)

@@ -105,5 +105,6 @@ def test_what_is_registered_builds_it(session: Session, tmp_path: Path, monkeypa
     add_plans(engine, PlanOptions(max_batch_size=BATCH, max_seq_len=CONTEXT, max_num_tokens=24))
     spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(engine))
     config = draft_config(session.manifest.draft)
-    drafter = build_draft_model(SimpleNamespace(spec_config=spec_config), config, None, None)
+    mapping = SimpleNamespace(pp_size=1)
+    drafter = build_draft_model(SimpleNamespace(spec_config=spec_config, mapping=mapping), config, None, None)
     assert isinstance(drafter, DFlash2EngineDrafter)
