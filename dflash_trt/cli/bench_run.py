@@ -35,7 +35,7 @@ class Concurrencies(click.ParamType[tuple[int, ...]]):
         return tuple(dict.fromkeys(map(int, words)))
 
 
-class Pair(click.ParamType[tuple[str, str]]):
+class KeyValue(click.ParamType[tuple[str, str]]):
     """KEY=VALUE."""
 
     def __init__(self, name: str) -> None:
@@ -54,7 +54,7 @@ class Pair(click.ParamType[tuple[str, str]]):
 @click.command(short_help="Sweep concurrency over a prompt set.")
 @options(
     click.option(
-        "--endpoint", "endpoints", multiple=True, type=Pair("NAME=URL"), help="A server to measure; repeatable."
+        "--endpoint", "endpoints", multiple=True, type=KeyValue("NAME=URL"), help="A server to measure; repeatable."
     ),
     click.option("--engine", type=PATH, help="Instead: serve this engine here, plain and DFlash."),
     click.option("--target", help="Target of --engine: directory or Hugging Face repository id."),
@@ -74,10 +74,13 @@ class Pair(click.ParamType[tuple[str, str]]):
     click.option("--max-tokens", type=click.IntRange(min=1), default=4096, show_default=True),
     click.option("--ignore-eos", is_flag=True, help="Answers of exactly --max-tokens tokens."),
     click.option(
-        "--extra", multiple=True, type=Pair("FIELD=VALUE"), help="Of each request: reasoning_effort=low, top_p=0.95."
+        "--extra",
+        multiple=True,
+        type=KeyValue("FIELD=VALUE"),
+        help="Of each request: reasoning_effort=low, top_p=0.95.",
     ),
     click.option(
-        "--set", "overrides", multiple=True, type=Pair("NAME.FIELD=VALUE"), help="Another setting for one method."
+        "--set", "overrides", multiple=True, type=KeyValue("NAME.FIELD=VALUE"), help="Another setting for one method."
     ),
     click.option("--model", help="The model, where a server has several."),
     click.option("--api-key-file", type=PATH, help="The servers' key, on its first line."),

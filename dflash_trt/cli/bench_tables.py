@@ -66,8 +66,8 @@ def _row(point: BenchPoint) -> dict[str, str]:
     }
 
 
-def _median(found: Distribution | None, scale: float, decimals: int) -> str:
-    return "-" if found is None else f"{found.p50 * scale:.{decimals}f}"
+def _median(distribution: Distribution | None, scale: float, decimals: int) -> str:
+    return "-" if distribution is None else f"{distribution.p50 * scale:.{decimals}f}"
 
 
 def _settings(request: msgspec.Struct) -> str:

@@ -58,14 +58,14 @@ def chat(engine: Path, target: str, system: str | None, **settings: Any) -> None
     with progress_line(f"loading {target}"):
         opened = open_embedded(pair, runtime)
     with closing(opened) as backend:
-        conversation = Conversation(backend, params, system)
+        conversation = TerminalChat(backend, params, system)
         if message is not None:
             asyncio.run(conversation.ask(message))
         else:
             _talk(conversation)
 
 
-class Conversation:
+class TerminalChat:
     """Messages so far; each answer is streamed, and becomes one of them."""
 
     def __init__(self, backend: EmbeddedBackend, params: SamplingParams, system: str | None) -> None:
@@ -124,7 +124,7 @@ def _read_message() -> str:
     return text
 
 
-def _talk(conversation: Conversation) -> None:
+def _talk(conversation: TerminalChat) -> None:
     with suppress(ImportError):
         import readline  # noqa: F401  # input() then edits and recalls lines
 
@@ -148,7 +148,7 @@ def _talk(conversation: Conversation) -> None:
             _ask(conversation, line)
 
 
-def _ask(conversation: Conversation, line: str) -> None:
+def _ask(conversation: TerminalChat, line: str) -> None:
     """One answer; one that cannot be had, or was stopped, does not end the conversation."""
     try:
         asyncio.run(conversation.ask(line))

@@ -40,13 +40,13 @@ class Job:
     """Prompts and settings; `encode` comes before `run`."""
 
     def __init__(
-        self, asked: str | list[list[int]], params: SamplingParams, *, chat: bool, baseline: bool, as_json: bool
+        self, prompt: str | list[list[int]], params: SamplingParams, *, chat: bool, baseline: bool, as_json: bool
     ) -> None:
         """`asked` is a text, wrapped in the chat template with `chat`, or prompts of token ids."""
         self.params = params
         self.baseline = baseline
         self.prompts: list[list[int]] = []
-        self._asked = asked
+        self._prompt = prompt
         self._chat = chat
         self._as_json = as_json
         self._tokenizer: PreTrainedTokenizerBase
@@ -54,8 +54,8 @@ class Job:
     def encode(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Makes token ids of what was asked; RequestError where it is empty, or there is no chat template."""
         self._tokenizer = tokenizer
-        asked = self._asked
-        self.prompts = [encode(tokenizer, asked, chat=self._chat)] if isinstance(asked, str) else asked
+        prompt = self._prompt
+        self.prompts = [encode(tokenizer, prompt, chat=self._chat)] if isinstance(prompt, str) else prompt
         if not all(self.prompts):
             raise RequestError("prompt: expected at least one token, found an empty prompt")
 
@@ -76,9 +76,13 @@ class Job:
             _print_costs(drafted, plain)
             return
         documents = [_document(answer) for answer in drafted]
-        for document, other in zip(documents, plain, strict=self.baseline):
-            document["baseline"] = {"token_ids": other.token_ids, "steps": other.steps, "seconds": other.seconds}
-            document["identical"] = other.token_ids == document["token_ids"]
+        for document, plain_answer in zip(documents, plain, strict=self.baseline):
+            document["baseline"] = {
+                "token_ids": plain_answer.token_ids,
+                "steps": plain_answer.steps,
+                "seconds": plain_answer.seconds,
+            }
+            document["identical"] = plain_answer.token_ids == document["token_ids"]
         print_json("generate", {"requests": documents})
 
     def _decode(self, open_backend: OpenBackend, method: Method) -> list[Completion]:
@@ -108,8 +112,8 @@ class Job:
 def _document(answer: Completion) -> dict[str, object]:
     """Of `generate --json`: the counts of its passes stand beside its other fields."""
     document = msgspec.structs.asdict(answer)
-    found = document.pop("acceptance")
-    return document | {name: getattr(found, field, None) for name, field in COUNTS.items()}
+    acceptance = document.pop("acceptance")
+    return document | {name: getattr(acceptance, field, None) for name, field in COUNTS.items()}
 
 
 def _print_costs(drafted: Sequence[Completion], plain: Sequence[Completion]) -> None:
@@ -121,9 +125,9 @@ def _print_costs(drafted: Sequence[Completion], plain: Sequence[Completion]) -> 
             err=True,
         )
     columns = ("decoding", "tokens", "steps", "tau", "seconds", "tokens/s", "time ratio")
-    for answer, other in zip(drafted, plain, strict=bool(plain)):
-        title = "identical tokens" if answer.token_ids == other.token_ids else "TOKENS DIFFER"
-        print_table(title, columns, [_row("plain", other, other), _row("DFlash", answer, other)])
+    for answer, plain_answer in zip(drafted, plain, strict=bool(plain)):
+        title = "identical tokens" if answer.token_ids == plain_answer.token_ids else "TOKENS DIFFER"
+        print_table(title, columns, [_row("plain", plain_answer, plain_answer), _row("DFlash", answer, plain_answer)])
 
 
 def _row(name: str, answer: Completion, plain: Completion) -> tuple[str, ...]:

@@ -45,12 +45,12 @@ def doctor(subject: str | None, ranks: bool, as_json: bool, **options: Any) -> N
       dflash-trt doctor http://localhost:8000 --baseline healthy.json
       mpiexec -n 8 dflash-trt doctor --ranks engine
     """
-    asked = EndpointOptions(**options)
+    endpoint = EndpointOptions(**options)
     if subject is not None and "://" in subject and not ranks:
-        examine_endpoint(subject, asked, as_json)
+        examine_endpoint(subject, endpoint, as_json)
         return
-    if asked.given():
-        raise click.UsageError(f"{asked.given()[0]} is for a URL, as http://localhost:8000")
+    if endpoint.option_names():
+        raise click.UsageError(f"{endpoint.option_names()[0]} is for a URL, as http://localhost:8000")
     if subject is not None and not ranks:
         raise click.UsageError(
             "expected a URL as http://localhost:8000; ENGINE is for --ranks, and dflash-trt inspect ENGINE looks at one"
@@ -82,15 +82,15 @@ def _row(finding: MachineFinding) -> tuple[str, str, str]:
 def _compare_ranks(engine: Path | None, as_json: bool) -> None:
     from dflash_trt.doctor.rank_report import gather_ranks, problems
 
-    seen = gather_ranks(engine)
-    if seen is None:
+    reports = gather_ranks(engine)
+    if reports is None:
         return  # rank 0 speaks for all
-    odd = problems(seen)
+    odd = problems(reports)
     if as_json:
-        print_json("doctor-ranks", {"ranks": seen, "problems": odd})
+        print_json("doctor-ranks", {"ranks": reports, "problems": odd})
     else:
-        _print_ranks(seen)
-    if all(rank.gpu is None for rank in seen):
+        _print_ranks(reports)
+    if all(rank.gpu is None for rank in reports):
         click.echo("no rank sees a GPU: only files and versions were compared", err=True)
     if odd:
         raise RankError("\n".join(odd), hint="make them alike, then run this again")

@@ -30,7 +30,7 @@ class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True):
     no_load: bool
     seconds: float | None
 
-    def given(self) -> list[str]:
+    def option_names(self) -> list[str]:
         """Their names on the command line."""
         names = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
         return [f"--{name.replace('_', '-')}" for name in names]

@@ -61,9 +61,9 @@ def generate(
     from dflash_trt.runtime.options import RuntimeOptions
     from dflash_trt.runtime.sampling import SamplingParams
 
-    asked: str | list[list[int]] = _read_prompts(token_ids) if token_ids else str(prompt)
+    prompts: str | list[list[int]] = _read_prompts(token_ids) if token_ids else str(prompt)
     runtime = {name: settings.pop(name) for name in OPTIONS}
-    job = Job(asked, SamplingParams(**settings), chat=chat, baseline=baseline, as_json=as_json)
+    job = Job(prompts, SamplingParams(**settings), chat=chat, baseline=baseline, as_json=as_json)
     if (config := deployment_path(str(engine))) is not None:
         _refuse_options(click.get_current_context(), config)
         _run_deployment(config, target, job)

@@ -43,9 +43,9 @@ def verify_deployment(
             "num_output_tokens": len(answer.token_ids),
             "steps": answer.steps,
             "tau": answer.tau,
-            "first_difference": first_difference(other.token_ids, answer.token_ids),
+            "first_difference": first_difference(plain_answer.token_ids, answer.token_ids),
         }
-        for prompt, tokens, answer, other in zip(prompts, ids, answers, plain, strict=True)
+        for prompt, tokens, answer, plain_answer in zip(prompts, ids, answers, plain, strict=True)
     ]
     differing = [result["name"] for result in results if result["first_difference"] is not None]
     taus = [result["tau"] for result in results if result["tau"] is not None]

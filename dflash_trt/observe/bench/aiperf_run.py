@@ -159,14 +159,15 @@ def _num_lines(file: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: stream.read(2**20), b""))
 
 
-def _failure(output: Path, found: str) -> EndpointError:
+def _failure(output: Path, fallback: str) -> EndpointError:
     log = output / "aiperf.log"
     with open_file(log, EndpointError) as stream:
         stream.seek(-min(log.stat().st_size, LOG_TAIL_BYTES), os.SEEK_END)
         lines = stream.read(LOG_TAIL_BYTES).decode(errors="replace").splitlines()
-    said = [line.split(" ERROR ", 1)[1].strip() for line in lines if " ERROR " in line]
+    errors = [line.split(" ERROR ", 1)[1].strip() for line in lines if " ERROR " in line]
     error = first_error(output)
     why = "" if error is None else f" (the first error: {error})"
     return EndpointError(
-        f"{output}: expected a run of AIPerf, found: {cut(said[-1]) if said else found}{why}", hint=f"{log} says more"
+        f"{output}: expected a run of AIPerf, found: {cut(errors[-1]) if errors else fallback}{why}",
+        hint=f"{log} says more",
     )

@@ -50,11 +50,11 @@ def point_rates(point: BenchPoint, seed: int, name: str) -> tuple[Samples, Sampl
     whole = _divide(tokens[indices].sum(axis=1), seconds[indices].sum(axis=1)) / _divide(tokens.sum(), seconds.sum())
     waits = np.array([np.nan if row.ttft_seconds is None else row.ttft_seconds for row in point.rows])
     user = np.where(tokens > 1, _divide(tokens - 1, seconds - waits), np.nan)
-    known = user[np.isfinite(user)]
-    if point.user_tokens_per_second is None or not len(known):
+    measured = user[np.isfinite(user)]
+    if point.user_tokens_per_second is None or not len(measured):
         return np.full(NUM_SAMPLES, np.nan), point.output_tokens_per_second * whole
-    medians = np.median(known[_resample(len(known), seed, name)], axis=1)
-    return point.user_tokens_per_second.p50 * medians / np.median(known), point.output_tokens_per_second * whole
+    medians = np.median(measured[_resample(len(measured), seed, name)], axis=1)
+    return point.user_tokens_per_second.p50 * medians / np.median(measured), point.output_tokens_per_second * whole
 
 
 def _resample(count: int, seed: int, name: str) -> NDArray[np.int64]:

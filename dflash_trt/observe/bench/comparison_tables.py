@@ -10,7 +10,7 @@ import msgspec
 
 from dflash_trt.observe.bench.bootstrap import interval, point_rates, request_rate, request_rates
 from dflash_trt.observe.bench.records import RequestRow
-from dflash_trt.observe.bench.speed_curve import Speedup, gpus_of
+from dflash_trt.observe.bench.speed_curve import MeasuredSpeedup, gpus_of
 from dflash_trt.observe.bench.workloads import BASELINE, MethodSeries, Workload
 from dflash_trt.runtime.acceptance import Acceptance
 
@@ -20,7 +20,7 @@ class MethodFigures(msgspec.Struct, frozen=True):
 
     rate: float | None
     """Tokens a second: of all users in a sweep, of one request in tasks."""
-    speedup: Speedup | None
+    speedup: MeasuredSpeedup | None
     """Over plain decoding; None for itself."""
     tau_of_drafting_passes: float | None = None
     user_rate: float | None = None
@@ -63,21 +63,21 @@ def sweep(workload: Workload, seed: int) -> tuple[ComparisonRow, ...]:
     return tuple(rows)
 
 
-def _sweep_speedup(workload: Workload, series: MethodSeries, concurrency: int, seed: int) -> Speedup | None:
+def _sweep_speedup(workload: Workload, series: MethodSeries, concurrency: int, seed: int) -> MeasuredSpeedup | None:
     if series.name == BASELINE:
         return None
     baseline, point = workload.baseline(), series.at(concurrency)
     plain = baseline.at(concurrency) if baseline else None
     if baseline is None or plain is None or point is None:
-        return Speedup(None, why=f"plain decoding was not measured at concurrency {concurrency}")
+        return MeasuredSpeedup(None, why=f"plain decoding was not measured at concurrency {concurrency}")
     pairs = ((point, series), (plain, baseline))
     rates = [p.output_tokens_per_second / gpus_of(of, workload) for p, of in pairs]
     if not rates[1]:
-        return Speedup(None, why="plain decoding brought no token")
+        return MeasuredSpeedup(None, why="plain decoding brought no token")
     samples = [
         point_rates(p, seed, f"{of.name}/{p.category}/{concurrency}")[1] / gpus_of(of, workload) for p, of in pairs
     ]
-    return Speedup(rates[0] / rates[1], interval(samples[0] / samples[1]))
+    return MeasuredSpeedup(rates[0] / rates[1], interval(samples[0] / samples[1]))
 
 
 def matched_concurrencies(workload: Workload) -> tuple[int, ...]:
@@ -130,27 +130,29 @@ def _tau_of_drafting_passes(rows: Sequence[RequestRow]) -> float | None:
     return sum(counts, Acceptance()).tau_of_drafting_passes if len(counts) == len(rows) else None
 
 
-def _speedup(name: str, method: str, rows: Sequence[RequestRow], plain: Sequence[RequestRow], seed: int) -> Speedup:
+def _speedup(
+    name: str, method: str, rows: Sequence[RequestRow], plain: Sequence[RequestRow], seed: int
+) -> MeasuredSpeedup:
     rate, plain_rate = request_rate(rows), request_rate(plain)
     if not plain_rate or rate is None:
-        return Speedup(None, why="plain decoding was not measured on it")
+        return MeasuredSpeedup(None, why="plain decoding was not measured on it")
     samples = request_rates(rows, seed, f"{method}/{name}") / request_rates(plain, seed, f"none/{name}")
-    return Speedup(rate / plain_rate, interval(samples))
+    return MeasuredSpeedup(rate / plain_rate, interval(samples))
 
 
 def average(rows: Sequence[ComparisonRow], methods: Sequence[str]) -> Average | None:
     """Over the rows in which every method has a speed-up; None where there is no such row, or a single one."""
-    others = [method for method in methods if method != BASELINE]
-    whole = [row for row in rows if all(_factor(row, method) is not None for method in others)]
+    compared = [method for method in methods if method != BASELINE]
+    whole = [row for row in rows if all(_factor(row, method) is not None for method in compared)]
     if len(whole) < 2:
         return None
-    speedups = {method: statistics.fmean(_factor(row, method) or 0.0 for row in whole) for method in others}
+    speedups = {method: statistics.fmean(_factor(row, method) or 0.0 for row in whole) for method in compared}
     taus = {}
     for method in methods:
         values = [row.by_method[method].tau_of_drafting_passes for row in whole if method in row.by_method]
-        known = [tau for tau in values if tau is not None]
-        if len(known) == len(whole):
-            taus[method] = statistics.fmean(known)
+        reported = [tau for tau in values if tau is not None]
+        if len(reported) == len(whole):
+            taus[method] = statistics.fmean(reported)
     return Average(len(whole), speedups, taus)
 
 

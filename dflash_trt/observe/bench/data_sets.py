@@ -103,27 +103,27 @@ HUB_SETS = {
 
 def read_hub_set(name: str) -> tuple[str, list[Conversation]]:
     """Where it came from, with the revision, and its prompts; raises ConfigError where it cannot be had or is other."""
-    found = HUB_SETS[name]
-    files = [_file(found.repository, file) for file in found.files]
+    hub_set = HUB_SETS[name]
+    files = [_file(hub_set.repository, file) for file in hub_set.files]
     prompts = [
         Conversation(id=f"{name}-{number}", turns=tuple(PromptTurn("user", text) for text in turns))
-        for number, turns in enumerate((turns for file in files for turns in _turns(file, found)), start=1)
+        for number, turns in enumerate((turns for file in files for turns in _turns(file, hub_set)), start=1)
     ]
-    return f"{found.repository}@{_revision(files[0], found.files[0])} {' '.join(found.files)}", prompts
+    return f"{hub_set.repository}@{_revision(files[0], hub_set.files[0])} {' '.join(hub_set.files)}", prompts
 
 
-def _turns(file: Path, found: HubSet) -> Iterator[tuple[str, ...]]:
-    hint = f"is it {found.repository}, as the reference reads it?"
+def _turns(file: Path, hub_set: HubSet) -> Iterator[tuple[str, ...]]:
+    hint = f"is it {hub_set.repository}, as the reference reads it?"
     rows: Iterator[tuple[str, dict[str, object]]] = (
         read_json_lines(file, dict[str, object], ConfigError, what="an object", hint=hint)
         if file.suffix == ".jsonl"
-        else read_parquet(file, found.columns, dict[str, object], hint=hint)
+        else read_parquet(file, hub_set.columns, dict[str, object], hint=hint)
     )
     for where, row in rows:
-        if missing := [column for column in found.columns if column not in row]:
-            raise ConfigError(f"{where}: expected {', '.join(found.columns)}, found no {missing[0]}", hint=hint)
+        if missing := [column for column in hub_set.columns if column not in row]:
+            raise ConfigError(f"{where}: expected {', '.join(hub_set.columns)}, found no {missing[0]}", hint=hint)
         try:
-            yield msgspec.convert(found.turns(row), tuple[str, ...])
+            yield msgspec.convert(hub_set.turns(row), tuple[str, ...])
         except msgspec.ValidationError as error:
             raise ConfigError(f"{where}: expected texts, found {error}", hint=hint) from None
 
@@ -169,16 +169,16 @@ def read_parquet(
             raise ConfigError(f"{where}: expected {', '.join(columns)}, found {error}", hint=hint) from None
 
 
-class _Message(msgspec.Struct, frozen=True):
+class _SpeedBenchMessage(msgspec.Struct, frozen=True):
     role: str
     content: str
 
 
-class _Row(msgspec.Struct, frozen=True):
+class _SpeedBenchRow(msgspec.Struct, frozen=True):
     question_id: str
     category: str
     turns: tuple[str, ...] = ()
-    messages: tuple[_Message, ...] = ()
+    messages: tuple[_SpeedBenchMessage, ...] = ()
 
 
 def read_speed_bench(folder: Path, split: str) -> Iterator[Conversation]:
@@ -191,16 +191,16 @@ def read_speed_bench(folder: Path, split: str) -> Iterator[Conversation]:
         yield Conversation(id=row.question_id, turns=turns, category=row.category)
 
 
-def _rows(folder: Path, split: str) -> Iterator[tuple[str, _Row]]:
+def _rows(folder: Path, split: str) -> Iterator[tuple[str, _SpeedBenchRow]]:
     if split not in SPLITS:
         raise ConfigError(f"--split: expected one of {', '.join(SPLITS)}, found {split}")
     lines = folder / f"{split}.jsonl"
     if lines.is_file():
-        yield from read_json_lines(lines, _Row, ConfigError, what="a row of SPEED-Bench", hint=HINT)
+        yield from read_json_lines(lines, _SpeedBenchRow, ConfigError, what="a row of SPEED-Bench", hint=HINT)
         return
     for file in (folder / "speed" / split / "test.parquet", folder / split / "test.parquet"):
         if file.is_file():
-            yield from read_parquet(file, ("question_id", "category", "turns"), _Row, hint=HINT)
+            yield from read_parquet(file, ("question_id", "category", "turns"), _SpeedBenchRow, hint=HINT)
             return
     raise ConfigError(
         f"{folder}: expected {split}.jsonl or {split}/test.parquet of SPEED-Bench, found neither", hint=HINT

@@ -60,8 +60,8 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
     while time.monotonic() < deadline:
         is_over = process.poll() is not None
         text = read_bytes(log, EndpointError, limit=MAX_LOG_BYTES).decode(errors="replace")
-        if found := SERVING.search(text):
-            return found[1]
+        if serving := SERVING.search(text):
+            return serving[1]
         if is_over:
             raise EndpointError(f"expected dflash-trt serve to start, found: {text.strip() or 'no message'}")
         time.sleep(0.1)

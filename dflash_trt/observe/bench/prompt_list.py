@@ -36,8 +36,8 @@ class PromptList:
     def only(self, categories: Sequence[str]) -> PromptList:
         """Those of some categories; raises ConfigError for one that has no prompt."""
         if missing := [name for name in categories if name not in self.categories]:
-            known = ", ".join(self.categories) or "none"
-            raise ConfigError(f"--category: expected one of {known}, found {', '.join(missing)}")
+            names = ", ".join(self.categories) or "none"
+            raise ConfigError(f"--category: expected one of {names}, found {', '.join(missing)}")
         return replace(self, prompts=tuple(prompt for prompt in self.prompts if prompt.category in categories))
 
     def of(self, category: str | None) -> tuple[Conversation, ...]:
@@ -48,10 +48,10 @@ class PromptList:
         """The first `number` of each category; where there are fewer they are repeated, under new names."""
         prompts: list[Conversation] = []
         for category in self.categories or (None,):
-            those = self.of(category)
-            rounds = islice(cycle(those), number)
+            matching = self.of(category)
+            rounds = islice(cycle(matching), number)
             prompts += (
-                msgspec.structs.replace(prompt, id=prompt.id if index < len(those) else f"{prompt.id}.{index}")
+                msgspec.structs.replace(prompt, id=prompt.id if index < len(matching) else f"{prompt.id}.{index}")
                 for index, prompt in enumerate(rounds)
             )
         return replace(self, prompts=tuple(prompts))
@@ -67,43 +67,45 @@ class PromptList:
         )
 
 
-class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _PromptMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: str
     content: str
 
 
-class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _PromptLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id: str | None = None
     prompt: str | None = None
     turns: tuple[str, ...] | None = None
-    messages: tuple[_Message, ...] | None = None
+    messages: tuple[_PromptMessage, ...] | None = None
     category: str | None = None
 
 
-def read_prompt_list(given: str, *, split: str | None = None) -> PromptList:
+def read_prompt_list(name_or_path: str, *, split: str | None = None) -> PromptList:
     """A set of the hub by its name, a SPEED-Bench folder, or a file of our own.
 
     Raises ConfigError for what is none, and for a set that is neither cached nor to be had.
     """
-    path = Path(given)
-    if given in HUB_SETS and not path.exists():
-        source, prompts = read_hub_set(given)
-        return PromptList(name=given, source=source, prompts=_checked(given, prompts))
+    path = Path(name_or_path)
+    if name_or_path in HUB_SETS and not path.exists():
+        source, prompts = read_hub_set(name_or_path)
+        return PromptList(name=name_or_path, source=source, prompts=_checked(name_or_path, prompts))
     if path.is_dir():
         split = split or "qualitative"
         return PromptList(
-            name=f"speed-bench-{split}", source=given, prompts=_checked(given, read_speed_bench(path, split))
+            name=f"speed-bench-{split}",
+            source=name_or_path,
+            prompts=_checked(name_or_path, read_speed_bench(path, split)),
         )
     if split is not None:
-        raise ConfigError(f"--split: expected it with a SPEED-Bench folder, found --prompts {given}")
+        raise ConfigError(f"--split: expected it with a SPEED-Bench folder, found --prompts {name_or_path}")
     if not path.exists():
-        known = ", ".join(HUB_SETS)
-        raise ConfigError(f"--prompts: expected a file, a SPEED-Bench folder or one of {known}, found {given}")
-    return PromptList(name=path.stem, source=given, prompts=_checked(given, _read_file(path)))
+        names = ", ".join(HUB_SETS)
+        raise ConfigError(f"--prompts: expected a file, a SPEED-Bench folder or one of {names}, found {name_or_path}")
+    return PromptList(name=path.stem, source=name_or_path, prompts=_checked(name_or_path, _read_file(path)))
 
 
 def _read_file(file: Path) -> Iterable[Conversation]:
-    lines = read_json_lines(file, _Line, ConfigError, what="a prompt", hint=HINT, may_be_pipe=True)
+    lines = read_json_lines(file, _PromptLine, ConfigError, what="a prompt", hint=HINT, may_be_pipe=True)
     for index, (where, line) in enumerate(lines):
         ways = [line.prompt, line.turns, line.messages]
         if sum(way is not None for way in ways) != 1:
@@ -115,11 +117,11 @@ def _read_file(file: Path) -> Iterable[Conversation]:
 
 
 def _checked(where: str, prompts: Iterable[Conversation]) -> tuple[Conversation, ...]:
-    found = tuple(prompts)
-    if not found:
+    checked = tuple(prompts)
+    if not checked:
         raise ConfigError(f"{where}: expected at least one prompt, found none")
-    seen: set[str] = set()
-    for prompt in found:
+    ids: set[str] = set()
+    for prompt in checked:
         roles = [turn.role for turn in prompt.turns]
         users = roles[1:] if roles[:1] == ["system"] else roles
         if not users or set(users) != {"user"}:
@@ -129,12 +131,12 @@ def _checked(where: str, prompts: Iterable[Conversation]) -> tuple[Conversation,
             )
         if not all(turn.text for turn in prompt.turns):
             raise ConfigError(f"{where}: {prompt.id}: expected a text in each turn, found an empty one")
-        if prompt.id in seen:
+        if prompt.id in ids:
             raise ConfigError(f"{where}: expected each id once, found {prompt.id} twice")
-        seen.add(prompt.id)
-    with_category = sum(prompt.category is not None for prompt in found)
-    if with_category not in (0, len(found)):
+        ids.add(prompt.id)
+    with_category = sum(prompt.category is not None for prompt in checked)
+    if with_category not in (0, len(checked)):
         raise ConfigError(
-            f"{where}: expected a category for all prompts or for none, found {with_category} of {len(found)}"
+            f"{where}: expected a category for all prompts or for none, found {with_category} of {len(checked)}"
         )
-    return found
+    return checked

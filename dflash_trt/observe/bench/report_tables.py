@@ -9,7 +9,7 @@ from dflash_trt.files.command import command_line
 from dflash_trt.observe.bench.comparison_report import BenchReport, TaskReport, WorkloadReport
 from dflash_trt.observe.bench.comparison_tables import ComparisonRow
 from dflash_trt.observe.bench.records import BenchRun
-from dflash_trt.observe.bench.speed_curve import AtSpeed, SpeedCurve, Speedup
+from dflash_trt.observe.bench.speed_curve import AtSpeed, MeasuredSpeedup, SpeedCurve
 from dflash_trt.observe.bench.workloads import BASELINE
 from dflash_trt.observe.pages.page_templates import Table
 from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint, styles
@@ -38,16 +38,16 @@ def workload_plot(report: BenchReport, work: WorkloadReport) -> Plot:
 
 def speed_table(work: WorkloadReport) -> Table:
     """Throughput where each user gets a speed, between measured points."""
-    others = [curve.name for curve in work.curves if curve.name != BASELINE]
+    compared = [curve.name for curve in work.curves if curve.name != BASELINE]
     columns = ("tokens/s/user", *(curve.title for curve in work.curves))
     rows = [
         (f"{at.user_rate:,g}", *(_reached(curve, at) for curve in work.curves),
-         *(factor_text(at.factors[name]) for name in others))
+         *(factor_text(at.factors[name]) for name in compared))
         for at in work.at_speeds
     ]  # fmt: skip
     return Table(
         title=f"Tokens/s per {work.per} at equal speed of a user: {work.title}",
-        columns=columns + tuple(f"{work.titles[name]} / plain" for name in others), rows=tuple(rows),
+        columns=columns + tuple(f"{work.titles[name]} / plain" for name in compared), rows=tuple(rows),
         num_text_columns=0,
     )  # fmt: skip
 
@@ -107,18 +107,18 @@ def acceptance_table(work: WorkloadReport) -> Table:
 
 def task_table(report: BenchReport, task: TaskReport) -> Table:
     """Tokens/s of one request, speed-up and tau of each method."""
-    others = [name for name in report.methods if name != BASELINE]
+    compared = [name for name in report.methods if name != BASELINE]
     columns: tuple[str, ...] = ("task", "concurrency", "plain, tokens/s")
-    for name in others:
+    for name in compared:
         columns += (f"{report.titles[name]}, tokens/s", "speed-up", TAU)
     rows = []
     for row in task.rows:
         cells = [row.name, str(row.concurrency), *_task_cells(row, BASELINE)[:1]]
-        rows.append((*cells, *(cell for name in others for cell in _task_cells(row, name))))
+        rows.append((*cells, *(cell for name in compared for cell in _task_cells(row, name))))
     if (mean := task.average) is not None:
         name = "average" if mean.num_rows == len(task.rows) else f"average of {mean.num_rows}"
         cells = [name, "", ""]
-        for method in others:
+        for method in compared:
             cells += ["", f"{mean.speedups[method]:.2f}x", _tau(mean.taus_of_drafting_passes.get(method))]
         rows.append(tuple(cells))
     return Table(title=f"Tokens/s of one request: {task.title}", columns=columns, rows=tuple(rows))
@@ -154,7 +154,7 @@ def run_facts(run: BenchRun) -> Iterator[str]:
     yield f"seed: {run.seed}"
 
 
-def factor_text(factor: Speedup | None) -> str:
+def factor_text(factor: MeasuredSpeedup | None) -> str:
     """3.1x (2.9-3.3), or that there is none."""
     if factor is None or factor.value is None:
         return NONE

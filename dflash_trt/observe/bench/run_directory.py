@@ -111,8 +111,8 @@ def _warnings(run: BenchRun) -> Iterator[str]:
     for field in msgspec.to_builtins(run.request):
         values = {name: request[field] for name, request in requests.items()}
         if len(set(map(repr, values.values()))) > 1:
-            said = ", ".join(f"{_text(value)} for {name}" for name, value in values.items())
-            yield f"the methods differ in {field}: {said}"
+            values_text = ", ".join(f"{_text(value)} for {name}" for name, value in values.items())
+            yield f"the methods differ in {field}: {values_text}"
     if len(models := {method.model for method in run.methods}) > 1:
         yield f"the methods serve models of different names: {', '.join(sorted(models))}"
     num_prompts = run.prompt_set.num_prompts // max(1, len(run.prompt_set.categories))

@@ -34,7 +34,7 @@ class SpeedCurve(msgspec.Struct, frozen=True):
     """Those that no other beats, fastest user first: what is read between."""
 
 
-class Speedup(msgspec.Struct, frozen=True):
+class MeasuredSpeedup(msgspec.Struct, frozen=True):
     """A method's throughput over another's."""
 
     value: float | None
@@ -49,7 +49,7 @@ class AtSpeed(msgspec.Struct, frozen=True):
     user_rate: float
     gpu_rates: dict[str, float | None]
     """Between measured points; None where a curve does not reach it."""
-    factors: dict[str, Speedup]
+    factors: dict[str, MeasuredSpeedup]
     """Over plain decoding."""
 
 
@@ -76,14 +76,14 @@ def curve(series: MethodSeries, gpus: int) -> SpeedCurve:
 
 def speeds(curves: Sequence[SpeedCurve]) -> tuple[float, ...]:
     """Round speeds over what some curve covers and over what all cover; the announcement's where one reaches it."""
-    ranges = [(one.front[-1].user_rate, one.front[0].user_rate) for one in curves if one.front]
+    ranges = [(line.front[-1].user_rate, line.front[0].user_rate) for line in curves if line.front]
     if not ranges:
         return ()
     lowest, highest = min(slow for slow, _ in ranges), max(fast for _, fast in ranges)
-    found = _round_speeds(lowest, highest, 4) | _round_speeds(max(s for s, _ in ranges), min(f for _, f in ranges), 2)
+    chosen = _round_speeds(lowest, highest, 4) | _round_speeds(max(s for s, _ in ranges), min(f for _, f in ranges), 2)
     if lowest <= ANNOUNCED_SPEED <= highest:
-        found.add(ANNOUNCED_SPEED)
-    return tuple(sorted(found))
+        chosen.add(ANNOUNCED_SPEED)
+    return tuple(sorted(chosen))
 
 
 def _round_speeds(low: float, high: float, parts: int) -> set[float]:
@@ -98,37 +98,39 @@ def _round_speeds(low: float, high: float, parts: int) -> set[float]:
 
 def at_speeds(workload: Workload, user_rates: Sequence[float], seed: int) -> tuple[AtSpeed, ...]:
     """Every method at those speeds of a user, and its factor over plain decoding."""
-    curves = {one.name: curve(one, gpus_of(one, workload)) for one in workload.series}
-    draws = {one.name: _resampled_fronts(workload, one, seed) for one in workload.series}
+    curves = {series.name: curve(series, gpus_of(series, workload)) for series in workload.series}
+    draws = {series.name: _resampled_fronts(workload, series, seed) for series in workload.series}
     return tuple(_at_speed(workload, curves, draws, user_rate) for user_rate in user_rates)
 
 
 def _at_speed(
     workload: Workload, curves: dict[str, SpeedCurve], draws: dict[str, list[list[SpeedPoint]]], user_rate: float
 ) -> AtSpeed:
-    rates = {name: rate_between(one.front, user_rate) for name, one in curves.items()}
+    rates = {name: rate_between(line.front, user_rate) for name, line in curves.items()}
     factors = {}
-    for series in workload.others():
-        ours, theirs = rates[series.name], rates.get(BASELINE)
+    for series in workload.compared():
+        rate, plain_rate = rates[series.name], rates.get(BASELINE)
         if BASELINE not in curves:
-            factors[series.name] = Speedup(None, why="plain decoding was not measured")
-        elif ours is None or theirs is None:
+            factors[series.name] = MeasuredSpeedup(None, why="plain decoding was not measured")
+        elif rate is None or plain_rate is None:
             missing = [curves[name] for name in (series.name, BASELINE) if rates[name] is None]
-            factors[series.name] = Speedup(None, why="; ".join(_does_not_reach(one, user_rate) for one in missing))
+            factors[series.name] = MeasuredSpeedup(
+                None, why="; ".join(_does_not_reach(line, user_rate) for line in missing)
+            )
         else:
             samples = [_rates_between(draws[name], user_rate) for name in (series.name, BASELINE)]
-            factors[series.name] = Speedup(ours / theirs, interval(samples[0] / samples[1]))
+            factors[series.name] = MeasuredSpeedup(rate / plain_rate, interval(samples[0] / samples[1]))
     return AtSpeed(user_rate, rates, factors)
 
 
-def ends(one: SpeedCurve, per: str) -> str:
+def ends(line: SpeedCurve, per: str) -> str:
     """Where a curve ends, in words."""
-    if not one.front:
-        return f"{one.title}: no point"
-    fast, slow = one.front[0], one.front[-1]
+    if not line.front:
+        return f"{line.title}: no point"
+    fast, slow = line.front[0], line.front[-1]
     if fast == slow:
-        return f"{one.title}: one point, {_place(fast, per)}"
-    return f"{one.title}: from {_place(fast, per)} to {_place(slow, per)}"
+        return f"{line.title}: one point, {_place(fast, per)}"
+    return f"{line.title}: from {_place(fast, per)} to {_place(slow, per)}"
 
 
 def _place(point: SpeedPoint, per: str) -> str:
@@ -137,13 +139,13 @@ def _place(point: SpeedPoint, per: str) -> str:
     )
 
 
-def _does_not_reach(one: SpeedCurve, user_rate: float) -> str:
-    if not one.front:
-        return f"{one.title} has no point"
-    is_fast = user_rate > one.front[0].user_rate
-    end = one.front[0 if is_fast else -1]
+def _does_not_reach(line: SpeedCurve, user_rate: float) -> str:
+    if not line.front:
+        return f"{line.title} has no point"
+    is_fast = user_rate > line.front[0].user_rate
+    end = line.front[0 if is_fast else -1]
     word = "does not reach it: its fastest" if is_fast else "was not measured there: its slowest"
-    return f"{one.title} {word} point is {end.user_rate:,.0f} tokens/s/user at concurrency {end.concurrency}"
+    return f"{line.title} {word} point is {end.user_rate:,.0f} tokens/s/user at concurrency {end.concurrency}"
 
 
 def _resampled_fronts(workload: Workload, series: MethodSeries, seed: int) -> list[list[SpeedPoint]]:
@@ -153,8 +155,8 @@ def _resampled_fronts(workload: Workload, series: MethodSeries, seed: int) -> li
     draws = [point_rates(p, seed, f"{series.name}/{p.category}/{p.concurrency}") for p in points]
     fronts = []
     for index in range(NUM_SAMPLES):
-        found = [SpeedPoint(float(users[index]), float(rates[index]) / gpus, 0) for users, rates in draws]
-        fronts.append(frontier(p for p in found if math.isfinite(p.user_rate)))
+        sample = [SpeedPoint(float(users[index]), float(rates[index]) / gpus, 0) for users, rates in draws]
+        fronts.append(frontier(p for p in sample if math.isfinite(p.user_rate)))
     return fronts
 
 

@@ -57,7 +57,7 @@ class Workload(msgspec.Struct, frozen=True):
         """Plain decoding, if it was measured."""
         return next((series for series in self.series if series.name == BASELINE), None)
 
-    def others(self) -> tuple[MethodSeries, ...]:
+    def compared(self) -> tuple[MethodSeries, ...]:
         return tuple(series for series in self.series if series.name != BASELINE)
 
 
@@ -100,7 +100,7 @@ def _series(runs: Sequence[LoadedRun], category: str | None) -> tuple[MethodSeri
         for method in loaded.run.methods:
             points = [p for p in loaded.points if p.method == method.name and p.category == category]
             if points:
-                is_first = not any(other.method.name == method.name for other in series)
+                is_first = not any(earlier.method.name == method.name for earlier in series)
                 name = method.name
                 if names[name] > 1 and not (name == BASELINE and is_first):
                     name = f"{TITLES.get(name, name)} ({loaded.directory.name})"

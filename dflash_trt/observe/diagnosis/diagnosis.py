@@ -72,7 +72,7 @@ def diagnose(
     kind = runtime.kind
 
     short = probes.short(prober)
-    one, other = probes.sampled(prober)
+    seed_1, seed_2 = probes.sampled(prober)
     before = _prefix_hits(client)
     first, again = probes.prefixes(prober, short)
     hits = _grown(before, _prefix_hits(client))
@@ -82,7 +82,7 @@ def diagnose(
     thinking = probes.thinking(prober)
     speeds = probes.speeds(prober, len(short.shares_by_position)) if has_load else []
 
-    groups = [short, one, other, first, again, long, plain, foreign, *thinking]
+    groups = [short, seed_1, seed_2, first, again, long, plain, foreign, *thinking]
 
     def healthy(group: ProbeGroup) -> ProbeGroup | None:
         return None if baseline is None else baseline.group(group.name)
@@ -93,8 +93,8 @@ def diagnose(
         findings += judge.long_contexts(kind, short, long, healthy(long))
         findings += judge.repeated_prefixes(kind, first, again)
     if not findings:
-        findings += judge.sampled_acceptance(kind, one, healthy(one))
-    findings += judge.temperature(kind, one, other)
+        findings += judge.sampled_acceptance(kind, seed_1, healthy(seed_1))
+    findings += judge.temperature(kind, seed_1, seed_2)
     findings += judge.lossless(kind, short, plain)
     findings += judge.load(kind, speeds)
     return Diagnosis(
@@ -109,7 +109,7 @@ def diagnose(
         groups=groups,
         speeds=speeds,
         findings=findings,
-        notes=judge.notes(kind, short, one, foreign, thinking) + judge.prefix_hits(kind, again, hits),
+        notes=judge.notes(kind, short, seed_1, foreign, thinking) + judge.prefix_hits(kind, again, hits),
     )
 
 

@@ -53,14 +53,14 @@ def paired_loss(after: dict[str, float], before: dict[str, float], smallest: flo
 
 def is_ratio_below(values: Sequence[float], reference: Sequence[float], ratio: float) -> bool:
     """Whether values[i] / reference[i], measured side by side, lies below `ratio` beyond doubt; all are positive."""
-    logarithms = [math.log(value / other) for value, other in zip(values, reference, strict=False)]
+    logarithms = [math.log(value / base) for value, base in zip(values, reference, strict=False)]
     return len(logarithms) >= MIN_SAMPLES and upper_bound(logarithms) < math.log(ratio)
 
 
-def is_first_compared(one: ProbeGroup, other: ProbeGroup) -> bool:
+def is_first_compared(group: ProbeGroup, reference: ProbeGroup) -> bool:
     """Whether only the first draft's acceptance can be compared: drafts were not equally long."""
-    lengths = one.draft_length, other.draft_length
-    if None in lengths or not one.shares_by_position or not other.shares_by_position:
+    lengths = group.draft_length, reference.draft_length
+    if None in lengths or not group.shares_by_position or not reference.shares_by_position:
         return False
     shorter, longer = sorted(length or 0.0 for length in lengths)
     return longer - shorter > SAME_LENGTH * longer

@@ -33,10 +33,10 @@ class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def first_acceptance(self) -> float | None:
         """Share of passes that accepted their first draft: it does not depend on how long drafts are."""
-        found = self.acceptance
-        if found is None or not found.drafting_passes or not found.accepted_by_position:
+        counts = self.acceptance
+        if counts is None or not counts.drafting_passes or not counts.accepted_by_position:
             return None
-        return found.accepted_by_position[0] / found.drafting_passes
+        return counts.accepted_by_position[0] / counts.drafting_passes
 
 
 class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,12 +65,14 @@ class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shares_by_position(self) -> list[float]:
         """Share of drafting passes that accepted the draft at position 1, 2, ..."""
-        found = self.acceptance
-        return [count / found.drafting_passes for count in found.accepted_by_position] if found.drafting_passes else []
+        counts = self.acceptance
+        return (
+            [count / counts.drafting_passes for count in counts.accepted_by_position] if counts.drafting_passes else []
+        )
 
     def values(self, *, is_first: bool) -> dict[str, float]:
         """Prompt -> accepted drafts per pass, or the first draft's acceptance."""
-        found = {
+        values = {
             sample.prompt: sample.first_acceptance if is_first else sample.accepted_per_pass for sample in self.samples
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}

@@ -69,12 +69,12 @@ class Prober:
         return question.chat if self.is_chat else question.text
 
     def _body(self, question: ProbePrompt, max_tokens: int, fields: dict[str, object]) -> dict[str, object]:
-        said: dict[str, object] = {"model": self.runtime.model, "max_tokens": max_tokens, "temperature": 0}
+        body: dict[str, object] = {"model": self.runtime.model, "max_tokens": max_tokens, "temperature": 0}
         if self.is_chat:
-            said["messages"] = [{"role": "user", "content": question.chat}]
+            body["messages"] = [{"role": "user", "content": question.chat}]
         else:
-            said["prompt"] = question.text
-        return said | fields
+            body["prompt"] = question.text
+        return body | fields
 
     def _answer(self, body: dict[str, object]) -> Answer:
         try:
@@ -89,13 +89,13 @@ class Prober:
             raise OutOfTimeError
         return left
 
-    def _sample(self, name: str, answer: Answer, found: ObservedAcceptance) -> ProbeAnswer:
-        self.how = found.how
-        if found.source == "unreadable":
-            self.unreadable = found.how
+    def _sample(self, name: str, answer: Answer, observed: ObservedAcceptance) -> ProbeAnswer:
+        self.how = observed.how
+        if observed.source == "unreadable":
+            self.unreadable = observed.how
         tokens = answer.output_tokens or len(answer.emitted)
-        if found.output_tokens is not None:
-            self.foreign_tokens += max(0, found.output_tokens - tokens)
+        if observed.output_tokens is not None:
+            self.foreign_tokens += max(0, observed.output_tokens - tokens)
         return ProbeAnswer(
             prompt=name,
             text=hashlib.sha256(text_of(answer).encode()).hexdigest(),
@@ -103,8 +103,8 @@ class Prober:
             input_tokens=answer.input_tokens,
             cached_tokens=answer.cached_tokens,
             seconds=answer.seconds,
-            acceptance=found.counts,
-            tau_of_drafting_passes=found.tau_of_drafting_passes,
+            acceptance=observed.counts,
+            tau_of_drafting_passes=observed.tau_of_drafting_passes,
         )
 
 

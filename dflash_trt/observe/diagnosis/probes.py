@@ -103,10 +103,10 @@ def long(prober: Prober, reference: ProbeGroup, num_tokens: int) -> ProbeGroup:
 def sampled(prober: Prober) -> tuple[ProbeGroup, ProbeGroup]:
     """The same prompts at temperature 1 with two seeds."""
     some = dict(list(prompts().short.items())[-NUM_PAIRED:])
-    one, other = (
+    first, second = (
         _greedy(prober, f"temperature 1, seed {seed}", some, TOKENS, temperature=1.0, seed=seed) for seed in (1, 2)
     )
-    return one, other
+    return first, second
 
 
 def thinking(prober: Prober) -> tuple[ProbeGroup, ProbeGroup]:
@@ -114,13 +114,13 @@ def thinking(prober: Prober) -> tuple[ProbeGroup, ProbeGroup]:
     some = dict(list(prompts().short.items())[-NUM_THINKING:])
     names = ("thinking on", "thinking off")
     if not prober.is_chat:
-        one, other = (ProbeGroup(name=name, why_not="it serves no chats") for name in names)
-        return one, other
-    one, other = (
+        on, off = (ProbeGroup(name=name, why_not="it serves no chats") for name in names)
+        return on, off
+    on, off = (
         _greedy(prober, name, some, TOKENS, chat_template_kwargs={"enable_thinking": is_on})
         for name, is_on in zip(names, (True, False), strict=True)
     )
-    return one, other
+    return on, off
 
 
 def speeds(prober: Prober, num_draft_tokens: int) -> list[Speed]:
@@ -130,7 +130,7 @@ def speeds(prober: Prober, num_draft_tokens: int) -> list[Speed]:
     if prober.runtime.kind == "dflash-trt":
         lengths += [0, max(1, num_draft_tokens // 2)]
     questions = list(prompts().short.values())
-    found: dict[tuple[int, int | None], list[float]] = {}
+    measured: dict[tuple[int, int | None], list[float]] = {}
     try:
         for concurrency in (1, BATCH):
             for turn in range(ROUNDS + 1):
@@ -138,7 +138,7 @@ def speeds(prober: Prober, num_draft_tokens: int) -> list[Speed]:
                     fields: dict[str, object] = {} if length is None else {"draft_length": length}
                     tokens, seconds = prober.ask_together(questions[:concurrency], max_tokens=LOAD_TOKENS, **fields)
                     if turn > 0:  # the first warms up: graphs are captured, draft lengths found
-                        found.setdefault((concurrency, length), []).append(tokens / seconds)
+                        measured.setdefault((concurrency, length), []).append(tokens / seconds)
     except OutOfTimeError:
         pass
     except EndpointError as error:
@@ -146,7 +146,7 @@ def speeds(prober: Prober, num_draft_tokens: int) -> list[Speed]:
             raise
     return [
         Speed(concurrency=concurrency, draft_length=length, tokens_per_second=rates)
-        for (concurrency, length), rates in found.items()
+        for (concurrency, length), rates in measured.items()
     ]
 
 
@@ -163,7 +163,7 @@ def _characters_per_token(prober: Prober, reference: ProbeGroup) -> float:
 def _greedy(
     prober: Prober, name: str, questions: dict[str, ProbePrompt], max_tokens: int, **fields: object
 ) -> ProbeGroup:
-    def one(prompt: str, question: ProbePrompt) -> Callable[[], ProbeAnswer]:
+    def request(prompt: str, question: ProbePrompt) -> Callable[[], ProbeAnswer]:
         return lambda: prober.ask(prompt, question, max_tokens=max_tokens, **fields)
 
-    return group(name, [one(prompt, question) for prompt, question in questions.items()])
+    return group(name, [request(prompt, question) for prompt, question in questions.items()])

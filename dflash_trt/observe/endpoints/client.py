@@ -108,10 +108,10 @@ class Client:
         Raises EndpointError where it is refused, breaks off, or has not ended after `deadline_seconds`.
         """
         path = PATHS[is_chat] if path is None else path
-        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
         reader = AnswerReader(f"{self.url}{path}", is_chat=is_chat)
         began = time.perf_counter()
-        with self._sent("POST", path, asked) as response:
+        with self._sent("POST", path, streamed) as response:
             for event in events(response.iter_raw(), f"{self.url}{path}", began + deadline_seconds):
                 reader.add(event, time.perf_counter() - began)
         return reader.end(time.perf_counter() - began)
@@ -143,9 +143,9 @@ def _too_late(where: str) -> EndpointError:
 
 def base_url(url: str) -> str:
     """`http://host:port[/prefix]` without /v1 or a slash at its end; raises EndpointError."""
-    found = url if "://" in url else f"http://{url}"
+    with_scheme = url if "://" in url else f"http://{url}"
     try:
-        parts = urlsplit(found)
+        parts = urlsplit(with_scheme)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         is_url = False
@@ -154,7 +154,7 @@ def base_url(url: str) -> str:
             f"expected the URL of a server as http://HOST:PORT, found {shown(url)}",
             hint="keys go into --api-key-file, never into the URL",
         )
-    return found.rstrip("/").removesuffix("/v1").rstrip("/")
+    return with_scheme.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def refusal(where: str, status: int, body: bytes) -> EndpointError:
@@ -166,8 +166,8 @@ def refusal(where: str, status: int, body: bytes) -> EndpointError:
         hint = "is this the address of an OpenAI-compatible server, without a path behind /v1?"
     elif 300 <= status < 400:
         hint = "redirections are not followed: give the address that it points to"
-    said = body.decode(errors="replace").strip()
-    return EndpointError(f"{where}: expected 200, found {status}: {shown(said)}", hint=hint, status=status)
+    message = body.decode(errors="replace").strip()
+    return EndpointError(f"{where}: expected 200, found {status}: {shown(message)}", hint=hint, status=status)
 
 
 def _body(response: httpx.Response, limit: int, *, is_cut: bool = False) -> bytes:
@@ -189,11 +189,11 @@ def _unreachable(where: str, error: httpx.HTTPError) -> EndpointError:
     if isinstance(error, httpx.TimeoutException):
         return EndpointError(f"{where}: expected bytes within the time-out, found none", hint="is it overloaded?")
     if isinstance(error, httpx.ConnectError):
-        said = str(error) or "no connection"
+        message = str(error) or "no connection"
         hint = "is it running, and is the port right?"
-        if "SSL" in said or "CERTIFICATE" in said.upper():
+        if "SSL" in message or "CERTIFICATE" in message.upper():
             hint = "is it https? Its certificate must be trusted here (SSL_CERT_FILE names others)"
-        return EndpointError(f"{where}: expected a server, found: {said}", hint=hint)
+        return EndpointError(f"{where}: expected a server, found: {message}", hint=hint)
     return EndpointError(f"{where}: expected a whole answer, found: {str(error) or type(error).__name__}")
 
 

@@ -31,7 +31,7 @@ class MetricsPage:
                     samples.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
         except (ValueError, KeyError, IndexError) as error:
             raise EndpointError(f"{where}: expected Prometheus's text format, found: {error}") from None
-        return cls(where, {name: tuple(found) for name, found in samples.items()})
+        return cls(where, {name: tuple(values) for name, values in samples.items()})
 
     def has(self, name: str) -> bool:
         return name in self.samples
@@ -59,8 +59,8 @@ class MetricsPage:
             raise EndpointError(
                 f"{self.where}: expected {name} by {label} 0, 1, ..., found {shown(sorted(totals)[:8])}"
             )
-        found = {int(key): value for key, value in totals.items()}
-        return tuple(found.get(position, 0) for position in range(max(found, default=-1) + 1))
+        by_position = {int(key): value for key, value in totals.items()}
+        return tuple(by_position.get(position, 0) for position in range(max(by_position, default=-1) + 1))
 
     def _whole(self, name: str, value: float) -> int:
         if not (value >= 0 and value == int(value) if abs(value) < 2**63 else False):

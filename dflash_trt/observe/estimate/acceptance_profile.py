@@ -65,10 +65,10 @@ def read_acceptance(file: Path) -> AcceptanceProfile:
     if not report.schema.startswith("dflash-trt/verify/"):
         raise ConfigError(f"{file}: expected a document of dflash-trt verify, found one of {report.schema!r}")
     shares = [entry.share for entry in sorted(report.engine.acceptance, key=lambda entry: entry.position)]
-    known = tuple(share for share in shares if share is not None)
-    if not known:
+    judged = tuple(share for share in shares if share is not None)
+    if not judged:
         raise ConfigError(f"{file}: expected positions that verify passes judged, found none")
-    return AcceptanceProfile(known)
+    return AcceptanceProfile(judged)
 
 
 def read_routing(file: Path, num_experts: int) -> Sequence[float]:

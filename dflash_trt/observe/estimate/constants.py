@@ -90,11 +90,11 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
         Raises ConfigError for a GPU or a runtime that has none, with the list of those that have.
         """
-        for name, known, kind in ((gpu, self.gpus, "GPU"), (runtime, self.runtimes, "runtime")):
-            if name not in known:
+        for name, entries, kind in ((gpu, self.gpus, "GPU"), (runtime, self.runtimes, "runtime")):
+            if name not in entries:
                 raise ConfigError(
-                    f"estimate: expected a {kind} whose rates are known ({', '.join(sorted(known))}), found {name!r}"
-                    f"{closest(name, known, kind)}"
+                    f"estimate: expected a {kind} whose rates are known ({', '.join(sorted(entries))}), found {name!r}"
+                    f"{closest(name, entries, kind)}"
                 )
         return {**self.gpus[gpu], **self.kernels, **self.runtimes[runtime]}
 

@@ -63,9 +63,9 @@ def measured_kernel(gpu: str, target: TargetShape, ranks: int) -> Kernel | None:
     """The table for a target's experts on one of `ranks` tensor-parallel ranks."""
     shape = (target.hidden_size, target.expert_intermediate_size, target.num_experts, target.top_k)
     for kernel in tables().kernels:
-        known = (kernel.hidden_size, kernel.expert_intermediate_size, kernel.num_experts, kernel.top_k)
+        kernel_shape = (kernel.hidden_size, kernel.expert_intermediate_size, kernel.num_experts, kernel.top_k)
         bits = 4.25 if kernel.weights.startswith("w4") else 16.0
-        if (kernel.gpu, known, bits, kernel.tensor_parallel) == (gpu, shape, target.expert_bits, ranks):
+        if (kernel.gpu, kernel_shape, bits, kernel.tensor_parallel) == (gpu, shape, target.expert_bits, ranks):
             return kernel
     return None
 

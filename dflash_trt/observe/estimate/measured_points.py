@@ -52,8 +52,8 @@ class MeasuredPoints(msgspec.Struct, frozen=True):
         # Steps grow with the batch in straight lines, more nearly than speeds fall.
         return 1 / ((1 - share) / speeds[below] + share / speeds[above])
 
-    def beside(self, model: Callable[[int, int], float]) -> tuple[PredictedPoint, ...]:
-        """Every point with what the model says of it."""
+    def compare(self, model: Callable[[int, int], float]) -> tuple[PredictedPoint, ...]:
+        """Every point, and what the model says of it."""
         return tuple(PredictedPoint(point, model(point.batch, point.draft_tokens)) for point in self.points)
 
 

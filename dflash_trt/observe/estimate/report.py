@@ -117,8 +117,8 @@ def estimate(
 
 def fastest_length(candidates: Sequence[OperatingPoint], batch: int) -> int:
     """The draft length that serves the largest known batch up to `batch` best."""
-    known = max(p.batch for p in candidates if p.batch <= batch)
-    return fastest(candidates, known).draft_tokens
+    largest = max(p.batch for p in candidates if p.batch <= batch)
+    return fastest(candidates, largest).draft_tokens
 
 
 def _bands(

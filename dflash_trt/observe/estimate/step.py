@@ -201,5 +201,5 @@ class StepModel:
         if ranks == 1:
             return Term(name, "communication", 0.0)
         sent = 2 * (ranks - 1) / ranks * elements * ACTIVATION_BYTES
-        one = self.rates.allreduce_seconds + sent / (self.rates.nvlink_bandwidth * self.rates.link_efficiency)
-        return Term(name, "communication", count * one)
+        seconds = self.rates.allreduce_seconds + sent / (self.rates.nvlink_bandwidth * self.rates.link_efficiency)
+        return Term(name, "communication", count * seconds)

@@ -64,11 +64,11 @@ def shape_of(facts: Facts, name: str) -> TargetShape:
 
 def _cache(facts: Facts, layers: int) -> TargetCache:
     cache = read_target_cache(facts, layers)
-    found = 0
+    counted = 0
     if cache is not None:
-        found = cache.num_full_layers + cache.num_sliding_layers
-        found += cache.recurrent.num_layers if cache.recurrent else 0
-    if cache is None or found != layers:
+        counted = cache.num_full_layers + cache.num_sliding_layers
+        counted += cache.recurrent.num_layers if cache.recurrent else 0
+    if cache is None or counted != layers:
         key = "layer_types" if "layer_types" in facts else "model_type"
         raise facts.error(
             key, "layers of full, sliding or latent attention or gated delta nets, each with a cache of its own;"
@@ -122,9 +122,9 @@ def _num_dense(facts: Facts, layers: int) -> int:
         raise facts.error("moe_layer_freq", "1: experts in every layer behind the first ones")
     if "first_k_dense_replace" in facts:
         return facts.integer("first_k_dense_replace", minimum=0, maximum=layers)
-    given = facts.integers("mlp_only_layers") if facts.values().get("mlp_only_layers") else ()
+    dense = facts.integers("mlp_only_layers") if facts.values().get("mlp_only_layers") else ()
     step = facts.integer("decoder_sparse_step") if "decoder_sparse_step" in facts else 1
-    return sum(index in given or (index + 1) % step != 0 for index in range(layers))
+    return sum(index in dense or (index + 1) % step != 0 for index in range(layers))
 
 
 def _quantized_bits(facts: Facts, bits: float) -> tuple[float, float]:

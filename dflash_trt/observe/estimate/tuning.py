@@ -102,7 +102,7 @@ def tune(
     bands, influences = vary(variant.gpu, variant.runtime, predict)
     scale = best.batch / best.tensor_parallel
     model = _price(variant, traffic, acceptance, nominal, None)
-    beside = () if measured is None else measured.beside(model)
+    comparisons = () if measured is None else measured.compare(model)
     return Tuning(
         slo=slo,
         best=best,
@@ -111,8 +111,8 @@ def tune(
         gpu_rate=Band(bands[0].value * scale, bands[0].low * scale, bands[0].high * scale),
         influences=influences,
         others=[candidate for candidate in candidates if candidate is not chosen],
-        measured=beside,
-        model_error=statistics.median(abs(one.error) for one in beside) if beside else None,
+        measured=comparisons,
+        model_error=statistics.median(abs(comparison.error) for comparison in comparisons) if comparisons else None,
         model_factor=_factor(model, measured),
     )
 
@@ -160,8 +160,8 @@ def _price(
     factor = _factor(predicted, measured)
 
     def user_rate(batch: int, draft_tokens: int) -> float:
-        if measured is not None and (found := measured.user_rate(batch, draft_tokens)) is not None:
-            return found
+        if measured is not None and (rate := measured.user_rate(batch, draft_tokens)) is not None:
+            return rate
         return factor * predicted(batch, draft_tokens)
 
     return user_rate
@@ -171,7 +171,7 @@ def _factor(model: Price, measured: MeasuredPoints | None) -> float:
     """measured / predicted, so that what was not measured and what was are compared on one scale."""
     if measured is None:
         return 1.0
-    return statistics.median(1 / (1 + one.error) for one in measured.beside(model))
+    return statistics.median(1 / (1 + comparison.error) for comparison in measured.compare(model))
 
 
 def _candidates(
@@ -186,10 +186,10 @@ def _candidates(
     memory = batch_limit(system, "dflash", traffic.max_tokens)
     if memory.batch < 1 or best_length(1)[0] < slo:
         return
-    known = [batch for batch in BATCHES if batch <= memory.batch]
-    kept = next((i for i, batch in enumerate(known) if best_length(batch)[0] < slo), len(known)) - 1
-    low = known[kept]
-    high = known[kept + 1] if kept + 1 < len(known) else memory.batch
+    batches = [batch for batch in BATCHES if batch <= memory.batch]
+    index = next((i for i, batch in enumerate(batches) if best_length(batch)[0] < slo), len(batches)) - 1
+    low = batches[index]
+    high = batches[index + 1] if index + 1 < len(batches) else memory.batch
     while low < high:  # between two batches of the grid, to the request
         middle = (low + high + 1) // 2
         low, high = (middle, high) if best_length(middle)[0] >= slo else (low, middle - 1)
