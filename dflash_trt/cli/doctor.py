@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_trt.cli.doctor_endpoint import EndpointOptions, examine_endpoint
+from dflash_trt.cli.doctor_endpoint import examine_endpoint
 from dflash_trt.cli.options import PATH, json_option
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.errors import RankError
@@ -45,12 +45,11 @@ def doctor(subject: str | None, ranks: bool, as_json: bool, **options: Any) -> N
       dflash-trt doctor http://localhost:8000 --baseline healthy.json
       mpiexec -n 8 dflash-trt doctor --ranks engine
     """
-    endpoint = EndpointOptions(**options)
     if subject is not None and "://" in subject and not ranks:
-        examine_endpoint(subject, endpoint, as_json)
+        examine_endpoint(subject, as_json, **options)
         return
-    if endpoint.option_names():
-        raise click.UsageError(f"{endpoint.option_names()[0]} is for a URL, as http://localhost:8000")
+    if name := next((name for name, value in options.items() if value not in (None, False)), None):
+        raise click.UsageError(f"--{name.replace('_', '-')} is for a URL, as http://localhost:8000")
     if subject is not None and not ranks:
         raise click.UsageError(
             "expected a URL as http://localhost:8000; ENGINE is for --ranks, and dflash-trt inspect ENGINE looks at one"

@@ -21,41 +21,23 @@ SHOWN_POSITIONS = 16
 GRACE_SECONDS = 2.0  # for an answer that ends as the time does
 
 
-class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True):
-    model: str | None
-    api_key_file: Path | None
-    baseline: Path | None
-    expect_tau: float | None
-    long_tokens: int | None
-    no_load: bool
-    seconds: float | None
-
-    def option_names(self) -> list[str]:
-        """Their names on the command line."""
-        names = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
-        return [f"--{name.replace('_', '-')}" for name in names]
-
-
-def examine_endpoint(url: str, options: EndpointOptions, as_json: bool) -> None:
+def examine_endpoint(
+    url: str, as_json: bool, *, model: str | None, api_key_file: Path | None, baseline: Path | None,
+    expect_tau: float | None, long_tokens: int | None, no_load: bool, seconds: float | None,
+) -> None:  # fmt: skip
     """Prints the diagnosis; raises EndpointError where something is wrong."""
     from dflash_trt.observe.diagnosis.diagnosis import SECONDS, diagnose, read_baseline
     from dflash_trt.observe.diagnosis.probes import LONG_TOKENS
     from dflash_trt.observe.endpoints.client import Client, read_api_key
 
-    baseline = None if options.baseline is None else read_baseline(options.baseline)
-    key = read_api_key(options.api_key_file)
-    seconds = options.seconds or SECONDS
-    client = Client(url, api_key=key, deadline_seconds=seconds + GRACE_SECONDS)
+    healthy = None if baseline is None else read_baseline(baseline)
+    seconds = seconds or SECONDS
+    client = Client(url, api_key=read_api_key(api_key_file), deadline_seconds=seconds + GRACE_SECONDS)
     with client, progress_line(f"asking {url}, for at most {seconds:.0f} s"):
         diagnosis = diagnose(
-            client,
-            model=options.model,
-            baseline=baseline,
-            expected_tau=options.expect_tau,
-            long_tokens=options.long_tokens or LONG_TOKENS,
-            has_load=not options.no_load,
-            seconds=seconds,
-        )
+            client, model=model, baseline=healthy, expected_tau=expect_tau, long_tokens=long_tokens or LONG_TOKENS,
+            has_load=not no_load, seconds=seconds,
+        )  # fmt: skip
     if as_json:
         print_json("doctor-endpoint", msgspec.to_builtins(diagnosis))
     else:

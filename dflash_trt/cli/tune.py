@@ -30,7 +30,10 @@ DEPLOYMENT = OutputKind(
     click.option("-o", "--output", type=FILE, help="Write the deployment file here."),
     json_option,
 )
-def tune(output: Path | None, as_json: bool, prompt_tokens: int, output_tokens: int, **settings: Any) -> None:
+def tune(
+    config: str, output: Path | None, as_json: bool, prompt_tokens: int, output_tokens: int, runtime: str,
+    **settings: Any,
+) -> None:  # fmt: skip
     """Find the settings with the most throughput per GPU that give each user --slo tokens/s: ranks, batch, draft
     lengths by batch and recipe. What is written with -o is a deployment file for `serve-config` and `build`.
 
@@ -41,23 +44,22 @@ def tune(output: Path | None, as_json: bool, prompt_tokens: int, output_tokens: 
       dflash-trt tune gpt-oss-120b.b300x8.latency --slo 500 --tau 4.7 -o tuned.yaml
     """
     from dflash_trt.observe.estimate.curve import Traffic
-    from dflash_trt.observe.estimate.tuned_deployment import TuneRequest, tune_deployment, tuning_lines, tuning_tables
+    from dflash_trt.observe.estimate.tuned_deployment import tune_deployment, tuning_lines, tuning_tables
 
     check_output_file("--output", output, ".yaml", DEPLOYMENT)
     check_one_acceptance(settings["acceptance"], settings["tau"], None)
     traffic = Traffic(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
-    request = TuneRequest(traffic=traffic, **settings)
-    tuned = tune_deployment(request)
+    tuned = tune_deployment(config, traffic, runtime=runtime, **settings)
     tuning, source, text = tuned.tuning, tuned.acceptance_source, tuned.text
     if output is not None:
         with new_file(output, DEPLOYMENT) as new:
             new.write_text(text)
     if as_json:
-        document = {"runtime": request.runtime, "acceptance_source": source, **msgspec.structs.asdict(tuning)}
+        document = {"runtime": runtime, "acceptance_source": source, **msgspec.structs.asdict(tuning)}
         print_json("tune", {**document, "deployment": text})
         return
     print_tables(tuning_tables(tuning, source))
-    for line in tuning_lines(tuning, request.runtime, tuned.num_gpus):
+    for line in tuning_lines(tuning, runtime, tuned.num_gpus):
         click.echo(line)
-    next_command = f"dflash-trt serve-config {quoted(output or Path('FILE'))} --runtime {request.runtime}"
+    next_command = f"dflash-trt serve-config {quoted(output or Path('FILE'))} --runtime {runtime}"
     click.echo(f"\n{text}" if output is None else f"{output} written; next: {next_command}")

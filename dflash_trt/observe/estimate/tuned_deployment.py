@@ -22,19 +22,6 @@ TUNED = "; tuned for "
 RECIPES = {"native": ("bf16", "nvfp4-native"), "engine": ("bf16", "fp8", "nvfp4")}
 
 
-class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
-    config: str
-    slo: float
-    acceptance: Path | None
-    tau: float | None
-    traffic: Traffic
-    runtime: str
-    measured: Path | None
-    """A run in the model's place."""
-    target: str | None
-    draft: str | None
-
-
 class TunedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     tuning: Tuning
     acceptance_source: str
@@ -44,31 +31,32 @@ class TunedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     """Of the deployment file."""
 
 
-def tune_deployment(request: TuneRequest) -> TunedDeployment:
+def tune_deployment(
+    config: str, traffic: Traffic, *, slo: float, acceptance: Path | None, tau: float | None, runtime: str,
+    measured: Path | None, target: str | None, draft: str | None,
+) -> TunedDeployment:  # fmt: skip
     """The settings, and the deployment file with them.
 
-    Raises ConfigError where no setting reaches the speed, or drafts do not pay.
+    `measured` is a run in the model's place. Raises ConfigError where no setting reaches the speed, or drafts cost more
+    than they bring.
     """
-    file = read_deployment(request.config)
+    file = read_deployment(config)
     # What is chosen here has no say in the choice: so tuning what was tuned changes nothing.
     free = {
-        "max_seq_len": max(request.traffic.max_tokens, file.max_seq_len or 0), "max_batch_size": None,
+        "max_seq_len": max(traffic.max_tokens, file.max_seq_len or 0), "max_batch_size": None,
         "draft_tokens": None, "draft_schedule": None,
     }  # fmt: skip
-    deployment, system = open_system(request.config, request.runtime, request.target, request.draft, **free)
-    acceptances, source = open_acceptances(system, request.acceptance, request.tau)
-    points = None if request.measured is None else measured_points(request.measured, system)
-    has_fp4 = rates(system.gpu, request.runtime).fp4_flops > 0
+    deployment, system = open_system(config, runtime, target, draft, **free)
+    acceptances, source = open_acceptances(system, acceptance, tau)
+    points = None if measured is None else measured_points(measured, system)
+    has_fp4 = rates(system.gpu, runtime).fp4_flops > 0
     recipes = [recipe for recipe in RECIPES[deployment.mode] if has_fp4 or not recipe.startswith("nvfp4")]
     if points or deployment.draft_sizes.quantized:
         recipes = [deployment.recipe]
-    systems = {
-        recipe: open_system(request.config, request.runtime, request.target, request.draft, **free, recipe=recipe)[1]
-        for recipe in recipes
-    }
+    systems = {recipe: open_system(config, runtime, target, draft, **free, recipe=recipe)[1] for recipe in recipes}
     tuning = tune(
-        systems, request.traffic, acceptances["dflash"], request.slo, measured=points,
-        is_scheduled=request.runtime != "sglang",
+        systems, traffic, acceptances["dflash"], slo, measured=points,
+        is_scheduled=runtime != "sglang",
     )  # fmt: skip
     if tuning.schedule[0][1] == 0:
         raise ConfigError(

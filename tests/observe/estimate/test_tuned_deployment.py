@@ -15,7 +15,7 @@ from dflash_trt.observe.estimate.curve import Traffic, point
 from dflash_trt.observe.estimate.inputs import open_system
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
-from dflash_trt.observe.estimate.tuned_deployment import TunedDeployment, TuneRequest, tune_deployment
+from dflash_trt.observe.estimate.tuned_deployment import TunedDeployment, tune_deployment
 from dflash_trt.observe.estimate.tuning import Price, _schedule
 
 QUICK = ("gpt-oss-120b.h200x8.latency", "qwen3-4b.h200x1.latency", "gpt-oss-20b.b200x1.nvfp4")
@@ -24,11 +24,9 @@ TRAFFIC = Traffic()
 
 
 def tuned(config: str, slo: float = SLO) -> TunedDeployment:
-    request = TuneRequest(
-        config=config, slo=slo, acceptance=None, tau=4.0, traffic=TRAFFIC, runtime="trtllm", measured=None, target=None,
-        draft=None,
-    )  # fmt: skip
-    return tune_deployment(request)
+    return tune_deployment(
+        config, TRAFFIC, slo=slo, acceptance=None, tau=4.0, runtime="trtllm", measured=None, target=None, draft=None
+    )
 
 
 def price_of(system: System) -> Price:
