@@ -218,7 +218,8 @@ def test_plans_of_another_tensorrt_are_refused_at_start(
     """When the drafter is made, before the target's weights are read."""
     monkeypatch.setattr(launcher, "CurrentStreamLauncher", HostLauncher)
     spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(engine))
-    arguments = (SimpleNamespace(spec_config=spec_config), SimpleNamespace(pretrained_config=None), None, None)
+    model_config = SimpleNamespace(spec_config=spec_config, mapping=SimpleNamespace(pp_size=1))
+    arguments = (model_config, SimpleNamespace(pretrained_config=None), None, None)
     pretend(monkeypatch, tmp_path, VERSIONS[0])
     with_plans(engine, PlanOptions(max_batch_size=1, max_seq_len=32, max_num_tokens=16))
     assert build_draft_model(*arguments).block_size
