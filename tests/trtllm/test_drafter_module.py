@@ -49,11 +49,15 @@ def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return open_session(engine, str(FIXTURES / request.param), RuntimeOptions(max_batch_size=BATCH))
 
 
-def make_worker(session: Session, executor: Executor, num_drafts: int | None = None) -> Worker:
+def make_worker(
+    session: Session, executor: Executor, num_drafts: int | None = None, generation: str = "414ba69f"
+) -> Worker:
     spec = session.manifest.draft
     drafter = EngineDrafter(draft_config(spec), spec, executor)
     share(drafter, session.target)
-    return Worker(drafter, max_batch=BATCH, max_ctx=CONTEXT, num_drafts=num_drafts or spec.num_draft_tokens)
+    return Worker(
+        drafter, max_batch=BATCH, max_ctx=CONTEXT, num_drafts=num_drafts or spec.num_draft_tokens, generation=generation
+    )
 
 
 def texts(session: Session) -> list[list[int]]:
@@ -76,10 +80,14 @@ def engine(session: Session, tmp_path: Path) -> Path:
     return tmp_path / "engine"
 
 
-@pytest.mark.parametrize("num_drafts", [None, 2])
-def test_drafts_are_those_of_our_own_runtime(session: Session, engine: Path, num_drafts: int | None) -> None:
+@pytest.mark.parametrize(
+    ("generation", "num_drafts"), [("414ba69f", None), ("414ba69f", 2), ("864a4300", None), ("8d62b3e5", None)]
+)
+def test_drafts_are_those_of_our_own_runtime(
+    session: Session, engine: Path, generation: str, num_drafts: int | None
+) -> None:
     """Also where the worker verifies fewer drafts than a block has: the drafter still sees whole blocks."""
-    worker = make_worker(session, OnnxExecutor(engine, session.manifest), num_drafts)
+    worker = make_worker(session, OnnxExecutor(engine, session.manifest), num_drafts, generation)
     drafter = open_drafter(engine, session.manifest, num_slots=BATCH)
     check(session, decode(worker, session.target, drafter, texts(session), STEPS))
 

@@ -3,8 +3,9 @@
 
 Written from NVIDIA/TensorRT-LLM, tensorrt_llm/_torch/speculative/dflash.py at 414ba69f42c2, attention backend VANILLA:
 K + 1 rows of taps for every request in every step, those that were not accepted zeroed and stored past the context's
-end; zeros as the first drafts of a request; the last slot for requests that only pad a batch. 864a4300 differs in what
-it passes: `ctx_rows_start` to drafters that take it, where there is one, and a mask row of the drafter's own.
+end; zeros as the first drafts of a request; the last slot for requests that only pad a batch. 864a4300 also passes
+`ctx_rows_start` to drafters that take it, and a mask row of the drafter's own; 8d62b3e5 asks `fc` itself for the dtype
+of the cache, and for LiLiCorr before DFlash2's selector.
 """
 
 from __future__ import annotations
@@ -23,8 +24,13 @@ class Worker:
 
     BACKEND = "VANILLA"
 
-    def __init__(self, drafter: Any, *, max_batch: int, max_ctx: int, num_drafts: int) -> None:
+    def __init__(
+        self, drafter: Any, *, max_batch: int, max_ctx: int, num_drafts: int, generation: str = "414ba69f"
+    ) -> None:
         self.drafter = drafter
+        self.generation = generation
+        weight: torch.dtype = drafter.fc.weight.dtype
+        self.dtype = getattr(drafter.fc, "dtype", weight) if generation == "8d62b3e5" else weight
         self.K = num_drafts
         self.max_ctx = max_ctx
         self.dummy_slot = max_batch
@@ -51,7 +57,7 @@ class Worker:
         self.ctx_len = torch.zeros(max_batch + 1, dtype=torch.long)
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
-        made = torch.zeros(shape, dtype=self.drafter.fc.weight.dtype)
+        made = torch.zeros(shape, dtype=self.dtype)
         self._caches.append(weakref.ref(made))
         self.peak_bytes = max(self.peak_bytes, self.cache_bytes())
         return made
@@ -64,7 +70,7 @@ class Worker:
         """Appends the rows of a chunk of a prompt."""
         begin = int(self.ctx_len[slot])
         end = begin + len(taps)
-        projected = self.drafter.project_target_hidden(taps).to(self.drafter.fc.weight.dtype)
+        projected = self.drafter.project_target_hidden(taps).to(self.dtype)
         k, v = self.drafter.precompute_context_kv(projected, torch.arange(begin, end))
         self._store(torch.full((len(taps),), slot), torch.arange(begin, end), k, v)
         self.ctx_len[slot] = end
@@ -101,7 +107,7 @@ class Worker:
         drafter, steps = self.drafter, torch.arange(self.K + 1)
         before = self.ctx_len[slots]
         positions = (before[:, None] + steps).reshape(-1)
-        projected = drafter.project_target_hidden(taps).to(drafter.fc.weight.dtype)
+        projected = drafter.project_target_hidden(taps).to(self.dtype)
         k, v = drafter.precompute_context_kv(projected, positions)
         keep = (steps < num_accepted[:, None]).view(-1, 1, 1, 1).to(k.dtype)
         k.mul_(keep)
@@ -113,7 +119,7 @@ class Worker:
         self.ctx_len.clamp_(max=self.max_ctx)
         embed = drafter.draft_model_full.model.embed_tokens
         embedded = embed(torch.cat([bonus, torch.tensor([drafter.mask_token_id])]))
-        mask = getattr(drafter, "mask_token_embedding", None)
+        mask = getattr(drafter, "mask_token_embedding", None) if self.generation == "864a4300" else None
         noise = (embedded[-1] if mask is None else mask).expand(len(slots), self.K + 1, -1).clone()
         noise[:, 0] = embedded[:-1]
         hidden = drafter.dflash_forward(
@@ -121,11 +127,12 @@ class Worker:
             query_positions=(before + num_accepted)[:, None] + steps,
             num_ctx_per_req=self.ctx_len[slots],
             **self._context(slots),
-            **({"ctx_rows_start": None} if _takes(drafter.dflash_forward, "ctx_rows_start") else {}),
+            **self._rows_start(),
         )
         first = torch.arange(len(slots)) * (self.K + 1)
         drafted = hidden[(first[:, None] + 1 + torch.arange(self.K)).flatten()]
         logits = drafter.logits_processor(drafted, drafter.lm_head, None, True).reshape(len(slots), self.K, -1)
+        assert self.generation != "8d62b3e5" or getattr(drafter, "lilicorr", None) is None, "it would select the path"
         if getattr(drafter, "has_candidate_selector", False):  # _apply_dflash2_selector, on one rank
             assert getattr(drafter.model, "d2t", None) is None
             selector = drafter.candidate_selector
@@ -137,9 +144,10 @@ class Worker:
         drafts: Tensor = logits.argmax(dim=-1)
         return drafts
 
-
-def _takes(function: Any, parameter: str) -> bool:
-    return parameter in inspect.signature(function).parameters
+    def _rows_start(self) -> dict[str, Any]:
+        """dflash_ctx_rows_kwargs: a dense arena has no rows before the batch's generations."""
+        is_taken = "ctx_rows_start" in inspect.signature(self.drafter.dflash_forward).parameters
+        return {"ctx_rows_start": None} if is_taken and self.generation == "864a4300" else {}
 
 
 class LmHead(nn.Module):
