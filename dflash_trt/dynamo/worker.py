@@ -19,7 +19,7 @@ from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
 
 from dflash_trt.dynamo.generate_request import read_request
-from dflash_trt.errors import EngineError, RequestError
+from dflash_trt.errors import DFlashError, EngineError, RequestError
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.kvcache.prefix_index import ROOT
 from dflash_trt.runtime.backend import Chunk
@@ -41,7 +41,7 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
 
     def __init__(self, pair: CheckedPair, options: RuntimeOptions, served_model_name: str, drain_seconds: int) -> None:
         self.error: Exception | None = None
-        """What ended the decoder."""
+        """What ended the decoder, or kept it from starting."""
         self._pair = pair
         self._options = options
         self._drain_seconds = drain_seconds
@@ -57,7 +57,12 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
 
     async def start(self, worker_id: int) -> EngineConfig:
         """Loads both models; what the router and the planner are told of them."""
-        self._backend = backend = await asyncio.to_thread(open_embedded, self._pair, self._options)
+        try:
+            self._backend = backend = await asyncio.to_thread(open_embedded, self._pair, self._options)
+            backend.check_room()
+        except DFlashError as error:
+            self.error = error
+            raise
         self._loop = asyncio.get_running_loop()
         self._metrics = ServerMetrics(
             self._served_model_name, backend.max_length, backend.num_draft_tokens, backend.metrics
@@ -114,7 +119,7 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
         for task in self._tasks:
             task.cancel()
         if self._backend is not None:
-            self.error = self._backend.error
+            self.error = self.error or self._backend.error
             await asyncio.to_thread(self._backend.close)
 
     async def health_check_payload(self) -> dict[str, Any]:
@@ -239,6 +244,11 @@ def serve(
         tool_call_parser=tool_call_parser,
     )
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Dynamo's handler calls the one before it, which would exit at once
-    uvloop.run(Worker(worker, config).run())
+    try:
+        uvloop.run(Worker(worker, config).run())
+    except Exception:
+        if isinstance(worker.error, DFlashError):
+            raise worker.error from None
+        raise
     if worker.error is not None:
         raise EngineError(f"the decoder has failed: {worker.error}", hint="start the worker again")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from dflash_trt.runtime.session import Session
 
+MIN_LENGTH = 2
+
 Put = Callable[[Chunk | Exception], None]
 
 
@@ -134,6 +136,14 @@ class EmbeddedBackend:
     def max_length(self) -> int:
         """Tokens that a prompt and its answer may have together."""
         return self.session.max_length
+
+    def check_room(self) -> None:
+        """RequestError where the caches hold less than a prompt of one token and its answer of one."""
+        if self.max_length < MIN_LENGTH:
+            raise RequestError(
+                f"cache_gib: expected room for at least {MIN_LENGTH} tokens, found {self.max_length}",
+                hint="give the caches more with --cache-gib",
+            )
 
     def encode_chat(self, messages: Messages) -> list[int]:
         """A conversation in the target's chat template."""

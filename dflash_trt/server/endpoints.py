@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dflash_trt import __version__
-from dflash_trt.errors import RequestError
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.runtime.sampling import Grammar
 from dflash_trt.server.generation import Generation
@@ -29,8 +28,6 @@ from dflash_trt.server.streaming import EventStream, cancel_on_disconnect
 from dflash_trt.server.tokenizing import TokenizerPool
 from dflash_trt.server.tools import tool_format
 
-MIN_LENGTH = 2
-"""A token of a prompt, and one of its answer."""
 DEGRADED_FAILURES = 3
 """Failed sequences, without one that succeeds between them, after which /health says so."""
 TOKENIZE_FIELDS = {"model", "prompt", "messages", "add_special_tokens"}
@@ -40,11 +37,7 @@ class Endpoints:
     """One model, served by one backend."""
 
     def __init__(self, backend: EmbeddedBackend, model: str, *, max_waiting: int, max_body_bytes: int) -> None:
-        if backend.max_length < MIN_LENGTH:
-            raise RequestError(
-                f"cache_gib: expected room for at least {MIN_LENGTH} tokens, found {backend.max_length}",
-                hint="give the caches more with --cache-gib",
-            )
+        backend.check_room()
         self.admission = Admission(backend.num_slots + max_waiting)
         self._backend = backend
         self._model = model

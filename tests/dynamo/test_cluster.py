@@ -127,6 +127,15 @@ def check_disconnect(running: Cluster) -> None:
     assert sum(worker.metric("vllm:generation_tokens_total") for worker in running.workers) - before < 2000
 
 
+@pytest.mark.full
+def test_what_does_not_load_is_one_error(engine: Path) -> None:
+    options = ["--target", str(TARGET), "--discovery-backend", "mem", "--cache-gib", "1e-7"]
+    command = [dynamo_python(), "-m", "dflash_trt", "dynamo", str(engine), *options]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert result.returncode == 1
+    assert result.stderr.endswith("found 0\n\nhint: give the caches more with --cache-gib\n")
+
+
 def test_extra_cannot_name_ai_dynamo() -> None:
     """When this fails, ai-dynamo can be installed with its dependencies: name it in pyproject's extra `dynamo`."""
     script = "from importlib.metadata import requires; print(*requires('ai-dynamo'), sep='\\n')"
