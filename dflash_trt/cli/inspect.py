@@ -43,7 +43,7 @@ def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool
     """
     if catalogue:
         if path is not None or target is not None:
-            raise click.UsageError("expected PATH or --catalog, found both")
+            raise click.UsageError("give PATH or --catalog, not both")
         _print_catalog(as_json=as_json)
         return
     if path is None:

@@ -168,6 +168,6 @@ def _failure(output: Path, fallback: str) -> EndpointError:
     error = first_error(output)
     why = "" if error is None else f" (the first error: {error})"
     return EndpointError(
-        f"{output}: expected a run of AIPerf, found: {cut(errors[-1]) if errors else fallback}{why}",
+        f"{output}: AIPerf failed: {cut(errors[-1]) if errors else fallback}{why}",
         hint=f"{log} says more",
     )

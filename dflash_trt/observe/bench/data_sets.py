@@ -121,7 +121,7 @@ def _turns(file: Path, hub_set: HubSet) -> Iterator[tuple[str, ...]]:
     )
     for where, row in rows:
         if missing := [column for column in hub_set.columns if column not in row]:
-            raise ConfigError(f"{where}: expected {', '.join(hub_set.columns)}, found no {missing[0]}", hint=hint)
+            raise ConfigError(f"{where}: column {missing[0]} is missing", hint=hint)
         try:
             yield msgspec.convert(hub_set.turns(row), tuple[str, ...])
         except msgspec.ValidationError as error:
@@ -202,6 +202,4 @@ def _rows(folder: Path, split: str) -> Iterator[tuple[str, _SpeedBenchRow]]:
         if file.is_file():
             yield from read_parquet(file, ("question_id", "category", "turns"), _SpeedBenchRow, hint=HINT)
             return
-    raise ConfigError(
-        f"{folder}: expected {split}.jsonl or {split}/test.parquet of SPEED-Bench, found neither", hint=HINT
-    )
+    raise ConfigError(f"{folder} has neither SPEED-Bench's {split}.jsonl nor {split}/test.parquet", hint=HINT)

@@ -63,6 +63,6 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
         if serving := SERVING.search(text):
             return serving[1]
         if is_over:
-            raise EndpointError(f"expected dflash-trt serve to start, found: {text.strip() or 'no message'}")
+            raise EndpointError(f"dflash-trt serve did not start: {text.strip() or 'no message'}")
         time.sleep(0.1)
-    raise EndpointError(f"expected dflash-trt serve to start, found it loading after {START_SECONDS} s")
+    raise EndpointError(f"dflash-trt serve was still loading after {START_SECONDS} s")

@@ -119,7 +119,7 @@ def _read_file(file: Path) -> Iterable[Conversation]:
 def _checked(where: str, prompts: Iterable[Conversation]) -> tuple[Conversation, ...]:
     checked = tuple(prompts)
     if not checked:
-        raise ConfigError(f"{where}: expected at least one prompt, found none")
+        raise ConfigError(f"{where}: no prompts")
     ids: set[str] = set()
     for prompt in checked:
         roles = [turn.role for turn in prompt.turns]

@@ -82,7 +82,7 @@ def begin_run(directory: Path, run: BenchRun) -> BenchRun:
     """
     if not (directory / RUN_FILE).exists():
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise ConfigError(f"{directory}: expected a run or nothing, found something else", hint="give another -o")
+            raise ConfigError(f"{directory} is not empty, and no run of this command", hint="give another -o")
         write_run(directory, run)
         return run
     begun = read_run(directory)

@@ -123,7 +123,7 @@ class Sweep:
         answer = client.answer(body, is_chat=is_chat, deadline_seconds=self.timeout_seconds)
         if answer.output_tokens is None:
             raise EndpointError(
-                f"{client.url}: expected the server's own count of tokens in its stream, found none",
+                f"{client.url}: the server does not count tokens in its stream",
                 hint="it must answer stream_options.include_usage",
             )
 

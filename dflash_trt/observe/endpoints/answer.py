@@ -83,7 +83,7 @@ class AnswerReader:
     def end(self, seconds: float) -> Answer:
         """The answer; raises EndpointError where the server did not say why it ended."""
         if self._finish is None:
-            raise EndpointError(f"{self._where}: expected an answer with a finish_reason, found none")
+            raise EndpointError(f"{self._where}: the answer has no finish_reason")
         details = self._optional(self._usage, "prompt_tokens_details", dict) or {}
         speculative = self._optional(self._metrics, "speculative_decoding", dict)
         return Answer(
@@ -121,7 +121,7 @@ def events(pieces: Iterable[bytes], where: str, deadline: float) -> Iterator[dic
         if event.get("error"):
             raise EndpointError(f"{where}: expected an answer, found in its stream: {cut(str(event['error']))}")
         yield event
-    raise EndpointError(f"{where}: expected a stream that ends with [DONE], found one that breaks off")
+    raise EndpointError(f"{where}: the stream broke off before [DONE]")
 
 
 def _lines(pieces: Iterable[bytes], where: str, deadline: float) -> Iterator[bytes]:

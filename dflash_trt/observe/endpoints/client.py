@@ -138,7 +138,7 @@ class Client:
 
 
 def _too_late(where: str) -> EndpointError:
-    return EndpointError(f"{where}: expected an answer within the time for all of them, found none", hint=SLOW_HINT)
+    return EndpointError(f"{where}: no answer before the time was up", hint=SLOW_HINT)
 
 
 def base_url(url: str) -> str:
@@ -185,9 +185,9 @@ def _unreachable(where: str, error: httpx.HTTPError) -> EndpointError:
     import httpx
 
     if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
-        return EndpointError(f"{where}: expected a server, found none that answers in time", hint="is it running?")
+        return EndpointError(f"{where}: no server answered in time", hint="is it running?")
     if isinstance(error, httpx.TimeoutException):
-        return EndpointError(f"{where}: expected bytes within the time-out, found none", hint="is it overloaded?")
+        return EndpointError(f"{where}: timed out waiting for an answer", hint="is it overloaded?")
     if isinstance(error, httpx.ConnectError):
         message = str(error) or "no connection"
         hint = "is it running, and is the port right?"
@@ -204,5 +204,5 @@ def read_api_key(file: Path | None) -> str | None:
     lines = [line.strip() for line in read_text(file, ConfigError, limit=MAX_KEY_BYTES).splitlines()]
     key = next((line for line in lines if line and not line.startswith("#")), "")
     if not key or not key.isascii() or not key.isprintable():
-        raise ConfigError(f"{file}: expected an API key, found none")
+        raise ConfigError(f"{file}: no API key in it")
     return key

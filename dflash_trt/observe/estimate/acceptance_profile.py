@@ -67,7 +67,7 @@ def read_acceptance(file: Path) -> AcceptanceProfile:
     shares = [entry.share for entry in sorted(report.engine.acceptance, key=lambda entry: entry.position)]
     judged = tuple(share for share in shares if share is not None)
     if not judged:
-        raise ConfigError(f"{file}: expected positions that verify passes judged, found none")
+        raise ConfigError(f"{file}: no verify pass judged a draft")
     return AcceptanceProfile(judged)
 
 

@@ -205,7 +205,7 @@ def eagle3_shape(target: TargetShape) -> DraftShape:
 def read_deployment(config: str) -> DeploymentFile:
     if (path := deployment_path(config)) is None:
         raise ConfigError(
-            f"{config}: expected a deployment's file (.yaml) or name, found neither",
+            f"{config} is neither a deployment file (.yaml) nor the name of a deployment",
             hint="dflash-trt serve-config --list",
         )
     return load_deployment(path)

@@ -70,7 +70,7 @@ def measured_points(path: Path, system: System) -> MeasuredPoints:
             points.append(MeasuredPoint(point.concurrency, _draft_length(path, point), user.p50))
     if not points:
         raise ConfigError(
-            f"{path}: expected a point of the method none or dflash on all prompts, found none",
+            f"{path} has no point of the methods none or dflash on all prompts",
             hint="`dflash-trt bench run --pooled` measures categories together",
         )
     return MeasuredPoints(tuple(points))

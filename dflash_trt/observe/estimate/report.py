@@ -97,8 +97,7 @@ def estimate(
         curves.append(MethodCurve(method, limit, bands, memory))
     if not any(fronts.values()):
         raise ConfigError(
-            f"estimate: expected memory for one request of {traffic.max_tokens} tokens, found none:"
-            f" {curves[0].limit.reason}",
+            f"estimate: no memory for a single request of {traffic.max_tokens} tokens: {curves[0].limit.reason}",
             hint="more GPUs, shorter requests or a smaller max_num_tokens",
         )
     at_rates = [Ratio(rate, {m: rate_at(front, rate) for m, front in fronts.items()}) for rate in HEADLINE_RATES]

@@ -52,7 +52,7 @@ def test_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     writes = 'cp -r "$(dirname "$0")/out/inputs" seen; env | grep -E "AIPERF_INJECTED|HF_HUB" > environment; exit 3'
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(EndpointError, match="expected a run of AIPerf, found: exit code 3"):
+    with pytest.raises(EndpointError, match="AIPerf failed: exit code 3"):
         run_load(program(tmp_path, writes), LOAD, tmp_path / "out", lambda _: None)
     assert (tmp_path / "environment").read_text() == "AIPERF_INJECTED_API_KEY=secret\n"
     turns = [{"role": "user", "text": "x"}, {"role": "user", "text": "y"}]
@@ -62,7 +62,7 @@ def test_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_its_last_words_are_ours(tmp_path: Path) -> None:
     says = program(tmp_path, "echo '04:44 ERROR    first'; echo '04:45 ERROR    no such host'; exit 1")
-    with pytest.raises(EndpointError, match="found: no such host") as error:
+    with pytest.raises(EndpointError, match="AIPerf failed: no such host") as error:
         run_load(says, LOAD, tmp_path / "out", lambda _: None)
     assert str(error.value.hint) == f"{tmp_path / 'out' / 'aiperf.log'} says more"
 

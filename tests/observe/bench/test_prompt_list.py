@@ -58,7 +58,7 @@ def test_categories_and_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([], "at least one prompt"),
+        ([], "no prompts"),
         ([{"id": "x"}], "expected one of prompt, turns and messages"),
         ([{"prompt": "a", "turns": ["b"]}], "expected one of prompt, turns and messages"),
         ([{"prompt": ""}], "expected a text in each turn"),
@@ -105,7 +105,7 @@ def test_speed_bench_as_lines(tmp_path: Path) -> None:
     write(tmp_path / "throughput_1k.jsonl", {"question_id": "q", "category": "mixed", "messages": messages})
     found = read_prompt_list(str(tmp_path), split="throughput_1k")
     assert (found.categories, texts(found)) == (("mixed",), [["a"]])
-    with pytest.raises(ConfigError, match="found neither") as error:
+    with pytest.raises(ConfigError, match="has neither") as error:
         read_prompt_list(str(tmp_path))
     assert "prepare_data.py" in str(error.value.hint)
     with pytest.raises(ConfigError, match="--split: expected one of qualitative, "):

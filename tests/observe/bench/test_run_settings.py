@@ -59,7 +59,7 @@ def test_other_prompts_are_another_run() -> None:
 
 def test_something_else_is_not_written_into(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="expected a run or nothing, found something else"):
+    with pytest.raises(ConfigError, match="is not empty, and no run of this command"):
         begin_run(tmp_path, RUN)
     assert not (tmp_path / RUN_FILE).exists()
 

@@ -76,7 +76,7 @@ def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_byte_at_a_time_ends_with_the_time_for_all(slow_path: str, slow_part: str) -> None:
     with (
         hostile(slow_path=slow_path, slow_part=slow_part) as url,
-        pytest.raises(EndpointError, match="expected an answer within the time for all of them, found none"),
+        pytest.raises(EndpointError, match="no answer before the time was up"),
     ):
         run_here("doctor", url, "--seconds", "1")
 
@@ -84,7 +84,7 @@ def test_a_byte_at_a_time_ends_with_the_time_for_all(slow_path: str, slow_part: 
 def test_a_silent_server_ends_with_the_time_for_all() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(EndpointError, match="expected an answer within the time for all of them, found none"):
+        with pytest.raises(EndpointError, match="no answer before the time was up"):
             run_here("doctor", url, "--seconds", "1")
 
 

@@ -117,4 +117,4 @@ def test_a_gpu_that_holds_no_request_is_refused(tmp_path: Path) -> None:
     file.write_text(f"description: 65 GB of weights beside 10 GiB of reserves\n{facts}")
     result = run("estimate", str(file), "--tau", "4", "--prompt-tokens", "100000", "--output-tokens", "20000")
     assert result.returncode == 1
-    assert "expected memory for one request of 120000 tokens, found none" in " ".join(result.stderr.split())
+    assert "no memory for a single request of 120000 tokens" in " ".join(result.stderr.split())

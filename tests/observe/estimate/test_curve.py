@@ -74,7 +74,7 @@ def test_acceptance_of_a_verify_document(tmp_path: Path) -> None:
             '{"schema": "dflash-trt/inspect/1", "engine": {"acceptance": []}}',
             "expected a document of dflash-trt verify",
         ),
-        ('{"schema": "dflash-trt/verify/1", "engine": {"acceptance": []}}', "expected positions that verify passes"),
+        ('{"schema": "dflash-trt/verify/1", "engine": {"acceptance": []}}', "no verify pass judged a draft"),
     ],
 )
 def test_other_documents_are_refused(tmp_path: Path, text: str, words: str) -> None:

@@ -72,5 +72,5 @@ def test_a_run_of_something_else_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             measured_points(write(tmp_path, plain, **changes), system)
-    with pytest.raises(ConfigError, match="expected a point of the method none or dflash on all prompts, found none"):
+    with pytest.raises(ConfigError, match="has no point of the methods none or dflash on all prompts"):
         measured_points(write(tmp_path / "eagle", samples.point("eagle3", 4, 90, 300)), system)
