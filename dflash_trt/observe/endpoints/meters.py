@@ -17,31 +17,14 @@ from contextlib import contextmanager
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime
-from dflash_trt.observe.endpoints.iteration_stats import IterationStats
+from dflash_trt.observe.endpoints.iteration_meter import IterationMeter
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
-from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, Source, drafting
+from dflash_trt.observe.endpoints.observed_acceptance import Meter, ObservedAcceptance, Source, drafting
 
 IDLE_SECONDS = 10.0  # for counters that lag behind the last answer, and for requests that were given up
 VLLM = "vllm:spec_decode_num"
 SGLANG_STEPS = "sglang:spec_verify_calls_total"
 TRTLLM = "trtllm_spec_decode"
-
-
-class Meter:
-    """One way to count; this one does not."""
-
-    sample_seconds: float | None = None
-    """How often `sample` wants to be called while requests run; None: never."""
-
-    def begin(self) -> None:
-        """Now begins what is counted."""
-
-    def sample(self) -> None:
-        """Between `begin` and `end`."""
-
-    def end(self) -> ObservedAcceptance:
-        """What came since `begin`; raises EndpointError where counters went backwards: the server was restarted."""
-        raise NotImplementedError
 
 
 def meter(client: Client, runtime: Runtime) -> Meter:
@@ -221,30 +204,6 @@ class TrtllmMeter(CounterMeter):
             counts=drafting(drafted[0], sum(accepted), sum(drafted), accepted),
             output_tokens=output,
         )
-
-
-class IterationMeter(Meter):
-    """TensorRT-LLM's iterations, which GET /metrics hands out once and keeps only so many of."""
-
-    sample_seconds = 0.5
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._stats = IterationStats()
-
-    def begin(self) -> None:
-        self._fetch()
-        self._stats = IterationStats()
-
-    def sample(self) -> None:
-        self._fetch()
-
-    def end(self) -> ObservedAcceptance:
-        self._fetch()
-        return self._stats.acceptance()
-
-    def _fetch(self) -> None:
-        self._stats.add(self._client.get("/metrics"), f"{self._client.url}/metrics")
 
 
 def increase(before: MetricsPage, after: MetricsPage, name: str) -> int:

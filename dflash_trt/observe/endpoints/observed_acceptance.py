@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What drafts were worth, in one set of words whatever a server calls it.
+"""What drafts were worth, in one set of words whatever a server calls it, and what counts it.
 
 Servers count the passes that verified a draft, and no others: what is known from outside is tau of drafting passes.
 """
@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dflash_trt.errors import EndpointError, shown
-from dflash_trt.runtime.acceptance import Acceptance
+import msgspec
+
+from dflash_trt.errors import EndpointError
+from dflash_trt.runtime.acceptance import Acceptance, Count
 
 Source = Literal["counters", "gauges", "per request", "not published", "unreadable"]
 """unreadable: the server publishes something, and it cannot be read."""
@@ -37,6 +39,23 @@ class ObservedAcceptance:
         return self.sampled_tau if self.counts is None else self.counts.tau_of_drafting_passes
 
 
+class Meter:
+    """One way to count; this one does not."""
+
+    sample_seconds: float | None = None
+    """How often `sample` wants to be called while requests run; None: never."""
+
+    def begin(self) -> None:
+        """Now begins what is counted."""
+
+    def sample(self) -> None:
+        """Between `begin` and `end`."""
+
+    def end(self) -> ObservedAcceptance:
+        """What came since `begin`; raises EndpointError where counters went backwards: the server was restarted."""
+        raise NotImplementedError
+
+
 def drafting(drafting_passes: int, accepted: int, proposed: int | None, by_position: Sequence[int] = ()) -> Acceptance:
     """The counts of a server that leaves passes without drafts out."""
     return Acceptance(
@@ -49,23 +68,21 @@ def drafting(drafting_passes: int, accepted: int, proposed: int | None, by_posit
     )
 
 
+class _RequestFigures(msgspec.Struct, frozen=True):
+    num_spec_steps: Count
+    num_accepted_draft_tokens: Count
+    num_draft_tokens: Count
+    acceptance_histogram: list[Count] | None = None
+    """Passes that accepted exactly 0, 1, ... drafts."""
+
+
 def of_request(figures: Mapping[str, object], where: str) -> ObservedAcceptance:
     """vLLM's `metrics.speculative_decoding` of one answer, which ours has, too."""
-
-    def count(name: str) -> int:
-        value = figures.get(name)
-        if not isinstance(value, int) or value < 0:
-            raise EndpointError(f"{where}: expected speculative_decoding.{name} as a count, found {shown(value)}")
-        return value
-
-    histogram = figures.get("acceptance_histogram") or []
-    if not isinstance(histogram, list) or not all(isinstance(value, int) for value in histogram):
-        raise EndpointError(f"{where}: expected an acceptance_histogram of counts, found {shown(histogram)}")
-    passes, accepted = count("num_spec_steps"), count("num_accepted_draft_tokens")
-    counts = drafting(passes, accepted, count("num_draft_tokens"), _by_position(histogram))
+    try:
+        request = msgspec.convert(figures, _RequestFigures)
+    except msgspec.ValidationError as error:
+        raise EndpointError(f"{where}: expected counts in speculative_decoding, found {error}") from None
+    histogram = request.acceptance_histogram or []
+    by_position = [sum(histogram[position:]) for position in range(1, len(histogram))]
+    counts = drafting(request.num_spec_steps, request.num_accepted_draft_tokens, request.num_draft_tokens, by_position)
     return ObservedAcceptance(source="per request", how="metrics.speculative_decoding of the answer", counts=counts)
-
-
-def _by_position(histogram: Sequence[int]) -> tuple[int, ...]:
-    """From passes that accepted exactly 0, 1, ... drafts: those that accepted the draft at position 1, 2, ..."""
-    return tuple(sum(histogram[position:]) for position in range(1, len(histogram)))
