@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from dflash_trt.cli.bench_tables import print_plan, print_points
 from dflash_trt.cli.options import PATH, json_option, options
 from dflash_trt.errors import shown
 from dflash_trt.files.command import quoted
@@ -104,7 +103,7 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
         --prompts gsm8k --concurrency 1,2,4,8 --hardware "8x B300" --num-gpus 8 -o run
     """
     _check_servers(settings)
-    from dflash_trt.cli.bench_progress import measure
+    from dflash_trt.cli.bench_tables import measure, print_plan, print_points
     from dflash_trt.observe.bench.aiperf_run import find_aiperf
     from dflash_trt.observe.bench.bench_plan import BenchRequest
 

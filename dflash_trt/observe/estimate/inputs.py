@@ -24,7 +24,7 @@ from dflash_trt.files.read import is_directory
 from dflash_trt.files.strict_yaml import closest
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau, read_acceptance, read_routing
 from dflash_trt.observe.estimate.constants import DATA, constants
-from dflash_trt.observe.estimate.routing import inclusion
+from dflash_trt.observe.estimate.experts import inclusion
 from dflash_trt.observe.estimate.shapes import DraftShape, Method, System, TargetShape
 from dflash_trt.observe.estimate.target_config import read_target_shape
 

@@ -13,8 +13,7 @@ import msgspec
 
 from dflash_trt.deploy.sizes import BF16_BITS
 from dflash_trt.observe.estimate.constants import Rates
-from dflash_trt.observe.estimate.expert_kernels import expert_seconds
-from dflash_trt.observe.estimate.routing import power_law, touched
+from dflash_trt.observe.estimate.experts import expert_seconds, power_law, touched
 from dflash_trt.observe.estimate.shapes import DraftShape, Method, System, TargetShape
 
 ACTIVATION_BYTES = 2  # BF16

@@ -13,7 +13,7 @@ from dflash_trt.deploy.gpus import known_gpus
 from dflash_trt.deploy.published import published_targets
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.constants import Rates, constants, rates
-from dflash_trt.observe.estimate.expert_kernels import tables
+from dflash_trt.observe.estimate.experts import tables
 from dflash_trt.observe.estimate.inputs import draft_shape, known_targets, target_shape
 from dflash_trt.observe.estimate.step import StepLoad, StepModel
 from tests.observe.estimate.systems import system_of

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.observe.estimate.constants import constants
-from dflash_trt.observe.estimate.routing import inclusion, power_law, touched
+from dflash_trt.observe.estimate.experts import inclusion, power_law, touched
 from dflash_trt.observe.estimate.shapes import METHODS, Method
 from dflash_trt.observe.estimate.step import StepLoad, StepModel
 from tests.observe.estimate.systems import DENSE, ENGINE, MOE, NAMES, model_of, system_of
