@@ -22,10 +22,8 @@ from dflash_trt.files.write import check_replaceable
     "--at", "user_rates", type=click.FloatRange(min=0, min_open=True), multiple=True,
     help="Tokens/s of a user at which throughput is compared; may be repeated. Default: round speeds.",
 )  # fmt: skip
-@click.option(
-    "--concurrency", type=click.IntRange(1),
-    help="Of the table by category. Default: the lowest that every method was measured at.",
-)  # fmt: skip
+@click.option("--concurrency", type=click.IntRange(1),
+              help="Of the table by category. Default: the lowest that every method was measured at.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), help="Of the intervals. Default: the first run's.")
 @json_option
 def report(

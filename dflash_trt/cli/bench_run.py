@@ -52,16 +52,14 @@ class KeyValue(click.ParamType[tuple[str, str]]):
 
 @click.command(short_help="Sweep concurrency over a prompt set.")
 @options(
-    click.option(
-        "--endpoint", "endpoints", multiple=True, type=KeyValue("NAME=URL"), help="A server to measure; repeatable."
-    ),
+    click.option("--endpoint", "endpoints", multiple=True, type=KeyValue("NAME=URL"),
+                 help="A server to measure; repeatable."),
     click.option("--engine", type=PATH, help="Instead: serve this engine here, plain and DFlash."),
     click.option("--target", help="Target of --engine: directory or Hugging Face repository id."),
     click.option("--draft-length", metavar="LENGTH", help="Of --engine's DFlash, as of `serve`. Default: its own."),
     click.option("--dtype", type=click.Choice(DTYPES), help="Of --engine's target, as of `serve`. Default: its own."),
-    click.option(
-        "--prompts", required=True, metavar="SET", help="gsm8k, math500, ..., a file, or SPEED-Bench's folder."
-    ),
+    click.option("--prompts", required=True, metavar="SET",
+                 help="gsm8k, math500, ..., a file, or SPEED-Bench's folder."),
     click.option("--split", help="Of a SPEED-Bench folder: qualitative (default), throughput_1k, ..., throughput_32k."),
     click.option("--category", "categories", multiple=True, help="Only prompts of this category; repeatable."),
     click.option("--pooled", is_flag=True, help="One point for all categories, not one for each."),
@@ -72,15 +70,10 @@ class KeyValue(click.ParamType[tuple[str, str]]):
     click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True),
     click.option("--max-tokens", type=click.IntRange(min=1), default=4096, show_default=True),
     click.option("--ignore-eos", is_flag=True, help="Answers of exactly --max-tokens tokens."),
-    click.option(
-        "--extra",
-        multiple=True,
-        type=KeyValue("FIELD=VALUE"),
-        help="Of each request: reasoning_effort=low, top_p=0.95.",
-    ),
-    click.option(
-        "--set", "overrides", multiple=True, type=KeyValue("NAME.FIELD=VALUE"), help="Another setting for one method."
-    ),
+    click.option("--extra", multiple=True, type=KeyValue("FIELD=VALUE"),
+                 help="Of each request: reasoning_effort=low, top_p=0.95."),
+    click.option("--set", "overrides", multiple=True, type=KeyValue("NAME.FIELD=VALUE"),
+                 help="Another setting for one method."),
     click.option("--model", help="The model, where a server has several."),
     click.option("--api-key-file", type=PATH, help="The servers' key, on its first line."),
     click.option("--request-timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True),
@@ -91,7 +84,7 @@ class KeyValue(click.ParamType[tuple[str, str]]):
     click.option("-o", "--output", required=True, type=PATH, help="The run, new or to go on with."),
     click.option("--dry-run", is_flag=True, help="Say what would be measured; send no prompt and write nothing."),
     json_option,
-)
+)  # fmt: skip
 def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **settings: Any) -> None:
     """Measure each method at each concurrency, with AIPerf for the load and the servers' own counts of drafts.
 

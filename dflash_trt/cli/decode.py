@@ -42,7 +42,7 @@ class Job:
     def __init__(
         self, prompt: str | list[list[int]], params: SamplingParams, *, chat: bool, baseline: bool, as_json: bool
     ) -> None:
-        """`asked` is a text, wrapped in the chat template with `chat`, or prompts of token ids."""
+        """`prompt` is a text, wrapped in the chat template with `chat`, or prompts of token ids."""
         self.params = params
         self.baseline = baseline
         self.prompts: list[list[int]] = []

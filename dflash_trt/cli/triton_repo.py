@@ -27,9 +27,8 @@ from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig,
 @click.command("triton-repo", short_help="Write a model repository for Triton Inference Server.")
 @click.argument("source")
 @click.option("-o", "--output", type=PATH, required=True, help="Repository to write.")
-@click.option(
-    "--runtime", type=click.Choice(["trtllm", "embedded"]), default="trtllm", show_default=True, help="What serves it."
-)
+@click.option("--runtime", type=click.Choice(["trtllm", "embedded"]), default="trtllm", show_default=True,
+              help="What serves it.")  # fmt: skip
 @click.option("--method", type=click.Choice(METHODS), default="dflash", show_default=True, help="For trtllm.")
 @click.option("--version", help="Release of TensorRT-LLM; the newest that is known unless given.")
 @click.option("--target", help="Target: directory, or for a SOURCE directory also a repository id.")
