@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions beside published measurements, and the table of them in docs/estimate.md (run as a module).
+"""Predictions beside published measurements, and the table of them in benchmarks/RESULTS.md (run as a module).
 
 Points are marked by what they were used for. calibration: a constant was fitted to it. open: compared while the terms
 were chosen. held out: looked at after all constants stood.
@@ -30,7 +30,7 @@ UNITS: dict[Quantity, str] = {
 AIM = 0.25
 MAX_BATCH = 1024
 MARKS = "<!-- {name}: begin -->", "<!-- {name}: end -->"
-PAGE = Path(__file__).parents[1] / "docs" / "estimate.md"
+PAGE = Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
 
 
 def system_of(published: PublishedPoint) -> System:
@@ -93,7 +93,7 @@ def error_of(published: PublishedPoint, value: float) -> float:
 
 
 def table() -> str:
-    """The table of docs/estimate.md, in Markdown, and the counts below it."""
+    """The table of benchmarks/RESULTS.md, in Markdown, and the counts below it."""
     lines = [
         "| point | published | predicted | range | error | used for | source; what is missing |",
         "|---|---|---|---|---|---|---|",
@@ -151,7 +151,7 @@ def _list() -> str:
 
 
 def main() -> None:
-    """Rewrites the table of docs/estimate.md, or prints it where there is no checkout."""
+    """Rewrites the table of benchmarks/RESULTS.md, or prints it where there is no checkout."""
     if PAGE.is_file():
         PAGE.write_text(replace_tables(PAGE.read_text()))
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/estimate.md is in step with the code, and says what was kept out of the constants."""
+"""The tables of estimates in benchmarks/RESULTS.md are in step with the code, and say what was held out."""
 
 from __future__ import annotations
 
