@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tools.catalog_page docs/checkpoints.md` writes the page of the catalogue (`make catalog`)."""
+"""`python -m tools.catalog_page docs/checkpoints.md` writes the catalogue on that page (`make catalog`)."""
 
 from __future__ import annotations
 
@@ -8,31 +8,42 @@ from pathlib import Path
 
 from dflash_trt.deploy.catalog import COLUMNS, catalog, row
 
+UNKNOWN = "not known"
+MARK = "<!-- Written by `make catalog` from dflash_trt/deploy/data/catalog.json and checkpoints.json. -->\n"
 
-def page() -> str:
-    """docs/checkpoints.md."""
+
+def replace_catalogue(text: str) -> str:
+    """`text` with the present catalogue in the place of all that follows the mark."""
+    head, mark, _ = text.partition(MARK)
+    assert mark
+    return head + mark + catalogue()
+
+
+def catalogue() -> str:
+    """The part of docs/checkpoints.md that is data."""
     found = catalog()
     lines = [
-        "# Known draft checkpoints", "",
-        "<!-- Written by `make catalog` from dflash_trt/deploy/data/catalog.json and checkpoints.json. -->", "",
-        "The same as `dflash-trt inspect --catalog`. Facts were " + found.source + ".", "",
-        "H is hidden_size, heads are query-KV (head_dim), S the block size, taps the target's layers. Memory has fc,",
-        "and DFlash2's convolutions and codebooks, in BF16 always. ? is not known. Embedding and lm_head are the",
-        "target's, but for Nemotron's embedding.", "",
+        "", "## Known checkpoints", "",
+        "`dflash-trt inspect --catalog` prints the same table. Facts were " + found.source + ".", "",
+        "H is hidden_size, heads are query-KV (head_dim), S is the block size, taps are target layers, ? is unknown.",
+        "fc and DFlash2's convolutions and codebooks count as BF16 in every column. Only Nemotron's drafts have an",
+        "embedding of their own.", "",
         *_markdown(COLUMNS, [row(known) for known in found.drafts]), "",
-        "## Deployment files, and published speed-ups", "",
-        "Ratios against decoding without a draft, as published, each in its own setting; none was measured here.", "",
+        "## Deployments and published speed-ups", "",
+        "Speed-ups are over plain decoding, as published, each in its own setting. None was measured here.", "",
     ]  # fmt: skip
     for known in found.drafts:
         lines.append(f"- **{known.draft}**" + (f" (facts: {known.source})" if known.source else ""))
         lines += [f"  - licence {known.licence}: no commercial use"] if known.licence else []
-        lines += [f"  - `build_configs/{name}`" for name in known.deployments]
+        lines += ["  - " + ", ".join(f"`{name}`" for name in known.deployments)] if known.deployments else []
         lines += [f"  - {speedup.ratio} x: {speedup.setting} ({speedup.source})" for speedup in known.speedups]
-    lines += ["", "## Who serves them, and what was verified here", ""]
+    lines += ["", "## Runtimes, and what was verified here", ""]
     for name, family in found.families.items():
         members = ", ".join(known.draft for known in found.drafts if known.family == name)
         lines += [f"### {name}: {members}", "", f"- dialect: {family.dialect or 'not read'}"]
-        lines += [f"- {runtime}: {answer}" for runtime, answer in family.runtimes.items()]
+        lines += [f"- {runtime}: {answer}" for runtime, answer in family.runtimes.items() if answer != UNKNOWN]
+        unknown = [runtime for runtime, answer in family.runtimes.items() if answer == UNKNOWN]
+        lines += [f"- {UNKNOWN}: {', '.join(unknown)}"] if unknown else []
         lines += [f"- verified here, on a CPU: {family.verified}", ""]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -42,4 +53,5 @@ def _markdown(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
+    file = Path(sys.argv[1])
+    file.write_text(replace_catalogue(file.read_text(encoding="utf-8")), encoding="utf-8")

@@ -11,12 +11,13 @@ from dflash_trt.deploy.catalog import catalog, row
 from dflash_trt.deploy.published import published_drafts
 from tests.cli.commands import run
 from tests.paths import REPOSITORY
-from tools.catalog_page import page
+from tools.catalog_page import replace_catalogue
 
 
 def test_the_page_is_what_the_data_says() -> None:
     """After a change of the data: make catalog"""
-    assert (REPOSITORY / "docs" / "checkpoints.md").read_text() == page()
+    text = (REPOSITORY / "docs" / "checkpoints.md").read_text()
+    assert replace_catalogue(text) == text
 
 
 def test_every_published_draft_and_every_deployment_is_in_it() -> None:
