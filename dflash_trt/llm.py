@@ -26,14 +26,14 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 class LLM:
     """An engine directory and its target, serving requests from any thread.
 
-    >>> with LLM("engine", "openai/gpt-oss-120b") as llm:
+    >>> with LLM("engine") as llm:
     ...     print(llm.generate("def quicksort(").text)
     """
 
     def __init__(
         self,
         engine: str | Path,
-        target: str | Path,
+        target: str | Path | None = None,
         *,
         max_batch_size: int | None = DEFAULTS.max_batch_size,
         draft_length: int | str | None = DEFAULTS.draft_length,
@@ -43,7 +43,7 @@ class LLM:
         enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching,
         dtype: str = DEFAULTS.dtype,
     ) -> None:
-        """Loads both; `target` is a directory or a Hugging Face repository id.
+        """Loads both; `target` is a directory or a repository id, by default the one that the engine was built for.
 
         The settings are those of `RuntimeOptions`, which says what each means; a `draft_length` of None is its default.
 
@@ -59,9 +59,9 @@ class LLM:
             dtype=dtype,
         )
         for name, path in (("engine", engine), ("target", target)):
-            if not isinstance(path, str | Path):
+            if not isinstance(path, str | Path) and not (name == "target" and path is None):
                 raise RequestError(f"{name}: expected a path or a name, found {shown(path)}")
-        self.backend = open_embedded(CheckedPair.read(Path(engine), str(target)), options)
+        self.backend = open_embedded(CheckedPair.read(Path(engine), None if target is None else str(target)), options)
 
     def __enter__(self) -> LLM:
         return self

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.builder.captured_tokens import captured_tokens, kept_shares
-from dflash_trt.builder.engine_directory import build_engine, check_output, describe_source
+from dflash_trt.builder.engine_directory import build_engine, check_output, describe_source, describe_target
 from dflash_trt.builder.proposal_head import HeadChoice, with_head
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import D2T, HEAD
@@ -28,6 +28,8 @@ class BuildJob(msgspec.Struct, frozen=True, kw_only=True):
     """What the user called the draft."""
     draft: DraftCheckpoint
     target: TargetCheckpoint
+    target_name: str
+    """What the user called it."""
     recipe: Recipe | None = None
     recipe_name: str | None = None
     """As the user gave it."""
@@ -74,6 +76,7 @@ def run_build(job: BuildJob, output: Path, *, force: bool, keep_plans: bool) -> 
             job.target,
             output,
             source=describe_source(job.draft, job.name, job.recipe_name),
+            target_source=describe_target(job.target, job.target_name),
             force=force,
             plan_options=job.plan_options,
             keep_plans=keep_plans,

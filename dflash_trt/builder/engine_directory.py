@@ -18,11 +18,11 @@ from dflash_trt.checkpoint.pool_config import for_pool
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
 from dflash_trt.checkpoint.safetensors_writer import write_safetensors
-from dflash_trt.checkpoint.source import checkpoint_label
+from dflash_trt.checkpoint.source import checkpoint_label, is_local, label_text
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.checkpoint.weights import SINGLE, read_weights, weight_files
 from dflash_trt.engine.graphs import graph_signatures
-from dflash_trt.engine.manifest import MANIFEST, SCHEMA_VERSION, Manifest, Plugin, Source, sha256
+from dflash_trt.engine.manifest import MANIFEST, SCHEMA_VERSION, Manifest, Plugin, Source, TargetSource, sha256
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import BuildError
 from dflash_trt.files.json_file import write_json
@@ -43,6 +43,7 @@ def build_engine(
     output: Path,
     *,
     source: Source,
+    target_source: TargetSource | None = None,
     force: bool = False,
     plan_options: PlanOptions | None = None,
     keep_plans: bool = False,
@@ -75,6 +76,7 @@ def build_engine(
             plugin=Plugin(name=ATTENTION, version=PLUGIN_VERSION, namespace=PLUGIN_DOMAIN),
             quantization=draft.quantization,
             sha256={file.name: sha256(file) for file in sorted(directory.iterdir())},
+            target_source=target_source,
             plan_options=plan_options,
         )
         if keep_plans:
@@ -152,3 +154,11 @@ def describe_source(draft: DraftCheckpoint, name: str, recipe: str | None = None
     """What the manifest says of the checkpoint that the user named, and of the recipe it was quantised with."""
     files = [*_configuration(draft), *weight_files(draft.weights)]
     return Source(name=checkpoint_label(name), recipe=recipe, sha256={file.name: sha256(file) for file in files})
+
+
+def describe_target(target: TargetCheckpoint, name: str) -> TargetSource:
+    """What the manifest says of the target, which the user called `name`."""
+    revision = None if is_local(name) else target.directory.name  # of a snapshot in the hub's cache
+    return TargetSource(
+        name=label_text(name), revision=revision, config_sha256=sha256(target.directory / "config.json")
+    )

@@ -17,12 +17,17 @@ CONFIGURATION = ["*.json", "*.jinja", "*.txt", "*.model"]
 IN_FOLDERS = ["*/*"]  # original/ and others hold the same weights again
 
 
-def fetch_configuration(repository: str) -> Path:
-    """The snapshot with a repository's small files, from the cache or the hub; CheckpointError where neither has it."""
+def fetch_configuration(repository: str, revision: str | None = None) -> Path:
+    """The snapshot with a repository's small files, from the cache or the hub; CheckpointError where neither has it.
+
+    Of the main branch, or of the commit `revision`.
+    """
     from huggingface_hub import snapshot_download
 
     with _as_checkpoint_error(repository, "files"):
-        return Path(snapshot_download(repository, allow_patterns=CONFIGURATION, ignore_patterns=IN_FOLDERS))
+        return Path(
+            snapshot_download(repository, revision=revision, allow_patterns=CONFIGURATION, ignore_patterns=IN_FOLDERS)
+        )
 
 
 def fetch_weights(directory: Path) -> None:

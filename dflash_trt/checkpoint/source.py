@@ -22,20 +22,32 @@ def checkpoint_directory(name: str) -> Path:
     return directory
 
 
-def configuration_directory(name: str) -> Path:
-    """The same without the weights of a repository: facts, tokenizer, and what `read_target` reads of their headers."""
-    if path := _local_directory(name):
+def configuration_directory(name: str, revision: str | None = None) -> Path:
+    """The same without the weights of a repository: facts, tokenizer, and what `read_target` reads of their headers.
+
+    With a `revision`, a commit, `name` is a repository.
+    """
+    if revision is None and (path := _local_directory(name)):
         return path
     if name.startswith((".", "/", "~")) or not REPOSITORY_ID.fullmatch(name):
         raise CheckpointError(f"{name!r}: neither a checkpoint directory nor a Hugging Face repository id (owner/name)")
-    return fetch_configuration(name)
+    return fetch_configuration(name, revision)
 
 
 def checkpoint_label(name: str) -> str:
     """A repository id as it is, a directory by its name alone: never a path of this machine."""
     path = _local_directory(name)
-    label = name if path is None else path.resolve().name
-    return label.encode(errors="replace").decode()  # file names need not be Unicode, JSON must be
+    return label_text(name if path is None else path.resolve().name)
+
+
+def label_text(name: str) -> str:
+    """`name` as JSON can hold it: file names need not be Unicode."""
+    return name.encode(errors="replace").decode()
+
+
+def is_local(name: str) -> bool:
+    """Whether a checkpoint's name is that of a directory here."""
+    return _local_directory(name) is not None
 
 
 def _local_directory(name: str) -> Path | None:

@@ -55,7 +55,7 @@ class KeyValue(click.ParamType[tuple[str, str]]):
     click.option("--endpoint", "endpoints", multiple=True, type=KeyValue("NAME=URL"),
                  help="A server to measure; repeatable."),
     click.option("--engine", type=PATH, help="Instead: serve this engine here, plain and DFlash."),
-    click.option("--target", help="Target of --engine: directory or Hugging Face repository id."),
+    click.option("--target", help="Target of --engine. Default: what it was built for."),
     click.option("--draft-length", metavar="LENGTH", help="Of --engine's DFlash, as of `serve`. Default: its own."),
     click.option("--dtype", type=click.Choice(DTYPES), help="Of --engine's target, as of `serve`. Default: its own."),
     click.option("--prompts", required=True, metavar="SET",
@@ -117,12 +117,12 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
 def _check_servers(settings: dict[str, Any]) -> None:
     """Servers that run, or an engine that is served here."""
     if settings["engine"] is not None:
-        if settings["endpoints"] or settings["target"] is None:
-            raise click.UsageError("--engine: expected --target, and no --endpoint")
+        if settings["endpoints"]:
+            raise click.UsageError("--engine: expected no --endpoint")
     elif any(settings[name] is not None for name in ("target", "draft_length", "dtype")):
         raise click.UsageError("--target, --draft-length and --dtype belong to --engine")
     elif not settings["endpoints"]:
-        raise click.UsageError("expected --endpoint NAME=URL, or --engine and --target")
+        raise click.UsageError("expected --endpoint NAME=URL or --engine")
 
 
 def _command() -> tuple[str, ...]:

@@ -135,9 +135,10 @@ def build_deployment(config: Path, request: BuildRequest) -> Path | None:
     if request.dry_run:
         print_dry_run(file, name, output, request.plans, target=request.target, as_json=request.as_json)
         return None
-    request = msgspec.structs.replace(request, recipe=None if file.recipe == UNQUANTIZED else file.recipe)
+    recipe, target_name = None if file.recipe == UNQUANTIZED else file.recipe, request.target or file.target
+    request = msgspec.structs.replace(request, recipe=recipe, target=target_name)
     _check_calibration(request)
-    draft, target = checkpoint_directory(file.draft), configuration_directory(request.target or file.target)
+    draft, target = checkpoint_directory(file.draft), configuration_directory(target_name)
     deployment = fitting_deployment(file, name, draft=str(draft), target=str(target))
     source, sizes = deployment.draft_sizes.checkpoint, deployment.target_sizes
     assert source is not None  # both are directories, and were read
@@ -192,8 +193,9 @@ def _write_engine(
     if request.recipe is not None:
         recipe, ranges = recipe_and_ranges(source, request.recipe, request.calibration)
     job = BuildJob(
-        name=name, draft=source, target=target, recipe=recipe, recipe_name=request.recipe, ranges=ranges,
-        head=request.head, head_tokens=request.head_tokens, plan_options=plan_options,
+        name=name, draft=source, target=target, target_name=str(request.target), recipe=recipe,
+        recipe_name=request.recipe, ranges=ranges, head=request.head, head_tokens=request.head_tokens,
+        plan_options=plan_options,
     )  # fmt: skip
     summary = run_build(job, output, force=request.force, keep_plans=request.plans.is_wanted)
     if summary.quantized is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from dflash_trt.cli.options import PATH, options, required_target_option, runtime_options, sampling_options
+from dflash_trt.cli.options import PATH, engine_target_option, options, runtime_options, sampling_options
 from dflash_trt.cli.output import progress_line
 from dflash_trt.errors import RequestError, printable
 
@@ -27,12 +27,12 @@ HELP = "/reset begins anew, /exit ends (so does Ctrl-D), Ctrl-C stops an answer"
 @click.command(short_help="Talk to an engine in the terminal.")
 @click.argument("engine", type=PATH)
 @options(
-    required_target_option,
+    engine_target_option,
     click.option("--system", metavar="TEXT", help="What the conversation begins with, in the system's role."),
     sampling_options,
     runtime_options(*OPTIONS),
 )
-def chat(engine: Path, target: str, system: str | None, **settings: Any) -> None:
+def chat(engine: Path, target: str | None, system: str | None, **settings: Any) -> None:
     """Talk to ENGINE, an engine directory, in the target's chat template.
 
     Where stdin is no terminal, all of it is one message, and the answer is all there is on stdout. After each answer,
@@ -40,7 +40,7 @@ def chat(engine: Path, target: str, system: str | None, **settings: Any) -> None
 
     \b
     Example:
-      dflash-trt chat engine --target openai/gpt-oss-120b --max-tokens 512
+      dflash-trt chat engine --max-tokens 512
     """
     from dflash_trt.runtime.checked_pair import CheckedPair
     from dflash_trt.runtime.open_backend import open_embedded
@@ -55,7 +55,7 @@ def chat(engine: Path, target: str, system: str | None, **settings: Any) -> None
     pair = CheckedPair.read(engine, target)
     check_chat(pair.tokenizer)
     message = None if sys.stdin.isatty() else _read_message()
-    with progress_line(f"loading {target}"):
+    with progress_line(f"loading {pair.target_name}"):
         opened = open_embedded(pair, runtime)
     with closing(opened) as backend:
         conversation = TerminalChat(backend, params, system)

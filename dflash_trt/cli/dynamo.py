@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from dflash_trt.cli.options import PATH, drain_option, required_target_option, runtime_options
+from dflash_trt.cli.options import PATH, drain_option, engine_target_option, runtime_options
 
 INSTALL = "pip install 'dflash-trt[dynamo]' && pip install --no-deps ai-dynamo==1.6.1"
 MAX_SYSTEM_PORT = 2**15 - 1
@@ -19,7 +19,7 @@ ADDRESSES = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 
 @click.command(short_help="Serve an engine as a worker of NVIDIA Dynamo's.")
 @click.argument("engine", type=PATH)
-@required_target_option
+@engine_target_option
 @click.option("--served-model-name", metavar="NAME", help="Default: the name of the engine directory.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="This machine, as frontend and router reach it.")
 @click.option(
@@ -36,7 +36,7 @@ ADDRESSES = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 @drain_option
 def dynamo(
     engine: Path,
-    target: str,
+    target: str | None,
     served_model_name: str | None,
     host: str,
     metrics_port: int | None,
@@ -53,7 +53,7 @@ def dynamo(
 
     \b
     Example:
-      dflash-trt dynamo engine --target openai/gpt-oss-120b --discovery-backend file
+      dflash-trt dynamo engine --discovery-backend file
     """
     from dflash_trt.errors import MissingDependencyError
     from dflash_trt.runtime.checked_pair import CheckedPair
@@ -71,7 +71,7 @@ def dynamo(
     pair = CheckedPair.read(engine, target)
     name = served_model_name or engine.resolve().name
     if pair.tokenizer.chat_template is None:
-        click.echo(f"{target}: no chat template: {name} serves completions only", err=True)
+        click.echo(f"{pair.target_name}: no chat template: {name} serves completions only", err=True)
     serve(
         pair,
         settings,

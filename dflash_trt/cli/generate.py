@@ -10,7 +10,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from dflash_trt.cli.options import PATH, options, required_target_option, runtime_options, sampling_options
+from dflash_trt.cli.options import PATH, engine_target_option, options, runtime_options, sampling_options
 from dflash_trt.cli.output import progress_line
 from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import RequestError
@@ -28,7 +28,7 @@ OPTIONS = ("draft_length", "cache_gib", "device", "dtype", "tp")
 @click.argument("engine", type=PATH)
 @click.argument("prompt", required=False)
 @options(
-    required_target_option,
+    engine_target_option,
     click.option("--token-ids", type=PATH, help="JSON file with a list of prompts as token-id lists."),
     click.option("--chat", is_flag=True, help="Wrap PROMPT in the target's chat template."),
     sampling_options,
@@ -39,7 +39,7 @@ OPTIONS = ("draft_length", "cache_gib", "device", "dtype", "tp")
     click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of streaming text."),
 )  # fmt: skip
 def generate(
-    engine: Path, prompt: str | None, target: str, token_ids: Path | None, chat: bool, max_batch_size: int,
+    engine: Path, prompt: str | None, target: str | None, token_ids: Path | None, chat: bool, max_batch_size: int,
     baseline: bool, as_json: bool, **settings: Any,
 ) -> None:  # fmt: skip
     """Decode PROMPT, or the prompts of --token-ids, with a drafter.
@@ -48,7 +48,7 @@ def generate(
 
     \b
     Example:
-      dflash-trt generate engine --target openai/gpt-oss-120b --baseline "def quicksort("
+      dflash-trt generate engine --baseline "def quicksort("
     """
     if (prompt is None) == (token_ids is None):
         raise click.UsageError("give either PROMPT or --token-ids FILE")
@@ -79,7 +79,7 @@ def _refuse_options(context: click.Context, config: Path) -> None:
             raise click.UsageError(f"--{flag} is for an engine directory: the deployment file {config} says it")
 
 
-def _run_engine(engine: Path, target: str, job: Job, options: RuntimeOptions) -> None:
+def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOptions) -> None:
     """Decodes with an engine directory in the embedded runtime; on ranks but 0, follows rank 0."""
     from dflash_trt.runtime.checked_pair import CheckedPair
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
@@ -93,7 +93,7 @@ def _run_engine(engine: Path, target: str, job: Job, options: RuntimeOptions) ->
             check_prompt(ids, job.params.max_tokens, pair.manifest.draft, pair.target.spec)
         fewest = min(options.max_batch_size or 1, len(job.prompts))  # an idle slot would take memory
         options = msgspec.structs.replace(options, max_batch_size=fewest)
-        with progress_line(f"loading {target}"):
+        with progress_line(f"loading {pair.target_name}"):
             from dflash_trt.runtime.load import load_session  # it loads torch: seconds
 
             session = load_session(pair, options, ranks=ranks)
@@ -107,9 +107,10 @@ def _run_engine(engine: Path, target: str, job: Job, options: RuntimeOptions) ->
         job.run(lambda method: EmbeddedBackend(session, by_method[method]))
 
 
-def _run_deployment(config: Path, target: str, job: Job) -> None:
+def _run_deployment(config: Path, target: str | None, job: Job) -> None:
     """Decodes with what a deployment file says in TensorRT-LLM."""
     from dflash_trt.checkpoint.source import configuration_directory
+    from dflash_trt.deploy.deployment_file import load_deployment
     from dflash_trt.runtime.open_backend import open_backend
     from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
     from dflash_trt.targets.tokenizer import load_tokenizer
@@ -119,7 +120,7 @@ def _run_deployment(config: Path, target: str, job: Job) -> None:
             "--baseline: expected greedy decoding, because TensorRT-LLM draws other tokens in every run, found"
             f" --temperature {job.params.temperature}"
         )
-    job.encode(load_tokenizer(configuration_directory(target)))
+    job.encode(load_tokenizer(configuration_directory(target or load_deployment(config).target)))
     by_method = {"dflash": DEFAULTS, "none": RuntimeOptions(draft_length=0)}
     job.run(lambda method: open_backend(config, target, by_method[method]))
 

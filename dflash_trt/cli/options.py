@@ -75,6 +75,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 required_target_option = click.option(
     "--target", required=True, help="Target checkpoint: directory or Hugging Face repository id."
 )
+engine_target_option = click.option(
+    "--target",
+    help="Target checkpoint: directory or Hugging Face repository id. Default: what the engine or deployment names.",
+)
 chat_option = click.option("--chat", is_flag=True, help="Wrap text prompts in the target's chat template.")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from dflash_trt.cli.options import PATH, drain_option, options, required_target_option, runtime_options
+from dflash_trt.cli.options import PATH, drain_option, engine_target_option, options, runtime_options
 from dflash_trt.cli.output import progress_line
 
 MAX_BODY_MIB = 1024
@@ -27,7 +27,7 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
 @click.command(short_help="Serve an engine over HTTP, as OpenAI does.")
 @click.argument("engine", type=PATH)
 @options(
-    required_target_option,
+    engine_target_option,
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all."),
     click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one."),
     click.option("--served-model-name", metavar="NAME", help="Default: the name of the engine directory."),
@@ -43,7 +43,7 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
     drain_option,
 )  # fmt: skip
 def serve(
-    engine: Path, target: str, host: str, port: int, served_model_name: str | None, api_key_file: Path | None,
+    engine: Path, target: str | None, host: str, port: int, served_model_name: str | None, api_key_file: Path | None,
     allow_origin: tuple[str, ...], allowed_host: tuple[str, ...], max_waiting: int, max_body_mib: float,
     drain_seconds: int, **settings: Any,
 ) -> None:  # fmt: skip
@@ -51,7 +51,7 @@ def serve(
 
     \b
     Example:
-      dflash-trt serve engine --target openai/gpt-oss-120b --api-key-file keys.txt
+      dflash-trt serve engine --api-key-file keys.txt
     """
     from dflash_trt.errors import EngineError
     from dflash_trt.server.api_keys import ApiKeys
@@ -62,11 +62,11 @@ def serve(
     keys = None if api_key_file is None else ApiKeys.read(api_key_file)
     with exit_on_sigterm(), bind(host, port) as listening:  # a port in use is reported before the target is loaded
         connection_limit = max_connections()
-        _say(f"loading {target}")
+        _say(f"loading {target or engine}")
         from dflash_trt.llm import LLM
         from dflash_trt.server.endpoints import Endpoints
 
-        with progress_line(f"loading {target}"):
+        with progress_line(f"loading {target or engine}"):
             llm = LLM(engine, target, **settings)
         with llm:
             gc.collect()

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.options import PATH
 from dflash_trt.cli.serve_config import read_deployment, refuse_errors
@@ -90,16 +89,16 @@ def _embedded(
     dtype: Dtype,
 ) -> dict[str, Any]:
     """The arguments of dflash_trt.LLM, for an engine that is there and fits the target."""
-    from dflash_trt.runtime.checked_pair import default_batch_size
+    from dflash_trt.runtime.checked_pair import default_batch_size, find_target
 
     engine = Path(draft or source)
     if (file := deployment_path(source)) is not None:
         deployment = load_deployment(file)
         engine, target = Path(draft or file.stem), target or deployment.target
-    elif target is None or draft is not None:
-        raise click.UsageError("a SOURCE directory needs --target, and is the draft itself")
+    elif draft is not None:
+        raise click.UsageError("a SOURCE directory is the draft itself")
     manifest = read_manifest(engine)
-    partner = configuration_directory(target)
+    target, partner = find_target(engine, manifest, target)
     check_pair(manifest.draft, read_target(partner).spec, draft_name=str(engine), target_name=target)
     arguments = EmbeddedArguments(
         engine=str(engine.resolve()),

@@ -17,6 +17,7 @@ from dflash_trt.cli.options import (
     PATH,
     chat_option,
     check_picture,
+    engine_target_option,
     json_option,
     max_tokens_option,
     options,
@@ -39,11 +40,11 @@ MIN_TOKENS = 3
 @click.command(short_help="Check that an engine is lossless, and what quantisation cost.")
 @click.argument("engine", type=PATH)
 @options(
-    click.option("--target", help="Target checkpoint: directory or Hugging Face repository id."),
+    engine_target_option,
     click.option("--prompts", "prompt_file", type=PATH,
                  help='JSONL file: {"prompt": text} or {"token_ids": [...]} a line, optionally with "id".'),
     click.option("--features", type=PATH,
-                 help="File that `capture` wrote: its answers are walked in the place of --target and --prompts."),
+                 help="File that `capture` wrote: its answers are walked in the place of --prompts."),
     click.option("--reference", type=PATH, help="Engine directory of the same draft, unquantised, to compare with."),
     chat_option,
     max_tokens_option(128, MIN_TOKENS),
@@ -72,8 +73,7 @@ def verify(
 
     \b
     Example:
-      dflash-trt verify engine --target openai/gpt-oss-120b --prompts prompts.jsonl \\
-        --reference engine-bf16 --max-tau-loss 3%
+      dflash-trt verify engine --prompts prompts.jsonl --reference engine-bf16 --max-tau-loss 3%
       dflash-trt verify engine --features features.safetensors --reference engine-bf16
     """
     if max_tau_loss is not None and reference is None:
@@ -84,8 +84,8 @@ def verify(
         return
     if temperature is not None:
         raise click.UsageError("--temperature is for --features: decoding with the target is checked greedily")
-    if target is None or prompt_file is None:
-        raise click.UsageError("expected --target and --prompts, or --features")
+    if prompt_file is None:
+        raise click.UsageError("expected --prompts or --features")
     check_picture(plot)
 
     from dflash_trt.runtime.prompts import read_prompts
@@ -113,7 +113,7 @@ def verify(
         check_prompt(token_ids, max_tokens, pair.manifest.draft, pair.target.spec)
 
     tokenize(prompts, pair.tokenizer, check, chat=chat)  # what is wrong is said before minutes of loading
-    with progress_line(f"loading {target}"):
+    with progress_line(f"loading {pair.target_name}"):
         verification = Verification.open(pair, reference, dtype=dtype)
     report = verification.run(_progress(verification.tokenize(prompts, max_tokens, chat=chat)), max_tokens)
     failure = find_failure(report, max_tau_loss)

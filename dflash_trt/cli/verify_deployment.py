@@ -12,6 +12,7 @@ import msgspec
 
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.cli.output import print_json, print_table
+from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.errors import VerificationError
 from dflash_trt.runtime.backend import run
 from dflash_trt.runtime.completion import Completion
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def verify_deployment(
-    config: Path, target: str, prompts: Sequence[Prompt], max_tokens: int, *, chat: bool, as_json: bool
+    config: Path, target: str | None, prompts: Sequence[Prompt], max_tokens: int, *, chat: bool, as_json: bool
 ) -> None:
     """Decodes prompts with the drafter and without; VerificationError when a token differs."""
     from dflash_trt.measure.statistics import first_difference
 
-    tokenizer = load_tokenizer(configuration_directory(target))
+    tokenizer = load_tokenizer(configuration_directory(target or load_deployment(config).target))
     ids = [prompt.encode(tokenizer, chat=chat) for prompt in prompts]
     params = SamplingParams(max_tokens=max_tokens)
     answers, plain = (
@@ -70,7 +71,7 @@ def _shown(value: Any) -> str:
 
 
 def _answers(
-    config: Path, target: str, options: RuntimeOptions, prompts: list[list[int]], params: SamplingParams
+    config: Path, target: str | None, options: RuntimeOptions, prompts: list[list[int]], params: SamplingParams
 ) -> list[Completion]:
     with closing(open_backend(config, target, options)) as backend:
         return run(backend, prompts, params)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -42,6 +43,16 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """By file name."""
 
 
+class TargetSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The target checkpoint that the engine was built for: where commands look for it without --target."""
+
+    name: str
+    """Repository id, or a directory as the user named it, which may not exist here."""
+    revision: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40}$")] | None
+    """Commit of the repository; None for a directory."""
+    config_sha256: str
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The whole manifest."""
 
@@ -55,6 +66,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     quantization: Quantization
     sha256: dict[str, str]
     """Every other file of the directory, by name."""
+    target_source: TargetSource | None = None
     plan_options: PlanOptions | None = None
     """What TensorRT plans of this directory are to serve; None while nobody has asked for plans."""
     plans: dict[str, Plan] = {}

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_trt.checkpoint.source import configuration_directory
+from dflash_trt.checkpoint.source import configuration_directory, is_local
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, check_pair, read_target
-from dflash_trt.engine.manifest import Manifest, read_manifest
+from dflash_trt.engine.manifest import Manifest, read_manifest, sha256
 from dflash_trt.errors import EngineError
+from dflash_trt.files.command import quoted
 from dflash_trt.targets.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -25,23 +26,49 @@ class CheckedPair:
 
     engine: Path
     manifest: Manifest
+    target_name: str
     target: TargetCheckpoint
     tokenizer: PreTrainedTokenizerBase
 
     @classmethod
-    def read(cls, engine: Path, target_name: str) -> CheckedPair:
-        """Raises EngineError when the engine is damaged or was built for another target, CheckpointError when the
+    def read(cls, engine: Path, target_name: str | None = None) -> CheckedPair:
+        """`target_name` is as for `find_target`.
+
+        Raises EngineError when the engine is damaged or was built for another target, CheckpointError when the
         target is.
         """
         manifest = read_manifest(engine)
-        target = read_target(configuration_directory(target_name))
-        _check_target(manifest, target.spec, engine, target_name)
-        return cls(engine=engine, manifest=manifest, target=target, tokenizer=load_tokenizer(target.directory))
+        name, directory = find_target(engine, manifest, target_name)
+        target = read_target(directory)
+        _check_target(manifest, target.spec, engine, name)
+        tokenizer = load_tokenizer(directory)
+        return cls(engine=engine, manifest=manifest, target_name=name, target=target, tokenizer=tokenizer)
 
     @property
     def default_batch_size(self) -> int:
         """Requests at once, unless said otherwise."""
         return default_batch_size(self.manifest)
+
+
+def find_target(engine: Path, manifest: Manifest, name: str | None) -> tuple[str, Path]:
+    """Name and directory of the target: of the one that is called `name`, or else that the engine was built for.
+
+    Raises EngineError where the manifest names none, or names what is not here or has changed.
+    """
+    if name is not None:
+        return name, configuration_directory(name)
+    hint = "give --target the model that the engine was built for"
+    if (source := manifest.target_source) is None:
+        raise EngineError(f"{engine}: expected a manifest that names the target, found none", hint=hint)
+    if source.revision is None and not is_local(source.name):
+        raise EngineError(f"{engine} was built for target {source.name}, which is no directory here", hint=hint)
+    directory = configuration_directory(source.name, source.revision)
+    if (file := directory / "config.json").is_file() and sha256(file) != source.config_sha256:
+        raise EngineError(
+            f"{file} has changed since {engine} was built",
+            hint=f"build again, or accept it as it is: --target {quoted(source.name)}",
+        )
+    return source.name, directory
 
 
 def default_batch_size(manifest: Manifest) -> int:

@@ -13,13 +13,15 @@ from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
 
 
-def open_backend(engine_or_deployment: str | Path, target: str | Path, options: RuntimeOptions = DEFAULTS) -> Backend:
-    """Opens what `engine_or_deployment` names; of a deployment's options only a draft length of 0 is not its file's.
+def open_backend(engine_or_deployment: str | Path, target: str | None, options: RuntimeOptions = DEFAULTS) -> Backend:
+    """Opens what `engine_or_deployment` names, with its own target or the one called `target`.
+
+    Of a deployment's options only a draft length of 0 is not its file's.
 
     Raises what `CheckedPair.read` and `open_embedded` raise, or TrtllmBackend.
     """
     if (config := deployment_path(str(engine_or_deployment))) is None:
-        return open_embedded(CheckedPair.read(Path(engine_or_deployment), str(target)), options)
+        return open_embedded(CheckedPair.read(Path(engine_or_deployment), target), options)
     from dflash_trt.deploy.deployment_file import load_deployment
     from dflash_trt.deploy.resolve import resolve
     from dflash_trt.trtllm.llm_backend import TrtllmBackend
@@ -28,7 +30,7 @@ def open_backend(engine_or_deployment: str | Path, target: str | Path, options: 
     for name in RuntimeOptions.__struct_fields__:
         if getattr(options, name) != getattr(DEFAULTS, name) and not (name == "draft_length" and is_plain):
             raise RequestError(f"{name}: expected none, because the deployment file {config} says it")
-    deployment = resolve(load_deployment(config), config.stem, target=str(target))
+    deployment = resolve(load_deployment(config), config.stem, target=target)
     return TrtllmBackend.open(deployment, "none" if is_plain else "dflash")
 
 

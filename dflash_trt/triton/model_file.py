@@ -42,7 +42,7 @@ class EmbeddedArguments(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """The arguments of dflash_trt.LLM."""
 
     engine: str
-    target: str
+    target: str | None = None
     max_batch_size: Positive | None = DEFAULTS.max_batch_size
     draft_length: int | str | None = DEFAULTS.draft_length
     cache_gib: float = DEFAULTS.cache_gib

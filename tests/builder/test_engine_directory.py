@@ -53,14 +53,14 @@ def test_the_directory_is_a_draft_checkpoint_too(draft_dir: Path, target_dir: Pa
 
 
 def test_same_bytes_in_another_process_and_directory(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
-    """Other paths, another working directory and another hash seed: nothing of the machine gets in."""
+    """Another path, working directory and hash seed: of the machine only the target gets in, as it was named."""
     build(draft_dir, target_dir, tmp_path / "out1")
     command = [sys.executable, "-m", "dflash_trt", "build", ".", "--target", str(target_dir)]
     environment = os.environ | {"PYTHONHASHSEED": "2"}
     output = ["-o", str(tmp_path / "out2")]
     subprocess.run([*command, *output], cwd=draft_dir, env=environment, check=True, capture_output=True)
     assert contents(tmp_path / "out1") == contents(tmp_path / "out2")
-    assert str(tmp_path).encode() not in contents(tmp_path / "out1")["manifest.json"]
+    assert contents(tmp_path / "out1")["manifest.json"].count(str(tmp_path).encode()) == 1
 
 
 def test_shards_give_the_same_engine(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_manifest_names_the_source(draft_dir: Path, target_dir: Path, tmp_path: 
     build(f"{draft_dir}/../draft/", target_dir, tmp_path / "out")
     source = read_manifest(tmp_path / "out").source
     assert source.name == "draft"
-    assert str(tmp_path) not in (tmp_path / "out" / "manifest.json").read_text()
+    assert str(draft_dir) not in (tmp_path / "out" / "manifest.json").read_text()
 
 
 def test_existing_output(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:

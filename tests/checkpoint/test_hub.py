@@ -67,10 +67,10 @@ def test_headers_do_for_all_but_loading(hub: FakeHub, command: Command, tmp_path
     )
     built = command("build", DRAFT, "--target", TARGET, "-o", tmp_path / "engine")
     assert built.returncode == 0, built.stderr
-    repository = command("triton-repo", tmp_path / "engine", "--target", TARGET, "--runtime", "embedded",
+    repository = command("triton-repo", tmp_path / "engine", "--runtime", "embedded",
                          "-o", tmp_path / "models")  # fmt: skip
     assert repository.returncode == 0, repository.stderr
-    refused = command("generate", tmp_path / "engine", "", "--target", TARGET)
+    refused = command("generate", tmp_path / "engine", "")  # the manifest names the repository and its commit
     assert refused.returncode == 1
     assert "expected at least one token" in refused.stderr
     assert not list((tmp_path / "home").rglob("*.safetensors"))

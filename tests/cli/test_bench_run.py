@@ -64,7 +64,7 @@ def test_a_plan_writes_nothing(
         (["--concurrency", "9" * 5001], "expected numbers of requests"),
         (["--endpoint", "nothing"], "expected NAME=URL, found 'nothing'"),
         (["--target", "t"], "belong to --engine"),
-        (["--engine", "e", "--target", "t"], "and no --endpoint"),
+        (["--engine", "e", "--target", "t"], "expected no --endpoint"),
         (["--set", "a.speed=1"], "expected METHOD.FIELD=VALUE with temperature"),
         (["--set", "b.temperature=1"], "--set: expected one of a, found b"),
         (["--set", "a.temperature=hot"], "expected a value of temperature, found 'hot'"),
@@ -93,7 +93,7 @@ def test_a_method_is_named_once(url: str, prompts: Path, tmp_path: Path) -> None
 
 
 def test_without_a_method(prompts: Path, tmp_path: Path) -> None:
-    with pytest.raises(click.UsageError, match="expected --endpoint NAME=URL, or --engine"):
+    with pytest.raises(click.UsageError, match="expected --endpoint NAME=URL or --engine"):
         run_here("bench", "run", "--prompts", prompts, "-o", tmp_path / "run")
 
 

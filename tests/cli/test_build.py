@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,29 @@ def test_recipe_is_quantize_and_build(tmp_path: Path) -> None:
     assert manifest.source.sha256.keys() == {"config.json", "model.safetensors"}
     assert manifest.quantization == read_draft(tmp_path / "draft").quantization
     assert sorted(path.name for path in tmp_path.iterdir()) == ["draft", "engine", "other"]
+
+
+def test_an_engine_names_its_target(tmp_path: Path) -> None:
+    """Commands need no --target while it is where it was and the same; a checkpoint of the same facts is accepted."""
+    target, engine = tmp_path / "target", tmp_path / "engine"
+    shutil.copytree(TARGET, target)
+    assert run("build", DRAFT, "--target", target, "-o", engine).returncode == 0
+    generate = ("generate", engine, "a b", "--max-tokens", 4)
+    assert run(*generate).returncode == 0
+
+    config = target / "config.json"
+    config.write_text(config.read_text() + "\n")
+    assert f"{config} has changed since {engine} was built" in (changed := run(*generate)).stderr
+    assert f"accept it as it is: --target {target}" in changed.stderr
+    target.rename(tmp_path / "moved")
+    assert f"built for target {target}, which is no directory here" in (missing := run(*generate)).stderr
+    assert "hint: give --target" in missing.stderr
+    assert run(*generate, "--target", tmp_path / "moved").returncode == 0
+
+    manifest = json.loads((engine / "manifest.json").read_text())
+    del manifest["target_source"]
+    (engine / "manifest.json").write_text(json.dumps(manifest))
+    assert "expected a manifest that names the target, found none" in run(*generate).stderr
 
 
 def test_a_failed_recipe_leaves_nothing(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 
 import click
 import pytest
@@ -58,4 +57,4 @@ def test_ranks_are_joined_elsewhere() -> None:
 
 def test_a_deployment_says_its_settings_itself() -> None:
     with pytest.raises(RequestError, match=r"dtype: expected none, because the deployment file .* says it"):
-        open_backend("gpt-oss-120b.b300x8.latency", Path(FIXTURES / "tiny-qwen3"), RuntimeOptions(dtype="bfloat16"))
+        open_backend("gpt-oss-120b.b300x8.latency", str(FIXTURES / "tiny-qwen3"), RuntimeOptions(dtype="bfloat16"))

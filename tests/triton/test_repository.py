@@ -191,7 +191,7 @@ def test_wrong_usage(arguments: list[str], tmp_path: Path) -> None:
         ("model: x\ntriton_config: {runtime: trtllm, decoupld: true}\n", "decoupld"),
         ("engine: x\ntarget: y\ntriton_config: {runtime: embedded, max_batch_size: 8}\n", "max_batch_size"),
         ("engine: x\ntarget: y\nbatch: 3\ntriton_config: {runtime: embedded}\n", "batch"),
-        ("engine: x\ntriton_config: {runtime: embedded}\n", "target"),
+        ("target: x\ntriton_config: {runtime: embedded}\n", "engine"),
         ("a: [\n", "expected YAML"),
     ],
 )

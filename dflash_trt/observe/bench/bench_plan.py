@@ -141,7 +141,6 @@ class BenchRequest:
 
     def _served_here(self) -> Iterator[MethodServer]:
         assert self.engine is not None
-        assert self.target is not None
         if not self.engine.is_dir():
             raise ConfigError(f"{self.engine}: expected an engine directory", hint="dflash-trt build writes one")
         most = max(self.concurrency)

@@ -28,7 +28,8 @@ class OwnServer:
     """How one is started."""
 
     engine: Path
-    target: str
+    target: str | None
+    """None: the one that the engine was built for."""
     draft_length: str | None
     """As `--draft-length`; "0": plain decoding."""
     max_batch_size: int | None = None
@@ -36,8 +37,10 @@ class OwnServer:
 
     def words(self) -> list[str]:
         """The command's, without the program."""
-        words = ["serve", str(self.engine), "--target", self.target, "--served-model-name", MODEL]
+        words = ["serve", str(self.engine), "--served-model-name", MODEL]
         words.append("--no-enable-prefix-caching")  # prompts return at every point, and would be found from the second
+        if self.target is not None:
+            words += ["--target", self.target]
         if self.draft_length is not None:
             words += ["--draft-length", self.draft_length]
         if self.max_batch_size is not None:
