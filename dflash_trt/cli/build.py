@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.checkpoint.pair import read_pair
 from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
-from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, check_pair, read_target
+from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.cli.dry_run import print_dry_run, print_plan_dry_run
 from dflash_trt.cli.options import PATH, options
 from dflash_trt.cli.output import human_bytes
 from dflash_trt.cli.plan_options import PlanRequest, plan_options, plan_request
 from dflash_trt.cli.recipe_options import describe, recipe_and_ranges
+from dflash_trt.deploy.catalog import trained_for
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
 from dflash_trt.deploy.dry_run import fitting_deployment
 from dflash_trt.deploy.resolve import UNQUANTIZED, plan_sizes
@@ -117,10 +119,10 @@ def build_checkpoint(draft: str, request: BuildRequest) -> Path:
     if request.output is None:
         raise click.MissingParameter(param_hint="'-o' / '--output'", param_type="option")
     _check_calibration(request)
-    source = read_draft(checkpoint_directory(draft))
     find = configuration_directory if request.head is None else checkpoint_directory
-    partner = read_target(find(request.target))
-    check_pair(source.spec, partner.spec, draft_name=draft, target_name=request.target)
+    source, partner = read_pair(draft, request.target, find)
+    if (other := trained_for(draft, request.target)) is not None:
+        click.echo(f"warning: {draft} was trained for {other}, not for {request.target}", err=True)
     _write_engine(draft, source, partner, request.output, request)
     return request.output
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 
-from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.checkpoint.source import checkpoint_directory, checkpoint_label, configuration_directory
-from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
+from dflash_trt.checkpoint.pair import read_pair
+from dflash_trt.checkpoint.source import checkpoint_label
 from dflash_trt.cli.options import (
     PATH,
     chat_option,
@@ -62,9 +61,7 @@ def capture(
     """
     from dflash_trt.runtime.prompts import read_prompts
 
-    draft_checkpoint = read_draft(checkpoint_directory(draft))
-    target_checkpoint = read_target(configuration_directory(target))
-    check_pair(draft_checkpoint.spec, target_checkpoint.spec, draft_name=draft, target_name=target)
+    draft_checkpoint, target_checkpoint = read_pair(draft, target)
     prompts = read_prompts(prompt_file)[:max_prompts]
     if (top_logprobs := settings["top_logprobs"]) > (vocab_size := target_checkpoint.spec.vocab_size):
         raise click.BadParameter(

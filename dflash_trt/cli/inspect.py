@@ -15,13 +15,14 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.hub import fetch_weights
+from dflash_trt.checkpoint.pair import read_partner
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair, read_target
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.cli.options import json_option
 from dflash_trt.cli.output import human_bytes, print_json, print_table
-from dflash_trt.deploy.catalog import COLUMNS, catalog, entry, row
+from dflash_trt.deploy.catalog import COLUMNS, catalog, entry, row, trained_for
 from dflash_trt.engine.drafter_memory import drafter_memory
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest
 from dflash_trt.engine.plan import PlanOptions
@@ -51,10 +52,14 @@ def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool
     document = _describe(path, target)
     if licence := document.get("licence"):
         click.echo(f"warning: {path}: its licence, {licence}, forbids commercial use", err=True)
+    if other := document.get("trained_for"):
+        click.echo(f"warning: {path} was trained for {other}, not for {target}", err=True)
     if as_json:
         print_json("inspect", document)
     else:
         _print(msgspec.to_builtins(document))
+        if target is not None:
+            click.echo(f"{document['path']} fits target {click.format_filename(target)}")
 
 
 def _print_catalog(*, as_json: bool) -> None:
@@ -83,6 +88,8 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
         kind, facts, weights = "draft", checkpoint.spec, checkpoint.weights
         draft, quantization = checkpoint.spec, checkpoint.quantization
     else:
+        if target is not None:
+            read_partner(target, path, config)  # says where they are swapped
         target_checkpoint = read_target(directory, config)
         kind, facts, weights = "target", target_checkpoint.spec, target_checkpoint.weights
     document: dict[str, object] = {
@@ -101,9 +108,11 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
         if isinstance(facts, Manifest):
             document["tensorrt_memory"] = _memory(facts, directory)
         if target is not None:
-            partner = read_target(configuration_directory(target))
+            partner = read_partner(target, path, Facts.load(directory / "config.json"))
             check_pair(draft, partner.spec, draft_name=path, target_name=target)
             document["target"] = partner.spec
+            if (other := trained_for(path, target)) is not None:
+                document["trained_for"] = other
     elif target is not None:
         raise click.UsageError(f"--target is for a draft or an engine; {path} is a target itself")
     return document

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
-from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
-from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
+from dflash_trt.checkpoint.pair import read_pair
+from dflash_trt.checkpoint.source import checkpoint_directory
 from dflash_trt.cli.options import PATH
 from dflash_trt.cli.output import human_bytes
 
@@ -35,11 +35,7 @@ features_option = click.option(
 
 def read_checked_draft(draft: str, target: str | None) -> DraftCheckpoint:
     """The checkpoint; raises CheckpointError where it does not fit `target`."""
-    checkpoint = read_draft(checkpoint_directory(draft))
-    if target is not None:
-        partner = read_target(configuration_directory(target))
-        check_pair(checkpoint.spec, partner.spec, draft_name=draft, target_name=target)
-    return checkpoint
+    return read_draft(checkpoint_directory(draft)) if target is None else read_pair(draft, target)[0]
 
 
 def recipe_and_ranges(draft: DraftCheckpoint, recipe: str, calibration: str) -> tuple[Recipe, Ranges | None]:

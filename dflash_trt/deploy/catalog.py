@@ -13,6 +13,7 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.quantization import FP8, NVFP4
+from dflash_trt.checkpoint.source import is_local
 from dflash_trt.deploy.gpus import DATA
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.sizes import DraftSizes
@@ -85,6 +86,17 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def catalog() -> Catalog:
     """The package's catalogue."""
     return read_json(DATA / "catalog.json", Catalog, ConfigError, what="the package's data")
+
+
+def trained_for(draft: str, target: str) -> str | None:
+    """The known target of a repository `draft`, where `target` is another repository.
+
+    One that has the known one's name within its own, as quantised copies have, is taken for a copy.
+    """
+    known = next((each.target for each in catalog().drafts if each.draft == draft), None)
+    if known is None or is_local(target) or known.rpartition("/")[2].lower() in target.lower():
+        return None
+    return known
 
 
 def entry(draft: KnownDraft) -> dict[str, object]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_trt.errors import RequestError, cut, shown
+from dflash_trt.errors import CheckpointError, RequestError, cut, shown
 from dflash_trt.targets.refusal import refusing
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
+    if not tokenizer("a", add_special_tokens=False)["input_ids"]:  # what transformers makes of a directory without
+        raise CheckpointError(f"{directory}: expected {expected}, found none", hint=hint)
     return tokenizer
 
 

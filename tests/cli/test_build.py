@@ -57,6 +57,18 @@ def test_an_engine_names_its_target(tmp_path: Path) -> None:
     assert "expected a manifest that names the target, found none" in run(*generate).stderr
 
 
+@pytest.mark.parametrize("command", ["build", "inspect", "capture"])
+def test_swapped_arguments_are_named(command: str, tmp_path: Path) -> None:
+    output = ["-o", tmp_path / "out", *(["--prompts", "p"] if command == "capture" else [])]
+    more = [] if command == "inspect" else output
+    swapped = run(command, TARGET, "--target", DRAFT, *more)
+    assert (swapped.returncode, swapped.stdout) == (1, "")
+    assert f"draft and target are swapped: {DRAFT} is a draft, {TARGET} is not" in swapped.stderr
+    twice = run(command, DRAFT, "--target", DRAFT, *more)
+    assert f"{DRAFT}: expected a target, found a DFlash draft" in twice.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_failed_recipe_leaves_nothing(tmp_path: Path) -> None:
     result = run("build", DRAFT, "--target", TARGET, "-o", tmp_path / "engine", "--recipe", "nvfp5")
     assert result.returncode == 1

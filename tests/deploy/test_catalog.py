@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
 from dflash_trt.checkpoint.dialects.recognise import DIALECTS
-from dflash_trt.deploy.catalog import catalog, row
+from dflash_trt.deploy.catalog import catalog, row, trained_for
 from dflash_trt.deploy.published import published_drafts
 from tests.cli.commands import run
 from tests.paths import REPOSITORY
@@ -53,3 +55,17 @@ def test_inspect_shows_it() -> None:
     assert len(document["catalog"]["drafts"]) == len(catalog().drafts)
     both = run("inspect", "--catalog", "somewhere")
     assert (both.returncode, "expected PATH or --catalog" in both.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("openai/gpt-oss-120b", None),
+        ("nvidia/gpt-oss-120b-Eagle3", None),
+        ("Qwen/Qwen3-8B", "openai/gpt-oss-120b"),
+        ("tests", None),
+    ],
+)
+def test_the_target_that_a_draft_was_trained_for(target: str, expected: str | None) -> None:
+    assert trained_for("z-lab/gpt-oss-120b-DFlash", target) == expected
+    assert trained_for("tests", target) is None

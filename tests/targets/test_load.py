@@ -148,6 +148,15 @@ def test_a_tokenizer_that_is_missing_or_damaged(target: Path, content: bytes | N
     assert "hint: download or copy tokenizer.json and tokenizer_config.json again" in message
 
 
+def test_a_target_without_tokenizer_files(target: Path) -> None:
+    """transformers makes an empty tokenizer of the model's type."""
+    for file in target.glob("tokenizer*"):
+        file.unlink()
+    message = refusal(lambda: load_tokenizer(target), CheckpointError)
+    assert f"{target}: expected tokenizer files that transformers " in message
+    assert "found none" in message
+
+
 def test_a_running_target_does_not_depend_on_its_files(target: Path) -> None:
     """Overwritten in place, mapped weights changed under a server; truncated, they were a SIGBUS."""
     model = load(target)
