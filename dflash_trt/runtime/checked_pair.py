@@ -66,7 +66,7 @@ def find_target(engine: Path, manifest: Manifest, name: str | None) -> tuple[str
     if (file := directory / "config.json").is_file() and sha256(file) != source.config_sha256:
         raise EngineError(
             f"{file} has changed since {engine} was built",
-            hint=f"build again, or accept it as it is: --target {quoted(source.name)}",
+            hint=f"build again, or accept it as it is: --target {quoted(Path(source.name))}",
         )
     return source.name, directory
 

@@ -182,7 +182,7 @@ def test_dry_run_of_an_engine_mode_deployment(engine: Path, tmp_path: Path, caps
     document = dry_run(capsys, config, "-o", engine)
     items = {item["name"]: item["bytes"] for item in document["memory"]["items"]}
     assert items["drafter workspace"] == 8 * 2**30
-    assert {"target weights", "drafter weights", "context arena", "activations"} <= items.keys()
+    assert {"target weights", "drafter weights", "activations"} <= items.keys()
     run_here("build", config, "-o", engine)
     output = capsys.readouterr()
     assert output.out == f"{engine}\n"
@@ -204,7 +204,14 @@ def test_native_deployments_have_no_plans(engine: Path, tmp_path: Path, capsys: 
 
 
 def test_a_deployment_that_does_not_fit_is_refused_before_building(engine: Path, tmp_path: Path) -> None:
-    config = config_file(tmp_path, mode="engine", max_batch_size=4096, max_num_tokens=65536, max_seq_len=1048576)
+    config = config_file(
+        tmp_path,
+        mode="engine",
+        draft_attention="VANILLA",
+        max_batch_size=4096,
+        max_num_tokens=65536,
+        max_seq_len=1048576,
+    )
     message = refusal(lambda: run_here("build", config, "-o", engine), ConfigError)
     assert "[context-arena]" in message
     assert "tiny: " in message

@@ -35,7 +35,7 @@ def test_ours_loads() -> None:
     found = load(installed_library()).found
     assert found is not None
     assert found.startswith(f"{installed_library()}, loaded by tensorrt_lean")
-    assert found.endswith("DFlashKVInjectionAttention 2")
+    assert found.endswith("DFlashKVInjectionAttention 3")
 
 
 @pytest.mark.usefixtures("needs_tensorrt")

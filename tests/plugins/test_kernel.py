@@ -102,7 +102,9 @@ def test_a_cache_beyond_32_bits(program: Program, tmp_path: Path) -> None:
 
 def test_pages_beyond_32_bits(program: Program, tmp_path: Path) -> None:
     tensors = draw(FAR_PAGES)
-    assert_close(emulation.call(program(64), tmp_path / "call", FAR_PAGES, tensors).out, *expect(FAR_PAGES, tensors))
+    assert_close(
+        emulation.call(program(FAR_PAGES), tmp_path / "call", FAR_PAGES, tensors).out, *expect(FAR_PAGES, tensors)
+    )
 
 
 @pytest.mark.parametrize("case", OUT_OF_RANGE, ids=lambda case: case.name)

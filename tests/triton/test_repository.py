@@ -84,7 +84,7 @@ def test_engine_mode_is_said(tmp_path: Path) -> None:
 
 def test_what_trtllm_cannot_run_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "large.yaml"
-    file.write_text(NVFP4.read_text() + "max_batch_size: 4096\nmax_num_tokens: 65536\n")
+    file.write_text(NVFP4.read_text() + "draft_attention: VANILLA\nmax_batch_size: 4096\nmax_num_tokens: 65536\n")
     with pytest.raises(ConfigError, match="expected a configuration that trtllm can run"):
         run_here("triton-repo", file, "-o", tmp_path / "models")
     assert not (tmp_path / "models").exists()

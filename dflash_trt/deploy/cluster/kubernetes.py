@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 import yaml
 
 from dflash_trt.deploy.cluster.cluster_server import CONFIG, ClusterServer
 from dflash_trt.errors import ConfigError
+from dflash_trt.files.command import command_line
 
 Manifest = dict[str, Any]
 METRICS = {"trtllm": "/prometheus/metrics", "vllm": "/metrics", "sglang": "/metrics"}
@@ -125,7 +125,7 @@ for worker in $(seq 1 {server.nodes - 1}); do
   until ssh "$host" true; do sleep 2; done
 done
 exec mpirun --allow-run-as-root -n {server.ranks} --host "$hosts" -x HF_HOME -x HF_HUB_OFFLINE \\
-  trtllm-llmapi-launch {shlex.join(server.words)}
+  trtllm-llmapi-launch {command_line(server.words)}
 """
     sshd = "mkdir -p /run/sshd\nexec /usr/sbin/sshd -D -o StrictModes=no -o PasswordAuthentication=no\n"
     leader = _serving(pod_spec(server, "server", ["bash", "-c", launch]), server.port)

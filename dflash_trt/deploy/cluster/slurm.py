@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import shlex
-
 from dflash_trt.deploy.cluster.cluster_server import CONFIG, ClusterServer
 from dflash_trt.errors import ConfigError
+from dflash_trt.files.command import command_line
 
 
 def sbatch_script(server: ClusterServer) -> str:
@@ -42,8 +41,8 @@ cat > "$config" <<'END_OF_CONFIG'
 export HF_HOME={server.models} HF_HUB_OFFLINE=1
 
 srun --mpi=pmix \\
-  --container-image={shlex.quote(server.image)} \\
+  --container-image={command_line([server.image])} \\
   --container-mounts="{server.models}:{server.models},$config:{CONFIG}" \\
   --container-workdir={server.models} \\
-  {shlex.join(command)}
+  {command_line(command)}
 """
