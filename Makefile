@@ -11,7 +11,7 @@ PROMPT ?= "def main("
 JOBS   ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: help build demo dynamo demo-cluster test test-full test-gpu gpu-report contract lint dashboards catalog bench bench-quantize bench-estimate bench-attention bench-report count-kernel clean
+.PHONY: help build demo dynamo demo-cluster test test-full test-gpu gpu-report contract lint docs dashboards catalog bench bench-quantize bench-estimate bench-attention bench-report count-kernel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | column -t -s '	'
@@ -72,8 +72,12 @@ gpu-report: $(TOOLS)  ## everything that needs a GPU, in ten minutes: tests, pla
 contract: $(TOOLS)  ## ask a TensorRT-LLM about all that is written for it, and its worker about our drafter: TENSORRT_LLM=DIR
 	$(BIN)/python -m tests.contract.tensorrt_llm_arguments $(TENSORRT_LLM)
 
-lint: $(TOOLS)  ## ruff and mypy
+lint: docs  ## ruff, mypy and the links of the docs
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(TOOLS)  ## the docs as a site in build/site; a broken link fails
+	$(BIN)/mkdocs build --strict --config-file docs/mkdocs.yml
 
 catalog: $(INSTALLED)  ## write docs/checkpoints.md from the catalogue's data
 	$(BIN)/python -m tools.catalog_page docs/checkpoints.md
