@@ -12,13 +12,11 @@ import msgspec
 from dflash_trt.cli.estimate import check_one_acceptance
 from dflash_trt.cli.options import FILE, PATH, check_output_file, deployment_options, json_option, options
 from dflash_trt.cli.output import print_json, print_tables
+from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import quoted
 from dflash_trt.files.write import OutputKind, new_file
 
-DEPLOYMENT = OutputKind(
-    name="a new deployment file", recognizes=lambda file: False, form="file", option="--output FILE"
-)
-"""People edit them: none is replaced."""
+DEPLOYMENT = OutputKind(name="a deployment file", recognizes=lambda file: False, form="file", option="--output FILE")
 
 
 @click.command(short_help="Choose batch, ranks and draft lengths for a speed, and write the deployment file.")
@@ -46,6 +44,8 @@ def tune(
     from dflash_trt.observe.estimate.curve import Traffic
     from dflash_trt.observe.estimate.tuned_deployment import tune_deployment, tuning_lines, tuning_tables
 
+    if output is not None and output.exists():  # people edit them: none is replaced
+        raise ConfigError(f"{output} is there already", hint="remove it, or choose another name")
     check_output_file("--output", output, ".yaml", DEPLOYMENT)
     check_one_acceptance(settings["acceptance"], settings["tau"], None)
     traffic = Traffic(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
