@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -165,11 +164,11 @@ def _refuse_decoding_options(context: click.Context) -> None:
             raise click.UsageError(f"{parameter.opts[0]} cannot be used with --features")
 
 
-def _progress(prompts: list[TokenPrompt]) -> Iterable[TokenPrompt]:
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(prompts, "prompts", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+def _progress(prompts: list[TokenPrompt]) -> Iterator[TokenPrompt]:
+    with progress_bar(len(prompts), "prompts") as advance:
+        for prompt in prompts:
+            yield prompt
+            advance()
 
 
 def _warn_of_few(num_prompts: int) -> None:
