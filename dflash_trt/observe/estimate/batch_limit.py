@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import msgspec
 
 from dflash_trt.deploy import memory
@@ -82,13 +84,10 @@ def batch_limit(system: System, method: Method, tokens: int, draft_tokens: int =
         return _pool_bytes(system, method, load, tokens) <= min(int(free * load.pool_fraction), free - late)
 
     by_tokens = system.max_num_tokens // (draft_tokens + 1)
-    low, high = 0, min(MAX_BATCH, by_tokens)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    if low == by_tokens:
-        return BatchLimit(low, f"max_num_tokens {system.max_num_tokens}: each request verifies {draft_tokens + 1}")
-    if low == MAX_BATCH:
-        return BatchLimit(low, "no bound found: the search ends here")
-    what = "caches of requests" if low else "weights alone"
-    return BatchLimit(low, f"memory: {what} of {tokens} tokens fill {system.gpu}")
+    batch = bisect_left(range(1, min(MAX_BATCH, by_tokens) + 1), True, key=lambda batch: not fits(batch))
+    if batch == by_tokens:
+        return BatchLimit(batch, f"max_num_tokens {system.max_num_tokens}: each request verifies {draft_tokens + 1}")
+    if batch == MAX_BATCH:
+        return BatchLimit(batch, "no bound found: the search ends here")
+    what = "caches of requests" if batch else "weights alone"
+    return BatchLimit(batch, f"memory: {what} of {tokens} tokens fill {system.gpu}")
