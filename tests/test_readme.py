@@ -15,7 +15,7 @@ from dflash_trt.cli import cli
 from tests.paths import REPOSITORY
 
 DOCUMENTS = [
-    *(REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "benchmarks/RESULTS.md")),
+    *(REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "plugins/README.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 REPOSITORY = Path(__file__).parents[1]
-PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "benchmarks/RESULTS.md": "results.md"}
+PAGES = {
+    "README.md": "index.md", "CHANGELOG.md": "changelog.md", "benchmarks/RESULTS.md": "results.md",
+    "plugins/README.md": "plugins.md",
+}  # fmt: skip
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:)([^)#\s]+)(#[^)\s]*)?\)")
 
 
