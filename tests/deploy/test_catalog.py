@@ -54,7 +54,7 @@ def test_inspect_shows_it() -> None:
     document = json.loads(run("inspect", "--catalog", "--json").stdout)
     assert len(document["catalog"]["drafts"]) == len(catalog().drafts)
     both = run("inspect", "--catalog", "somewhere")
-    assert (both.returncode, "expected PATH or --catalog" in both.stderr) == (2, True)
+    assert (both.returncode, "give PATH or --catalog" in both.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
