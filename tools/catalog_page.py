@@ -24,18 +24,18 @@ def catalogue() -> str:
     found = catalog()
     lines = [
         "", "## Known checkpoints", "",
-        "`dflash-trt inspect --catalog` prints the same table. Facts were " + found.source + ".", "",
+        "`dflash-trt inspect --catalog` prints this table, and `serve-config --list` the deployments. Facts were",
+        found.source + ".", "",
         "H is hidden_size, heads are query-KV (head_dim), S is the block size, taps are target layers, ? is unknown.",
         "fc and DFlash2's convolutions and codebooks count as BF16 in every column. Only Nemotron's drafts have an",
         "embedding of their own.", "",
         *_markdown(COLUMNS, [row(known) for known in found.drafts]), "",
-        "## Deployments and published speed-ups", "",
+        "## Sources and published speed-ups", "",
         "Speed-ups are over plain decoding, as published, each in its own setting. None was measured here.", "",
     ]  # fmt: skip
-    for known in found.drafts:
+    for known in (draft for draft in found.drafts if draft.source or draft.licence or draft.speedups):
         lines.append(f"- **{known.draft}**" + (f" (facts: {known.source})" if known.source else ""))
         lines += [f"  - licence {known.licence}: no commercial use"] if known.licence else []
-        lines += ["  - " + ", ".join(f"`{name}`" for name in known.deployments)] if known.deployments else []
         lines += [f"  - {speedup.ratio} x: {speedup.setting} ({speedup.source})" for speedup in known.speedups]
     lines += ["", "## Runtimes, and what was verified here", ""]
     for name, family in found.families.items():
