@@ -69,9 +69,7 @@ def _print_catalog(*, as_json: bool) -> None:
         print_json("inspect", {"kind": "catalog", "catalog": {"source": known_drafts.source, "drafts": drafts}})
         return
     print_table("Known drafts", COLUMNS, [row(draft) for draft in known_drafts.drafts])
-    click.echo(
-        f"Facts: {known_drafts.source}. Runtimes, speed-ups and deployments: docs/checkpoints.md, or --json.", err=True
-    )
+    click.echo(f"Facts: {known_drafts.source}. Runtimes and speed-ups: docs/checkpoints.md, or --json.", err=True)
 
 
 def _describe(path: str, target: str | None) -> dict[str, object]:
