@@ -25,7 +25,7 @@ NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)? ?(%|x|s|ms|[KMGT]i?B|B)?")
 NO_NUMBER = ("", "-", "?", "any")  # in a column of numbers
 PIPE_WIDTH = 10_000
 BORDER = 3  # of a column: two spaces and a line
-NARROW_TEXT = 8  # a column of text is folded down to this
+SPACES = "  "  # of a column without lines
 has_document = False
 """Whether this process has printed its one JSON document."""
 
@@ -46,36 +46,68 @@ def _escaped(document: str) -> str:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints a table, columns of numbers right-aligned; text is folded to a terminal's width, in a pipe never.
+    """Prints a table, columns of numbers right-aligned, no wider than the terminal; in a pipe nothing is folded.
 
-    A number is never folded: two halves of one would be read as two. A terminal too narrow for that folds whole lines.
-    Control characters, which a checkpoint's or a configuration's names may hold, are shown as escapes.
+    Cells are folded at spaces only: half a name or number would be read as a whole one. What is too wide even so has no
+    lines, or is printed row by row. Control characters, which names in a checkpoint or a configuration may hold, are
+    shown as escapes.
     """
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     # Text, because rich would take the brackets of 'dflash-trt[run]' for markup.
-    table = Table(title=Text(printable(title), style="bold"), title_justify="left", header_style="dim")
+    heading = Text(printable(title), style="bold")
     cells = [tuple(map(printable, row)) for row in rows]
-    is_measured = sys.stdout.isatty() or "COLUMNS" in os.environ
-    needed = 1
+    console = Console()
+    if not (is_measured := sys.stdout.isatty() or "COLUMNS" in os.environ):
+        console.width = PIPE_WIDTH
+    table = Table(title=heading, title_justify="left", header_style="dim")
+    natural, least = [], []
     for index, column in enumerate(columns):
         values = [row[index] for row in cells if index < len(row)]
-        width = max(map(len, values), default=0)
-        if _are_numbers(values):
-            header = _as_narrow_as(column, width) if is_measured else column
-            table.add_column(header, no_wrap=True, justify="right")
-            width = max(width, *map(len, header.split("\n")))
-        else:
-            table.add_column(column, overflow="fold")
-            width = min(max(width, len(column)), NARROW_TEXT)
-        needed += width + BORDER
+        are_numbers = _are_numbers(values)
+        words = values if are_numbers else [word for value in values for word in value.split()]
+        least.append(max(map(cell_len, [*words, *column.split()]), default=0))
+        header = _as_narrow_as(column, least[-1]) if are_numbers and is_measured else column
+        lines = [line for text in (*values, header) for line in text.split("\n")]
+        natural.append(least[-1] if are_numbers and is_measured else max(map(cell_len, lines)))
+        table.add_column(header, no_wrap=are_numbers, justify="right" if are_numbers else "left")
+    widths = _column_widths(natural, least, console.width - BORDER * len(columns) - 1)
+    if widths is None:
+        table.box = None
+        widths = _column_widths(natural, least, console.width - len(SPACES) * len(columns))
+    if widths is None:
+        console.print(heading)
+        _print_blocks(columns, cells, console.width)
+        return
+    for column_of_table, width in zip(table.columns, widths, strict=True):
+        column_of_table.width = width
     for row in cells:
         table.add_row(*map(Text, row))
-    console = Console(width=None if is_measured else PIPE_WIDTH)
-    console.width = max(console.width, needed)
     console.print(table)
+
+
+def _column_widths(natural: Sequence[int], least: Sequence[int], room: int) -> list[int] | None:
+    """Widths between `least` and `natural` that fill `room` where they must; None where even the least do not fit."""
+    widths, spare = list(least), room - sum(least)
+    if spare < 0:
+        return None
+    order = sorted(range(len(widths)), key=lambda index: natural[index] - least[index])
+    for place, index in enumerate(order):
+        added = min(natural[index] - least[index], spare // (len(order) - place))
+        widths[index] += added
+        spare -= added
+    return widths
+
+
+def _print_blocks(columns: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> None:
+    """Each row as its first cell, and below it the others with their columns' names."""
+    for first, *others in rows:
+        pairs = "; ".join(f"{name} {cell}" for name, cell in zip(columns[1:], others, strict=False) if cell)
+        lines = textwrap.wrap(pairs, max(1, width - 2), break_long_words=False, break_on_hyphens=False)
+        click.echo("\n  ".join([first, *lines]))
 
 
 def print_tables(tables: Iterable[Table]) -> None:

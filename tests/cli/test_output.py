@@ -8,6 +8,9 @@ import json
 import pytest
 
 from dflash_trt.cli.output import human_bytes, print_json, print_table
+from dflash_trt.deploy.catalog import catalog
+from dflash_trt.deploy.deployment_file import shipped_deployments
+from tests.cli.commands import run_here
 
 
 @pytest.mark.parametrize(
@@ -59,20 +62,56 @@ def test_columns_of_numbers_are_aligned_right(capsys: pytest.CaptureFixture[str]
 
 def test_nothing_is_folded_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    print_table("t", ("name",), [("x" * 300,)])
-    assert "x" * 300 in capsys.readouterr().out
+    print_table("t", ("name",), [("x " * 300,)])
+    assert "x " * 300 in capsys.readouterr().out
     monkeypatch.setenv("COLUMNS", "80")
-    print_table("t", ("name",), [("x" * 300,)])
-    assert "x" * 300 not in capsys.readouterr().out
+    print_table("t", ("name",), [("x " * 300,)])
+    assert "x " * 300 not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("width", "found"), [("20", 33), ("40", 40), ("200", 42)])
-def test_numbers_are_whole_at_any_width(
+@pytest.mark.parametrize(("width", "found"), [("44", 44), ("200", 48)])
+def test_words_and_numbers_are_whole_at_any_width(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: str, found: int
 ) -> None:
-    """Text is folded first, down to eight characters, and headers at their spaces."""
+    """Text and headers are folded at their spaces."""
     monkeypatch.setenv("COLUMNS", width)
-    print_table("t", ("what", "tokens/s per user", "size"), [("a long name of it", "12345.6", "1.5 GiB")])
+    print_table("t", ("what", "tokens/s per user", "size"), [("a long-identifier of it", "12345.6", "1.5 GiB")])
     lines = capsys.readouterr().out.splitlines()
     assert {len(line) for line in lines} == {found}
     assert any("│  12345.6 │ 1.5 GiB │" in line for line in lines)
+    assert any("long-identifier" in line for line in lines)
+
+
+def test_a_table_that_is_too_wide_is_printed_row_by_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    print_table("t", ("name", "target", "size"), [("a-name-of-20-letters", "a-target/of-25-letters", "1.5 GiB")])
+    assert capsys.readouterr().out == "t\na-name-of-20-letters\n  target\n  a-target/of-25-letters; size\n  1.5 GiB\n"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("serve-config", "--list"),
+        ("inspect", "--catalog"),
+        ("tune", "gpt-oss-120b.b300x8.latency", "--slo", "500", "--tau", "4.7"),
+    ],
+)
+def test_tables_fit_a_terminal_and_fold_no_name(
+    command: tuple[str, ...], width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    run_here(*command)
+    table = capsys.readouterr().out.partition("\nbest: ")[0]
+    lines = table.splitlines()
+    assert max(map(len, lines)) <= width
+    names = {
+        "serve-config": list(shipped_deployments()),
+        "inspect": [name for known in catalog().drafts for name in (known.draft, known.target)],
+        "tune": ["nvfp4-native", "TP 8, EP 8"],
+    }[command[0]]
+    assert all(name in table for name in names)
+    if command[0] == "tune":
+        assert len(lines) <= 20

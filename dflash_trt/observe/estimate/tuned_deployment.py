@@ -18,6 +18,7 @@ from dflash_trt.observe.estimate.measured_points import measured_points
 from dflash_trt.observe.estimate.tuning import Candidate, Tuning, tune
 from dflash_trt.observe.pages.page_templates import Table
 
+NO_MARGIN = 0.05
 TUNED = "; tuned for "
 RECIPES = {"native": ("bf16", "nvfp4-native"), "engine": ("bf16", "fp8", "nvfp4")}
 
@@ -42,11 +43,11 @@ def tune_deployment(
     """
     file = read_deployment(config)
     # What is chosen here has no say in the choice: so tuning what was tuned changes nothing.
-    free = {
-        "max_seq_len": max(traffic.max_tokens, file.max_seq_len or 0), "max_batch_size": None,
-        "draft_tokens": None, "draft_schedule": None,
-    }  # fmt: skip
+    free: dict[str, int | None] = {"max_batch_size": None, "draft_tokens": None, "draft_schedule": None}
     deployment, system = open_system(config, runtime, target, draft, **free)
+    if (longest := traffic.max_tokens) > deployment.max_seq_len:
+        file, free["max_seq_len"] = msgspec.structs.replace(file, max_seq_len=longest), longest
+        deployment, system = open_system(config, runtime, target, draft, **free)
     acceptances, source = open_acceptances(system, acceptance, tau)
     points = None if measured is None else measured_points(measured, system)
     has_fp4 = rates(system.gpu, runtime).fp4_flops > 0
@@ -63,11 +64,11 @@ def tune_deployment(
             "tune: expected drafts to pay for one user, found plain decoding faster",
             hint="serve without a drafter: serve-config --method none",
         )
-    text = _text(file, tuning, deployment.max_seq_len)
+    text = _text(file, tuning)
     return TunedDeployment(tuning=tuning, acceptance_source=source, num_gpus=system.num_gpus, text=text)
 
 
-def _text(file: DeploymentFile, tuning: Tuning, max_seq_len: int) -> str:
+def _text(file: DeploymentFile, tuning: Tuning) -> str:
     """The deployment file with the settings chosen; what they do not concern stays as it was."""
     import yaml
 
@@ -80,7 +81,6 @@ def _text(file: DeploymentFile, tuning: Tuning, max_seq_len: int) -> str:
         "tensor_parallel": best.tensor_parallel,
         "expert_parallel": best.expert_parallel,
         "max_batch_size": best.batch,
-        "max_seq_len": max_seq_len,
         "draft_tokens": tuning.schedule[0][1],
         "draft_schedule": dict(tuning.schedule) if len(tuning.schedule) > 1 else None,
     }
@@ -91,7 +91,7 @@ def _text(file: DeploymentFile, tuning: Tuning, max_seq_len: int) -> str:
 def tuning_tables(tuning: Tuning, source: str) -> Iterator[Table]:
     """The settings, best first, and the model beside what was measured."""
     rows = tuple(_row(candidate) for candidate in (tuning.best, *tuning.others[:7]))
-    columns = ("ranks", "experts", "recipe", "batch", "drafts", "tokens/s/user", "tokens/s/GPU", "limit")
+    columns = ("ranks", "recipe", "batch", "drafts", "tokens/s a user", "tokens/s a GPU", "limit")
     yield Table(title=f"settings for {tuning.slo:g} tokens/s/user; {source}", columns=columns, rows=rows)
     if tuning.measured:
         points = tuple(
@@ -113,7 +113,8 @@ def tuning_lines(tuning: Tuning, runtime: str, num_gpus: int) -> Iterator[str]:
         f" {gpu.value:.0f} tokens/s/GPU ({gpu.low:.0f} to {gpu.high:.0f})"
     )
     margins = [rate / tuning.slo - 1 for rate in (user.value, user.low)]
-    yield f"margin: {margins[0]:+.1%} over what was asked for, {margins[1]:+.1%} at the band's low end"
+    verdict = "; less than 5% is none: ask for a higher --slo" if margins[0] < NO_MARGIN else ""
+    yield f"margin: {margins[0]:+.1%} over what was asked for, {margins[1]:+.1%} at the band's low end{verdict}"
     if tuning.model_error is not None:
         yield (
             f"{len(tuning.measured)} measured points in place of the model, which was off by"
@@ -133,6 +134,7 @@ def tuning_lines(tuning: Tuning, runtime: str, num_gpus: int) -> Iterator[str]:
 
 def _row(candidate: Candidate) -> tuple[str, ...]:
     return (
-        f"TP {candidate.tensor_parallel}", f"EP {candidate.expert_parallel}", candidate.recipe, str(candidate.batch),
-        str(candidate.draft_tokens), f"{candidate.user_rate:.0f}", f"{candidate.gpu_rate:.0f}", candidate.limit,
+        f"TP {candidate.tensor_parallel}, EP {candidate.expert_parallel}", candidate.recipe, str(candidate.batch),
+        str(candidate.draft_tokens), f"{candidate.user_rate:.0f}", f"{candidate.gpu_rate:.0f}",
+        candidate.limit.partition(":")[0],
     )  # fmt: skip

@@ -38,7 +38,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     user_rate: float
     gpu_rate: float
     limit: str
-    """What keeps the batch from growing."""
+    """What keeps the batch from growing: "speed", or a `BatchLimit`'s reason."""
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +202,7 @@ def _candidates(
         draft_tokens=-length,
         user_rate=rate,
         gpu_rate=low * rate / system.num_gpus,
-        limit=memory.reason if low == memory.batch else f"one request more falls below {slo:g} tokens/s/user",
+        limit=memory.reason if low == memory.batch else "speed",
     )
 
 

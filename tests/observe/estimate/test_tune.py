@@ -35,7 +35,7 @@ def test_the_best_batch_keeps_the_speed_and_the_next_does_not() -> None:
     assert fastest(best.batch) == pytest.approx(best.user_rate, rel=TIE), "a shorter schedule may cost that much"
     assert best.user_rate >= 300
     assert fastest(best.batch) >= 300 > fastest(best.batch + 1)
-    assert best.limit == "one request more falls below 300 tokens/s/user"
+    assert best.limit == "speed"
 
 
 def test_memory_limits_a_low_speed() -> None:

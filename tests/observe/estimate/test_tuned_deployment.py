@@ -71,13 +71,16 @@ def test_a_length_that_only_a_large_batch_needs_is_there_from_the_start() -> Non
     assert _schedule(at, 16, [4, 9], 310) == ((1, 4),), "where nothing keeps the speed, the best for one user"
 
 
-def test_the_context_that_memory_was_counted_for_is_the_one_that_is_written(tmp_path: Path) -> None:
-    assert "max_seq_len: 2048" in tuned(QUICK[0]).text
+def test_the_longest_context_stays_what_the_file_says(tmp_path: Path) -> None:
+    """But requests that were asked about fit."""
+    assert "max_seq_len" not in tuned(QUICK[0]).text
     file = tmp_path / "long.yaml"
     source = shipped_deployments()[QUICK[0]].read_text()
     file.write_text(source + "max_seq_len: 65536\n")
     long = tuned(str(file))
     assert "max_seq_len: 65536" in long.text
+    file.write_text(source + "max_seq_len: 1024\n")
+    assert f"max_seq_len: {TRAFFIC.max_tokens}" in tuned(str(file)).text
     assert long.tuning.best.gpu_rate <= tuned(QUICK[0]).tuning.best.gpu_rate
 
 
