@@ -94,6 +94,8 @@ def build(draft: str | None, plans_for: Path | None, **settings: Any) -> None:
     else:
         written = build_checkpoint(str(draft), request)
     if written is not None:
+        engine = quoted(written)
+        click.echo(f"next: dflash-trt verify {engine} --prompts FILE; then: dflash-trt serve {engine}", err=True)
         click.echo(written)
 
 
@@ -200,6 +202,7 @@ def _write_engine(
         plan_options=plan_options,
     )  # fmt: skip
     summary = run_build(job, output, force=request.force, keep_plans=request.plans.is_wanted)
+    click.echo(f"{click.format_filename(name)} fits target {click.format_filename(str(request.target))}", err=True)
     if summary.quantized is not None:
         click.echo(describe(summary.quantized), err=True)
     if summary.head is not None:

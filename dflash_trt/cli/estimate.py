@@ -62,8 +62,8 @@ def estimate(
         shown = msgspec.structs.replace(result, system=msgspec.structs.replace(system, memory=None))
         print_json("estimate", msgspec.structs.asdict(shown))
     else:
-        lines = (f"{result.name}: {tables.title(result)}", tables.lead(result), tables.caution(result))
-        click.echo("\n".join(filter(None, lines)) + "\n")
+        click.echo(f"{result.name}: {tables.title(result)}\n{tables.verdict(result)}")
+        click.echo("\n".join(filter(None, (tables.lead(result), tables.caution(result)))) + "\n")
         print_tables(tables.tables(result))
     if plot is not None:
         from dflash_trt.observe.plots.curves import draw

@@ -26,6 +26,7 @@ from dflash_trt.deploy.catalog import COLUMNS, catalog, entry, row, trained_for
 from dflash_trt.engine.drafter_memory import drafter_memory
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest
 from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.files.command import quoted
 
 
 @click.command(short_help="Show and check what a checkpoint or an engine directory is.")
@@ -57,6 +58,8 @@ def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool
     if as_json:
         print_json("inspect", document)
     else:
+        if isinstance(facts := document["facts"], Manifest):
+            _print_summary(path, facts)
         _print(msgspec.to_builtins(document))
         if target is not None:
             click.echo(f"{document['path']} fits target {click.format_filename(target)}")
@@ -114,6 +117,17 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
     elif target is not None:
         raise click.UsageError(f"--target is for a draft or an engine; {path} is a target itself")
     return document
+
+
+def _print_summary(path: str, manifest: Manifest) -> None:
+    """What an engine is, in three lines before the table of all facts."""
+    source, target, engine = manifest.source, manifest.target_source, click.format_filename(path)
+    recipe = "unquantised" if source.recipe is None else source.recipe
+    name = manifest.target.model_type if target is None else target.name
+    num_drafts = manifest.draft.num_draft_tokens
+    click.echo(f"{source.name}, {recipe}, for {name}: {manifest.draft.num_layers} layers, {num_drafts} drafts a step")
+    click.echo(f"plans: {', '.join(sorted(manifest.plans)) or 'none; it runs with ONNX Runtime'}")
+    click.echo(f"next: dflash-trt verify {quoted(engine)} --prompts FILE; then: dflash-trt serve {quoted(engine)}\n")
 
 
 def _memory(manifest: Manifest, directory: Path) -> dict[str, object]:

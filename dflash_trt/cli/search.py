@@ -59,6 +59,7 @@ def search(draft: str, output: Path, target: str | None, objective: str, force: 
     checkpoint = read_checked_draft(draft, target)
     from dflash_trt.observe.estimate.drafter_pass import drafter_seconds
     from dflash_trt.quantize.search.search_job import SearchOptions, search_recipe
+    from dflash_trt.quantize.search.search_report import loss_text
 
     search_options = SearchOptions(**settings | {"formats": tuple(sorted(set(settings["formats"])))})
     price = None
@@ -68,9 +69,10 @@ def search(draft: str, output: Path, target: str | None, objective: str, force: 
         checkpoint, draft, search_options, output, price=price, force=force, progress=progress_bar
     )
     if price is not None:
-        before, after = (space.cost(choice) * 1e6 for choice in (space.dense, best))
+        before, after = (space.cost(choice) * 1e6 for choice in (space.dense, best.choice))
         click.echo(f"a drafter's pass on {gpu}: {before:.1f} -> {after:.1f} us, estimated", err=True)
-    before_bytes, after_bytes = (human_bytes(space.checkpoint_bytes(choice)) for choice in (space.dense, best))
+    before_bytes, after_bytes = (human_bytes(space.checkpoint_bytes(choice)) for choice in (space.dense, best.choice))
+    click.echo(f"loss of tau on prompts that were held out: {loss_text(best.held_out)}", err=True)
     quantize = [
         "dflash-trt", "quantize", draft, "--recipe", output, "--calibration", search_options.calibration, "-o", "DIR",
     ]  # fmt: skip

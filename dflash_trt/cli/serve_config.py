@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from dflash_trt.deploy.cluster.dynamo_graph import dynamo_graph, dynamo_image
 from dflash_trt.deploy.cluster.kubernetes import kubernetes_manifests
 from dflash_trt.deploy.cluster.slurm import sbatch_script
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment, shipped_deployments
-from dflash_trt.deploy.finding import ERROR, WARNING, Finding
+from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.memory import context_in_words
 from dflash_trt.deploy.method import METHODS, Method
@@ -189,6 +190,11 @@ def _report(file: Path, runtime: Runtime, version: str, findings: Sequence[Findi
     else:
         for finding in findings:
             click.echo(printable(str(finding)))
+        counts = Counter(finding.severity for finding in findings)
+        if not errors:
+            found = f"{counts[WARNING]} warnings" if counts[WARNING] else "no findings"
+            unchecked = f"; {counts[UNCHECKED]} not checked" if counts[UNCHECKED] else ""
+            click.echo(f"{file}: {found} against {PACKAGES[runtime]} {version}{unchecked}")
     if errors:
         raise ConfigError(f"{file}: expected a configuration for {PACKAGES[runtime]} {version}, found {_count(errors)}")
 

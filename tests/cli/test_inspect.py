@@ -66,6 +66,11 @@ def test_engine(draft_dir: Path, target_dir: Path, tmp_path: Path, capsys: pytes
     assert found["facts"] == as_json(read_manifest(tmp_path / "engine"))
     assert found["tensors"]["count"] == 48
     assert found["target"]["model_type"] == "gpt_oss"
+    run_here("inspect", tmp_path / "engine")
+    summary = capsys.readouterr().out.splitlines()[:3]
+    assert summary[0].startswith(f"draft, unquantised, for {target_dir}: ")
+    assert summary[1] == "plans: none; it runs with ONNX Runtime"
+    assert summary[2].startswith(f"next: dflash-trt verify {tmp_path / 'engine'} ")
 
 
 def test_changed_engine(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import click
 import pytest
 import yaml
 
+from dflash_trt.deploy.schema import PACKAGES
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import CheckpointError, ConfigError
 from tests.cli.commands import run, run_here
@@ -41,6 +42,10 @@ def test_what_is_written_passes_the_check(runtime: str, tmp_path: Path, capsys: 
     assert document["schema"] == "dflash-trt/serve-config-check/1"
     assert document["passed"] is True
     assert {finding["severity"] for finding in document["findings"]} <= {"warning", "not checked"}
+    run_here("serve-config", LATENCY, "--runtime", runtime, "--check", file)
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert verdict.startswith(f"{file}: ")
+    assert f" against {PACKAGES[runtime]} {document['version']}" in verdict  # type: ignore[index]
 
 
 def test_a_broken_file_exits_with_1_and_lists_everything(tmp_path: Path) -> None:

@@ -58,13 +58,18 @@ class _Report(msgspec.Struct, frozen=True):
     engine: _Engine
 
 
-def read_acceptance(file: Path) -> AcceptanceProfile:
-    """What `dflash-trt verify --json` printed; raises ConfigError for another document, or one without a pass."""
+def read_acceptance(file: Path, draft_tokens: int) -> AcceptanceProfile:
+    """What `dflash-trt verify --json` printed of a draft that proposes `draft_tokens`.
+
+    Raises ConfigError for another document, one of another block size, or one without a pass.
+    """
     hint = "dflash-trt verify ENGINE --target TARGET --prompts FILE --json > verify.json"
     report = read_json(file, _Report, ConfigError, what="the document of `dflash-trt verify --json`", hint=hint)
     if not report.schema.startswith("dflash-trt/verify/"):
         raise ConfigError(f"{file}: expected a document of dflash-trt verify, found one of {report.schema!r}")
     shares = [entry.share for entry in sorted(report.engine.acceptance, key=lambda entry: entry.position)]
+    if len(shares) != draft_tokens:
+        raise ConfigError(f"{file}: expected acceptance of {draft_tokens} drafts, found {len(shares)}", hint=hint)
     judged = tuple(share for share in shares if share is not None)
     if not judged:
         raise ConfigError(f"{file}: no verify pass judged a draft")

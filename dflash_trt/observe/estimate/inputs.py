@@ -237,7 +237,7 @@ def open_acceptances(
         "eagle3": AcceptanceProfile((eagle3,)) if eagle3_tau is None else from_tau(eagle3_tau, EAGLE3_DRAFTS)
     }
     if file is not None:
-        return {**by_method, "dflash": read_acceptance(file)}, f"measured, {file}"
+        return {**by_method, "dflash": read_acceptance(file, length)}, f"measured, {file}"
     assert tau is not None, "one of both is given"
     source = f"tau {tau:g} at {length} drafts, every position accepted equally often"
     return {**by_method, "dflash": from_tau(tau, length)}, source

@@ -31,7 +31,7 @@ from dflash_trt.quantize.ranges import Ranges
 from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS, load_recipe, recipe_text
 from dflash_trt.quantize.search.recipe_choice import Price, RecipeChoice, Space, make_space
 from dflash_trt.quantize.search.recipe_judge import Journal, OpenChoice, RecipeJudge, SearchSplit, halves
-from dflash_trt.quantize.search.search import num_measurements, search
+from dflash_trt.quantize.search.search import Trial, num_measurements, search
 from dflash_trt.quantize.search.search_report import recipe_file
 
 MARK = "# dflash-trt search"
@@ -68,8 +68,8 @@ def search_recipe(
     price: Price | None,
     force: bool,
     progress: Progress,
-) -> tuple[Space, RecipeChoice]:
-    """Searches a recipe for `draft`, called `name`, and writes it to `output`; returns the best choice.
+) -> tuple[Space, Trial]:
+    """Searches a recipe for `draft`, called `name`, and writes it to `output`; returns the best of what was tried.
 
     `price` is what to minimise in the place of bytes. An interrupted search continues. Raises VerificationError when
     --max-bytes cannot be met within --max-tau-loss.
@@ -100,7 +100,7 @@ def search_recipe(
     with new_file(output, kind, force=force) as temporary:
         temporary.write_text(recipe_file(space, result, _settings(name, options)), encoding="utf-8")
     journal.remove()
-    return space, result.best.choice
+    return space, result.best
 
 
 def _settings(name: str, options: SearchOptions) -> list[str]:

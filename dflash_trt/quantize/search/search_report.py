@@ -14,7 +14,7 @@ from dflash_trt.quantize.search.search import SearchResult
 def recipe_file(space: Space, result: SearchResult, settings: Sequence[str]) -> str:
     """The file's text: `settings` and both tables as comments, then the recipe of the best choice."""
     best = result.best
-    loss = _loss(best.held_out)
+    loss = loss_text(best.held_out)
     comments = [*settings, "", *_trials(space, result), "", *_errors(space, result)]
     recipe = recipe_text(
         f"found by search: loses {loss} of tau on prompts that were held out",
@@ -36,7 +36,9 @@ def _trials(space: Space, result: SearchResult) -> Iterator[str]:
         mark = "*" if trial.choice == result.best.choice else ""
         size = str(space.checkpoint_bytes(trial.choice))
         seconds = [f"{trial.cost * 1e6:.2f}"] if space.price else []
-        rows.append((mark, size, *seconds, _loss(trial.loss), _loss(trial.held_out), describe(space, trial.choice)))
+        rows.append(
+            (mark, size, *seconds, loss_text(trial.loss), loss_text(trial.held_out), describe(space, trial.choice))
+        )
     yield from _table(rows)
 
 
@@ -67,7 +69,8 @@ def group_name(group: Sequence[str]) -> str:
     return " ".join([*names, *(layers if len(layers) == 1 else [])])
 
 
-def _loss(loss: TauLoss | None) -> str:
+def loss_text(loss: TauLoss | None) -> str:
+    """'1.2% (0.8% to 1.6%)', the interval being of 95 %."""
     if loss is None:
         return "-"
     interval = "" if loss.low is None or loss.high is None else f" ({loss.low:.2%} to {loss.high:.2%})"

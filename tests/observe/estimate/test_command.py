@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.commands import run
 from tests.deploy.deployments import BUILD_CONFIGS
-from tests.paths import FIXTURES
+from tests.paths import FIXTURES, REPOSITORY
 
 CONFIG = str(BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml")
 
@@ -37,6 +37,12 @@ def test_tables_and_page(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "one step, DFlash: batch 1, 9 drafts, tau 4.70" in result.stdout
     assert "plain ends" in result.stdout
+    begin = result.stdout.splitlines()[1:3]
+    assert re.fullmatch(
+        r"DFlash: one user gets [\d,]+ tokens/s .*x plain decoding; a GPU at most [\d,]+ tokens/s.", begin[0]
+    )
+    assert begin[1].startswith("Of 24 published speeds that were held out, 18 lay within 25 %")
+    assert "18 of 24 held out" in (REPOSITORY / "docs" / "estimate.md").read_text()
     text = page.read_text()
     assert not re.search(r"(src|srcset|href)=\"(?!data:)|<script|@import|url\(", text)  # nothing is loaded
     assert "prefers-color-scheme: dark" in text

@@ -59,7 +59,9 @@ def test_acceptance_of_a_verify_document(tmp_path: Path) -> None:
         '{"position": 2, "proposed": 4, "accepted": 2, "share": 0.5}, {"position": 1, "share": 0.8},'
         '{"position": 3, "share": null}]}}'
     )
-    assert read_acceptance(file) == AcceptanceProfile((0.8, 0.5))
+    assert read_acceptance(file, 3) == AcceptanceProfile((0.8, 0.5))
+    with pytest.raises(ConfigError, match="expected acceptance of 9 drafts, found 3"):
+        read_acceptance(file, 9)
 
 
 @pytest.mark.parametrize(
@@ -74,14 +76,17 @@ def test_acceptance_of_a_verify_document(tmp_path: Path) -> None:
             '{"schema": "dflash-trt/inspect/1", "engine": {"acceptance": []}}',
             "expected a document of dflash-trt verify",
         ),
-        ('{"schema": "dflash-trt/verify/1", "engine": {"acceptance": []}}', "no verify pass judged a draft"),
+        (
+            '{"schema": "dflash-trt/verify/1", "engine": {"acceptance": [{"position": 1, "share": null}]}}',
+            "no verify pass judged a draft",
+        ),
     ],
 )
 def test_other_documents_are_refused(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "verify.json"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        read_acceptance(file)
+        read_acceptance(file, 1)
     assert words in caught.value.message
 
 
