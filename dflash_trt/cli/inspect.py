@@ -121,13 +121,13 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
 
 def _print_summary(path: str, manifest: Manifest) -> None:
     """What an engine is, in three lines before the table of all facts."""
-    source, target, engine = manifest.source, manifest.target_source, click.format_filename(path)
+    source, target, engine = manifest.source, manifest.target_source, quoted(Path(path))
     recipe = "unquantised" if source.recipe is None else source.recipe
     name = manifest.target.model_type if target is None else target.name
     num_drafts = manifest.draft.num_draft_tokens
     click.echo(f"{source.name}, {recipe}, for {name}: {manifest.draft.num_layers} layers, {num_drafts} drafts a step")
     click.echo(f"plans: {', '.join(sorted(manifest.plans)) or 'none; it runs with ONNX Runtime'}")
-    click.echo(f"next: dflash-trt verify {quoted(engine)} --prompts FILE; then: dflash-trt serve {quoted(engine)}\n")
+    click.echo(f"next: dflash-trt verify {engine} --prompts FILE; then: dflash-trt serve {engine}\n")
 
 
 def _memory(manifest: Manifest, directory: Path) -> dict[str, object]:
