@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dflash_trt.errors import DFlashError as DFlashError
+    from dflash_trt.errors import RequestError as RequestError
     from dflash_trt.llm import LLM as LLM
     from dflash_trt.runtime.backend import Chunk as Chunk
     from dflash_trt.runtime.completion import Completion as Completion
     from dflash_trt.runtime.sampling import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Chunk", "Completion", "DFlashError", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Chunk", "Completion", "DFlashError", "RequestError", "SamplingParams", "__version__"]
 
 # Before onnxruntime is imported: its wheel (1.32) records events in a database under ~/.cache otherwise.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -24,6 +25,7 @@ _HOMES = {
     "Chunk": "runtime.backend",
     "Completion": "runtime.completion",
     "DFlashError": "errors",
+    "RequestError": "errors",
     "SamplingParams": "runtime.sampling",
 }
 

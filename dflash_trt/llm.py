@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import overload
+from typing import Any, overload
 
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.backend import Chunk, Messages, Prompt, run
@@ -23,6 +23,17 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 """For all prompts, or for each its own."""
 
 
+VLLM = {
+    "model": "LLM(engine, target): an engine directory that dflash-trt build wrote, and optionally its target",
+    "tensor_parallel_size": "dflash-trt generate --tp N joins ranks",
+    "max_num_seqs": "max_batch_size",
+    "gpu_memory_utilization": "cache_gib, in GiB",
+    "max_num_batched_tokens": "prefill_chunk",
+    "speculative_config": "the engine is the drafter; draft_length says how many tokens it drafts",
+}
+"""Ours, for arguments of vLLM's LLM."""
+
+
 class LLM:
     """An engine directory and its target, serving requests from any thread.
 
@@ -32,7 +43,7 @@ class LLM:
 
     def __init__(
         self,
-        engine: str | Path,
+        engine: str | Path | None = None,
         target: str | Path | None = None,
         *,
         max_batch_size: int | None = DEFAULTS.max_batch_size,
@@ -42,13 +53,17 @@ class LLM:
         device: str = DEFAULTS.device,
         enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching,
         dtype: str = DEFAULTS.dtype,
+        **vllm: object,
     ) -> None:
         """Loads both; `target` is a directory or a repository id, by default the one that the engine was built for.
 
         The settings are those of `RuntimeOptions`, which says what each means; a `draft_length` of None is its default.
+        Of vLLM's arguments, `model` is taken for the engine directory and a `tensor_parallel_size` of 1 as it is; for
+        others the error names ours.
 
         Raises EngineError, CheckpointError, RequestError and MissingDependencyError, each with what to do about it.
         """
+        engine = _take_vllm(vllm, engine)
         options = RuntimeOptions(
             max_batch_size=max_batch_size,
             draft_length=DEFAULTS.draft_length if draft_length is None else draft_length,
@@ -126,6 +141,20 @@ class LLM:
     ) -> AsyncGenerator[Chunk, None]:
         """The answer step by step on the running event loop; closing the iterator, or cancelling the task, cancels."""
         return self.backend.stream(prompt, _params(sampling_params))
+
+
+def _take_vllm(arguments: dict[str, object], engine: object) -> Any:
+    """The engine directory; RequestError, with our name, for an argument of vLLM's that means nothing here."""
+    if engine is None:
+        engine = arguments.pop("model", None)
+    if arguments.get("tensor_parallel_size") == 1:
+        del arguments["tensor_parallel_size"]
+    for name in arguments:
+        raise RequestError(
+            f"{name}: LLM has no such argument",
+            hint=VLLM.get(name, "LLM(engine, target, max_batch_size=..., draft_length=..., cache_gib=..., dtype=...)"),
+        )
+    return engine
 
 
 def _params(given: object) -> SamplingParams:

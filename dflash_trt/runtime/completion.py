@@ -33,8 +33,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     token_ids: list[int]
     """Emitted tokens, a final stop token included."""
-    text: str | None
-    """Their text, special tokens and a stop text left out; None without a tokenizer."""
+    text: str
+    """Their text, special tokens and a stop text left out; empty without a tokenizer."""
     finish_reason: str
     """A FinishReason, or another word of TensorRT-LLM's."""
     stop_reason: str | int | None
@@ -66,6 +66,11 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """What only this runtime measures, by its own names."""
 
     @property
+    def outputs(self) -> tuple[Completion]:
+        """Itself, as the only answer to its prompt: vLLM's `.outputs[0].text`."""
+        return (self,)
+
+    @property
     def steps(self) -> int | None:
         """Verify passes of the target; the prefill is none."""
         return None if self.acceptance is None else self.acceptance.passes
@@ -87,7 +92,7 @@ def completion(request: Request) -> Completion:
     first, last = (request.emitted[0], request.emitted[-1]) if request.emitted else (None, None)
     return Completion(
         token_ids=list(request.token_ids),
-        text=None if request.text is None else request.text.text,
+        text="" if request.text is None else request.text.text,
         finish_reason=request.finished,
         stop_reason=_stop_reason(request),
         logprobs=list(request.logprobs) if request.params.logprobs else None,

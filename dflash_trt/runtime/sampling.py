@@ -7,12 +7,12 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from numbers import Integral, Real
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
 from dflash_trt import _C
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import RequestError, shown
 
 LARGEST_PENALTY = 1e6
 """And 1 / this for what divides: far beyond any use, and logits stay finite however often it applies."""
@@ -39,7 +39,22 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """What an error calls it."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _NamedSettings(msgspec.StructMeta):
+    """Refuses settings that there are not as RequestError, not TypeError."""
+
+    def __call__(self, *args: object, **settings: object) -> Any:
+        if settings.get("n") == 1:  # vLLM's default
+            del settings["n"]
+        if other := sorted(settings.keys() - set(self.__struct_fields__)):
+            hint = "give the prompt n times: llm.generate([prompt] * n)" if other[0] == "n" else None
+            raise RequestError(
+                f"{other[0]}: expected one of {', '.join(sorted(self.__struct_fields__))}, found {shown(other[0])}",
+                hint=hint,
+            )
+        return super().__call__(*args, **settings)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=_NamedSettings):
     """Settings of one request, named as in vLLM; the defaults are greedy decoding.
 
     Raises RequestError, with the field's name, for a value of another type or out of range.

@@ -31,7 +31,15 @@ TEMPLATE = (
 
 
 def test_the_package_lists_its_api() -> None:
-    assert dir(dflash_trt) == ["Chunk", "Completion", "DFlashError", "LLM", "SamplingParams", "__version__"]
+    assert dir(dflash_trt) == [
+        "Chunk",
+        "Completion",
+        "DFlashError",
+        "LLM",
+        "RequestError",
+        "SamplingParams",
+        "__version__",
+    ]
     assert issubclass(RequestError, dflash_trt.DFlashError)
     assert all(getattr(dflash_trt, name) for name in dir(dflash_trt))
 

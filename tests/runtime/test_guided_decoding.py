@@ -70,7 +70,7 @@ def test_guided_text_matches_and_equals_plain_decoding(session: Session, kind: s
     settings = {"structured_outputs": GRAMMARS[kind], "temperature": temperature}
     drafted, plain = answers(session, None, **settings), answers(session, 0, **settings)
     assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in plain]
-    ended = [answer.text or "" for answer in drafted if answer.finish_reason == "stop"]
+    ended = [answer.text for answer in drafted if answer.finish_reason == "stop"]
     assert all(matches(kind, text) for text in ended), ended
     assert ended
     if temperature == 0:

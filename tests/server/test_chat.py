@@ -49,9 +49,9 @@ def test_a_terminal_is_a_conversation(engine: Path, chat_target: Path, llm: LLM)
     expected = []
     for line in ("one", "two"):
         messages.append({"role": "user", "content": line})
-        expected.append(llm.chat(messages, PARAMS).text or "")
+        expected.append(llm.chat(messages, PARAMS).text)
         messages.append({"role": "assistant", "content": expected[-1]})
-    expected.append(llm.chat([{"role": "user", "content": "one"}], PARAMS).text or "")
+    expected.append(llm.chat([{"role": "user", "content": "one"}], PARAMS).text)
     parent, child = pty.openpty()
     os.write(parent, b"one\n/nothing\ntwo\n/reset\none\n/exit\n")
     with os.fdopen(child) as terminal:

@@ -86,7 +86,7 @@ def test_chat_without_max_tokens_ends_where_it_must(live: Live) -> None:
 
 
 def test_stop_text(live: Live) -> None:
-    whole = expected(live).text or ""
+    whole = expected(live).text
     stop = whole[6:9]
     given = live.openai().completions.create(model=MODEL, prompt=PROMPT, max_tokens=24, temperature=0, stop=stop)
     assert given.choices[0].text == whole[: whole.index(stop)]
