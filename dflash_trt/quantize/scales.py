@@ -23,7 +23,7 @@ SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
 def scale_groups(spec: DraftSpec) -> list[tuple[str, ...]]:
-    """The linear layers that share a weight scale, as their GEMMs are joined: all q, k and v; a layer's gate and up."""
+    """The linear layers that share scales, as their GEMMs are joined: all q, k and v; a layer's gate and up."""
     qkv = tuple(f"{attention}.{x}_proj" for attention in spec.attention_modules() for x in "qkv")
     groups = [qkv]
     groups += [tuple(f"layers.{i}.mlp.{x}_proj" for x in ("gate", "up")) for i in range(len(spec.layers))]
@@ -40,9 +40,9 @@ def weight_scales(draft: DraftCheckpoint, algorithms: Mapping[str, str], *, thre
 
 
 def group_scales(
-    spec: DraftSpec, algorithms: Mapping[str, str], weight_amax: Callable[[str], float]
+    spec: DraftSpec, algorithms: Mapping[str, str], module_amax: Callable[[str], float]
 ) -> dict[str, np.float32]:
-    """The same where `weight_amax` gives the largest magnitude of a module's weights."""
+    """One scale per group of `scale_groups` and algorithm; `module_amax` gives a module's largest magnitude."""
     scales: dict[str, np.float32] = {}
     for group in scale_groups(spec):
         by_algorithm: dict[str, list[str]] = defaultdict(list)
@@ -50,7 +50,7 @@ def group_scales(
             if module in algorithms:
                 by_algorithm[algorithms[module]].append(module)
         for algorithm, modules in by_algorithm.items():
-            largest = max(map(weight_amax, modules))
+            largest = max(map(module_amax, modules))
             scales.update(dict.fromkeys(modules, scale_of(algorithm, largest)))
     return scales
 
@@ -74,17 +74,13 @@ def scale_of(algorithm: str, largest: float) -> np.float32:
 
 
 def input_scales(spec: DraftSpec, algorithms: Mapping[str, str], inputs: Mapping[str, float]) -> dict[str, np.float32]:
-    """input_scale by module whose input is quantised; k and v of a layer read the same, so do gate and up.
+    """input_scale by module whose input is quantised: one per group of `scale_groups` and algorithm.
 
+    The graphs read a stacked input at the widest of its scales, so each layer stores that one, whoever loads it.
     Raises CheckpointError when `inputs` lacks a module or holds what is no magnitude.
     """
-    names = [module for module, algorithm in algorithms.items() if algorithm in ACTIVATION_ALGORITHMS]
-    largest = {module: _checked(inputs.get(module), module) for module in names}
-    for layer in range(len(spec.layers)):
-        for x, y in (("self_attn.k", "self_attn.v"), ("mlp.gate", "mlp.up")):
-            pair = [n for n in (f"layers.{layer}.{x}_proj", f"layers.{layer}.{y}_proj") if n in largest]
-            largest.update(dict.fromkeys(pair, max((largest[n] for n in pair), default=0)))
-    return {module: scale_of(algorithms[module], value) for module, value in largest.items()}
+    quantised = {module: algorithm for module, algorithm in algorithms.items() if algorithm in ACTIVATION_ALGORITHMS}
+    return group_scales(spec, quantised, lambda module: _checked(inputs.get(module), module))
 
 
 def cache_scales(spec: DraftSpec, ranges: Ranges) -> dict[str, np.float32]:

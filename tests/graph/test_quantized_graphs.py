@@ -209,6 +209,24 @@ def test_one_activation_scale_covers_all_that_read_it(quantized: Quantized, tmp_
     assert onnx.numpy_helper.to_array(constants[node.input[1]]) == np.float32(max(scales))
 
 
+@pytest.mark.parametrize("name", ["context", "draft"])
+def test_graphs_use_the_input_scales_that_the_checkpoint_stores(quantized: Quantized, name: str) -> None:
+    """Who reads one input_scale a layer computes what our graphs do, K and V of all layers' contexts included."""
+    checkpoint, engine = quantized("tiny-gpt-oss-dflash", "nvfp4")
+    weights = read_draft(checkpoint).weights
+    graph = onnx.load(engine / f"{name}.onnx", load_external_data=False).graph
+    constants = {i.name: i for i in graph.initializer}
+    read = {
+        node.input[0].removesuffix("/input"): onnx.numpy_helper.to_array(constants[node.input[1]])
+        for node in graph.node if node.op_type == "TRT_FP4DynamicQuantize"
+    }  # fmt: skip
+    stored = {module: read_scale(weights[f"{module}.input_scale"]) for module in read}
+    assert read
+    assert read == {module: np.float32(scale) for module, scale in stored.items()}
+    qkv = {read_scale(weights[f"layers.{i}.self_attn.{x}_proj.input_scale"]) for i in (0, 1) for x in "qkv"}
+    assert len(qkv) == 1
+
+
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_the_attention_node_reads_the_cache_as_it_was_written(quantized: Quantized, draft: str) -> None:
     """k_scale and v_scale of every layer are those that context.onnx divided by."""

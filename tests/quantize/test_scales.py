@@ -39,17 +39,17 @@ def test_scale_groups() -> None:
 
 
 def test_scales_from_ranges(tmp_path: Path) -> None:
-    """k and v share their inputs' larger range, gate and up too, q has its own."""
+    """What one GEMM multiplies stores the widest of its inputs' ranges: q, k and v of all layers; gate and up."""
     draft = read_draft(FIXTURES / "tiny-gpt-oss-dflash")
     inputs = {module: 1.0 + index for index, module in enumerate(draft.spec.linear_modules())}
     ranges = Ranges(inputs=inputs, k=(3.0, 4.0), v=(5.0, 0.0))
     case = convert(draft.directory, tmp_path / "q", "mixed-nvfp4-fp8+fp8-kv", ranges=ranges)
-    tensors = arrays(case.quantised.directory)
-    for module, algorithm in case.quantised.quantization.modules.items():
-        twin = {"k_proj": "v_proj", "gate_proj": "up_proj"}.get(module.rpartition(".")[2])
-        name = module.rpartition(".")[0] + f".{twin}" if twin else module
-        divisor = np.float32(448 if algorithm == "FP8" else 2688)
-        assert tensors[f"{module}.input_scale"] == np.float32(inputs[name]) / divisor, module
+    tensors, algorithms = arrays(case.quantised.directory), case.quantised.quantization.modules
+    for group in scale_groups(draft.spec):
+        for module in (m for m in group if m in algorithms):
+            widest = max(inputs[m] for m in group if algorithms.get(m) == algorithms[module])
+            divisor = np.float32(448 if algorithms[module] == "FP8" else 2688)
+            assert tensors[f"{module}.input_scale"] == np.float32(widest) / divisor, module
     for i, (k, v) in enumerate([(3.0, 5.0), (4.0, 448.0)]):  # a range of 0: modelopt's stand-in
         attention = f"layers.{i}.self_attn"
         assert tensors[f"{attention}.k_proj.k_scale"] == np.float32(k) / np.float32(448)

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.quantize.ranges import Ranges
-from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS, Recipe
+from dflash_trt.quantize.recipe import Recipe
 from dflash_trt.quantize.recovery.fake_quantization import quantised_weight
 from dflash_trt.quantize.scales import cache_scales, group_scales, input_scales
 
@@ -22,20 +22,9 @@ class Numerics:
     algorithms: Mapping[str, str]
     """By quantised module."""
     inputs: Mapping[str, float]
-    """input_scale by module whose input is quantised."""
+    """input_scale by module whose input is quantised; the same for all that one GEMM multiplies."""
     cache: Mapping[str, float]
     """k_scale and v_scale by tensor name; empty for a cache that is not quantised."""
-
-    def input_scale(self, module: str, stack: Sequence[str]) -> float | None:
-        """The scale of what `module` reads where one GEMM multiplies `stack`; None where it reads it as it is.
-
-        Modules not quantised alike have a GEMM each; others share the widest range (`dflash_trt.graph.linear`).
-        """
-        if self.algorithms.get(module) not in ACTIVATION_ALGORITHMS:
-            return None
-        if len({self.algorithms.get(stacked) for stacked in stack}) > 1:
-            return self.inputs[module]
-        return max(self.inputs[stacked] for stacked in stack)
 
 
 def recipe_numerics(spec: DraftSpec, recipe: Recipe, ranges: Ranges | None) -> Numerics:

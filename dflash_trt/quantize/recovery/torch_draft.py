@@ -129,7 +129,7 @@ class TorchDraft:
         inputs: dict[float | None, torch.Tensor] = {None: x}
         outputs = []
         for module in stack:
-            scale = self._numerics.input_scale(module, stack)
+            scale = self._numerics.inputs.get(module)
             if scale is not None and scale not in inputs:
                 inputs[scale] = quantised_input(x, self._numerics.algorithms[module], scale)
             outputs.append(F.linear(inputs[scale], self.weights[module], self._vectors.get(f"{module}.bias")))
