@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from dflash_trt.quantize.recovery.training_state import Progress
 
 DEFAULTS = Settings()
+SECONDS_BETWEEN_LINES = 10
 
 
 @click.command(short_help="Train a draft for quantisation, then quantise it.")
@@ -103,7 +105,7 @@ def _describe(progress: Progress) -> str:
 
 @contextmanager
 def _training_bar(steps: int) -> Iterator[Callable[[Progress], None]]:
-    """A bar with loss and time left, on a terminal; elsewhere a line that says where resumed training starts."""
+    """A bar with loss and time left, on a terminal; elsewhere a line at once, and then every ten seconds."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -112,15 +114,20 @@ def _training_bar(steps: int) -> Iterator[Callable[[Progress], None]]:
         TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
         TimeRemainingColumn(),
     )  # fmt: skip
-    with Bar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    is_terminal, due = sys.stderr.isatty(), 0.0
+    with Bar(*columns, console=Console(stderr=True), transient=True, disable=not is_terminal) as bar:
         task = bar.add_task("", total=steps)
 
         def on_step(progress: Progress) -> None:
+            nonlocal due
             is_first = not bar.tasks[task].fields
             if is_first and progress.step:
                 click.echo(f"resuming after step {progress.step} of {steps}", err=True)
                 bar.reset(task, completed=progress.step)
             loss = f"loss {progress.losses[-1]:.3f}" if progress.losses else ""
             bar.update(task, completed=progress.step, description=loss, has_begun=True)
+            if not is_terminal and time.monotonic() >= due:
+                due = time.monotonic() + SECONDS_BETWEEN_LINES
+                click.echo(f"training: {progress.step}/{steps} {loss}".rstrip(), err=True)
 
         yield on_step
