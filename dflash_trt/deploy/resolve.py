@@ -103,6 +103,11 @@ def resolve(
     schedule = (
         read_schedule(file.draft_schedule, draft_tokens, f"{name}: draft_schedule") if file.draft_schedule else ()
     )
+    max_seq_len = settings.by_purpose("max_seq_len", file.max_seq_len)
+    positions = [sizes.spec.max_position_embeddings, partner.spec.max_position_embeddings if partner else None]
+    longest = min(filter(None, positions), default=max_seq_len)
+    if file.max_seq_len is None and longest < max_seq_len:
+        max_seq_len, sources["max_seq_len"] = longest, "max_position_embeddings of draft and target"
     # TensorRT-LLM's kernels have no finite windows that are not causal, which DFlash2 drafts have (pull request 18155).
     # Our plans read the worker's pool with kernels of their own, on any GPU.
     has_kernels = gpus.gpu.compute_capability in TRTLLM_ATTENTION and sizes.spec.candidate_selector is None
@@ -121,7 +126,7 @@ def resolve(
         expert_parallel=settings.given_or("expert_parallel", file.expert_parallel, 1, "default"),
         max_batch_size=settings.by_purpose("max_batch_size", file.max_batch_size),
         max_num_tokens=settings.by_purpose("max_num_tokens", file.max_num_tokens),
-        max_seq_len=settings.by_purpose("max_seq_len", file.max_seq_len),
+        max_seq_len=max_seq_len,
         draft_tokens=draft_tokens,
         draft_schedule=settings.given_or("draft_schedule", schedule or None, (), "draft_tokens for every batch"),
         draft_attention=settings.given_or(

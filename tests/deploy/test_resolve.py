@@ -102,6 +102,16 @@ def test_the_files_own_words_win() -> None:
     assert deployment.sources["kv_cache_dtype"] == "default"
 
 
+def test_the_default_context_ends_where_the_models_do() -> None:
+    """Those of the fixtures have 8192 positions."""
+    pair = {"draft": str(FIXTURES / "tiny-qwen3-dflash"), "target": str(FIXTURES / "tiny-qwen3")}
+    deployment = resolve(changed(mode="native", gpus="h100x1", recipe="bf16", **pair), "x")
+    assert deployment.max_seq_len == 8192
+    assert deployment.sources["max_seq_len"] == "max_position_embeddings of draft and target"
+    longer = changed(mode="native", gpus="h100x1", recipe="bf16", max_seq_len=9000, **pair)
+    assert resolve(longer, "x").max_seq_len == 9000
+
+
 def test_ranks_divide_the_gpus_and_the_heads() -> None:
     with pytest.raises(ConfigError, match="x: tensor_parallel: expected a divisor of the 8 GPUs of ") as caught:
         resolve(changed(tensor_parallel=3), "x")
