@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from dflash_trt.doctor.rank_report import Rank
     from dflash_trt.doctor.status import MachineFinding
 
+PIP = re.compile(r"pip install 'dflash-trt\[(\w+)\]'")
 HASH_DIGITS = 12  # of 64, which tell files apart and fit a column
 
 
@@ -68,8 +70,12 @@ def doctor(subject: str | None, ranks: bool, as_json: bool, **options: Any) -> N
     missing = [finding for finding in findings if not finding.found and finding.fix]
     if missing:
         click.echo("\nto fix what is missing:")
+    extras = {match[1] for finding in missing if (match := PIP.fullmatch(finding.fix or ""))}
+    if extras:
+        click.echo(f"  pip install 'dflash-trt[{','.join(sorted(extras))}]'")
     for finding in missing:
-        click.echo(f"  {finding.name.partition(' (')[0]}: {finding.fix}")
+        if PIP.fullmatch(finding.fix or "") is None:
+            click.echo(f"  {finding.name.partition(' (')[0]}: {finding.fix}")
 
 
 def _row(finding: MachineFinding) -> tuple[str, str, str]:

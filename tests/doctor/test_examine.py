@@ -73,7 +73,7 @@ def test_extras_bring_what_doctor_says() -> None:
     for package, (_, fix) in doctor.PACKAGES.items():
         if "dflash-trt[" in fix:
             extra = fix.partition("[")[2].partition("]")[0]
-            listed = [re.split("[=>]", requirement)[0] for requirement in project["optional-dependencies"][extra]]
+            listed = [re.split(r"[=>\[]", requirement)[0] for requirement in project["optional-dependencies"][extra]]
             assert package in listed
 
 
