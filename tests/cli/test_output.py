@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from dflash_trt.cli.output import human_bytes, print_json, print_table
+from dflash_trt.cli import output
+from dflash_trt.cli.output import human_bytes, print_json, print_table, progress_bar
 from dflash_trt.deploy.catalog import catalog
 from dflash_trt.deploy.deployment_file import shipped_deployments
 from tests.cli.commands import run_here
@@ -88,6 +89,15 @@ def test_a_table_that_is_too_wide_is_printed_row_by_row(
     monkeypatch.setenv("COLUMNS", "30")
     print_table("t", ("name", "target", "size"), [("a-name-of-20-letters", "a-target/of-25-letters", "1.5 GiB")])
     assert capsys.readouterr().out == "t\na-name-of-20-letters\n  target\n  a-target/of-25-letters; size\n  1.5 GiB\n"
+
+
+def test_progress_in_a_log(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 10.0, 31.0, 40.0])
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    with progress_bar(3, "answers") as advance:
+        for _ in range(3):
+            advance()
+    assert capsys.readouterr().err == "answers: 2 of 3\n"
 
 
 @pytest.mark.parametrize("width", [80, 120])

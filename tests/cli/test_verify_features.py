@@ -151,7 +151,7 @@ def test_what_needs_the_target_is_no_option_beside_features(options: tuple[objec
 
 
 def test_one_of_both_is_needed() -> None:
-    with pytest.raises(click.UsageError, match="expected --target and --prompts, or --features"):
+    with pytest.raises(click.UsageError, match="expected --prompts or --features"):
         run_here("verify", "engine", "--target", "x")
 
 
