@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from dflash_trt import __version__
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
@@ -89,10 +90,10 @@ def read_manifest(directory: Path) -> Manifest:
     what = "an engine manifest"
     version = read_json(file, SchemaVersion, EngineError, what=what, hint=rebuild).schema_version
     if version != SCHEMA_VERSION:
-        raise EngineError(
-            f"{file}: schema_version: expected {SCHEMA_VERSION}, found {version}",
-            hint=f"build it again with this version: {rebuild}",
-        )
+        hint = f"build it again with this version: {rebuild}"
+        if version > SCHEMA_VERSION:
+            hint = f"it was built by a newer dflash-trt than {__version__}: install that one"
+        raise EngineError(f"{file}: schema_version: expected {SCHEMA_VERSION}, found {version}", hint=hint)
     manifest = read_json(file, Manifest, EngineError, what=what, hint=rebuild)
     if set(manifest.graphs) != set(GRAPHS):
         found = cut(", ".join(sorted(manifest.graphs))) or "none"

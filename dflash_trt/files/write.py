@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -103,9 +104,9 @@ def _as_build_error(path: Path, option: str) -> Iterator[None]:
         yield
     except OSError as error:
         found = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
-        raise BuildError(
-            f"{path}: expected to write it, found: {found}", hint=f"free disk space or choose another {option}"
-        ) from error
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = f"free disk space or choose another {option}" if is_full else f"choose another {option}"
+        raise BuildError(f"{path}: expected to write it, found: {found}", hint=hint) from error
 
 
 def _is_empty(path: Path) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import signal
@@ -49,6 +50,8 @@ def bind(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise RequestError(f"--host: expected an address of this machine, found {host}") from None
         raise RequestError(
             f"--port: expected a free port on {host}, found {port}: {error.strerror}",
             hint="stop the process that listens there, or choose another port with --port",
