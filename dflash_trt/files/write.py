@@ -104,7 +104,7 @@ def _as_build_error(path: Path, option: str) -> Iterator[None]:
         yield
     except OSError as error:
         found = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         hint = f"free disk space or choose another {option}" if is_full else f"choose another {option}"
         raise BuildError(f"{path}: expected to write it, found: {found}", hint=hint) from error
 

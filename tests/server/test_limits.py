@@ -203,7 +203,7 @@ def test_an_error_in_mid_stream_is_an_event(engine: Path, chat_target: Path) -> 
 
 
 def test_a_port_in_use_is_one_error(live: Live) -> None:
-    with pytest.raises(RequestError, match="--host: expected an address of this machine, found 192.0.2.1"):
+    with pytest.raises(RequestError, match=r"--host: expected an address of this machine, found 192\.0\.2\.1"):
         bind("192.0.2.1", 0)
     with pytest.raises(RequestError, match=f"--port: expected a free port on 127.0.0.1, found {live.port}"):
         bind("127.0.0.1", live.port)
