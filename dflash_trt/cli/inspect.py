@@ -11,11 +11,11 @@ import click
 import msgspec
 
 from dflash_trt.checkpoint.dialects.recognise import is_draft
+from dflash_trt.checkpoint.draft_and_target import read_partner
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.hub import fetch_weights
-from dflash_trt.checkpoint.pair import read_partner
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair, read_target

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dflash_trt.checkpoint.draft_and_target import read_pair
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
-from dflash_trt.checkpoint.pair import read_pair
 from dflash_trt.checkpoint.source import checkpoint_directory
 from dflash_trt.cli.options import PATH
 from dflash_trt.cli.output import human_bytes
