@@ -47,8 +47,9 @@ def system_of(published: PublishedPoint) -> System:
         num_gpus=published.tensor_parallel,
         tensor_parallel=published.tensor_parallel,
         expert_parallel=published.expert_parallel,
-        drafter_ranks=published.tensor_parallel,
+        drafter_ranks=1 if published.attention_dp else published.tensor_parallel,
         runtime=published.runtime,
+        attention_dp=published.attention_dp,
         kv_bytes=published.kv_bytes,
     )
 

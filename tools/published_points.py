@@ -30,6 +30,7 @@ class PublishedPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     runtime: str
     tensor_parallel: int
     expert_parallel: int
+    attention_dp: bool = False
     method: Method
     batch: int
     draft_tokens: int

@@ -43,7 +43,7 @@ def _load(system: System, method: Method, batch: int) -> memory.ServingLoad:
         draft=load.draft if method == "dflash" else None,
         ranks=system.tensor_parallel,
         drafter_ranks=system.drafter_ranks,
-        max_batch_size=batch,
+        max_batch_size=-(-batch // system.replicas),
         max_num_tokens=system.max_num_tokens,
     )
 
@@ -83,7 +83,7 @@ def batch_limit(system: System, method: Method, tokens: int, draft_tokens: int =
         free = system.gpu_memory_bytes - fixed
         return _pool_bytes(system, method, load, tokens) <= min(int(free * load.pool_fraction), free - late)
 
-    by_tokens = system.max_num_tokens // (draft_tokens + 1)
+    by_tokens = system.max_num_tokens // (draft_tokens + 1) * system.replicas
     batch = bisect_left(range(1, min(MAX_BATCH, by_tokens) + 1), True, key=lambda batch: not fits(batch))
     if batch == by_tokens:
         return BatchLimit(batch, f"max_num_tokens {system.max_num_tokens}: each request verifies {draft_tokens + 1}")

@@ -47,6 +47,10 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     fp4_compute_efficiency: float
     gemm_seconds: float
     attention_seconds: float
+    attention_compute_efficiency: float
+    window_compute_efficiency: float
+    """Of prompts in sliding layers, whose kernels compute whole tiles."""
+    window_bandwidth_efficiency: float
     small_kernel_seconds: float
     small_kernels_per_layer: float
     allreduce_seconds: float

@@ -12,11 +12,14 @@ import msgspec
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.estimate.constants import DATA, Rates
-from dflash_trt.observe.estimate.shapes import TargetShape
+from dflash_trt.observe.estimate.shapes import System, TargetShape
+
+TABLE_EXPONENT = 1.2
+"""Of the power law under which the skewed tables were measured."""
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One measured table: microseconds by tokens of a pass, every expert given as many as any other."""
+    """One measured table: microseconds by tokens of a pass."""
 
     gpu: str
     hidden_size: int
@@ -28,10 +31,19 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     runtime: str
     kernel: str
     microseconds: tuple[tuple[int, float], ...]
-    """Tokens and time, fewest tokens first."""
+    """Tokens and time, fewest tokens first, every expert given as many as any other."""
+    skewed_microseconds: tuple[tuple[int, float], ...] = ()
+    """The same under a power law of exponent 1.2, where that was measured: popular experts take several tiles."""
 
-    def seconds(self, touched: float, tokens: float) -> float:
-        """For `tokens` that take `touched` experts between them.
+    def seconds(self, touched: float, tokens: float, skew: float) -> float:
+        """For `tokens` that take `touched` experts between them; `skew` 0 is balanced routing, 1 that power law's."""
+        balanced = self._balanced(touched, tokens)
+        if not self.skewed_microseconds:
+            return balanced
+        return balanced + skew * (_interpolated(self.skewed_microseconds, tokens) - balanced)
+
+    def _balanced(self, touched: float, tokens: float) -> float:
+        """From the balanced table.
 
         Balanced routing spreads n tokens over min(E, n top_k) experts, so that the table is one of seconds by experts
         touched, until all are; what it grows by from there on is the tokens' arithmetic.
@@ -41,10 +53,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self._at(touched / self.top_k) + arithmetic
 
     def _at(self, tokens: float) -> float:
-        points = _monotone(self)
-        place = min(max(bisect_right(points, (tokens, float("inf"))) - 1, 0), len(points) - 2)
-        (x0, y0), (x1, y1) = points[place], points[place + 1]
-        return max(y0 + (y1 - y0) * (tokens - x0) / (x1 - x0), points[0][1]) * 1e-6
+        return _interpolated(self.microseconds, tokens)
 
 
 class _Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,29 +69,29 @@ def tables() -> _Tables:
 
 
 @cache
-def measured_kernel(gpu: str, target: TargetShape, ranks: int) -> Kernel | None:
-    """The table for a target's experts on one of `ranks` tensor-parallel ranks."""
+def measured_kernel(gpu: str, target: TargetShape, ranks: int, runtime: str) -> Kernel | None:
+    """The table for a target's experts on one of `ranks` tensor-parallel ranks: the runtime's, else another's."""
     shape = (target.hidden_size, target.expert_intermediate_size, target.num_experts, target.top_k)
-    for kernel in tables().kernels:
-        kernel_shape = (kernel.hidden_size, kernel.expert_intermediate_size, kernel.num_experts, kernel.top_k)
-        bits = 4.25 if kernel.weights.startswith("w4") else 16.0
-        if (kernel.gpu, kernel_shape, bits, kernel.tensor_parallel) == (gpu, shape, target.expert_bits, ranks):
-            return kernel
-    return None
+    measured = [
+        kernel for kernel in tables().kernels
+        if (kernel.hidden_size, kernel.expert_intermediate_size, kernel.num_experts, kernel.top_k) == shape
+        and (kernel.gpu, kernel.tensor_parallel) == (gpu, ranks)
+        and (4.25 if kernel.weights.startswith("w4") else 16.0) == target.expert_bits
+    ]  # fmt: skip
+    return min(measured, key=lambda kernel: not kernel.runtime.startswith(f"{runtime} "), default=None)
 
 
-def expert_seconds(
-    gpu: str, target: TargetShape, ranks: int, expert_ranks: int, tokens: float, touched: float, rates: Rates
-) -> float:
+def expert_seconds(system: System, tokens: float, touched: float, skew: float, rates: Rates) -> float:
     """Of one layer on the busiest rank; never below what its bytes take at the memory's peak rate."""
+    target, ranks, expert_ranks = system.target, system.tensor_parallel, system.expert_parallel
     share = 1.0 if expert_ranks == 1 else min(1.0, rates.expert_imbalance / expert_ranks)
     experts = touched * share
     slices = max(1, ranks // expert_ranks)  # tensor-parallel ranks that share one expert
     num_bytes = experts * target.expert_params * target.expert_bits / 8 / slices
     roof = num_bytes / rates.hbm_bandwidth
-    kernel = measured_kernel(gpu, target, slices)
+    kernel = measured_kernel(system.gpu, target, slices, system.runtime)
     if kernel is not None:
-        return max(roof, rates.moe_factor * kernel.seconds(experts, tokens * share))
+        return max(roof, rates.moe_factor * kernel.seconds(experts, tokens * share, skew if expert_ranks == 1 else 0.0))
     flops = 2 * tokens * share * target.top_k * target.expert_params / slices
     # Four-bit experts with 16-bit activations: the tensor cores work in BF16.
     compute = flops / rates.compute_rate(max(target.expert_bits, 16 if target.expert_bits < 8 else 0))
@@ -90,11 +99,19 @@ def expert_seconds(
     return max(roof, rates.moe_kernel_seconds + max(reading, compute))
 
 
+def _interpolated(table: tuple[tuple[int, float], ...], tokens: float) -> float:
+    """Seconds, between the table's points and beyond its last one linearly."""
+    points = _monotone(table)
+    place = min(max(bisect_right(points, (tokens, float("inf"))) - 1, 0), len(points) - 2)
+    (x0, y0), (x1, y1) = points[place], points[place + 1]
+    return max(y0 + (y1 - y0) * (tokens - x0) / (x1 - x0), points[0][1]) * 1e-6
+
+
 @cache
-def _monotone(kernel: Kernel) -> list[tuple[float, float]]:
+def _monotone(table: tuple[tuple[int, float], ...]) -> list[tuple[float, float]]:
     """Tokens and microseconds, measurement noise removed: more tokens never take less."""
     points: list[tuple[float, float]] = []
-    for tokens, value in kernel.microseconds:
+    for tokens, value in table:
         points.append((float(tokens), max(value, points[-1][1] if points else 0.0)))
     return points
 
@@ -130,3 +147,14 @@ def inclusion(weights: Sequence[float], top_k: int) -> tuple[float, ...]:
 def touched(probabilities: Sequence[float], tokens: float) -> float:
     """Expected number of experts that `tokens` tokens take between them: sum of 1 - (1 - p_i)^tokens."""
     return float(sum(1 - (1 - p) ** tokens for p in probabilities))
+
+
+def skew(probabilities: Sequence[float]) -> float:
+    """Unevenness of the experts' load: 0 where all are taken alike, 1 as under rank^-1.2, the law of the tables."""
+    law = _variation(power_law(len(probabilities), round(sum(probabilities)), TABLE_EXPONENT))
+    return min(1.0, _variation(probabilities) / law) if law else 0.0
+
+
+def _variation(probabilities: Sequence[float]) -> float:
+    """Squared coefficient of variation."""
+    return len(probabilities) * sum(p * p for p in probabilities) / sum(probabilities) ** 2 - 1

@@ -63,13 +63,8 @@ def target_shape(name: str) -> TargetShape:
 def system(deployment: ResolvedDeployment, runtime: str, target_directory: str | None = None) -> System:
     """The system that a resolved deployment makes of a runtime; `target_directory` stands in for its target.
 
-    Raises ConfigError for a target without known layers, for one that the draft was not made for, and for attention by
-    data parallelism, which nothing here predicts.
+    Raises ConfigError for a target without known layers, and for one that the draft was not made for.
     """
-    if deployment.enable_attention_dp:
-        raise ConfigError(
-            f"{deployment.name}: enable_attention_dp: expected tensor-parallel attention to estimate, found true"
-        )
     target = target_shape(target_directory or deployment.target)
     taps = deployment.draft_sizes.spec.target_layer_ids
     layers = deployment.draft_sizes.spec.num_target_layers
@@ -85,7 +80,7 @@ def system(deployment: ResolvedDeployment, runtime: str, target_directory: str |
             hint="estimate one node, and multiply by the replicas",
         )
     is_engine = deployment.mode == "engine"
-    drafter_ranks = 1 if is_engine else deployment.tensor_parallel
+    drafter_ranks = 1 if is_engine or deployment.enable_attention_dp else deployment.tensor_parallel
     return System(
         target=target,
         draft=_draft_shape(deployment.draft_sizes, deployment.algorithms, runs_whole_block=is_engine),
@@ -97,6 +92,7 @@ def system(deployment: ResolvedDeployment, runtime: str, target_directory: str |
         expert_parallel=deployment.expert_parallel,
         drafter_ranks=drafter_ranks,
         runtime=runtime,
+        attention_dp=deployment.enable_attention_dp,
         kv_bytes=1 if deployment.kv_cache_dtype == "fp8" else 2,
         max_batch_size=deployment.max_batch_size,
         max_seq_len=deployment.max_seq_len,
@@ -115,6 +111,7 @@ def _memory_load(deployment: ResolvedDeployment, runtime: str, target: TargetSha
         algorithms=deployment.algorithms,
         ranks=deployment.tensor_parallel,
         drafter_ranks=drafter_ranks,
+        attention_dp=deployment.enable_attention_dp,
         max_batch_size=deployment.max_batch_size,
         max_num_tokens=deployment.max_num_tokens,
         max_seq_len=deployment.max_seq_len,

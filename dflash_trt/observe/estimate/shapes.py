@@ -202,6 +202,8 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     drafter_ranks: int
     """Ranks that share one drafter: all natively, one in engine mode (a drafter on every GPU)."""
     runtime: str
+    attention_dp: bool = False
+    """Whether a rank keeps all but the experts whole, for requests of its own."""
     kv_bytes: int = 2
     """Of a cached K or V element."""
     max_batch_size: int = 64
@@ -209,6 +211,16 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     max_num_tokens: int = 16384
     memory: memory.ServingLoad | None = None
     """What the deployment asks of each GPU, for plain decoding and DFlash; None: only speed is asked for."""
+
+    @property
+    def dense_ranks(self) -> int:
+        """Ranks that share attention, dense MLPs and lm_head."""
+        return 1 if self.attention_dp else self.tensor_parallel
+
+    @property
+    def replicas(self) -> int:
+        """Ranks, or groups of them, among which requests are divided."""
+        return self.tensor_parallel // self.dense_ranks
 
     def drafter(self, method: Method) -> DraftShape | None:
         """The drafter of a method; None for plain decoding, and where the system has none."""

@@ -13,7 +13,7 @@ import msgspec
 
 from dflash_trt.deploy.sizes import BF16_BITS
 from dflash_trt.observe.estimate.constants import Rates
-from dflash_trt.observe.estimate.experts import expert_seconds, power_law, touched
+from dflash_trt.observe.estimate.experts import expert_seconds, power_law, skew, touched
 from dflash_trt.observe.estimate.shapes import DraftShape, Method, System, TargetShape
 
 ACTIVATION_BYTES = 2  # BF16
@@ -44,7 +44,7 @@ class StepCost(msgspec.Struct, frozen=True):
 
 
 class StepLoad(msgspec.Struct, frozen=True, kw_only=True):
-    batch: int
+    batch: float
     draft_tokens: int
     """K; 0 decodes plainly."""
     context: float
@@ -53,6 +53,11 @@ class StepLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of new requests' prompts that join the step."""
     prompts: float = 0
     """Prompts that end with them."""
+
+    @property
+    def prompt_length(self) -> float:
+        """Tokens of one whole prompt."""
+        return self.prompt_tokens / self.prompts if self.prompts else self.prompt_tokens
 
 
 class StepModel:
@@ -64,12 +69,17 @@ class StepModel:
         self._routing = routing
         if routing is None and target.num_experts:
             self._routing = power_law(target.num_experts, target.top_k, rates.routing_exponent)
+        self._skew = skew(self._routing) if self._routing else 0.0
 
     def price(self, method: Method, load: StepLoad) -> StepCost:
         """The account of one step; `draft_tokens` 0 is plain decoding whatever the method."""
         draft = self.system.drafter(method) if load.draft_tokens and load.batch else None
         width = 1 if draft is None else load.draft_tokens + 1
-        load = msgspec.structs.replace(load, prompt_tokens=self.rates.prompt_factor * load.prompt_tokens)
+        replicas = self.system.replicas
+        load = StepLoad(
+            batch=load.batch / replicas, draft_tokens=load.draft_tokens, context=load.context,
+            prompt_tokens=self.rates.prompt_factor * load.prompt_tokens / replicas, prompts=load.prompts / replicas,
+        )  # fmt: skip
         terms = [*self._target(load, width)]
         if draft is not None:
             terms += self._drafter(draft, load)
@@ -89,7 +99,7 @@ class StepModel:
         return touched(self._routing or (), tokens)
 
     def _target(self, load: StepLoad, width: int) -> list[Term]:
-        target, ranks = self.system.target, self.system.tensor_parallel
+        target, ranks = self.system.target, self.system.dense_ranks
         verified = load.batch * width
         tokens = verified + load.prompt_tokens
         layers = target.num_layers
@@ -102,14 +112,17 @@ class StepModel:
             self._delta_nets(load, width),
         ]  # fmt: skip
         if target.num_experts:
-            terms.append(self._experts(target, tokens))
+            terms.append(self._experts(target, tokens * self.system.replicas))
             terms.append(Term("router", "target", target.num_expert_layers * self.rates.gemm_seconds))
         if target.mlp_params:
             dense = layers if target.shared_intermediate_size else layers - target.num_expert_layers
             terms.append(self._linear("MLPs", "target", target.mlp_params, bits, tokens, ranks, 2 * dense))
         terms.append(self._small("norms, RoPE and cache writes", "target", layers))
         terms.append(self._linear("lm_head", "target", target.head_params, target.head_bits, verified, ranks, 1))
-        terms.append(self._allreduce("all-reduces", 2 * layers, tokens * target.hidden_size, ranks))
+        # Attention by data parallelism gathers all ranks' tokens before the experts, and scatters them behind.
+        layers *= 1 if self.system.attention_dp else 2
+        sent = tokens * self.system.replicas * target.hidden_size
+        terms.append(self._allreduce("all-reduces", layers, sent, self.system.tensor_parallel))
         return terms
 
     @staticmethod
@@ -119,17 +132,25 @@ class StepModel:
         return attention * target.num_attention_layers + 3 * target.num_linear_layers
 
     def _attention(self, load: StepLoad, width: int) -> Term:
-        """Each request's cache is read once, whatever the width of its block."""
-        target, ranks = self.system.target, self.system.tensor_parallel
-        num_bytes = load.batch * target.cache.row_numbers(load.context, ranks) * self.system.kv_bytes
-        rows = target.cache.rows(load.context)
+        """Each request's cache is read once, whatever the width of its block; prompts have kernels of their own."""
+        target, ranks, rates = self.system.target, self.system.dense_ranks, self.rates
+        cache, peak = target.cache, self.rates.bf16_flops
+        num_bytes = load.batch * cache.row_numbers(load.context, ranks) * self.system.kv_bytes
+        full = msgspec.structs.replace(cache, num_sliding_layers=0)
+        full_bytes = load.batch * full.row_numbers(load.context, ranks) * self.system.kv_bytes
+        reading = full_bytes / rates.read_rate
+        reading += (num_bytes - full_bytes) / (rates.hbm_bandwidth * rates.window_bandwidth_efficiency)
+        flops = target.attention_flops(load.batch * width, cache.rows(load.context), ranks, is_prompt=False)
+        busy = max(reading, flops / (peak * rates.attention_compute_efficiency))
         # A prompt's tokens see each other; half of them, on average.
-        cache, prompt = target.cache, load.prompt_tokens
-        own = cache.num_full_layers * prompt / 2 + cache.num_sliding_layers * min(prompt, cache.sliding_window)
-        flops = target.attention_flops(load.batch * width, rows, ranks, is_prompt=False)
-        flops += target.attention_flops(prompt, own, ranks, is_prompt=True)
-        busy = max(num_bytes / self.rates.read_rate, flops / self.rates.compute_rate(16))
-        floor = target.num_attention_layers * self.rates.attention_seconds
+        length = load.prompt_length / 2
+        for rows, efficiency in (
+            (cache.num_full_layers * length, rates.attention_compute_efficiency),
+            (cache.num_sliding_layers * min(length, cache.sliding_window), rates.window_compute_efficiency),
+        ):
+            own = target.attention_flops(load.prompt_tokens, rows, ranks, is_prompt=True)
+            busy += own / (peak * efficiency)
+        floor = target.num_attention_layers * rates.attention_seconds
         return Term("attention, KV cache", "target", floor + busy, num_bytes)
 
     def _delta_nets(self, load: StepLoad, width: int) -> Term:
@@ -137,19 +158,17 @@ class StepModel:
         state, name = self.system.target.cache.recurrent, "delta nets, state"
         if state is None:
             return Term(name, "target", 0.0)
-        num_bytes = load.batch * (1 + width) * state.bytes(self.system.tensor_parallel)
+        num_bytes = load.batch * (1 + width) * state.bytes(self.system.dense_ranks)
         numbers = state.num_layers * state.num_value_heads * state.key_head_dim * state.value_head_dim
         tokens = load.batch * width + load.prompt_tokens
-        flops = STATE_FLOPS * tokens * numbers / self.system.tensor_parallel
+        flops = STATE_FLOPS * tokens * numbers / self.system.dense_ranks
         busy = max(num_bytes / self.rates.read_rate, flops / self.rates.compute_rate(16))
         return Term(name, "target", state.num_layers * self.rates.attention_seconds + busy, num_bytes)
 
     def _experts(self, target: TargetShape, tokens: float) -> Term:
         system = self.system
         count = self.touched_experts(tokens)
-        layer = expert_seconds(
-            system.gpu, target, system.tensor_parallel, system.expert_parallel, tokens, count, self.rates
-        )
+        layer = expert_seconds(system, tokens, count, self._skew, self.rates)
         num_bytes = count * target.expert_params * target.expert_bits / 8 / system.tensor_parallel
         layers = target.num_expert_layers
         return Term("experts", "target", layers * layer, layers * num_bytes)
@@ -178,7 +197,7 @@ class StepModel:
             self._linear("block convolutions", "drafter", draft.conv_params, BF16_BITS, rows, 1, 2 * layers),
             Term("codebook rows", "drafter", gathered / read_rate, gathered),
             self._linear("lm_head", "drafter", passes * head * system.target.hidden_size, system.target.head_bits,
-                         head_rows, system.tensor_parallel, passes),
+                         head_rows, system.dense_ranks, passes),
             self._allreduce("drafter's all-reduces", 2 * layers, rows * draft.hidden_size, ranks),
         ]  # fmt: skip
 

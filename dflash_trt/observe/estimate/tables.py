@@ -42,8 +42,8 @@ def caution(result: Estimate) -> str:
     if has_fp4 or result.system.target.expert_bits >= FP8_BITS:
         return ""
     return (
-        "Caution: for four-bit experts on GPUs without FP4 (Hopper), published throughput at large batches is 1.4 to"
-        " 2.2 times lower than predicted."
+        "Caution: for four-bit experts on GPUs without FP4 (Hopper), TensorRT-LLM publishes 1.1 to 1.5 times less"
+        " throughput at saturation than predicted, and 1.8 to 2.8 times less with attention data parallelism."
     )
 
 

@@ -54,6 +54,10 @@ def tune_deployment(
     recipes = [recipe for recipe in RECIPES[deployment.mode] if has_fp4 or not recipe.startswith("nvfp4")]
     if points or deployment.draft_sizes.quantized:
         recipes = [deployment.recipe]
+    if system.attention_dp:
+        raise ConfigError(
+            f"{deployment.name}: enable_attention_dp: expected tensor-parallel attention to tune, found true"
+        )
     systems = {recipe: open_system(config, runtime, target, draft, **free, recipe=recipe)[1] for recipe in recipes}
     tuning = tune(
         systems, traffic, acceptances["dflash"], slo, measured=points,

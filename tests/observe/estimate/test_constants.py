@@ -20,7 +20,7 @@ from tests.observe.estimate.systems import system_of
 
 UNITS = {"bandwidth": "bytes/s", "flops": "flop/s", "seconds": "s", "efficiency": "ratio"}
 # What a unit's numbers look like; a microsecond written as 3.5 or a bandwidth in GB/s falls out.
-PLAUSIBLE = {"bytes/s": (1e10, 1e13), "flop/s": (1e14, 1e17), "s": (1e-6, 1e-2), "ratio": (0.1, 10)}
+PLAUSIBLE = {"bytes/s": (1e10, 1e13), "flop/s": (1e14, 1e17), "s": (1e-6, 1e-2), "ratio": (0.03, 10)}
 
 
 @pytest.mark.parametrize(("place", "constant"), list(constants()), ids=lambda value: str(value)[:60])

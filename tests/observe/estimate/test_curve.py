@@ -19,6 +19,7 @@ from dflash_trt.observe.estimate.curve import OperatingPoint, Traffic, point, po
 from dflash_trt.observe.estimate.shapes import METHODS, Method
 from dflash_trt.observe.estimate.step import StepLoad
 from dflash_trt.observe.plots.pareto import frontier
+from tests.cli.commands import run
 from tests.observe.estimate.systems import DENSE, ENGINE, MOE, NAMES, model_of, system_of
 
 EXAMPLES = settings(max_examples=60, deadline=None)
@@ -160,9 +161,16 @@ def test_memory_grows_with_batch_and_context(name: str, method: Method, batch: i
     assert used(batch, tokens + 100) > used(batch, tokens) or tokens < 128
 
 
-def test_attention_by_data_parallelism_is_not_estimated() -> None:
-    with pytest.raises(ConfigError, match="enable_attention_dp: expected tensor-parallel attention"):
-        system_of("gpt-oss-120b.b200x2.throughput")
+def test_a_rank_of_attention_by_data_parallelism_has_requests_of_its_own() -> None:
+    system = system_of("gpt-oss-120b.b200x2.throughput")
+    caches = [memory_items(system, "none", batch, 1000)[-1].bytes for batch in (1, 2, 3)]
+    assert caches[0] == caches[1] == caches[2] / 2
+
+
+def test_attention_by_data_parallelism_is_not_tuned(tmp_path: Path) -> None:
+    result = run("tune", "gpt-oss-120b.b200x2.throughput", "--slo", "50", "--tau", "4", "-o", str(tmp_path / "a.yaml"))
+    assert result.returncode == 1
+    assert "enable_attention_dp: expected tensor-parallel attention to tune, found true" in result.stderr
 
 
 def test_memory_is_that_of_the_deployment() -> None:

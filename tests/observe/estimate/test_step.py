@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_trt.observe.estimate.constants import constants
-from dflash_trt.observe.estimate.experts import inclusion, power_law, touched
+from dflash_trt.observe.estimate.constants import constants, rates
+from dflash_trt.observe.estimate.experts import inclusion, measured_kernel, power_law, skew, touched
 from dflash_trt.observe.estimate.shapes import METHODS, Method
 from dflash_trt.observe.estimate.step import StepLoad, StepModel
 from tests.observe.estimate.systems import DENSE, ENGINE, MOE, NAMES, model_of, system_of
@@ -144,9 +144,48 @@ def test_a_step_of_prompts_alone_runs_no_drafter() -> None:
 
 
 def test_each_prompt_that_joins_costs_the_host_its_admission() -> None:
-    model, at = model_of(MOE, host_prompt_seconds=1e-3), load(4, 9, 100, 1000)
-    steps = [model.price("dflash", msgspec.structs.replace(at, prompts=count)).seconds for count in (0, 3)]
+    at = msgspec.structs.replace(load(4, 9, 100, 1000), prompts=3)
+    steps = [model_of(MOE, host_prompt_seconds=each).price("dflash", at).seconds for each in (0.0, 1e-3)]
     assert steps[1] - steps[0] == pytest.approx(3e-3)
+
+
+def test_prompts_attend_to_themselves_alone() -> None:
+    """Two prompts of 4,096 tokens cost less attention than one of 8,192, however they are cut into steps."""
+    at = load(0, 0, 1, 8192)
+    one, two = (
+        {t.name: t for t in model_of(MOE).price("none", msgspec.structs.replace(at, prompts=n)).terms} for n in (1, 2)
+    )
+    assert two["attention, KV cache"].seconds < one["attention, KV cache"].seconds
+    assert two["experts"] == one["experts"]
+
+
+def test_attention_by_data_parallelism() -> None:
+    """A rank reads all of attention's weights for its own half of the requests; experts stay divided."""
+    shared = msgspec.structs.replace(system_of(MOE), tensor_parallel=2, expert_parallel=2, drafter_ranks=1)
+    apart = msgspec.structs.replace(shared, attention_dp=True)
+    together, own = (
+        {t.name: t for t in StepModel(s, rates("b300", "trtllm")).price("none", load(8, 0, 100)).terms}
+        for s in (shared, apart)
+    )
+    assert own["attention projections"].bytes == 2 * together["attention projections"].bytes
+    assert own["lm_head"].bytes == 2 * together["lm_head"].bytes
+    assert own["attention, KV cache"].bytes == together["attention, KV cache"].bytes  # half of the requests, all heads
+    assert own["experts"] == together["experts"]
+    assert own["all-reduces"].seconds == pytest.approx(together["all-reduces"].seconds / 2)
+
+
+def test_popular_experts_cost_tiles_of_their_own() -> None:
+    """H200, vLLM's table: 8,192 tokens take 2,905 us balanced, 4,021 under the power law of 1.2."""
+    target = msgspec.structs.replace(system_of(MOE), gpu="h200", tensor_parallel=1, runtime="vllm").target
+    kernel = measured_kernel("h200", target, 1, "vllm")
+    assert kernel is not None
+    law, uniform = (power_law(128, 4, exponent) for exponent in (1.2, 0.0))
+    assert (skew(law), skew(uniform)) == pytest.approx((1.0, 0.0))
+    assert kernel.seconds(128, 8192, 0.0) == pytest.approx(2905.2e-6)
+    assert kernel.seconds(128, 8192, 1.0) == pytest.approx(4021e-6, rel=1e-3)
+    served = measured_kernel("h200", target, 1, "trtllm")
+    assert served is not None
+    assert served.runtime == "trtllm 1.3.0rc20"
 
 
 def test_no_drafts_is_plain_decoding() -> None:
