@@ -47,7 +47,7 @@ def test_tables_and_page(tmp_path: Path) -> None:
     assert not re.search(r"(src|srcset|href)=\"(?!data:)|<script|@import|url\(", text)  # nothing is loaded
     assert "prefers-color-scheme: dark" in text
     assert text.count("data:image/svg+xml;base64,") == 2, "for wide and for narrow windows"
-    assert "plain: 444.7 and 55.6 at 1" in text, "the picture in words"
+    assert "plain: 444.6 and 55.6 at 1" in text, "the picture in words"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_tables_and_page(tmp_path: Path) -> None:
 )
 def test_what_is_known_to_be_predicted_too_high_is_said_first(name: str, is_cautious: bool) -> None:
     head = run("estimate", name, "--tau", "4").stdout.partition("throughput per GPU at")[0]
-    assert ("published throughput at large batches is 1.4 to 2.2 times lower" in head) == is_cautious
+    assert ("TensorRT-LLM publishes 1.1 to 1.5 times less throughput" in head) == is_cautious
 
 
 def test_picture(tmp_path: Path) -> None:
