@@ -3,6 +3,14 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+inline void expect(bool holds, const char* text, int64_t found) {
+  if (!holds) throw std::invalid_argument(std::string("expected ") + text + ", found " + std::to_string(found));
+}
+
 // One function per area; module.cpp is the list.
 void bind_kv_injection(nanobind::module_& module);
 void bind_packing(nanobind::module_& module);

@@ -16,6 +16,9 @@ void bind(nb::module_& module, const char* name) {
       name,
       [](uintptr_t x, const std::vector<int64_t>& counts, uintptr_t weight, int64_t num_outputs, int64_t num_inputs,
          uintptr_t bias, uintptr_t out, int threads, uintptr_t start, const std::string& isa) {
+        for (const int64_t count : counts) expect(count >= 0, "counts of rows", count);
+        expect(num_outputs >= 0, "a number of outputs", num_outputs);
+        expect(num_inputs >= 0, "a number of inputs", num_inputs);
         const Layer first{.num_rows = 0,
                           .num_inputs = num_inputs,
                           .num_outputs = num_outputs,

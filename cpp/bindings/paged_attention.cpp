@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
-#include <string>
 
 #include "bindings/bindings.h"
 
@@ -21,10 +20,6 @@ namespace {
 using Address = uintptr_t;
 using Rows = std::tuple<Address, int64_t, int64_t>;
 using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
-
-void expect(bool holds, const char* text, int64_t found) {
-  if (!holds) throw std::invalid_argument(std::string("expected ") + text + ", found " + std::to_string(found));
-}
 
 dflash::HeadRows view(const Rows& rows) {
   const auto [data, head_stride, row_stride] = rows;

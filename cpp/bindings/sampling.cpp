@@ -21,6 +21,8 @@ using TokenIds = std::optional<IdArray>;
 using Candidates = std::optional<nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
 using Probabilities = std::optional<nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
 
+constexpr int64_t kMaxUniforms = 65536;  // of one call, a block's many times over
+
 static dflash::Logits view(const LogitRows& logits) {
   return {.data = logits.data(),
           .rows = static_cast<int64_t>(logits.shape(0)),
@@ -76,10 +78,11 @@ void bind_sampling(nb::module_& module) {
   module.def("philox4x32", &dflash::philox4x32, nb::arg("counter"), nb::arg("key"));
   module.def(
       "proposal_uniforms",
-      [](uint64_t seed, uint64_t position, uint64_t count) {
+      [](uint64_t seed, uint64_t position, int64_t count) {
+        expect(count >= 0 && count <= kMaxUniforms, "0 to 65536 output positions", count);
         std::vector<double> uniforms;
-        for (uint64_t i = 0; i < count; ++i) {
-          const uint64_t bits = dflash::uniform_bits(seed, position + i, dflash::Draw::kProposal);
+        for (int64_t i = 0; i < count; ++i) {
+          const uint64_t bits = dflash::uniform_bits(seed, position + static_cast<uint64_t>(i), dflash::Draw::kProposal);
           uniforms.push_back(std::ldexp(static_cast<double>(bits), -dflash::kUniformBits));
         }
         return uniforms;
