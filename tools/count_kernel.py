@@ -7,10 +7,11 @@ GPU would read the cache if one thing alone held it up and everything else were 
 
   issue  four warp instructions a clock and SM
   MMA    mma.m16n8k16 or wgmma at the rate below; MUFU: exp2 at 16 results a clock and SM (32 on 10.3)
+  shared 128 bytes a clock and SM: copies, ldmatrix, stmatrix and wgmma's right operands, bank conflicts included
 
 For sm_90a both kernels are counted: attention.cuh (mma) and, where it is compiled for the call, wgmma_attention.cuh.
 
-No ceiling is a measurement: latency, shared memory and the other warps' work come on top. Clocks are boost clocks.
+No ceiling is a measurement: latency and the other warps' work come on top. Clocks are boost clocks.
 Prints tables, asserts nothing.
 """
 
@@ -39,6 +40,7 @@ from tools.sass import PIPES, cheapest_round, parse, pipe
 
 PLUGINS = REPOSITORY / "plugins"
 SM_REGISTERS = 65536
+SHARED_BYTES_PER_CLOCK = 128
 RESERVED_SHARED_BYTES = 1024  # of every CTA
 
 
@@ -149,6 +151,19 @@ class Count:
             if shape
         )
         return (wgmma or self.per_kib("MMA") * self.step_bytes / 1024 * 16 * 8 * 16) / self.step_bytes
+
+    @property
+    def shared_bytes(self) -> float:
+        """That shared memory moves for a byte of the cache, whole wavefronts and conflicts included."""
+        read, written = conflicts(self.case)
+        wavefronts = {"LDGSTS": 4 * (1 + written), "LDSM": 4 * (1 + read), "STSM": 4, "LDS": 1, "SHFL": 1}
+        moved = 0.0
+        for opcode, n in self.opcodes.items():
+            if operand := re.search(r"^([HQ])GMMA\.\d+x(\d+)x(\d+)", opcode):  # the right one, swizzled, of four warps
+                moved += n / 4 * int(operand[2]) * int(operand[3]) * (2 if operand[1] == "H" else 1)
+            else:
+                moved += n * SHARED_BYTES_PER_CLOCK * wavefronts.get(opcode.split(".")[0], 0)
+        return moved / self.step_bytes
 
     def ctas(self, gpu: Gpu) -> int:
         threads = 32 * self.plan.row_groups * self.plan.teams
@@ -278,7 +293,12 @@ def ceiling_row(counted: Count, gpu: Gpu) -> list[str]:
     mufu = counted.per_kib("MUFU") / 1024
     multiply_adds = gpu.wgmma if counted.kernel == "wgmma" else gpu.mma
     issue = clocks * 4 * 1024 / sum(map(counted.per_kib, PIPES))
-    rates = [issue, clocks * multiply_adds / counted.multiply_adds, clocks * gpu.mufu / (mufu * 32)]
+    rates = [
+        issue,
+        clocks * multiply_adds / counted.multiply_adds,
+        clocks * gpu.mufu / (mufu * 32),
+        clocks * SHARED_BYTES_PER_CLOCK / counted.shared_bytes,
+    ]
     ctas = counted.ctas(gpu)
     flight = ctas * counted.plan.teams * (counted.plan.stages - 1) * counted.step_bytes
     times = f"{min(rates) / gpu.terabytes:.2f}"
@@ -326,6 +346,7 @@ def main(drafters: tuple[str, ...], architectures: tuple[str, ...], caches: tupl
         "issue",
         "MMA",
         "MUFU",
+        "shared",
         "least / memory",
         "CTAs an SM",
         "KiB in flight",

@@ -60,7 +60,8 @@ def build_portable(directory: Path, compiler: str, *options: str, flags: str = "
         [cmake, "-S", str(REPOSITORY / "cpp"), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release", *defines, *options],
         [cmake, "--build", str(build), "--parallel", "2"],
         [compiler_path, "-std=c++20", *flags.split(), f"-I{REPOSITORY / 'cpp'}",
-         str(Path(__file__).with_name("portable.cpp")), str(build / "libdflash_core.a"), "-pthread", "-o", str(build / "portable")],
+         str(Path(__file__).with_name("portable.cpp")), str(build / "libdflash_core.a"),
+         "-pthread", "-o", str(build / "portable")],
     ):  # fmt: skip
         result = subprocess.run(command, capture_output=True, text=True)
         assert result.returncode == 0, result.stdout[-4000:] + result.stderr
