@@ -347,7 +347,9 @@ def test_requests_that_cap_their_drafts_are_measured_as_what_they_verify() -> No
 
 
 def test_a_new_batch_size_begins_with_the_best_length_of_the_nearest() -> None:
+    """Whole blocks at 1 request, which has not been measured yet, and no drafts at 64."""
     policy, rng, cost = Simulated(), random.Random(0), linear(2.0, 0.5)
-    simulate(policy, NOTHING, cost, batch=16, steps=200, rng=rng)
-    assert simulate(policy, NOTHING, cost, batch=64, steps=REPLAN_STEPS, rng=rng) == [0] * REPLAN_STEPS
-    assert simulate(policy, NOTHING, cost, batch=1, steps=REPLAN_STEPS, rng=rng) == [0] * REPLAN_STEPS
+    simulate(policy, NOTHING, cost, batch=1, steps=REPLAN_STEPS, rng=rng)
+    simulate(policy, NOTHING, cost, batch=64, steps=200, rng=rng)
+    for batch, length in ((16, 0), (128, 0), (2, K)):
+        assert simulate(policy, NOTHING, cost, batch=batch, steps=REPLAN_STEPS, rng=rng) == [length] * REPLAN_STEPS
