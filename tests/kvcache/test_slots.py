@@ -109,6 +109,16 @@ def test_what_is_forgotten_while_somebody_holds_it_is_not_found() -> None:
     assert pool.allocate(TOKENS_PER_PAGE + 1, tokens[: TOKENS_PER_PAGE + 1]).num_cached_tokens == 0
 
 
+def test_pages_behind_a_cached_prefix_lie_behind_it() -> None:
+    """Although lower ones are free: only a run is read in place."""
+    pool, tokens = SlotPool(2, 8 * TOKENS_PER_PAGE, prefix_caching=True), range(TOKENS_PER_PAGE + 1)
+    lower, cached = pool.allocate(3 * TOKENS_PER_PAGE), pool.allocate(2 * TOKENS_PER_PAGE, tokens)
+    pool.publish(cached.slot, tokens)
+    for reservation in (lower, cached):
+        pool.free(reservation.slot)
+    assert pool.allocate(3 * TOKENS_PER_PAGE, tokens).pages == [3, 4, 5]
+
+
 def test_a_watcher_hears_of_shared_pages() -> None:
     """Each behind its parent, once, and of those whose room was needed."""
     heard: list[tuple[object, ...]] = []
