@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_trt.drafter.candidate_selector import Candidates
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.drafter.candidate_selector import Candidates, CandidateSelector
 from dflash_trt.drafter.open import open_drafter
 from tests.checkpoint.samples import edit_config
 from tests.engines import build
@@ -106,6 +107,13 @@ def test_the_walk_draws_behind_what_it_drew() -> None:
         torch.testing.assert_close(q[0], torch.stack([first, second]))
         assert set(paths[:, 0].tolist()) == {10 + drawn_first}
         torch.testing.assert_close(paths[:, 1].sub(20).bincount() / count, second.float(), atol=1e-3, rtol=0)
+
+
+def test_logits_are_multiplied_and_then_capped(tmp_path: Path) -> None:
+    """By 0.7 near 0, at 3 far from it: a path seldom depends on it."""
+    selector = CandidateSelector(read_draft(CASES[3].write(tmp_path)).spec, *torch.zeros(3, 1, 1))
+    logits = selector.final_logits(torch.tensor([-1e3, -1e-3, 1e-3, 1e3]))
+    torch.testing.assert_close(logits, torch.tensor([-3.0, -0.7e-3, 0.7e-3, 3.0]))
 
 
 @pytest.mark.parametrize("scores", [float("nan"), float("inf"), float("-inf"), 1e38])
