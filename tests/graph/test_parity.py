@@ -157,6 +157,16 @@ def test_rope_is_exact_at_the_last_position(engine: EngineMaker) -> None:
     assert_close(k, reference.context_kv(taps.astype(np.float64), positions)[0])
 
 
+def test_a_block_reaches_beyond_the_last_position(engine: EngineMaker) -> None:
+    graphs, reference = engine(CASES[1])
+    S, length = graphs.spec.block_size, graphs.spec.max_position_embeddings - 1
+    noise = np.random.default_rng(0).standard_normal((S, graphs.spec.hidden_size)).astype(np.float32)
+    context = reference.context_kv(features(graphs, length).astype(np.float64), np.arange(length))
+    k_cache, v_cache = (cache_of(graphs, [rows], capacity=length) for rows in context)
+    hidden = graphs.draft(noise[None], (k_cache, v_cache), [0], [length])
+    assert_close(hidden[0], reference.draft(noise.astype(np.float64), *context, np.arange(length, length + S)))
+
+
 def test_fc_beyond_fp16(engine: EngineMaker) -> None:
     """Taps of 2e4 (Qwen3-8B's) in an FP16 checkpoint: fc's sums exceed FP16's largest number, and nothing is lost."""
     case = next(case for case in CASES if case.name == "float16")
