@@ -13,7 +13,7 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.bounds import ranges_from_weights
 from dflash_trt.quantize.ranges import Ranges
-from dflash_trt.quantize.scales import scale_groups
+from dflash_trt.quantize.scales import scale_groups, scale_of
 from tests.checkpoint.dialect_samples import WRITERS
 from tests.graph.test_dialect_graphs import TRUTH
 from tests.paths import FIXTURES
@@ -54,6 +54,12 @@ def test_scales_from_ranges(tmp_path: Path) -> None:
         attention = f"layers.{i}.self_attn"
         assert tensors[f"{attention}.k_proj.k_scale"] == np.float32(k) / np.float32(448)
         assert tensors[f"{attention}.v_proj.v_scale"] == np.float32(v) / np.float32(448)
+
+
+@pytest.mark.parametrize("algorithm", ["FP8", "NVFP4"])
+def test_a_subnormal_range_has_a_scale(algorithm: str) -> None:
+    """Which division would make 0."""
+    assert scale_of(algorithm, 2.0**-149) > 0
 
 
 @pytest.mark.parametrize("bad", [None, float("nan"), float("inf"), -1.0])
