@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -177,6 +177,8 @@ def test_accepted_proposals_are_history_for_the_rows_behind_them() -> None:
     params = Params(temperature=0, frequency_penalty=1.5)
     assert verify(logits, [0, 1], params) == [0, 1, 0]
     assert verify(logits, [0, 1], params, 2, [3], [0, 0]) == [0, 1, 2]
+    drawn = native(replace(params, temperature=0.01)), 0, ids(()), ids(()), np.array([[0], [1]]), np.ones((2, 1))
+    assert _C.verify_block(logits, [0, 1], *drawn) == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
