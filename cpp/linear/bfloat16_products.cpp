@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles as in multiply.h, of dot products of pairs: both operands are read as they lie, 32 numbers at a time. To these
-// instructions a subnormal number is 0.
+// instructions (VDPBF16PS) a subnormal number is 0. oneDNN's brgemm reorders weights to pairs for them; here
+// K is the inner index of both operands, so that none is needed.
 #include "linear/bfloat16.h"
 #include "linear/multiply.h"
 

@@ -3,7 +3,8 @@
 //
 // A number of the output is a sum of products of vectors along K, in which both operands lie as they are. Tiles of rows
 // of x by kColumns rows of the weight have their sums in registers, so that each vector is read, and its codes decoded,
-// for a whole tile.
+// for a whole tile: the register blocking of oneDNN's brgemm, with its weights decompression, on plain (not reordered)
+// weights.
 #pragma once
 
 #include <algorithm>

@@ -3,7 +3,8 @@
 //
 // A tile of rows of x by some panels has its sums in registers. For each input it reads one row of each panel and one
 // number of each row of x, and adds up all their products. Long rows are summed up a slice at a time, so that a slice
-// of the panels stays in a core's second cache for all tiles; what is summed so far waits in out.
+// of the panels stays in a core's second cache for all tiles; what is summed so far waits in out. In oneDNN's
+// terms: brgemm on weights reordered to blocks of 16 outputs, blocked along K.
 #pragma once
 
 #include <algorithm>
