@@ -8,7 +8,8 @@ schedules made. Called as in these versions (read, not run: nothing here has had
                      get_scheduler_metadata; FP8 caches take FP8 queries and descales [B, G]; sm_90 only
   FlashInfer         flashinfer-ai/flashinfer 002920b, prefill.py: BatchPrefillWithPagedKVCacheWrapper, plan and run;
                      6b1a33f, decode.py: trtllm_batch_decode_with_kv_cache, which is XQA on sm_90 and sm_120 and
-                     TensorRT-LLM's generated kernels on sm_100; 010a611, xqa.py: the mask's format
+                     TensorRT-LLM's generated kernels on sm_100; 010a611, xqa.py: the mask's format;
+                     cute_dsl/attention/wrappers/batch_decode.py at 5011f96: BatchDecodePagedCuteDSLWrapper, for sm_100
   torch              scaled_dot_product_attention with one backend allowed (cuDNN among them), and FlexAttention
 """
 
@@ -223,11 +224,46 @@ class FlashInferDecode(FlashInfer):
         return [call(layer) for layer in range(case.L)]
 
 
+class FlashInferCuteDsl(FlashInfer):
+    """tcgen05 and TMA, written in CuTe DSL, which compiles it at plan(); the block's slots see each other."""
+
+    name = "FlashInfer CuTe-DSL decode"
+    install = "pip install flashinfer-python nvidia-cutlass-dsl"
+
+    def refusal(self, case: Case, capability: tuple[int, int] | None = None) -> str | None:
+        return super().refusal(case, capability) if find_spec("cutlass") else f"not installed: {self.install}"
+
+    def limit(self, case: Case, capability: tuple[int, int] | None) -> str | None:
+        if case.D % 64 != 0:
+            return "takes a head_dim that 64 divides"
+        return "is for sm_100 and sm_103 only" if capability is not None and capability[0] != 10 else None
+
+    def prepare(self, inputs: Inputs) -> list[Call]:
+        library: Any = import_module(f"{self.module}.cute_dsl.attention")
+        case, device = inputs.case, inputs.queries.device
+        lengths = torch.tensor(inputs.lengths, dtype=torch.int32, device=device)
+        starts = torch.arange(case.B + 1, dtype=torch.int32, device=device) * (case.C_max // PAGE)
+        queries = inputs.queries.to(case.cache_dtype)  # an FP8 cache takes FP8 queries
+        workspace = torch.zeros(WORKSPACE_BYTES // 4, device=device)
+
+        def call(layer: int) -> Call:
+            wrapper = library.BatchDecodePagedCuteDSLWrapper(workspace)
+            wrapper.plan(
+                starts, page_table(inputs, layer).flatten(), lengths, case.N, case.G, case.D, PAGE,
+                q_data_type=queries.dtype, o_data_type=case.dtype, sm_scale=case.D**-0.5 * case.k_scale,
+                reduction="kernel", q_len_per_req=case.S, window_right=None, max_kv_len=max(inputs.lengths),
+            )  # fmt: skip
+            return lambda: wrapper.run(queries, *pages(inputs), o_scale=case.v_scale)
+
+        return [call(layer) for layer in range(case.L)]
+
+
 PEERS: tuple[Peer, ...] = (
     FlashAttention3(),
     FlashInferPrefill("fa2"),
     FlashInferPrefill("fa3"),
     FlashInferDecode(),
+    FlashInferCuteDsl(),
     Sdpa(SDPBackend.CUDNN_ATTENTION),
     Sdpa(SDPBackend.FLASH_ATTENTION),
     Sdpa(SDPBackend.EFFICIENT_ATTENTION),
