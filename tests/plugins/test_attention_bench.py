@@ -19,7 +19,14 @@ from click.testing import CliRunner
 from torch.nn.attention import SDPBackend
 
 from benchmarks.attention_cases import Inputs, all_cases, as_bytes, make, make_inputs, moved_bytes
-from benchmarks.attention_peers import FlashAttention3, FlashInferDecode, FlashInferPrefill, Peer, Sdpa
+from benchmarks.attention_peers import (
+    FlashAttention3,
+    FlashInferCuteDsl,
+    FlashInferDecode,
+    FlashInferPrefill,
+    Peer,
+    Sdpa,
+)
 from benchmarks.bench_kv_injection_attention import main
 from tests.plugins.calls import UNTOUCHED
 from tests.plugins.cases import BF16, FP8, Case
@@ -137,10 +144,35 @@ def trtllm_batch_decode_with_kv_cache(
     return torch.cat(outputs)
 
 
+class BatchDecodePagedCuteDSLWrapper:
+    def __init__(self, float_workspace_buffer: torch.Tensor) -> None:
+        assert float_workspace_buffer.dtype == torch.float32
+
+    def plan(
+        self, indptr: torch.Tensor, indices: torch.Tensor, seq_lens: torch.Tensor, num_qo_heads: int,
+        num_kv_heads: int, head_dim: int, page_size: int, *, q_data_type: torch.dtype, o_data_type: torch.dtype,
+        sm_scale: float, reduction: str, q_len_per_req: int, window_right: int | None, max_kv_len: int,
+    ) -> None:  # fmt: skip
+        assert window_right is None
+        assert max_kv_len == seq_lens.max()
+        self.pages = [indices[begin:end].long() for begin, end in pairwise(indptr.tolist())]
+        self.rows, self.scale = seq_lens.tolist(), sm_scale
+
+    def run(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, o_scale: float) -> torch.Tensor:
+        assert q.dtype == k_cache.dtype == v_cache.dtype
+        outputs = []
+        for of_request, table, rows in zip(q, self.pages, self.rows, strict=True):
+            k, v = (cache[table].flatten(0, 1)[:rows] for cache in (k_cache, v_cache))
+            outputs.append(attention(of_request, k, v.double() * o_scale, self.scale))
+        return torch.stack(outputs)
+
+
 @pytest.fixture
 def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "flash_attn_interface", get_scheduler_metadata, flash_attn_with_kvcache)
     install(monkeypatch, "flashinfer", BatchPrefillWithPagedKVCacheWrapper)
+    install(monkeypatch, "cutlass")
+    install(monkeypatch, "flashinfer.cute_dsl.attention", BatchDecodePagedCuteDSLWrapper)
     install(monkeypatch, "flashinfer.decode", trtllm_batch_decode_with_kv_cache)
 
 
@@ -158,7 +190,9 @@ def assert_right(peer: Peer, inputs: Inputs, floor: float = 0) -> None:
 
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize(
-    "peer", [FlashAttention3(), FlashInferPrefill("fa2"), FlashInferDecode()], ids=lambda peer: peer.name
+    "peer",
+    [FlashAttention3(), FlashInferPrefill("fa2"), FlashInferDecode(), FlashInferCuteDsl()],
+    ids=lambda peer: peer.name,
 )
 @pytest.mark.parametrize("cache", [BF16, FP8])
 def test_peers_read_the_rows_of_the_kernel(peer: Peer, cache: torch.dtype) -> None:
