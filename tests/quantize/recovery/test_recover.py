@@ -164,6 +164,7 @@ def test_command(
     assert printed.out == f"{tmp_path / 'q'}\n"
     is_old = printed.err.startswith("quantize --recover FILE is now: dflash-trt recover --features FILE\n")
     assert is_old == (command == "quantize")
+    assert "training: 0/1\n" in printed.err, "no terminal: a line at once"
     assert "1 steps: loss on held-out sequences" in printed.err
     assert "15 linear layers: 14 NVFP4, 1 dense" in printed.err
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
