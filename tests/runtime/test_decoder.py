@@ -18,7 +18,6 @@ from dflash_trt.runtime.draft_length import FixedLength, StepRecord
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.pair import LocalPair
-from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session, run
 from tests.decoding import decode, greedy, open_without_tokenizer
 from tests.engines import build, trained_engine
@@ -36,24 +35,16 @@ class Recorded:
 
     token_ids: list[int]
     committed: list[int]
-    accepted: list[int]
 
 
-def speculate(session: Session, prompt: Sequence[int], tokens: int, stop: Sequence[int] = ()) -> Recorded:
-    return recorded(decode(session, prompt, greedy(tokens, stop)))
+def speculate(session: Session, prompt: Sequence[int], tokens: int) -> Recorded:
+    request = decode(session, prompt, greedy(tokens))
+    return Recorded(token_ids=request.token_ids, committed=[len(step.token_ids) for step in request.steps])
 
 
 def plain(session: Session, prompt: Sequence[int], tokens: int, stop: Sequence[int] = ()) -> list[int]:
     (answer,) = run(session.plain_decoder(), [session.request(prompt, greedy(tokens, stop))])
     return answer.token_ids
-
-
-def recorded(request: Request) -> Recorded:
-    return Recorded(
-        token_ids=request.token_ids,
-        committed=[len(step.token_ids) for step in request.steps],
-        accepted=[step.accepted for step in request.steps],
-    )
 
 
 def random_session(path: Path, dialect: Dialect, seed: int) -> tuple[Session, Path, Path]:
@@ -100,19 +91,29 @@ def test_max_tokens_is_exact(tmp_path: Path) -> None:
     target = load_target(target_dir)
     for tokens in range(1, 12):
         expected = plain_greedy(target, [1, 2], tokens, eos_ids=())
-        assert speculate(session, [1, 2], tokens).token_ids == expected
+        request = decode(session, [1, 2], greedy(tokens))
+        assert request.token_ids == expected
+        left = tokens - 1
+        for step in request.steps:
+            assert step.proposed < left, "with the token behind them they would exceed it"
+            left -= len(step.token_ids)
         assert plain(session, [1, 2], tokens) == expected
 
 
 def test_a_stop_token_cuts_inside_an_accepted_block(tmp_path: Path) -> None:
     session, target_dir, _ = random_session(tmp_path, "qwen3", seed=2)
     target = load_target(target_dir)
+    cut = 0
     for stop in range(5):
-        expected = plain_greedy(target, [1, 2, 3], 40, eos_ids=[stop])
-        ours = speculate(session, [1, 2, 3], 40, [stop])
+        expected = plain_greedy(target, [3, 2, 3], 40, eos_ids=[stop])
+        ours = decode(session, [3, 2, 3], greedy(40, [stop]))
         assert ours.token_ids == expected
-        assert sum(ours.committed) == len(expected) - 1
-        assert plain(session, [1, 2, 3], 40, [stop]) == expected
+        assert sum(len(step.token_ids) for step in ours.steps) == len(expected) - 1
+        for step in ours.steps:
+            assert step.token_ids[: step.accepted] == step.proposals[: step.accepted]
+            cut += step.accepted == len(step.token_ids)
+        assert plain(session, [3, 2, 3], 40, [stop]) == expected
+    assert cut > 0, "no stop token was an accepted draft"
 
 
 def test_rollback_of_a_full_sliding_window(tmp_path: Path) -> None:
