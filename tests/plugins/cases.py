@@ -141,9 +141,10 @@ CORNER = [
     Case(name="context-1", why="one cache row", context_lengths=(1,)),
     Case(
         name="around-the-window",
-        why="the first block slot just does, and just does not, see row 0; a window shorter than the context",
+        why="the first block slot just does, and just does not, see row 0, or the last of 16 rows; a window shorter"
+        " than the context",
         window=WINDOW,
-        context_lengths=(0, 1, WINDOW - 1, WINDOW, WINDOW + 1, 5 * WINDOW + 3),
+        context_lengths=(0, 1, WINDOW - 1, WINDOW, WINDOW + 1, WINDOW + 14, WINDOW + 15, 5 * WINDOW + 3),
     ),
     Case(name="window-1", why="a slot sees itself alone", window=1, context_lengths=(9, 0)),
     Case(name="window-2-causal", why="a slot sees itself and its neighbour before", window=2, causal=True),
