@@ -79,11 +79,12 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
     directory = configuration_directory(path)
     draft: DraftSpec | None = None
     facts: Manifest | DraftSpec | TargetSpec
+    config = Facts.load(directory / "config.json")
     if (directory / MANIFEST).is_file():
         manifest = read_manifest(directory)
         kind, facts, weights = "engine", manifest, read_weights(directory)
         draft, quantization = manifest.draft, manifest.quantization
-    elif is_draft(config := Facts.load(directory / "config.json")):
+    elif is_draft(config):
         fetch_weights(directory)
         checkpoint = read_draft(directory, config)
         kind, facts, weights = "draft", checkpoint.spec, checkpoint.weights
@@ -109,7 +110,7 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
         if isinstance(facts, Manifest):
             document["tensorrt_memory"] = _memory(facts, directory)
         if target is not None:
-            partner = read_partner(target, path, Facts.load(directory / "config.json"))
+            partner = read_partner(target, path, config)
             check_pair(draft, partner.spec, draft_name=path, target_name=target)
             document["target"] = partner.spec
             if (other := trained_for(path, target)) is not None:

@@ -53,8 +53,12 @@ def inspect_raising(error: BaseException, *options: str) -> subprocess.Completed
 
 
 def test_done(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
-    result = run_process("build", draft_dir, "--target", target_dir, "-o", tmp_path / "out")
-    assert (result.returncode, result.stdout, result.stderr) == (0, f"{tmp_path / 'out'}\n", "")
+    result = run_process("build", draft_dir, "--target", target_dir, "-o", engine := tmp_path / "out")
+    assert (result.returncode, result.stdout) == (0, f"{engine}\n")
+    assert result.stderr == (
+        f"{draft_dir} fits target {target_dir}\n"
+        f"next: dflash-trt verify {engine} --prompts FILE; then: dflash-trt serve {engine}\n"
+    )
 
 
 def test_the_user_can_mend_it(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def read_prompts(directory: Path, rng: Random) -> None:
 def read_report(directory: Path, rng: Random) -> None:
     from dflash_trt.observe.estimate.acceptance_profile import read_acceptance
 
-    read_acceptance(directory / "verify.json").tau(7)
+    read_acceptance(directory / "verify.json", 7).tau(7)
 
 
 def read_bench(directory: Path, rng: Random) -> None:
