@@ -47,7 +47,7 @@ class PassRows:
         start: int,
         isa: str = "best",
     ) -> None:
-        """Writes a layer's new keys and values into its caches, and attends. Nothing is checked: addresses are trusted.
+        """Writes a layer's new keys and values into its caches, and attends. Addresses are trusted.
 
         Tensors are on the CPU, all of float32, or with is_bf16 all of bfloat16 but sinks:
 
