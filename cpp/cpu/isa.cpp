@@ -4,15 +4,25 @@
 #include <stdexcept>
 #include <utility>
 
+#if DFLASH_X86_KERNELS
+#include <cpuid.h>
+#endif
+
 namespace dflash {
 namespace {
+
+#if DFLASH_X86_KERNELS
+bool has_f16c() {  // Clang 14 does not know it as the name of a feature
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
 
 std::vector<std::pair<std::string, Isa>> detect_isas() {
   std::vector<std::pair<std::string, Isa>> usable;
 #if DFLASH_X86_KERNELS
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
-                    __builtin_cpu_supports("fma");
+  const bool avx2 = __builtin_cpu_supports("avx2") && has_f16c() && __builtin_cpu_supports("fma");
   if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512vbmi")) {

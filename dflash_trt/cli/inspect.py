@@ -26,6 +26,7 @@ from dflash_trt.deploy.catalog import COLUMNS, catalog, entry, row, trained_for
 from dflash_trt.engine.drafter_memory import drafter_memory
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest
 from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.errors import printable
 from dflash_trt.files.command import quoted
 
 
@@ -126,7 +127,8 @@ def _print_summary(path: str, manifest: Manifest) -> None:
     recipe = "unquantised" if source.recipe is None else source.recipe
     name = manifest.target.model_type if target is None else target.name
     num_drafts = manifest.draft.num_draft_tokens
-    click.echo(f"{source.name}, {recipe}, for {name}: {manifest.draft.num_layers} layers, {num_drafts} drafts a step")
+    origin = printable(f"{source.name}, {recipe}, for {name}")
+    click.echo(f"{origin}: {manifest.draft.num_layers} layers, {num_drafts} drafts a step")
     click.echo(f"plans: {', '.join(sorted(manifest.plans)) or 'none; it runs with ONNX Runtime'}")
     click.echo(f"next: dflash-trt verify {engine} --prompts FILE; then: dflash-trt serve {engine}\n")
 
