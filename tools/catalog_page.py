@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dflash_trt.deploy.catalog import COLUMNS, catalog, row
+from dflash_trt.deploy.catalog import Catalog, KnownDraft, catalog, row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 UNKNOWN = "not known"
 MARK = "<!-- Written by `make catalog` from dflash_trt/deploy/data/catalog.json and checkpoints.json. -->\n"
@@ -21,31 +25,65 @@ def replace_catalogue(text: str) -> str:
 
 def catalogue() -> str:
     """The part of docs/checkpoints.md that is data."""
-    found = catalog()
+    page = catalog()
     lines = [
         "", "## Known checkpoints", "",
-        "`dflash-trt inspect --catalog` prints this table, and `serve-config --list` the deployments. Facts were",
-        found.source + ".", "",
-        "H is hidden_size, heads are query-KV (head_dim), S is the block size, taps are target layers, ? is unknown.",
-        "fc and DFlash2's convolutions and codebooks count as BF16 in every column. Only Nemotron's drafts have an",
+        "Facts were " + page.source + ".",
+        "`dflash-trt inspect --catalog` prints them with the taps, and `serve-config --list` the deployments.", "",
+        "H is hidden_size, heads are query-KV (head_dim), S is the block size. GB are the weights in BF16, FP8 and",
+        "NVFP4; fc and DFlash2's convolutions and codebooks count as BF16 in each. Only Nemotron's drafts have an",
         "embedding of their own.", "",
-        *_markdown(COLUMNS, [row(known) for known in found.drafts]), "",
-        "## Sources and published speed-ups", "",
+        *_markdown(("draft", "target", "layers", "H", "heads", "S", "GB"), [_facts(each) for each in page.drafts]), "",
+        "## Published speed-ups", "",
         "Speed-ups are over plain decoding, as published, each in its own setting. None was measured here.", "",
+        *_markdown(("draft", "speed-up", "source"), _speedups(page)), "",
+        "## Runtimes", "",
+        "Which runtimes load the drafts of a family; a runtime that is not named is not known.", "",
     ]  # fmt: skip
-    for known in (draft for draft in found.drafts if draft.source or draft.licence or draft.speedups):
-        lines.append(f"- **{known.draft}**" + (f" (facts: {known.source})" if known.source else ""))
-        lines += [f"  - licence {known.licence}: no commercial use"] if known.licence else []
-        lines += [f"  - {speedup.ratio} x: {speedup.setting} ({speedup.source})" for speedup in known.speedups]
-    lines += ["", "## Runtimes, and what was verified here", ""]
-    for name, family in found.families.items():
-        members = ", ".join(known.draft for known in found.drafts if known.family == name)
-        lines += [f"### {name}: {members}", "", f"- dialect: {family.dialect or 'not read'}"]
-        lines += [f"- {runtime}: {answer}" for runtime, answer in family.runtimes.items() if answer != UNKNOWN]
-        unknown = [runtime for runtime, answer in family.runtimes.items() if answer == UNKNOWN]
-        lines += [f"- {UNKNOWN}: {', '.join(unknown)}"] if unknown else []
-        lines += [f"- verified here, on a CPU: {family.verified}", ""]
+    for name, family in page.families.items():
+        runtimes = {runtime: answer for runtime, answer in family.runtimes.items() if answer != UNKNOWN}
+        members = ", ".join(_name(draft) for draft in page.drafts if draft.family == name)
+        plain = ", ".join(runtime for runtime, answer in runtimes.items() if answer == "yes")
+        answers = [plain] if plain else []
+        answers += [f"{runtime}: {answer}" for runtime, answer in runtimes.items() if answer != "yes"]
+        lines += [f"* **{name}**, dialect {family.dialect or 'not read'} ({members})"]
+        lines += [f"    * {answer}" for answer in answers]
+    lines += ["", "## What was verified here", "", "On a CPU, by family:", ""]
+    lines += _grouped((name, family.verified) for name, family in page.families.items())
+    lines += ["", "Where the facts of some drafts come from:", ""]
+    lines += _grouped((_name(draft), draft.source) for draft in page.drafts if draft.source)
+    lines += ["", "These licences forbid commercial use:", ""]
+    lines += _grouped((_name(draft), draft.licence) for draft in page.drafts if draft.licence)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _name(draft: KnownDraft) -> str:
+    """Without its owner, which the table of drafts has."""
+    return draft.draft.partition("/")[2] or draft.draft
+
+
+def _facts(draft: KnownDraft) -> tuple[str, ...]:
+    """The columns of `inspect --catalog` without taps, the three sizes as one."""
+    *facts, _, bf16, fp8, nvfp4 = row(draft)
+    sizes = "?" if bf16 == "?" else f"{bf16}/{fp8}/{nvfp4}".replace(" GB", "")
+    return (*facts, sizes)
+
+
+def _speedups(page: Catalog) -> list[tuple[str, ...]]:
+    """A row for each draft and source: "the same" in a setting refers to the one before."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for draft in page.drafts:
+        for speedup in draft.speedups:
+            rows.setdefault((_name(draft), speedup.source), []).append(f"{speedup.ratio} x: {speedup.setting}")
+    return [(draft, "; ".join(figures), source) for (draft, source), figures in rows.items()]
+
+
+def _grouped(statements: Iterable[tuple[str, str]]) -> list[str]:
+    """Names with the same statement share a line."""
+    names: dict[str, list[str]] = {}
+    for name, statement in statements:
+        names.setdefault(statement, []).append(name)
+    return [f"* {', '.join(sharing)}: {statement}" for statement, sharing in names.items()]
 
 
 def _markdown(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:

@@ -30,7 +30,7 @@ def plugin_library() -> MachineFinding:
 def load(library: Path) -> MachineFinding:
     """Loads `library` with the TensorRT of this machine, full or lean, where there is one."""
     command = [sys.executable, "-m", "dflash_trt.doctor.load_plugin", str(library)]
-    fix = "build it for this TensorRT, see docs/kv_injection_kernel.md"
+    fix = "build it for this TensorRT, see plugins/README.md"
     try:
         result = subprocess.run(  # noqa: S603 - our own module
             command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False

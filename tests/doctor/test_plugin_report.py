@@ -49,7 +49,7 @@ def test_libraries_that_do_not_fit(source: str, reason: str, tmp_path: Path) -> 
     assert str(library) in finding.name
     assert reason in finding.name
     assert finding.fix is not None
-    assert "docs/kv_injection_kernel.md" in finding.fix
+    assert "plugins/README.md" in finding.fix
 
 
 def test_a_library_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

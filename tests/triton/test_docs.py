@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/triton.md do what they say, against a running server."""
+"""The examples of docs/serve.md about Triton do what they say, against a running server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dflash_trt.triton.tensors import INPUTS, OUTPUTS
 from tests.paths import REPOSITORY
 from tests.triton.server import PATIENCE, Server
 
-TEXT = (REPOSITORY / "docs" / "triton.md").read_text()
+TEXT = (REPOSITORY / "docs" / "serve.md").read_text().partition("## Triton Inference Server\n")[2]
 COUNTS = re.search(r"(\d+) inputs, (\d+) outputs", TEXT)
 
 
