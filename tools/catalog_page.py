@@ -26,14 +26,17 @@ def replace_catalogue(text: str) -> str:
 def catalogue() -> str:
     """The part of docs/checkpoints.md that is data."""
     page = catalog()
+    known = [draft for draft in page.drafts if draft.weight_bytes() is not None]
+    unknown = [draft for draft in page.drafts if draft not in known]
     lines = [
         "", "## Known checkpoints", "",
         "Facts were " + page.source + ".",
         "`dflash-trt inspect --catalog` prints them with the taps, and `serve-config --list` the deployments.", "",
-        "H is hidden_size, heads are query-KV (head_dim), S is the block size. GB are the weights in BF16, FP8 and",
+        "H is hidden_size, heads are query-KV (head_dim), S is the block size, GB are the weights in BF16, FP8 and",
         "NVFP4; fc and DFlash2's convolutions and codebooks count as BF16 in each. Only Nemotron's drafts have an",
         "embedding of their own.", "",
-        *_markdown(("draft", "target", "layers", "H", "heads", "S", "GB"), [_facts(each) for each in page.drafts]), "",
+        *_markdown(("draft", "target", "layers", "H", "heads", "S", "GB"), [_facts(draft) for draft in known]), "",
+        "Facts are not known of " + "; ".join(f"{draft.draft} (for {draft.target})" for draft in unknown) + ".", "",
         "## Published speed-ups", "",
         "Speed-ups are over plain decoding, as published, each in its own setting. None was measured here.", "",
         *_markdown(("draft", "speed-up", "source"), _speedups(page)), "",
@@ -65,8 +68,7 @@ def _name(draft: KnownDraft) -> str:
 def _facts(draft: KnownDraft) -> tuple[str, ...]:
     """The columns of `inspect --catalog` without taps, the three sizes as one."""
     *facts, _, bf16, fp8, nvfp4 = row(draft)
-    sizes = "?" if bf16 == "?" else f"{bf16}/{fp8}/{nvfp4}".replace(" GB", "")
-    return (*facts, sizes)
+    return (*facts, f"{bf16}/{fp8}/{nvfp4}".replace(" GB", ""))
 
 
 def _speedups(page: Catalog) -> list[tuple[str, ...]]:

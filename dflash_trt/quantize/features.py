@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feature files: what a target said on its own answers, so that a drafter is calibrated and judged without the target.
 
-A safetensors file; docs/verify.md has the layout. Of sequence i, n tokens of which p are the prompt:
+A safetensors file. Of sequence i, n tokens of which p are the prompt, 1 <= p < n:
 
     tokens.i         I64   [n]           prompt and answer
     prompt_length.i  I64   []            p
