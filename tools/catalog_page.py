@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_trt.deploy.catalog import Catalog, KnownDraft, catalog, row
+from dflash_trt.deploy.catalog import COLUMNS, Catalog, KnownDraft, catalog, row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,11 +31,10 @@ def catalogue() -> str:
     lines = [
         "", "## Known checkpoints", "",
         "Facts were " + page.source + ".",
-        "`dflash-trt inspect --catalog` prints them with the taps, and `serve-config --list` the deployments.", "",
-        "H is hidden_size, heads are query-KV (head_dim), S is the block size, GB are the weights in BF16, FP8 and",
-        "NVFP4; fc and DFlash2's convolutions and codebooks count as BF16 in each. Only Nemotron's drafts have an",
-        "embedding of their own.", "",
-        *_markdown(("draft", "target", "layers", "H", "heads", "S", "GB"), [_facts(draft) for draft in known]), "",
+        "`dflash-trt inspect --catalog` prints them with layers, sizes and taps, and `serve-config --list` the",
+        "deployments. S is the block size. GB are the weights in BF16, FP8 and NVFP4; fc and DFlash2's convolutions",
+        "and codebooks count as BF16 in each. Only Nemotron's drafts have an embedding of their own.", "",
+        *_markdown(("draft", "target", "S", "GB"), [_facts(draft) for draft in known]), "",
         "Facts are not known of " + "; ".join(f"{draft.draft} (for {draft.target})" for draft in unknown) + ".", "",
         "## Published speed-ups", "",
         "Speed-ups are over plain decoding, as published, each in its own setting. None was measured here.", "",
@@ -66,9 +65,10 @@ def _name(draft: KnownDraft) -> str:
 
 
 def _facts(draft: KnownDraft) -> tuple[str, ...]:
-    """The columns of `inspect --catalog` without taps, the three sizes as one."""
-    *facts, _, bf16, fp8, nvfp4 = row(draft)
-    return (*facts, f"{bf16}/{fp8}/{nvfp4}".replace(" GB", ""))
+    """Of the columns of `inspect --catalog` those to choose by, the three sizes as one."""
+    facts = dict(zip(COLUMNS, row(draft), strict=True))
+    sizes = "/".join(facts[precision].removesuffix(" GB") for precision in ("BF16", "FP8", "NVFP4"))
+    return (facts["draft"], facts["target"], facts["S"], sizes)
 
 
 def _speedups(page: Catalog) -> list[tuple[str, ...]]:

@@ -31,7 +31,7 @@ PAIRED = 0.05
 SAMPLED = 0.5
 """The same at temperature 1, where the text of a seed need not be the same, and its acceptance varies with it."""
 MILD, SEVERE = 0.25, 0.5
-"""Losses of accepted drafts that make other causes likelier (docs/measuring.md)."""
+"""Losses of accepted drafts that make other causes likelier."""
 SLOWER = 0.75
 """Of plain decoding's speed, beyond doubt: small differences change with the load."""
 RARE = 0.1
