@@ -17,6 +17,12 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 SELECTOR = "candidate_selector"
 CONVOLVED = {"self_attn": "attention_conv", "mlp": "mlp_conv"}
 """The convolution around each sublayer of a DFlash2 draft."""
+MARKOV, CONFIDENCE = "markov_head", "confidence_head"
+MARKOV_CANDIDATES = 32
+"""Tokens of each slot that a Markov head chooses among, the best by logits alone: ours, and it changes no answer.
+
+Over the whole vocabulary it is a GEMM for each slot, one after the other (vLLM 0.33 prunes with dspark_draft_topk).
+"""
 EMBEDDING, MASK_EMBEDDING, HEAD, D2T = "embed_tokens.weight", "mask_embedding", "lm_head", "d2t"
 """Tensors, and one module, that only drafts with an embedding or a head of their own have."""
 
@@ -46,6 +52,16 @@ class SelectorSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     rank: Positive
     top_k: Positive
+
+
+class MarkovHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """DSpark's scores of neighbours: logits gain markov_w2 times the row of markov_w1 of the token before."""
+
+    rank: Positive
+    is_gated: bool = False
+    """Whether that row is multiplied by sigmoid(gate_proj([hidden; row])) first."""
+    confidence: bool = False
+    """Whether confidence_head.proj of [hidden; row] says how likely the slot's token is accepted."""
 
 
 class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -99,7 +115,11 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     block_conv: BlockConv | None = None
     """None in drafts without convolutions."""
     candidate_selector: SelectorSizes | None = None
-    """None where proposals are the argmax of each slot's logits."""
+    """None where nothing but logits scores candidates, or a Markov head does."""
+    markov_head: MarkovHead | None = None
+    """None in drafts other than DSpark's."""
+    sample_from_anchor: bool = False
+    """Whether row j of a block predicts the token behind its own position, row 0 too (DSpark), so that K = S."""
     output_multiplier: float = 1
     """Multiplies logits. Like the cap it keeps their order, which is all that counts without a selector."""
     final_logit_softcapping: float | None = None
@@ -113,7 +133,19 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     @property
     def num_draft_tokens(self) -> int:
         """K: proposals per block."""
-        return self.block_size - 1
+        return self.block_size - self.first_proposing_row
+
+    @property
+    def first_proposing_row(self) -> int:
+        """Of a block: row 0 predicts the anchor, which is known already, unless the draft samples from it."""
+        return 0 if self.sample_from_anchor else 1
+
+    @property
+    def num_candidates(self) -> int | None:
+        """k, tokens of each slot that are scored behind those of the slot before; None without such scores."""
+        if self.markov_head is not None:
+            return min(MARKOV_CANDIDATES, self.draft_vocab_size or self.vocab_size or MARKOV_CANDIDATES)
+        return None if self.candidate_selector is None else self.candidate_selector.top_k
 
     @property
     def target_hidden_size(self) -> int:
@@ -146,9 +178,9 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def linear_shapes(self) -> dict[str, Shape]:
         """Rows and columns of every linear layer that recipes may name, by module, in the order of tensor_shapes.
 
-        Embedding and lm_head are none, nor are DFlash2's additions, which every quantiser leaves in BF16.
+        Embedding and lm_head are none, nor is what DFlash2 and DSpark add, which every quantiser leaves in BF16.
         """
-        not_linear = (EMBEDDING, f"{HEAD}.weight", *self.dflash2_shapes())
+        not_linear = (EMBEDDING, f"{HEAD}.weight", *self.dflash2_shapes(), *self.dspark_shapes())
         shapes = {name: s for name, s in self.tensor_shapes().items() if len(s) == 2 and name not in not_linear}
         return {name.removesuffix(".weight"): shape for name, shape in shapes.items()}
 
@@ -177,11 +209,23 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             shapes[D2T] = (self.draft_vocab_size or 0,)
         for layer in range(self.num_layers):
             shapes |= self._layer_shapes(layer)
-        return shapes | self.dflash2_shapes()
+        return shapes | self.dflash2_shapes() | self.dspark_shapes()
 
     def dflash2_shapes(self) -> dict[str, Shape]:
         """The tensors of convolutions and selector, which every recipe leaves as they are."""
         return self._conv_shapes() | self._selector_shapes()
+
+    def dspark_shapes(self) -> dict[str, Shape]:
+        """The tensors of Markov and confidence head, which every recipe leaves as they are."""
+        if (head := self.markov_head) is None:
+            return {}
+        V, r, width = self.vocab_size or 0, head.rank, self.hidden_size + head.rank
+        shapes: dict[str, Shape] = {f"{MARKOV}.markov_{w}.weight": (V, r) for w in ("w1", "w2")}
+        if head.is_gated:
+            shapes |= {f"{MARKOV}.gate_proj.weight": (r, width), f"{MARKOV}.gate_proj.bias": (r,)}
+        if head.confidence:
+            shapes |= {f"{CONFIDENCE}.proj.weight": (1, width), f"{CONFIDENCE}.proj.bias": (1,)}
+        return shapes
 
     def _conv_shapes(self) -> dict[str, Shape]:
         if (conv := self.block_conv) is None:

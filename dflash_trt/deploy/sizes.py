@@ -53,7 +53,8 @@ class DraftSizes(msgspec.Struct, frozen=True, kw_only=True):
         vocabulary = (spec.vocab_size or 0) * spec.own_embedding * BF16_BITS
         vocabulary += (spec.draft_vocab_size or 0) * WEIGHT_BITS.get(algorithms.get(HEAD, ""), BF16_BITS)
         total = vocabulary * spec.hidden_size / 8 / ranks
-        total += sum(map(math.prod, spec.dflash2_shapes().values())) * BF16_BITS / 8  # whole on every rank
+        additions = spec.dflash2_shapes() | spec.dspark_shapes()  # whole on every rank
+        total += sum(map(math.prod, additions.values())) * BF16_BITS / 8
         for module, (rows, columns) in self.spec.linear_shapes().items():
             bits = WEIGHT_BITS.get(algorithms.get(module, ""), BF16_BITS)
             total += rows * columns * bits / 8 / (1 if module in REPLICATED else ranks)

@@ -14,7 +14,7 @@ codebooks only rows are read, so they stay in their file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -30,9 +30,11 @@ from dflash_trt.drafter.proposals import Draw, Proposals
 class Candidates:
     """A lattice: ids [B, K, k] int64, and scores [B, K, k, k] FLOAT of each behind each of the slot before."""
 
-    def __init__(self, ids: Tensor, scores: Tensor) -> None:
+    def __init__(self, ids: Tensor, scores: Tensor, survival: Callable[[Tensor], Tensor] | None = None) -> None:
+        """`survival` of a path [B, K]: how likely, by the draft, each token is accepted with all before it, [B, K]."""
         self.ids = ids
         self.scores = scores
+        self._survival = survival
 
     def greedy_walk(self) -> Tensor:
         """The token ids [B, K] of the path that takes the best candidate in every slot; of equals the first."""
@@ -55,6 +57,13 @@ class Candidates:
 
     def walk(self, draws: Sequence[Draw | None]) -> list[Proposals]:
         """A path for each block: drawn where it has a Draw, greedy elsewhere."""
+        paths = self._paths(draws)
+        if self._survival is None:
+            return paths
+        survival = self._survival(torch.tensor([path.token_ids for path in paths])).tolist()
+        return [path._replace(survival=row) for path, row in zip(paths, survival, strict=True)]
+
+    def _paths(self, draws: Sequence[Draw | None]) -> list[Proposals]:
         paths = [Proposals(token_ids) for token_ids in self.greedy_walk().tolist()]
         drawing = [(row, draw) for row, draw in enumerate(draws) if draw is not None]
         if not drawing:
@@ -90,27 +99,14 @@ class Candidates:
         return self.ids.gather(2, taken).squeeze(-1), torch.stack(distributions, dim=1)
 
 
-class CandidateSelector:
-    """The selector of an engine directory; its codebooks are read row by row."""
+class CandidateScorer:
+    """Scores the candidates of each slot behind those of the slot before."""
 
-    def __init__(self, spec: DraftSpec, predecessors: Tensor, successors: Tensor, projection: Tensor) -> None:
-        """`predecessors` and `successors` [V, r], `projection` [r, H], any floats."""
-        assert spec.candidate_selector is not None
-        self.top_k = spec.candidate_selector.top_k
+    def __init__(self, spec: DraftSpec) -> None:
+        assert spec.num_candidates is not None
+        self.top_k = spec.num_candidates
         self._multiplier = spec.output_multiplier
         self._cap = spec.final_logit_softcapping
-        self.predecessor_codebook = predecessors
-        self._successors = successors
-        self._projection = projection.float()
-
-    @classmethod
-    def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> CandidateSelector | None:
-        """That of the directory `engine`; None for a draft without. On a CPU the codebooks stay in the file."""
-        if spec.candidate_selector is None:
-            return None
-        names = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
-        with safe_open(engine / SINGLE, framework="pt", device=str(device)) as tensors:
-            return cls(spec, *(tensors.get_tensor(f"{SELECTOR}.{name}") for name in names))
 
     def from_logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The k best ids of logits [B, K, V], and their `final_logits`."""
@@ -129,10 +125,38 @@ class CandidateSelector:
         """
         first = anchors.to(ids.device)[:, None, None].expand(-1, 1, ids.shape[-1])
         before = torch.cat([first, ids[:, :-1]], dim=1)
-        query = hidden.float() @ self._projection.T  # [B, K, r]
-        left = _rows(self.predecessor_codebook, before) * query[:, :, None]
-        return Candidates(ids, left @ _rows(self._successors, ids).mT + logits[:, :, None])
+        return Candidates(ids, self._edges(hidden.float(), before, ids) + logits[:, :, None])
+
+    def _edges(self, hidden: Tensor, before: Tensor, ids: Tensor) -> Tensor:
+        """[B, K, k, k] FLOAT: what each of `ids` gains behind each of `before`, [B, K, k] both."""
+        raise NotImplementedError
 
 
-def _rows(codebook: Tensor, ids: Tensor) -> Tensor:
+class CandidateSelector(CandidateScorer):
+    """The selector of an engine directory; its codebooks are read row by row."""
+
+    def __init__(self, spec: DraftSpec, predecessors: Tensor, successors: Tensor, projection: Tensor) -> None:
+        """`predecessors` and `successors` [V, r], `projection` [r, H], any floats."""
+        super().__init__(spec)
+        self.predecessor_codebook = predecessors
+        self._successors = successors
+        self._projection = projection.float()
+
+    @classmethod
+    def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> CandidateSelector | None:
+        """That of the directory `engine`; None for a draft without. On a CPU the codebooks stay in the file."""
+        if spec.candidate_selector is None:
+            return None
+        names = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
+        with safe_open(engine / SINGLE, framework="pt", device=str(device)) as tensors:
+            return cls(spec, *(tensors.get_tensor(f"{SELECTOR}.{name}") for name in names))
+
+    def _edges(self, hidden: Tensor, before: Tensor, ids: Tensor) -> Tensor:
+        query = hidden @ self._projection.T  # [B, K, r]
+        left = table_rows(self.predecessor_codebook, before) * query[:, :, None]
+        return left @ table_rows(self._successors, ids).mT
+
+
+def table_rows(codebook: Tensor, ids: Tensor) -> Tensor:
+    """Rows [..., r] FLOAT of a table [V, r] that may lie elsewhere than `ids` [...]."""
     return torch.nn.functional.embedding(ids.to(codebook.device), codebook).float()

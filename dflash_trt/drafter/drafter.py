@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.drafter.candidate_selector import Candidates, CandidateSelector
+from dflash_trt.drafter.candidate_selector import Candidates, CandidateScorer
 from dflash_trt.drafter.embedding import DraftEmbedding
 from dflash_trt.drafter.executor import DraftInputs, Executor
 from dflash_trt.kvcache.context_cache import ContextCache
@@ -29,14 +29,14 @@ class Drafter:
         spec: DraftSpec,
         cache: ContextCache,
         embedding: DraftEmbedding | None = None,
-        selector: CandidateSelector | None = None,
+        scorer: CandidateScorer | None = None,
     ) -> None:
-        """`cache` is the one that `executor` is bound to; `embedding` and `selector` what the draft has of its own."""
+        """`cache` is the one that `executor` is bound to; `embedding` and `scorer` what the draft has of its own."""
         self.executor = executor
         self.spec = spec
         self.cache = cache
         self.embedding = embedding or DraftEmbedding(spec.mask_token_id)
-        self.selector = selector
+        self.scorer = scorer
         self.cache_bytes_per_token = cache.bytes_per_token
         """What one context row of one slot takes."""
 
@@ -48,14 +48,14 @@ class Drafter:
         *,
         num_slots: int = 1,
         embedding: DraftEmbedding | None = None,
-        selector: CandidateSelector | None = None,
+        scorer: CandidateScorer | None = None,
     ) -> Drafter:
         """Loads the executor and gives it a context cache. Raises what `Executor.cache_rows` and `load` raise."""
         num_rows = executor.cache_rows(num_slots)
         executor.load()
         cache = ContextCache(spec, num_slots, num_rows, executor.cache_dtype, executor.device)
         executor.bind(cache.k, cache.v)
-        return cls(executor, spec, cache, embedding, selector)
+        return cls(executor, spec, cache, embedding, scorer)
 
     def claim(self, user: object) -> bool:
         """Whether nobody but `user` has written pages since it last claimed them; from now on they are its own."""
@@ -88,25 +88,26 @@ class Drafter:
         return self.executor.draft(self.inputs(slots, noise_embeds))
 
     def propose(self, slots: Sequence[int], noise_embeds: Tensor) -> Tensor:
-        """Proposals [B, S-1] int64 of the same blocks, by the draft's own head. Changes no context."""
+        """Proposals [B, K] int64 of the same blocks, by the draft's own head. Changes no context."""
         return self.executor.propose(self.inputs(slots, noise_embeds))
 
     def candidates(
         self, slots: Sequence[int], noise_embeds: Tensor, anchors: Tensor, num_tokens: int, lm_head: Head
     ) -> Candidates:
-        """The lattice of the first `num_tokens` slots behind `anchors` [B], of a draft with a candidate selector.
+        """The lattice of the first `num_tokens` slots behind `anchors` [B], of a draft whose candidates are scored.
 
         `lm_head` is the target's, for a draft without a head of its own. Changes no context.
         """
-        assert self.selector is not None, "this draft has no candidate selector"
+        assert self.scorer is not None, "nothing scores this draft's candidates"
+        first = self.spec.first_proposing_row
         if self.spec.has_own_head:
             hidden, ids, logits = self.executor.candidates(self.inputs(slots, noise_embeds))
             ids, logits = ids[:, :num_tokens], logits[:, :num_tokens]
-            hidden = hidden[:, 1 : 1 + num_tokens]
+            hidden = hidden[:, first : first + num_tokens]
         else:
-            hidden = self.draft(slots, noise_embeds)[:, 1 : 1 + num_tokens]
-            ids, logits = self.selector.from_logits(lm_head(hidden))
-        return self.selector.lattice(hidden, anchors, ids, logits)
+            hidden = self.draft(slots, noise_embeds)[:, first : first + num_tokens]
+            ids, logits = self.scorer.from_logits(lm_head(hidden))
+        return self.scorer.lattice(hidden, anchors, ids, logits)
 
     def inputs(self, slots: Sequence[int], noise_embeds: Tensor) -> DraftInputs:
         """What `draft` gives the executor."""

@@ -72,8 +72,8 @@ class Executor(Protocol):
         """hidden [B, S, H] in the dtype of `noise_embeds`, B >= 1; the bound caches are only read."""
 
     def propose(self, inputs: DraftInputs) -> Tensor:
-        """The proposals [B, S-1] int64 of a draft with a head of its own, from the same pass."""
+        """The proposals [B, K] int64 of a draft with a head of its own, from the same pass."""
 
     def candidates(self, inputs: DraftInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """hidden [B, S, H] FLOAT, candidate ids [B, S-1, k] int64 and their logits FLOAT, of a draft with a head of its
-        own and a candidate selector; the next call may overwrite them."""
+        """hidden [B, S, H] FLOAT, candidate ids [B, K, k] int64 and their logits FLOAT, of a draft with a head of its
+        own whose candidates are scored; the next call may overwrite them."""

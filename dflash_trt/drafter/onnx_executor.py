@@ -95,16 +95,16 @@ class OnnxExecutor:
         return [value.view(B, S, H) for value in self._bound["draft"].run(inputs._asdict(), shapes)]
 
     def propose(self, inputs: DraftInputs) -> Tensor:
-        """Proposals [B, S-1]."""
-        B, S, _ = inputs.noise_embeds.shape
-        return self._bound["draft"].run(inputs._asdict(), {"token_ids": (B, S - 1)})[0].long()
+        """Proposals [B, K]."""
+        shape = (len(inputs.noise_embeds), self._manifest.draft.num_draft_tokens)
+        return self._bound["draft"].run(inputs._asdict(), {"token_ids": shape})[0].long()
 
     def candidates(self, inputs: DraftInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """hidden [B, S, H], candidate ids and logits [B, S-1, k]."""
+        """hidden [B, S, H], candidate ids and logits [B, K, k]."""
         B, S, H = inputs.noise_embeds.shape
-        selector = self._manifest.draft.candidate_selector
-        assert selector is not None
-        each = (B, S - 1, selector.top_k)
+        spec = self._manifest.draft
+        assert spec.num_candidates is not None
+        each = (B, spec.num_draft_tokens, spec.num_candidates)
         shapes = {"hidden": (B, S, H), "candidate_ids": each, "candidate_logits": each}
         hidden, ids, logits = self._bound["draft"].run(inputs._asdict(), shapes)
         return hidden, ids.long(), logits

@@ -29,12 +29,12 @@ def open_drafter(
     Raises MissingDependencyError and EngineError as `choose_executor` does and its choice when it is loaded.
     """
     executor = choose_executor(engine, manifest, device=device, expose=expose)
-    from dflash_trt.drafter.candidate_selector import CandidateSelector
     from dflash_trt.drafter.embedding import DraftEmbedding
+    from dflash_trt.drafter.markov_head import read_scorer
 
     embedding = DraftEmbedding.read(engine, manifest.draft, executor.device)
-    selector = CandidateSelector.read(engine, manifest.draft, executor.device)
-    return Drafter.open(executor, manifest.draft, num_slots=num_slots, embedding=embedding, selector=selector)
+    scorer = read_scorer(engine, manifest.draft, executor.device)
+    return Drafter.open(executor, manifest.draft, num_slots=num_slots, embedding=embedding, scorer=scorer)
 
 
 def choose_executor(engine: Path, manifest: Manifest, *, device: str = "cpu", expose: Sequence[str] = ()) -> Executor:

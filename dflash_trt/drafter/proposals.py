@@ -29,9 +29,15 @@ class Proposals(NamedTuple):
     """[K, k], of proposals that were drawn; None where each was certain."""
     probabilities: NDArray[np.float64] | None = None
     """[K, k]: with which each candidate was drawn, given those drawn before it."""
+    survival: list[float] | None = None
+    """[K], never rising: how likely, by the draft, each is accepted with all before it; None where it does not say."""
 
     def first(self, count: int) -> Proposals:
         """The first `count` of them."""
-        if self.candidate_ids is None or self.probabilities is None:
-            return Proposals(self.token_ids[:count])
-        return Proposals(self.token_ids[:count], self.candidate_ids[:count], self.probabilities[:count])
+        ids, q, survival = self.candidate_ids, self.probabilities, self.survival
+        return Proposals(
+            self.token_ids[:count],
+            None if ids is None else ids[:count],
+            None if q is None else q[:count],
+            None if survival is None else survival[:count],
+        )

@@ -123,11 +123,11 @@ class TensorRTExecutor:
         return self._run_draft(inputs, {"hidden": inputs.noise_embeds.dtype})[0]
 
     def propose(self, inputs: DraftInputs) -> Tensor:
-        """Proposals [B, S-1]."""
+        """Proposals [B, K]."""
         return self._run_draft(inputs, {"token_ids": torch.int64})[0]
 
     def candidates(self, inputs: DraftInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """hidden [B, S, H], candidate ids and logits [B, S-1, k]."""
+        """hidden [B, S, H], candidate ids and logits [B, K, k]."""
         dtypes = {"hidden": torch.float32, "candidate_ids": torch.int64, "candidate_logits": torch.float32}
         hidden, ids, logits = self._run_draft(inputs, dtypes)
         return hidden, ids, logits

@@ -46,8 +46,8 @@ def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool) -> dict[str, Gr
     context: target_hidden [T, A*H], positions [T] -> k, v [T, L, G, D].
     draft: noise_embeds [B, S, H], positions [B, S], context_pointers [L], context_layout [5],
     page_table [slots, pages], slot_ids [B], context_lengths [B] -> hidden [B, S, H], and with a head of the draft's own
-    token_ids [B, S-1]: its proposals, by the target's ids; or, for a candidate selector, candidate_ids and
-    candidate_logits [B, S-1, k].
+    token_ids [B, K]: its proposals, by the target's ids; or, where candidates are scored, candidate_ids and
+    candidate_logits [B, K, k].
     """
     L, G, D, H = spec.num_layers, spec.num_key_value_heads, spec.head_dim, spec.hidden_size
     S = spec.block_size
@@ -57,11 +57,8 @@ def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool) -> dict[str, Gr
         return Port(name=name, dtype=dtype, shape=shape)
 
     K, proposals = spec.num_draft_tokens, list[Port]()
-    if spec.has_own_head and (selector := spec.candidate_selector) is not None:
-        proposals = [
-            port(f"candidate_{name}", dtype, "B", K, selector.top_k)
-            for name, dtype in (("ids", INT32), ("logits", FLOAT))
-        ]
+    if spec.has_own_head and (k := spec.num_candidates) is not None:
+        proposals = [port(f"candidate_{name}", dtype, "B", K, k) for name, dtype in (("ids", INT32), ("logits", FLOAT))]
     elif spec.has_own_head:
         proposals = [port("token_ids", INT32, "B", K)]
     context = Graph(

@@ -27,8 +27,8 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
     slot_ids [B], context_lengths [B] -> hidden [B, S, H], and what a head of the draft's own proposes, as
     `graph_signatures` has them.
 
-    The context is read only: the block's own K and V live for this pass and are never stored. Row 0 of a block
-    predicts the token already known, proposals are rows 1 to S-1.
+    The context is read only: the block's own K and V live for this pass and are never stored. Proposals are the rows
+    of a block from `first_proposing_row` on.
     Between the attention nodes the residual stream has one row a token, [B*S, H].
     """
     spec = draft.spec
@@ -59,19 +59,21 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
 
 
 def _propose(g: GraphBuilder, hidden: str, draft: DraftCheckpoint) -> None:
-    """The head over rows 1 to S-1 of hidden [B, S, H]: the best token of each, or a selector's candidates."""
+    """The head over the proposing rows of hidden [B, S, H]: the best token of each, or candidates."""
     spec = draft.spec
     K, H = spec.num_draft_tokens, spec.hidden_size
     with g.scope(HEAD):
-        _, rows = g.split(g.reshape(hidden, [-1, spec.block_size * H]), [H, K * H])
+        rows = hidden
+        if skipped := spec.first_proposing_row:
+            _, rows = g.split(g.reshape(hidden, [-1, spec.block_size * H]), [skipped * H, K * H])
         logits = g.op("Cast", linear(g, g.reshape(rows, [-1, H]), HEAD), to=TensorProto.FLOAT)  # [B*K, V']
-        if (selector := spec.candidate_selector) is None:
+        if (k := spec.num_candidates) is None:
             best = g.op("ArgMax", logits, axis=-1, keepdims=0)
             g.output(g.reshape(_target_ids(g, best, draft), [-1, K]), "token_ids")
             return
-        top, best = g.ops("TopK", (logits, g.constant([selector.top_k])), num_outputs=2, axis=-1)
-        g.output(g.reshape(_target_ids(g, best, draft), [-1, K, selector.top_k]), "candidate_ids")
-        g.output(g.reshape(_final_logits(g, top, spec), [-1, K, selector.top_k]), "candidate_logits")
+        top, best = g.ops("TopK", (logits, g.constant([k])), num_outputs=2, axis=-1)
+        g.output(g.reshape(_target_ids(g, best, draft), [-1, K, k]), "candidate_ids")
+        g.output(g.reshape(_final_logits(g, top, spec), [-1, K, k]), "candidate_logits")
 
 
 def _target_ids(g: GraphBuilder, rows: str, draft: DraftCheckpoint) -> str:

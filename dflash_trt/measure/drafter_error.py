@@ -54,7 +54,7 @@ class ComparingDrafter(Drafter):
     """
 
     def __init__(self, drafter: Drafter, reference: Drafter) -> None:
-        super().__init__(drafter.executor, drafter.spec, drafter.cache, drafter.embedding, drafter.selector)
+        super().__init__(drafter.executor, drafter.spec, drafter.cache, drafter.embedding, drafter.scorer)
         self.cache_bytes_per_token += reference.cache_bytes_per_token
         self._reference = reference
         self._values = [*exposed_values(self.spec), "hidden"]
@@ -77,7 +77,7 @@ class ComparingDrafter(Drafter):
         return super().draft(slots, noise_embeds)
 
     def propose(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
-        """The proposals [B, S-1] of the drafter's own head; compares as `draft` does."""
+        """The proposals [B, K] of the drafter's own head; compares as `draft` does."""
         self._count(slots, noise_embeds)
         return super().propose(slots, noise_embeds)
 

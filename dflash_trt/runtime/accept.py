@@ -36,10 +36,12 @@ def accept(request: Request, proposals: Proposals, logits: Tensor, begin: int, g
     if params.temperature == 0 and not params.penalizes:
         token_ids = greedy[: num_equal(proposals.token_ids, greedy) + 1]
     else:
-        history = [_ids(request.prompt_ids), _ids(request.token_ids)] if params.penalizes else [None, None]
+        before, after = (_ids(request.prompt_ids), _ids(request.token_ids)) if params.penalizes else (None, None)
         rows = _rows(logits, begin, len(greedy)) if processed is None else processed
-        token_ids, *drawn_from = proposals
-        token_ids = _C.verify_block(rows, token_ids, request.sampler, len(request.token_ids), *history, *drawn_from)
+        token_ids = _C.verify_block(
+            rows, proposals.token_ids, request.sampler, len(request.token_ids), before, after,
+            proposals.candidate_ids, proposals.probabilities,
+        )  # fmt: skip
     for processor in request.processors:
         processor.advance(token_ids)
     if params.logprobs:

@@ -100,14 +100,14 @@ class LocalPair:
         self._inject()
         spec, anchor_ids = self._drafter.spec, torch.from_numpy(np.array(anchors))
         embeds = self._drafter.embedding.blocks(anchor_ids, spec.block_size, self._target.embed)
-        if spec.candidate_selector is not None:
+        if spec.num_candidates is not None:
             lattice = self._drafter.candidates(slots, embeds, anchor_ids, num_tokens, self._target.logits)
             return lattice.walk(draws)
         if spec.has_own_head:
             return [Proposals(row) for row in self._drafter.propose(slots, embeds)[:, :num_tokens].tolist()]
         hidden = self._drafter.draft(slots, embeds)
-        # Row 0 predicts the token already known; proposals begin at row 1.
-        logits = self._target.logits(hidden[:, 1 : 1 + num_tokens])
+        first = spec.first_proposing_row
+        logits = self._target.logits(hidden[:, first : first + num_tokens])
         tokens = argmax(logits.flatten(0, 1))
         return [Proposals(tokens[begin : begin + num_tokens]) for begin in range(0, len(tokens), num_tokens)]
 

@@ -192,7 +192,13 @@ def write_muse_glimmer(path: Path) -> Path:
     return respell(path, change)
 
 
+def write_dspark(path: Path) -> Path:
+    """DeepSpec's layout, with every head."""
+    return write_random_draft(path, dialect="qwen3", dspark="gated")
+
+
 WRITERS: dict[str, Callable[[Path], Path]] = {
+    "dspark": write_dspark,
     "zlab": lambda path: write_random_draft(path, dialect="qwen3"),
     "modelopt": write_modelopt,
     "nemotron": write_nemotron,

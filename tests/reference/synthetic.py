@@ -15,6 +15,8 @@ from safetensors.torch import save_file
 Dialect = Literal["gpt_oss", "qwen3"]
 CONV_GROUP, CONV_TAPS, SELECTOR_RANK, TOP_K = 8, 2, 12, 5
 """Of a synthetic DFlash2 drafter."""
+MARKOV_RANK = 12
+Markov = Literal["none", "vanilla", "gated"]
 Tensors = dict[str, torch.Tensor]
 
 
@@ -45,10 +47,14 @@ def write_random_draft(
     sizes: DraftSizes | None = None,
     dflash2: bool = False,
     head_facts: dict[str, float] | None = None,
+    dspark: Markov | None = None,
+    own_vocabulary: bool = False,
 ) -> Path:
     """Writes config.json and model.safetensors into `path` and returns it.
 
-    `dflash2` adds convolutions and a candidate selector, and `head_facts` to dflash_config.
+    `dflash2` adds convolutions and a candidate selector, and `head_facts` to dflash_config; `dspark` is the Markov head
+    of a draft in DeepSpec's layout, with a confidence head where there is one; `own_vocabulary` adds embedding and
+    lm_head.
 
     layer_types gives the number of layers too; None means three, all full. is_causal None leaves the key out.
     """
@@ -67,7 +73,21 @@ def write_random_draft(
             "selector_rank": SELECTOR_RANK, "selector_top_k": TOP_K,
         }  # fmt: skip
         tensors |= _dflash2_tensors(sizes, len(layer_types), seed)
-    config["dflash_config"] |= head_facts or {}
+    if dspark is not None:
+        rank = 0 if dspark == "none" else MARKOV_RANK
+        config |= config.pop("dflash_config") | {
+            "architectures": ["Qwen3DSparkModel"], "num_anchors": 4, "markov_rank": rank,
+            "enable_confidence_head": rank > 0,
+        }  # fmt: skip
+        if rank:
+            config |= {"markov_head_type": dspark, "confidence_head_with_markov": True}
+            tensors |= _dspark_tensors(sizes, seed, is_gated=dspark == "gated")
+    if own_vocabulary:
+        generator = torch.Generator().manual_seed(seed + 3000)
+        for name in ("embed_tokens", "lm_head"):
+            tensors[f"{name}.weight"] = torch.randn(sizes.vocab_size, sizes.hidden, generator=generator)
+    if head_facts:
+        config["dflash_config"] |= head_facts
     (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, path / "model.safetensors")
     return path
@@ -92,6 +112,18 @@ def _dflash2_tensors(sizes: DraftSizes, num_layers: int, seed: int) -> Tensors:
             tensors[f"{prefix}.base_kernel"] = random(2, CONV_TAPS, H, scale=0.5)
             tensors[f"{prefix}.kernel_projection.weight"] = random(2 * CONV_TAPS * groups, H, scale=0.3 * H**-0.5)
     return tensors
+
+
+def _dspark_tensors(sizes: DraftSizes, seed: int, *, is_gated: bool) -> Tensors:
+    """Biases as large as logits."""
+    generator = torch.Generator().manual_seed(seed + 2000)
+    r, width = MARKOV_RANK, sizes.hidden + MARKOV_RANK
+    shapes = {f"markov_head.markov_{w}.weight": (sizes.vocab_size, r) for w in ("w1", "w2")}
+    shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
+    if is_gated:
+        shapes |= {"markov_head.gate_proj.weight": (r, width), "markov_head.gate_proj.bias": (r,)}
+    scale = {"confidence_head.proj.weight": 0.1, "markov_head.gate_proj.weight": 0.3}
+    return {name: scale.get(name, 1.0) * torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
 
 
 def _config(

@@ -18,6 +18,7 @@ from dflash_trt.checkpoint.draft_spec import (
     DraftLayer,
     DraftSpec,
     GateWidth,
+    MarkovHead,
     Positive,
     SelectorSizes,
 )
@@ -44,6 +45,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     draft_vocab_size: Positive | None = None
     block_conv: BlockConv | None = None
     candidate_selector: SelectorSizes | None = None
+    markov_head: MarkovHead | None = None
+    sample_from_anchor: bool = False
     vocabulary_is_unknown: bool = False
     """Whether the size of the target's vocabulary is, so that `vocab_size` says nothing."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dflash_trt.checkpoint.dialects.dflash2 import DFLASH2
 from dflash_trt.checkpoint.dialects.dialect import Dialect
+from dflash_trt.checkpoint.dialects.dspark import DSPARK
 from dflash_trt.checkpoint.dialects.jetspec import JETSPEC
 from dflash_trt.checkpoint.dialects.laguna import LAGUNA
 from dflash_trt.checkpoint.dialects.mimo import MIMO
@@ -19,6 +20,7 @@ from dflash_trt.checkpoint.facts import Facts
 DIALECTS: tuple[Dialect, ...] = (
     OWN,
     *REFUSED,
+    DSPARK,
     SPECULATORS,
     DFLASH2,
     LAGUNA,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
+from dflash_trt.checkpoint.dialects import dspark
 from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, section_keys
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.errors import CheckpointError
@@ -43,13 +44,12 @@ def dflash_config(config: Facts) -> dict[str, object]:
     return section if isinstance(section, dict) else {}
 
 
-def has_no_markov_head(config: Facts) -> bool:
-    """Whether it is DeepSeek's DFlash in DSpark's architecture (dflash_qwen3_*_block7): a Markov head of rank 0."""
-    ranks = [section.get("markov_rank") for section in (config.values(), dflash_config(config))]
-    return is_dspark(config) and 0 in ranks and not any(ranks)
+def is_other_dspark(config: Facts) -> bool:
+    """Whether it is a DSpark draft that `dspark` does not read."""
+    is_dspark = named("dspark", "markov_rank", "confidence_head", "enable_confidence_head")
+    return is_dspark(config) and not dspark.recognises(config)
 
 
-is_dspark = named("dspark", "markov_rank", "confidence_head", "enable_confidence_head")
 REFUSED = (
     refusal(  # vLLM 0.33, model_executor/models/lilicorr.py
         "LiLiCorr",
@@ -62,15 +62,9 @@ REFUSED = (
     # arXiv 2606.02091
     refusal("DFlare", named("dflare"), "a fusion of taps for each layer", "its authors' code serves it"),
     refusal(
-        "DeepSeek DFlash",
-        has_no_markov_head,
-        "no Markov head, but each slot proposes the token behind its own position, the first one, too",
-        "vLLM serves it with the method dspark (vllm-project/vllm#49646)",
-    ),
-    refusal(
         "DSpark",
-        is_dspark,
-        "a Markov head and a confidence head, and it predicts from the block's first slot, too",
+        is_other_dspark,
+        "on another backbone than Qwen3, in Speculators' layout, or without the key markov_rank",
         "vLLM and SGLang serve it",
     ),
     refusal(

@@ -37,7 +37,7 @@ VERSION = "0.9.0"
 PLAIN: dict[str, object] = {
     "biases": (), "value_scale": 1, "tap_hidden_size": None, "tap_norms": False, "context_input_layernorm": False,
     "attention_gate": None, "mask_embedding": False, "input_embedding_scale": 1, "output_multiplier": 1,
-    "final_logit_softcapping": None,
+    "final_logit_softcapping": None, "markov_head": None, "sample_from_anchor": False,
 }  # fmt: skip
 """Facts for which the library has no words, and what they are for every draft of it."""
 TRAINING_ONLY = ("verifier_lm_head.weight", "verifier_norm.weight")

@@ -46,7 +46,7 @@ SAME_KEYS = (
 PLAIN: dict[str, object] = {
     "biases": (), "value_scale": 1, "tap_hidden_size": None, "tap_norms": False, "context_input_layernorm": False,
     "attention_gate": None, "own_embedding": False, "mask_embedding": False, "draft_vocab_size": None,
-    "block_conv": None, "candidate_selector": None,
+    "block_conv": None, "candidate_selector": None, "markov_head": None, "sample_from_anchor": False,
 }  # fmt: skip
 """Facts for which z-lab's layout has no words, and what they are for every draft of it."""
 OPTIONAL: dict[str, object] = {

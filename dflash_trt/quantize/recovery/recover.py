@@ -69,11 +69,13 @@ def recover_checkpoint(
     Only the linear layers' weights are trained. The scales of activations come from `ranges`, or from the bounds of the
     given weights. `threads` 0 lets the draft's size decide for the training and takes all for packing. Goes on with a
     state that an interrupted run left. Raises as `quantize_checkpoint` and `open_features` do, and CheckpointError for
-    a DFlash2 draft or a state of something else.
+    a DFlash2 or DSpark draft or a state of something else.
     """
-    if draft.spec.block_conv is not None or draft.spec.candidate_selector is not None:
+    spec = draft.spec
+    if spec.block_conv is not None or spec.num_candidates is not None or spec.sample_from_anchor:
+        name = "DSpark" if spec.sample_from_anchor else "DFlash2"
         raise CheckpointError(
-            f"{draft.directory}: expected a DFlash draft, found a DFlash2 draft, which `recover` does not train",
+            f"{draft.directory}: expected a DFlash draft, found a {name} draft, which `recover` does not train",
             hint="quantise it without training: dflash-trt quantize",
         )
     algorithms = recipe.algorithms(draft.spec.linear_modules())

@@ -156,4 +156,4 @@ def _hidden(drafter: Drafter, split: SearchSplit) -> Iterator[torch.Tensor]:
         slot_ids = torch.tensor(drafter.cache.slot_ids([0] * len(anchors), len(sequence.taps)))
         hidden = drafter.executor.draft(DraftInputs(noise, positions, slot_ids, anchors))
         drafter.release(0)
-        yield hidden[:, 1:].clone()
+        yield hidden[:, drafter.spec.first_proposing_row :].clone()
