@@ -240,6 +240,8 @@ class Decoder:
         parts = []
         for slot, request in decoding.items():
             proposals = blocks[slot].first(lengths[slot]) if slot in blocks else NO_PROPOSALS
+            if proposals.survival is not None:
+                proposals = proposals.first(self._draft_length.cut(proposals.survival))
             token_ids = [request.token_ids[-1], *proposals.token_ids]
             parts.append(StepInput(slot, request, token_ids, proposals, len(token_ids)))
         return parts

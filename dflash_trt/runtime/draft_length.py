@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise, takewhile
 
 import msgspec
 import numpy as np
@@ -50,6 +52,13 @@ class DraftLength:
     def choose(self, batch_size: int) -> int:
         """0 .. K for each request, as a step begins; 0 is plain decoding."""
         raise NotImplementedError
+
+    def cut(self, survival: Sequence[float]) -> int:
+        """How many drafts of a request are verified whose drafter says how likely each is accepted with all before it.
+
+        The first ones; whether a draft is among them depends on no token but those before it.
+        """
+        return len(survival)
 
     def explain(self) -> str:
         """What is chosen, and why."""
@@ -143,6 +152,8 @@ class AutoLength(DraftLength):
         self._num_cold, self._step, self._next_replan = 1, 0, 0  # `_num_cold`: steps until they are measured
         self._began = self._seconds_per_token = 0.0
         self._explanation = f"{num_draft_tokens} of {num_draft_tokens}: not measured yet"
+        self._least_survival: list[float] = []  # by position, of a draft that is worth its cost; none before a plan
+        self._has_survival = self._is_cutting = False
 
     def choose(self, batch_size: int) -> int:
         """The best length of this batch size, or one that is probed."""
@@ -156,13 +167,33 @@ class AutoLength(DraftLength):
             self._end_probe(self._probed, seconds)
         if self._probed is None and seconds and self._step >= self._next_replan:
             self._replan(table, batch_size, seconds)
+        if self._has_survival:
+            self._choose_cutting()
         self._step += 1
         self._began = self._clock()
         return self._length
 
+    def cut(self, survival: Sequence[float]) -> int:
+        """Up to the first draft that costs more than it brings, in steps that are not measured."""
+        self._has_survival = True
+        if not self._is_cutting:
+            return len(survival)
+        worth = takewhile(bool, map(operator.ge, survival, self._least_survival))
+        return sum(1 for _ in worth)
+
+    def _choose_cutting(self) -> None:
+        """Whole lengths are measured before each plan and in probes; steps between them may be cut."""
+        is_due = self._probed is not None or self._next_replan - self._step <= WINDOW + 1
+        if is_due and self._is_cutting:
+            self._window.clear()
+            self._num_cold = 1
+        self._is_cutting = not is_due and bool(self._least_survival)
+
     def observe(self, step: StepRecord) -> None:
         """Counts what was accepted, and measures the step if it did nothing but draft and verify as chosen."""
         seconds, batch_size = self._clock() - self._began, len(step.proposed)
+        if self._is_cutting:
+            return  # it says nothing of a length, and only of drafts that were likely
         self._acceptance.new_passes.update(zip(step.proposed, step.accepted, strict=True))
         if self._probed is not None:
             self._lost += seconds - (batch_size + sum(step.accepted)) * self._seconds_per_token
@@ -179,6 +210,7 @@ class AutoLength(DraftLength):
         best = self._tables[nearest].best if self._tables else self._num_draft_tokens
         self._tables.setdefault(bucket, _CostTable(self._num_draft_tokens, best))
         self._bucket, self._next_replan = bucket, self._step + REPLAN_STEPS
+        self._least_survival = []
         self._window.clear()
         self._run(self._tables[bucket].best)
 
@@ -208,6 +240,9 @@ class AutoLength(DraftLength):
             table.best = best
             self._run(best)
         self._seconds_per_token = 1 / speeds[table.best]
+        tokens_per_cost = [tokens[table.best] * math.exp(cost - costs[table.best]) for cost in costs]
+        self._least_survival = [after - before for before, after in pairwise(tokens_per_cost)]
+        self._least_survival[:1] = self._least_survival[1:2]  # the first length's cost has the drafter's, spent by then
         self._explanation = (
             f"{table.best} of {lengths[-1]}: {speeds[table.best]:.0f} tokens/s at {batch_size}"
             f" request{'s' * (batch_size > 1)}, {speeds[0]:.0f} without drafts, {speeds[-1]:.0f} with the whole block"

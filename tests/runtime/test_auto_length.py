@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from dflash_trt.runtime.draft_length import MAX_PROBE_STEPS, REPLAN_STEPS, AutoLength, StepRecord
+from dflash_trt.runtime.draft_length import MAX_PROBE_STEPS, REPLAN_STEPS, AutoLength, LengthByBatch, StepRecord
 
 K = 7
 
@@ -353,3 +353,32 @@ def test_a_new_batch_size_begins_with_the_best_length_of_the_nearest() -> None:
     simulate(policy, NOTHING, cost, batch=64, steps=200, rng=rng)
     for batch, length in ((16, 0), (128, 0), (2, K)):
         assert simulate(policy, NOTHING, cost, batch=batch, steps=REPLAN_STEPS, rng=rng) == [length] * REPLAN_STEPS
+
+
+def test_a_drafter_that_knows_cuts_each_request() -> None:
+    """Half of the requests accept all, half nothing, and the drafter says so: steps verify what is worth it, and what
+    lengths cost and bring is learned from whole ones.
+    """
+    policy, cost, batch = Simulated(), linear(0.3, 0.05), 8
+    sure, hopeless = [0.95**k for k in range(1, K + 1)], [0.05**k for k in range(1, K + 1)]
+    cuts, whole = 0, 0
+    for _ in range(400):
+        length = policy.choose(batch)
+        survival = [[sure, hopeless][i % 2][:length] for i in range(batch)]
+        proposed = [policy.cut(row) for row in survival]
+        policy.now += cost(1, sum(proposed) + batch - 1)
+        accepted = [min(count, K * (1 - i % 2)) for i, count in enumerate(proposed)]
+        policy.observe(StepRecord(proposed=proposed, accepted=accepted, read_prompts=False, caught_up=False))
+        if length and proposed != [length] * batch:
+            cuts += 1
+            assert proposed[1] == 0 < proposed[0] == length
+        whole += proposed == [length] * batch
+    assert cuts > 120
+    assert whole > 100
+    assert policy.has_probed
+    assert policy._acceptance.expected_tokens()[1] == pytest.approx(1.5, abs=0.02)  # not only of the sure ones
+
+
+def test_a_drafter_that_does_not_know_is_not_cut() -> None:
+    assert AutoLength(K).cut([1e-9] * K) == K  # nothing is measured yet
+    assert LengthByBatch({1: K}).cut([1e-9] * K) == K
