@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,27 @@ from safetensors.torch import load_file, save_file
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.drafter.candidate_selector import Candidates, CandidateSelector
 from dflash_trt.drafter.open import open_drafter
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.options import RuntimeOptions
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.session import run as run_requests
 from tests.checkpoint.samples import edit_config
 from tests.engines import build
-from tests.oracle.zlab_dflash2 import CASES, SIZES, Case, run
-from tests.paths import REPOSITORY
+from tests.fixtures_data import prompts
+from tests.oracle.zlab_dflash2 import (
+    BLOCK_SIZES,
+    CASES,
+    STEPS_PROMPTS,
+    STEPS_TOKENS,
+    Case,
+    run,
+    until_enough,
+    verify_steps,
+)
+from tests.paths import FIXTURES, REPOSITORY
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+TARGET = FIXTURES / "tiny-qwen3"
 VECTORS = REPOSITORY / "tests" / "golden" / "dflash2" / "vectors.npz"
 ATOL = 1e-4
 
@@ -28,6 +45,11 @@ ATOL = 1e-4
 def golden(case: Case) -> Arrays:
     with np.load(VECTORS) as vectors:
         return {key: vectors[f"{case.name}/{key}"] for key in ("hidden", "ids", "path")}
+
+
+def golden_steps(block_size: int) -> list[list[int]]:
+    steps: list[list[int]] = json.loads(VECTORS.with_name("steps.json").read_text())[str(block_size)]
+    return steps
 
 
 def ours(case: Case, draft: Path, work: Path, *, rows: int = 1) -> Arrays:
@@ -39,7 +61,7 @@ def ours(case: Case, draft: Path, work: Path, *, rows: int = 1) -> Arrays:
         drafter.reserve(slot, [2 * slot, 2 * slot + 1], 0)
     drafter.inject(slots, lengths, torch.cat([taps, *(torch.randn(n, taps.shape[1]) for n in lengths[1:])]))
     anchors = torch.tensor([anchor, *range(1, rows)])
-    noise = drafter.embedding.blocks(anchors, SIZES.block_size, lambda ids: table[ids]).clone()
+    noise = drafter.embedding.blocks(anchors, case.block_size, lambda ids: table[ids]).clone()
     lattice = drafter.candidates(slots, noise, anchors, case.num_tokens, lambda hidden: hidden @ head.T)
     hidden = drafter.draft(slots, noise)
     return {
@@ -66,6 +88,26 @@ def test_it_is_zlabs(case: Case, rows: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_package_still_says_so(case: Case, tmp_path: Path) -> None:
     assert_same(run(case, tmp_path / "draft"), golden(case))
+
+
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("dflash") is None, reason="z-lab's package: pip install --no-deps dflash==0.1.0")
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_the_package_still_takes_these_steps(block_size: int) -> None:
+    assert verify_steps(block_size) == golden_steps(block_size)
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_its_loop_takes_the_same_steps(block_size: int, tmp_path: Path) -> None:
+    """With a shorter block, too, all of whose rows are run: position 0 of the convolution is each block's own."""
+    draft = copytree(FIXTURES / "tiny-qwen3-dflash2", tmp_path / "draft")
+    build(edit_config(draft, dflash_config__block_size=block_size), tmp_path / "engine", TARGET)
+    session = open_session(tmp_path / "engine", str(TARGET), RuntimeOptions(max_batch_size=4))
+    params = SamplingParams(max_tokens=STEPS_TOKENS + block_size, ignore_eos=True)
+    requests = [session.request(prompt, params) for prompt in prompts(session)[:STEPS_PROMPTS]]
+    run_requests(session.decoder(), requests)
+    steps = [until_enough([len(step.token_ids) for step in request.steps]) for request in requests]
+    assert steps == golden_steps(block_size)
 
 
 @pytest.mark.parametrize(
