@@ -234,7 +234,7 @@ DESCENDANTS: list[tuple[str, dict[str, object]]] = [
     ("DSpark", {"architectures": ["Gemma4DSparkModel"], "markov_rank": 0}),
     ("DSpark", {"architectures": ["Qwen3DSparkModel"]}),
     ("DSpark", {"dspark_config": {"block_size": 7}}),
-    ("DSpark", {"speculators_model_type": "dspark"}),
+    ("DSpark", {"speculators_model_type": "dflash", "markov_rank": 8}),
     ("Domino", {"dflash_config__projector_type": "domino"}),
 ]
 

@@ -10,7 +10,7 @@ import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import MarkovHead
-from tests.checkpoint.dialect_samples import write_dspark
+from tests.checkpoint.dialect_samples import add_random, write_dspark, write_speculators
 from tests.checkpoint.samples import edit_config, edit_tensors, refusal
 from tests.reference.synthetic import MARKOV_RANK, Markov, write_random_draft
 
@@ -66,3 +66,18 @@ def test_what_does_not_fit_is_named(changed: dict[str, object], message: str, tm
 def test_a_missing_head_is_named(tmp_path: Path) -> None:
     edit_tensors(write_dspark(tmp_path), lambda tensors: tensors.pop("confidence_head.proj.bias"))
     assert "missing tensor 'confidence_head.proj.bias' [1] (1 of 42 missing)" in refusal(lambda: read_draft(tmp_path))
+
+
+@pytest.mark.parametrize("from_anchor", [True, False])
+def test_speculators_layout(from_anchor: bool, tmp_path: Path) -> None:
+    """Whose blocks may begin to propose behind the anchor."""
+    heads = {"markov_rank": 8, "markov_head_type": "vanilla", "enable_confidence_head": False}
+    edit_config(
+        write_speculators(tmp_path), speculators_model_type="dspark", sample_from_anchor=from_anchor, **heads
+    )  # fmt: skip
+    add_random(tmp_path, {f"markov_head.markov_{w}.weight": (96, 8) for w in ("w1", "w2")})
+    spec = read_draft(tmp_path).spec
+    assert (spec.markov_head, spec.sample_from_anchor) == (MarkovHead(rank=8), from_anchor)
+    assert spec.num_draft_tokens == spec.block_size - 1 + from_anchor
+    edit_config(tmp_path, "sample_from_anchor")
+    assert "missing key sample_from_anchor: expected true or false" in refusal(lambda: read_draft(tmp_path))

@@ -8,6 +8,8 @@ causal, and layers have no windows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dflash_trt.checkpoint.dialects.dialect import (
     MAX_BLOCK_SIZE,
     Dialect,
@@ -68,19 +70,20 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
         input_embedding_scale=1,
         own_embedding=EMBEDDING in weights,
         draft_vocab_size=vocab_size if f"{HEAD}.weight" in weights else None,
-        markov_head=_markov_head(places),
+        markov_head=read_head(places.of),
         sample_from_anchor=True,
     )
 
 
-def _markov_head(places: Places) -> MarkovHead | None:
-    rank = places.of("markov_rank").integer("markov_rank", minimum=0, maximum=MAX_RANK)
-    confidence = (switch := places.of("enable_confidence_head")).flag("enable_confidence_head", default=False)
-    if confidence and not (rank and places.of(WITH_MARKOV).flag(WITH_MARKOV, default=False)):
+def read_head(of: Callable[[str], Facts]) -> MarkovHead | None:
+    """The heads, None for rank 0, read where `of` says that a key stands; CheckpointError for one that does not run."""
+    rank = of("markov_rank").integer("markov_rank", minimum=0, maximum=MAX_RANK)
+    confidence = (switch := of("enable_confidence_head")).flag("enable_confidence_head", default=False)
+    if confidence and not (rank and of(WITH_MARKOV).flag(WITH_MARKOV, default=False)):
         raise switch.error("enable_confidence_head", f"false, or true with {WITH_MARKOV} and a markov_rank")
     if rank == 0:
         return None
-    kind = (place := places.of("markov_head_type")).text("markov_head_type", choices=("vanilla", "gated", "rnn"))
+    kind = (place := of("markov_head_type")).text("markov_head_type", choices=("vanilla", "gated", "rnn"))
     if kind == "rnn":
         raise place.error("markov_head_type", "vanilla or gated (vLLM 0.33 serves rnn)")
     return MarkovHead(rank=rank, is_gated=kind == "gated", confidence=confidence)

@@ -45,9 +45,10 @@ def dflash_config(config: Facts) -> dict[str, object]:
 
 
 def is_other_dspark(config: Facts) -> bool:
-    """Whether it is a DSpark draft that `dspark` does not read."""
+    """Whether it is a DSpark draft that neither `dspark` nor `speculators` reads."""
     is_dspark = named("dspark", "markov_rank", "confidence_head", "enable_confidence_head")
-    return is_dspark(config) and not dspark.recognises(config)
+    is_read = dspark.recognises(config) or config.values().get("speculators_model_type") == "dspark"
+    return is_dspark(config) and not is_read
 
 
 REFUSED = (
@@ -64,7 +65,7 @@ REFUSED = (
     refusal(
         "DSpark",
         is_other_dspark,
-        "on another backbone than Qwen3, in Speculators' layout, or without the key markov_rank",
+        "on another backbone than Qwen3, or without the key markov_rank",
         "vLLM and SGLang serve it",
     ),
     refusal(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dflash_trt.checkpoint.dialects import dflash2, zlab
+from dflash_trt.checkpoint.dialects import dflash2, dspark, zlab
 from dflash_trt.checkpoint.dialects.dialect import (
     MAX_BLOCK_SIZE,
     Dialect,
@@ -51,9 +51,12 @@ def recognises(config: Facts) -> bool:
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
     """The facts of a Speculators checkpoint; its tensors say whether embedding and lm_head are its own."""
-    is_dflash2 = config.text(KEY, choices=("dflash", "dflash2")) == "dflash2"
+    algorithm = config.text(KEY, choices=("dflash", "dflash2", "dspark"))
+    is_dflash2, is_dspark = algorithm == "dflash2", algorithm == "dspark"
     backbone = config.section("transformer_layer_config")
-    if config.flag("sample_from_anchor", default=False):
+    # Left out, it is true for speculators' own DSpark and false for vLLM 0.33.
+    from_anchor = config.flag("sample_from_anchor", default=None if is_dspark else False)
+    if from_anchor and not is_dspark:
         raise config.error(
             "sample_from_anchor", "false (a draft that also predicts from the block's first slot is DSpark's)"
         )
@@ -62,7 +65,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
         raise config.error("draft_vocab_size", f"at most transformer_layer_config.vocab_size {vocab_size}")
     tap_width = config.optional("target_hidden_size", config.integer)
     causal_where_sliding = not config.flag("sliding_window_non_causal", default=is_dflash2)
-    if is_dflash2 and rows != vocab_size:
+    if algorithm != "dflash" and rows != vocab_size:
         raise config.error("draft_vocab_size", f"transformer_layer_config.vocab_size {vocab_size}")
     spec = DraftSpec(
         **read_backbone(backbone),
@@ -77,6 +80,8 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
         input_embedding_scale=1,
         tap_hidden_size=None if tap_width == backbone.integer("hidden_size") else tap_width,
         own_embedding=EMBEDDING in weights,
+        sample_from_anchor=from_anchor,
+        markov_head=dspark.read_head(lambda _: config) if is_dspark else None,
         draft_vocab_size=rows if rows != vocab_size or f"{HEAD}.weight" in weights else None,
     )
     if not is_dflash2:
