@@ -44,7 +44,7 @@ def ranges_from_weights(draft: DraftCheckpoint) -> Ranges:
         raise CheckpointError(
             f"{draft.directory}: expected a draft whose weights bound its activations, found block convolutions",
             hint="measure the ranges: dflash-trt capture, then --calibration FEATURES; or quantise weights alone:"
-            " --recipe nvfp4-w4a16, of search --format W4A16_NVFP4",
+            " --recipe nvfp4-w4a16, with `search` --format W4A16_NVFP4",
         )
     inputs: dict[str, float] = {}
     k: list[float] = []
