@@ -26,6 +26,7 @@ from tests.contract.plugin_creator import refusals
 from tests.contract.strong_typing import Checker
 from tests.engines import build, build_with_head
 from tests.paths import FIXTURES, REPOSITORY
+from tests.reference.synthetic import write_random_draft
 
 RECIPES = sorted(file.stem for file in (REPOSITORY / "build_configs" / "recipes").glob("*.yaml"))
 PAIRS = {"tiny-gpt-oss-dflash": "tiny-gpt-oss", "tiny-qwen3-dflash": "tiny-qwen3"}
@@ -86,6 +87,19 @@ def test_convolutions_and_selector_are_ones_that_the_builder_can_fuse(release: s
     engine = build_with_head(draft, FIXTURES / "tiny-qwen3", tmp_path)
     assert {"Tanh", "TopK", "Pad"} <= {node.op_type for node in load(engine, "draft").graph.node}
     assert problems(load(engine, "draft"), release, engine) == []
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_blocks_that_propose_from_the_anchor_are_ones_that_the_builder_can_fuse(release: str, tmp_path: Path) -> None:
+    """With DSpark's own head, all of whose rows propose candidates."""
+    draft = write_random_draft(tmp_path / "draft", dialect="qwen3", dspark="gated", own_vocabulary=True)
+    build(draft, tmp_path / "engine")
+    graph = load(tmp_path / "engine", "draft")
+    sizes = {
+        output.name: [axis.dim_value for axis in output.type.tensor_type.shape.dim][1:] for output in graph.graph.output
+    }
+    assert sizes == {"hidden": [6, 48], "candidate_ids": [6, 32], "candidate_logits": [6, 32]}
+    assert problems(graph, release, tmp_path / "engine") == []
 
 
 def test_the_plugin_is_asked_for_by_namespace(engine: Path) -> None:
