@@ -34,6 +34,16 @@ class RecurrentState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.num_layers * (state * STATE_BYTES + channels * (self.kernel - 1) * CONVOLUTION_BYTES)
 
 
+class TokenIndex(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys beside the rows of full layers, by which a token chooses those that it reads (DeepSeek sparse attention)."""
+
+    top_k: int
+    """Tokens that are chosen, all up to that many."""
+    head_dim: int
+    pool: int
+    """Tokens that share a key."""
+
+
 class TargetCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The rows that every layer of a target keeps."""
 
@@ -49,6 +59,8 @@ class TargetCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     full_head_dim: int | None = None
     is_latent: bool = False
     """Whether a token is one row of `head_dim` numbers for K and V of all heads (MLA), on every rank whole."""
+    index: TokenIndex | None = None
+    """Of every full layer, on every rank whole."""
     recurrent: RecurrentState | None = None
     """Of the layers that keep no rows."""
 
@@ -57,18 +69,28 @@ class TargetCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         rows = round(self.row_numbers(tokens, ranks)) * (1 if fp8 else 2)
         return rows + (self.recurrent.bytes(ranks) if self.recurrent else 0)
 
-    def row_numbers(self, tokens: float, ranks: int = 1) -> float:
-        """Numbers in the rows of one request of `tokens` tokens, the mean of several perhaps, on one of `ranks`."""
+    def row_numbers(self, tokens: float, ranks: int = 1, *, is_read: bool = False) -> float:
+        """Numbers in the rows of one request of `tokens` tokens, the mean of several perhaps, on one of `ranks`.
+
+        With `is_read` those that its next token reads.
+        """
         full = self._row(
             self.full_key_value_heads or self.num_key_value_heads, self.full_head_dim or self.head_dim, ranks
         )
         sliding = self._row(self.num_key_value_heads, self.head_dim, ranks)
         windowed = self.num_sliding_layers * sliding * min(tokens, self.sliding_window)
-        return self.num_full_layers * full * tokens + windowed
+        indexed = self.index.head_dim / self.index.pool * tokens if self.index else 0
+        rows = self.full_rows(tokens) if is_read else tokens
+        return self.num_full_layers * (full * rows + indexed) + windowed
+
+    def full_rows(self, tokens: float) -> float:
+        """Rows that a token behind `tokens` others sees in a full layer."""
+        return min(tokens, self.index.top_k) if self.index else tokens
 
     def rows(self, tokens: float) -> float:
         """Rows that a token behind `tokens` others sees, over all layers."""
-        return self.num_full_layers * tokens + self.num_sliding_layers * min(tokens, self.sliding_window)
+        sliding = self.num_sliding_layers * min(tokens, self.sliding_window)
+        return self.num_full_layers * self.full_rows(tokens) + sliding
 
     def _row(self, heads: int, head_dim: int, ranks: int) -> int:
         """Numbers of one token in one layer; a head is never split."""

@@ -37,6 +37,8 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     latent: LatentHeads | None = None
     has_output_gate: bool = False
     """Whether q brings a gate for what its heads give, and so is twice as wide (Qwen3-Next, Qwen3.5)."""
+    linear_gate_rank: int = 0
+    """Of a delta net's gates of each channel, two of them (Kimi delta attention); 0: z, and two gates a head."""
     has_shared_values: bool = False
     """Whether full layers take their keys for values, too (Gemma 4)."""
     vocab_size: int
@@ -95,11 +97,13 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def _linear_params(self) -> int:
-        """Of the delta nets: q, k, v, their gate z, two gates a head, and the way out."""
+        """Of the delta nets: q, k, v, the way out, and their gates."""
         if (state := self.cache.recurrent) is None:
             return 0
-        keys, values = state.num_key_heads * state.key_head_dim, state.num_value_heads * state.value_head_dim
-        return state.num_layers * self.hidden_size * (2 * keys + 3 * values + 2 * state.num_value_heads)
+        H, rank, heads = self.hidden_size, self.linear_gate_rank, state.num_value_heads
+        keys, values = state.num_key_heads * state.key_head_dim, heads * state.value_head_dim
+        gates = H * heads + 2 * rank * (H + values) if rank else H * (values + 2 * heads)
+        return state.num_layers * (H * (2 * keys + 2 * values) + gates)
 
     def attention_flops(self, tokens: float, rows: float, ranks: int, *, is_prompt: bool) -> float:
         """Of `tokens` that each see `rows` rows, over the layers together, on one of `ranks` ranks.
@@ -131,7 +135,7 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def dense_params(self) -> int:
-        """Of everything but experts and the vocabulary; norms, biases, routers and convolutions are not counted."""
+        """Of everything but experts and the vocabulary; without norms, biases, routers, convolutions and indices."""
         return self.attention_params + self.replicated_attention_params + self.mlp_params
 
     @property

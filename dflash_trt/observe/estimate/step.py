@@ -135,9 +135,9 @@ class StepModel:
         """Each request's cache is read once, whatever the width of its block; prompts have kernels of their own."""
         target, ranks, rates = self.system.target, self.system.dense_ranks, self.rates
         cache, peak = target.cache, self.rates.bf16_flops
-        num_bytes = load.batch * cache.row_numbers(load.context, ranks) * self.system.kv_bytes
+        num_bytes = load.batch * cache.row_numbers(load.context, ranks, is_read=True) * self.system.kv_bytes
         full = msgspec.structs.replace(cache, num_sliding_layers=0)
-        full_bytes = load.batch * full.row_numbers(load.context, ranks) * self.system.kv_bytes
+        full_bytes = load.batch * full.row_numbers(load.context, ranks, is_read=True) * self.system.kv_bytes
         reading = full_bytes / rates.read_rate
         reading += (num_bytes - full_bytes) / (rates.hbm_bandwidth * rates.window_bandwidth_efficiency)
         flops = target.attention_flops(load.batch * width, cache.rows(load.context), ranks, is_prompt=False)
@@ -145,7 +145,7 @@ class StepModel:
         # A prompt's tokens see each other; half of them, on average.
         length = load.prompt_length / 2
         for rows, efficiency in (
-            (cache.num_full_layers * length, rates.attention_compute_efficiency),
+            (cache.num_full_layers * cache.full_rows(length), rates.attention_compute_efficiency),
             (cache.num_sliding_layers * min(length, cache.sliding_window), rates.window_compute_efficiency),
         ):
             own = target.attention_flops(load.prompt_tokens, rows, ranks, is_prompt=True)
