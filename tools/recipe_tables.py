@@ -13,10 +13,11 @@ import msgspec
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.quantization import FP8, NVFP4
 from dflash_trt.deploy.published import published_drafts
+from dflash_trt.deploy.sizes import WEIGHT_BITS
 from dflash_trt.observe.estimate.constants import rates
-from dflash_trt.observe.estimate.drafter_pass import DrafterLoad, Head, drafter_pass
+from dflash_trt.observe.estimate.drafter_pass import drafter_pass
 from dflash_trt.observe.estimate.inputs import target_shape
-from dflash_trt.observe.estimate.step import StepCost
+from dflash_trt.observe.estimate.step import Head, StepCost, StepLoad
 from dflash_trt.quantize.recipe import load_recipe, recipe_names
 
 DRAFT, TARGET = "z-lab/gpt-oss-120b-DFlash", "openai/gpt-oss-120b"
@@ -45,11 +46,11 @@ def heads(ranks: int = 1) -> dict[str, Head]:
     rows = target_shape(TARGET).vocab_size
     return {
         "target": Head(rows=rows, ranks=ranks),
-        "fp8": Head(rows=rows, algorithm=FP8),
-        "nvfp4": Head(rows=rows, algorithm=NVFP4),
+        "fp8": Head(rows=rows, bits=WEIGHT_BITS[FP8]),
+        "nvfp4": Head(rows=rows, bits=WEIGHT_BITS[NVFP4]),
         f"trim:{TRIMMED}": Head(rows=TRIMMED),
-        f"trim:{TRIMMED}:fp8": Head(rows=TRIMMED, algorithm=FP8),
-        f"trim:{TRIMMED}:nvfp4": Head(rows=TRIMMED, algorithm=NVFP4),
+        f"trim:{TRIMMED}:fp8": Head(rows=TRIMMED, bits=WEIGHT_BITS[FP8]),
+        f"trim:{TRIMMED}:nvfp4": Head(rows=TRIMMED, bits=WEIGHT_BITS[NVFP4]),
     }
 
 
@@ -57,7 +58,7 @@ def cost(setting: Setting) -> StepCost:
     """A pass of the drafter."""
     spec = published_drafts()[DRAFT].spec
     algorithms = load_recipe(setting.recipe).algorithms(spec.linear_modules())
-    load = DrafterLoad(batch=setting.batch, context_tokens=setting.batch * CONTEXT_TOKENS)
+    load = StepLoad(batch=setting.batch, draft_tokens=spec.block_size - 1, context=CONTEXT_TOKENS)
     return drafter_pass(spec, algorithms, rates(setting.gpu, RUNTIME), load, setting.head)
 
 

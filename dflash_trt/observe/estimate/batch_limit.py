@@ -63,8 +63,8 @@ def _eagle3_items(system: System, method: Method) -> list[MemoryItem]:
     if method != "eagle3" or system.eagle3 is None:
         return []
     draft: DraftShape = system.eagle3
-    layers = draft.num_layers * draft.layer_params * draft.layer_bits / 8 / system.drafter_ranks
-    weights = layers + draft.fc_params * draft.fc_bits / 8 + draft.head_rows * draft.hidden_size * 2
+    (fc,), (layer,) = draft.gemms["tap projection"], draft.gemms["layers"]
+    weights = 2 * (layer.params / system.drafter_ranks + fc.params + draft.head_rows * draft.hidden_size)
     captured = 2 * system.max_num_tokens * draft.num_taps * draft.hidden_size
     return [MemoryItem("drafter weights", round(weights)), MemoryItem("captured hidden states", captured)]
 

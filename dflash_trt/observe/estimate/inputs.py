@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.deploy.rules.memory_rules import POOL_FRACTION, worker_buffers
 from dflash_trt.deploy.schema import load_schema
-from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes, TargetSizes, draft_sizes
+from dflash_trt.deploy.sizes import TargetSizes, draft_sizes
 from dflash_trt.engine.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
@@ -24,13 +23,14 @@ from dflash_trt.files.read import is_directory
 from dflash_trt.files.strict_yaml import closest
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau, read_acceptance, read_routing
 from dflash_trt.observe.estimate.constants import DATA, constants
+from dflash_trt.observe.estimate.drafter_pass import dflash_shape
 from dflash_trt.observe.estimate.experts import inclusion
-from dflash_trt.observe.estimate.shapes import DraftShape, Method, System, TargetShape
+from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System, TargetShape
 from dflash_trt.observe.estimate.target_config import read_target_shape
 
 MAX_EAGLE3_DRAFTS = 5
 ROUTINGS = ("power-law", "uniform")
-EAGLE3_DRAFTS = 3
+EAGLE3_DRAFTS = EAGLE3_TAPS = 3
 
 
 class _Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,13 +65,12 @@ def system(deployment: ResolvedDeployment, runtime: str, target_directory: str |
 
     Raises ConfigError for a target without known layers, and for one that the draft was not made for.
     """
-    target = target_shape(target_directory or deployment.target)
-    taps = deployment.draft_sizes.spec.target_layer_ids
-    layers = deployment.draft_sizes.spec.num_target_layers
+    target, draft = target_shape(target_directory or deployment.target), deployment.draft_sizes
+    taps, layers = draft.spec.target_layer_ids, draft.spec.num_target_layers
     if layers not in (None, target.num_layers) or max(taps) >= target.num_layers:
         raise ConfigError(
             f"{target.target}: expected a target of {layers or f'more than {max(taps)}'} layers, as"
-            f" {deployment.draft_sizes.name} was made for, found {target.num_layers}"
+            f" {draft.name} was made for, found {target.num_layers}"
         )
     gpus = deployment.gpus
     if gpus.nodes > 1:
@@ -83,7 +82,7 @@ def system(deployment: ResolvedDeployment, runtime: str, target_directory: str |
     drafter_ranks = 1 if is_engine or deployment.enable_attention_dp else deployment.tensor_parallel
     return System(
         target=target,
-        draft=_draft_shape(deployment.draft_sizes, deployment.algorithms, runs_whole_block=is_engine),
+        draft=dflash_shape(draft.spec, deployment.algorithms, name=draft.name, runs_whole_block=is_engine),
         eagle3=eagle3_shape(target),
         gpu=gpus.name,
         gpu_memory_bytes=gpus.gpu.memory_bytes,
@@ -146,35 +145,7 @@ def draft_shape(name: str, algorithm: str = "") -> DraftShape:
         names = ", ".join(sorted(published_drafts()))
         raise ConfigError(f"estimate: expected a draft whose facts are published ({names}), found {name!r}")
     modules = [module for module in sizes.spec.linear_shapes() if module != "fc"]
-    return _draft_shape(sizes, dict.fromkeys(modules, algorithm), runs_whole_block=False)
-
-
-def _draft_shape(sizes: DraftSizes, algorithms: dict[str, str], *, runs_whole_block: bool) -> DraftShape:
-    def bits(modules: list[str]) -> float:
-        params = {module: shapes[module][0] * shapes[module][1] for module in modules}
-        total = sum(size * WEIGHT_BITS.get(algorithms.get(module, ""), BF16_BITS) for module, size in params.items())
-        return float(total / sum(params.values()))
-
-    spec = sizes.spec
-    shapes = spec.linear_shapes()
-    selector = spec.candidate_selector
-    convolutions = [shape for name, shape in spec.dflash2_shapes().items() if "kernel_projection" in name]
-    return DraftShape(
-        name=sizes.name,
-        num_layers=spec.num_layers,
-        hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
-        num_attention_heads=spec.num_attention_heads,
-        num_key_value_heads=spec.num_key_value_heads,
-        head_dim=spec.head_dim,
-        num_taps=len(spec.target_layer_ids),
-        max_draft_tokens=spec.block_size - 1,
-        layer_bits=bits([module for module in shapes if module != "fc"]),
-        fc_bits=bits(["fc"]),
-        runs_whole_block=runs_whole_block,
-        conv_params=sum(map(math.prod, convolutions)),
-        gathered_values=0 if selector is None else 2 * selector.top_k * selector.rank,
-    )
+    return dflash_shape(sizes.spec, dict.fromkeys(modules, algorithm), name=name)
 
 
 def eagle3_shape(target: TargetShape) -> DraftShape:
@@ -184,16 +155,19 @@ def eagle3_shape(target: TargetShape) -> DraftShape:
     heads, head_dim = target.cache.num_key_value_heads, target.cache.head_dim
     if target.latent is not None:
         heads, head_dim = min(8, target.num_attention_heads), target.latent.v_head_dim
+    H, queries = target.hidden_size, target.num_attention_heads * head_dim
+    # The layer reads the embedding beside the hidden state.
+    layer = 2 * H * (queries + 2 * heads * head_dim) + queries * H
+    layer += 3 * H * round(assumed["eagle3_intermediate_ratio"].value * H)
     return DraftShape(
         name="EAGLE-3 (assumed shape)",
         num_layers=1,
-        hidden_size=target.hidden_size,
-        intermediate_size=round(assumed["eagle3_intermediate_ratio"].value * target.hidden_size),
-        num_attention_heads=target.num_attention_heads,
+        hidden_size=H,
         num_key_value_heads=heads,
         head_dim=head_dim,
-        num_taps=3,
+        num_taps=EAGLE3_TAPS,
         max_draft_tokens=MAX_EAGLE3_DRAFTS,
+        gemms={"tap projection": (Gemm(EAGLE3_TAPS * H * H),), "layers": (Gemm(layer, kernels=4),)},
         head_rows=min(target.vocab_size, round(assumed["eagle3_head_rows"].value)),
         is_chain=True,
     )

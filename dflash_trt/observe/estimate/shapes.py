@@ -9,6 +9,7 @@ import msgspec
 
 from dflash_trt.checkpoint.target_cache import TargetCache
 from dflash_trt.deploy import memory
+from dflash_trt.deploy.sizes import BF16_BITS
 
 Method = Literal["none", "eagle3", "dflash"]
 METHODS: tuple[Method, ...] = ("none", "eagle3", "dflash")
@@ -150,48 +151,39 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.dense_params * self.weight_bits / 8 + experts + 2 * self.head_params * self.head_bits / 8
 
 
+class Gemm(msgspec.Struct, frozen=True):
+    """Weights of one format, each read once a pass, in one or several kernels."""
+
+    params: float
+    bits: float = BF16_BITS
+    """Of a weight, scales included."""
+    kernels: int = 1
+    compute_bits: float | None = None
+    """Of the arithmetic, where it is not that of the weights."""
+
+
 class DraftShape(msgspec.Struct, frozen=True, kw_only=True):
     """A drafter: DFlash's (one pass over a block), or EAGLE-3's (`is_chain`: one pass for each draft)."""
 
     name: str
     num_layers: int
     hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
     num_taps: int
     max_draft_tokens: int
     """K at most: block_size - 1, or the longest chain that is considered."""
-    layer_bits: float = 16
-    """Of the layers' projections, scales included."""
-    fc_bits: float = 16
+    gemms: dict[str, tuple[Gemm, ...]]
+    """By the term of a step that they are, all layers together; those of convolutions and selector whole on a rank."""
     head_rows: int = 0
     """Rows of a head of its own; 0: the target's lm_head."""
-    conv_params: int = 0
-    """Of the projections of all of DFlash2's convolutions, two for each layer, whole on every rank."""
+    num_convolutions: int = 0
+    """Of DFlash2, each with two sides."""
     gathered_values: int = 0
-    """Of its codebooks, for each draft token: two rows for each candidate."""
+    """Of DFlash2's codebooks, for each draft token: two rows for each candidate."""
     is_chain: bool = False
     runs_whole_block: bool = False
     """Whether every pass computes the whole block, however few drafts are verified (engine mode)."""
-
-    @property
-    def layer_params(self) -> int:
-        """Of one layer; an EAGLE-3 layer reads the embedding beside the hidden state."""
-        inputs = 2 if self.is_chain else 1
-        qkv = self.hidden_size * self.head_dim * (self.num_attention_heads + 2 * self.num_key_value_heads)
-        out = self.hidden_size * self.head_dim * self.num_attention_heads
-        return inputs * qkv + out + 3 * self.hidden_size * self.intermediate_size
-
-    @property
-    def fc_params(self) -> int:
-        return self.num_taps * self.hidden_size * self.hidden_size
-
-    @property
-    def context_params(self) -> int:
-        """Of K and V of all layers, which every verified token passes again as context."""
-        return 2 * self.num_layers * self.hidden_size * self.head_dim * self.num_key_value_heads
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,14 +7,14 @@ requests and K drafts a step verifies n = B (K + 1) tokens. Seconds and bytes ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from dflash_trt.deploy.sizes import BF16_BITS
 from dflash_trt.observe.estimate.constants import Rates
 from dflash_trt.observe.estimate.experts import expert_seconds, power_law, skew, touched
-from dflash_trt.observe.estimate.shapes import DraftShape, Method, System, TargetShape
+from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System, TargetShape
 
 ACTIVATION_BYTES = 2  # BF16
 STATE_FLOPS = 7
@@ -82,7 +82,9 @@ class StepModel:
         )  # fmt: skip
         terms = [*self._target(load, width)]
         if draft is not None:
-            terms += self._drafter(draft, load)
+            system, target = self.system, self.system.target
+            head = Head(rows=draft.head_rows or target.vocab_size, bits=target.head_bits, ranks=system.dense_ranks)
+            terms += drafter_terms(draft, load, self.rates, head, ranks=system.drafter_ranks, kv_bytes=system.kv_bytes)
         terms.append(Term("host", "host", self._host(load, is_speculative=draft is not None)))
         return StepCost(tuple(term for term in terms if term.seconds))
 
@@ -99,30 +101,34 @@ class StepModel:
         return touched(self._routing or (), tokens)
 
     def _target(self, load: StepLoad, width: int) -> list[Term]:
-        target, ranks = self.system.target, self.system.dense_ranks
+        target, ranks, rates = self.system.target, self.system.dense_ranks, self.rates
         verified = load.batch * width
         tokens = verified + load.prompt_tokens
         layers = target.num_layers
-        bits = target.weight_bits
+        mlps = layers if target.shared_intermediate_size else layers - target.num_expert_layers
+
+        def term(
+            name: str, params: int, kernels: int, bits: float = target.weight_bits, tokens: float = tokens,
+            ranks: int = ranks,
+        ) -> Term:  # fmt: skip
+            return linear(rates, name, "target", [Gemm(params, bits, kernels)], tokens, ranks)
+
         terms = [
-            self._linear("attention projections", "target", target.attention_params, bits, tokens, ranks,
-                         self._projections(target)),
-            self._linear("latent projections", "target", target.replicated_attention_params, bits, tokens, 1, layers),
+            term("attention projections", target.attention_params, self._projections(target)),
+            term("latent projections", target.replicated_attention_params, target.num_attention_layers, ranks=1),
             self._attention(load, width),
             self._delta_nets(load, width),
-        ]  # fmt: skip
+            term("MLPs", target.mlp_params, 2 * mlps),
+            _small(rates, "norms, RoPE and cache writes", "target", layers),
+            term("lm_head", target.head_params, 1, target.head_bits, verified),
+        ]
         if target.num_experts:
-            terms.append(self._experts(target, tokens * self.system.replicas))
-            terms.append(Term("router", "target", target.num_expert_layers * self.rates.gemm_seconds))
-        if target.mlp_params:
-            dense = layers if target.shared_intermediate_size else layers - target.num_expert_layers
-            terms.append(self._linear("MLPs", "target", target.mlp_params, bits, tokens, ranks, 2 * dense))
-        terms.append(self._small("norms, RoPE and cache writes", "target", layers))
-        terms.append(self._linear("lm_head", "target", target.head_params, target.head_bits, verified, ranks, 1))
+            terms.insert(4, self._experts(target, tokens * self.system.replicas))
+            terms.insert(5, Term("router", "target", target.num_expert_layers * rates.gemm_seconds))
         # Attention by data parallelism gathers all ranks' tokens before the experts, and scatters them behind.
         layers *= 1 if self.system.attention_dp else 2
         sent = tokens * self.system.replicas * target.hidden_size
-        terms.append(self._allreduce("all-reduces", layers, sent, self.system.tensor_parallel))
+        terms.append(_allreduce(rates, "all-reduces", layers, sent, self.system.tensor_parallel))
         return terms
 
     @staticmethod
@@ -173,51 +179,79 @@ class StepModel:
         layers = target.num_expert_layers
         return Term("experts", "target", layers * layer, layers * num_bytes)
 
-    def _drafter(self, draft: DraftShape, load: StepLoad) -> list[Term]:
-        system, ranks = self.system, self.system.drafter_ranks
-        # A chain passes its layer once for each draft, and reads it as often.
-        passes = load.draft_tokens if draft.is_chain else 1
-        block = draft.max_draft_tokens if draft.runs_whole_block else load.draft_tokens
-        rows = load.batch * (1 if draft.is_chain else block + 1)
-        verified = load.batch * (load.draft_tokens + 1) + load.prompt_tokens  # all become context
-        layers = draft.num_layers * passes
-        fused = 0 if draft.is_chain else draft.context_params
-        heads = -(-draft.num_key_value_heads // ranks)
-        context = load.batch * load.context * draft.num_layers * 2 * heads * draft.head_dim * system.kv_bytes * passes
-        head = draft.head_rows or system.target.vocab_size
-        head_rows = load.batch * (1 if draft.is_chain else load.draft_tokens)
-        read_rate = self.rates.read_rate
-        gathered = load.batch * load.draft_tokens * draft.gathered_values * BF16_BITS / 8
-        return [
-            self._linear("tap projection", "drafter", draft.fc_params, draft.fc_bits, verified, 1, 1),
-            self._linear("context K and V", "drafter", fused, draft.layer_bits, verified, ranks, 1),
-            self._linear("layers", "drafter", layers * draft.layer_params, draft.layer_bits, rows, ranks, 4 * layers),
-            Term("attention, context", "drafter", layers * self.rates.attention_seconds + context / read_rate, context),
-            self._small("norms, RoPE and cache writes", "drafter", layers),
-            self._linear("block convolutions", "drafter", draft.conv_params, BF16_BITS, rows, 1, 2 * layers),
-            Term("codebook rows", "drafter", gathered / read_rate, gathered),
-            self._linear("lm_head", "drafter", passes * head * system.target.hidden_size, system.target.head_bits,
-                         head_rows, system.dense_ranks, passes),
-            self._allreduce("drafter's all-reduces", 2 * layers, rows * draft.hidden_size, ranks),
-        ]  # fmt: skip
 
-    def _linear(
-        self, name: str, part: str, params: float, bits: float, tokens: float, ranks: int, kernels: float
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What turns hidden states into logits."""
+
+    rows: int
+    """Tokens that can be proposed."""
+    bits: float = BF16_BITS
+    ranks: int = 1
+    """GPUs that share it: a target's lm_head is divided among its ranks, a drafter's own stands on each."""
+
+    def num_bytes(self, hidden_size: int) -> float:
+        """Of one rank's part."""
+        return self.rows * hidden_size * self.bits / 8 / self.ranks
+
+
+def drafter_terms(
+    draft: DraftShape, load: StepLoad, rates: Rates, head: Head | None, *, ranks: int = 1, kv_bytes: int = 2
+) -> list[Term]:
+    """What a drafter that `ranks` ranks share adds to a step; without a `head` its term is left out."""
+    # A chain passes its layer once for each draft, and reads it as often.
+    passes = load.draft_tokens if draft.is_chain else 1
+    block = draft.max_draft_tokens if draft.runs_whole_block else load.draft_tokens
+    rows = load.batch * (1 if draft.is_chain else block + 1)
+    drafted = load.batch * (1 if draft.is_chain else load.draft_tokens)
+    verified = load.batch * (load.draft_tokens + 1) + load.prompt_tokens  # all become context
+    layers = draft.num_layers * passes
+    heads = -(-draft.num_key_value_heads // ranks)
+    context = load.batch * load.context * layers * 2 * heads * draft.head_dim * kv_bytes
+    gathered = load.batch * load.draft_tokens * draft.gathered_values * BF16_BITS / 8
+
+    def term(
+        name: str, tokens: float = 0, ranks: int = 1, passes: int = 1, seconds: float = 0, num_bytes: float = 0
     ) -> Term:
-        """GEMMs over `params` weights that `ranks` ranks share: each weight is read once, whatever the tokens."""
-        if not params:
-            return Term(name, part, 0.0)
-        num_bytes = params * bits / 8 / ranks
-        flops = 2 * params * tokens / ranks
-        busy = max(num_bytes / self.rates.read_rate, flops / self.rates.compute_rate(bits))
-        return Term(name, part, kernels * self.rates.gemm_seconds + busy, num_bytes)
+        gemms = linear(rates, name, "drafter", draft.gemms.get(name, ()) * passes, tokens, ranks)
+        return Term(name, "drafter", gemms.seconds + seconds + num_bytes / rates.read_rate, gemms.bytes + num_bytes)
 
-    def _small(self, name: str, part: str, layers: float) -> Term:
-        return Term(name, part, layers * self.rates.small_kernels_per_layer * self.rates.small_kernel_seconds)
+    terms = [
+        term("tap projection", verified),
+        term("context K and V", verified, ranks),
+        term("layers", rows, ranks, passes),
+        term("attention, context", seconds=layers * rates.attention_seconds, num_bytes=context),
+        _small(rates, "norms, RoPE and cache writes", "drafter", layers),
+        term("block convolutions", rows, seconds=2 * draft.num_convolutions * rates.small_kernel_seconds),
+        term("selector", drafted, num_bytes=gathered),
+        _allreduce(rates, "drafter's all-reduces", 2 * layers, rows * draft.hidden_size, ranks),
+    ]
+    if head is not None:
+        gemm = Gemm(passes * head.rows * draft.hidden_size, head.bits, passes)
+        terms.append(linear(rates, "lm_head", "drafter", [gemm], drafted, head.ranks))
+    return terms
 
-    def _allreduce(self, name: str, count: float, elements: float, ranks: int) -> Term:
-        if ranks == 1:
-            return Term(name, "communication", 0.0)
-        sent = 2 * (ranks - 1) / ranks * elements * ACTIVATION_BYTES
-        seconds = self.rates.allreduce_seconds + sent / (self.rates.nvlink_bandwidth * self.rates.link_efficiency)
-        return Term(name, "communication", count * seconds)
+
+def linear(rates: Rates, name: str, part: str, gemms: Iterable[Gemm], tokens: float, ranks: int = 1) -> Term:
+    """GEMMs whose weights `ranks` ranks share: each weight is read once, whatever the tokens."""
+    seconds = num_bytes = 0.0
+    for gemm in gemms:
+        if not gemm.params:
+            continue
+        read = gemm.params * gemm.bits / 8 / ranks
+        rate = rates.compute_rate(gemm.compute_bits or gemm.bits)
+        busy = max(read / rates.read_rate, 2 * gemm.params * tokens / ranks / rate)
+        seconds += gemm.kernels * rates.gemm_seconds + busy
+        num_bytes += read
+    return Term(name, part, seconds, num_bytes)
+
+
+def _small(rates: Rates, name: str, part: str, layers: float) -> Term:
+    return Term(name, part, layers * rates.small_kernels_per_layer * rates.small_kernel_seconds)
+
+
+def _allreduce(rates: Rates, name: str, count: float, elements: float, ranks: int) -> Term:
+    if ranks == 1:
+        return Term(name, "communication", 0.0)
+    sent = 2 * (ranks - 1) / ranks * elements * ACTIVATION_BYTES
+    seconds = rates.allreduce_seconds + sent / (rates.nvlink_bandwidth * rates.link_efficiency)
+    return Term(name, "communication", count * seconds)

@@ -15,8 +15,6 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.constants import Rates, constants, rates
 from dflash_trt.observe.estimate.experts import tables
 from dflash_trt.observe.estimate.inputs import draft_shape, known_targets, target_shape
-from dflash_trt.observe.estimate.step import StepLoad, StepModel
-from tests.observe.estimate.systems import system_of
 
 UNITS = {"bandwidth": "bytes/s", "flops": "flop/s", "seconds": "s", "efficiency": "ratio"}
 # What a unit's numbers look like; a microsecond written as 3.5 or a bandwidth in GB/s falls out.
@@ -124,19 +122,9 @@ def test_gpt_oss_sizes() -> None:
 def test_draft_sizes() -> None:
     """784.8 M parameters, of which fc 41.5 M."""
     draft = draft_shape("z-lab/gpt-oss-120b-DFlash")
-    assert draft.fc_params == pytest.approx(41.5e6, rel=0.01)
-    assert draft.num_layers * draft.layer_params + draft.fc_params == pytest.approx(784.8e6, rel=0.001)
-
-
-def test_codebooks_are_gathered_and_convolutions_streamed() -> None:
-    """z-lab/Qwen3.8-27B-DFlash2: ten projections of [1280, 5120], and 16 candidates' rows of 256, twice, a draft."""
-    draft = draft_shape("z-lab/Qwen3.8-27B-DFlash2")
-    assert (draft.conv_params, draft.gathered_values) == (10 * 1280 * 5120, 2 * 16 * 256)
-    model = StepModel(system_of("gpt-oss-20b.h100x1.latency", draft=draft), rates("h100", "trtllm"))
-    cost = model.price("dflash", StepLoad(batch=3, context=100, draft_tokens=7))
-    num_bytes = {term.name: term.bytes for term in cost.terms if term.part == "drafter"}
-    assert num_bytes["block convolutions"] == 2 * draft.conv_params
-    assert num_bytes["codebook rows"] == 2 * 3 * 7 * draft.gathered_values
+    (fc,), (layers,) = draft.gemms["tap projection"], draft.gemms["layers"]
+    assert fc.params == pytest.approx(41.5e6, rel=0.01)
+    assert layers.params + fc.params == pytest.approx(784.8e6, rel=0.001)
 
 
 def test_tables_are_whole() -> None:

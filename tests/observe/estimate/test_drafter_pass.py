@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.sizes import draft_sizes
 from dflash_trt.observe.estimate.constants import rates
-from dflash_trt.observe.estimate.drafter_pass import DrafterLoad, Head, drafter_pass
+from dflash_trt.observe.estimate.drafter_pass import drafter_pass
 from dflash_trt.observe.estimate.inputs import draft_shape, target_shape
 from dflash_trt.observe.estimate.shapes import System
-from dflash_trt.observe.estimate.step import StepLoad, StepModel
+from dflash_trt.observe.estimate.step import Head, StepLoad, StepModel
 from tools.recipe_tables import (
     DRAFT,
     PAGE,
@@ -47,15 +48,13 @@ def test_alike_layers_cost_what_a_step_says(algorithm: str, batch: int) -> None:
     load = StepLoad(batch=batch, draft_tokens=SPEC.block_size - 1, context=1024)
     terms = [term for term in StepModel(system, RATES).price("dflash", load).terms if term.part == "drafter"]
     algorithms = {m: algorithm for m in SPEC.linear_modules() if m != "fc" and algorithm}
-    ours = drafter_pass(
-        SPEC, algorithms, RATES, DrafterLoad(batch=batch, context_tokens=1024 * batch), Head(rows=target.vocab_size)
-    )
+    ours = drafter_pass(SPEC, algorithms, RATES, load, Head(rows=target.vocab_size))
     assert [term.seconds for term in ours.terms] == pytest.approx([term.seconds for term in terms])
     assert [term.bytes for term in ours.terms] == pytest.approx([term.bytes for term in terms])
 
 
 def test_what_shares_a_gemm_but_no_format_is_two_gemms() -> None:
-    load = DrafterLoad(batch=1, context_tokens=0)
+    load = StepLoad(batch=1, draft_tokens=SPEC.block_size - 1, context=0)
     gate = {"layers.0.mlp.gate_proj": "FP8"}
     both = gate | {"layers.0.mlp.up_proj": "FP8"}
     dense, one, two = (drafter_pass(SPEC, algorithms, RATES, load).seconds for algorithms in ({}, gate, both))
@@ -84,8 +83,24 @@ def test_weights_are_those_that_deployments_count(recipe: str) -> None:
 
 
 def test_an_fp8_context_is_read_in_half_the_bytes() -> None:
-    passes = [
-        drafter_pass(SPEC, {}, RATES, DrafterLoad(batch=1, context_tokens=8192, fp8_context=fp8)).bytes
-        for fp8 in (False, True)
-    ]
+    load = StepLoad(batch=1, draft_tokens=SPEC.block_size - 1, context=8192)
+    passes = [drafter_pass(SPEC, {}, RATES, load, fp8_context=fp8).bytes for fp8 in (False, True)]
     assert passes[0] - passes[1] == 8192 * SPEC.context_bytes_per_token(fp8=True)
+
+
+def test_convolutions_and_selector_are_priced() -> None:
+    """z-lab/Qwen3.8-27B-DFlash2: ten projections of [1280, 5120] and 20 sides, and of the selector a projection of
+    [256, 5120] and, for each draft, two codebooks' rows of 16 candidates.
+    """
+    spec = published_drafts()["z-lab/Qwen3.8-27B-DFlash2"].spec
+    load = StepLoad(batch=3, draft_tokens=7, context=0)
+    plain = msgspec.structs.replace(spec, block_conv=None, candidate_selector=None)
+    with_both, without = (drafter_pass(each, {}, RATES, load) for each in (spec, plain))
+    terms = {term.name: term for term in with_both.terms}
+    convolutions, selector = terms["block convolutions"], terms["selector"]
+    assert convolutions.bytes == 2 * 10 * 1280 * 5120
+    busy = convolutions.bytes / RATES.read_rate
+    assert convolutions.seconds == pytest.approx(10 * RATES.gemm_seconds + busy + 20 * RATES.small_kernel_seconds)
+    assert selector.bytes == 2 * (256 * 5120 + 3 * 7 * 2 * 16 * 256)
+    assert selector.seconds == pytest.approx(RATES.gemm_seconds + selector.bytes / RATES.read_rate)
+    assert with_both.seconds - without.seconds == pytest.approx(convolutions.seconds + selector.seconds)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ import pytest
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.errors import BuildError
 from dflash_trt.measure.statistics import TauLoss
-from dflash_trt.observe.estimate.constants import rates
-from dflash_trt.observe.estimate.drafter_pass import DrafterLoad, drafter_pass
+from dflash_trt.observe.estimate.drafter_pass import drafter_seconds
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.loadable import FORMATS, LOADABLE, Runtime
 from dflash_trt.quantize.recipe import load_recipe
@@ -60,12 +58,7 @@ class KnownLosses:
 @pytest.mark.parametrize("batch", [1, 256])
 def test_the_fastest_within_the_budget(draft: DraftCheckpoint, batch: int) -> None:
     """By the seconds of a pass. At 256 requests GEMMs compute: formats that quantise inputs too are faster, then."""
-    constants = rates("b300", "trtllm")
-
-    def price(algorithms: Mapping[str, str], fp8_context: bool) -> float:
-        load = DrafterLoad(batch=batch, context_tokens=0, fp8_context=fp8_context)
-        return drafter_pass(draft.spec, algorithms, constants, load).seconds
-
+    price = drafter_seconds(draft.spec, "b300", batch, 0)
     ranged = frozenset(module for module in draft.spec.linear_modules() if module != "fc")
     space = make_space(draft, LOADABLE["engine"], formats=FORMATS, ranged=ranged, price=price)
     judge = KnownLosses()
