@@ -41,11 +41,13 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
     click.option("--max-body-mib", type=float, callback=_check_body_size, default=16.0, show_default=True),
     runtime_options("draft_length", "cache_gib", "enable_prefix_caching", "device", "dtype"),
     drain_option,
+    click.option("--otlp-traces-endpoint", metavar="URL",
+                 help="Export OpenTelemetry traces there, over HTTP. Default: as OTEL_EXPORTER_OTLP_ENDPOINT says."),
 )  # fmt: skip
 def serve(
     engine: Path, target: str | None, host: str, port: int, served_model_name: str | None, api_key_file: Path | None,
     allow_origin: tuple[str, ...], allowed_host: tuple[str, ...], max_waiting: int, max_body_mib: float,
-    drain_seconds: int, **settings: Any,
+    drain_seconds: int, otlp_traces_endpoint: str | None, **settings: Any,
 ) -> None:  # fmt: skip
     """Serve ENGINE, an engine directory, with the OpenAI API, metrics, and a page that shows how it decodes.
 
@@ -58,10 +60,12 @@ def serve(
     from dflash_trt.server.app import make_app
     from dflash_trt.server.http_server import HttpServer, bind, exit_on_sigterm, max_connections
     from dflash_trt.server.log import set_up_logging
+    from dflash_trt.server.tracing import open_tracing
 
     keys = None if api_key_file is None else ApiKeys.read(api_key_file)
     with exit_on_sigterm(), bind(host, port) as listening:  # a port in use is reported before the target is loaded
         connection_limit = max_connections()
+        tracing = open_tracing(otlp_traces_endpoint)
         _say(f"loading {target or engine}")
         from dflash_trt.llm import LLM
         from dflash_trt.server.endpoints import Endpoints
@@ -73,7 +77,7 @@ def serve(
             gc.freeze()  # a full collection over the loaded model takes 0.2 s
             name = served_model_name or engine.resolve().name
             max_bytes = int(max_body_mib * 2**20)
-            endpoints = Endpoints(llm.backend, name, max_waiting=max_waiting, max_body_bytes=max_bytes)
+            endpoints = Endpoints(llm.backend, name, max_waiting=max_waiting, max_body_bytes=max_bytes, tracing=tracing)
             set_up_logging()
             shown = f"[{host}]" if ":" in host else host
             _say(f"serving {name} on http://{shown}:{listening.getsockname()[1]}")

@@ -25,6 +25,7 @@ PACKAGES = {
     "matplotlib": (("verify --plot", "recover --plot"), "pip install 'dflash-trt[plot]'"),
     "starlette": (("serve",), "pip install 'dflash-trt[serve]'"),
     "xgrammar": (("structured outputs",), "pip install 'dflash-trt[guided]'"),
+    "opentelemetry-sdk": (("traces of serve",), "pip install 'dflash-trt[otel]'"),
     "httpx": (("doctor URL", "bench"), "pip install 'dflash-trt[observe]'"),
     "tritonclient": (("triton-repo",), "pip install 'dflash-trt[triton]'"),
     "mpi4py": (("doctor --ranks", "mpiexec in the place of torchrun"), "pip install 'dflash-trt[mpi]'"),

@@ -27,6 +27,7 @@ from dflash_trt.server.responses import Json
 from dflash_trt.server.streaming import EventStream, cancel_on_disconnect
 from dflash_trt.server.tokenizing import TokenizerPool
 from dflash_trt.server.tools import tool_format
+from dflash_trt.server.tracing import Tracing
 
 DEGRADED_FAILURES = 3
 """Failed sequences, without one that succeeds between them, after which /health says so."""
@@ -36,13 +37,22 @@ TOKENIZE_FIELDS = {"model", "prompt", "messages", "add_special_tokens"}
 class Endpoints:
     """One model, served by one backend."""
 
-    def __init__(self, backend: EmbeddedBackend, model: str, *, max_waiting: int, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        backend: EmbeddedBackend,
+        model: str,
+        *,
+        max_waiting: int,
+        max_body_bytes: int,
+        tracing: Tracing | None = None,
+    ) -> None:
         backend.check_room()
         self.admission = Admission(backend.num_slots + max_waiting)
         self._backend = backend
         self._model = model
         self.bodies = BodyReader(max_body_bytes)
         self._is_shutting_down = False
+        self._tracing = tracing
         self._created = int(time.time())
         self._metrics = ServerMetrics(model, backend.max_length, backend.num_draft_tokens, backend.metrics)
         self._grammars = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt grammars")
@@ -114,6 +124,10 @@ class Endpoints:
             http_request.client.host if http_request.client else ""
         )
         with ExitStack() as admission:  # until all sequences are computed
+            span = None
+            if self._tracing is not None:
+                operation = "chat" if is_chat else "text_completion"
+                span = admission.enter_context(self._tracing.request(operation, self._model, http_request.headers))
             async with self.bodies.read(http_request) as encoded:
                 body = decode_object(encoded)
                 builder = ResponseBuilder(body) if is_response else None
@@ -127,7 +141,7 @@ class Endpoints:
                 await cancel_on_disconnect(http_request.receive, self._compile(grammar))
             if self._is_shutting_down:
                 raise shutting_down()
-            generation = Generation(self._backend, self._model, self._metrics, request, prompt_ids)
+            generation = Generation(self._backend, self._model, self._metrics, request, prompt_ids, span)
             http_request.scope["dflash_trt.log_fields"] = generation.log_fields
             if not request.stream:
                 document = await cancel_on_disconnect(http_request.receive, generation.response())

@@ -18,6 +18,7 @@ from dflash_trt.server.prometheus import ServerMetrics
 from dflash_trt.server.requests import DEFAULT_CHAT_TOKENS, CompletionRequest
 from dflash_trt.server.responses import Choice, Envelope, Json, has_content, usage
 from dflash_trt.server.streaming import merge_streams
+from dflash_trt.server.tracing import RequestSpan
 
 
 class Generation:
@@ -30,6 +31,7 @@ class Generation:
         metrics: ServerMetrics,
         request: CompletionRequest,
         prompt_ids: list[list[int]],
+        span: RequestSpan | None = None,
     ) -> None:
         self.log_fields: dict[str, object] = {"prompt_tokens": sum(map(len, prompt_ids)), "output_tokens": 0}
         """For the access log."""
@@ -39,6 +41,10 @@ class Generation:
         self._envelope = Envelope(request, model, backend.num_draft_tokens)
         self._sequences = [(ids, self._params(ids, index)) for ids in prompt_ids for index in range(request.n)]
         self._num_prompt_tokens = sum(map(len, prompt_ids))
+        self._span = span
+        if span is not None:
+            span.set_request(request, self._num_prompt_tokens)
+            self.log_fields["trace"] = span.trace_id
         self._choices = [
             Choice(index, request, ids, backend.tokenizer) for index, (ids, _) in enumerate(self._sequences)
         ]
@@ -81,6 +87,8 @@ class Generation:
 
     def _finish(self, index: int, completion: Completion) -> None:
         self._metrics.observe_completion(len(self._sequences[index][0]), completion)
+        if self._span is not None:
+            self._span.add_completion(index, completion, is_only=len(self._sequences) == 1)
         if completion.finish_reason == "cancelled":
             raise shutting_down()
         self.log_fields["output_tokens"] = int(str(self.log_fields["output_tokens"])) + len(completion.token_ids)

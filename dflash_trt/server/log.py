@@ -51,11 +51,12 @@ class NonBlockingHandler(logging.Handler):
 
 
 def set_up_logging() -> None:
-    """The access log and errors on stderr, with the time; only errors of uvicorn."""
+    """The access log and errors on stderr, with the time; only errors of uvicorn and OpenTelemetry."""
     handler = NonBlockingHandler()
     handler._is_idle.set()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
-    for name, level in (("dflash_trt.server", logging.INFO), ("uvicorn.error", logging.ERROR)):
+    levels = {"dflash_trt.server": logging.INFO, "uvicorn.error": logging.ERROR, "opentelemetry": logging.ERROR}
+    for name, level in levels.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)

@@ -20,6 +20,7 @@ from dflash_trt.server.api_keys import ApiKeys
 from dflash_trt.server.app import make_app
 from dflash_trt.server.endpoints import Endpoints
 from dflash_trt.server.http_server import HttpServer, bind
+from dflash_trt.server.tracing import Tracing
 
 MODEL = "tiny"
 PATIENCE = 60.0
@@ -82,9 +83,10 @@ def serving(
     max_bytes: int = 2**20,
     hosts: tuple[str, ...] | None = (),
     connection_limit: int = 1000,
+    tracing: Tracing | None = None,
 ) -> Iterator[Live]:
     """The same server that `dflash-trt serve` starts, on a thread."""
-    endpoints = Endpoints(llm.backend, MODEL, max_waiting=max_waiting, max_body_bytes=max_bytes)
+    endpoints = Endpoints(llm.backend, MODEL, max_waiting=max_waiting, max_body_bytes=max_bytes, tracing=tracing)
     listening = bind("127.0.0.1", 0)
     app = make_app(endpoints, keys=keys, origins=origins, hosts=hosts)
     server = HttpServer(app, drain_seconds=5, cancel_all=endpoints.shut_down, connection_limit=connection_limit)
