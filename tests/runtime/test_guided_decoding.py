@@ -77,6 +77,17 @@ def test_guided_text_matches_and_equals_plain_decoding(session: Session, kind: s
         assert sum(answer.acceptance.accepted for answer in drafted if answer.acceptance is not None) > 0
 
 
+@pytest.mark.parametrize("draft_length", [None, 0])
+def test_a_grammar_of_any_text_changes_nothing(session: Session, draft_length: int | None) -> None:
+    anything = Grammar(kind="regex", text=r"[\s\S]*")
+    guided = answers(session, draft_length, structured_outputs=anything)
+    free = answers(session, draft_length)
+    assert [answer.token_ids for answer in guided] == [answer.token_ids for answer in free]
+    assert [answer.finish_reason for answer in guided] == [answer.finish_reason for answer in free]
+    assert [answer.acceptance for answer in guided] == [answer.acceptance for answer in free]
+    assert len({tuple(answer.token_ids) for answer in free}) > 1
+
+
 def test_rows_of_a_block(session: Session) -> None:
     """A special token is not the text of its name, an answer ends where its text does, and nothing is advanced."""
     assert session.tokenizer is not None
