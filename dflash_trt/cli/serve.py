@@ -91,6 +91,7 @@ def serve(
                 connection_limit=connection_limit,
             )
             asyncio.run(server.serve([listening]))
+            gc.unfreeze()  # what is not collected at the end is a leak to nanobind, which lists it on stderr
             if not server.should_exit:
                 raise EngineError(f"the decoder has failed: {llm.backend.error}", hint="start the server again")
 

@@ -30,6 +30,7 @@ def test_sigterm_lets_answers_end(engine: Path, chat_target: Path, tmp_path: Pat
         assert events[-1]["choices"][0]["finish_reason"] == "length"
         assert process.popen.wait(PATIENCE) == 0
         assert "Traceback" not in process.text
+        assert "leaked" not in process.text
         assert "POST /v1/completions 200" in process.text
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")
