@@ -26,7 +26,7 @@ ATOL = 1e-4
 
 def golden(case: Case) -> Arrays:
     with np.load(VECTORS) as vectors:
-        return {key: vectors[f"{case.name}/{key}"] for key in ("hidden", "path", "survival")}
+        return {key: vectors[f"{case.name}/{key}"] for key in ("hidden", "path", "scores", "survival")}
 
 
 def ours(case: Case, draft: Path, work: Path, *, rows: int = 1, draws: tuple[Draw | None, ...] = ()) -> Arrays:
@@ -47,14 +47,15 @@ def ours(case: Case, draft: Path, work: Path, *, rows: int = 1, draws: tuple[Dra
     hidden = drafter.draft(slots, noise)
     if case.head != "none":
         lattice = drafter.candidates(slots, noise, anchors, case.num_tokens, lambda rows: rows @ head.T)
-        proposed = lattice.walk(draws or [None] * rows)[0]
-    elif drafter.spec.has_own_head:
-        proposed = Proposals(drafter.propose(slots, noise)[0, : case.num_tokens].tolist())
+        proposed, scores = lattice.walk(draws or [None] * rows)[0], lattice.greedy_rows()[0].amax(-1)
     else:
-        proposed = Proposals((hidden[0, : case.num_tokens] @ head.T).argmax(-1).tolist())
+        scores, best = (hidden[0, : case.num_tokens] @ head.T).max(-1)
+        has_head = drafter.spec.has_own_head
+        proposed = Proposals((drafter.propose(slots, noise)[0] if has_head else best)[: case.num_tokens].tolist())
     return {
         "hidden": hidden[0].numpy(),
         "path": np.array(proposed.token_ids),
+        "scores": scores.numpy(),
         "survival": np.array(proposed.survival or ()),
     }
 
@@ -67,6 +68,7 @@ def replace_vocabulary(case: Case, directory: Path) -> Path:
 def assert_same(found: Arrays, expected: Arrays) -> None:
     np.testing.assert_allclose(found["hidden"], expected["hidden"], atol=ATOL, rtol=ATOL)
     np.testing.assert_array_equal(found["path"], expected["path"])
+    np.testing.assert_allclose(found["scores"], expected["scores"], atol=ATOL, rtol=ATOL)
     np.testing.assert_allclose(found["survival"], expected["survival"], atol=ATOL)
 
 

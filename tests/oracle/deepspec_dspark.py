@@ -49,7 +49,7 @@ CASES = (
 
 
 def run(case: Case, directory: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """hidden [S, H], the greedy path [K] and its survival [K] that DeepSpec gives.
+    """hidden [S, H], the greedy path [K], its scores [K] and survival [K] that DeepSpec gives.
 
     Of each slot only the best MARKOV_CANDIDATES by logits alone may be taken, which DeepSpec does not restrict.
     """
@@ -71,7 +71,9 @@ def run(case: Case, directory: Path) -> dict[str, np.ndarray[Any, Any]]:
         if case.head != "none":
             worst = logits.topk(MARKOV_CANDIDATES).values[..., -1:]
             logits = logits.masked_fill(logits < worst, -torch.inf)
-        path, _ = model.sample_draft_tokens(logits, first_prev_token_ids=block[:, 0], hidden_states=rows)
+        path, corrected = model.sample_draft_tokens(logits, first_prev_token_ids=block[:, 0], hidden_states=rows)
         confidence = model.predict_confidence_step(rows, torch.cat([block[:, :1], path[:, :-1]], dim=1))
     survival = torch.zeros(0) if confidence is None else confidence[0].sigmoid().cumprod(-1)
-    return {"hidden": hidden[0].numpy(), "path": path[0].numpy(), "survival": survival.numpy()}
+    scores = corrected[0].gather(1, path[0, :, None])[:, 0]
+    arrays = {"hidden": hidden[0], "path": path[0], "scores": scores, "survival": survival}
+    return {name: array.numpy() for name, array in arrays.items()}

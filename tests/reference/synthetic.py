@@ -122,7 +122,7 @@ def _dspark_tensors(sizes: DraftSizes, seed: int, *, is_gated: bool) -> Tensors:
     shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
     if is_gated:
         shapes |= {"markov_head.gate_proj.weight": (r, width), "markov_head.gate_proj.bias": (r,)}
-    scale = {"confidence_head.proj.weight": 0.1, "markov_head.gate_proj.weight": 0.3}
+    scale = {"confidence_head.proj.weight": 0.1, "markov_head.gate_proj.weight": 0.3, "markov_head.gate_proj.bias": 2.0}
     return {name: scale.get(name, 1.0) * torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
 
 

@@ -359,7 +359,7 @@ def test_a_drafter_that_knows_cuts_each_request() -> None:
     """Half of the requests accept all, half nothing, and the drafter says so: steps verify what is worth it, and what
     lengths cost and bring is learned from whole ones.
     """
-    policy, cost, batch = Simulated(), linear(0.3, 0.05), 8
+    policy, cost, batch = Simulated(), linear(1.0, 0.05), 8
     sure, hopeless = [0.95**k for k in range(1, K + 1)], [0.05**k for k in range(1, K + 1)]
     cuts, whole = 0, 0
     for _ in range(400):
@@ -377,6 +377,7 @@ def test_a_drafter_that_knows_cuts_each_request() -> None:
     assert whole > 100
     assert policy.has_probed
     assert policy._acceptance.expected_tokens()[1] == pytest.approx(1.5, abs=0.02)  # not only of the sure ones
+    assert policy._least_survival[0] == policy._least_survival[1]  # the drafter has run by then
 
 
 def test_a_drafter_that_does_not_know_is_not_cut() -> None:
