@@ -141,6 +141,11 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return 0 if self.sample_from_anchor else 1
 
     @property
+    def is_dspark(self) -> bool:
+        """Whether other runtimes know it as DSpark, which they do not run as DFlash."""
+        return self.sample_from_anchor or self.markov_head is not None
+
+    @property
     def num_candidates(self) -> int | None:
         """k, tokens of each slot that are scored behind those of the slot before; None without such scores."""
         if self.markov_head is not None:

@@ -232,10 +232,10 @@ def _draft_sizes(draft: str, name: str) -> DraftSizes:
             if REPOSITORY_ID.fullmatch(draft)
             else "check the path to the checkpoint",
         )
-    if sizes.spec.sample_from_anchor:  # SGLang and TensorRT-LLM have an algorithm of its own for it, vLLM a method
+    if sizes.spec.is_dspark:  # SGLang and TensorRT-LLM have an algorithm of its own for it, vLLM a method
         raise ConfigError(
-            f"{name}: draft: expected a DFlash or DFlash2 draft, found a DSpark draft, for which no deployment is"
-            f" written: {draft}",
+            f"{name}: draft: expected a DFlash or DFlash2 draft, found {draft}, a DSpark draft, for which no deployment"
+            " is written",
             hint="serve it here (dflash-trt serve), or with vLLM's method dspark",
         )
     return sizes

@@ -50,10 +50,10 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
             hint="build with the recipe without +fp8-kv",
         )
     draft = manifest.draft
-    if draft.sample_from_anchor:
+    if draft.is_dspark:
         raise EngineError(
-            f"{directory}: expected a DFlash or DFlash2 draft for engine mode, found a DSpark draft, whose blocks that"
-            " worker lays out differently",
+            f"{directory}: expected a DFlash or DFlash2 draft for engine mode, found a DSpark draft, whose block and"
+            " Markov head that worker does not know",
             hint="decode with the engine here: dflash-trt generate",
         )
     own = {"embed_tokens": draft.own_embedding, "mask_embedding": draft.mask_embedding, "lm_head": draft.has_own_head}

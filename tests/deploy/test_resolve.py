@@ -20,6 +20,7 @@ from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.errors import ConfigError
+from tests.checkpoint.dialect_samples import write_dspark
 from tests.cli.commands import run_here
 from tests.deploy.deployments import BUILD_CONFIGS, RUNTIMES, findings, resolved
 from tests.paths import FIXTURES
@@ -162,3 +163,9 @@ def test_nothing_fits_where_nothing_is_left() -> None:
     """A pool of no size needs nothing, but the rest must still fit."""
     load = asked(resolve(changed(max_batch_size=4096, max_num_tokens=65536, draft_attention="VANILLA"), "x"), "trtllm")
     assert not gpu_memory(msgspec.structs.replace(load, target=None, pool_fraction=0.0)).fits
+
+
+def test_a_dspark_draft_is_refused(tmp_path: Path) -> None:
+    draft = str(write_dspark(tmp_path / "draft"))
+    with pytest.raises(ConfigError, match=r"x: draft: expected a DFlash or DFlash2 draft, found .*, a DSpark draft"):
+        resolve(FILE, "x", draft=draft)

@@ -12,6 +12,7 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.calibrate import replay
 from dflash_trt.quantize.features import open_features
+from tests.checkpoint.dialect_samples import write_dspark
 from tests.cli.commands import run_here
 from tests.paths import FIXTURES
 
@@ -36,6 +37,12 @@ def test_calibration_sees_every_input(features: Path) -> None:
 def test_recover_names_it(features: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="found a DFlash2 draft, which `recover` does not train"):
         run_here("recover", DRAFT, "--recipe", "nvfp4-w4a16", "--features", features, "-o", tmp_path / "out")
+
+
+def test_recover_names_dspark(features: Path, tmp_path: Path) -> None:
+    draft = write_dspark(tmp_path / "draft")
+    with pytest.raises(CheckpointError, match="found a DSpark draft, which `recover` does not train"):
+        run_here("recover", draft, "--recipe", "nvfp4-w4a16", "--features", features, "-o", tmp_path / "out")
 
 
 def test_search_without_ranges_wants_formats_of_weights(features: Path, tmp_path: Path) -> None:

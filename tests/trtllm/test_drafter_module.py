@@ -27,6 +27,7 @@ from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.contract import contract_data
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 from dflash_trt.trtllm.registration import build_draft_model
+from tests.checkpoint.dialect_samples import write_dspark
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
 from tests.contract.recorder import VERSIONS
@@ -244,6 +245,13 @@ def test_a_draft_with_its_own_head_is_refused(tmp_path: Path) -> None:
     build_featured(draft, tmp_path / "engine", FIXTURES / "tiny-qwen3")
     spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(tmp_path / "engine"))
     with pytest.raises(EngineError, match="found embed_tokens and lm_head"):
+        build_draft_model(SimpleNamespace(spec_config=spec_config), None, None, None)
+
+
+def test_a_dspark_draft_is_refused(tmp_path: Path) -> None:
+    build(write_dspark(tmp_path / "draft"), tmp_path / "engine")
+    spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(tmp_path / "engine"))
+    with pytest.raises(EngineError, match="found a DSpark draft, whose block and Markov head that worker does not"):
         build_draft_model(SimpleNamespace(spec_config=spec_config), None, None, None)
 
 

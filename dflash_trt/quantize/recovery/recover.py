@@ -72,8 +72,8 @@ def recover_checkpoint(
     a DFlash2 or DSpark draft or a state of something else.
     """
     spec = draft.spec
-    if spec.block_conv is not None or spec.num_candidates is not None or spec.sample_from_anchor:
-        name = "DSpark" if spec.sample_from_anchor else "DFlash2"
+    if spec.block_conv is not None or spec.candidate_selector is not None or spec.is_dspark:
+        name = "DSpark" if spec.is_dspark else "DFlash2"
         raise CheckpointError(
             f"{draft.directory}: expected a DFlash draft, found a {name} draft, which `recover` does not train",
             hint="quantise it without training: dflash-trt quantize",
