@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
+from transformers.models.muse_glimmer.configuration_muse_glimmer import MuseGlimmerTextConfig
 
 from dflash_trt.deploy.deployment_file import load_deployment, shipped_deployments
 from dflash_trt.deploy.gpus import known_gpus
@@ -15,6 +18,7 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.constants import Rates, constants, rates
 from dflash_trt.observe.estimate.experts import tables
 from dflash_trt.observe.estimate.inputs import draft_shape, known_targets, target_shape
+from dflash_trt.observe.estimate.target_config import read_target_shape
 
 UNITS = {"bandwidth": "bytes/s", "flops": "flop/s", "seconds": "s", "efficiency": "ratio"}
 # What a unit's numbers look like; a microsecond written as 3.5 or a bandwidth in GB/s falls out.
@@ -107,6 +111,13 @@ def test_an_index_keeps_keys_and_spares_reads() -> None:
     assert cache.row_numbers(2048) == cache.row_numbers(2048, is_read=True)
     assert cache.row_numbers(10_000, is_read=True) == 11 * (2048 * 512 + 10_000 * 32)
     assert cache.rows(10_000) == 11 * 2048
+
+
+def test_muse_glimmer_is_as_transformers_has_it(tmp_path: Path) -> None:
+    """Its config.json was not read: the class's defaults are those of the released checkpoint."""
+    (tmp_path / "config.json").write_text(json.dumps(MuseGlimmerTextConfig().to_dict()))
+    name = "meta-models/Muse-Glimmer-30B"
+    assert msgspec.structs.replace(read_target_shape(tmp_path), target=name) == target_shape(name)
 
 
 def test_gpt_oss_sizes() -> None:
