@@ -111,7 +111,7 @@ def rms_norm(x: int, rows: int, dim: int, weight: int, eps: float, out: int, thr
     those of PassRows.attend. A row's bits depend on itself alone, and on the instruction set.
     """
 
-class SamplingParams:
+class SamplerParams:
     """How one request is sampled; the defaults sample from softmax(logits). Read-only.
 
     In the order of their application:
@@ -161,7 +161,7 @@ def proposal_uniforms(seed: int, position: int, count: int) -> list[float]:
 def verify_block(
     logits: NDArray[np.float32],
     proposals: list[int],
-    params: SamplingParams,
+    params: SamplerParams,
     position: int,
     prompt_ids: NDArray[np.int64] | None = None,
     output_ids: NDArray[np.int64] | None = None,
@@ -183,7 +183,7 @@ def verify_block(
 
 def token_probabilities(
     logits: NDArray[np.float32],
-    params: SamplingParams,
+    params: SamplerParams,
     out: NDArray[np.float64],
     prompt_ids: NDArray[np.int64] | None = None,
     output_ids: NDArray[np.int64] | None = None,

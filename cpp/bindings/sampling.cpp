@@ -45,32 +45,32 @@ static dflash::ProposalDistributions view(const Candidates& tokens, const Probab
 }
 
 static void bind_params(nb::module_& module) {
-  using dflash::SamplingParams;
-  nb::class_<SamplingParams>(module, "SamplingParams")
+  using dflash::SamplerParams;
+  nb::class_<SamplerParams>(module, "SamplerParams")
       .def(
           "__init__",
-          [](SamplingParams* self, double temperature, int32_t top_k, double top_p, double min_p,
+          [](SamplerParams* self, double temperature, int32_t top_k, double top_p, double min_p,
              double repetition_penalty, double presence_penalty, double frequency_penalty,
              uint64_t seed) {
-            const SamplingParams params{temperature,        top_k,
+            const SamplerParams params{temperature,        top_k,
                                         top_p,              min_p,
                                         repetition_penalty, presence_penalty,
                                         frequency_penalty,  seed};
             dflash::check(params);
-            new (self) SamplingParams(params);
+            new (self) SamplerParams(params);
           },
           nb::kw_only(), nb::arg("temperature") = 1.0, nb::arg("top_k") = 0, nb::arg("top_p") = 1.0,
           nb::arg("min_p") = 0.0, nb::arg("repetition_penalty") = 1.0,
           nb::arg("presence_penalty") = 0.0, nb::arg("frequency_penalty") = 0.0,
           nb::arg("seed") = 0)
-      .def_ro("temperature", &SamplingParams::temperature)
-      .def_ro("top_k", &SamplingParams::top_k)
-      .def_ro("top_p", &SamplingParams::top_p)
-      .def_ro("min_p", &SamplingParams::min_p)
-      .def_ro("repetition_penalty", &SamplingParams::repetition_penalty)
-      .def_ro("presence_penalty", &SamplingParams::presence_penalty)
-      .def_ro("frequency_penalty", &SamplingParams::frequency_penalty)
-      .def_ro("seed", &SamplingParams::seed);
+      .def_ro("temperature", &SamplerParams::temperature)
+      .def_ro("top_k", &SamplerParams::top_k)
+      .def_ro("top_p", &SamplerParams::top_p)
+      .def_ro("min_p", &SamplerParams::min_p)
+      .def_ro("repetition_penalty", &SamplerParams::repetition_penalty)
+      .def_ro("presence_penalty", &SamplerParams::presence_penalty)
+      .def_ro("frequency_penalty", &SamplerParams::frequency_penalty)
+      .def_ro("seed", &SamplerParams::seed);
 }
 
 void bind_sampling(nb::module_& module) {
@@ -91,7 +91,7 @@ void bind_sampling(nb::module_& module) {
   module.def(
       "verify_block",
       [](const LogitRows& logits, const std::vector<int64_t>& proposals,
-         const dflash::SamplingParams& params, uint64_t position, const TokenIds& prompt_ids,
+         const dflash::SamplerParams& params, uint64_t position, const TokenIds& prompt_ids,
          const TokenIds& output_ids, const Candidates& candidate_ids,
          const Probabilities& probabilities) {
         const nb::gil_scoped_release release;
@@ -105,7 +105,7 @@ void bind_sampling(nb::module_& module) {
       nb::arg("probabilities").noconvert() = nb::none());
   module.def(
       "token_probabilities",
-      [](const LogitRow& logits, const dflash::SamplingParams& params, const OutProbabilities& out,
+      [](const LogitRow& logits, const dflash::SamplerParams& params, const OutProbabilities& out,
          const TokenIds& prompt_ids, const TokenIds& output_ids) {
         const nb::gil_scoped_release release;
         dflash::token_probabilities({logits.data(), logits.shape(0)}, params,

@@ -42,7 +42,7 @@ uint64_t mass_from(std::span<const uint64_t> weights, uint64_t lowest) {
   return mass;
 }
 
-uint64_t lowest_kept_weight(std::span<const uint64_t> weights, const SamplingParams& params) {
+uint64_t lowest_kept_weight(std::span<const uint64_t> weights, const SamplerParams& params) {
   uint64_t lowest = 0;
   if (params.top_k > 0) {
     lowest = select(weights, static_cast<uint64_t>(params.top_k), [](uint64_t) { return 1; });

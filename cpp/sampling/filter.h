@@ -15,7 +15,7 @@ namespace dflash {
 //     min-p   the weight is at least min_p of the largest
 //
 // Tokens of equal weight stay or go together. The most likely token always stays.
-uint64_t lowest_kept_weight(std::span<const uint64_t> weights, const SamplingParams& params);
+uint64_t lowest_kept_weight(std::span<const uint64_t> weights, const SamplerParams& params);
 
 // The sum of weights that are at least `lowest`.
 uint64_t mass_from(std::span<const uint64_t> weights, uint64_t lowest);

@@ -16,7 +16,7 @@ static void expect(bool holds, const char* what, double found) {
   throw std::invalid_argument(message.str());
 }
 
-void check(const SamplingParams& params) {
+void check(const SamplerParams& params) {
   const double temperature = params.temperature;
   expect(temperature >= 0 && std::isfinite(temperature),
          "a finite temperature that is not negative (0: greedy)", temperature);

@@ -6,7 +6,7 @@
 namespace dflash {
 
 // How one request is sampled; the defaults sample from softmax(logits).
-struct SamplingParams {
+struct SamplerParams {
   double temperature = 1;         // 0: the argmax
   int32_t top_k = 0;              // 0: off
   double top_p = 1;               // 1: off
@@ -22,6 +22,6 @@ struct SamplingParams {
 };
 
 // Throws std::invalid_argument, with what was expected and found, for a value out of range.
-void check(const SamplingParams& params);
+void check(const SamplerParams& params);
 
 }  // namespace dflash

@@ -37,7 +37,7 @@ void TokenCounts::add_output(int64_t token) {
   ++in_output_[static_cast<size_t>(token)];
 }
 
-void TokenCounts::penalise(std::span<float> row, const SamplingParams& params) const {
+void TokenCounts::penalise(std::span<float> row, const SamplerParams& params) const {
   for (const int64_t token : history_tokens_) {
     const int32_t count = in_output_[static_cast<size_t>(token)];
     double logit = row[static_cast<size_t>(token)];

@@ -28,7 +28,7 @@ class TokenCounts {
   void add_output(int64_t token);
 
   // Applies the penalties to a row [V] of logits, in double, rounded once to float32.
-  void penalise(std::span<float> row, const SamplingParams& params) const;
+  void penalise(std::span<float> row, const SamplerParams& params) const;
 
  private:
   static constexpr int32_t kNotInHistory = -1;  // 0: in the prompt only

@@ -31,7 +31,7 @@ std::span<T> row_memory(int64_t vocab) {
 // Turns rows of logits into distributions, and those into tokens.
 class RowSampler {
  public:
-  RowSampler(int64_t vocab, const SamplingParams& params, const History& history)
+  RowSampler(int64_t vocab, const SamplerParams& params, const History& history)
       : params_(params), weights_(row_memory<uint64_t>(vocab)) {
     if (!params.has_penalties()) return;
     counts_.emplace(vocab, history);
@@ -106,7 +106,7 @@ class RowSampler {
     return weight >= lowest_ ? weight : 0;
   }
 
-  const SamplingParams params_;
+  const SamplerParams params_;
   std::optional<TokenCounts> counts_;
   std::span<float> penalised_;
   std::span<uint64_t> weights_;
@@ -142,7 +142,7 @@ void check_distributions(const ProposalDistributions& q, std::span<const int64_t
 }  // namespace
 
 std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t> proposals,
-                                  const SamplingParams& params, uint64_t position,
+                                  const SamplerParams& params, uint64_t position,
                                   const History& history,
                                   const ProposalDistributions& distributions) {
   check(params);
@@ -187,7 +187,7 @@ std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t>
   return emitted;
 }
 
-void token_probabilities(std::span<const float> logits, const SamplingParams& params,
+void token_probabilities(std::span<const float> logits, const SamplerParams& params,
                          const History& history, std::span<double> out) {
   check(params);
   const auto vocab = static_cast<int64_t>(logits.size());

@@ -37,12 +37,12 @@ struct ProposalDistributions {
 //
 // Throws std::invalid_argument; rows behind the last emitted token are not looked at.
 std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t> proposals,
-                                  const SamplingParams& params, uint64_t position,
+                                  const SamplerParams& params, uint64_t position,
                                   const History& history,
                                   const ProposalDistributions& distributions = {});
 
 // Fills `out` [V] with the distribution that verify_block samples from, given a row [V] of logits.
-void token_probabilities(std::span<const float> logits, const SamplingParams& params,
+void token_probabilities(std::span<const float> logits, const SamplerParams& params,
                          const History& history, std::span<double> out);
 
 // log softmax(logits[r])[tokens[r]], of the target's own logits: no penalty, temperature or filter.

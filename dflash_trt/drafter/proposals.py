@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Draw(NamedTuple):
     """What the proposals of one block are drawn with."""
 
-    params: _C.SamplingParams
+    params: _C.SamplerParams
     """Temperature and seed of it; filters and penalties are the target's alone, as in z-lab's dflash 0.1.0."""
     position: int
     """The output position of the first."""

@@ -54,7 +54,7 @@ class Request:
 
     prompt_ids: Sequence[int]
     params: SamplingParams
-    sampler: _C.SamplingParams
+    sampler: _C.SamplerParams
     """`params` as the sampling rule takes them, with the seed that tokens are drawn with."""
     stop_ids: frozenset[int]
     text: TextStream | None = None

@@ -143,10 +143,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """`stop_token_ids` as they are held."""
         return cast("frozenset[int]", self.stop_token_ids)
 
-    def sampler(self) -> _C.SamplingParams:
+    def sampler(self) -> _C.SamplerParams:
         """The settings as the sampling rule takes them; draws a seed where none is given."""
         seed = secrets.randbits(64) if self.seed is None else self.seed
-        return _C.SamplingParams(**{name: getattr(self, name) for name in SAMPLER_FIELDS}, seed=seed)
+        return _C.SamplerParams(**{name: getattr(self, name) for name in SAMPLER_FIELDS}, seed=seed)
 
     def _set(self, name: str, value: object) -> None:
         msgspec.structs.force_setattr(self, name, value)

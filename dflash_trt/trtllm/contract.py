@@ -61,7 +61,7 @@ CALLED = ("project_target_hidden", "precompute_context_kv", "dflash_forward", "_
           "logits_processor", "load_weights", "load_weights_from_target_model")  # fmt: skip
 
 
-class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WorkerVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A worker that engine mode was written for."""
 
     commit: str
@@ -100,7 +100,7 @@ class ContractData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     uses: dict[str, tuple[str, ...]]
     """Of the drafter, by group: `ours` are those that all of our drafters serve, `dflash2` those that one of a DFlash2
     draft does, the others are never taken with them."""
-    generations: tuple[Generation, ...]
+    generations: tuple[WorkerVersion, ...]
     releases: tuple[Release, ...]
 
 
@@ -120,7 +120,7 @@ class Found(msgspec.Struct, frozen=True):
     version: str
     uses: frozenset[str]
     """Of the drafter, by worker, loader and weight mapper."""
-    generation: Generation
+    generation: WorkerVersion
     """That it is, or is nearest to."""
     differences: tuple[str, ...]
     """To that generation, each in one line."""
@@ -134,7 +134,7 @@ def import_tensorrt_llm(asked_by: str) -> Any:
         raise _missing(asked_by, str(problem)) from None
 
 
-def check_contract() -> Generation:
+def check_contract() -> WorkerVersion:
     """The installed worker's generation, from its files.
 
     Raises MissingDependencyError without TensorRT-LLM, EngineError with every difference to what was read.
@@ -171,7 +171,7 @@ def read_package(directory: Path) -> Found:
     return Found(_version(source), uses, nearest, by_generation[nearest.commit])
 
 
-def differences(source: PackageSource, uses: frozenset[str], generation: Generation) -> Iterator[str]:
+def differences(source: PackageSource, uses: frozenset[str], generation: WorkerVersion) -> Iterator[str]:
     """Each in one line: what is missing, what has other parameters, what is newly asked of a drafter."""
     for (module, name), expected in generation.signatures.items():
         yield from _signature(f"{module}.{name}", source.parameters(module, name), expected)

@@ -9,10 +9,10 @@ from typing import Any
 
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import EngineError
-from dflash_trt.trtllm.contract import INTERFACE, REGISTRY, Generation, check_contract
+from dflash_trt.trtllm.contract import INTERFACE, REGISTRY, WorkerVersion, check_contract
 
 
-def register() -> Generation:
+def register() -> WorkerVersion:
     """The generation of worker that was found.
 
     Raises EngineError with every difference where this TensorRT-LLM is not one that this was written for.

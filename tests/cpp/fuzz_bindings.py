@@ -129,11 +129,11 @@ def kv_injection(
 
 
 def verify_block(params: Arguments, **others: Any) -> None:
-    _C.verify_block(params=_C.SamplingParams(**params), **others)
+    _C.verify_block(params=_C.SamplerParams(**params), **others)
 
 
 def token_probabilities(params: Arguments, **others: Any) -> None:
-    _C.token_probabilities(params=_C.SamplingParams(**params), **others)
+    _C.token_probabilities(params=_C.SamplerParams(**params), **others)
 
 
 def calls() -> dict[str, tuple[Callable[..., Any], Arguments]]:

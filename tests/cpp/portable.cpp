@@ -94,7 +94,7 @@ void print_sampling() {
   for (float& logit : logits) logit *= 8;
   const dflash::Logits view{.data = logits.data(), .rows = kRows, .vocab = kVocab};
   const std::vector<int64_t> proposals{17, 5, 999};
-  dflash::SamplingParams params{.temperature = 0.7, .top_k = 50, .top_p = 0.9, .min_p = 0.01};
+  dflash::SamplerParams params{.temperature = 0.7, .top_k = 50, .top_p = 0.9, .min_p = 0.01};
   std::vector<int64_t> tokens;
   for (params.seed = 0; params.seed < 20; ++params.seed) {
     for (const int64_t token : dflash::verify_block(view, proposals, params, 0, {})) tokens.push_back(token);

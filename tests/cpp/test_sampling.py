@@ -36,8 +36,8 @@ def ids(tokens: Sequence[int]) -> np.ndarray:
     return np.asarray(tokens, dtype=np.int64)
 
 
-def native(params: Params) -> _C.SamplingParams:
-    return _C.SamplingParams(**asdict(params))
+def native(params: Params) -> _C.SamplerParams:
+    return _C.SamplerParams(**asdict(params))
 
 
 def verify(

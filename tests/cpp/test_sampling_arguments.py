@@ -57,7 +57,7 @@ def test_a_row_without_any_token() -> None:
 )
 def test_params_out_of_range(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        _C.SamplingParams(**settings)
+        _C.SamplerParams(**settings)
 
 
 def test_params_are_what_was_given() -> None:
@@ -67,7 +67,7 @@ def test_params_are_what_was_given() -> None:
     )  # fmt: skip
     made = native(params)
     assert {name: getattr(made, name) for name in asdict(params)} == asdict(params)
-    assert asdict(Params()) == {name: getattr(_C.SamplingParams(), name) for name in asdict(params)}
+    assert asdict(Params()) == {name: getattr(_C.SamplerParams(), name) for name in asdict(params)}
     with pytest.raises(AttributeError):
         made.seed = 1
 

@@ -34,7 +34,7 @@ Emit = Callable[[int, int], list[int]]
 class Chain:
     """States are the last two tokens, a * V + b; each has a block of proposals and the logits that judge it."""
 
-    def __init__(self, params: _C.SamplingParams) -> None:
+    def __init__(self, params: _C.SamplerParams) -> None:
         rng = np.random.default_rng(2024)
         self.params = params
         logits = self.logits = rng.normal(0, 1.5, (V * V, V)).astype(np.float32)
@@ -174,7 +174,7 @@ CHECKS = [overall_p_value, acceptance_p_value, correction_p_value, pairs_p_value
     ],
 )
 def test_the_distribution_is_the_targets(temperature: float, top_p: float) -> None:
-    chain = Chain(_C.SamplingParams(temperature=temperature, top_p=top_p, seed=1))
+    chain = Chain(_C.SamplerParams(temperature=temperature, top_p=top_p, seed=1))
     run = chain.run(chain.verify_block)
     _, proposals, emitted = run.judged()
     assert 0.15 < (emitted == proposals).mean() < 0.75  # the drafter is neither perfect nor useless
@@ -185,14 +185,14 @@ def test_the_distribution_is_the_targets(temperature: float, top_p: float) -> No
 
 
 def test_the_textbook_rule_passes_the_same_checks() -> None:
-    chain = Chain(_C.SamplingParams())
+    chain = Chain(_C.SamplerParams())
     draw = np.random.default_rng(1).random
     run = chain.run(lambda state, _: textbook_verify(chain.block_targets[state], chain.proposal_list(state), draw))
     assert min(check(run) for check in CHECKS) > MIN_P_VALUE
 
 
 def test_a_replacement_drawn_from_the_whole_distribution_is_seen() -> None:
-    chain = Chain(_C.SamplingParams())
+    chain = Chain(_C.SamplerParams())
     draw = np.random.default_rng(1).random
     run = chain.run(
         lambda state, _: textbook_verify(
@@ -207,7 +207,7 @@ def test_a_replacement_drawn_from_the_whole_distribution_is_seen() -> None:
 
 
 def test_one_random_number_for_a_whole_pass_is_seen() -> None:
-    chain = Chain(_C.SamplingParams())
+    chain = Chain(_C.SamplerParams())
 
     def emit(state: int, position: int) -> list[int]:
         emitted: list[int] = []
@@ -222,7 +222,7 @@ def test_one_random_number_for_a_whole_pass_is_seen() -> None:
 
 def test_random_numbers_used_twice_are_seen() -> None:
     """Positions that count passes instead of tokens."""
-    chain = Chain(_C.SamplingParams())
+    chain = Chain(_C.SamplerParams())
     passes = itertools.count()
     run = chain.run(lambda state, _: chain.verify_block(state, next(passes)))
     assert pairs_p_value(run) < 1e-12
@@ -259,7 +259,7 @@ class Drawing:
 
 def drawing(temperature: float = 0.8, top_p: float = 1.0) -> Drawing:
     params = Params(temperature=temperature, top_p=top_p, seed=3)
-    return Drawing(Chain(_C.SamplingParams(temperature=temperature, top_p=top_p, seed=3)), params)
+    return Drawing(Chain(_C.SamplerParams(temperature=temperature, top_p=top_p, seed=3)), params)
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])

@@ -30,7 +30,7 @@ SHUTDOWN_SECONDS = 10.0
 FACTS_AGREE, FINISHED, ABORTED = b"facts agree", b"finished", b"aborted"
 
 
-class Facts(msgspec.Struct, tag=True):
+class RankFacts(msgspec.Struct, tag=True):
     """What must be the same on every rank."""
 
     facts: dict[str, str]
@@ -50,7 +50,7 @@ class Lost:
     """A rank whose connection closed before it was done."""
 
 
-_DECODER = msgspec.msgpack.Decoder(Facts | Failed | Done)
+_DECODER = msgspec.msgpack.Decoder(RankFacts | Failed | Done)
 
 
 class Leader:
@@ -61,7 +61,7 @@ class Leader:
     def __init__(self, links: Mapping[int, Link]) -> None:
         self.size = len(links) + 1
         self._links = links
-        self._messages: SimpleQueue[tuple[int, Facts | Failed | Done | Lost]] = SimpleQueue()
+        self._messages: SimpleQueue[tuple[int, RankFacts | Failed | Done | Lost]] = SimpleQueue()
         self._is_ending = False
         self._readers = [threading.Thread(target=self._read, args=item, daemon=True) for item in links.items()]
         for reader in self._readers:
@@ -76,7 +76,7 @@ class Leader:
         found: dict[int, dict[str, str]] = {}
         while len(found) < len(self._links):
             rank, message = self._messages.get()
-            if not isinstance(message, Facts):
+            if not isinstance(message, RankFacts):
                 raise RankError(_failure({rank: message}))
             found[rank] = message.facts
         if difference := _difference(facts, found):
@@ -106,8 +106,8 @@ class Leader:
         self.shutdown(ABORTED)
 
     def _read(self, rank: int, link: Link) -> None:
-        message: Facts | Failed | Done | Lost = Failed("")
-        while isinstance(message, Facts | Failed):
+        message: RankFacts | Failed | Done | Lost = Failed("")
+        while isinstance(message, RankFacts | Failed):
             try:
                 message = _DECODER.decode(link.receive())
             except RuntimeError:
@@ -118,7 +118,7 @@ class Leader:
 
     def _watch(self) -> None:
         """Ends this process when a rank fails or is lost."""
-        failed: dict[int, Facts | Failed | Done | Lost] = {}
+        failed: dict[int, RankFacts | Failed | Done | Lost] = {}
         running = set(self._links)
         while running and not any(isinstance(message, Lost) for message in failed.values()):
             try:
@@ -147,7 +147,7 @@ class Follower:
 
     def verify_same_facts(self, facts: Mapping[str, str]) -> None:
         """Returns once rank 0 has found the same facts on every rank; where they differ, it ends this process."""
-        self._send(Facts(dict(facts)))
+        self._send(RankFacts(dict(facts)))
         assert self._messages.get() == FACTS_AGREE
 
     def receive(self) -> bytes | None:
@@ -165,7 +165,7 @@ class Follower:
             self._send(Failed(reason))
         time.sleep(SHUTDOWN_SECONDS)
 
-    def _send(self, message: Facts | Failed | Done) -> None:
+    def _send(self, message: RankFacts | Failed | Done) -> None:
         self._leader.send(msgspec.msgpack.encode(message), timedelta(seconds=SHUTDOWN_SECONDS))
 
     def _read(self) -> None:
