@@ -22,6 +22,7 @@ from dflash_trt.quantize.recovery.recover import Recovery, recover_checkpoint
 from dflash_trt.quantize.recovery.settings import Settings
 from dflash_trt.quantize.recovery.training_state import Progress, state_file
 from tests.cli.commands import run_here
+from tests.fixtures.train import recovery_prompts
 from tests.paths import FIXTURES, REPOSITORY
 from tests.quantize.feature_samples import capture
 from tests.quantize.samples import arrays, convert
@@ -122,14 +123,16 @@ def test_a_killed_run_goes_on_to_the_same_bytes(recovered: Path, tmp_path: Path,
 
 @pytest.mark.full
 def test_training_wins_back_what_quantising_cost(tmp_path: Path) -> None:
-    """On answers that were not trained on; the fixtures' figures in docs/quantization.md took 1280 prompts."""
-    features = capture("tiny-gpt-oss", tmp_path / "features.safetensors", "--max-tokens", 96)
-    settings = Settings(steps=40, learning_rate=5e-4)
+    """On answers that were not trained on. Those to the fixture's own 32 prompts are too few to learn from."""
+    recovery_prompts.write(tmp_path)
+    prompts = ("--prompts", tmp_path / "train.jsonl", "--max-prompts", 96)
+    features = capture("tiny-gpt-oss", tmp_path / "features.safetensors", "--max-tokens", 96, *prompts)
+    settings = Settings(steps=60, learning_rate=5e-4)
     recovery = Recovery(features=features, settings=settings)
     _, progress = recover_checkpoint(read_draft(DRAFT), load_recipe("nvfp4"), recovery, tmp_path / "q")
     before, after = progress.held_out[0][1], progress.held_out[-1][1]
     assert before > progress.dense_held_out
-    assert after < before - 0.25 * (before - progress.dense_held_out)
+    assert after < before - 0.4 * (before - progress.dense_held_out)
 
 
 def test_the_state_of_something_else_is_refused(tmp_path: Path, features: dict[str, Path]) -> None:
