@@ -10,7 +10,7 @@ import msgspec
 
 from dflash_trt.cli.options import FILE, check_output_file, check_picture, deployment_options, json_option, options
 from dflash_trt.cli.output import print_json, print_tables
-from dflash_trt.files.picture import save_picture
+from dflash_trt.observe.plots.picture import save_picture
 
 
 @click.command(short_help="Predict a deployment's step, curve and memory, before the GPUs are rented.")

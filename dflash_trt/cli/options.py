@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-from dflash_trt.files.picture import PICTURE
 from dflash_trt.files.write import OutputKind, check_replaceable
+from dflash_trt.observe.plots.picture import PICTURE
 from dflash_trt.runtime.options import DEFAULTS, DEVICES
 from dflash_trt.targets.dtype import DTYPES
 

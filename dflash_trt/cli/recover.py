@@ -87,7 +87,7 @@ def recover(
         raise
     click.echo(_describe(progress), err=True)
     if plot is not None:
-        from dflash_trt.quantize.recovery.loss_plot import draw
+        from dflash_trt.observe.plots.loss_plot import draw
 
         draw(progress, loaded.name, plot)
     click.echo(describe(summary), err=True)

@@ -118,7 +118,7 @@ def verify(
     failure = find_failure(report, max_tau_loss)
     _print_verdict(report, print_report, failure, max_tau_loss, as_json=as_json)
     if plot is not None:
-        from dflash_trt.measure.verification_plot import draw
+        from dflash_trt.observe.plots.verification_plot import draw
 
         draw(report, plot)
     if report.comparison is not None and report.comparison.tau_loss is not None:

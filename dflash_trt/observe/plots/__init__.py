@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Throughput against a user's speed, predicted or measured: the points that count, and the picture of them."""
+"""Pictures: throughput against a user's speed, what `verify` measured, how a recovery went."""

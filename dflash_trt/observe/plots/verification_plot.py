@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from dflash_trt.files.picture import BLUE, GREEN, GREY, ORANGE, plain_axes, save_picture
-from dflash_trt.measure.drafter_error import DrafterError
-from dflash_trt.measure.verification_report import EngineReport, VerificationReport
+from dflash_trt.observe.plots.picture import BLUE, GREEN, GREY, ORANGE, plain_axes, save_picture
+
+if TYPE_CHECKING:
+    from dflash_trt.measure.drafter_error import DrafterError
+    from dflash_trt.measure.verification_report import EngineReport, VerificationReport
 
 
 def draw(report: VerificationReport, file: Path) -> None:
