@@ -17,7 +17,7 @@ from dflash_trt.cpu.accelerate import accelerate
 from dflash_trt.files.write import check_replaceable, new_file
 from dflash_trt.measure.feature_capture import FEATURES, answer_prompts, write_features
 from dflash_trt.measure.verification import tokenize
-from dflash_trt.quantize.features import GREEDY_VERSION, SAMPLED_VERSION, FeatureFacts, PromptFacts
+from dflash_trt.quantize.features import SCHEMA_VERSION, FeatureFacts, PromptFacts
 from dflash_trt.runtime.prompts import Prompt, check_prompt
 from dflash_trt.targets.huggingface import load_model, make_target, stop_token_ids
 from dflash_trt.targets.tokenizer import load_tokenizer
@@ -68,7 +68,7 @@ def capture_features(
     running = make_target(model, taps, BATCH_SIZE, accelerate)
     stop_ids = stop_token_ids(model)
     facts = FeatureFacts(
-        schema_version=SAMPLED_VERSION if options.temperature or options.top_logprobs else GREEDY_VERSION,
+        schema_version=SCHEMA_VERSION,
         tool_version=__version__,
         target_name=options.target_name,
         target=target.spec,
@@ -78,10 +78,10 @@ def capture_features(
         stop_token_ids=tuple(sorted(stop_ids)),
         target_dtype="bfloat16" if model.dtype == torch.bfloat16 else "float32",
         prompts=tuple(PromptFacts(name=p.id, category=p.category, language=p.language) for p in prompts),
+        temperature=options.temperature,
+        seed=options.seed if options.temperature else 0,
         top_logprobs=options.top_logprobs,
     )
-    if options.temperature:
-        facts = msgspec.structs.replace(facts, temperature=options.temperature, seed=options.seed)
     with new_file(output, FEATURES, force=force) as temporary:
         with progress(len(encoded), "answering") as advance:
             answered = answer_prompts(

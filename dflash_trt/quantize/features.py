@@ -41,8 +41,7 @@ from dflash_trt.files.json_file import SchemaVersion, json_value
 from dflash_trt.quantize.ranges import CAPTURE
 
 METADATA_KEY = "dflash_trt_features"
-GREEDY_VERSION, SAMPLED_VERSION = 2, 3
-"""A file of greedy answers without log probabilities is of version 2: who reads that, reads it still."""
+SCHEMA_VERSION = 3
 MASK_EMBEDDING, LM_HEAD, LM_HEAD_BIAS = "mask_embedding", "lm_head", "lm_head_bias"
 FLOATS = ("F32", "BF16")
 Shapes = dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
@@ -84,11 +83,6 @@ class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if self.top_logprobs > self.target.vocab_size:
             raise ValueError(f"top_logprobs: expected 0 to {self.target.vocab_size}, found {self.top_logprobs}")
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether the facts are of a kind that version 2 did not have."""
-        return self.temperature > 0 or self.top_logprobs > 0
 
     def sampler_seed(self, i: int) -> int:
         """What sequence `i` was sampled with."""
@@ -289,17 +283,12 @@ def _read_facts(file: Path, metadata: dict[str, str]) -> FeatureFacts:
         )
     content, where = metadata[METADATA_KEY].encode(), f"{file}: metadata {METADATA_KEY}"
     version = json_value(content, where, SchemaVersion, CheckpointError, what="facts", hint=CAPTURE).schema_version
-    if version not in (GREEDY_VERSION, SAMPLED_VERSION):
+    if version != SCHEMA_VERSION:
         raise CheckpointError(
-            f"{file}: schema_version: expected {GREEDY_VERSION} or {SAMPLED_VERSION}, found {version}",
+            f"{file}: schema_version: expected {SCHEMA_VERSION}, found {version}",
             hint=f"capture again with this version: {CAPTURE}",
         )
-    facts = json_value(content, where, FeatureFacts, CheckpointError, what="facts", hint=CAPTURE)
-    if facts.is_sampled and version == GREEDY_VERSION:
-        raise CheckpointError(
-            f"{file}: schema_version: expected {SAMPLED_VERSION} with temperature or top_logprobs, found {version}"
-        )
-    return facts
+    return json_value(content, where, FeatureFacts, CheckpointError, what="facts", hint=CAPTURE)
 
 
 def _check_fits(file: Path, facts: FeatureFacts, spec: DraftSpec) -> None:

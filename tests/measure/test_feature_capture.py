@@ -39,7 +39,7 @@ def test_layout(name: str, features: dict[str, Path]) -> None:
     spec = read_draft(FIXTURES / f"{name}-dflash").spec
     config = json.loads((FIXTURES / name / "config.json").read_text())
     assert facts == {
-        "schema_version": 2,
+        "schema_version": 3,
         "tool_version": __version__,
         "target_name": name,
         "target": {
@@ -49,6 +49,7 @@ def test_layout(name: str, features: dict[str, Path]) -> None:
         "target_layer_ids": list(spec.target_layer_ids),
         "mask_token_id": spec.mask_token_id,
         "max_tokens": 40,
+        "temperature": 0.0,
         "stop_token_ids": [0],
         "prompts": [
             {"name": json.loads(line)["id"], "category": None, "language": None}
@@ -333,11 +334,10 @@ def put(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
         (lambda t, f: f.update(mask_token_id=2), "mask_token_id: expected 1 (draft), found 2"),
         (lambda t, f: f["target"].update(hidden_size=64), "hidden_size: expected 64 (target), found 128 (draft)"),
         (lambda t, f: f["target"].update(vocab_size=9), "vocab_size: expected 9 (target), found 1024 (draft)"),
-        (lambda t, f: f.update(schema_version=1), "schema_version: expected 2 or 3, found 1"),
-        (lambda t, f: f.update(top_logprobs=4), "schema_version: expected 3 with temperature or top_logprobs, found 2"),
-        (lambda t, f: f.update(schema_version=3, top_logprobs=4), "missing tensor 'logprobs.0'"),
-        (lambda t, f: f.update(schema_version=3, temperature=-1.0), "Expected `float` >= 0.0 - at `$.temperature`"),
-        (lambda t, f: f.update(schema_version=3, top_logprobs=1025), "top_logprobs: expected 0 to 1024, found 1025"),
+        (lambda t, f: f.update(schema_version=2), "schema_version: expected 3, found 2"),
+        (lambda t, f: f.update(top_logprobs=4), "missing tensor 'logprobs.0'"),
+        (lambda t, f: f.update(temperature=-1.0), "Expected `float` >= 0.0 - at `$.temperature`"),
+        (lambda t, f: f.update(top_logprobs=1025), "top_logprobs: expected 0 to 1024, found 1025"),
         (lambda t, f: f.pop("target"), "expected facts, found Object missing required field `target`"),
         (lambda t, f: f.update(extra=1), "expected facts, found Object contains unknown field `extra`"),
         (lambda t, f: t.pop("taps.1"), "missing tensor 'taps.1'"),

@@ -17,7 +17,7 @@ from dflash_trt.measure import recorded_target
 from dflash_trt.measure.feature_capture import answer_prompts, write_features
 from dflash_trt.measure.replay import replay
 from dflash_trt.quantize.convert import quantize_checkpoint
-from dflash_trt.quantize.features import GREEDY_VERSION, FeatureFacts, FeatureFile, PromptFacts, open_features
+from dflash_trt.quantize.features import SCHEMA_VERSION, FeatureFacts, FeatureFile, PromptFacts, open_features
 from dflash_trt.quantize.recipe import FP8_KV, load_recipe, recipe_names
 from dflash_trt.runtime.request import Request, Step
 from dflash_trt.runtime.session import Session
@@ -121,7 +121,7 @@ class RandomPair:
         prompts = [[token + (token >= self.manifest.draft.mask_token_id) for token in prompt] for prompt in prompts]
         answered = answer_prompts(self.session.target, prompts, self.max_tokens, self.stop_ids)
         facts = FeatureFacts(
-            schema_version=GREEDY_VERSION,
+            schema_version=SCHEMA_VERSION,
             tool_version=__version__,
             target_name="random",
             target=read_target(self.target).spec,
