@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from dflash_trt.quantize.features import FeatureFile, FeatureSequence
-from dflash_trt.targets.target import Segment, Verified
+from dflash_trt.targets.target import Segment, Target, Verified
 
 
 @dataclass(slots=True)
@@ -23,16 +23,12 @@ class _RecordedPosition:
     """Tokens that the slot holds."""
 
 
-class RecordedTarget:
+class RecordedTarget(Target):
     """A `Target` on a feature file. Each slot that begins takes the next sequence, as the decode loop admits requests.
 
     Its logits are 1 for the recorded token and 0 for all others; behind the end, and after another token, they and the
     taps mean nothing, and the loop reads neither.
     """
-
-    cache_bytes_per_token = 0
-    cache_bytes_per_slot = 0
-    keeps_prefixes = False
 
     def __init__(self, file: FeatureFile, numbers: Sequence[int]) -> None:
         """`numbers`: of the sequences, in the order in which slots take them."""
@@ -40,13 +36,6 @@ class RecordedTarget:
         self._numbers = iter(numbers)
         self._places: dict[int, _RecordedPosition] = {}
         self._token_ids, self._table = _embeddings(file)
-
-    def claim(self, user: object) -> bool:
-        """False: there is nothing to find again."""
-        return False
-
-    def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
-        """Nothing: there are no K and V."""
 
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         """What was recorded for the segments' rows."""

@@ -12,18 +12,14 @@ from transformers import PreTrainedModel
 
 from dflash_trt.errors import CheckpointError
 from dflash_trt.targets.taps import Taps
-from dflash_trt.targets.target import Segment, Verified
+from dflash_trt.targets.target import Target, Verified
 
 
-class HuggingFaceTarget:
+class HuggingFaceTarget(Target):
     """What both ways to run a model share: embeddings, lm_head and taps."""
 
-    cache_bytes_per_token: int
-    cache_bytes_per_slot: int
     is_batch_invariant = False
     """Whether a token's numbers were found to be the same, to the bit, whatever else is in its pass; asked in BF16."""
-
-    keeps_prefixes = False
 
     def __init__(self, model: PreTrainedModel, target_layer_ids: Sequence[int]) -> None:
         self.model = model
@@ -35,26 +31,6 @@ class HuggingFaceTarget:
         self._taps = [layer + 1 for layer in target_layer_ids]
         self._catcher: Taps | None = None
         """In the place of hidden_states, where the model's layers are known."""
-
-    def claim(self, user: object) -> bool:
-        """False: there is nothing to find again."""
-        return False
-
-    def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
-        """Nothing: transformers' own caches have no pages."""
-        assert num_tokens == 0, "nothing is kept of a released slot"
-
-    def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
-        """One pass over the segments."""
-        raise NotImplementedError
-
-    def rollback(self, slot: int, num_tokens: int) -> None:
-        """Takes tokens of the slot's last segment back."""
-        raise NotImplementedError
-
-    def release(self, slot: int) -> None:
-        """Empties a slot."""
-        raise NotImplementedError
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -45,33 +46,43 @@ def side_by_side(tapped: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class Target(Protocol):
-    """The running target model: a cache of one sequence for each slot, one pass for all of them."""
+    """The running target model: a cache of one sequence for each slot, one pass for all of them.
 
-    cache_bytes_per_token: int
+    Those that inherit from it have no pages unless they say otherwise.
+    """
+
+    cache_bytes_per_token: int = 0
     """What one token of one sequence takes in the cache."""
-    cache_bytes_per_slot: int
+    cache_bytes_per_slot: int = 0
     """What a slot takes however long its sequence is: recurrent state, and its copy from before the last segment."""
 
-    keeps_prefixes: bool
+    keeps_prefixes: bool = False
     """Whether the pages of a released slot go on holding all that there is to know of their tokens."""
 
     def claim(self, user: object) -> bool:
         """Whether nobody but `user` has written pages since it last claimed them; from now on they are its own."""
+        return False
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """Gives an empty slot the pages of its sequence, if it has pages; `num_tokens` tokens are in them already."""
+        assert num_tokens == 0, "nothing is kept of a released slot"
 
+    @abstractmethod
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         """Appends each segment to its slot's sequence; a slot occurs at most once."""
 
+    @abstractmethod
     def rollback(self, slot: int, num_tokens: int) -> None:
         """Takes the last `num_tokens` >= 0 of the slot's last segment back; once after each `verify`."""
 
+    @abstractmethod
     def release(self, slot: int) -> None:
         """Empties a slot."""
 
+    @abstractmethod
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Rows [..., H] of the embedding table for token ids [...] int64, without the factor that Gemma gives them."""
 
+    @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The lm_head's logits [..., V] for hidden states [..., H]."""
