@@ -22,11 +22,11 @@ from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.targets.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.prompts import Prompt
+    from dflash_trt.runtime.prompts import PromptLine
 
 
 def verify_deployment(
-    config: Path, target: str | None, prompts: Sequence[Prompt], max_tokens: int, *, chat: bool, as_json: bool
+    config: Path, target: str | None, prompts: Sequence[PromptLine], max_tokens: int, *, chat: bool, as_json: bool
 ) -> None:
     """Decodes prompts with the drafter and without; VerificationError when a token differs."""
     from dflash_trt.measure.statistics import first_difference

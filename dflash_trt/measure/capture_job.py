@@ -18,7 +18,7 @@ from dflash_trt.files.write import check_replaceable, new_file
 from dflash_trt.measure.feature_capture import FEATURES, answer_prompts, write_features
 from dflash_trt.measure.verification import tokenize
 from dflash_trt.quantize.features import SCHEMA_VERSION, FeatureFacts, PromptFacts
-from dflash_trt.runtime.prompts import Prompt, check_prompt
+from dflash_trt.runtime.prompts import PromptLine, check_prompt
 from dflash_trt.targets.huggingface import load_model, make_target, stop_token_ids
 from dflash_trt.targets.tokenizer import load_tokenizer
 
@@ -44,7 +44,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
 def capture_features(
     draft: DraftCheckpoint,
     target: TargetCheckpoint,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PromptLine],
     output: Path,
     options: CaptureOptions,
     *,

@@ -25,7 +25,7 @@ from dflash_trt.measure.verification_report import (
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.load import load_session
 from dflash_trt.runtime.options import RuntimeOptions
-from dflash_trt.runtime.prompts import Prompt
+from dflash_trt.runtime.prompts import PromptLine
 from dflash_trt.runtime.request import Step
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.session import Session, run
@@ -67,7 +67,7 @@ class Verification:
         drafter = open_drafter(reference, reference_manifest, expose=exposed)
         return cls(session, session.with_drafter(reference_manifest, drafter))
 
-    def tokenize(self, prompts: Sequence[Prompt], max_tokens: int, *, chat: bool = False) -> list[TokenPrompt]:
+    def tokenize(self, prompts: Sequence[PromptLine], max_tokens: int, *, chat: bool = False) -> list[TokenPrompt]:
         """Token ids of all prompts, text in the chat template with `chat`; RequestError names what cannot be served."""
         return tokenize(
             prompts, self._session.tokenizer, lambda token_ids: self._session.check(token_ids, max_tokens), chat=chat
@@ -99,7 +99,7 @@ class Verification:
 
 
 def tokenize(
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PromptLine],
     tokenizer: PreTrainedTokenizerBase | None,
     check: Callable[[list[int]], None],
     *,

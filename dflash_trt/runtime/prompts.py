@@ -11,9 +11,8 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
-from dflash_trt.errors import RequestError
-from dflash_trt.files.json_file import MAX_BYTES, json_value
-from dflash_trt.files.read import read_bytes
+from dflash_trt.errors import RequestError, shown
+from dflash_trt.files.json_lines import read_json_lines
 from dflash_trt.runtime.sampling import is_integer
 from dflash_trt.targets.tokenizer import encode
 
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt: either its text or its token ids."""
+class PromptLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of a prompts file: either a text or its token ids."""
 
-    id: str
+    id: str = ""
     """What reports and errors call it: "line N" where the file has no id."""
-    text: str | None
-    token_ids: list[int] | None
+    text: str | None = msgspec.field(default=None, name="prompt")
+    token_ids: list[int] | None = None
     category: str | None = None
     """What kind of prompt it is, where the file says so; reports then have figures by category, ..."""
     language: str | None = None
@@ -39,14 +38,6 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
             return self.token_ids
         assert self.text is not None
         return encode(tokenizer, self.text, chat=chat)
-
-
-class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    id: str | None = None
-    prompt: str | None = None
-    token_ids: list[int] | None = None
-    category: str | None = None
-    language: str | None = None
 
 
 def is_prompt(given: object) -> bool:
@@ -66,13 +57,8 @@ def prompt_token_ids(given: Any) -> list[Any]:
 
         given = given.tolist() if hasattr(given, "tolist") else np.asarray(given).tolist()
     if not isinstance(given, list | tuple):
-        raise RequestError(f"prompt: expected a text or a list of token ids, found {_brief(given)}")
+        raise RequestError(f"prompt: expected a text or a list of token ids, found {shown(given)}")
     return list(given)
-
-
-def _brief(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def check_prompt(prompt_ids: Sequence[int], max_tokens: int, draft: DraftSpec, target: TargetSpec) -> None:
@@ -81,7 +67,7 @@ def check_prompt(prompt_ids: Sequence[int], max_tokens: int, draft: DraftSpec, t
         raise RequestError("prompt: expected at least one token, found an empty prompt")
     vocabulary = range(target.vocab_size)
     if wrong := [token for token in prompt_ids if not (is_integer(token) and int(token) in vocabulary)]:
-        raise RequestError(f"prompt: expected token ids from 0 to {target.vocab_size - 1}, found {_brief(wrong[0])}")
+        raise RequestError(f"prompt: expected token ids from 0 to {target.vocab_size - 1}, found {shown(wrong[0])}")
     if draft.mask_token_id in prompt_ids:
         raise RequestError(f"prompt: expected text, found the draft's mask token {draft.mask_token_id}")
     limit = max_positions(draft, target)
@@ -98,29 +84,20 @@ def max_positions(draft: DraftSpec, target: TargetSpec) -> int:
     return min(draft.max_position_embeddings, target.max_position_embeddings)
 
 
-def read_prompts(file: Path) -> list[Prompt]:
+def read_prompts(file: Path) -> list[PromptLine]:
     """The prompts of a JSON Lines file: {"prompt": text} or {"token_ids": [...]}.
 
     Each may have an "id", a "category" and a "language". Raises RequestError when the file cannot be read, holds no
     prompt, or a line is not one.
     """
-    lines = read_bytes(file, RequestError, limit=MAX_BYTES, may_be_pipe=True).split(b"\n")
-    prompts = [_read_line(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    prompts = []
+    what = "an object with prompt or token_ids"
+    for place, prompt in read_json_lines(file, PromptLine, RequestError, what=what, may_be_pipe=True):
+        if (prompt.text is None) == (prompt.token_ids is None):
+            found = "neither" if prompt.text is None else "both"
+            raise RequestError(f"{place}: expected either prompt or token_ids, found {found}")
+        name = prompt.id or f"line {place.rpartition(':')[2]}"
+        prompts.append(msgspec.structs.replace(prompt, id=name))
     if not prompts:
         raise RequestError(f"{file}: expected at least one prompt, found none")
     return prompts
-
-
-def _read_line(file: Path, number: int, raw: bytes) -> Prompt:
-    what = "an object with prompt or token_ids"
-    line = json_value(raw, f"{file}, line {number}", _Line, RequestError, what=what)
-    if (line.prompt is None) == (line.token_ids is None):
-        found = "neither" if line.prompt is None else "both"
-        raise RequestError(f"{file}, line {number}: expected either prompt or token_ids, found {found}")
-    return Prompt(
-        id=line.id or f"line {number}",
-        text=line.prompt,
-        token_ids=line.token_ids,
-        category=line.category,
-        language=line.language,
-    )

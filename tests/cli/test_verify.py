@@ -175,10 +175,10 @@ def test_a_differing_reference_is_refused_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ('{"prompt": "a"}\n{"prompt": }\n', "line 2"),
-        ('{"prompt": "a"}\n\n{"promt": "a"}\n', "line 3"),
-        ('{"prompt": "a", "token_ids": [1]}\n', "line 1"),
-        ('{"token_ids": ["a"]}\n', "line 1"),
+        ('{"prompt": "a"}\n{"prompt": }\n', "prompts.jsonl:2:"),
+        ('{"prompt": "a"}\n\n{"promt": "a"}\n', "prompts.jsonl:3:"),
+        ('{"prompt": "a", "token_ids": [1]}\n', "prompts.jsonl:1:"),
+        ('{"token_ids": ["a"]}\n', "prompts.jsonl:1:"),
         ("", "found none"),
     ],
 )
