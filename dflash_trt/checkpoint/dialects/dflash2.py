@@ -17,6 +17,7 @@ from dflash_trt.checkpoint.dialects.dialect import (
     Layout,
     Places,
     Weights,
+    has_architecture,
     section_keys,
     unrepresentable,
     windows,
@@ -37,9 +38,7 @@ MAX_KERNEL_SIZE, MAX_RANK, MAX_TOP_K = 16, 8192, 1024
 
 def recognises(config: Facts) -> bool:
     """Whether the architecture, or a key of convolution or selector, is DFlash2's."""
-    names = config.values().get("architectures")
-    is_named = isinstance(names, list) and any(name in ARCHITECTURES for name in names if isinstance(name, str))
-    return is_named or bool(section_keys(config, "dflash_config") & KEYS)
+    return has_architecture(config, *ARCHITECTURES) or bool(section_keys(config, "dflash_config") & KEYS)
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from dflash_trt.errors import CheckpointError
 # Far beyond any draft: a slip in config.json is refused before it fills the memory (layers, rotary tables).
 MAX_LAYERS, MAX_BLOCK_SIZE, MAX_POSITIONS = 1024, 1024, 2**24
 FULL, SLIDING = "full_attention", "sliding_attention"
+SECTION = "dflash_config"
 
 Weights = dict[str, Tensor]
 
@@ -57,22 +58,36 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 class Places:
     """config.json and its dflash_config: a fact stands in one of them, or in both with the same value."""
 
-    def __init__(self, config: Facts, section: str = "dflash_config") -> None:
+    def __init__(self, config: Facts, keys: Set[str] | None = None) -> None:
+        """Raises CheckpointError for a key of dflash_config besides `keys`; None: any may stand there."""
         self.config = config
-        self.section = section
-        self.dflash = config.section(section)
+        self.dflash = config.section(SECTION)
+        if keys is not None and (unknown := sorted(self.dflash.keys() - keys)):
+            raise self.dflash.error(unknown[0], f"only the keys {', '.join(sorted(keys))}")
 
     def of(self, key: str) -> Facts:
         """Where `key` stands: dflash_config (newer files) or the top level (older files); never two values."""
         if not self.dflash.agrees(self.config, key):
-            raise self.config.error(key, f"the same value as in {self.section}.{key}")
+            raise self.config.error(key, f"the same value as in {SECTION}.{key}")
         return self.dflash if key in self.dflash else self.config
 
+    def read_facts(self) -> dict[str, Any]:
+        """The fields of DraftSpec that z-lab's layout and its nearest descendants have in common."""
+        vocab_size, count = self.config.integer("vocab_size"), self.of("num_target_layers")
+        return read_backbone(self.config) | {
+            "attention_bias": self.config.flag("attention_bias"),
+            "vocab_size": vocab_size,
+            "block_size": self.of("block_size").integer("block_size", minimum=2, maximum=MAX_BLOCK_SIZE),
+            "mask_token_id": mask_token(self.of("mask_token_id"), vocab_size),
+            "target_layer_ids": taps(self.of("target_layer_ids")),
+            "num_target_layers": count.optional("num_target_layers", count.integer),
+        }
 
-def config_equals(config: Facts, key: str, value: str) -> bool:
-    """Whether `value` is `key`'s text, or among its texts; False for anything else that stands there."""
-    text = config.values().get(key)
-    return text == value or (isinstance(text, list) and value in text)
+
+def has_architecture(config: Facts, *names: str) -> bool:
+    """Whether one of `names` is the architecture, or among them; False for anything else that stands there."""
+    given = config.values().get("architectures")
+    return any(name in given if isinstance(given, list) else name == given for name in names)
 
 
 def section_keys(config: Facts, key: str) -> set[str]:

@@ -11,15 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dflash_trt.checkpoint.dialects.dialect import (
-    MAX_BLOCK_SIZE,
     Dialect,
     Places,
     Weights,
+    has_architecture,
     layers,
-    mask_token,
-    read_backbone,
     section_keys,
-    taps,
     windows,
 )
 from dflash_trt.checkpoint.dialects.zlab import canonical
@@ -39,37 +36,28 @@ WITH_MARKOV = "confidence_head_with_markov"
 
 def recognises(config: Facts) -> bool:
     """Whether it is a DSpark draft on a Qwen3 backbone, in a file of its own."""
-    values = config.values()
-    names, ranked = values.get("architectures"), "markov_rank" in config.keys() | section_keys(config, "dflash_config")
-    is_named = isinstance(names, list) and any(name in ARCHITECTURES for name in names if isinstance(name, str))
-    return is_named and ranked and "speculators_model_type" not in values
+    is_ranked = "markov_rank" in config.keys() | section_keys(config, "dflash_config")
+    return has_architecture(config, *ARCHITECTURES) and is_ranked and "speculators_model_type" not in config.values()
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
     """The facts of a DSpark draft; its tensors say whether embedding and lm_head are its own."""
-    places = Places(Facts({"dflash_config": {}} | config.values(), config.file))  # DeepSpec's keys stand at the top
-    if unknown := sorted(places.dflash.keys() - KEYS):
-        raise places.dflash.error(unknown[0], f"only the keys {', '.join(sorted(KEYS))}")
+    # DeepSpec's keys stand at the top.
+    places = Places(Facts({"dflash_config": {}} | config.values(), config.file), KEYS)
     if not (place := places.of("sample_from_anchor")).flag("sample_from_anchor", default=True):
         raise place.error("sample_from_anchor", "true, as every published DSpark draft has it")
     if config.number("logit_scale", default=1) != 1:
         raise config.error("logit_scale", "1")
     if any(seen := windows(config)):
         raise config.error("layer_types", f"{len(seen)} times full_attention")
-    count, vocab_size = places.of("num_target_layers"), config.integer("vocab_size")
+    facts = places.read_facts()
     return DraftSpec(
-        **read_backbone(config),
+        **facts,
         model_type=config.text("model_type", choices=("qwen3",)),
-        attention_bias=config.flag("attention_bias"),
         layers=layers(seen, causal=False),
-        vocab_size=vocab_size,
-        block_size=places.of("block_size").integer("block_size", minimum=2, maximum=MAX_BLOCK_SIZE),
-        mask_token_id=mask_token(places.of("mask_token_id"), vocab_size),
-        target_layer_ids=taps(places.of("target_layer_ids")),
-        num_target_layers=count.optional("num_target_layers", count.integer),
         input_embedding_scale=1,
         own_embedding=EMBEDDING in weights,
-        draft_vocab_size=vocab_size if f"{HEAD}.weight" in weights else None,
+        draft_vocab_size=facts["vocab_size"] if f"{HEAD}.weight" in weights else None,
         markov_head=read_head(places.of),
         sample_from_anchor=True,
     )

@@ -13,15 +13,11 @@ import msgspec
 
 from dflash_trt.checkpoint.dialects import zlab
 from dflash_trt.checkpoint.dialects.dialect import (
-    MAX_BLOCK_SIZE,
     Dialect,
     Places,
     Weights,
-    config_equals,
+    has_architecture,
     layers,
-    mask_token,
-    read_backbone,
-    taps,
     windows,
 )
 from dflash_trt.checkpoint.draft_spec import DraftSpec, GateWidth
@@ -35,34 +31,24 @@ FUSED = re.compile(r"(layers\.\d+\.self_attn\.)qkv_proj\.(weight|bias)")
 
 def recognises(config: Facts) -> bool:
     """Whether the architecture is Laguna's."""
-    return config_equals(config, "architectures", ARCHITECTURE)
+    return has_architecture(config, ARCHITECTURE)
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
     """The facts of a Laguna draft."""
-    places = Places(config)
-    if unknown := sorted(places.dflash.keys() - KEYS):
-        raise places.dflash.error(unknown[0], f"only the keys {', '.join(sorted(KEYS))}")
+    places = Places(config, KEYS)
+    facts = places.read_facts()
     if config.optional("num_experts", lambda key: config.integer(key, minimum=0)):
         raise config.error("num_experts", "0 (a dense MLP)")
-    vocab_size = config.integer("vocab_size")
-    if config.optional("draft_vocab_size", config.integer) not in (None, vocab_size):
-        raise config.error("draft_vocab_size", f"vocab_size {vocab_size}")
-    target_layer_ids = taps(places.of("target_layer_ids"))
+    if config.optional("draft_vocab_size", config.integer) not in (None, facts["vocab_size"]):
+        raise config.error("draft_vocab_size", f"vocab_size {facts['vocab_size']}")
     entered = config.optional("eagle_aux_hidden_state_layer_ids", config.integers)
-    if entered not in (None, tuple(tap + 1 for tap in target_layer_ids)):
+    if entered not in (None, tuple(tap + 1 for tap in facts["target_layer_ids"])):
         raise config.error("eagle_aux_hidden_state_layer_ids", "one more than each of target_layer_ids")
-    count = places.of("num_target_layers")
     return DraftSpec(
-        **read_backbone(config),
+        **facts,
         model_type=config.text("model_type", choices=("laguna",)),
-        attention_bias=config.flag("attention_bias"),
         layers=layers(windows(config), zlab.read_causality(places)),
-        vocab_size=vocab_size,
-        block_size=places.of("block_size").integer("block_size", minimum=2, maximum=MAX_BLOCK_SIZE),
-        mask_token_id=mask_token(places.of("mask_token_id"), vocab_size),
-        target_layer_ids=target_layer_ids,
-        num_target_layers=count.optional("num_target_layers", count.integer),
         input_embedding_scale=1,
         tap_norms=True,
         context_input_layernorm=True,

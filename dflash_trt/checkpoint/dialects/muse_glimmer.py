@@ -11,7 +11,7 @@ from dflash_trt.checkpoint.dialects.dialect import (
     MAX_BLOCK_SIZE,
     Dialect,
     Weights,
-    config_equals,
+    has_architecture,
     layers,
     read_backbone,
     renamed,
@@ -27,9 +27,8 @@ NAMES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hi
 
 def recognises(config: Facts) -> bool:
     """Whether transformers would build a MuseGlimmerAssistantModel."""
-    return config_equals(config, "model_type", MODEL_TYPE) or config_equals(
-        config, "architectures", "MuseGlimmerAssistantModel"
-    )
+    is_named = has_architecture(config, "MuseGlimmerAssistantModel")
+    return is_named or config.values().get("model_type") == MODEL_TYPE
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:

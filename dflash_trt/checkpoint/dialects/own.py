@@ -7,106 +7,81 @@ The architecture is another, so that runtimes that do not know the section refus
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
 from dflash_trt.checkpoint.dialects import dflash2, zlab
-from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, config_equals, windows
-from dflash_trt.checkpoint.draft_spec import (
-    BIASED,
-    BlockConv,
-    DraftLayer,
-    DraftSpec,
-    GateWidth,
-    MarkovHead,
-    Positive,
-    SelectorSizes,
-)
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, has_architecture, windows
+from dflash_trt.checkpoint.draft_spec import BIASED, DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import MAX_INTEGER, Facts
 from dflash_trt.errors import CheckpointError
 
 ARCHITECTURE, SECTION = "DFlashTrtDraftModel", "dflash_trt"
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The facts of `DraftSpec` for which z-lab's layout has no words, by the same names."""
-
-    model_type: str
-    layers: tuple[DraftLayer, ...] | None = None
-    """Where z-lab's keys cannot say them."""
-    biases: tuple[str, ...] = ()
-    value_scale: float = 1
-    tap_hidden_size: Positive | None = None
-    tap_norms: bool = False
-    context_input_layernorm: bool = False
-    attention_gate: GateWidth | None = None
-    own_embedding: bool = False
-    mask_embedding: bool = False
-    draft_vocab_size: Positive | None = None
-    block_conv: BlockConv | None = None
-    candidate_selector: SelectorSizes | None = None
-    markov_head: MarkovHead | None = None
-    sample_from_anchor: bool = False
-    vocabulary_is_unknown: bool = False
-    """Whether the size of the target's vocabulary is, so that `vocab_size` says nothing."""
-
-
-SAME_NAMES = tuple(name for name in Section.__struct_fields__ if name not in ("layers", "vocabulary_is_unknown"))
+FACTS = ("model_type", "layers", *zlab.PLAIN)
+"""Of `DraftSpec`, what may stand in the section by the same names; layers only where z-lab's keys cannot say them."""
+UNKNOWN = "vocabulary_is_unknown"
+"""The section's flag for a target's vocabulary of unknown size, so that `vocab_size` says nothing."""
 
 
 def recognises(config: Facts) -> bool:
     """Whether the architecture is ours."""
-    return config_equals(config, "architectures", ARCHITECTURE)
+    return has_architecture(config, ARCHITECTURE)
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
     """z-lab's facts, and those of the section."""
+    section = config.section(SECTION)
+    is_unknown = section.flag(UNKNOWN, default=False)
+    plain = config.values() | {"architectures": [zlab.ARCHITECTURE], "model_type": "qwen3"}
+    if is_unknown:
+        plain["vocab_size"] = MAX_INTEGER
+    zlabs = zlab.read_layout(Facts(plain, config.file), zlab.KEYS, windows(config))
+    facts = {name: fact for name, fact in section.values().items() if name != UNKNOWN}
+    if unknown := sorted(facts.keys() - set(FACTS)):
+        raise section.error(unknown[0], f"only the facts {', '.join(FACTS)}")
+    section.text("model_type")
     try:
-        section = msgspec.convert(config.section(SECTION).values(), Section)
+        spec = msgspec.convert(msgspec.to_builtins(zlabs) | facts, DraftSpec)
     except msgspec.ValidationError as error:
         raise config.error(SECTION, f"facts of a draft ({error})") from None
-    plain = config.values() | {"architectures": [zlab.ARCHITECTURE], "model_type": "qwen3"}
-    if section.vocabulary_is_unknown:
-        plain["vocab_size"] = MAX_INTEGER
-    spec = zlab.read_layout(Facts(plain, config.file), zlab.KEYS, windows(config))
-    _check(config, section, spec)
-    return msgspec.structs.replace(
-        spec,
-        **{name: getattr(section, name) for name in SAME_NAMES},
-        layers=section.layers or spec.layers,
-        vocab_size=None if section.vocabulary_is_unknown else spec.vocab_size,
-    )
+    _check(section, spec, zlabs.num_layers)
+    return msgspec.structs.replace(spec, vocab_size=None) if is_unknown else spec
 
 
-def _check(config: Facts, section: Section, spec: DraftSpec) -> None:
+def _check(section: Facts, spec: DraftSpec, num_layers: int) -> None:
     """What one field says of another."""
-    place, rows = config.section(SECTION), section.draft_vocab_size
+    rows, conv, selector = spec.draft_vocab_size, spec.block_conv, spec.candidate_selector
     if rows is not None and rows > (spec.vocab_size or 0):
-        raise place.error("draft_vocab_size", f"an integer from 1 to vocab_size {spec.vocab_size}")
-    place.number("value_scale", default=1)
-    if not set(section.biases) <= set(BIASED):
-        raise place.error("biases", f"some of {', '.join(BIASED)}")
-    conv, selector = section.block_conv, section.candidate_selector
+        raise section.error("draft_vocab_size", f"an integer from 1 to vocab_size {spec.vocab_size}")
+    section.number("value_scale", default=1)
+    if not set(spec.biases) <= set(BIASED):
+        raise section.error("biases", f"some of {', '.join(BIASED)}")
     if conv is not None and spec.hidden_size % conv.group_size:
-        raise place.error("block_conv", f"groups that divide hidden_size {spec.hidden_size}")
+        raise section.error("block_conv", f"groups that divide hidden_size {spec.hidden_size}")
     if selector is not None and selector.top_k > (rows or spec.vocab_size or 0):
-        raise place.error("candidate_selector", "at most as many candidates as the head has rows")
-    if section.layers is not None and len(section.layers) != spec.num_layers:
-        raise place.error("layers", f"num_hidden_layers {spec.num_layers} of them")
+        raise section.error("candidate_selector", "at most as many candidates as the head has rows")
+    if len(spec.layers) != num_layers:
+        raise section.error("layers", f"num_hidden_layers {num_layers} of them")
 
 
 def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
     """config.json for `spec`, whose tensors are of torch's type `dtype`; z-lab's to the letter where that suffices."""
     with suppress(CheckpointError):
         return dflash2.to_config(spec, dtype)
-    layers = spec.layers if zlab.layers_problem(spec.layers) else None
-    plain_layers = tuple(DraftLayer(sliding_window=None, causal=False) for _ in spec.layers) if layers else spec.layers
-    unknown = spec.vocab_size is None
+    has_layers = zlab.layers_problem(spec.layers) is not None
+    plain_layers = tuple(DraftLayer(sliding_window=None, causal=False) for _ in spec.layers)
     plain = msgspec.structs.replace(
-        spec, model_type="qwen3", layers=plain_layers, vocab_size=spec.vocab_size or MAX_INTEGER, **zlab.PLAIN
+        spec,
+        model_type="qwen3",
+        layers=plain_layers if has_layers else spec.layers,
+        vocab_size=spec.vocab_size or MAX_INTEGER,
+        **zlab.PLAIN,
     )
-    facts = {name: getattr(spec, name) for name in SAME_NAMES}
-    section = msgspec.to_builtins(Section(layers=layers, vocabulary_is_unknown=unknown, **facts))
+    facts: dict[str, Any] = msgspec.to_builtins(spec)
+    section = {name: facts[name] for name in FACTS if name in facts and (name != "layers" or has_layers)}
+    if spec.vocab_size is None:
+        section[UNKNOWN] = True
     return zlab.to_config(plain, dtype) | {"architectures": [ARCHITECTURE], SECTION: section}
 
 

@@ -34,11 +34,9 @@ from dflash_trt.errors import CheckpointError
 KEY = "speculators_model_type"
 T2D = "t2d"
 VERSION = "0.9.0"
-PLAIN: dict[str, object] = {
-    "biases": (), "value_scale": 1, "tap_hidden_size": None, "tap_norms": False, "context_input_layernorm": False,
-    "attention_gate": None, "mask_embedding": False, "input_embedding_scale": 1, "output_multiplier": 1,
-    "final_logit_softcapping": None, "markov_head": None, "sample_from_anchor": False,
-}  # fmt: skip
+WORDS = {"own_embedding", "draft_vocab_size", "block_conv", "candidate_selector", "num_target_layers"}
+"""Facts that z-lab's layout need not, or cannot, say and the library can."""
+PLAIN = {fact: plain for fact, plain in (zlab.PLAIN | zlab.OPTIONAL).items() if fact not in WORDS}
 """Facts for which the library has no words, and what they are for every draft of it."""
 TRAINING_ONLY = ("verifier_lm_head.weight", "verifier_norm.weight")
 """Copies of the target's tensors that only the training loss reads; the library itself leaves them out on save."""

@@ -7,19 +7,15 @@ from collections.abc import Sequence
 
 from dflash_trt.checkpoint.dialects.dialect import (
     FULL,
-    MAX_BLOCK_SIZE,
     SLIDING,
     Dialect,
     Places,
     Weights,
-    config_equals,
+    has_architecture,
     layers,
-    mask_token,
-    read_backbone,
     refuse_unless,
     renamed,
     section_keys,
-    taps,
     unrepresentable,
     windows,
     windows_of,
@@ -57,7 +53,7 @@ OPTIONAL: dict[str, object] = {
 
 def recognises(config: Facts) -> bool:
     """Whether this is a DFlash draft at all: the last of the dialects to be asked."""
-    return config_equals(config, "architectures", ARCHITECTURE) or bool(section_keys(config, "dflash_config"))
+    return has_architecture(config, ARCHITECTURE) or bool(section_keys(config, "dflash_config"))
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
@@ -75,25 +71,16 @@ def read_layout(
     """
     if ARCHITECTURE not in config.texts("architectures"):
         raise config.error("architectures", f"[{ARCHITECTURE!r}]")
-    places = Places(config)
-    if unknown := sorted(places.dflash.keys() - known_keys):
-        raise places.dflash.error(unknown[0], f"only the keys {', '.join(sorted(known_keys))}")
+    places = Places(config, known_keys)
     if (place := places.of("sample_from_anchor")).flag("sample_from_anchor", default=False):
         raise place.error("sample_from_anchor", "false (a draft that predicts from the block's first slot is DSpark's)")
     causal = read_causality(places) if causal is None else causal
-    vocab_size = config.integer("vocab_size")
     has_sinks = places.of("attention_sink_bias").flag("attention_sink_bias", default=False)
-    cap, count = places.of("final_logit_softcapping"), places.of("num_target_layers")
+    cap = places.of("final_logit_softcapping")
     return DraftSpec(
-        **read_backbone(config),
+        **places.read_facts(),
         model_type=config.text("model_type", choices=MODEL_TYPES),
-        attention_bias=config.flag("attention_bias"),
         layers=layers(windows, causal, has_sinks),
-        vocab_size=vocab_size,
-        block_size=places.of("block_size").integer("block_size", minimum=2, maximum=MAX_BLOCK_SIZE),
-        mask_token_id=mask_token(places.of("mask_token_id"), vocab_size),
-        target_layer_ids=taps(places.of("target_layer_ids")),
-        num_target_layers=count.optional("num_target_layers", count.integer),
         input_embedding_scale=places.of("input_embedding_scale").number("input_embedding_scale", default=1),
         output_multiplier=places.of("output_multiplier").number("output_multiplier", default=1),
         final_logit_softcapping=cap.optional("final_logit_softcapping", cap.number),
