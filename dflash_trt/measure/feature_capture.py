@@ -81,9 +81,7 @@ def answer_prompts(
     decoder = Decoder(LocalPair(target, None), SlotPool.for_each_slot(num_slots, longest), FixedLength(0))
     for request in requests:
         request.on_progress = lambda request: on_answer() if request.finished else None
-        decoder.add(request)
-    while not decoder.is_idle:
-        decoder.step()
+    decoder.run(requests)
     return [
         Answered(token_ids=[*request.prompt_ids, *request.token_ids], prompt_length=len(request.prompt_ids))
         for request in requests

@@ -63,10 +63,7 @@ def replay(
     length = FixedLength(drafter.spec.num_draft_tokens if draft_length is None else draft_length)
     pair = LocalPair(RecordedTarget(features, chosen), drafter)
     decoder = Decoder(pair, SlotPool.for_each_slot(num_slots, longest), length, prefill_chunk=PREFILL_CHUNK)
-    for request in requests:
-        decoder.add(request)
-    while not decoder.is_idle:
-        decoder.step()
+    decoder.run(requests)
     return [
         Replayed(
             prompt=features.facts.prompts[i],

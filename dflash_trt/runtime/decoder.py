@@ -126,14 +126,19 @@ class Decoder:
         """Ends a request between two steps, with what it has; one that has ended stays as it is."""
         if request.finished is not None:
             return
-        request.finish(FinishReason.CANCELLED)
-        self._counts.finished[FinishReason.CANCELLED] += 1
-        if request in self.waiting:
-            self.waiting.remove(request)
-        for slot in [slot for slot, running in self.running.items() if running is request]:
+        slot = next((slot for slot, running in self.running.items() if running is request), None)
+        if slot is not None:
             self._cache_prefix(slot)
-            self._release(slot)
-        request.report()
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        self._end(request, slot, FinishReason.CANCELLED)
+
+    def run(self, requests: Sequence[Request]) -> None:
+        """Steps until `requests`, and whatever runs already, have ended."""
+        for request in requests:
+            self.add(request)
+        while not self.is_idle:
+            self.step()
 
     def step(self) -> None:
         """Brings running requests forward by one pass of the target."""
@@ -208,19 +213,16 @@ class Decoder:
         end = self._next_page_end(prompt_ids)
         if not self.slots.prefix_caching or end >= len(prompt_ids):
             return []
-        return [slot for slot, other in self.running.items() if other.prompt_ids[:end] == prompt_ids[:end]]
+        return [slot for slot, request in self.running.items() if request.prompt_ids[:end] == prompt_ids[:end]]
 
     def _next_page_end(self, prompt_ids: Sequence[int]) -> int:
         return self.slots.num_cached(prompt_ids) + TOKENS_PER_PAGE
 
     def _take_caches(self) -> None:
         """Cancels what another decoder, abandoned or not, has in the caches."""
-        if (other := self._cache_owner.holder) is not None and other is not self:
-            for slot, request in list(other.running.items()):
-                request.finish(FinishReason.CANCELLED)
-                other._counts.finished[FinishReason.CANCELLED] += 1
-                other._release(slot)
-                request.report()
+        if (holder := self._cache_owner.holder) is not None and holder is not self:
+            for slot, request in list(holder.running.items()):
+                holder._end(request, slot, FinishReason.CANCELLED)
         self._cache_owner.holder = self
 
     def _draft(self) -> list[StepInput]:
@@ -270,11 +272,11 @@ class Decoder:
             self._counts.output_tokens += 1  # the prefill's
         else:
             self._counts.add_step(step)
-        if request.finished is not None:
-            self._counts.finished[request.finished] += 1
+        if request.finished is None:
+            request.report()
+        else:
             self._cache_prefix(part.slot)
-            self._release(part.slot)
-        request.report()
+            self._end(request, part.slot, request.finished)
 
     def _fail(self, part: StepInput) -> None:
         """Ends a request whose next token cannot be told; the others go on."""
@@ -284,9 +286,15 @@ class Decoder:
             " infinity",
             hint="look for NaN in the target's weights; download or copy them again",
         )
-        request.finish(FinishReason.ERROR)
-        self._counts.finished[FinishReason.ERROR] += 1
-        self._release(part.slot)
+        self._end(request, part.slot, FinishReason.ERROR)
+
+    def _end(self, request: Request, slot: int | None, reason: FinishReason) -> None:
+        """Counts and reports a request that has ended, or does here, out of its slot if it has one."""
+        if request.finished is None:
+            request.finish(reason)
+        self._counts.finished[reason] += 1
+        if slot is not None:
+            self._release(slot)
         request.report()
 
     def _publish(self, slot: int) -> None:

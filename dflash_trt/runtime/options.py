@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from dflash_trt.errors import RequestError, shown
@@ -44,21 +42,15 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if not (is_integer(value) and 1 <= value <= MAX_SIZE) and (name, value) != ("max_batch_size", None):
                 expected = f"at most {MAX_SIZE}" if is_integer(value) and value > 0 else "at least 1"
                 raise RequestError(f"{name}: expected {expected}, found {shown(value)}")
-        _check_cache_gib(self.cache_gib)
+        is_number = isinstance(self.cache_gib, int | float) and not isinstance(self.cache_gib, bool)
+        if not is_number or not 0 < self.cache_gib <= MAX_CACHE_GIB:
+            expected = f"more than 0 and at most {MAX_CACHE_GIB} GiB"
+            raise RequestError(f"cache_gib: expected {expected}, found {shown(self.cache_gib)}")
         if self.device not in DEVICES:
             raise RequestError(f"device: expected auto, cpu or cuda, found {shown(self.device)}")
         check_dtype(self.dtype)
         if not isinstance(self.enable_prefix_caching, bool):
             raise RequestError(f"enable_prefix_caching: expected True or False, found {self.enable_prefix_caching!r}")
-
-
-def _check_cache_gib(cache_gib: float) -> None:
-    is_number = isinstance(cache_gib, int | float) and not isinstance(cache_gib, bool)
-    if not is_number or not 0 < cache_gib <= MAX_CACHE_GIB:
-        found = f"{cache_gib:g}" if isinstance(cache_gib, float) else shown(cache_gib)
-        is_large = is_number and MAX_CACHE_GIB < cache_gib < math.inf
-        expected = f"at most {MAX_CACHE_GIB} GiB" if is_large else "more than 0 GiB"
-        raise RequestError(f"cache_gib: expected {expected}, found {found}")
 
 
 DEFAULTS = RuntimeOptions()

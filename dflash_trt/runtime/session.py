@@ -217,11 +217,8 @@ class Session:
 
 
 def run(decoder: Decoder, requests: Sequence[Request]) -> list[Completion]:
-    """Steps a decoder until all `requests` have their answers."""
-    for request in requests:
-        decoder.add(request)
-    while not decoder.is_idle:
-        decoder.step()
+    """The answers of a decoder to `requests`."""
+    decoder.run(requests)
     return [completion(request) for request in requests]
 
 

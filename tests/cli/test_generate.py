@@ -184,9 +184,9 @@ def test_stop_texts_and_draft_lengths(engine: Path, capsys: pytest.CaptureFixtur
             "draft length: expected 0 to 7, a schedule by batch size that begins at 1 (1:7,8:3)",
         ),
         ("--cache-gib", "0.00001", "which is what 1e-05 GiB of cache hold"),
-        ("--cache-gib", "0", "cache_gib: expected more than 0 GiB, found 0"),
-        ("--cache-gib", "nan", "cache_gib: expected more than 0 GiB, found nan"),
-        ("--cache-gib", "inf", "cache_gib: expected more than 0 GiB, found inf"),
+        ("--cache-gib", "0", "cache_gib: expected more than 0 and at most 1048576 GiB, found 0.0"),
+        ("--cache-gib", "nan", "cache_gib: expected more than 0 and at most 1048576 GiB, found nan"),
+        ("--cache-gib", "inf", "cache_gib: expected more than 0 and at most 1048576 GiB, found inf"),
         ("--max-tokens", "9999", "prompt: expected at most 8192 tokens (max_position_embeddings)"),
         ("--device", "cuda", "device: expected a CUDA device, found none that torch"),
     ],
@@ -216,7 +216,7 @@ def test_bytes_that_are_no_text(engine: Path) -> None:
         (("def", "--draft-length", "99"), "draft length: expected 0 to 7"),
         (("def", "--temperature", "nan"), "temperature: expected 0 or more, found nan"),
         (("def", "--max-tokens", "9999"), "prompt: expected at most 8192 tokens"),
-        (("def", "--cache-gib", "0"), "cache_gib: expected more than 0 GiB, found 0"),
+        (("def", "--cache-gib", "0"), "cache_gib: expected more than 0 and at most 1048576 GiB, found 0.0"),
     ],
 )
 def test_what_is_wrong_is_said_before_the_target_is_loaded(

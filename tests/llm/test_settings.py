@@ -21,7 +21,7 @@ TARGET = str(FIXTURES / "tiny-qwen3")
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"cache_gib": 1e308}, "cache_gib: expected at most 1048576 GiB, found 1e+308"),
+        ({"cache_gib": 1e308}, "cache_gib: expected more than 0 and at most 1048576 GiB, found 1e+308"),
         ({"cache_gib": float("nan")}, "cache_gib: expected"),
         ({"cache_gib": 0}, "cache_gib: expected"),
         ({"cache_gib": True}, "cache_gib: expected"),

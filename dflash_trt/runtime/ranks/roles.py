@@ -46,11 +46,9 @@ class Done(msgspec.Struct, tag=True):
     """A rank ends because rank 0 said so."""
 
 
-class Lost:
-    """A rank whose connection closed before it was done."""
-
-
 _DECODER = msgspec.msgpack.Decoder(RankFacts | Failed | Done)
+Message = RankFacts | Failed | Done | None
+"""From another rank; None: its connection has closed."""
 
 
 class Leader:
@@ -61,7 +59,7 @@ class Leader:
     def __init__(self, links: Mapping[int, Link]) -> None:
         self.size = len(links) + 1
         self._links = links
-        self._messages: SimpleQueue[tuple[int, RankFacts | Failed | Done | Lost]] = SimpleQueue()
+        self._messages: SimpleQueue[tuple[int, Message]] = SimpleQueue()
         self._is_ending = False
         self._readers = [threading.Thread(target=self._read, args=item, daemon=True) for item in links.items()]
         for reader in self._readers:
@@ -73,13 +71,13 @@ class Leader:
         From here on a rank that fails or is lost ends this process: no exception could reach a thread that waits in a
         collective.
         """
-        found: dict[int, dict[str, str]] = {}
-        while len(found) < len(self._links):
+        others: dict[int, dict[str, str]] = {}
+        while len(others) < len(self._links):
             rank, message = self._messages.get()
             if not isinstance(message, RankFacts):
                 raise RankError(_failure({rank: message}))
-            found[rank] = message.facts
-        if difference := _difference(facts, found):
+            others[rank] = message.facts
+        if difference := _difference(facts, others):
             raise RankError(difference)
         self.send(FACTS_AGREE)
         threading.Thread(target=self._watch, daemon=True).start()
@@ -106,21 +104,21 @@ class Leader:
         self.shutdown(ABORTED)
 
     def _read(self, rank: int, link: Link) -> None:
-        message: RankFacts | Failed | Done | Lost = Failed("")
+        message: Message = Failed("")
         while isinstance(message, RankFacts | Failed):
             try:
                 message = _DECODER.decode(link.receive())
             except RuntimeError:
-                message = Lost()
+                message = None
             except msgspec.MsgspecError as error:
                 message = Failed(f"sent a message that cannot be read: {error}")
             self._messages.put((rank, message))
 
     def _watch(self) -> None:
         """Ends this process when a rank fails or is lost."""
-        failed: dict[int, RankFacts | Failed | Done | Lost] = {}
+        failed: dict[int, Message] = {}
         running = set(self._links)
-        while running and not any(isinstance(message, Lost) for message in failed.values()):
+        while running and None not in failed.values():
             try:
                 rank, message = self._messages.get(timeout=STUMBLE_SECONDS if failed else None)
             except Empty:
@@ -181,16 +179,16 @@ class Follower:
         os._exit(1)  # the main thread may wait in a collective that nobody else will join
 
 
-def _difference(expected: Mapping[str, str], found: Mapping[int, Mapping[str, str]]) -> str:
+def _difference(expected: Mapping[str, str], others: Mapping[int, Mapping[str, str]]) -> str:
     """The first fact in which a rank differs from rank 0, or nothing; rank 0 itself where all others agree."""
     for fact, value in expected.items():
-        odd = [rank for rank in found if found[rank].get(fact) != value]
+        odd = [rank for rank, facts in others.items() if facts.get(fact) != value]
         if not odd:
             continue
-        others = {found[rank].get(fact) for rank in found}
-        if len(odd) == len(found) > 1 and len(others) == 1:
-            return f"rank 0: {fact}: expected {others.pop()} as on the other ranks, found {value}"
-        return f"rank {odd[0]}: {fact}: expected {value} as on rank 0, found {found[odd[0]].get(fact)}"
+        values = {facts.get(fact) for facts in others.values()}
+        if len(odd) == len(others) > 1 and len(values) == 1:
+            return f"rank 0: {fact}: expected {values.pop()} as on the other ranks, found {value}"
+        return f"rank {odd[0]}: {fact}: expected {value} as on rank 0, found {others[odd[0]].get(fact)}"
     return ""
 
 

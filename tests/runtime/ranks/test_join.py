@@ -24,7 +24,7 @@ from dflash_trt.launch_environment import Launch, read_launch
 from dflash_trt.runtime.ranks.join import _backend, _use_device, join
 from dflash_trt.runtime.ranks.link import FRAME_BYTES, LENGTH_BYTES, MAX_MESSAGE_BYTES, Link
 from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow
-from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Failed, Follower, Leader, Lost, _difference, _failure
+from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Failed, Follower, Leader, _difference, _failure
 from dflash_trt.targets.target import Segment
 from tests.paths import REPOSITORY
 
@@ -142,11 +142,11 @@ def test_the_odd_rank_is_named(expected: dict[str, str], found: dict[int, dict[s
     ("failed", "cause"),
     [
         ({2: Failed("an error")}, "rank 2: an error"),
-        ({2: Failed("stumbled"), 1: Lost(), 3: Failed("stumbled")}, "rank 1: its process ended unexpectedly"),
+        ({2: Failed("stumbled"), 1: None, 3: Failed("stumbled")}, "rank 1: its process ended unexpectedly"),
         ({3: Failed("first"), 1: Failed("second")}, "rank 3: first"),
     ],
 )
-def test_a_lost_rank_goes_before_what_followed_from_it(failed: dict[int, Failed | Lost], cause: str) -> None:
+def test_a_lost_rank_goes_before_what_followed_from_it(failed: dict[int, Failed | None], cause: str) -> None:
     assert _failure(failed) == cause
 
 
