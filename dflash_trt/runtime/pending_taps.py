@@ -18,110 +18,71 @@ NO_SLOT = -1
 """Whose row a rejected token's is."""
 MAX_PASSES = 32
 """That wait as they were tapped: what joins them costs each of them little."""
-FIRST_ROWS = 256
-"""Room at the beginning: for a chunk of a prompt."""
+
+Part = tuple[Sequence[Tensor], npt.NDArray[np.int64]]
+"""Tapped hidden states, side by side [R, A*H], and the slots [R] that wait for the rows, or NO_SLOT."""
 
 
 class PendingTaps:
-    """Rows in the order of their passes, in one buffer: who never drafts never pays for its own.
+    """Rows in the order of their passes: who never drafts never pays for its own.
 
-    Where nothing drafts this runs in each step, so a pass's tensors wait until there are some to join. Not for longer:
-    their memory is what the next pass would use again, and objects by the thousand set off Python's garbage collector,
-    which goes through all that has been imported.
+    Where nothing drafts this runs in each step, so a pass's tensors wait until there are MAX_PASSES to join, and so do
+    those that were joined: each row is copied a few times. Not for longer: their memory is what the next pass would use
+    again, and objects by the thousand set off Python's garbage collector, which goes through all that was imported.
     """
 
     def __init__(self) -> None:
         self.num_bytes = 0
         """Of all rows, nobody's too."""
-        self._passes: list[tuple[Sequence[Tensor], list[int]]] = []
-        """The last ones, which are not in the buffer yet, and whose their rows are."""
-        self._rows = torch.empty(0, 0)
-        """[C, A*H], of which the first `_num_rows` are taken."""
-        self._owners: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        """[C]: the slots that wait for the rows, or NO_SLOT."""
-        self._num_rows = 0
+        self._levels: list[list[Part]] = [[]]
+        """Passes, what they were joined to, what that was joined to, ...: the newest first, each in order."""
 
-    def add(self, tapped: Sequence[Tensor], owners: list[int]) -> None:
+    def add(self, tapped: Sequence[Tensor], owners: Sequence[int]) -> None:
         """Keeps a pass's A tapped hidden states, [R, H] or [1, R, H] each, for the slots that own the rows."""
-        self._passes.append((tapped, owners))
+        self._levels[0].append((tapped, np.array(owners)))
         self.num_bytes += len(tapped) * tapped[0].nbytes
-        if len(self._passes) == MAX_PASSES:
-            self._join()
+        for level, parts in enumerate(self._levels):
+            if len(parts) < MAX_PASSES:
+                return
+            if level + 1 == len(self._levels):
+                self._levels.append([])
+            self._levels[level + 1].append(self._joined(parts))
+            parts.clear()
 
     def drop(self, slot: int) -> None:
         """Forgets a slot's rows."""
-        before = self._owners[: self._num_rows]
-        before[before == slot] = NO_SLOT
-        for _, owners in self._passes:
-            owners[:] = [NO_SLOT if owner == slot else owner for owner in owners]
+        for _, owners in chain(*self._levels):
+            owners[owners == slot] = NO_SLOT
 
     def take(self) -> tuple[list[int], list[int], Tensor | None]:
-        """Slots, how many rows each gets, and the rows [T, A*H], slot by slot; None for no row. Nothing waits then.
-
-        The rows are there until something is added.
-        """
-        if self._num_rows:
-            self._join()
-            owners, taps = self._owners[: self._num_rows].tolist(), self._rows[: self._num_rows]
-        else:
-            owners, joined = self._take_passes()
-            taps = side_by_side(joined) if joined else self._rows
-        self._num_rows = self.num_bytes = 0
+        """Slots, how many rows each gets, and the rows [T, A*H], slot by slot; None for no row. Nothing waits then."""
+        self.compact()
+        (parts,) = self._levels
+        self.num_bytes, self._levels = 0, [[]]
+        if not parts or not len(parts[0][1]):
+            return [], [], None
+        ((taps,), owners) = parts[0]
         numbers: defaultdict[int, list[int]] = defaultdict(list)
-        for number, slot in enumerate(owners):
+        for number, slot in enumerate(owners.tolist()):
             numbers[slot].append(number)
-        numbers.pop(NO_SLOT, None)
         order = [*chain.from_iterable(numbers.values())]
-        if order == list(range(len(order))):
-            taps = taps[: len(order)]
-        else:
+        if order != list(range(len(order))):
             taps = taps.index_select(0, torch.from_numpy(np.array(order)).to(taps.device))
-        return list(numbers), [len(own) for own in numbers.values()], taps if order else None
+        return list(numbers), [len(own) for own in numbers.values()], taps
 
     def compact(self) -> None:
         """Lets go of rows that no slot waits for: rejected ones, and those of slots that were dropped."""
-        self._join()
-        waiting = np.flatnonzero(self._owners[: self._num_rows] != NO_SLOT)
-        self._rows[: len(waiting)] = self._rows.index_select(0, torch.from_numpy(waiting).to(self._rows.device))
-        self._owners[: len(waiting)] = self._owners[waiting]
-        self._set_num_rows(len(waiting))
+        parts = [*chain.from_iterable(reversed(self._levels))]
+        self._levels = [[self._joined(parts)] if parts else []]
 
-    def _join(self) -> None:
-        """Moves the last passes into the buffer."""
-        owners, joined = self._take_passes()
-        if not owners:
-            return
-        taps = [tap.flatten(0, -2) for tap in joined]
-        if len(owners) > len(self._owners) - self._num_rows:
-            self._make_room(taps)
-        begin, end = self._num_rows, self._num_rows + len(owners)
-        torch.cat(taps, dim=-1, out=self._rows[begin:end])
-        self._owners[begin:end] = owners
-        self._set_num_rows(end)
-
-    def _take_passes(self) -> tuple[list[int], list[Tensor]]:
-        """Whose each row of the last passes is, and their A taps, [R, H] or [1, R, H]."""
-        passes, self._passes = self._passes, []
-        owners = [*chain.from_iterable(own for _, own in passes)]
-        each = zip(*(tapped for tapped, _ in passes), strict=True)
-        return owners, [tap[0] if len(tap) == 1 else torch.cat(tap, dim=-2) for tap in each]
-
-    def _set_num_rows(self, number: int) -> None:
-        """Of the buffer, which is all there is then."""
-        self._num_rows, self.num_bytes = number, self._rows[:number].nbytes
-
-    def _make_room(self, taps: Sequence[Tensor]) -> None:
-        """For more rows in the buffer."""
-        if self._num_rows:
-            self.compact()
-        kept, needed = self._num_rows, self._num_rows + len(taps[0])
-        if 2 * needed <= len(self._owners):  # else it would soon be full again
-            return
-        rows, owners, size = self._rows, self._owners, max(FIRST_ROWS, 2 * needed)
-        width = sum(tap.shape[1] for tap in taps)
-        with torch.inference_mode(False):  # others may write it outside inference mode
-            self._rows = torch.empty(size, width, dtype=taps[0].dtype, device=taps[0].device)
-        self._owners = np.empty(size, np.int64)
-        self._owners[:kept] = owners[:kept]
-        if kept:
-            self._rows[:kept] = rows[:kept]
+    def _joined(self, parts: Sequence[Part]) -> Part:
+        """The rows of `parts` that a slot waits for, as one tensor."""
+        rows = [side_by_side(tapped) for tapped, _ in parts]
+        taps = rows[0] if len(rows) == 1 else torch.cat(rows)
+        owners = np.concatenate([owners for _, owners in parts])
+        waiting = np.flatnonzero(owners != NO_SLOT)
+        if len(waiting) < len(owners):
+            self.num_bytes -= taps.nbytes
+            taps, owners = taps.index_select(0, torch.from_numpy(waiting).to(taps.device)), owners[waiting]
+            self.num_bytes += taps.nbytes
+        return [taps], owners
