@@ -30,9 +30,9 @@ class PlanLoader:
         self._trt, gpu = tensorrt_api.load_tensorrt(), machine.gpu(launcher.device.index or 0)
         plans = manifest.plans.values()
         library = plugin_library() if any(plan.needs_plugin for plan in plans) else None
-        found = None if library is None else sha256(library)
+        library_sha256 = None if library is None else sha256(library)
         for plan in plans:
-            check_plan(plan, directory, manifest.sha256, gpu, str(self._trt.__version__), found)
+            check_plan(plan, directory, manifest.sha256, gpu, str(self._trt.__version__), library_sha256)
         if library is not None:
             plugin = manifest.plugin
             tensorrt_api.load_plugin(self._trt, library, plugin.name, plugin.version, plugin.namespace)

@@ -85,14 +85,14 @@ class TensorRTExecutor:
         assert self._loader is not None, "load comes first"
         context.check(page_table.shape[1])
         values = {"context_pointers": context.pointers, "context_layout": context.layout}
-        found = {name: torch.tensor(value, device=self.device) for name, value in values.items()}
+        tensors = {name: torch.tensor(value, device=self.device) for name, value in values.items()}
         if self._draft is not None and self._draft.tensors["page_table"] is page_table:
             with self._launcher.queued():
-                for name, value in found.items():
+                for name, value in tensors.items():
                     self._draft.tensors[name].copy_(value)
         else:
             self._close()
-            self._draft = self._loader.load("draft", "B", {**found, "page_table": page_table})
+            self._draft = self._loader.load("draft", "B", {**tensors, "page_table": page_table})
 
     def release(self) -> None:
         """Drops the draft plan with what it was loaded for: two of either need not fit the GPU."""

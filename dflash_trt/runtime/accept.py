@@ -53,8 +53,8 @@ def accept(request: Request, proposals: Proposals, logits: Tensor, begin: int, g
 
 def add_prompt_logprobs(request: Request, logits: Tensor, begin: int, count: int) -> None:
     """Those of the next `count` prompt tokens, whose rows of logits [R, V] are the ones from `begin` on."""
-    known = len(request.prompt_logprobs) + 1
-    token_ids = request.prompt_ids[known : known + count]
+    begin_id = len(request.prompt_logprobs) + 1
+    token_ids = request.prompt_ids[begin_id : begin_id + count]
     logprobs, top = token_logprobs(_rows(logits, begin, count), token_ids, request.params.top_logprobs)
     request.prompt_logprobs += logprobs
     request.prompt_top_logprobs += top

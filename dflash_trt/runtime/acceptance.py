@@ -132,5 +132,5 @@ def acceptance_by_position(steps: Iterable[Step], num_draft_tokens: int) -> list
     ]
 
 
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
+def _sum(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b

@@ -37,16 +37,16 @@ class GrammarCompiler:
                 "structured_outputs: expected the package xgrammar, which is not installed",
                 hint="pip install 'dflash-trt[guided]'",
             ) from None
-        known = xgrammar.TokenizerInfo.from_huggingface(
+        plain = xgrammar.TokenizerInfo.from_huggingface(
             tokenizer, vocab_size=vocab_size, stop_token_ids=sorted(stop_ids)
         )
         special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
         info = xgrammar.TokenizerInfo(
-            [_no_text(i) if i in special else text for i, text in enumerate(known.decoded_vocab)],
+            [_no_text(i) if i in special else text for i, text in enumerate(plain.decoded_vocab)],
             xgrammar.VocabType.RAW,
             vocab_size=vocab_size,
             stop_token_ids=sorted(stop_ids),
-            add_prefix_space=known.add_prefix_space,
+            add_prefix_space=plain.add_prefix_space,
         )
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
         self._new_matcher = xgrammar.GrammarMatcher

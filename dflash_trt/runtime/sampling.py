@@ -45,10 +45,10 @@ class _NamedSettings(msgspec.StructMeta):
     def __call__(self, *args: object, **settings: object) -> Any:
         if settings.get("n") == 1:  # vLLM's default
             del settings["n"]
-        if other := sorted(settings.keys() - set(self.__struct_fields__)):
-            hint = "give the prompt n times: llm.generate([prompt] * n)" if other[0] == "n" else None
+        if unknown := sorted(settings.keys() - set(self.__struct_fields__)):
+            hint = "give the prompt n times: llm.generate([prompt] * n)" if unknown[0] == "n" else None
             raise RequestError(
-                f"{other[0]}: expected one of {', '.join(sorted(self.__struct_fields__))}, found {shown(other[0])}",
+                f"{unknown[0]}: expected one of {', '.join(sorted(self.__struct_fields__))}, found {shown(unknown[0])}",
                 hint=hint,
             )
         return super().__call__(*args, **settings)

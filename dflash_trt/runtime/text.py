@@ -72,8 +72,8 @@ class TextStream:
     def _grow(self, text: str) -> None:
         # A stop text that was not there before ends in the new piece.
         begin = max(0, len(self._text) - max(map(len, self._stop), default=0))
-        found = [(at, stop) for stop in self._stop if (at := text.find(stop, begin)) >= 0]
-        end, self.stopped_by = min(found, default=(len(text), None))
+        ends = [(at, stop) for stop in self._stop if (at := text.find(stop, begin)) >= 0]
+        end, self.stopped_by = min(ends, default=(len(text), None))
         self._text = text[:end]
 
 

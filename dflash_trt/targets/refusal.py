@@ -44,34 +44,14 @@ def _reason(error: Exception) -> str:
     return cut(f"{type(error).__name__}: {' '.join(s for s in sentences if 'trust_remote_code' not in s)}")
 
 
-NOT_RUN = (
-    (
-        ("model_type", "kimi_k2"),
-        "a model that transformers has code for; this one's is its checkpoint's own, which is never run",
-        "vLLM or SGLang",
-    ),
-    (
-        ("model_type", "kimi_linear"),
-        "a model whose tokens transformers can take back; it does not restore this one's convolutions",
-        "vLLM or SGLang",
-    ),
-    (
-        ("model_type", "minimax"),
-        "a model whose tokens transformers can take back; this one has a cache of its own, without a crop",
-        "vLLM or SGLang",
-    ),
-    (
-        ("quant_method", "modelopt"),
-        "weights that transformers reads; it knows no ModelOpt checkpoint",
-        "TensorRT-LLM, vLLM or SGLang",
-    ),
-    (
-        ("quant_method", "compressed-tensors"),
-        "weights that transformers reads; it needs the package compressed-tensors for these",
-        "vLLM or SGLang",
-    ),
-)
-"""What transformers 5.23 does not run here: a key with its value, what was expected there, and who serves it."""
+NOT_RUN = {
+    "kimi_k2": "a model that transformers has code for; this one's is its checkpoint's own, which is never run",
+    "kimi_linear": "a model whose tokens transformers can take back; it does not restore this one's convolutions",
+    "minimax": "a model whose tokens transformers can take back; this one has a cache of its own, without a crop",
+    "modelopt": "weights that transformers reads; it knows no ModelOpt checkpoint",
+    "compressed-tensors": "weights that transformers reads; it needs the package compressed-tensors for these",
+}
+"""A model_type or quant_method that transformers 5.23 does not run here, and what was expected in its place."""
 
 
 def check_architecture(directory: Path) -> None:
@@ -84,10 +64,12 @@ def check_architecture(directory: Path) -> None:
     quantised = [facts.section("quantization_config") for facts in (config, *nested) if "quantization_config" in facts]
     # Below images, transformers does have code for kimi_k2: deepseek_v3's.
     for facts in (config, *quantised):
-        for (key, value), expected, runtimes in NOT_RUN:
+        for key in ("model_type", "quant_method"):
+            value = facts.optional(key, facts.text)
             is_loaded = value == "compressed-tensors" and find_spec("compressed_tensors") is not None
-            if key in facts and facts.text(key) == value and not is_loaded:
-                raise facts.error(key, expected, hint=_elsewhere(runtimes))
+            if value in NOT_RUN and not is_loaded:
+                runtimes = "TensorRT-LLM, vLLM or SGLang" if value == "modelopt" else "vLLM or SGLang"
+                raise facts.error(key, NOT_RUN[value], hint=_elsewhere(runtimes))
     if model_type in CONFIG_MAPPING:
         return
     own = " (the checkpoint brings its own code along, which is never run)" if "auto_map" in config else ""

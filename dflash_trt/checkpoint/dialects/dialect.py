@@ -86,8 +86,8 @@ class Places:
 
 def has_architecture(config: Facts, *names: str) -> bool:
     """Whether one of `names` is the architecture, or among them; False for anything else that stands there."""
-    given = config.values().get("architectures")
-    return any(name in given if isinstance(given, list) else name == given for name in names)
+    architectures = config.values().get("architectures")
+    return any(name in architectures if isinstance(architectures, list) else name == architectures for name in names)
 
 
 def section_keys(config: Facts, key: str) -> set[str]:

@@ -48,13 +48,13 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
         raise place.error("sample_from_anchor", "true, as every published DSpark draft has it")
     if config.number("logit_scale", default=1) != 1:
         raise config.error("logit_scale", "1")
-    if any(seen := windows(config)):
-        raise config.error("layer_types", f"{len(seen)} times full_attention")
+    if any(layer_windows := windows(config)):
+        raise config.error("layer_types", f"{len(layer_windows)} times full_attention")
     facts = places.read_facts()
     return DraftSpec(
         **facts,
         model_type=config.text("model_type", choices=("qwen3",)),
-        layers=layers(seen, causal=False),
+        layers=layers(layer_windows, causal=False),
         input_embedding_scale=1,
         own_embedding=EMBEDDING in weights,
         draft_vocab_size=facts["vocab_size"] if f"{HEAD}.weight" in weights else None,
