@@ -106,7 +106,7 @@ def verify_features(
 def _expected(
     features: FeatureFile, temperature: float, num_drafts: int, replays: Sequence[Sequence[Replayed]]
 ) -> ExpectedReport:
-    sums = [prompt_sums(features, replayed, temperature) for replayed in replays]
+    sums = [prompt_sums(features, replayed, temperature, num_drafts) for replayed in replays]
     figures, *baselines = (expected(temperature, of_engine, num_drafts) for of_engine in sums)
     return ExpectedReport(
         engine=figures,

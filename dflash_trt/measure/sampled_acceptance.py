@@ -27,8 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import zip_longest
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -42,7 +40,7 @@ from dflash_trt.runtime.request import Step
 Bounds = tuple[float, float]
 """What a figure is at least and at most."""
 Floats = npt.NDArray[np.float64]
-SIDES: tuple[Literal["low", "high"], ...] = ("low", "high")
+LOW, HIGH = 0, 1
 
 
 class ExpectedPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,63 +80,53 @@ class ExpectedLoss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Contributions of one prompt's passes, by draft position."""
+    """Contributions of one prompt's passes."""
 
-    low: list[float]
-    high: list[float]
-    judged: list[int]
+    bounds: Floats
+    """[2, K]: lower and upper, by draft position."""
+    judged: npt.NDArray[np.int64]
+    """[K]: passes that judged a proposal there."""
     passes: int
 
 
-def prompt_sums(features: FeatureFile, replays: Sequence[Replayed], T: float) -> list[PromptSums]:
+def prompt_sums(features: FeatureFile, replays: Sequence[Replayed], T: float, num_drafts: int) -> list[PromptSums]:
     """Of each sequence, all of which were replayed; raises CheckpointError for impossible log probabilities."""
     facts = features.facts
     sums = []
     for i, replayed in enumerate(replays):
         answer = features.answer(i)[0].tolist()
         distributions = Distributions(features.logprobs(i), answer, facts.target.vocab_size, facts.temperature)
-        sums.append(sums_of_steps(replayed.steps, distributions, T))
+        sums.append(sums_of_steps(replayed.steps, distributions, T, num_drafts))
     return sums
 
 
-def sums_of_steps(steps: Sequence[Step], distributions: Distributions, T: float) -> PromptSums:
+def sums_of_steps(steps: Sequence[Step], distributions: Distributions, T: float, num_drafts: int) -> PromptSums:
     """Adds up the passes that decode the distributions' answer."""
-    lows: list[list[float]] = []
-    highs: list[list[float]] = []
+    bounds, judged = np.zeros((2, num_drafts)), np.zeros(num_drafts, np.int64)
     place = 1  # the prefill emits the first token
     for step in steps:
         was_cut = step.accepted == len(step.token_ids)  # at its stop token: nothing behind it was judged
         proposals = step.proposals[: step.accepted] if was_cut else step.proposals
-        low, high = _contributions(proposals, place, distributions, T)
-        lows.append(low)
-        highs.append(high)
+        bounds[:, : len(proposals)] += _contributions(proposals, place, distributions, T)
+        judged[: len(proposals)] += 1
         place += len(step.token_ids)
-    return PromptSums(
-        low=[sum(column) for column in zip_longest(*lows, fillvalue=0.0)],
-        high=[sum(column) for column in zip_longest(*highs, fillvalue=0.0)],
-        judged=[sum(value is not None for value in column) for column in zip_longest(*lows)],
-        passes=len(steps),
-    )
+    return PromptSums(bounds=bounds, judged=judged, passes=len(steps))
 
 
-def _contributions(
-    proposals: Sequence[int], place: int, distributions: Distributions, T: float
-) -> tuple[list[float], list[float]]:
-    """Of one pass whose first proposal stands at `place`: lower and upper, by position."""
-    low, high = [0.0] * len(proposals), [0.0] * len(proposals)
-    weight = (1.0, 1.0)
+def _contributions(proposals: Sequence[int], place: int, distributions: Distributions, T: float) -> Floats:
+    """Of one pass whose first proposal stands at `place`: lower and upper [2, K], by position."""
+    bounds, weight = np.zeros((2, len(proposals))), np.ones(2)
     for k, proposal in enumerate(proposals):
         is_recorded = proposal == distributions.answer[place + k]
         ratio = distributions.ratio(place + k, T) if is_recorded else (0.0, 0.0)
         is_known = distributions.is_greedy or distributions.is_top(place + k, proposal)
-        accepts = distributions.probability(place + k, proposal, T) if is_known else ratio
-        low[k], high[k] = weight[0] * accepts[0], weight[1] * accepts[1]
+        bounds[:, k] = weight * (distributions.probability(place + k, proposal, T) if is_known else ratio)
         if not is_recorded:
             if distributions.is_greedy:
-                high[k:] = [high[k]] * (len(proposals) - k)
+                bounds[HIGH, k:] = bounds[HIGH, k]
             break
-        weight = weight[0] * ratio[0], weight[1] * ratio[1]
-    return low, high
+        weight = weight * ratio
+    return bounds
 
 
 class Distributions:
@@ -202,21 +190,16 @@ class Distributions:
         return top, top + np.minimum(even, uneven), top + np.maximum(even, uneven)
 
 
-def expected(T: float, prompts: Sequence[PromptSums], num_draft_tokens: int) -> Expected:
+def expected(T: float, prompts: Sequence[PromptSums], num_drafts: int) -> Expected:
     """The figures of one engine."""
-
-    def share(position: int, name: Literal["low", "high"], judged: int) -> float | None:
-        total = sum(getattr(prompt, name)[position] for prompt in prompts if position < len(prompt.judged))
-        return total / judged if judged else None
-
-    positions = []
-    for k in range(num_draft_tokens):
-        judged = sum(prompt.judged[k] for prompt in prompts if k < len(prompt.judged))
-        positions.append(
-            ExpectedPosition(position=k + 1, judged=judged, low=share(k, "low", judged), high=share(k, "high", judged))
-        )
+    judged = sum((prompt.judged for prompt in prompts), np.zeros(num_drafts, np.int64))
+    bounds = sum((prompt.bounds for prompt in prompts), np.zeros((2, num_drafts)))
+    positions = [
+        ExpectedPosition(position=k, judged=n, low=low / n if n else None, high=high / n if n else None)
+        for k, (n, low, high) in enumerate(zip(judged.tolist(), *bounds.tolist(), strict=True), start=1)
+    ]
     with_passes = [prompt for prompt in prompts if prompt.passes]
-    low, high = (pooled_mean(_tokens(with_passes, name)) for name in SIDES)
+    low, high = (pooled_mean(_tokens(with_passes, side)) for side in (LOW, HIGH))
     tau = None if low is None or high is None else ExpectedTau(low=low, high=high)
     return Expected(temperature=T, tau=tau, acceptance=positions)
 
@@ -224,12 +207,12 @@ def expected(T: float, prompts: Sequence[PromptSums], num_draft_tokens: int) -> 
 def expected_loss(prompts: Sequence[PromptSums], reference: Sequence[PromptSums]) -> ExpectedLoss | None:
     """Of an engine against its reference on the same prompts; None without a verify pass."""
     pairs = [(a, b) for a, b in zip(prompts, reference, strict=True) if a.passes and b.passes]
-    ours, theirs = ([pair[side] for pair in pairs] for side in (0, 1))
-    low = pooled_loss(_tokens(ours, "high"), _tokens(theirs, "low"))
-    high = pooled_loss(_tokens(ours, "low"), _tokens(theirs, "high"))
+    ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
+    low = pooled_loss(_tokens(ours, HIGH), _tokens(theirs, LOW))
+    high = pooled_loss(_tokens(ours, LOW), _tokens(theirs, HIGH))
     return None if low is None or high is None else ExpectedLoss(low=low, high=high)
 
 
-def _tokens(prompts: Sequence[PromptSums], side: Literal["low", "high"]) -> tuple[list[float], list[float]]:
+def _tokens(prompts: Sequence[PromptSums], side: int) -> tuple[list[float], list[float]]:
     """By prompt: accepted drafts and bonus tokens of its passes, and their number."""
-    return [prompt.passes + sum(getattr(prompt, side)) for prompt in prompts], [float(p.passes) for p in prompts]
+    return [p.passes + float(p.bounds[side].sum()) for p in prompts], [float(p.passes) for p in prompts]

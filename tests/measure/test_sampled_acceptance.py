@@ -72,9 +72,9 @@ def estimated(T: float, written: float, top_logprobs: int) -> tuple[np.ndarray, 
     """Mean of both bounds over all texts of temperature `written`, by position."""
     low, high = np.zeros(NUM_DRAFTS), np.zeros(NUM_DRAFTS)
     for text, share in texts(written):
-        sums = sums_of_steps([step(text)], recorded(text, written, top_logprobs), T)
-        low += share * np.array(sums.low)
-        high += share * np.array(sums.high)
+        sums = sums_of_steps([step(text)], recorded(text, written, top_logprobs), T, NUM_DRAFTS)
+        low += share * sums.bounds[0]
+        high += share * sums.bounds[1]
     return low, high
 
 
@@ -99,9 +99,9 @@ def test_the_mean_over_all_texts(T: float, written: float, top_logprobs: int) ->
 
 def test_nothing_behind_a_stop_token_was_judged() -> None:
     cut = Step(token_ids=[0], proposals=PROPOSALS, accepted=1)
-    sums = sums_of_steps([cut], recorded((0, 3, 1), 1, VOCABULARY), 1)
-    assert sums.judged == [1]
-    assert sums.low == [pytest.approx(truth(1)[0])]
+    sums = sums_of_steps([cut], recorded((0, 3, 1), 1, VOCABULARY), 1, NUM_DRAFTS)
+    assert sums.judged.tolist() == [1, 0, 0]
+    assert sums.bounds[0].tolist() == [pytest.approx(truth(1)[0]), 0, 0]
 
 
 def surplus(sessions: dict[str, Session], name: str, file: Path, T: float) -> list[float]:
@@ -123,12 +123,11 @@ def surplus(sessions: dict[str, Session], name: str, file: Path, T: float) -> li
             else:
                 moved.append(i)
         assert len(moved) <= 1
-        sums = prompt_sums(features, replays, T)
-    assert [prompt.low for prompt in sums] == [prompt.high for prompt in sums], (
-        "its own temperature leaves nothing open"
-    )
+        sums = prompt_sums(features, replays, T, session.drafter.spec.num_draft_tokens)
+    for prompt in sums:
+        assert (prompt.bounds[0] == prompt.bounds[1]).all(), "its own temperature leaves nothing open"
     return [
-        sum(step.accepted for step in replayed.steps) - sum(prompt.low)
+        sum(step.accepted for step in replayed.steps) - prompt.bounds[0].sum()
         for replayed, prompt in zip(replays, sums, strict=True)
     ]
 
