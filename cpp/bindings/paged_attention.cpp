@@ -33,8 +33,9 @@ dflash::HeadRows view(const Rows& rows) {
 class PassRows {
  public:
   PassRows(const std::vector<int64_t>& begins, const std::vector<int64_t>& num_tokens,
-           std::vector<std::vector<int32_t>> pages) {
-    if (begins.size() != num_tokens.size() || begins.size() != pages.size()) {
+           std::vector<std::vector<int32_t>> pages)
+      : pages_(std::move(pages)) {
+    if (begins.size() != num_tokens.size() || begins.size() != pages_.size()) {
       throw std::invalid_argument("expected begins, num_tokens and pages of one length");
     }
     int64_t first_row = 0;
@@ -44,20 +45,23 @@ class PassRows {
       expect(num_tokens[i] >= 1 && num_tokens[i] <= kMost, "at least one token", num_tokens[i]);
       const int64_t needed =
           (begins[i] + num_tokens[i] + dflash::kTokensPerPage - 1) / dflash::kTokensPerPage;
-      expect(static_cast<int64_t>(pages[i].size()) >= needed, "pages for all tokens of a sequence",
-             static_cast<int64_t>(pages[i].size()));
+      expect(static_cast<int64_t>(pages_[i].size()) >= needed, "pages for all tokens of a sequence",
+             static_cast<int64_t>(pages_[i].size()));
       // What is reserved beyond is neither written nor read, and the cache may not have grown to it yet.
       for (int64_t k = 0; k < needed; ++k) {
-        expect(pages[i][k] >= 0, "page ids that are not negative", pages[i][k]);
-        num_pages_ = std::max(num_pages_, int64_t{pages[i][k]} + 1);
+        expect(pages_[i][k] >= 0, "page ids that are not negative", pages_[i][k]);
+        num_pages_ = std::max(num_pages_, int64_t{pages_[i][k]} + 1);
       }
       segments_.push_back({.first_row = first_row,
                            .num_tokens = num_tokens[i],
                            .begin = begins[i],
-                           .pages = std::move(pages[i])});
+                           .pages = pages_[i].data()});
       first_row += num_tokens[i];
     }
   }
+
+  PassRows(const PassRows&) = delete;  // the segments point into pages_
+  PassRows& operator=(const PassRows&) = delete;
 
   void attend(const Rows& query, const Rows& key, const Rows& value, Address k_cache,
               Address v_cache, Address out, const Shape& shape, bool is_bf16, float scale,
@@ -93,6 +97,7 @@ class PassRows {
   }
 
  private:
+  std::vector<std::vector<int32_t>> pages_;
   std::vector<dflash::SegmentRows> segments_;
   int64_t num_pages_ = 0;  // that a cache needs for their page ids
 };

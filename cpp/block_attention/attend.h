@@ -6,14 +6,14 @@
 // read where they lie, and nothing is summed across lanes.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
+#include <cfloat>
 #include <cstdint>
 #include <cstring>
-#include <limits>
-#include <vector>
+
+#include <math.h>
 
 #include "block_attention/block_attention.h"
+#include "cpu/scratch.h"
 #include "cpu/vectors.h"
 
 namespace dflash {
@@ -36,7 +36,7 @@ inline void norm_and_rotate(const float* __restrict__ x, const float* __restrict
   float sum = 0;
   for (; d < D; ++d) sum += x[d] * x[d];
   for (int64_t i = 0; i < kLanes; ++i) sum += squares[i];
-  const float factor = 1.0f / std::sqrt(sum / static_cast<float>(D) + eps);
+  const float factor = 1.0f / sqrtf(sum / static_cast<float>(D) + eps);
   const int64_t half = D / 2;
   for (d = 0; d < half; ++d) {
     const float first = x[d] * factor * gamma[d], second = x[half + d] * factor * gamma[half + d];
@@ -69,29 +69,36 @@ class Head {
         group_(a_.num_heads / a_.num_kv_heads),
         rows_(group_ * a_.block),
         length_(a_.context_lengths[request]),
-        lanes_(in_vectors(rows_)),
-        queries_(lanes_.size() * dims_),
-        outputs_(lanes_.size() * dims_),
-        block_keys_(a_.block * D_),
-        keys_(kTile * dims_),
-        values_(D_ % kLanes ? kTile * dims_ : 0),
-        row_(D_) {}
+        num_lanes_(in_vectors(rows_)) {
+    const int64_t vectors = num_lanes_ * dims_ * kLanes, lanes = num_lanes_ * sizeof(Lanes) / sizeof(float);
+    const int64_t block_keys = a_.block * D_, tile = kTile * dims_, values = D_ % kLanes ? tile : 0;
+    const int64_t floats = lanes + 2 * vectors + tile + values + block_keys + D_;
+    float* memory = scratch(floats);
+    std::memset(memory, 0, sizeof(float) * floats);
+    lanes_ = reinterpret_cast<Lanes*>(memory);
+    queries_ = reinterpret_cast<Floats*>(memory += lanes);
+    outputs_ = reinterpret_cast<Floats*>(memory += vectors);
+    keys_ = memory += vectors;
+    values_ = values ? memory + tile : nullptr;
+    block_keys_ = memory += tile + values;
+    row_ = memory + block_keys;
+  }
 
   void attend() {
     // The first block slot sees furthest back.
-    const int64_t first = a_.sliding_window == 0 ? 0 : std::max<int64_t>(0, length_ - a_.sliding_window + 1);
+    const int64_t first = a_.sliding_window == 0 ? 0 : max(0, length_ - a_.sliding_window + 1);
     const int64_t end = length_ + a_.block;
-    locate(first, std::min(kTile, end - first));
+    locate(first, min(kTile, end - first));
     for (int64_t d = 0; d < D_; d += kLanes) {
       for (int64_t j = 0; j < kTile; ++j) __builtin_prefetch(next_.keys[j] + d);
     }
     load_queries();
     load_block_keys();
     for (int64_t key = first; key < end; key += kTile) {
-      const int64_t count = std::min(kTile, end - key);
+      const int64_t count = min(kTile, end - key);
       load_tile(count);
-      if (key + kTile < end) locate(key + kTile, std::min(kTile, end - key - kTile));
-      for (size_t i = 0; i < lanes_.size(); ++i) attend_tile(i, key, count);
+      if (key + kTile < end) locate(key + kTile, min(kTile, end - key - kTile));
+      for (int64_t i = 0; i < num_lanes_; ++i) attend_tile(i, key, count);
     }
     write_outputs();
   }
@@ -103,13 +110,13 @@ class Head {
   const float* rope(int64_t s) const { return a_.rope + (b_ * a_.block + s) * D_; }
 
   void load_queries() {
-    for (int64_t r = 0; r < static_cast<int64_t>(lanes_.size()) * kLanes; ++r) {
-      const int64_t head = std::min(r, rows_ - 1) / a_.block, s = std::min(r, rows_ - 1) % a_.block;
+    for (int64_t r = 0; r < num_lanes_ * kLanes; ++r) {
+      const int64_t head = min(r, rows_ - 1) / a_.block, s = min(r, rows_ - 1) % a_.block;
       const int64_t i = r / kLanes, lane = r % kLanes, n = g_ * group_ + head;
       lanes_[i].positions[lane] = static_cast<int32_t>(length_ + s);
-      lanes_[i].maximum[lane] = a_.sinks ? a_.sinks[n] : -std::numeric_limits<float>::max();
+      lanes_[i].maximum[lane] = a_.sinks ? a_.sinks[n] : -FLT_MAX;
       lanes_[i].sum[lane] = a_.sinks ? 1.0f : 0.0f;
-      norm_and_rotate(slot(s) + n * D_, a_.q_norm, rope(s), D_, a_.rms_norm_eps, row_.data());
+      norm_and_rotate(slot(s) + n * D_, a_.q_norm, rope(s), D_, a_.rms_norm_eps, row_);
       float* column = reinterpret_cast<float*>(&queries_[i * dims_]) + lane;
       for (int64_t d = 0; d < D_; ++d) column[d * kLanes] = row_[d] * a_.softmax_scale;
     }
@@ -118,14 +125,14 @@ class Head {
   void load_block_keys() {
     for (int64_t s = 0; s < a_.block; ++s) {
       const float* key = slot(s) + (a_.num_heads + g_) * D_;
-      norm_and_rotate(key, a_.k_norm, rope(s), D_, a_.rms_norm_eps, block_keys_.data() + s * D_);
+      norm_and_rotate(key, a_.k_norm, rope(s), D_, a_.rms_norm_eps, block_keys_ + s * D_);
     }
   }
 
   // Where the `count` keys and values from position `key` on are; block slots follow the context.
   void locate(int64_t key, int64_t count) {
     for (int64_t j = 0; j < kTile; ++j) {
-      const int64_t position = key + std::min(j, count - 1), s = position - length_;
+      const int64_t position = key + min(j, count - 1), s = position - length_;
       if (s < 0) {
         const int64_t page = a_.page_table[b_ * a_.pages_per_row + position / a_.page_rows];
         const int64_t row = (page * a_.layers + a_.layer) * a_.page_rows + position % a_.page_rows;
@@ -133,7 +140,7 @@ class Head {
         next_.keys[j] = a_.k_cache + at;
         next_.values[j] = a_.v_cache + at;
       } else {
-        next_.keys[j] = block_keys_.data() + s * D_;
+        next_.keys[j] = block_keys_ + s * D_;
         next_.values[j] = slot(s) + (a_.num_heads + a_.num_kv_heads + g_) * D_;
       }
     }
@@ -147,8 +154,8 @@ class Head {
       int64_t d = 0;
       float* out = &keys_[j * kLanes];
       for (; d + kLanes <= D_; d += kLanes, out += kTile * kLanes) std::memcpy(out, key + d, sizeof(Floats));
-      if (d < D_) std::copy(key + d, key + D_, out);
-      if (!values_.empty()) {
+      if (d < D_) copy(key + d, D_ - d, out);
+      if (values_) {
         std::memcpy(&values_[j * dims_], tile_.values[j], sizeof(float) * D_);
         tile_.values[j] = &values_[j * dims_];
       }
@@ -195,9 +202,9 @@ class Head {
       const Ints distance = positions - static_cast<int32_t>(key + j);
       const Ints size = distance < 0 ? -distance : distance;
       Ints masked = Ints{};
-      if (window != 0) masked |= size >= static_cast<int32_t>(std::min<int64_t>(window, INT32_MAX));
+      if (window != 0) masked |= size >= static_cast<int32_t>(min(window, INT32_MAX));
       if (a_.causal) masked |= distance < 0;
-      scores[j] = masked ? Floats{} - std::numeric_limits<float>::infinity() : scores[j];
+      scores[j] = masked ? Floats{} - INFINITY : scores[j];
     }
   }
 
@@ -228,11 +235,11 @@ class Head {
   }
 
   const BlockAttention& a_;
-  const int64_t b_, g_, D_, dims_, group_, rows_, length_;
-  std::vector<Lanes> lanes_;
-  std::vector<Floats> queries_;  // [lanes, dims], times the scale of the softmax
-  std::vector<Floats> outputs_;    // [lanes, dims], not yet divided by the sums
-  std::vector<float> block_keys_, keys_, values_, row_;
+  const int64_t b_, g_, D_, dims_, group_, rows_, length_, num_lanes_;
+  Lanes* lanes_;
+  Floats* queries_;  // [lanes, dims], times the scale of the softmax
+  Floats* outputs_;  // [lanes, dims], not yet divided by the sums
+  float *keys_, *values_, *block_keys_, *row_;  // [D / kLanes, tile, kLanes], [tile, dims] where D needs it, [block, D], [D]
   Tile tile_;
   Tile next_;  // what comes out of memory while the tile is computed, a line at a time
 };

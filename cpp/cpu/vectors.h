@@ -5,8 +5,9 @@
 #include <cstring>
 
 // Vectors of floats by the extensions of GCC and Clang, as wide as the registers of the instruction
-// set for which the including file is compiled: GCC takes wider ones apart through memory. As in
-// packing/vector_kernels.h everything has internal linkage for that reason.
+// set for which the including file is compiled: GCC takes wider ones apart through memory. For that
+// reason everything has internal linkage, and takes nothing from the standard library that has code:
+// of a weak symbol, std::min<long> say, the linker keeps one for all instruction sets.
 
 namespace dflash {
 namespace {
@@ -25,6 +26,14 @@ typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
 
 using Bf16 = uint16_t;  // its bits
+
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+template <class Element>
+void copy(const Element* from, int64_t count, Element* to) {
+  std::memcpy(to, from, sizeof(Element) * count);
+}
 
 inline float to_float(float value) { return value; }
 inline float to_float(Bf16 bits) {

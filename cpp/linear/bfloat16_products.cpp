@@ -21,7 +21,7 @@ template <int64_t kRows>
 void add_products(const uint16_t* x, const uint16_t* weight, int64_t columns, int64_t K, int64_t k, int64_t end,
                   __m512* sums) {
   const uint16_t* rows[kColumns];
-  for (int64_t n = 0; n < kColumns; ++n) rows[n] = weight + std::min(n, columns - 1) * K;
+  for (int64_t n = 0; n < kColumns; ++n) rows[n] = weight + min(n, columns - 1) * K;
   __m512 acc[kRows * kColumns];
 #pragma GCC unroll 32
   for (int64_t i = 0; i < kRows * kColumns; ++i) acc[i] = k == 0 ? __m512{} : sums[i];
@@ -71,7 +71,7 @@ void write(const __m512* sums, const float* bias, int64_t rows, int64_t columns,
     if (columns == kColumns) {
       std::memcpy(out + m * N, bits + m * kColumns, sizeof(uint16_t) * kColumns);
     } else {
-      std::copy_n(bits + m * kColumns, columns, out + m * N);
+      copy(bits + m * kColumns, columns, out + m * N);
     }
   }
 }
@@ -94,13 +94,13 @@ void bfloat16_products(const Bfloat16Linear& layer, int64_t begin, int64_t end) 
     __m512 sums[kColumnsAtATime / kColumns][kSums];
     for (int64_t k = 0; k < K; k += kSlice) {
       for (int64_t n = begin; n < end; n += kColumns) {
-        add(layer.x + m * K, layer.weight + n * K, std::min(kColumns, end - n), K, k, std::min(K, k + kSlice),
+        add(layer.x + m * K, layer.weight + n * K, min(kColumns, end - n), K, k, min(K, k + kSlice),
             sums[(n - begin) / kColumns]);
       }
     }
     for (int64_t n = begin; n < end; n += kColumns) {
       const int64_t i = (n - begin) / kColumns;
-      write(sums[i], bias[i], rows, std::min(kColumns, end - n), N, layer.out + m * N + n);
+      write(sums[i], bias[i], rows, min(kColumns, end - n), N, layer.out + m * N + n);
     }
   }
 }

@@ -7,8 +7,8 @@
 #include <immintrin.h>
 #endif
 
+#include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "cpu/vectors.h"
 #include "linear/linear.h"
@@ -16,7 +16,7 @@
 namespace dflash {
 namespace {
 
-inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+inline constexpr float kNaN = NAN;
 
 inline Floats bfloat16(const uint8_t* codes) {
 #if defined(__AVX512F__)

@@ -7,11 +7,10 @@
 // weights.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
-#include <vector>
 
+#include "cpu/scratch.h"
 #include "cpu/vectors.h"
 #include "linear/decode.h"
 #include "linear/linear.h"
@@ -62,7 +61,7 @@ void multiply_tile(const Linear& linear, const float* x, const uint8_t* codes, c
   constexpr int64_t kSums = kRows * kColumns, kFours = (kSums + 3) / 4 * 4;
   const int64_t K = linear.weight.cols, bytes = row_bytes(linear.weight.format, K);
   const uint8_t* rows[kColumns];
-  for (int64_t n = 0; n < kColumns; ++n) rows[n] = codes + std::min(n, columns - 1) * bytes;
+  for (int64_t n = 0; n < kColumns; ++n) rows[n] = codes + min(n, columns - 1) * bytes;
   const uint8_t* next = codes + kTilesAhead * kColumns * bytes;
   Floats sums[kFours] = {};
   const auto add = [&](const uint8_t* const* codes, const float* x, int64_t stride, int64_t k) {
@@ -93,13 +92,13 @@ void multiply_tile(const Linear& linear, const float* x, const uint8_t* codes, c
       std::memcpy(rest[n], rows[n], row_bytes(linear.weight.format, K - k));
       rows[n] = rest[n];
     }
-    for (int64_t m = 0; m < kRows; ++m) std::copy(x + m * K + k, x + m * K + K, x_rest + m * kLanes);
+    for (int64_t m = 0; m < kRows; ++m) copy(x + m * K + k, K - k, x_rest + m * kLanes);
     add(rows, x_rest, kLanes, k);
   }
   float numbers[kFours];
 #pragma GCC unroll 8
   for (int64_t i = 0; i < kFours; i += 4) sum_four(sums + i, numbers + i);
-  for (int64_t m = 0; m < kRows; ++m) std::copy_n(numbers + m * kColumns, columns, out + m * linear.out_stride);
+  for (int64_t m = 0; m < kRows; ++m) copy(numbers + m * kColumns, columns, out + m * linear.out_stride);
 }
 
 template <class Row>
@@ -118,13 +117,13 @@ void multiply_tiles(const Linear& linear, int64_t begin, int64_t end, const Deco
   const int64_t M = linear.num_rows, K = linear.weight.cols, bytes = row_bytes(linear.weight.format, K);
   const int64_t num_tiles = (M + kMaxRows - 1) / kMaxRows;
   Row decode[kColumnsAtATime];
-  for (int64_t i = 0; i < kColumnsAtATime; ++i) decode[i] = decoder(std::min(begin + i, end - 1));
+  for (int64_t i = 0; i < kColumnsAtATime; ++i) decode[i] = decoder(min(begin + i, end - 1));
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
     const int64_t m = M * tile / num_tiles, rows = M * (tile + 1) / num_tiles - m;  // all of nearly one size
     const MultiplyTile<Row> multiply_tile = tile_of<Row>(rows, std::make_integer_sequence<int64_t, kMaxRows>());
     for (int64_t n = begin; n < end; n += kColumns) {
       multiply_tile(linear, linear.x + m * K, linear.weight.codes + n * bytes, decode + (n - begin),
-                    std::min(kColumns, end - n), linear.out + m * linear.out_stride + n);
+                    min(kColumns, end - n), linear.out + m * linear.out_stride + n);
     }
   }
 }
@@ -134,15 +133,16 @@ template <class Decoder>
 void multiply_decoded(const Linear& linear, int64_t begin, int64_t end, const Decoder& decoder) {
   const PackedWeight& weight = linear.weight;
   const int64_t K = weight.cols;
-  std::vector<float> values(kDecoded * K + kLanes);  // a row's last vector may end behind it
+  float* values = scratch(kDecoded * K + kLanes, 1);
+  store(Floats{}, values + kDecoded * K);  // a row's last vector may end behind it
   for (int64_t first = begin; first < end; first += kDecoded) {
-    const int64_t columns = std::min(kDecoded, end - first);
+    const int64_t columns = min(kDecoded, end - first);
     for (int64_t n = 0; n < columns; ++n) {
       const uint8_t* codes = weight.codes + (first + n) * row_bytes(weight.format, K);
       decode_row(codes, K, decoder(first + n), &values[n * K]);
     }
     Linear decoded = linear;
-    decoded.weight = {WeightFormat::kFloat, columns, K, reinterpret_cast<const uint8_t*>(values.data()), nullptr, 1.0f};
+    decoded.weight = {WeightFormat::kFloat, columns, K, reinterpret_cast<const uint8_t*>(values), nullptr, 1.0f};
     decoded.out += first;
     multiply_tiles(decoded, 0, columns, [](int64_t) { return FloatRow(); });
   }
@@ -172,7 +172,8 @@ inline void multiply(const Linear& linear, int64_t begin, int64_t end) {
       break;
   }
   const int64_t stride = weight.cols / 16 / kLanes * kLanes + kLanes;
-  std::vector<float> block_scales((end - begin) * stride);
+  float* block_scales = scratch((end - begin) * stride);
+  std::memset(block_scales, 0, sizeof(float) * (end - begin) * stride);
   for (int64_t n = begin; n < end; ++n) decode_block_scales(weight, n, &block_scales[(n - begin) * stride]);
   multiply_with(linear, begin, end, [&](int64_t n) { return Nvfp4Row{&block_scales[(n - begin) * stride]}; });
 }

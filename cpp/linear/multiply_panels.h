@@ -7,7 +7,6 @@
 // terms: brgemm on weights reordered to blocks of 16 outputs, blocked along K.
 #pragma once
 
-#include <algorithm>
 #include <utility>
 
 #include "cpu/vectors.h"
@@ -25,7 +24,7 @@ constexpr int64_t kInputsAtATime = 512;
 inline Floats load_some(const float* at, int64_t count) {
   if (count >= kLanes) return load(at);
   float values[kLanes] = {};
-  std::copy_n(at, std::max<int64_t>(count, 0), values);
+  copy(at, max(count, 0), values);
   return load(values);
 }
 
@@ -33,7 +32,7 @@ inline void store_some(Floats vector, float* at, int64_t count) {
   if (count >= kLanes) return store(vector, at);
   float values[kLanes];
   store(vector, values);
-  std::copy_n(values, std::max<int64_t>(count, 0), at);
+  copy(values, max(count, 0), at);
 }
 
 // Adds the products of inputs [begin, end) to the numbers of rows m, m + 1, ... by panels `panel`, `panel` + 1, ...
@@ -90,7 +89,7 @@ void multiply_all_rows(const PanelLinear& layer, int64_t panel) {
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
       const int64_t m = M * tile / num_tiles, rows = M * (tile + 1) / num_tiles - m;  // all of nearly one size
       const MultiplyPanelTile multiply = panel_tile_of<kPanels>(rows, std::make_integer_sequence<int64_t, kTileRows>());
-      multiply(layer, m, panel, k, std::min(K, k + kInputsAtATime));
+      multiply(layer, m, panel, k, min(K, k + kInputsAtATime));
     }
   }
 }

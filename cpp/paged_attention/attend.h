@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
-#include <limits>
-#include <vector>
+#include <cmath>
 
+#include "cpu/scratch.h"
 #include "cpu/vectors.h"
 #include "paged_attention/kernels.h"
 
@@ -16,7 +15,7 @@
 namespace dflash {
 namespace {
 
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr float kMinusInfinity = -INFINITY;
 
 // out [kRows, kVectors vectors] = a [kRows, depth] @ b [depth, kVectors vectors], added to what is
 // there or not.
@@ -68,26 +67,24 @@ class Block {
         begin_(begin),
         count_(end - begin),
         width_(padded(layer.value_dim)) {
-    thread_local std::vector<float> scratch;
     const int64_t floats = count_ * (layer.head_dim + width_ + kLanes);
-    if (static_cast<int64_t>(scratch.size()) < floats) scratch.resize(floats);
-    query_ = scratch.data();
+    query_ = scratch(floats);
     outputs_ = query_ + count_ * layer.head_dim;
     sums_ = outputs_ + count_ * width_;
-    std::fill_n(outputs_, count_ * (width_ + kLanes), 0.0f);
+    std::memset(outputs_, 0, sizeof(float) * count_ * (width_ + kLanes));
     for (int64_t r = 0; r < count_; ++r) load_query(r);
   }
 
   void attend_pages() {
     const int64_t first =
-        layer_.window == 0 ? 0 : std::max<int64_t>(0, position(0) - layer_.window + 1);
+        layer_.window == 0 ? 0 : max(0, position(0) - layer_.window + 1);
     const int64_t last = position(count_ - 1);
     for (int64_t page = first / kTokensPerPage; page <= last / kTokensPerPage; ++page) {
       const int64_t at = (kv_head_ * layer_.num_pages + segment_.pages[page]) * kTokensPerPage;
       const Element* k = static_cast<const Element*>(layer_.k_cache) + at * layer_.head_dim;
       const Element* v = static_cast<const Element*>(layer_.v_cache) + at * width_;
       for (int64_t r = 0; r < count_; r += kTile) {
-        attend_page(page * kTokensPerPage, k, v, r, std::min(count_ - r, int64_t{kTile}));
+        attend_page(page * kTokensPerPage, k, v, r, min(count_ - r, kTile));
       }
     }
     for (int64_t r = 0; r < count_; ++r) write_output(r);
@@ -126,7 +123,7 @@ class Block {
     } else {  // token by token, so that none adds 0 * NaN of one behind it
       for (int64_t i = 0, next; i < rows; i = next) {
         for (next = i + 1; next < rows && position(r + next) == position(r + i);) ++next;
-        const int64_t num_visible = std::min(kTokensPerPage, position(r + i) - first + 1);
+        const int64_t num_visible = min(kTokensPerPage, position(r + i) - first + 1);
         if (num_visible > 0) accumulate_values(v, num_visible, scores + i * kTokensPerPage, r + i, next - i);
       }
     }
@@ -188,7 +185,7 @@ class Block {
     Ints lane;
     for (int32_t i = 0; i < kLanes; ++i) lane[i] = i;
     const auto clamped = [](int64_t i) {
-      return static_cast<int32_t>(std::clamp<int64_t>(i, -1, kLanes));
+      return static_cast<int32_t>(max(-1, min(i, kLanes)));
     };
     const Ints is_visible = (lane <= clamped(last)) & (lane > clamped(before));
     return is_visible ? scores : Floats{} + kMinusInfinity;
@@ -198,10 +195,10 @@ class Block {
     const float weight = sum(load(sums_ + r * kLanes));
     Element* out = static_cast<Element*>(layer_.out) +
                    (row(r) * layer_.num_heads + head(r)) * layer_.value_dim;
-    for (int64_t i = 0; i < width_; i += kLanes) {
+    for (int64_t i = 0; i < layer_.value_dim; i += kLanes) {
       Element values[kLanes];
       store(load(outputs_ + r * width_ + i) / weight, values);
-      std::copy_n(values, std::min(kLanes, layer_.value_dim - i), out + i);
+      copy(values, min(kLanes, layer_.value_dim - i), out + i);
     }
   }
 
@@ -232,7 +229,7 @@ void store_rows(const PagedAttention& layer, const SegmentRows& segment, int64_t
     const Element* key = row_of<Element>(layer.key, kv_head, segment.first_row + i);
     const Element* value = row_of<Element>(layer.value, kv_head, segment.first_row + i);
     for (int64_t d = 0; d < layer.head_dim; ++d) k[d * kTokensPerPage] = key[d];
-    std::copy_n(value, layer.value_dim, v);
+    copy(value, layer.value_dim, v);
   }
 }
 

@@ -18,7 +18,7 @@ struct SegmentRows {
   int64_t first_row;
   int64_t num_tokens;
   int64_t begin;
-  std::vector<int32_t> pages;  // of the sequence, in order, those of these rows included
+  const int32_t* pages;  // of the sequence, in order, those of these rows included
 };
 
 // [heads, rows, dim] of the cache's type; strides count elements, those of a row are dense.
@@ -48,12 +48,12 @@ struct PagedAttention {
   int64_t window;      // positions that a token sees, itself included; 0: all
   const float* sinks;  // [N], or null
 
-  int64_t group_size() const { return num_heads / num_kv_heads; }
+  [[gnu::always_inline]] int64_t group_size() const { return num_heads / num_kv_heads; }
 };
 
 // Rows of V are filled up to whole vectors of any instruction set.
 inline constexpr int64_t kAlignment = 16;
-inline int64_t padded(int64_t dim) { return (dim + kAlignment - 1) / kAlignment * kAlignment; }
+[[gnu::always_inline]] inline int64_t padded(int64_t dim) { return (dim + kAlignment - 1) / kAlignment * kAlignment; }
 
 // Writes the rows of all segments into the caches and attends: out of each row is softmax over the
 // positions up to its own. A row's numbers depend on its sequence alone, to the last bit: neither

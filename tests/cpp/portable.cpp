@@ -141,7 +141,8 @@ void print_paged_attention() {
                                      .softcap = 5,
                                      .window = 17,
                                      .sinks = nullptr};
-  dflash::paged_attention(layer, {{.first_row = 0, .num_tokens = kTokens, .begin = 0, .pages = {2, 0}}}, kOneThread,
+  const int32_t pages[] = {2, 0};
+  dflash::paged_attention(layer, {{.first_row = 0, .num_tokens = kTokens, .begin = 0, .pages = pages}}, kOneThread,
                           "scalar");
   close("paged_attention", out);
 }
