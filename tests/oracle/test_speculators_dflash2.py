@@ -18,7 +18,9 @@ DRAFT, TARGET = FIXTURES / "tiny-qwen3-dflash2", FIXTURES / "tiny-qwen3"
 
 
 @pytest.mark.full
-@pytest.mark.skipif(find_spec("speculators") is None, reason="pip install --no-deps speculators==0.9.0")
+@pytest.mark.skipif(
+    find_spec("speculators") is None, reason="in an environment of its own: pip install speculators==0.9.0"
+)
 def test_what_convert_writes_loads_and_comes_back(tmp_path: Path) -> None:
     from speculators import SpeculatorModelConfig
     from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig

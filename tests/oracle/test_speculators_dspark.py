@@ -16,11 +16,16 @@ from tests.engines import build
 
 
 @pytest.mark.full
-@pytest.mark.skipif(find_spec("speculators") is None, reason="pip install --no-deps speculators==0.9.0")
+@pytest.mark.skipif(
+    find_spec("speculators") is None, reason="in an environment of its own: pip install speculators==0.9.0"
+)
 @pytest.mark.parametrize(("head", "from_anchor"), [("vanilla", True), ("gated", False)])
 def test_what_it_saves_is_read(head: str, from_anchor: bool, tmp_path: Path) -> None:
     from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
     from transformers import Qwen3Config
+
+    # It was written for transformers <= 5.19, whose configurations import torch at run time.
+    DSparkSpeculatorConfig.model_rebuild(_types_namespace={"torch": torch})
 
     backbone = Qwen3Config(
         vocab_size=96, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
