@@ -12,12 +12,12 @@ import msgspec
 from dflash_trt.checkpoint.dialects import mimo, own
 from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.recognise import recognise
-from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec, Shape
+from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
 from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.pool_config import as_checkpoint
 from dflash_trt.checkpoint.quantization import FP8, Quantization, expected_tensors, read_quantization, read_scale
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_file import Tensor, check_tensors
 from dflash_trt.errors import CheckpointError
 
 TORCH_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -83,7 +83,7 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
     modules = [*spec.linear_modules(), *([HEAD] if spec.has_own_head else [])]
     quantization = read_quantization(config, modules, spec.attention_modules(), weights)
     expected = expected_tensors(spec.tensor_shapes(), quantization, spec.attention_modules())
-    _check_tensors(directory, expected, weights)
+    check_tensors(directory, expected, weights, described_by="config.json")
     head_token_ids(spec, weights)
     return DraftCheckpoint(
         directory=directory, spec=spec, config=config, quantization=quantization, weights=weights, dialect=dialect
@@ -109,28 +109,3 @@ def _refuse_pickles(directory: Path) -> None:
             f" {', '.join(path.name for path in strays)} (pickle)",
             hint=mimo.CONVERSION if strays[0].name == mimo.PICKLED_MASK else None,
         )
-
-
-def _check_tensors(
-    directory: Path, expected: dict[str, tuple[tuple[str, ...], Shape]], weights: dict[str, Tensor]
-) -> None:
-    if missing := sorted(expected.keys() - weights.keys()):
-        _, shape = expected[missing[0]]
-        raise CheckpointError(
-            f"{directory}: missing tensor {missing[0]!r} {list(shape)} ({len(missing)} of {len(expected)} missing)"
-        )
-    if unused := sorted(weights.keys() - expected.keys()):
-        raise CheckpointError(
-            f"{weights[unused[0]].file}: expected the {len(expected)} tensors that config.json describes, found"
-            f" tensor {unused[0]!r} besides ({len(unused)} that nothing would use)"
-        )
-    for name, (dtypes, shape) in expected.items():
-        tensor = weights[name]
-        if tensor.shape != shape:
-            raise CheckpointError(
-                f"{tensor.file}: tensor {name!r}: expected shape {list(shape)}, found {list(tensor.shape)}"
-            )
-        if tensor.dtype not in dtypes:
-            raise CheckpointError(
-                f"{tensor.file}: tensor {name!r}: expected dtype {' or '.join(dtypes)}, found {tensor.dtype}"
-            )

@@ -15,7 +15,7 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_spec import D2T, Shape
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_file import Expected, Tensor
 from dflash_trt.errors import CheckpointError
 
 NVFP4, W4A16_NVFP4, FP8 = "NVFP4", "W4A16_NVFP4", "FP8"  # modelopt's names of the algorithms
@@ -67,11 +67,9 @@ def _algorithm(module: str, weights: dict[str, Tensor]) -> str | None:
     )
 
 
-def expected_tensors(
-    dense: dict[str, Shape], quantization: Quantization, attention: list[str]
-) -> dict[str, tuple[tuple[str, ...], Shape]]:
+def expected_tensors(dense: dict[str, Shape], quantization: Quantization, attention: list[str]) -> Expected:
     """Name -> allowed dtypes and shape of every tensor, given the shapes of the unquantised checkpoint."""
-    expected: dict[str, tuple[tuple[str, ...], Shape]] = {}
+    expected: Expected = {}
     for name, shape in dense.items():
         module = name.removesuffix(".weight")
         algorithm = quantization.modules.get(module) if name.endswith(".weight") else None

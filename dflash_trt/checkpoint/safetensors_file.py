@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,6 +41,10 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
+Expected = dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
+"""The dtypes that a tensor may have, and its shape, by name."""
+
+
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file, by name, in file order; CheckpointError for a damaged or truncated one."""
     with open_file(file, CheckpointError) as stream:
@@ -57,6 +62,31 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     tensors = {name: _tensor(file, name, entry, data_begin) for name, entry in header.items()}
     _check_coverage(file, tensors, data_begin, file_bytes)
     return tensors
+
+
+def check_tensors(
+    where: Path, expected: Expected, tensors: Mapping[str, Tensor], *, described_by: str, hint: str | None = None
+) -> None:
+    """Raises CheckpointError for a tensor of `where` that is missing, besides the expected ones, or not like them."""
+    if missing := sorted(expected.keys() - tensors.keys()):
+        _, shape = expected[missing[0]]
+        raise CheckpointError(
+            f"{where}: missing tensor {missing[0]!r} {list(shape)} ({len(missing)} of {len(expected)} missing)",
+            hint=hint,
+        )
+    if unused := sorted(tensors.keys() - expected.keys()):
+        raise CheckpointError(
+            f"{tensors[unused[0]].file}: expected the {len(expected)} tensors that {described_by} describes, found"
+            f" tensor {unused[0]!r} besides ({len(unused)} that nothing would use)",
+            hint=hint,
+        )
+    for name, (dtypes, shape) in expected.items():
+        tensor = tensors[name]
+        place = f"{tensor.file}: tensor {name!r}"
+        if tensor.shape != shape:
+            raise CheckpointError(f"{place}: expected shape {list(shape)}, found {list(tensor.shape)}", hint=hint)
+        if tensor.dtype not in dtypes:
+            raise CheckpointError(f"{place}: expected dtype {' or '.join(dtypes)}, found {tensor.dtype}", hint=hint)
 
 
 def _read_header(file: Path, stream: BinaryIO, file_bytes: int) -> bytes:

@@ -34,7 +34,7 @@ import torch
 from safetensors import safe_open
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
+from dflash_trt.checkpoint.safetensors_file import Expected, Tensor, check_tensors, read_tensors
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import SchemaVersion, json_value
@@ -44,8 +44,6 @@ METADATA_KEY = "dflash_trt_features"
 SCHEMA_VERSION = 3
 MASK_EMBEDDING, LM_HEAD, LM_HEAD_BIAS = "mask_embedding", "lm_head", "lm_head_bias"
 FLOATS = ("F32", "BF16")
-Shapes = dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
-"""The dtypes that a tensor may have, and its shape, by name."""
 
 
 class PromptFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,10 +122,10 @@ class AnswerLogprobs:
     """[m] F32: log of the sum of p^(1/T) over all tokens, of text sampled at T; None of greedy text."""
 
 
-def tensor_shapes(facts: FeatureFacts, lengths: Sequence[tuple[int, int]], *, has_bias: bool) -> Shapes:
+def tensor_shapes(facts: FeatureFacts, lengths: Sequence[tuple[int, int]], *, has_bias: bool) -> Expected:
     """Every tensor of a file whose sequences have so many tokens, and of these so many in the prompt."""
     H, V, N = facts.target.hidden_size, facts.target.vocab_size, facts.top_logprobs
-    shapes: Shapes = {MASK_EMBEDDING: (FLOATS, (H,)), LM_HEAD: (FLOATS, (V, H))}
+    shapes: Expected = {MASK_EMBEDDING: (FLOATS, (H,)), LM_HEAD: (FLOATS, (V, H))}
     if has_bias:
         shapes[LM_HEAD_BIAS] = (FLOATS, (V,))
     for i, (n, p) in enumerate(lengths):
@@ -316,17 +314,7 @@ def _check_layout(file: Path, facts: FeatureFacts, spec: DraftSpec, tensors: dic
             )
         lengths.append((num_tokens, num_tokens - rows))
     expected = tensor_shapes(facts, lengths, has_bias=LM_HEAD_BIAS in tensors)
-    for name, (dtypes, shape) in expected.items():
-        tensor = _find(file, tensors, name)
-        if tensor.dtype not in dtypes or tensor.shape != shape:
-            raise CheckpointError(
-                f"{file}: tensor {name!r}: expected {' or '.join(dtypes)} {list(shape)}, found {tensor.dtype}"
-                f" {list(tensor.shape)}"
-            )
-    if surplus := sorted(tensors.keys() - expected.keys()):
-        raise CheckpointError(
-            f"{file}: expected {facts.num_sequences} sequences and no other tensors, found {surplus[0]!r} besides"
-        )
+    check_tensors(file, expected, tensors, described_by="its metadata", hint=f"capture again: {CAPTURE}")
 
 
 def _find(file: Path, tensors: dict[str, Tensor], name: str) -> Tensor:

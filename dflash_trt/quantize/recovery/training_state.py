@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dflash_trt.checkpoint.producer import metadata
-from dflash_trt.checkpoint.safetensors_file import read_tensors
+from dflash_trt.checkpoint.safetensors_file import Expected, check_tensors, read_tensors
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import json_value
 from dflash_trt.files.write import OutputKind, new_file
@@ -70,8 +70,7 @@ def load_state(file: Path, identity: str, shapes: dict[str, tuple[int, ...]]) ->
             f"{file}: expected the state of this recovery, found one of another draft, recipe, features or options",
             hint=f"give the same arguments again, or {hint}",
         )
-    expected = {f"{part}/{module}": ("F32", shape) for part in PARTS for module, shape in shapes.items()}
-    if {name: (tensor.dtype, tensor.shape) for name, tensor in headers.items()} != expected:
-        raise CheckpointError(f"{file}: expected {len(expected)} tensors of this draft, found others", hint=hint)
+    expected: Expected = {f"{part}/{module}": (("F32",), shape) for part in PARTS for module, shape in shapes.items()}
+    check_tensors(file, expected, headers, described_by="this draft", hint=hint)
     with safe_open(file, framework="pt") as handle:
         return progress, {name: handle.get_tensor(name) for name in expected}
