@@ -72,13 +72,13 @@ def recover(
     check_picture(plot)
     checkpoint = read_checked_draft(draft, target)
     loaded, ranges = recipe_and_ranges(checkpoint, recipe, calibration)
-    from dflash_trt.quantize.recovery.recover import Recovery, recover_checkpoint
+    from dflash_trt.quantize.recovery.recover import recover_checkpoint
     from dflash_trt.quantize.recovery.training_state import state_file
 
     try:
         with _training_bar(settings["steps"]) as on_step:
             summary, progress = recover_checkpoint(
-                checkpoint, loaded, Recovery(features=features, settings=Settings(**settings)), output,
+                checkpoint, loaded, features, Settings(**settings), output,
                 ranges=ranges, force=force, threads=threads, on_step=on_step,
             )  # fmt: skip
     except KeyboardInterrupt:

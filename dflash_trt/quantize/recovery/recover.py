@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -43,19 +42,11 @@ SMALLEST_THREADED = 512
 """hidden_size from which one GEMM of a training step takes milliseconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
-    """What a draft learns from, and how."""
-
-    features: Path
-    """A file that `capture` wrote."""
-    settings: Settings
-
-
 def recover_checkpoint(
     draft: DraftCheckpoint,
     recipe: Recipe,
-    recovery: Recovery,
+    features: Path,
+    settings: Settings,
     output: Path,
     *,
     ranges: Ranges | None = None,
@@ -66,10 +57,11 @@ def recover_checkpoint(
 ) -> tuple[Summary, Progress]:
     """Writes the checkpoint that `recipe` makes of the draft after training, into the new directory `output`.
 
-    Only the linear layers' weights are trained. The scales of activations come from `ranges`, or from the bounds of the
-    given weights. `threads` 0 lets the draft's size decide for the training and takes all for packing. Goes on with a
-    state that an interrupted run left. Raises as `quantize_checkpoint` and `open_features` do, and CheckpointError for
-    a DFlash2 or DSpark draft or a state of something else.
+    It learns from `features`, a file that `capture` wrote; only the linear layers' weights are trained. The scales of
+    activations come from `ranges`, or from the bounds of the given weights. `threads` 0 lets the draft's size decide
+    for the training and takes all for packing. Goes on with a state that an interrupted run left. Raises as
+    `quantize_checkpoint` and `open_features` do, and CheckpointError for a DFlash2 or DSpark draft or a state of
+    something else.
     """
     spec = draft.spec
     if spec.block_conv is not None or spec.candidate_selector is not None or spec.is_dspark:
@@ -86,18 +78,18 @@ def recover_checkpoint(
         ranges = ranges_from_weights(draft)
     tensors = computed_tensors(draft)
     state = state_file(output)
-    with open_features(recovery.features, draft.spec) as features:
+    with open_features(features, draft.spec) as file:
         trainer = Trainer(
             draft.spec,
             recipe_numerics(draft.spec, recipe, ranges),
             tensors,
-            features,
-            Objective(Vocabulary(draft, features), draft.spec.block_size),
-            recovery.settings,
-            _identity(draft, recipe, recovery, ranges),
+            file,
+            Objective(Vocabulary(draft, file), draft.spec.block_size),
+            settings,
+            _identity(draft, recipe, features, settings, ranges),
         )
         with _torch_threads(threads or _threads(draft.spec)):
-            _train(trainer, state, recovery.settings.steps, save_every, on_step, draft)
+            _train(trainer, state, settings.steps, save_every, on_step, draft)
     with scratch_directory(output) as scratch:
         trained = _write_dense(draft, trainer.weights(), scratch)
         summary = quantize_checkpoint(trained, recipe, output, ranges=ranges, force=force, threads=threads)
@@ -144,14 +136,14 @@ def _train(
         on_step(trainer.progress)
 
 
-def _identity(draft: DraftCheckpoint, recipe: Recipe, recovery: Recovery, ranges: Ranges | None) -> str:
+def _identity(draft: DraftCheckpoint, recipe: Recipe, features: Path, settings: Settings, ranges: Ranges | None) -> str:
     """sha256 of all that decides the trained weights."""
     digest = hashlib.sha256(__version__.encode())
-    for document in (draft.spec, recipe.rules, recovery.settings, ranges):
+    for document in (draft.spec, recipe.rules, settings, ranges):
         digest.update(msgspec.json.encode(document, order="deterministic"))
     for tensor in draft.weights.values():
         digest.update(map_tensor(tensor).data)
-    digest.update(sha256(recovery.features).encode())
+    digest.update(sha256(features).encode())
     return digest.hexdigest()
 
 

@@ -18,7 +18,7 @@ import torch
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.recipe import load_recipe
-from dflash_trt.quantize.recovery.recover import Recovery, recover_checkpoint
+from dflash_trt.quantize.recovery.recover import recover_checkpoint
 from dflash_trt.quantize.recovery.settings import Settings
 from dflash_trt.quantize.recovery.training_state import Progress, state_file
 from tests.cli.commands import run_here
@@ -33,8 +33,7 @@ STEPS = 4
 
 def recover(features: Path, output: Path, *, steps: int = STEPS, rate: float = 1e-3, **options: object) -> Progress:
     settings = Settings(steps=steps, learning_rate=rate, sequences_per_step=2, anchors=4)
-    recovery = Recovery(features=features, settings=settings)
-    return recover_checkpoint(read_draft(DRAFT), load_recipe("nvfp4"), recovery, output, **options)[1]  # type: ignore[arg-type]
+    return recover_checkpoint(read_draft(DRAFT), load_recipe("nvfp4"), features, settings, output, **options)[1]  # type: ignore[arg-type]
 
 
 def digests(directory: Path) -> dict[str, str]:
@@ -128,8 +127,7 @@ def test_training_wins_back_what_quantising_cost(tmp_path: Path) -> None:
     prompts = ("--prompts", tmp_path / "train.jsonl", "--max-prompts", 96)
     features = capture("tiny-gpt-oss", tmp_path / "features.safetensors", "--max-tokens", 96, *prompts)
     settings = Settings(steps=60, learning_rate=5e-4)
-    recovery = Recovery(features=features, settings=settings)
-    _, progress = recover_checkpoint(read_draft(DRAFT), load_recipe("nvfp4"), recovery, tmp_path / "q")
+    _, progress = recover_checkpoint(read_draft(DRAFT), load_recipe("nvfp4"), features, settings, tmp_path / "q")
     before, after = progress.held_out[0][1], progress.held_out[-1][1]
     assert before > progress.dense_held_out
     assert after < before - 0.4 * (before - progress.dense_held_out)
