@@ -150,11 +150,9 @@ def tensor_shapes(facts: FeatureFacts, lengths: Sequence[tuple[int, int]], *, ha
 class FeatureFile:
     """An open feature file that fits a draft; tensors are read when they are asked for."""
 
-    def __init__(self, file: Path, spec: DraftSpec, handle: safe_open, facts: FeatureFacts, *, has_bias: bool) -> None:
+    def __init__(self, file: Path, handle: safe_open, facts: FeatureFacts) -> None:
         self.file = file
-        self._has_bias = has_bias
         self.facts = facts
-        self._spec = spec
         self._handle = handle
 
     def mask_embedding(self) -> torch.Tensor:
@@ -163,7 +161,8 @@ class FeatureFile:
 
     def lm_head(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The target's lm_head: weight [V, H], and its bias [V] where it has one."""
-        return self._tensor(LM_HEAD), self._tensor(LM_HEAD_BIAS) if self._has_bias else None
+        names = self._handle.keys()  # type: ignore[no-untyped-call]
+        return self._tensor(LM_HEAD), self._tensor(LM_HEAD_BIAS) if LM_HEAD_BIAS in names else None
 
     def sequences(self) -> Iterator[FeatureSequence]:
         """The sequences in order, one in memory at a time."""
@@ -269,7 +268,7 @@ def open_features(file: Path, spec: DraftSpec) -> Iterator[FeatureFile]:
         facts = _read_facts(file, handle.metadata() or {})
         _check_fits(file, facts, spec)
         _check_layout(file, facts, spec, tensors)
-        yield FeatureFile(file, spec, handle, facts, has_bias=LM_HEAD_BIAS in tensors)
+        yield FeatureFile(file, handle, facts)
 
 
 def _read_facts(file: Path, metadata: dict[str, str]) -> FeatureFacts:

@@ -174,17 +174,13 @@ class Session:
         """With the drafter, and without."""
         return LocalPair(self.target, self.drafter), LocalPair(self.target, None)
 
-    def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, on_progress: Callable[[Request], None] | None = None
-    ) -> Completion:
+    def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
         """Decodes one prompt with the drafter."""
-        return run(self.decoder(), [self.request(prompt_ids, params, on_progress)])[0]
+        return run(self.decoder(), [self.request(prompt_ids, params)])[0]
 
-    def generate_plain(
-        self, prompt_ids: Sequence[int], params: SamplingParams, on_progress: Callable[[Request], None] | None = None
-    ) -> Completion:
+    def generate_plain(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
         """Decodes one prompt without the drafter."""
-        return run(self.plain_decoder(), [self.request(prompt_ids, params, on_progress)])[0]
+        return run(self.plain_decoder(), [self.request(prompt_ids, params)])[0]
 
     def warm_up(self, prompt_ids: Sequence[int]) -> None:
         """Runs both ways of decoding for a few tokens, so that neither pays for being first."""
