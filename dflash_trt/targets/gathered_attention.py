@@ -160,10 +160,6 @@ def _softmax(scores: Tensor, sinks: Tensor | None, num_tokens: int) -> Tensor:
     """Softmax of scores [G, B, N/G * n, C]; a head's sink takes its share and carries no value."""
     if sinks is None:
         return scores.softmax(dim=-1)
-    sink = _sink_rows(sinks, len(scores), num_tokens).to(scores.dtype)[:, None, :, None]
+    rows = sinks.reshape(len(scores), -1).repeat_interleave(num_tokens, dim=1)  # [G, N/G * n]
+    sink = rows.to(scores.dtype)[:, None, :, None]
     return torch.cat([scores, sink.expand(-1, scores.shape[1], -1, -1)], dim=-1).softmax(dim=-1)[..., :-1]
-
-
-def _sink_rows(sinks: Tensor, num_groups: int, num_tokens: int) -> Tensor:
-    """Of each row of a segment: sinks [N] -> [G, N/G * n]."""
-    return sinks.reshape(num_groups, -1).repeat_interleave(num_tokens, dim=1)

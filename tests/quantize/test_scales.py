@@ -78,12 +78,6 @@ def test_range_that_is_none(tmp_path: Path, bad: float | None) -> None:
     assert "dflash-trt capture" in str(caught.value.hint)
 
 
-def test_ranges_of_another_draft(tmp_path: Path) -> None:
-    ranges = Ranges(inputs={}, k=(1.0,) * 3, v=(1.0,) * 3)
-    with pytest.raises(CheckpointError, match=r"ranges: k: expected 2 layers, found 3"):
-        convert(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "q", "bf16+fp8-kv", ranges=ranges)
-
-
 def test_fc_has_no_bound_without_calibration(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("description: all\nrules:\n  - {modules: '*', algorithm: FP8}\n")
