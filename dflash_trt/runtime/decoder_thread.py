@@ -23,7 +23,8 @@ class DecoderThread:
         self._commands: deque[Command] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
-        self._error: Exception | None = None
+        self.error: Exception | None = None
+        """What ended it."""
         self._thread = threading.Thread(target=self._run, name="dflash-trt decoder", daemon=True)
         self._thread.start()
 
@@ -31,11 +32,6 @@ class DecoderThread:
     def is_open(self) -> bool:
         """Whether it takes requests."""
         return not self._is_closed
-
-    @property
-    def error(self) -> Exception | None:
-        """What ended it."""
-        return self._error
 
     def submit(self, request: Request) -> None:
         """Queues a request; EngineError when the thread has ended or failed."""
@@ -58,7 +54,7 @@ class DecoderThread:
     def _send(self, command: Callable[[Request], None], request: Request) -> None:
         with self._changed:
             if self._is_closed:
-                raise EngineError("expected an open LLM, found a closed one") from self._error
+                raise EngineError("expected an open LLM, found a closed one") from self.error
             self._commands.append((command, request))
             self._changed.notify()
 
@@ -67,7 +63,7 @@ class DecoderThread:
             while self._execute():
                 self._decoder.step()
         except Exception as error:  # whatever it is, those who wait must hear of it
-            self._error = error
+            self.error = error
         with self._changed:
             self._is_closed = True
         self._end_all()
@@ -88,6 +84,6 @@ class DecoderThread:
         left = [*self._decoder.running.values(), *self._decoder.waiting, *(request for _, request in self._commands)]
         for request in left:
             if request.finished is None:
-                request.error = self._error
+                request.error = self.error
                 request.finish(FinishReason.CANCELLED)
                 request.report()
