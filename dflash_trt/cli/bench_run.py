@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from dflash_trt.cli.completion import TARGET
 from dflash_trt.cli.options import PATH, json_option, options
 from dflash_trt.errors import shown
 from dflash_trt.files.command import quoted
@@ -55,7 +56,7 @@ class KeyValue(click.ParamType[tuple[str, str]]):
     click.option("--endpoint", "endpoints", multiple=True, type=KeyValue("NAME=URL"),
                  help="A server to measure; repeatable."),
     click.option("--engine", type=PATH, help="Instead: serve this engine here, plain and DFlash."),
-    click.option("--target", help="Target of --engine. Default: what it was built for."),
+    click.option("--target", type=TARGET, help="Target of --engine. Default: what it was built for."),
     click.option("--draft-length", metavar="LENGTH", help="Of --engine's DFlash, as of `serve`. Default: its own."),
     click.option("--dtype", type=click.Choice(DTYPES), help="Of --engine's target, as of `serve`. Default: its own."),
     click.option("--prompts", required=True, metavar="SET",

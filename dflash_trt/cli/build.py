@@ -13,6 +13,7 @@ from dflash_trt.checkpoint.draft_and_target import read_pair
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
+from dflash_trt.cli.completion import DRAFT_OR_DEPLOYMENT, RECIPE, TARGET
 from dflash_trt.cli.dry_run import print_dry_run, print_plan_dry_run
 from dflash_trt.cli.options import PATH, options
 from dflash_trt.cli.output import human_bytes
@@ -46,13 +47,13 @@ def _head(context: click.Context, parameter: click.Parameter, text: str) -> Head
 
 
 @click.command(short_help="Write an engine directory from a draft checkpoint.")
-@click.argument("draft", required=False)
+@click.argument("draft", type=DRAFT_OR_DEPLOYMENT, required=False)
 @options(
-    click.option("--target", help="Target checkpoint: directory or Hugging Face repository id."),
+    click.option("--target", type=TARGET, help="Target checkpoint: directory or Hugging Face repository id."),
     click.option("-o", "--output", type=PATH, help="Engine directory to write."),
     click.option("--plans-for", metavar="ENGINE", type=PATH,
                  help="In place of DRAFT: build the TensorRT plans that this engine directory lacks."),
-    click.option("--recipe", help="Quantise first: a recipe as for `dflash-trt quantize`."),
+    click.option("--recipe", type=RECIPE, help="Quantise first: a recipe as for `dflash-trt quantize`."),
     click.option("--calibration", metavar="FILE|none", default="none", show_default=True, help="For --recipe."),
     click.option("--head", metavar="HEAD", default="target", show_default=True, callback=_head,
                  help="What proposes tokens: target, or a copy of its lm_head: fp8, nvfp4, trim:N, trim:N:fp8,"

@@ -10,19 +10,21 @@ import click
 
 from dflash_trt.checkpoint.draft_and_target import read_pair
 from dflash_trt.checkpoint.source import checkpoint_label
+from dflash_trt.cli.completion import DRAFT
 from dflash_trt.cli.options import (
     PATH,
     chat_option,
+    json_option,
     max_tokens_option,
     options,
     required_target_option,
     runtime_options,
 )
-from dflash_trt.cli.output import progress_bar
+from dflash_trt.cli.output import print_written, progress_bar
 
 
 @click.command(short_help="Record a target's features for calibration.")
-@click.argument("draft")
+@click.argument("draft", type=DRAFT)
 @options(
     required_target_option,
     click.option("--prompts", "prompt_file", required=True, type=PATH,
@@ -44,9 +46,17 @@ from dflash_trt.cli.output import progress_bar
                  help="Record log probabilities of this many top tokens at each position, for `verify"
                  " --temperature`."),
     click.option("--force", is_flag=True, help="Replace an existing file."),
+    json_option,
 )  # fmt: skip
 def capture(
-    draft: str, target: str, prompt_file: Path, output: Path, max_prompts: int | None, force: bool, **settings: Any
+    draft: str,
+    target: str,
+    prompt_file: Path,
+    output: Path,
+    max_prompts: int | None,
+    force: bool,
+    as_json: bool,
+    **settings: Any,
 ) -> None:
     """Let the target answer prompts, and record the features that DRAFT is calibrated and verified on.
 
@@ -74,5 +84,7 @@ def capture(
         draft_checkpoint, target_checkpoint, prompts, output,
         CaptureOptions(target_name=checkpoint_label(target), **settings), force=force, progress=progress_bar,
     )  # fmt: skip
-    click.echo(f"{sequences} sequences, {tokens} answer tokens", err=True)
-    click.echo(output)
+    print_written(
+        "capture", output, f"{sequences} sequences, {tokens} answer tokens",
+        {"sequences": sequences, "answer_tokens": tokens}, as_json=as_json,
+    )  # fmt: skip

@@ -10,18 +10,21 @@ import click
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
-from dflash_trt.cli.options import PATH
+from dflash_trt.cli.completion import DRAFT, TARGET
+from dflash_trt.cli.options import PATH, json_option
+from dflash_trt.cli.output import print_written
 
 LAYOUTS = ("zlab", "speculators", "modelopt")
 
 
 @click.command(short_help="Write a draft checkpoint in another dialect.")
-@click.argument("draft")
+@click.argument("draft", type=DRAFT)
 @click.option("-o", "--output", required=True, type=PATH, help="Checkpoint directory to write.")
 @click.option("--to", "layout", required=True, type=click.Choice(LAYOUTS), help="Dialect to write.")
-@click.option("--target", help="With --to speculators: the target, which its files name as the verifier.")
+@click.option("--target", type=TARGET, help="With --to speculators: the target, which its files name as the verifier.")
 @click.option("--force", is_flag=True, help="Replace an existing output directory.")
-def convert(draft: str, output: Path, layout: str, target: str | None, force: bool) -> None:
+@json_option
+def convert(draft: str, output: Path, layout: str, target: str | None, force: bool, as_json: bool) -> None:
     """Write DRAFT, a checkpoint directory or Hugging Face repository id of any dialect, in another one.
 
     Tensors keep their bytes. What the other dialect cannot say is refused by name.
@@ -41,5 +44,8 @@ def convert(draft: str, output: Path, layout: str, target: str | None, force: bo
         verifier = Verifier(name=target, architectures=config.texts("architectures"))
     checkpoint = read_draft(checkpoint_directory(draft))
     convert_dialect(checkpoint, WRITERS[layout], output, verifier=verifier, force=force)
-    click.echo(f"{len(checkpoint.weights)} tensors, {checkpoint.dialect.name} -> {layout}", err=True)
-    click.echo(output)
+    num_tensors, source = len(checkpoint.weights), checkpoint.dialect.name
+    print_written(
+        "convert", output, f"{num_tensors} tensors, {source} -> {layout}",
+        {"tensors": num_tensors, "from": source, "to": layout}, as_json=as_json,
+    )  # fmt: skip

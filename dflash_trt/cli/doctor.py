@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dflash_trt.cli.completion import ENGINE_OR_URL
 from dflash_trt.cli.doctor_endpoint import examine_endpoint
 from dflash_trt.cli.options import PATH, json_option
 from dflash_trt.cli.output import print_json, print_table
@@ -23,7 +24,7 @@ HASH_DIGITS = 12  # of 64, which tell files apart and fit a column
 
 
 @click.command(short_help="Show what this machine has, or what is wrong with a running server.")
-@click.argument("subject", required=False, metavar="[URL|ENGINE]")
+@click.argument("subject", type=ENGINE_OR_URL, required=False, metavar="[URL|ENGINE]")
 @click.option("--ranks", is_flag=True, help="Under mpiexec: compare what all ranks see, and ENGINE where given.")
 @click.option("--model", help="With URL: the model to ask, where it serves several.")
 @click.option("--api-key-file", type=PATH, help="With URL: a file with the server's API key.")

@@ -8,13 +8,14 @@ from pathlib import Path
 import click
 import msgspec
 
+from dflash_trt.cli.completion import DEPLOYMENT
 from dflash_trt.cli.options import FILE, check_output_file, check_picture, deployment_options, json_option, options
 from dflash_trt.cli.output import print_json, print_tables
 from dflash_trt.observe.plots.picture import save_picture
 
 
 @click.command(short_help="Predict a deployment's step, curve and memory, before the GPUs are rented.")
-@click.argument("config")
+@click.argument("config", type=DEPLOYMENT)
 @options(
     deployment_options,
     click.option("--eagle3-tau", type=float, help="As --tau, for EAGLE-3 with 3 drafts; assumed unless given."),

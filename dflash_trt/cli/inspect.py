@@ -20,6 +20,7 @@ from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair, read_target
 from dflash_trt.checkpoint.weights import read_weights
+from dflash_trt.cli.completion import CHECKPOINT, TARGET
 from dflash_trt.cli.options import json_option
 from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.deploy.catalog import COLUMNS, catalog, entry, row, trained_for
@@ -31,9 +32,9 @@ from dflash_trt.files.command import quoted
 
 
 @click.command(short_help="Show and check what a checkpoint or an engine directory is.")
-@click.argument("path", required=False)
+@click.argument("path", type=CHECKPOINT, required=False)
 @click.option("--catalog", "catalogue", is_flag=True, help="In place of PATH: all drafts that are known.")
-@click.option("--target", help="Target checkpoint that a draft or engine is checked against.")
+@click.option("--target", type=TARGET, help="Target checkpoint that a draft or engine is checked against.")
 @json_option
 def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool) -> None:
     """Show and check the facts of PATH: a draft checkpoint, a target checkpoint or an engine directory.

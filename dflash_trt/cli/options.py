@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from dflash_trt.cli.completion import DRAFT, TARGET
 from dflash_trt.files.write import OutputKind, check_replaceable
 from dflash_trt.observe.plots.picture import PICTURE
 from dflash_trt.runtime.options import DEFAULTS, DEVICES
@@ -73,12 +74,18 @@ def check_picture(file: Path | None) -> None:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 required_target_option = click.option(
-    "--target", required=True, help="Target checkpoint: directory or Hugging Face repository id."
+    "--target", type=TARGET, required=True, help="Target checkpoint: directory or Hugging Face repository id."
 )
 engine_target_option = click.option(
     "--target",
+    type=TARGET,
     help="Target checkpoint: directory or Hugging Face repository id. Default: what the engine or deployment names.",
 )
+source_options = options(
+    click.option("--target", type=TARGET, help="Target: directory, or for a SOURCE directory also a repository id."),
+    click.option("--draft", type=DRAFT,
+                 help="Draft checkpoint or engine directory that is here, in place of what SOURCE names."),
+)  # fmt: skip
 chat_option = click.option("--chat", is_flag=True, help="Wrap text prompts in the target's chat template.")
 
 
@@ -113,8 +120,10 @@ deployment_options = options(
     click.option("--prompt-tokens", type=click.IntRange(1), default=1024, show_default=True),
     click.option("--output-tokens", type=click.IntRange(1), default=1024, show_default=True),
     click.option("--runtime", type=click.Choice(["trtllm", "vllm", "sglang"]), default="trtllm", show_default=True),
-    click.option("--target", help="Target directory, in place of the deployment's; only its config.json is read."),
-    click.option("--draft", help="Draft checkpoint that is here, in place of the deployment's."),
+    click.option(
+        "--target", type=TARGET, help="Target directory, in place of the deployment's; only its config.json is read."
+    ),
+    click.option("--draft", type=DRAFT, help="Draft checkpoint that is here, in place of the deployment's."),
 )
 """What `estimate` and `tune` predict."""
 

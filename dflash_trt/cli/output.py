@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -38,6 +39,15 @@ def print_json(command: str, document: dict[str, object]) -> None:
     global has_document
     click.echo(_escaped(msgspec.json.format(encoded, indent=2).decode()))
     has_document = True
+
+
+def print_written(command: str, output: Path, summary: str, document: dict[str, object], *, as_json: bool) -> None:
+    """What was written: the path on stdout or one JSON document with it, and a line in words on stderr."""
+    click.echo(summary, err=True)
+    if as_json:
+        print_json(command, {"output": str(output), **document})
+    else:
+        click.echo(output)
 
 
 def _escaped(document: str) -> str:

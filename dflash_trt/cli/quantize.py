@@ -6,8 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import msgspec
 
-from dflash_trt.cli.options import PATH
+from dflash_trt.cli.completion import DRAFT
+from dflash_trt.cli.options import PATH, json_option
+from dflash_trt.cli.output import print_written
 from dflash_trt.cli.recipe_options import (
     calibration_option,
     describe,
@@ -20,15 +23,23 @@ from dflash_trt.cli.recipe_options import (
 
 
 @click.command(short_help="Write a quantised copy of a draft checkpoint.")
-@click.argument("draft")
+@click.argument("draft", type=DRAFT)
 @click.option("-o", "--output", required=True, type=PATH, help="Checkpoint directory to write.")
 @recipe_option
 @target_option
 @calibration_option
 @force_option
+@json_option
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, show_default=True, help="Threads; 0: all.")
 def quantize(
-    draft: str, output: Path, recipe: str, target: str | None, calibration: str, force: bool, threads: int
+    draft: str,
+    output: Path,
+    recipe: str,
+    target: str | None,
+    calibration: str,
+    force: bool,
+    threads: int,
+    as_json: bool,
 ) -> None:
     """Write a quantised copy of DRAFT, a checkpoint directory or Hugging Face repository id.
 
@@ -45,5 +56,4 @@ def quantize(
     from dflash_trt.quantize.convert import quantize_checkpoint
 
     summary = quantize_checkpoint(checkpoint, loaded, output, ranges=ranges, force=force, threads=threads)
-    click.echo(describe(summary), err=True)
-    click.echo(output)
+    print_written("quantize", output, describe(summary), msgspec.structs.asdict(summary), as_json=as_json)

@@ -11,6 +11,7 @@ import click
 from dflash_trt.checkpoint.draft_and_target import read_pair
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory
+from dflash_trt.cli.completion import RECIPE, TARGET
 from dflash_trt.cli.options import PATH
 from dflash_trt.cli.output import human_bytes
 
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
     from dflash_trt.quantize.recipe import Recipe
 
 recipe_option = click.option(
-    "--recipe", required=True, help="Name of a recipe, or a YAML file; append +fp8-kv for an FP8 context cache."
+    "--recipe",
+    type=RECIPE,
+    required=True,
+    help="Name of a recipe, or a YAML file; append +fp8-kv for an FP8 context cache.",
 )
-target_option = click.option("--target", help="Target checkpoint that the draft is checked against.")
+target_option = click.option("--target", type=TARGET, help="Target checkpoint that the draft is checked against.")
 calibration_option = click.option(
     "--calibration", metavar="FILE|none", default="none", show_default=True,
     help="Features that `dflash-trt capture` wrote; none: exact bounds from the weights.",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dflash_trt.cli.completion import DRAFT
 from dflash_trt.cli.options import PATH, check_picture, options
 from dflash_trt.cli.recipe_options import (
     calibration_option,
@@ -33,7 +34,7 @@ SECONDS_BETWEEN_LINES = 10
 
 
 @click.command(short_help="Train a draft for quantisation, then quantise it.")
-@click.argument("draft")
+@click.argument("draft", type=DRAFT)
 @options(
     click.option("-o", "--output", required=True, type=PATH, help="Checkpoint directory to write."),
     recipe_option,

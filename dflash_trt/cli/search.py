@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from dflash_trt.cli.completion import DRAFT
 from dflash_trt.cli.options import PATH, num_bytes, options, share
 from dflash_trt.cli.output import human_bytes, progress_bar
 from dflash_trt.cli.recipe_options import calibration_option, features_option, read_checked_draft, target_option
@@ -16,7 +17,7 @@ from dflash_trt.quantize.loadable import FORMATS, LOADABLE
 
 
 @click.command(short_help="Find the smallest or fastest recipe that keeps acceptance.")
-@click.argument("draft")
+@click.argument("draft", type=DRAFT)
 @options(
     click.option("-o", "--output", required=True, type=PATH, help="Recipe to write, a YAML file."),
     features_option,

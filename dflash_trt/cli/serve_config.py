@@ -11,7 +11,8 @@ import click
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from dflash_trt.cli.options import PATH
+from dflash_trt.cli.completion import DEPLOYMENT
+from dflash_trt.cli.options import PATH, source_options
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.deploy.checker import check, deployment_config, file_config, read_document
 from dflash_trt.deploy.cluster.cluster_server import cluster_server
@@ -36,7 +37,7 @@ LAUNCHERS = ("slurm", "kubernetes")
 
 
 @click.command("serve-config", short_help="Write or check a configuration for trtllm-serve, vLLM or SGLang.")
-@click.argument("source", required=False)
+@click.argument("source", type=DEPLOYMENT, required=False)
 @click.option(
     "--runtime",
     "runtime_name",
@@ -50,8 +51,7 @@ LAUNCHERS = ("slurm", "kubernetes")
 @click.option("--method", type=click.Choice(METHODS), default="dflash", show_default=True, help="How it decodes.")
 @click.option("--check", "file", type=PATH, help="Check this file instead of writing one.")
 @click.option("--version", help="Release of the runtime; the newest that is known unless given.")
-@click.option("--target", help="Target: directory, or for a SOURCE directory also a repository id.")
-@click.option("--draft", help="Draft checkpoint or engine directory that is here, in place of what SOURCE names.")
+@source_options
 @click.option("--gpus", help="GPUs, for a SOURCE directory or --check: b300x8.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address that the server binds.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="And its port.")

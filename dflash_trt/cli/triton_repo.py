@@ -10,7 +10,9 @@ import click
 import msgspec
 
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
-from dflash_trt.cli.options import PATH
+from dflash_trt.cli.completion import DEPLOYMENT
+from dflash_trt.cli.options import PATH, json_option, source_options
+from dflash_trt.cli.output import print_written
 from dflash_trt.cli.serve_config import read_deployment, refuse_errors
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
@@ -24,14 +26,13 @@ from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig,
 
 
 @click.command("triton-repo", short_help="Write a model repository for Triton Inference Server.")
-@click.argument("source")
+@click.argument("source", type=DEPLOYMENT)
 @click.option("-o", "--output", type=PATH, required=True, help="Repository to write.")
 @click.option("--runtime", type=click.Choice(["trtllm", "embedded"]), default="trtllm", show_default=True,
               help="What serves it.")  # fmt: skip
 @click.option("--method", type=click.Choice(METHODS), default="dflash", show_default=True, help="For trtllm.")
 @click.option("--version", help="Release of TensorRT-LLM; the newest that is known unless given.")
-@click.option("--target", help="Target: directory, or for a SOURCE directory also a repository id.")
-@click.option("--draft", help="Draft checkpoint or engine directory that is here, in place of what SOURCE names.")
+@source_options
 @click.option("--gpus", help="GPUs, for a SOURCE directory and trtllm: b300x8.")
 @click.option("--max-batch-size", type=click.IntRange(min=1), help="Requests that run at once, for embedded.")
 @click.option("--dtype", type=click.Choice(DTYPES), show_default="auto", help="Type of the target, for embedded.")
@@ -39,10 +40,11 @@ from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig,
 @click.option("--unary", is_flag=True, help="One response a request: no streaming, for clients that know only infer.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address in the commands that start the server.")
 @click.option("--force", is_flag=True, help="Replace a repository that this command wrote.")
+@json_option
 def triton_repo(
     source: str, output: Path, runtime: Literal["trtllm", "embedded"], method: Method, version: str | None,
     target: str | None, draft: str | None, gpus: str | None, max_batch_size: int | None, dtype: Dtype | None, name: str,
-    unary: bool, host: str, force: bool,
+    unary: bool, host: str, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write a model repository that serves SOURCE, with the tensors of NVIDIA's llmapi model.
 
@@ -77,8 +79,9 @@ def triton_repo(
 
     commands = instructions(output, name, host=host)
     write_repository(output, name, arguments, config, force=force)
-    click.echo(output)
-    click.echo(commands, err=True)
+    print_written(
+        "triton-repo", output, commands, {"model": name, "runtime": runtime, "arguments": arguments}, as_json=as_json
+    )
 
 
 def _embedded(

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgspec
 
+from dflash_trt.cli.completion import DEPLOYMENT
 from dflash_trt.cli.estimate import check_one_acceptance
 from dflash_trt.cli.options import FILE, PATH, check_output_file, deployment_options, json_option, options
 from dflash_trt.cli.output import print_json, print_tables
@@ -16,11 +17,11 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import quoted
 from dflash_trt.files.write import OutputKind, new_file
 
-DEPLOYMENT = OutputKind(name="a deployment file", recognizes=lambda file: False, form="file", option="--output FILE")
+TUNED_FILE = OutputKind(name="a deployment file", recognizes=lambda file: False, form="file", option="--output FILE")
 
 
 @click.command(short_help="Choose batch, ranks and draft lengths for a speed, and write the deployment file.")
-@click.argument("config")
+@click.argument("config", type=DEPLOYMENT)
 @options(
     click.option("--slo", type=click.FloatRange(min=0, min_open=True), required=True, help="Tokens/s for each user."),
     deployment_options,
@@ -46,13 +47,13 @@ def tune(
 
     if output is not None and output.exists():  # people edit them: none is replaced
         raise ConfigError(f"{output} is there already", hint="remove it, or choose another name")
-    check_output_file("--output", output, ".yaml", DEPLOYMENT)
+    check_output_file("--output", output, ".yaml", TUNED_FILE)
     check_one_acceptance(settings["acceptance"], settings["tau"], None)
     traffic = Traffic(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     tuned = tune_deployment(config, traffic, runtime=runtime, **settings)
     tuning, source, text = tuned.tuning, tuned.acceptance_source, tuned.text
     if output is not None:
-        with new_file(output, DEPLOYMENT) as new:
+        with new_file(output, TUNED_FILE) as new:
             new.write_text(text)
     if as_json:
         document = {"runtime": runtime, "acceptance_source": source, **msgspec.structs.asdict(tuning)}
@@ -61,5 +62,7 @@ def tune(
     print_tables(tuning_tables(tuning, source))
     for line in tuning_lines(tuning, runtime, tuned.num_gpus):
         click.echo(line)
-    next_command = f"dflash-trt serve-config {quoted(output or Path('FILE'))} --runtime {runtime}"
-    click.echo(f"\n{text}" if output is None else f"{output} written; next: {next_command}")
+    if output is None:
+        click.echo("next: the same with -o FILE.yaml writes the deployment file", err=True)
+    else:
+        click.echo(f"{output} written; next: dflash-trt serve-config {quoted(output)} --runtime {runtime}", err=True)

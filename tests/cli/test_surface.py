@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import click
 import pytest
 
 from dflash_trt import __version__
 from dflash_trt.cli import cli
-from tests.cli.commands import run, surface
+from tests.cli.commands import run, run_process, surface
 from tests.paths import REPOSITORY
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "cli.txt"
@@ -39,6 +40,40 @@ def test_completion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_DFLASH_TRT_COMPLETE", "bash_source")
     result = subprocess.run([f"{sys.prefix}/bin/dflash-trt"], capture_output=True, text=True, check=True)
     assert "_DFLASH_TRT_COMPLETE=bash_complete" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("serve-config gpt-oss-20b.h1", "plain,gpt-oss-20b.h100x1.latency"),
+        ("quantize z-lab/gpt", "plain,z-lab/gpt-oss-120b-DFlash"),
+        ("quantize draft --recipe mixed", "plain,mixed-nvfp4-fp8"),
+        ("inspect draft --target openai/gpt-oss-1", "plain,openai/gpt-oss-120b"),
+        ("doctor ./eng", "file,./eng"),
+    ],
+)
+def test_names_and_paths_are_completed(words: str, expected: str) -> None:
+    count = len(words.split())
+    result = run_process(
+        _DFLASH_TRT_COMPLETE="bash_complete", COMP_WORDS=f"dflash-trt {words}", COMP_CWORD=str(count),
+        script="from dflash_trt.cli import cli; cli(prog_name='dflash-trt')",
+    )  # fmt: skip
+    assert expected in result.stdout.splitlines(), result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("name", ["draft", "target", "recipe", "config", "source", "path", "subject", "engine"])
+def test_every_argument_that_names_a_file_is_completed(name: str) -> None:
+    """A plain string offers the shell nothing, not even paths."""
+    for path, parameter in _parameters(cli):
+        if parameter.name == name:
+            assert parameter.type.shell_complete(click.Context(cli), parameter, "x"), path
+
+
+def _parameters(group: click.Group) -> Iterator[tuple[str, click.Parameter]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _parameters(command)
+        yield from ((name, parameter) for parameter in command.params)
 
 
 def test_help_names_every_command() -> None:

@@ -112,25 +112,24 @@ def tuning_tables(tuning: Tuning, source: str) -> Iterator[Table]:
 def tuning_lines(tuning: Tuning, runtime: str, num_gpus: int) -> Iterator[str]:
     """The best setting in words, and as the runtime's arguments."""
     user, gpu = tuning.user_rate, tuning.gpu_rate
-    yield (
-        f"best: {user.value:.0f} tokens/s/user ({user.low:.0f} to {user.high:.0f} over constants' ranges),"
-        f" {gpu.value:.0f} tokens/s/GPU ({gpu.low:.0f} to {gpu.high:.0f})"
-    )
+    yield f"best: {user.value:.0f} tokens/s/user ({user.low:.0f} to {user.high:.0f} over constants' ranges)"
+    yield f"      {gpu.value:.0f} tokens/s/GPU ({gpu.low:.0f} to {gpu.high:.0f})"
     margins = [rate / tuning.slo - 1 for rate in (user.value, user.low)]
-    verdict = "; less than 5% is none: ask for a higher --slo" if margins[0] < NO_MARGIN else ""
-    yield f"margin: {margins[0]:+.1%} over what was asked for, {margins[1]:+.1%} at the band's low end{verdict}"
+    yield f"margin: {margins[0]:+.1%} over --slo, {margins[1]:+.1%} at the band's low end"
+    if margins[0] < NO_MARGIN:
+        yield "  less than 5% is no margin: ask for a higher --slo"
     if tuning.model_error is not None:
         yield (
-            f"{len(tuning.measured)} measured points in place of the model, which was off by"
-            f" {tuning.model_error:.0%} (median); elsewhere the model times {tuning.model_factor:.2f}"
+            f"{len(tuning.measured)} measured points replace the model (median error {tuning.model_error:.0%});"
+            f" elsewhere it is scaled by {tuning.model_factor:.2f}"
         )
     if (ranks := tuning.best.tensor_parallel) < num_gpus:
         yield f"the file is for {ranks} of the {num_gpus} GPUs: serve it {num_gpus // ranks} times"
     first = tuning.schedule[0][1]
-    lengths = ", ".join(f"{length} from batch {batch}" for batch, length in tuning.schedule)
+    lengths = ", ".join(f"{length} from {batch}" for batch, length in tuning.schedule)
     arguments = {
-        "trtllm": f"max_draft_len {first}; draft_len_schedule: {lengths}",
-        "vllm": f"num_speculative_tokens {first}; num_speculative_tokens_per_batch_size: {lengths}",
+        "trtllm": f"max_draft_len {first}; by batch: {lengths}",
+        "vllm": f"num_speculative_tokens {first}; by batch: {lengths}",
         "sglang": f"block of {first + 1} (speculative_num_draft_tokens)",
     }
     yield f"{runtime}: {arguments[runtime]}"
