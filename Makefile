@@ -72,8 +72,10 @@ gpu-report: $(TOOLS)  ## everything that needs a GPU, in ten minutes: tests, pla
 contract: $(TOOLS)  ## ask a TensorRT-LLM about all that is written for it, and its worker about our drafter: TENSORRT_LLM=DIR
 	$(BIN)/python -m tests.contract.tensorrt_llm_arguments $(TENSORRT_LLM)
 
-lint: docs  ## ruff, mypy and the links of the docs
+lint: docs  ## ruff, mypy, the links of the docs and the subjects of commits
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	@git log --no-merges --format=%s c0bb62a.. 2>/dev/null | awk 'length > 60 || !/^[a-z][a-z0-9_,\/ -]*: ./ \
+	{ print "commit subject: expected \"area: imperative\", at most 60 characters, found: " $$0; bad = 1 } END { exit bad }'
 
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(TOOLS)  ## the docs as a site in build/site; a broken link fails
