@@ -18,7 +18,7 @@ PACKAGE = REPOSITORY / "dflash_trt"
 # A room imports from lower floors and from itself.
 FLOORS = [
     {"errors", "_C", ""},  # "": the package itself, for its version
-    {"files", "launch_environment"},
+    {"files", "launch_environment", "progress_display"},
     {"checkpoint", "engine"},
     {"kvcache"},
     {"graph", "quantize", "drafter", "targets"},

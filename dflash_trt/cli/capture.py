@@ -20,7 +20,8 @@ from dflash_trt.cli.options import (
     required_target_option,
     runtime_options,
 )
-from dflash_trt.cli.output import print_written, progress_bar
+from dflash_trt.cli.output import print_written
+from dflash_trt.progress_display import progress_bar
 
 
 @click.command(short_help="Record a target's features for calibration.")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from dflash_trt.cli.options import PATH, engine_target_option, options, runtime_options, sampling_options
-from dflash_trt.cli.output import progress_line
 from dflash_trt.errors import RequestError, printable
 
 if TYPE_CHECKING:
@@ -55,9 +54,7 @@ def chat(engine: Path, target: str | None, system: str | None, **settings: Any) 
     pair = CheckedPair.read(engine, target)
     check_chat(pair.tokenizer)
     message = None if sys.stdin.isatty() else _read_message()
-    with progress_line(f"loading {pair.target_name}"):
-        opened = open_embedded(pair, runtime)
-    with closing(opened) as backend:
+    with closing(open_embedded(pair, runtime)) as backend:
         conversation = TerminalChat(backend, params, system)
         if message is not None:
             asyncio.run(conversation.ask(message))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from dflash_trt.cli.output import print_json, print_table, progress_line
+from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.errors import EndpointError, printable
+from dflash_trt.progress_display import progress_line
 
 if TYPE_CHECKING:
     from dflash_trt.observe.diagnosis.diagnosis import Diagnosis

@@ -11,11 +11,11 @@ import msgspec
 from click.core import ParameterSource
 
 from dflash_trt.cli.options import PATH, engine_target_option, options, runtime_options, sampling_options
-from dflash_trt.cli.output import progress_line
 from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import RequestError
 from dflash_trt.files.json_file import MAX_BYTES, json_value
 from dflash_trt.files.read import read_bytes
+from dflash_trt.progress_display import progress_line
 
 if TYPE_CHECKING:
     from dflash_trt.cli.decode import Job
@@ -109,18 +109,16 @@ def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOpti
 
 def _run_deployment(config: Path, target: str | None, job: Job) -> None:
     """Decodes with what a deployment file says in TensorRT-LLM."""
-    from dflash_trt.checkpoint.source import configuration_directory
-    from dflash_trt.deploy.deployment_file import load_deployment
     from dflash_trt.runtime.open_backend import open_backend
     from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
-    from dflash_trt.targets.tokenizer import load_tokenizer
+    from dflash_trt.trtllm.llm_backend import deployment_tokenizer
 
     if job.baseline and job.params.temperature > 0:
         raise RequestError(
             "--baseline: expected greedy decoding, because TensorRT-LLM draws other tokens in every run, found"
             f" --temperature {job.params.temperature}"
         )
-    job.encode(load_tokenizer(configuration_directory(target or load_deployment(config).target)))
+    job.encode(deployment_tokenizer(config, target))
     by_method = {"dflash": DEFAULTS, "none": RuntimeOptions(draft_length=0)}
     job.run(lambda method: open_backend(config, target, by_method[method]))
 

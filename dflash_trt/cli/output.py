@@ -8,9 +8,7 @@ import os
 import re
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +26,6 @@ NO_NUMBER = ("", "-", "?", "any")  # in a column of numbers
 PIPE_WIDTH = 10_000
 BORDER = 3  # of a column: two spaces and a line
 SPACES = "  "  # of a column without lines
-LINE_SECONDS = 30.0
 has_document = False
 """Whether this process has printed its one JSON document."""
 
@@ -136,43 +133,3 @@ def _are_numbers(values: Sequence[str]) -> bool:
     """Whether a column holds numbers, with or without a unit, and nothing else."""
     shown = [value for value in values if value not in NO_NUMBER]
     return bool(shown) and all(NUMBER.fullmatch(value) for value in shown)
-
-
-@contextmanager
-def progress_line(text: str) -> Iterator[None]:
-    """One line on stderr while something takes long, where stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(text):
-        yield
-
-
-@contextmanager
-def progress_bar(total: int, label: str) -> Iterator[Callable[[], None]]:
-    """A bar on stderr with the time left, else a line now and then; yields what moves it on by one."""
-    if not sys.stderr.isatty():
-        yield _progress_lines(total, label)
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda: bar.advance(task)
-
-
-def _progress_lines(total: int, label: str) -> Callable[[], None]:
-    """What counts, and says so every LINE_SECONDS: hours of silence in a log look like a hang."""
-    done, said = 0, time.monotonic()
-
-    def advance() -> None:
-        nonlocal done, said
-        done += 1
-        if (now := time.monotonic()) - said >= LINE_SECONDS:
-            said = now
-            click.echo(f"{label}: {done} of {total}", err=True)
-
-    return advance

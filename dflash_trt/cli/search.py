@@ -10,9 +10,10 @@ import click
 
 from dflash_trt.cli.completion import DRAFT
 from dflash_trt.cli.options import PATH, num_bytes, options, share
-from dflash_trt.cli.output import human_bytes, progress_bar
+from dflash_trt.cli.output import human_bytes
 from dflash_trt.cli.recipe_options import calibration_option, features_option, read_checked_draft, target_option
 from dflash_trt.files.command import command_line
+from dflash_trt.progress_display import progress_bar
 from dflash_trt.quantize.loadable import FORMATS, LOADABLE
 
 

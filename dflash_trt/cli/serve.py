@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 from dflash_trt.cli.options import PATH, drain_option, engine_target_option, options, runtime_options
-from dflash_trt.cli.output import progress_line
 
 MAX_BODY_MIB = 1024
 
@@ -70,9 +69,7 @@ def serve(
         from dflash_trt.llm import LLM
         from dflash_trt.server.endpoints import Endpoints
 
-        with progress_line(f"loading {target or engine}"):
-            llm = LLM(engine, target, **settings)
-        with llm:
+        with LLM(engine, target, **settings) as llm:
             gc.collect()
             gc.freeze()  # a full collection over the loaded model takes 0.2 s
             name = served_model_name or engine.resolve().name

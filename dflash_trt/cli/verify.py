@@ -23,10 +23,11 @@ from dflash_trt.cli.options import (
     runtime_options,
     share,
 )
-from dflash_trt.cli.output import print_json, progress_bar, progress_line
+from dflash_trt.cli.output import print_json
 from dflash_trt.cli.verify_tables import print_replay_report, print_report
 from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import DFlashError
+from dflash_trt.progress_display import progress_bar, progress_line
 
 if TYPE_CHECKING:
     from dflash_trt.measure.verification import TokenPrompt

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.cli.output import print_json, print_table
-from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.errors import VerificationError
 from dflash_trt.runtime.backend import run
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.open_backend import open_backend
 from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.targets.tokenizer import load_tokenizer
+from dflash_trt.trtllm.llm_backend import deployment_tokenizer
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.prompts import PromptLine
@@ -31,7 +29,7 @@ def verify_deployment(
     """Decodes prompts with the drafter and without; VerificationError when a token differs."""
     from dflash_trt.measure.statistics import first_difference
 
-    tokenizer = load_tokenizer(configuration_directory(target or load_deployment(config).target))
+    tokenizer = deployment_tokenizer(config, target)
     ids = [prompt.encode(tokenizer, chat=chat) for prompt in prompts]
     params = SamplingParams(max_tokens=max_tokens)
     answers, plain = (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import RequestError
+from dflash_trt.progress_display import progress_line
 from dflash_trt.runtime.backend import Backend
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
@@ -38,6 +39,7 @@ def open_embedded(pair: CheckedPair, options: RuntimeOptions = DEFAULTS) -> Embe
     """Loads a checked pair; raises what `load_session` raises, RequestError for ranks, which `generate --tp` joins."""
     if options.tp != 1:
         raise RequestError(f"tp: expected 1, found {options.tp}", hint="dflash-trt generate --tp N joins ranks")
-    from dflash_trt.runtime.load import load_session  # it loads torch: seconds
+    with progress_line(f"loading {pair.target_name}"):
+        from dflash_trt.runtime.load import load_session  # it loads torch: seconds
 
-    return EmbeddedBackend(load_session(pair, options), options)
+        return EmbeddedBackend(load_session(pair, options), options)

@@ -14,10 +14,12 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.deploy.checker import check, deployment_config
+from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.deploy.finding import ERROR
 from dflash_trt.deploy.method import Method
 from dflash_trt.deploy.real_classes import installed_version
@@ -42,6 +44,15 @@ KV_CACHE = (
     "num_reused_blocks", "num_missed_blocks", "num_new_allocated_blocks", "num_total_allocated_blocks",
     "kv_cache_hit_rate",
 )  # fmt: skip
+
+
+def deployment_tokenizer(config: Path, target: str | None) -> Any:
+    """The tokenizer of what a deployment file serves, or of `target`.
+
+    Raises MissingDependencyError without TensorRT-LLM, before anything of the target is asked for.
+    """
+    import_tensorrt_llm("a deployment file")
+    return load_tokenizer(configuration_directory(target or load_deployment(config).target))
 
 
 class TrtllmBackend:

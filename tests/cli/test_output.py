@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
-from dflash_trt.cli import output
-from dflash_trt.cli.output import human_bytes, print_json, print_table, progress_bar
+from dflash_trt import progress_display
+from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.deploy.catalog import catalog
 from dflash_trt.deploy.deployment_file import shipped_deployments
+from dflash_trt.progress_display import progress_bar, progress_line
 from tests.cli.commands import run_here
 
 
@@ -93,7 +95,7 @@ def test_a_table_that_is_too_wide_is_printed_row_by_row(
 
 def test_progress_in_a_log(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 10.0, 31.0, 40.0])
-    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(progress_display.time, "monotonic", lambda: next(clock))
     with progress_bar(3, "answers") as advance:
         for _ in range(3):
             advance()
@@ -114,7 +116,7 @@ def test_tables_fit_a_terminal_and_fold_no_name(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     run_here(*command)
-    table = capsys.readouterr().out.partition("\nbest: ")[0]
+    table = capsys.readouterr().out
     lines = table.splitlines()
     assert max(map(len, lines)) <= width
     names = {
@@ -125,3 +127,10 @@ def test_tables_fit_a_terminal_and_fold_no_name(
     assert all(name in table for name in names)
     if command[0] == "tune":
         assert len(lines) <= 20
+
+
+def test_loading_is_said_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_line("loading the target"):
+        pass
+    assert "loading the target" in capsys.readouterr().err

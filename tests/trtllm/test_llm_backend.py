@@ -163,9 +163,10 @@ def test_what_the_one_model_sampler_would_refuse(package: Package) -> None:
     assert len(generate(resolved("qwen3-8b.h200x1.latency"), "none", [[1]], params)) == 1
 
 
-def test_without_tensorrt_llm(config: Path, prompts: Path) -> None:
-    arguments = ("verify", config, "--target", TARGET, "--prompts", prompts)
-    result = run(*arguments)
+@pytest.mark.parametrize("target", [TARGET, "someone/a-target-that-is-not-here"])
+def test_without_tensorrt_llm(target: Path | str, config: Path, prompts: Path) -> None:
+    """It is said before a target that is not here is asked for."""
+    result = run("verify", config, "--target", target, "--prompts", prompts)
     assert result.returncode == 1
     assert result.stderr.startswith("error: a deployment file: expected tensorrt_llm, found: No module named")
     assert "pip install 'dflash-trt[engine]'" in result.stderr
