@@ -36,8 +36,13 @@ from dflash_trt.cli.tune import tune
 from dflash_trt.cli.verify import verify
 from dflash_trt.errors import DFlashError
 
+COMPLETION = """\b
+Completion in bash (zsh_source, fish_source for other shells):
+  eval "$(_DFLASH_TRT_COMPLETE=bash_source dflash-trt)"
+"""
 
-@click.group(cls=RenamingGroup, context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(cls=RenamingGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=COMPLETION)
 @click.version_option(__version__, prog_name="dflash-trt")
 def cli() -> None:
     """DFlash speculative decoding: from a draft checkpoint to engines, configs and lossless text."""
