@@ -32,6 +32,7 @@ from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import PACKAGES, Runtime, load_schema
 from dflash_trt.deploy.trtllm_arguments import is_engine_mode
 from dflash_trt.errors import ConfigError, printable
+from dflash_trt.observe.estimate.drafter_ranks import drafters_on_ranks, in_words
 
 LAUNCHERS = ("slurm", "kubernetes")
 
@@ -128,6 +129,9 @@ def serve_config(
     click.echo(rendered.text, nl=False)
     if runtime == "trtllm" and method == "dflash" and (load := document_load(config)) is not None:
         click.echo(f"\n{context_in_words(load)}", err=True)
+        context = load.max_seq_len / 2
+        if drafters := drafters_on_ranks(load, context):
+            click.echo(in_words(drafters, context), err=True)
     click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
 
 

@@ -12,6 +12,7 @@ from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
 from dflash_trt.observe.estimate.batch_limit import BatchLimit, MemoryItem, batch_limit, memory_items
 from dflash_trt.observe.estimate.constants import Band, Influence, Rates, rates, vary
 from dflash_trt.observe.estimate.curve import OperatingPoint, Traffic, fastest, point, points, rate_at
+from dflash_trt.observe.estimate.drafter_ranks import DrafterOnRanks, drafters_on_ranks
 from dflash_trt.observe.estimate.shapes import METHODS, Method, System
 from dflash_trt.observe.estimate.step import StepLoad, StepModel, Term
 from dflash_trt.observe.plots.pareto import frontier
@@ -57,6 +58,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     accounts: list[Account]
     curves: list[MethodCurve]
     at_rates: list[Ratio]
+    drafters: list[DrafterOnRanks]
+    """The drafter whole on every GPU, and shared; empty on one GPU."""
     influences: list[Influence]
     """On the speed of one user alone, under DFlash."""
 
@@ -110,6 +113,7 @@ def estimate(
         accounts=accounts,
         curves=curves,
         at_rates=at_rates,
+        drafters=[] if system.memory is None else drafters_on_ranks(system.memory, traffic.mean_context),
         influences=influences,
     )
 

@@ -78,6 +78,8 @@ def tables(result: Estimate) -> Iterator[Table]:
     yield from (step_table(account) for account in result.accounts)
     yield from (curve_table(curve, result.system.max_batch_size) for curve in result.curves)
     yield memory_table(result)
+    if result.drafters:
+        yield drafter_table(result)
     yield influence_table(result)
 
 
@@ -128,6 +130,21 @@ def memory_table(result: Estimate) -> Table:
     rows.append((f"free of {human_bytes(system.gpu_memory_bytes)}", ("-" if free < 0 else "") + human_bytes(abs(free))))
     requests = f"{system.max_batch_size} requests of {result.traffic.max_tokens} tokens"
     return Table(title=f"memory of one GPU, DFlash: {requests}", columns=("item", "bytes"), rows=tuple(rows))
+
+
+def drafter_table(result: Estimate) -> Table:
+    """What sharing the drafter among the ranks would change."""
+    batches = result.drafters[0].seconds
+    rows = tuple(
+        (
+            each.name, *(f"{each.seconds[batch] * 1e6:,.0f}" for batch in batches), human_bytes(each.weight_bytes),
+            human_bytes(each.context_bytes),
+        )
+        for each in result.drafters
+    )  # fmt: skip
+    columns = ("drafter", *(f"us a pass, batch {batch}" for batch in batches), "weights", "context")
+    title = f"the drafter on one GPU; context of a request of {result.system.max_seq_len:,} tokens"
+    return Table(title=title, columns=columns, rows=rows)
 
 
 def influence_table(result: Estimate) -> Table:

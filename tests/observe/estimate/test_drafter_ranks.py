@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drafter whole on every GPU, and shared: what serve-config and estimate print of both."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from dflash_trt.observe.estimate.drafter_ranks import DrafterOnRanks, drafters_on_ranks
+from dflash_trt.observe.estimate.inputs import open_system
+from tests.cli.commands import run
+
+ENGINE, NATIVE = "gpt-oss-120b.b300x8.nvfp4", "gpt-oss-120b.b300x8.latency"
+
+
+def both(name: str, context: float) -> tuple[DrafterOnRanks, DrafterOnRanks]:
+    _, system = open_system(name, "trtllm", None, None)
+    assert system.memory is not None
+    whole, shared = drafters_on_ranks(system.memory, context)
+    return whole, shared
+
+
+@pytest.mark.parametrize(("name", "deployed"), [(ENGINE, 1), (NATIVE, 8)])
+def test_plans_are_whole_and_tensorrt_llm_shares(name: str, deployed: int) -> None:
+    for each in both(name, 1024):
+        assert each.is_deployed == (each.ranks == deployed)
+
+
+def test_sharing_divides_layers_and_context_but_not_the_tap_projection() -> None:
+    whole, shared = both(ENGINE, 1024)
+    assert whole.context_bytes == 8 * shared.context_bytes == 32768 * 8 * 2 * 8 * 64 * 2  # L, K and V, G, D, BF16
+    assert whole.weight_bytes / 8 < shared.weight_bytes < whole.weight_bytes / 3
+
+
+def test_all_reduces_cost_more_than_sharing_saves_until_there_is_context() -> None:
+    """NVFP4 weights of one request are read faster than sixteen all-reduces are done; 64 contexts are not."""
+    whole, shared = both(ENGINE, 1024)
+    assert whole.seconds[1] < shared.seconds[1]
+    whole, shared = both(ENGINE, 16384)
+    assert whole.seconds[64] > 2 * shared.seconds[64]
+
+
+def test_one_gpu_shares_nothing() -> None:
+    _, system = open_system("gpt-oss-20b.b200x1.nvfp4", "trtllm", None, None)
+    assert system.memory is not None
+    assert drafters_on_ranks(system.memory, 1024) == []
+
+
+def test_both_are_printed() -> None:
+    said = run("serve-config", ENGINE, "--runtime", "trtllm").stderr
+    line = (
+        r"over 16,384 tokens at batch 1 and 64, us, estimated: whole on each GPU \(as deployed\) \d+ and [\d,]+; shared"
+    )
+    assert re.search(line, said), said
+    document = json.loads(run("estimate", ENGINE, "--tau", "4.7", "--json").stdout)
+    assert [each["ranks"] for each in document["drafters"]] == [1, 8]
+    assert "shared by 8 GPUs" in run("estimate", ENGINE, "--tau", "4.7").stdout
