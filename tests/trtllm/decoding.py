@@ -34,6 +34,7 @@ class Decoding:
         self._drafter = drafter
         self.traces: dict[int, Trace] = {}
         self._drafts: dict[int, list[int]] = {}
+        self._prompts: dict[int, list[int]] = {}
 
     @torch.inference_mode()
     def prefill(self, slot: int, part: list[int], shared_with: int | None = None) -> None:
@@ -48,6 +49,7 @@ class Decoding:
         else:
             self.worker.share(slot, shared_with, len(part))
         self._drafter.inject([slot], [len(part)], verified.taps)
+        self._prompts[slot] = self._prompts.get(slot, []) + part
         self.traces[slot] = Trace([int(verified.logits[-1].argmax())])
         self._drafts[slot] = [0] * self.worker.K  # TensorRT-LLM's placeholders
 
@@ -82,8 +84,17 @@ class Decoding:
             trace.expected_drafts.append(theirs)
             self._drafts[slot] = ours
 
+    def evict(self, slot: int) -> None:
+        """The request on `slot` loses its pages, and its prompt and answer are read again as one prompt."""
+        trace, prompt = self.traces[slot], self._prompts[slot]
+        self.release(slot)
+        self.prefill(slot, prompt + trace.token_ids[:-1])
+        assert self.traces[slot].token_ids == trace.token_ids[-1:]
+        self._prompts[slot], self.traces[slot] = prompt, trace
+
     def release(self, slot: int) -> None:
         """The request on `slot` ends."""
+        del self._prompts[slot]
         self.worker.release(slot)
         self._target.release(slot)
         self._drafter.release(slot)

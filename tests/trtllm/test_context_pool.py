@@ -6,106 +6,21 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
-from dflash_trt.builder.tensorrt.add_plans import add_plans
-from dflash_trt.drafter.drafter import Drafter
-from dflash_trt.drafter.open import open_drafter
-from dflash_trt.drafter.tensorrt_executor import TensorRTExecutor
-from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import EngineError
-from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.options import RuntimeOptions
-from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.context_pool import declare_pool
-from dflash_trt.trtllm.drafter_module import EngineDrafter
-from tests.contract.launcher import HostLauncher
-from tests.contract.machine import pretend
-from tests.contract.recorder import VERSIONS
 from tests.decoding import greedy
-from tests.engines import build
 from tests.fixtures_data import prompts
-from tests.paths import FIXTURES
-from tests.trtllm.decoding import Decoding, Trace
+from tests.trtllm.decoding import Decoding
+from tests.trtllm.pool_schedule import BATCH, Setup, decode, open_setup
 from tests.trtllm.pooled_worker import PooledWorker
-from tests.trtllm.worker import Worker, draft_config, share
-
-NAME = "tiny-gpt-oss"  # whose layers have windows
-BATCH, CONTEXT = 3, 150
-
-
-class Setup(SimpleNamespace):
-    engine: Path
-    manifest: Manifest
-    session: Session
-    drafter: Drafter
-
-    def worker(self, version: str | None = None, size: int = 32) -> Worker:
-        """With a dense cache, or a pool in the layout of a version."""
-        spec = self.manifest.draft
-        executor = TensorRTExecutor(self.engine, self.manifest, HostLauncher())
-        module = EngineDrafter(draft_config(spec), spec, executor, in_pool=version is not None)
-        share(module, self.session.target)
-        sizes = {"max_batch": BATCH, "max_ctx": CONTEXT, "num_drafts": spec.num_draft_tokens}
-        if version is None:
-            return Worker(module, **sizes)
-        return PooledWorker(module, version=version, tokens_per_block=size, **sizes)
 
 
 @pytest.fixture
 def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
-    engine = tmp_path / "engine"
-    build(FIXTURES / f"{NAME}-dflash", engine, FIXTURES / NAME)
-    pretend(monkeypatch, tmp_path, VERSIONS[-1])
-    add_plans(engine, PlanOptions(max_batch_size=BATCH, max_seq_len=CONTEXT, max_num_tokens=24))
-    manifest = read_manifest(engine)
-    session = open_session(engine, str(FIXTURES / NAME), RuntimeOptions(max_batch_size=BATCH))
-    return Setup(
-        engine=engine, manifest=manifest, session=session,
-        drafter=open_drafter(engine, manifest, num_slots=BATCH),
-    )  # fmt: skip
-
-
-def decode(setup: Setup, worker: Worker, seed: int) -> list[Trace]:
-    """A random schedule: batches of any size and order, cancels, slots used again, prefixes of others, a warm-up."""
-    draw = np.random.default_rng(seed)
-    decoding = Decoding(worker, setup.session.target, setup.drafter)
-    texts = [(ids * 80)[:80] for ids in prompts(setup.session)]
-    ended: list[Trace] = []
-    started: dict[int, list[int]] = {}
-    for turn in range(14):
-        free = [slot for slot in range(BATCH) if slot not in decoding.traces]
-        if free and draw.random() < 0.7:
-            slot, text = int(draw.choice(free)), texts[int(draw.integers(len(texts)))]
-            others = list(decoding.traces)
-            if others and draw.random() < 0.5:  # the same prompt again: a page of 64 and one of 16
-                source = int(draw.choice(others))
-                text = started[source]
-                decoding.prefill(slot, text[:64], shared_with=source)
-                decoding.prefill(slot, text[64:])
-            else:
-                decoding.prefill(slot, text[:37])
-                decoding.prefill(slot, text[37:])
-            started[slot] = text
-        running = [int(slot) for slot in draw.permutation(list(decoding.traces))]
-        if not running:
-            continue
-        if turn == 5:
-            taps = torch.randn(len(running) * (worker.K + 1), setup.manifest.draft.target_hidden_size)
-            with torch.inference_mode():
-                worker.warm_up(torch.tensor(running), taps)
-        decoding.step(running[: int(draw.integers(1, len(running) + 1))])
-        if draw.random() < 0.3:
-            slot = running[0]
-            ended.append(decoding.traces.pop(slot))
-            decoding.release(slot)
-    ended += decoding.traces.values()
-    for slot in list(decoding.traces):
-        decoding.release(slot)
-    return ended
+    return open_setup(tmp_path / "engine", monkeypatch)
 
 
 @pytest.mark.parametrize(("version", "size"), [("V1", 32), ("V2", 16), ("V2", 64)])

@@ -238,6 +238,16 @@ def test_plans_of_another_tensorrt_are_refused_at_start(
     assert refused.value.hint == f"rebuild: dflash-trt build --plans-for {engine}"
 
 
+def test_pipeline_stages_are_refused(tmp_path: Path) -> None:
+    build(FIXTURES / "tiny-qwen3-dflash", tmp_path / "engine", FIXTURES / "tiny-qwen3")
+    spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(tmp_path / "engine"))
+    model_config = SimpleNamespace(spec_config=spec_config, mapping=SimpleNamespace(pp_size=2))
+    with pytest.raises(EngineError, match="expected pipeline_parallel_size 1, found 2") as refused:
+        build_draft_model(model_config, None, None, None)
+    assert refused.value.hint is not None
+    assert "tensor_parallel_size" in refused.value.hint
+
+
 def test_a_draft_with_its_own_head_is_refused(tmp_path: Path) -> None:
     """The worker would take the target's, and say nothing."""
     facts = {"draft_vocab_size": 1024, "own_embedding": True}

@@ -18,6 +18,7 @@ from dflash_trt.trtllm.start import MODULE, check_start
 from tests.engines import build
 from tests.paths import FIXTURES, REPOSITORY
 from tests.trtllm.fake_package import write_launcher, write_package, write_server
+from tests.trtllm.pool_schedule import open_setup
 
 MPIEXEC = [f"{sys.prefix}/bin/mpiexec", "-n"]
 OURS = "dflash_trt.trtllm.registration"
@@ -43,6 +44,19 @@ def test_all_ranks_propose_the_same_tokens(tmp_path: Path, num_ranks: int) -> No
     for drafts, expected in ranks[0]:
         assert drafts == expected
         assert len(drafts) > 1
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(8, marks=pytest.mark.full)])
+def test_ranks_with_pools_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> None:
+    """Pages lie elsewhere on each, and all propose what one does with a dense cache."""
+    open_setup(tmp_path / "engine", monkeypatch)
+    script = [sys.executable, "-m", "tests.trtllm.pooled_rank_script", str(tmp_path / "engine")]
+    result = run([*MPIEXEC, str(num_ranks), *script])
+    assert result.returncode == 0, result.stderr
+    ranks = json.loads(result.stdout)
+    assert len(ranks) == num_ranks
+    assert len(ranks[0][0]) > 10
+    assert all(pooled == dense == ranks[0][1] for pooled, dense in ranks)
 
 
 @pytest.mark.parametrize("command", ["trtllm-serve", "dynamo.trtllm"])
