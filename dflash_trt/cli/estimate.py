@@ -22,14 +22,15 @@ from dflash_trt.observe.plots.picture import save_picture
     click.option("--routing", default="power-law", show_default=True,
                  help="Of experts: power-law, uniform, or a JSON list of counts."),
     click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Whose step is accounted for."),
+    click.option("--replicas", type=click.IntRange(1), default=1, show_default=True, help="Servers of it."),
     json_option,
     click.option("--plot", type=FILE, help="Also draw the curve into this PNG file."),
     click.option("--html", type=FILE, help="Also write a self-contained page."),
 )  # fmt: skip
 def estimate(
     config: str, acceptance: Path | None, tau: float | None, eagle3_tau: float | None, prompt_tokens: int,
-    output_tokens: int, runtime: str, routing: str, batch: int, target: str | None, draft: str | None, as_json: bool,
-    plot: Path | None, html: Path | None,
+    output_tokens: int, runtime: str, routing: str, batch: int, replicas: int, target: str | None, draft: str | None,
+    as_json: bool, plot: Path | None, html: Path | None,
 ) -> None:  # fmt: skip
     """Predict what a deployment will do: one step term by term, throughput per GPU against the speed of a user for
     plain decoding, EAGLE-3 and DFlash, memory and the batch limit.
@@ -61,9 +62,9 @@ def estimate(
     )  # fmt: skip
     if as_json:
         shown = msgspec.structs.replace(result, system=msgspec.structs.replace(system, memory=None))
-        print_json("estimate", msgspec.structs.asdict(shown))
+        print_json("estimate", {"replicas": replicas, **msgspec.structs.asdict(shown)})
     else:
-        click.echo(f"{result.name}: {tables.title(result)}\n{tables.verdict(result)}")
+        click.echo(f"{result.name}: {tables.title(result)}\n{tables.verdict(result, replicas)}")
         click.echo("\n".join(filter(None, (tables.lead(result), tables.caution(result)))) + "\n")
         print_tables(tables.tables(result))
     if plot is not None:

@@ -26,6 +26,12 @@ TUNED_FILE = OutputKind(name="a deployment file", recognizes=lambda file: False,
     click.option("--slo", type=click.FloatRange(min=0, min_open=True), required=True, help="Tokens/s for each user."),
     deployment_options,
     click.option("--from", "measured", type=PATH, help="A run of `bench run`, in place of the model."),
+    click.option("--gpus", type=click.IntRange(min=1), help="GPUs of all servers. Default: those of one server."),
+    click.option(
+        "--request-rate",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Requests/s of all servers: take the fewest GPUs that serve them.",
+    ),
     click.option("-o", "--output", type=FILE, help="Write the deployment file here."),
     json_option,
 )
@@ -34,7 +40,8 @@ def tune(
     **settings: Any,
 ) -> None:  # fmt: skip
     """Find the settings with the most throughput per GPU that give each user --slo tokens/s: ranks, batch, draft
-    lengths by batch and recipe. What is written with -o is a deployment file for `serve-config` and `build`.
+    lengths by batch and recipe. What is written with -o is a deployment file for `serve-config` and `build`. With
+    --gpus and --request-rate, also how many servers of it.
 
     CONFIG is a deployment file or the name of a shipped one. The same model as `estimate`; see docs/estimate.md.
 
@@ -65,4 +72,6 @@ def tune(
     if output is None:
         click.echo("next: the same with -o FILE.yaml writes the deployment file", err=True)
     else:
-        click.echo(f"{output} written; next: dflash-trt serve-config {quoted(output)} --runtime {runtime}", err=True)
+        replicas = f" --launcher kubernetes --replicas {tuning.replicas}" if tuning.replicas > 1 else ""
+        command = f"dflash-trt serve-config {quoted(output)} --runtime {runtime}{replicas}"
+        click.echo(f"{output} written; next: {command}", err=True)

@@ -22,17 +22,23 @@ def title(result: Estimate) -> str:
     return f"{result.system.target.target} on {result.system.gpu}x{result.system.num_gpus}: predicted, not measured"
 
 
-def verdict(result: Estimate) -> str:
-    """One user's speed, what drafts gain, the most throughput, and how far such figures have been off."""
+def verdict(result: Estimate, replicas: int = 1) -> str:
+    """One user's speed, what drafts gain, the most throughput, also of several servers, and how far such figures have
+    been off.
+    """
     plain, dflash = ((curve.points[0].user_rate if curve.points else None)
                      for curve in (result.curve("none"), result.curve("dflash")))  # fmt: skip
     if dflash is None:
         return "DFlash: no request fits"
     ratio = "" if plain is None else f", {dflash.value / plain.value:.1f}x plain decoding"
     most = max(point.gpu_rate.value for point in result.curve("dflash").points)
+    servers = ""
+    if replicas > 1:
+        num_gpus = replicas * result.system.num_gpus
+        servers = f" {replicas} servers on {num_gpus} GPUs: {most * num_gpus:,.0f} tokens/s at most, evenly divided."
     return (
         f"DFlash: one user gets {dflash.value:,.0f} tokens/s ({dflash.low:,.0f} to {dflash.high:,.0f} over constants'"
-        f" ranges){ratio}; a GPU at most {most:,.0f} tokens/s.\n{HELD_OUT} (docs/estimate.md)."
+        f" ranges){ratio}; a GPU at most {most:,.0f} tokens/s.{servers}\n{HELD_OUT} (docs/estimate.md)."
     )
 
 

@@ -13,6 +13,7 @@ from dflash_trt.deploy.resolve import DEFAULTS
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.curve import Traffic
+from dflash_trt.observe.estimate.fleet import Fleet
 from dflash_trt.observe.estimate.inputs import open_acceptances, open_system, read_deployment
 from dflash_trt.observe.estimate.measured_points import measured_points
 from dflash_trt.observe.estimate.tuning import Candidate, Tuning, tune
@@ -27,14 +28,15 @@ class TunedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     tuning: Tuning
     acceptance_source: str
     num_gpus: int
-    """Of the deployment that was asked about."""
+    """Of the deployment that was asked about, or of all servers."""
     text: str
     """Of the deployment file."""
 
 
 def tune_deployment(
     config: str, traffic: Traffic, *, slo: float, acceptance: Path | None, tau: float | None, runtime: str,
-    measured: Path | None, target: str | None, draft: str | None,
+    measured: Path | None, target: str | None, draft: str | None, gpus: int | None = None,
+    request_rate: float | None = None,
 ) -> TunedDeployment:  # fmt: skip
     """The settings, and the deployment file with them.
 
@@ -59,17 +61,25 @@ def tune_deployment(
             f"{deployment.name}: enable_attention_dp: expected tensor-parallel attention to tune, found true"
         )
     systems = {recipe: open_system(config, runtime, target, draft, **free, recipe=recipe)[1] for recipe in recipes}
+    fleet = _fleet(gpus, request_rate, traffic)
     tuning = tune(
         systems, traffic, acceptances["dflash"], slo, measured=points,
-        is_scheduled=runtime != "sglang",
+        is_scheduled=runtime != "sglang", fleet=fleet,
     )  # fmt: skip
     if tuning.schedule[0][1] == 0:
         raise ConfigError(
             "tune: expected drafts to pay for one user, found plain decoding faster",
             hint="serve without a drafter: serve-config --method none",
         )
+    num_gpus = system.num_gpus if fleet is None else tuning.best.tensor_parallel * tuning.replicas
     text = _text(file, tuning)
-    return TunedDeployment(tuning=tuning, acceptance_source=source, num_gpus=system.num_gpus, text=text)
+    return TunedDeployment(tuning=tuning, acceptance_source=source, num_gpus=num_gpus, text=text)
+
+
+def _fleet(gpus: int | None, request_rate: float | None, traffic: Traffic) -> Fleet | None:
+    if gpus is None and request_rate is None:
+        return None
+    return Fleet(num_gpus=gpus, request_rate=request_rate, output_tokens=traffic.output_tokens)
 
 
 def _text(file: DeploymentFile, tuning: Tuning) -> str:
@@ -123,7 +133,11 @@ def tuning_lines(tuning: Tuning, runtime: str, num_gpus: int) -> Iterator[str]:
             f"{len(tuning.measured)} measured points replace the model (median error {tuning.model_error:.0%});"
             f" elsewhere it is scaled by {tuning.model_factor:.2f}"
         )
-    if (ranks := tuning.best.tensor_parallel) < num_gpus:
+    if (count := tuning.replicas) > 1:
+        best = tuning.best
+        rate = count * best.batch * best.user_rate
+        yield f"{count} servers on {count * best.tensor_parallel} GPUs: {rate:,.0f} tokens/s, evenly divided"
+    elif (ranks := tuning.best.tensor_parallel) < num_gpus:
         yield f"the file is for {ranks} of the {num_gpus} GPUs: serve it {num_gpus // ranks} times"
     first = tuning.schedule[0][1]
     lengths = ", ".join(f"{length} from {batch}" for batch, length in tuning.schedule)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -13,6 +14,7 @@ from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
 from dflash_trt.observe.estimate.batch_limit import batch_limit
 from dflash_trt.observe.estimate.constants import Band, Influence, Rates, rates, vary
 from dflash_trt.observe.estimate.curve import BATCHES, Traffic, point
+from dflash_trt.observe.estimate.fleet import Fleet
 from dflash_trt.observe.estimate.measured_points import MeasuredPoints, PredictedPoint
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
@@ -59,6 +61,8 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """Of the model against them: the median of |predicted / measured - 1|."""
     model_factor: float
     """What the model is multiplied with where nothing was measured: the median of measured / predicted, or 1."""
+    replicas: int = 1
+    """Servers of `best` in the fleet."""
 
 
 Price = Callable[[int, int], float]
@@ -68,11 +72,12 @@ Price = Callable[[int, int], float]
 def tune(
     systems: Mapping[str, System], traffic: Traffic, acceptance: AcceptanceProfile, slo: float, *,
     lengths: Sequence[int] | None = None, measured: MeasuredPoints | None = None, is_scheduled: bool = True,
+    fleet: Fleet | None = None,
 ) -> Tuning:  # fmt: skip
-    """The best of `systems` (by recipe) over ranks, batch and draft length.
+    """The best of `systems` (by recipe) over ranks, batch and draft length; with a `fleet`, the best for all servers.
 
     `measured` points replace the model where there are any, for the parallelism that the systems have. Raises
-    ConfigError where no setting reaches `slo`, with the fastest that there is.
+    ConfigError where no setting reaches `slo`, with the fastest that there is, and where the fleet's GPUs are too few.
     """
     candidates: list[Candidate] = []
     fastest = 0.0
@@ -86,8 +91,10 @@ def tune(
             f"tune: expected a setting with {slo:g} tokens/s for each user, found at most {fastest:.0f}, for one user",
             hint="ask for less, or see what `dflash-trt estimate` says the time goes to",
         )
-    candidates.sort(key=lambda candidate: -candidate.gpu_rate)
-    best = chosen = _prefer_unquantized(candidates)
+    if fleet is not None:
+        candidates = _affordable(candidates, fleet)
+    candidates.sort(key=lambda candidate: (0.0 if fleet is None else fleet.price(candidate), -candidate.gpu_rate))
+    best = chosen = _prefer_unquantized(candidates, fleet)
     variant = _variant(systems[best.recipe], best.tensor_parallel, best.expert_parallel)
     nominal = rates(variant.gpu, variant.runtime)
     price = _price(variant, traffic, acceptance, nominal, measured)
@@ -114,7 +121,18 @@ def tune(
         measured=comparisons,
         model_error=statistics.median(abs(comparison.error) for comparison in comparisons) if comparisons else None,
         model_factor=_factor(model, measured),
+        replicas=1 if fleet is None else fleet.replicas(best),
     )
+
+
+def _affordable(candidates: Sequence[Candidate], fleet: Fleet) -> list[Candidate]:
+    """Those of which enough servers fit the fleet's GPUs."""
+    if affordable := [candidate for candidate in candidates if fleet.replicas(candidate)]:
+        return affordable
+    unlimited = msgspec.structs.replace(fleet, num_gpus=None)
+    fewest = min(unlimited.replicas(candidate) * candidate.tensor_parallel for candidate in candidates)
+    asked = "a server" if fleet.request_rate is None else f"{fleet.request_rate:g} requests/s"
+    raise ConfigError(f"tune: expected at least {fewest} GPUs for {asked}, found --gpus {fleet.num_gpus}")
 
 
 def _parallelisms(system: System, *, is_fixed: bool) -> Iterator[System]:
@@ -206,11 +224,12 @@ def _candidates(
     )
 
 
-def _prefer_unquantized(candidates: Sequence[Candidate]) -> Candidate:
-    """The best, but bf16 in the place of a recipe that gains less than WORTH over it."""
+def _prefer_unquantized(candidates: Sequence[Candidate], fleet: Fleet | None) -> Candidate:
+    """The best, but bf16 in the place of a recipe that gains less than WORTH over it and saves the fleet nothing."""
     best = candidates[0]
     for candidate in candidates:
-        if candidate.recipe == "bf16" and candidate.gpu_rate * (1 + WORTH) >= best.gpu_rate:
+        is_as_cheap = fleet is None or math.isclose(fleet.price(candidate), fleet.price(best), rel_tol=WORTH)
+        if candidate.recipe == "bf16" and is_as_cheap and candidate.gpu_rate * (1 + WORTH) >= best.gpu_rate:
             return candidate
     return best
 
