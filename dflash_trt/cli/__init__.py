@@ -27,7 +27,6 @@ from dflash_trt.cli.generate import generate
 from dflash_trt.cli.inspect import inspect
 from dflash_trt.cli.quantize import quantize
 from dflash_trt.cli.recover import recover
-from dflash_trt.cli.renamed import RenamingGroup
 from dflash_trt.cli.search import search
 from dflash_trt.cli.serve import serve
 from dflash_trt.cli.serve_config import serve_config
@@ -42,7 +41,7 @@ Completion in bash (zsh_source, fish_source for other shells):
 """
 
 
-@click.group(cls=RenamingGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=COMPLETION)
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=COMPLETION)
 @click.version_option(__version__, prog_name="dflash-trt")
 def cli() -> None:
     """DFlash speculative decoding: from a draft checkpoint to engines, configs and lossless text."""

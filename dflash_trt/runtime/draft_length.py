@@ -266,11 +266,7 @@ def _median(values: Sequence[float]) -> float:
 def parse_draft_length(given: int | str, num_draft_tokens: int) -> DraftLength:
     """Reads auto, 7, or 1:7,8:3,32:0 (from batch size 1, 8, 32 on); raises RequestError for anything else."""
     text = str(given) if is_integer(given) or isinstance(given, str) else ""
-    name, _, cost = text.partition(":")
     try:
-        if name == "adaptive" and 0 <= float(cost or 0) < math.inf:
-            log.warning("draft length %s: has become auto; the next release will refuse the old name", text)
-            text = "auto"
         if text == "auto":
             return AutoLength(num_draft_tokens)
         pairs = [tuple(map(int, part.split(":"))) for part in (text if ":" in text else f"1:{text}").split(",")]

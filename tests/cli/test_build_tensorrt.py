@@ -83,18 +83,6 @@ def test_in_one_go_or_later(engine: Path, recorder: Recorder, capsys: pytest.Cap
     assert read_manifest(engine).plan_options == PlanOptions(max_batch_size=2, max_seq_len=65, max_num_tokens=16)
 
 
-def test_the_old_way_to_add_plans_works_and_says_the_new_one(
-    engine: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build_engine(engine)
-    capsys.readouterr()
-    run_here("build", engine, *TENSORRT, *SMALL)
-    printed = capsys.readouterr()
-    assert printed.out == f"{engine}\n"
-    assert printed.err.startswith(f"build ENGINE is now: dflash-trt build --plans-for {engine}\n")
-    assert built(recorder) == ["context.onnx", "draft.onnx"]
-
-
 def test_force_keeps_the_plans_of_what_did_not_change(engine: Path, recorder: Recorder) -> None:
     build_engine(engine, *TENSORRT, *SMALL)
     built(recorder)

@@ -161,7 +161,7 @@ def test_stop_texts_and_draft_lengths(engine: Path, capsys: pytest.CaptureFixtur
     (stopped,) = requests(capsys, *command, "--stop", stop)
     assert stopped["text"] == whole["text"][: whole["text"].index(stop)]
     assert stopped["finish_reason"] == "stop"
-    for length in ("0", "2", "1:3,8:1", "auto", "adaptive"):
+    for length in ("0", "2", "1:3,8:1", "auto"):
         (other,) = requests(capsys, *command, "--draft-length", length)
         assert other["token_ids"] == whole["token_ids"]
         assert (other["proposed"] == 0) == (length == "0")

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.errors import BuildError, CheckpointError, ConfigError, VerificationError
+from dflash_trt.errors import BuildError, ConfigError, VerificationError
 from dflash_trt.measure.statistics import TauLoss
 from dflash_trt.quantize.search import recipe_judge
 from dflash_trt.quantize.search.recipe_choice import RecipeChoice
@@ -113,15 +113,6 @@ def test_the_fastest_recipe(features: dict[str, Path], tmp_path: Path, monkeypat
     ]
     with pytest.raises(ConfigError, match=r"expected a GPU whose rates are known \(.*\), found 'b30'"):
         search(features[NAME], tmp_path / "other.yaml", *options, "b30")
-
-
-def test_the_old_name_of_the_command_works_and_says_the_new_one(
-    features: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    old = ("--search", tmp_path / "none", "--max-tau-loss", "1%", "-o", tmp_path / "own.yaml")
-    with pytest.raises(CheckpointError, match="none: expected"):
-        run_here("quantize", DRAFT, *old)
-    assert capsys.readouterr().err == "quantize --search FILE is now: dflash-trt search --features FILE\n"
 
 
 @pytest.mark.parametrize(

@@ -35,18 +35,12 @@ def test_auto_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("text", ["adaptive", "adaptive:0.3", "adaptive:0"])
-def test_adaptive_has_become_auto(text: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert isinstance(parse_draft_length(text, K), AutoLength)
-    assert caplog.messages == [f"draft length {text}: has become auto; the next release will refuse the old name"]
-
-
 @pytest.mark.parametrize(
     "text",
     [
         *("", "x", "-1", "8", "1.5", "7,3", "all"),
         *("2:7", "0:7,1:3", "1:7,8:8", "1:7,8:-1", "1:7,1:3", "1:7:3", "1:7,", "1:", ":7", "1:7,8", "x:3"),
-        *("adaptive:x", "adaptive:-0.1", "adaptive:inf", "adaptive:nan", "adaptive:0.1:2", "adaptive,1:7", "Adaptive"),
+        *("adaptive", "auto:1", "auto,1:7", "Auto"),
     ],
 )
 def test_anything_else_is_refused(text: str) -> None:

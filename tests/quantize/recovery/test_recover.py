@@ -152,19 +152,13 @@ def test_a_loss_that_is_no_number_is_refused(tmp_path: Path, features: dict[str,
     assert not (tmp_path / "q").exists()
 
 
-@pytest.mark.parametrize("words", [("recover", "--features"), ("quantize", "--recover")], ids=["recover", "before 0.2"])
-def test_command(
-    words: tuple[str, str], tmp_path: Path, features: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    command, option = words
+def test_command(tmp_path: Path, features: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     run_here(
-        command, DRAFT, "-o", tmp_path / "q", "--recipe", "nvfp4", option, features["tiny-gpt-oss"],
+        "recover", DRAFT, "-o", tmp_path / "q", "--recipe", "nvfp4", "--features", features["tiny-gpt-oss"],
         "--steps", 1, "--distillation", 0.5, "--plot", tmp_path / "loss.png",
     )  # fmt: skip
     printed = capsys.readouterr()
     assert printed.out == f"{tmp_path / 'q'}\n"
-    is_old = printed.err.startswith("quantize --recover FILE is now: dflash-trt recover --features FILE\n")
-    assert is_old == (command == "quantize")
     assert "training: 0/1\n" in printed.err, "no terminal: a line at once"
     assert "1 steps: loss on held-out sequences" in printed.err
     assert "15 linear layers: 14 NVFP4, 1 dense" in printed.err
