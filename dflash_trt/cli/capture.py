@@ -43,9 +43,6 @@ from dflash_trt.progress_display import progress_bar
                  help="Sample the answers at this temperature; 0 is greedy."),
     click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True,
                  help="For --temperature: prompt i (from 0) is sampled with seed + i."),
-    click.option("--top-logprobs", type=click.IntRange(min=0), default=0, show_default=True,
-                 help="Record log probabilities of this many top tokens at each position, for `verify"
-                 " --temperature`."),
     click.option("--force", is_flag=True, help="Replace an existing file."),
     json_option,
 )  # fmt: skip
@@ -74,10 +71,6 @@ def capture(
 
     draft_checkpoint, target_checkpoint = read_pair(draft, target)
     prompts = read_prompts(prompt_file)[:max_prompts]
-    if (top_logprobs := settings["top_logprobs"]) > (vocab_size := target_checkpoint.spec.vocab_size):
-        raise click.BadParameter(
-            f"expected at most {vocab_size}, the target's tokens, found {top_logprobs}", param_hint="'--top-logprobs'"
-        )
 
     from dflash_trt.measure.capture_job import CaptureOptions, capture_features
 

@@ -51,16 +51,12 @@ MIN_TOKENS = 3
     runtime_options("dtype"),
     click.option("--max-tau-loss", metavar="SHARE", callback=share,
                  help="Fail when the mean loss of tau exceeds this, e.g. 3%; needs --reference."),
-    click.option("--temperature", type=click.FloatRange(min=0, min_open=True),
-                 help="With --features that have log probabilities: say what sampling at this temperature is expected"
-                 " to accept."),
     json_option,
     click.option("--plot", type=FILE, help="Also draw acceptance and error by layer into this PNG file."),
 )  # fmt: skip
 def verify(
     engine: Path, target: str | None, prompt_file: Path | None, features: Path | None, reference: Path | None,
-    chat: bool, max_tokens: int, dtype: str, max_tau_loss: float | None, temperature: float | None, as_json: bool,
-    plot: Path | None,
+    chat: bool, max_tokens: int, dtype: str, max_tau_loss: float | None, as_json: bool, plot: Path | None,
 ) -> None:  # fmt: skip
     """Decode prompts with the drafter, without it, and with an unquantised reference.
 
@@ -80,10 +76,8 @@ def verify(
         raise click.UsageError("--max-tau-loss needs --reference, the engine that tau is compared with")
     if features is not None:
         _refuse_decoding_options(click.get_current_context())
-        _verify_features(engine, features, reference, max_tau_loss, temperature, as_json=as_json)
+        _verify_features(engine, features, reference, max_tau_loss, as_json=as_json)
         return
-    if temperature is not None:
-        raise click.UsageError("--temperature is for --features: decoding with the target is checked greedily")
     if prompt_file is None:
         raise click.UsageError("expected --prompts or --features")
     check_picture(plot)
@@ -129,14 +123,13 @@ def verify(
 
 
 def _verify_features(
-    engine: Path, features: Path, reference: Path | None, max_tau_loss: float | None, temperature: float | None,
-    *, as_json: bool,
-) -> None:  # fmt: skip
+    engine: Path, features: Path, reference: Path | None, max_tau_loss: float | None, *, as_json: bool
+) -> None:
     """Prints what replaying captured answers came to; VerificationError where too much of tau is lost."""
     from dflash_trt.measure.replay_report import verify_features
     from dflash_trt.measure.verification_report import find_loss
 
-    report = verify_features(engine, features, reference, temperature, progress_bar)
+    report = verify_features(engine, features, reference, progress_bar)
     loss = None if report.comparison is None else report.comparison.tau_loss
     failure = None if max_tau_loss is None else find_loss(loss, max_tau_loss)
     _print_verdict(report, print_replay_report, failure, max_tau_loss, as_json=as_json)

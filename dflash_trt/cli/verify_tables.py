@@ -10,7 +10,7 @@ from dflash_trt.cli.output import print_table
 
 if TYPE_CHECKING:
     from dflash_trt.measure.drafter_error import DrafterError
-    from dflash_trt.measure.replay_report import ExpectedReport, Part, ReplayReport
+    from dflash_trt.measure.replay_report import Part, ReplayReport
     from dflash_trt.measure.statistics import Mean, TauLoss
     from dflash_trt.measure.verification_report import Comparison, EngineFigures, EngineReport, VerificationReport
 
@@ -53,8 +53,6 @@ def print_replay_report(report: ReplayReport) -> None:
     for title, parts in (("by category", report.by_category), ("by language", report.by_language)):
         if parts:
             print_table(title, ("", "prompts", *engines, *(["tau loss"] if len(engines) > 1 else [])), _parts(parts))
-    if report.expected is not None:
-        _print_expected(report, report.expected)
 
 
 def _engine_rows(engines: list[EngineReport]) -> list[tuple[str, ...]]:
@@ -101,25 +99,6 @@ def _acceptance_rows(engines: Sequence[EngineFigures]) -> list[tuple[str, ...]]:
 def _error_rows(error: DrafterError) -> list[tuple[str, ...]]:
     rows = [(str(e.layer), f"{e.output:.2%}", f"{e.k:.2%}", f"{e.v:.2%}") for e in error.layers]
     return [*rows, ("final norm", f"{error.hidden:.2%}", "", "")]
-
-
-def _print_expected(report: ReplayReport, expected: ExpectedReport) -> None:
-    """What sampling at the temperature is expected to accept; two bounds in a cell where they differ as printed."""
-    T, text = expected.engine.temperature, report.text_temperature
-    listed = [expected.engine, *([] if expected.reference is None else [expected.reference])]
-    engines = ["engine", "reference"][: len(listed)]
-    rows = [("tau", *(_span(*map(_mean, (e.tau.low, e.tau.high))) if e.tau else "-" for e in listed))]
-    if (loss := expected.tau_loss) is not None:
-        rows.append(("tau loss", _span(_loss(loss.low), _loss(loss.high)), ""))
-    for positions in zip(*(engine.acceptance for engine in listed), strict=True):
-        cells = ("-" if p.low is None or p.high is None else _span(f"{p.low:.1%}", f"{p.high:.1%}") for p in positions)
-        rows.append((f"position {positions[0].position}", *cells))
-    behind = "" if text == T else f", behind text of temperature {text:g}"
-    print_table(f"expected when sampling at temperature {T:g}{behind}", ("", *engines), rows)
-
-
-def _span(low: str, high: str) -> str:
-    return low if low == high else f"{low} .. {high}"
 
 
 def _parts(parts: list[Part]) -> Iterator[tuple[str, ...]]:

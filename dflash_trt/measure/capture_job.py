@@ -38,7 +38,6 @@ class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
     """None: the target's."""
     temperature: float
     seed: int
-    top_logprobs: int
 
 
 def capture_features(
@@ -80,7 +79,6 @@ def capture_features(
         prompts=tuple(PromptFacts(name=p.id, category=p.category, language=p.language) for p in prompts),
         temperature=options.temperature,
         seed=options.seed if options.temperature else 0,
-        top_logprobs=options.top_logprobs,
     )
     with new_file(output, FEATURES, force=force) as temporary:
         with progress(len(encoded), "answering") as advance:

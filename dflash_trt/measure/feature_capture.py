@@ -119,12 +119,8 @@ def write_features(
             tokens, begin = sequence.token_ids, sequence.prompt_length
             writer.write(f"tokens.{i}", np.array(tokens, dtype=np.int64))
             writer.write(f"prompt_length.{i}", np.array(begin, dtype=np.int64))
-            name = f"{facts.target_name}: sequence {i}"
-            taps, logprobs = _read(target, sequence, block_size, facts, name)
-            write(f"taps.{i}", taps)
+            write(f"taps.{i}", _read_taps(target, sequence, block_size, f"{facts.target_name}: sequence {i}"))
             write(f"embeddings.{i}", target.embed(torch.tensor(tokens[begin:])))
-            for kind, values in logprobs.items():
-                writer.write(f"{kind}.{i}", values.numpy())
 
 
 def _answer_tokens(answered: Sequence[Answered]) -> set[int]:
@@ -143,44 +139,23 @@ def _layout(answered: Sequence[Answered], facts: FeatureFacts, dtypes: Mapping[s
     return aligned({name: (spelling(name, allowed), shape) for name, (allowed, shape) in shapes.items()})
 
 
-def _read(
-    target: Target, sequence: Answered, block_size: int, facts: FeatureFacts, name: str
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Taps of all tokens but the last, and the answer's log probabilities by tensor name, as `facts` ask for them.
+def _read_taps(target: Target, sequence: Answered, block_size: int, name: str) -> torch.Tensor:
+    """Taps of all tokens but the last.
 
     In chunks and blocks as decoding has them: one pass would add its sums in another order.
     """
     tokens, begin = sequence.token_ids[:-1], sequence.prompt_length
     ends = [*range(0, begin, DEFAULTS.prefill_chunk), *range(begin, len(tokens), block_size), len(tokens)]
-    taps, logprobs = [], []
+    parts = []
     for first, end in pairwise(ends):
-        # Behind the prompt's last token and each of the answer's but the last.
-        asked = max(0, end - max(first, begin - 1)) if facts.top_logprobs else 0
-        read = target.verify([Segment(slot=0, token_ids=tokens[first:end], num_logits=asked)], with_taps=True)
-        taps.append(read.taps)
-        if asked:
-            following = torch.tensor(sequence.token_ids[end - asked + 1 : end + 1])
-            logprobs.append(_logprobs(read.logits, following, facts))
+        segment = Segment(slot=0, token_ids=tokens[first:end], num_logits=0)
+        parts.append(target.verify([segment], with_taps=True).taps)
         target.rollback(0, 0)
     target.release(0)
-    recorded = {kind: torch.cat([part[kind] for part in logprobs]) for kind in (logprobs[0] if logprobs else ())}
-    for what, values in {"taps": torch.cat(taps), **recorded}.items():
-        if not torch.isfinite(values).all():
-            raise CheckpointError(f"{name}: expected finite {what}, found NaN or infinity")
-    return torch.cat(taps), recorded
-
-
-def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor, facts: FeatureFacts) -> dict[str, torch.Tensor]:
-    """Of logits [m, V] and the tokens [m] that follow: what features.py lists, by name."""
-    values = logits.double().log_softmax(-1)
-    top = values.topk(facts.top_logprobs, dim=-1)
-    T = facts.temperature
-    return ({"log_normaliser": (values / T).logsumexp(-1).float()} if T else {}) | {
-        "logprobs": values.gather(-1, token_ids[:, None])[:, 0].float(),
-        "top_token_ids": top.indices.int(),
-        "top_logprobs": top.values.float(),
-        "tail_mass": (1 - top.values.exp().sum(-1)).clamp(min=0).float(),
-    }
+    taps = torch.cat(parts)
+    if not torch.isfinite(taps).all():
+        raise CheckpointError(f"{name}: expected finite taps, found NaN or infinity")
+    return taps
 
 
 def narrowest(values: torch.Tensor) -> torch.dtype:

@@ -13,10 +13,9 @@ from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.measure.comparable import check_features, check_reference
 from dflash_trt.measure.replay import BATCH_SIZE, Replayed, replay
-from dflash_trt.measure.sampled_acceptance import Expected, ExpectedLoss, expected, expected_loss, prompt_sums
 from dflash_trt.measure.statistics import Mean, TauLoss, mean_tau, tau_loss
 from dflash_trt.measure.verification_report import Comparison, EngineFigures, PromptFigures, compare, engine_facts
-from dflash_trt.quantize.features import FeatureFile, open_features
+from dflash_trt.quantize.features import open_features
 
 Progress = Callable[[int, str], AbstractContextManager[Callable[[], None]]]
 """From the number of prompts and a label: what is called after each."""
@@ -45,14 +44,6 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     tau_loss: TauLoss | None
 
 
-class ExpectedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `verify --features --temperature` expects of sampling."""
-
-    engine: Expected
-    reference: Expected | None
-    tau_loss: ExpectedLoss | None
-
-
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     """All that `verify --features` measured."""
 
@@ -66,22 +57,16 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     by_category: list[Part]
     """Empty where no prompt carries a category."""
     by_language: list[Part]
-    expected: ExpectedReport | None
-    """None unless a temperature was asked for."""
 
 
-def verify_features(
-    engine: Path, features: Path, reference: Path | None, temperature: float | None, progress: Progress
-) -> ReplayReport:
-    """Replays the captured answers with the engine and its reference; a `temperature` asks what sampling accepts."""
+def verify_features(engine: Path, features: Path, reference: Path | None, progress: Progress) -> ReplayReport:
+    """Replays the captured answers with the engine and its reference."""
     directories = [engine, *([] if reference is None else [reference])]
     manifests = [read_manifest(directory) for directory in directories]
     if reference is not None:
         check_reference(manifests[0], manifests[1], str(reference))
     with open_features(features, manifests[0].draft) as file:
         check_features(manifests[0], file.facts, str(features), str(engine))
-        if temperature is not None:
-            file.check_logprobs(temperature)
         with progress(file.facts.num_sequences * len(manifests), "prompts") as advance:
             replays = [
                 replay(file, open_drafter(directory, manifest, num_slots=BATCH_SIZE), on_prompt=advance)
@@ -89,7 +74,6 @@ def verify_features(
             ]
         figures, *baselines = map(_engine, manifests, replays)
         baseline = baselines[0] if baselines else None
-        num_drafts = manifests[0].draft.num_draft_tokens
         return ReplayReport(
             block_size=manifests[0].draft.block_size,
             max_tokens=file.facts.max_tokens,
@@ -99,20 +83,7 @@ def verify_features(
             comparison=None if baseline is None else compare(figures.prompts, baseline.prompts),
             by_category=_parts(figures, baseline, lambda prompt: prompt.category),
             by_language=_parts(figures, baseline, lambda prompt: prompt.language),
-            expected=None if temperature is None else _expected(file, temperature, num_drafts, replays),
         )
-
-
-def _expected(
-    features: FeatureFile, temperature: float, num_drafts: int, replays: Sequence[Sequence[Replayed]]
-) -> ExpectedReport:
-    sums = [prompt_sums(features, replayed, temperature, num_drafts) for replayed in replays]
-    figures, *baselines = (expected(temperature, of_engine, num_drafts) for of_engine in sums)
-    return ExpectedReport(
-        engine=figures,
-        reference=baselines[0] if baselines else None,
-        tau_loss=expected_loss(*sums) if baselines else None,
-    )
 
 
 def _engine(manifest: Manifest, replays: Sequence[Replayed]) -> ReplayedEngine:

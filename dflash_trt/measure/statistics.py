@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import torch
 
 Floats = npt.NDArray[np.float64]
-Pooled = tuple[Sequence[float], Sequence[float]]
-"""Sums and counts, by prompt."""
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
 SEED = 0
@@ -64,33 +62,21 @@ def first_difference(expected: Sequence[int], actual: Sequence[int]) -> Differen
 
 def mean_tau(taus: Sequence[float | None]) -> Mean | None:
     """The mean over the prompts that have a tau; None without one."""
-    measured = [tau for tau in taus if tau is not None]
-    return pooled_mean((measured, [1.0] * len(measured)))
+    values = np.array([[tau for tau in taus if tau is not None]])  # [1, n]
+    if not values.size:
+        return None
+    low, high = _interval(lambda drawn: float(drawn.mean()), values)
+    return Mean(mean=float(values.mean()), low=low, high=high, num_prompts=values.size)
 
 
 def tau_loss(taus: Sequence[float | None], reference: Sequence[float | None]) -> TauLoss | None:
     """The loss over the prompts, in the order of `taus`, that have a tau in both; None without one."""
     pairs = [(a, b) for a, b in zip(taus, reference, strict=True) if a is not None and b is not None]
-    ones = [1.0] * len(pairs)
-    return pooled_loss(([a for a, _ in pairs], ones), ([b for _, b in pairs], ones))
-
-
-def pooled_mean(pooled: Pooled) -> Mean | None:
-    """sum / count over all prompts [n] together, with its interval over prompts; None without a prompt."""
-    values = np.array(pooled, dtype=np.float64)  # [2, n]
-    if not values.size:
+    if not pairs:
         return None
-    low, high = _interval(_pooled, values)
-    return Mean(mean=_pooled(values), low=low, high=high, num_prompts=values.shape[1])
-
-
-def pooled_loss(pooled: Pooled, reference: Pooled) -> TauLoss | None:
-    """1 - pooled mean / the reference's of the same prompts [n], with its interval; None without a prompt."""
-    values = np.array([*pooled, *reference], dtype=np.float64)  # [4, n]
-    if not values.size:
-        return None
-    low, high = _interval(_pooled_loss, values)
-    return TauLoss(loss=_pooled_loss(values), low=low, high=high, num_prompts=values.shape[1])
+    values = np.array(pairs).T.copy()  # [2, n], each of the two contiguous
+    low, high = _interval(_loss, values)
+    return TauLoss(loss=_loss(values), low=low, high=high, num_prompts=len(pairs))
 
 
 def _interval(statistic: Callable[[Floats], float], values: Floats) -> tuple[float | None, float | None]:
@@ -108,13 +94,9 @@ def _interval(statistic: Callable[[Floats], float], values: Floats) -> tuple[flo
     return low, high
 
 
-def _pooled(values: Floats) -> float:
-    total, count = values.sum(axis=1)
-    return float(total / count)
-
-
-def _pooled_loss(values: Floats) -> float:
-    return 1 - _pooled(values[:2]) / _pooled(values[2:])
+def _loss(values: Floats) -> float:
+    tau, reference = values.mean(axis=1)
+    return float(1 - tau / reference)
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

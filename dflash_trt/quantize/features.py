@@ -8,14 +8,6 @@ A safetensors file. Of sequence i, n tokens of which p are the prompt, 1 <= p < 
     taps.i           float [n - 1, A*H]  row j belongs to tokens.i[j]; the last token was never run
     embeddings.i     float [n - p, H]    the target's input embeddings of tokens.i[p:]
 
-where log probabilities were asked for, row j about the answer's token j, of log softmax(logits) without temperature
-
-    logprobs.i       F32   [n - p]       of that token
-    top_token_ids.i  I32   [n - p, N]    the N likeliest tokens, likeliest first
-    top_logprobs.i   F32   [n - p, N]    theirs
-    tail_mass.i      F32   [n - p]       what the other V - N tokens have of the probability, together
-    log_normaliser.i F32   [n - p]       log of the sum of p^(1/T) over all tokens, in text sampled at T > 0
-
 and once `mask_embedding` float [H], `lm_head` float [V, H] and, where the head has one, `lm_head_bias` float [V].
 A float is F32 or BF16, the latter where it keeps every value or where the taps were asked for in it. The header's
 metadata holds `FeatureFacts` as JSON.
@@ -73,14 +65,8 @@ class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """That the answers were sampled at; 0: greedily."""
     seed: int = 0
     """Sequence i was sampled with seed + i."""
-    top_logprobs: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """N: tokens whose log probability is recorded at each place of an answer; 0: none are."""
     target_dtype: Literal["float32", "bfloat16"] = "float32"
     """In which the target was computed."""
-
-    def __post_init__(self) -> None:
-        if self.top_logprobs > self.target.vocab_size:
-            raise ValueError(f"top_logprobs: expected 0 to {self.target.vocab_size}, found {self.top_logprobs}")
 
     def sampler_seed(self, i: int) -> int:
         """What sequence `i` was sampled with."""
@@ -106,25 +92,9 @@ class FeatureSequence:
     """[n - p, H] FLOAT or BF16: of the answer's tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerLogprobs:
-    """What the target gave the tokens at each of an answer's m places, without temperature."""
-
-    own: torch.Tensor
-    """[m] F32: of the answer's own tokens."""
-    top_token_ids: torch.Tensor
-    """[m, N] I32: the likeliest tokens, likeliest first."""
-    top: torch.Tensor
-    """[m, N] F32."""
-    tail_mass: torch.Tensor
-    """[m] F32: probability of all other tokens together."""
-    log_normaliser: torch.Tensor | None
-    """[m] F32: log of the sum of p^(1/T) over all tokens, of text sampled at T; None of greedy text."""
-
-
 def tensor_shapes(facts: FeatureFacts, lengths: Sequence[tuple[int, int]], *, has_bias: bool) -> Expected:
     """Every tensor of a file whose sequences have so many tokens, and of these so many in the prompt."""
-    H, V, N = facts.target.hidden_size, facts.target.vocab_size, facts.top_logprobs
+    H, V = facts.target.hidden_size, facts.target.vocab_size
     shapes: Expected = {MASK_EMBEDDING: (FLOATS, (H,)), LM_HEAD: (FLOATS, (V, H))}
     if has_bias:
         shapes[LM_HEAD_BIAS] = (FLOATS, (V,))
@@ -135,15 +105,6 @@ def tensor_shapes(facts: FeatureFacts, lengths: Sequence[tuple[int, int]], *, ha
             f"taps.{i}": (FLOATS, (n - 1, len(facts.target_layer_ids) * H)),
             f"embeddings.{i}": (FLOATS, (n - p, H)),
         }
-        if N and facts.temperature:
-            shapes[f"log_normaliser.{i}"] = (("F32",), (n - p,))
-        if N:
-            shapes |= {
-                f"logprobs.{i}": (("F32",), (n - p,)),
-                f"top_token_ids.{i}": (("I32",), (n - p, N)),
-                f"top_logprobs.{i}": (("F32",), (n - p, N)),
-                f"tail_mass.{i}": (("F32",), (n - p,)),
-            }
     return shapes
 
 
@@ -189,37 +150,6 @@ class FeatureFile:
         """The tokens [n - p] of sequence `i`'s answer and their embeddings [n - p, H], without its taps being read."""
         embeddings = self._tensor(f"embeddings.{i}")
         return self._tensor(f"tokens.{i}")[-len(embeddings) :], embeddings
-
-    def check_logprobs(self, temperature: float) -> None:
-        """Raises CheckpointError where `capture` recorded no log probabilities."""
-        if not self.facts.top_logprobs:
-            raise CheckpointError(
-                f"{self.file}: missing log probabilities of the answers' tokens",
-                hint=f"capture again: {CAPTURE} --temperature {temperature:g} --top-logprobs 20",
-            )
-
-    def logprobs(self, i: int) -> AnswerLogprobs:
-        """Of sequence `i`'s answer, in a file that has them; raises CheckpointError for impossible values."""
-        recorded = AnswerLogprobs(
-            own=self._tensor(f"logprobs.{i}"),
-            top_token_ids=self._tensor(f"top_token_ids.{i}"),
-            top=self._tensor(f"top_logprobs.{i}"),
-            tail_mass=self._tensor(f"tail_mass.{i}"),
-            log_normaliser=self._tensor(f"log_normaliser.{i}") if self.facts.temperature else None,
-        )
-        ids, vocabulary = recorded.top_token_ids, self.facts.target.vocab_size
-        mass = recorded.top.double().exp().sum(-1) + recorded.tail_mass
-        is_whole = (recorded.tail_mass >= 0).all() & ((mass - 1).abs() < 1e-4).all()
-        checks = {
-            "top_token_ids": (f"token ids from 0 to {vocabulary - 1}", ((ids >= 0) & (ids < vocabulary)).all()),
-            "top_logprobs": ("values from the largest to the smallest", (recorded.top.diff(dim=-1) <= 0).all()),
-            "tail_mass": ("0 or more, and 1 with the top", is_whole),
-            "logprobs": ("at most 0 and the top's first", (recorded.own <= recorded.top[:, 0].clamp(max=0)).all()),
-        }
-        for name, (expected, holds) in checks.items():
-            if not holds:
-                raise CheckpointError(f"{self.file}: {name}.{i}: expected {expected}, found others")
-        return recorded
 
     def answer_length(self, i: int) -> int:
         """Tokens that the target wrote in sequence `i`."""

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import click
 import numpy as np
 import pytest
 import torch
@@ -90,17 +89,15 @@ def test_content(name: str, features: dict[str, Path]) -> None:
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two sampled answers with the log probabilities of the 4 likeliest tokens."""
+    """Two sampled answers."""
     file = tmp_path_factory.mktemp("sampled") / "f.safetensors"
-    options = ("--temperature", 0.9, "--seed", 2**64 - 1, "--top-logprobs", 4)
+    options = ("--temperature", 0.9, "--seed", 2**64 - 1)
     return capture("tiny-qwen3", file, "--max-prompts", 2, "--max-tokens", 12, *options)
 
 
-def test_sampled_answers_and_log_probabilities(sampled: Path) -> None:
+def test_sampled_answers(sampled: Path) -> None:
     tensors, facts = read(sampled)
-    assert {name: facts[name] for name in ("schema_version", "temperature", "seed", "top_logprobs")} == {
-        "schema_version": 3, "temperature": 0.9, "seed": 2**64 - 1, "top_logprobs": 4,
-    }  # fmt: skip
+    assert (facts["schema_version"], facts["temperature"], facts["seed"]) == (3, 0.9, 2**64 - 1)
     model = load_target(FIXTURES / "tiny-qwen3")
     for i, seed in enumerate([2**64 - 1, 0]):
         tokens, p = tensors[f"tokens.{i}"].tolist(), int(tensors[f"prompt_length.{i}"])
@@ -109,44 +106,6 @@ def test_sampled_answers_and_log_probabilities(sampled: Path) -> None:
         sampler = SamplingParams(temperature=0.9, seed=seed).sampler()
         logits = expected.float().numpy()
         assert tokens[p:] == [_C.verify_block(logits[k : k + 1], [], sampler, k)[0] for k in range(len(logits))]
-        logprobs = expected.double().log_softmax(-1)
-        top = logprobs.topk(4)
-        assert tensors[f"top_token_ids.{i}"].tolist() == top.indices.tolist()
-        for name, values in {
-            "top_logprobs": top.values,
-            "logprobs": logprobs.gather(-1, torch.tensor(tokens[p:])[:, None])[:, 0],
-            "tail_mass": 1 - top.values.exp().sum(-1),
-            "log_normaliser": (logprobs / 0.9).logsumexp(-1),
-        }.items():
-            assert torch.allclose(tensors[f"{name}.{i}"].double(), values, atol=1e-4), name
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda t, f: t["top_token_ids.1"].fill_(1024), "top_token_ids.1: expected token ids from 0 to 1023"),
-        (lambda t, f: t["top_logprobs.1"][3].copy_(t["top_logprobs.1"][3].flip(0)), "from the largest to the smallest"),
-        (lambda t, f: t["tail_mass.1"].add_(0.1), "tail_mass.1: expected 0 or more, and 1 with the top"),
-        (lambda t, f: t["logprobs.1"].add_(9), "logprobs.1: expected at most 0 and the top's first"),
-        (lambda t, f: t["log_normaliser.1"].fill_(torch.nan), "log_normaliser.1: expected finite values"),
-    ],
-)  # fmt: skip
-def test_refused_log_probabilities(
-    change: Callable[[Tensors, Facts], object], words: str, sampled: Path, tmp_path: Path
-) -> None:
-    file = edit(sampled, tmp_path / "f.safetensors", change)
-    spec = read_draft(FIXTURES / "tiny-qwen3-dflash").spec
-
-    def read_it() -> None:
-        with open_features(file, spec) as opened:
-            opened.logprobs(1)
-
-    assert words in refusal(read_it)
-
-
-def test_more_log_probabilities_than_tokens(tmp_path: Path) -> None:
-    with pytest.raises(click.BadParameter, match="expected at most 1024, the target's tokens, found 1025"):
-        capture("tiny-qwen3", tmp_path / "f", "--top-logprobs", 1025)
 
 
 def test_taps_in_bfloat16(features: dict[str, Path], tmp_path: Path) -> None:
@@ -335,9 +294,7 @@ def put(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
         (lambda t, f: f["target"].update(hidden_size=64), "hidden_size: expected 64 (target), found 128 (draft)"),
         (lambda t, f: f["target"].update(vocab_size=9), "vocab_size: expected 9 (target), found 1024 (draft)"),
         (lambda t, f: f.update(schema_version=2), "schema_version: expected 3, found 2"),
-        (lambda t, f: f.update(top_logprobs=4), "missing tensor 'logprobs.0'"),
         (lambda t, f: f.update(temperature=-1.0), "Expected `float` >= 0.0 - at `$.temperature`"),
-        (lambda t, f: f.update(top_logprobs=1025), "top_logprobs: expected 0 to 1024, found 1025"),
         (lambda t, f: f.pop("target"), "expected facts, found Object missing required field `target`"),
         (lambda t, f: f.update(extra=1), "expected facts, found Object contains unknown field `extra`"),
         (lambda t, f: t.pop("taps.1"), "missing tensor 'taps.1'"),
