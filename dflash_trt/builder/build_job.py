@@ -39,6 +39,8 @@ class BuildJob(msgspec.Struct, frozen=True, kw_only=True):
     """Features whose answers say which tokens a trimmed head keeps."""
     plan_options: PlanOptions | None = None
     """What plans, built now or later, are to serve."""
+    num_ranks: int = 1
+    """Ranks that share the drafter."""
 
 
 class HeadSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +82,7 @@ def run_build(job: BuildJob, output: Path, *, force: bool, keep_plans: bool) -> 
             force=force,
             plan_options=job.plan_options,
             keep_plans=keep_plans,
+            num_ranks=job.num_ranks,
         )
     return BuildSummary(quantized=quantized, head=head)
 

@@ -10,6 +10,7 @@ import msgspec
 import onnx
 
 from dflash_trt import __version__
+from dflash_trt.builder.shards import check_shards, write_shard
 from dflash_trt.builder.tensorrt.reuse import carry_plans
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import D2T
@@ -21,7 +22,7 @@ from dflash_trt.checkpoint.safetensors_writer import write_safetensors
 from dflash_trt.checkpoint.source import checkpoint_label, is_local, label_text
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.checkpoint.weights import SINGLE, read_weights, weight_files
-from dflash_trt.engine.graphs import graph_signatures
+from dflash_trt.engine.graphs import Graph, Shard, graph_signatures, shards
 from dflash_trt.engine.manifest import MANIFEST, SCHEMA_VERSION, Manifest, Plugin, Source, TargetSource, sha256
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import BuildError
@@ -30,6 +31,7 @@ from dflash_trt.files.read import read_bytes
 from dflash_trt.files.write import OutputKind, check_replaceable, new_directory
 from dflash_trt.graph.context_graph import context_graph
 from dflash_trt.graph.draft_graph import ATTENTION, PLUGIN_VERSION, draft_graph
+from dflash_trt.graph.draft_segments import draft_segments
 from dflash_trt.graph.onnx_builder import PLUGIN_DOMAIN
 
 CONTEXT_WEIGHTS = "context_kv.safetensors"
@@ -47,30 +49,28 @@ def build_engine(
     force: bool = False,
     plan_options: PlanOptions | None = None,
     keep_plans: bool = False,
+    num_ranks: int = 1,
 ) -> Manifest:
     """Writes the engine directory `output` for ONNX Runtime and returns its manifest.
 
-    The same inputs give the same bytes; with `keep_plans`, plans of the engine that is replaced stay where they were
-    made from those. Raises BuildError when `output` cannot be written, CheckpointError for a weight that is NaN or
-    infinite.
+    With `num_ranks` above 1, also the shard of each rank in a directory of its own below it. The same inputs give the
+    same bytes; with `keep_plans`, plans of the engine that is replaced stay where they were made from those. Raises
+    BuildError when `output` cannot be written or ranks cannot share the draft, CheckpointError for a weight that is NaN
+    or infinite.
     """
     check_output(output, force=force)
+    if num_ranks > 1:
+        check_shards(draft, num_ranks)
     check_finite(draft.weights.values())
-    with new_directory(output, ENGINE, force=force) as directory:
-        write_safetensors(directory / SINGLE, _in_stacks(draft))
-        for file in _configuration(draft):
-            shutil.copyfile(file, directory / file.name)
-        write_json(directory / draft.config_file.name, for_pool(draft.canonical_config(), draft.spec.num_layers))
-        # The graphs point into the file just written, so the tensors are those of its header.
-        written = msgspec.structs.replace(draft, directory=directory, weights=read_weights(directory))
-        graphs = graph_signatures(draft.spec, fp8_cache=draft.quantization.fp8_kv_cache)
-        _write_graph(context_graph(_with_context_stack(written)), directory / graphs["context"].file)
-        _write_graph(draft_graph(written), directory / graphs["draft"].file)
+
+    def finish(part: DraftCheckpoint, directory: Path, old: Path, shard: Shard | None = None) -> Manifest:
+        """The manifest, of what was written."""
+        graphs = _write_graphs(part, directory, shard)
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             tool_version=__version__,
             source=source,
-            draft=draft.spec,
+            draft=part.spec,
             target=target.spec,
             graphs=graphs,
             plugin=Plugin(name=ATTENTION, version=PLUGIN_VERSION, namespace=PLUGIN_DOMAIN),
@@ -78,11 +78,37 @@ def build_engine(
             sha256={file.name: sha256(file) for file in sorted(directory.iterdir())},
             target_source=target_source,
             plan_options=plan_options,
+            shard=shard,
+            num_ranks=1 if shard else num_ranks,
         )
         if keep_plans:
-            manifest = carry_plans(output, directory, manifest)
+            manifest = carry_plans(old, directory, manifest)
         (directory / MANIFEST).write_bytes(manifest.encode())
+        return manifest
+
+    with new_directory(output, ENGINE, force=force) as directory:
+        write_safetensors(directory / SINGLE, _in_stacks(draft))
+        for file in _configuration(draft):
+            shutil.copyfile(file, directory / file.name)
+        write_json(directory / draft.config_file.name, for_pool(draft.canonical_config(), draft.spec.num_layers))
+        # The graphs point into the file just written, so the tensors are those of its header.
+        written = msgspec.structs.replace(draft, directory=directory, weights=read_weights(directory))
+        manifest = finish(written, directory, output)
+        for shard in shards(num_ranks):
+            place = directory / shard.directory
+            place.mkdir()
+            finish(write_shard(draft, _in_stacks(draft), shard, place), place, output / shard.directory, shard)
     return manifest
+
+
+def _write_graphs(draft: DraftCheckpoint, directory: Path, shard: Shard | None) -> dict[str, Graph]:
+    """The graphs of a draft whose tensors lie in `directory`."""
+    is_shard = shard is not None
+    graphs = graph_signatures(draft.spec, fp8_cache=draft.quantization.fp8_kv_cache, is_shard=is_shard)
+    _write_graph(context_graph(_with_context_stack(draft)), directory / graphs["context"].file)
+    for name, model in (draft_segments(draft) if is_shard else {"draft": draft_graph(draft)}).items():
+        _write_graph(model, directory / graphs[name].file)
+    return graphs
 
 
 class _Marker(msgspec.Struct):

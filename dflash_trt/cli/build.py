@@ -61,6 +61,9 @@ def _head(context: click.Context, parameter: click.Parameter, text: str) -> Head
     click.option("--head-tokens", metavar="FILE", type=PATH,
                  help="For trim:N: features that `dflash-trt capture` wrote; their answers' most frequent tokens are"
                  " kept."),
+    click.option("--tp", type=click.IntRange(min=1), metavar="N",
+                 help="For TensorRT-LLM: ranks that share the drafter's heads and MLPs; 1, each runs all of it, unless"
+                 " CONFIG.yaml names another number."),
     click.option("--force", is_flag=True, help="Replace an existing output directory."),
     click.option("--dry-run", is_flag=True,
                  help="Only print what would be built, the memory and trtexec's command lines."),
@@ -107,6 +110,7 @@ class BuildRequest(msgspec.Struct, frozen=True, kw_only=True):
     calibration: str
     head: HeadChoice | None
     head_tokens: Path | None
+    tp: int | None
     force: bool
     dry_run: bool
     as_json: bool
@@ -160,7 +164,7 @@ def build_plans(engine: Path, request: BuildRequest) -> Path | None:
     refused = {
         "--target": request.target, "-o": request.output, "--recipe": request.recipe, "--head": request.head,
         "--calibration": None if request.calibration == "none" else request.calibration,
-        "--force": request.force or None,
+        "--force": request.force or None, "--tp": request.tp,
     }  # fmt: skip
     if option := next((name for name, value in refused.items() if value is not None), None):
         raise click.UsageError(f"{option} cannot be used with --plans-for")
@@ -200,7 +204,7 @@ def _write_engine(
     job = BuildJob(
         name=name, draft=source, target=target, target_name=str(request.target), recipe=recipe,
         recipe_name=request.recipe, ranges=ranges, head=request.head, head_tokens=request.head_tokens,
-        plan_options=plan_options,
+        plan_options=plan_options, num_ranks=request.tp or 1,
     )  # fmt: skip
     summary = run_build(job, output, force=request.force, keep_plans=request.plans.is_wanted)
     click.echo(f"{click.format_filename(name)} fits target {click.format_filename(str(request.target))}", err=True)

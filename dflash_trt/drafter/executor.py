@@ -7,11 +7,14 @@ our runtime, and the DFlash worker inside TensorRT-LLM.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+AllReduce = Callable[[Tensor], None]
+"""Puts the sum of all ranks' tensors into each, in the order of the current stream; all ranks call it alike."""
 
 
 class DraftInputs(NamedTuple):

@@ -10,7 +10,7 @@ from dflash_trt.drafter.drafter import Drafter
 from dflash_trt.drafter.executor import Executor
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plan import GRAPHS
-from dflash_trt.errors import MissingDependencyError
+from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.files.command import quoted
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
@@ -41,8 +41,14 @@ def choose_executor(engine: Path, manifest: Manifest, *, device: str = "cpu", ex
     """What executes the graphs of the directory `engine` on `device`, which is cpu, cuda or cuda:N; not yet loaded.
 
     `expose` names values inside draft.onnx that it can return besides the hidden states; plans have none.
-    Raises MissingDependencyError where nothing here runs them on `device`, with what each way lacks.
+    Raises MissingDependencyError where nothing here runs them on `device`, with what each way lacks, EngineError for a
+    shard.
     """
+    if manifest.shard is not None:
+        raise EngineError(
+            f"{engine}: expected a whole drafter, found {manifest.shard}, which computes with the others only",
+            hint=f"give the engine directory above it: {quoted(engine.absolute().parent)}",
+        )
     if device != "cpu" and (lacking := _provider_lacking()):
         if reason := _plans_lacking(manifest, expose):
             raise MissingDependencyError(

@@ -5,18 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from dflash_trt.drafter.launcher import Launcher
-from dflash_trt.drafter.plan_runner import PlanRunner
+from dflash_trt.drafter.plan_runner import PlanRunner, Workspace
 from dflash_trt.engine import machine, tensorrt_api
 from dflash_trt.engine.manifest import Manifest, sha256
 from dflash_trt.engine.plan import check_plan
 from dflash_trt.engine.plugin_library import plugin_library
 
-DTYPES = {"BFLOAT16": torch.bfloat16, "FLOAT8E4M3FN": torch.float8_e4m3fn, "INT32": torch.int32, "INT64": torch.int64}
+DTYPES = {
+    "BFLOAT16": torch.bfloat16, "FLOAT": torch.float32, "FLOAT8E4M3FN": torch.float8_e4m3fn, "INT32": torch.int32,
+    "INT64": torch.int64,
+}  # fmt: skip
 
 
 class PlanLoader:
@@ -40,16 +44,22 @@ class PlanLoader:
         if any(plan.version_compatible for plan in plans):
             self._runtime.engine_host_code_allowed = True  # the plan carries the plugin's code; its sha256 is checked
 
-    def load(self, name: str, axis: str, cached: Mapping[str, Tensor]) -> PlanRunner:
+    def load(
+        self, name: str, axis: str, cached: Mapping[str, Tensor], given: Mapping[str, Tensor] = MappingProxyType({}),
+        workspace: Workspace | None = None,
+    ) -> PlanRunner:  # fmt: skip
         """The plan of the graph `name`, whose calls differ in `axis`, with inputs and outputs for its largest profile.
 
-        Those in `cached` are there already. Raises EngineError when TensorRT refuses the plan or one of them.
+        Those in `cached`, which have no `axis`, and in `given` are there already. Raises EngineError when TensorRT
+        refuses the plan or one of them.
         """
         graph, plan = self._manifest.graphs[name], self._manifest.plans[name]
         largest = {axis: size.max for axis, size in plan.profiles[-1].items()}
-        tensors = dict(cached)
+        there, tensors = {**given, **cached}, dict[str, Tensor]()
         for port in (*graph.inputs, *graph.outputs):
-            if port.name not in cached:
+            if port.name in there:
+                tensors[port.name] = there[port.name]
+            else:
                 shape = port.sizes(largest)
                 tensors[port.name] = torch.zeros(shape, dtype=DTYPES[port.dtype], device=self._launcher.device)
         return PlanRunner(
@@ -61,4 +71,5 @@ class PlanLoader:
             tensors=tensors,
             cached=frozenset(cached),
             launcher=self._launcher,
+            workspace=workspace,
         )

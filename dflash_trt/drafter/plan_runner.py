@@ -17,6 +17,19 @@ from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
 
 
+class Workspace:
+    """Scratch memory that plans share, as large as the largest needs; they refer to what was there when they came."""
+
+    def __init__(self) -> None:
+        self._memory: Tensor | None = None
+
+    def of(self, num_bytes: int, device: torch.device) -> Tensor:
+        """At least so much of it."""
+        if self._memory is None or self._memory.nbytes < num_bytes:
+            self._memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        return self._memory
+
+
 class PlanRunner:
     """One plan; for each of its profiles, whose leading axis is fixed, a context and a CUDA graph.
 
@@ -26,11 +39,12 @@ class PlanRunner:
 
     def __init__(
         self, trt: Any, runtime: Any, file: Path, plan: Plan, *, axis: str, tensors: Mapping[str, Tensor],
-        cached: frozenset[str], launcher: Launcher,
+        cached: frozenset[str], launcher: Launcher, workspace: Workspace | None = None,
     ) -> None:  # fmt: skip
         """`tensors` are inputs and outputs by name, sized for the largest profile; those in `cached` have no `axis`.
 
-        Raises EngineError when TensorRT refuses the plan, a shape or an address.
+        `workspace` is that of plans that run one after the other. Raises EngineError when TensorRT refuses the plan, a
+        shape or an address.
         """
         self._file = file
         self._trt = trt
@@ -42,7 +56,7 @@ class PlanRunner:
         self._expect(self._engine is not None, "a plan that this TensorRT loads")
         self.sizes = [profile[axis].max for profile in plan.profiles]
         """Rows of each profile, rising."""
-        self._memory = torch.empty(self._engine.device_memory_size_v2, dtype=torch.uint8, device=launcher.device)
+        self._memory = (workspace or Workspace()).of(self._engine.device_memory_size_v2, launcher.device)
         self._contexts = [self._context(index, rows) for index, rows in enumerate(self.sizes)]
         self._calls: list[Callable[[], None]] = [launcher.record(self._work(context)) for context in self._contexts]
 

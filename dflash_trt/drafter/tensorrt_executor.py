@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from dflash_trt.drafter.context_layout import ContextLayout
-from dflash_trt.drafter.executor import DraftInputs
+from dflash_trt.drafter.executor import AllReduce, DraftInputs
 from dflash_trt.drafter.launcher import Launcher
 from dflash_trt.drafter.plan_loader import PlanLoader
 from dflash_trt.drafter.plan_runner import PlanRunner
+from dflash_trt.drafter.segmented_plan import SegmentedPlan
+from dflash_trt.engine.graphs import segment_name
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.plan import GRAPHS, PlanOptions
+from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
@@ -24,21 +26,30 @@ from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
 class TensorRTExecutor:
     """An Executor on one GPU. Calls smaller than a profile are padded, calls larger than all are queued in parts."""
 
-    def __init__(self, directory: Path, manifest: Manifest, launcher: Launcher) -> None:
-        """`manifest` is that of `directory`, read and checked by `read_manifest`. Raises EngineError without plans."""
-        for name in GRAPHS:
+    def __init__(
+        self, directory: Path, manifest: Manifest, launcher: Launcher, all_reduce: AllReduce | None = None
+    ) -> None:
+        """`manifest` is that of `directory`, read and checked by `read_manifest`.
+
+        Of a shard, `all_reduce` adds up what the ranks have. Raises EngineError without plans.
+        """
+        for name in manifest.graphs:
             if name not in manifest.plans:
                 raise EngineError(
                     f"{directory}: expected {name}.plan, found an engine for ONNX Runtime only",
                     hint=f"on the GPU machine: dflash-trt build --plans-for {quoted(directory)}",
                 )
+        assert (manifest.shard is None) == (all_reduce is None), "who shares a drafter adds up"
+        self._all_reduce = all_reduce
+        # The graph that takes the block.
+        self._first = manifest.plans["draft" if all_reduce is None else segment_name(0)]
         self.cache_dtype = torch.float8_e4m3fn if manifest.quantization.fp8_kv_cache else torch.bfloat16
         self._directory = directory
         self._manifest = manifest
         self._launcher = launcher
         self._loader: PlanLoader | None = None
         self._context: PlanRunner | None = None
-        self._draft: PlanRunner | None = None
+        self._draft: PlanRunner | SegmentedPlan | None = None
         self._table: Tensor | None = None  # ours, of bound caches; a pool has one of its own
 
     @property
@@ -67,7 +78,7 @@ class TensorRTExecutor:
         """Tells the draft plan where these caches lie; a call says which pages its blocks have."""
         is_paged = k_cache.shape[2] == TOKENS_PER_PAGE  # else a page is a slot
         shape = (
-            self._manifest.plans["draft"].profiles[-1]["B"].max,
+            self._first.profiles[-1]["B"].max,
             num_pages_for(self.cache_rows(1)) if is_paged else 1,
         )
         if self._table is None or self._table.shape != shape:
@@ -92,7 +103,12 @@ class TensorRTExecutor:
                     self._draft.tensors[name].copy_(value)
         else:
             self._close()
-            self._draft = self._loader.load("draft", "B", {**tensors, "page_table": page_table})
+            self._draft = self._load_draft(self._loader, {**tensors, "page_table": page_table})
+
+    def _load_draft(self, loader: PlanLoader, cached: Mapping[str, Tensor]) -> PlanRunner | SegmentedPlan:
+        if self._all_reduce is None:
+            return loader.load("draft", "B", cached)
+        return SegmentedPlan(loader, self._manifest.draft.num_layers, cached, self._all_reduce)
 
     def release(self) -> None:
         """Drops the draft plan with what it was loaded for: two of either need not fit the GPU."""
@@ -156,12 +172,12 @@ class TensorRTExecutor:
         assert self._context is not None, "load comes first"
         return self._context
 
-    def _bound_draft(self) -> PlanRunner:
+    def _bound_draft(self) -> PlanRunner | SegmentedPlan:
         assert self._draft is not None, "bind comes first"
         return self._draft
 
     def _check_slots(self, num_slots: int) -> None:
-        most = self._manifest.plans["draft"].profiles[0]["slots"].max
+        most = self._first.profiles[0]["slots"].max
         if num_slots > most:
             raise EngineError(
                 f"{self._directory}: expected at most {most} slots, for which the plan was built, found {num_slots}",
@@ -170,7 +186,7 @@ class TensorRTExecutor:
 
 
 def _draft_part(
-    draft: PlanRunner, inputs: DraftInputs, outputs: Mapping[str, torch.dtype], table: Tensor | None
+    draft: PlanRunner | SegmentedPlan, inputs: DraftInputs, outputs: Mapping[str, torch.dtype], table: Tensor | None
 ) -> list[Tensor]:
     """`table` is the page table where it is ours: it takes each block's pages."""
     B, tensors = len(inputs.slot_ids), draft.tensors

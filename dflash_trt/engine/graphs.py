@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two graphs as everybody outside sees them: file, inputs and outputs, each with its dtype and axes.
+"""The graphs as everybody outside sees them: file, inputs and outputs, each with its dtype and axes.
 
 Axes: B blocks of the draft's own size S, T new context rows, rows of the page table (slots) and the pages of each.
 """
@@ -7,6 +7,7 @@ Axes: B blocks of the draft's own size S, T new context rows, rows of the page t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
@@ -39,15 +40,51 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
 
+    @property
+    def reads_context(self) -> bool:
+        """Whether it has attention nodes, which are the plugin's."""
+        return any(port.name == "page_table" for port in self.inputs)
 
-def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool) -> dict[str, Graph]:
-    """Both graphs of a draft, by name: what is written, planned, bound and called.
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which part of a drafter an engine directory holds: heads and MLP channels rank/ranks of the way through."""
+
+    rank: Annotated[int, msgspec.Meta(ge=0)]
+    ranks: Annotated[int, msgspec.Meta(ge=2)]
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.ranks}"
+
+    @property
+    def directory(self) -> str:
+        """Where it lies in the engine directory of the whole drafter."""
+        return f"rank{self.rank}"
+
+
+def shards(num_ranks: int) -> list[Shard]:
+    """Of every rank; none where one has all."""
+    return [Shard(rank=rank, ranks=num_ranks) for rank in range(num_ranks)] if num_ranks > 1 else []
+
+
+def segment_name(index: int) -> str:
+    """Of a shard's draft graph, which ends wherever the ranks add up what they have."""
+    return f"draft.{index}"
+
+
+def num_segments(num_layers: int) -> int:
+    """2 L + 1: attention and MLP of each layer end in an all-reduce, and the final norm is left."""
+    return 2 * num_layers + 1
+
+
+def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool, is_shard: bool = False) -> dict[str, Graph]:
+    """The graphs of a draft, by name: what is written, planned, bound and called.
 
     context: target_hidden [T, A*H], positions [T] -> k, v [T, L, G, D].
     draft: noise_embeds [B, S, H], positions [B, S], context_pointers [L], context_layout [5],
     page_table [slots, pages], slot_ids [B], context_lengths [B] -> hidden [B, S, H], and with a head of the draft's own
     token_ids [B, K]: its proposals, by the target's ids; or, where candidates are scored, candidate_ids and
     candidate_logits [B, K, k].
+    draft.0, draft.1, ... in the place of draft where `spec` is that of a shard (`_segments`).
     """
     L, G, D, H = spec.num_layers, spec.num_key_value_heads, spec.head_dim, spec.hidden_size
     S = spec.block_size
@@ -66,17 +103,46 @@ def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool) -> dict[str, Gr
         inputs=(port("target_hidden", COMPUTE, "T", spec.target_hidden_size), port("positions", INT32, "T")),
         outputs=(port("k", cached, "T", L, G, D), port("v", cached, "T", L, G, D)),
     )
-    draft = Graph(
-        file="draft.onnx",
-        inputs=(
-            port("noise_embeds", COMPUTE, "B", S, H),
-            port("positions", INT32, "B", S),
-            port("context_pointers", INT64, L),
-            port("context_layout", INT64, CONTEXT_LAYOUT_SIZE),
-            port("page_table", INT32, "slots", "pages"),
-            port("slot_ids", INT32, "B"),
-            port("context_lengths", INT32, "B"),
-        ),
-        outputs=(port("hidden", COMPUTE, "B", S, H), *proposals),
+    block = (port("noise_embeds", COMPUTE, "B", S, H), port("positions", INT32, "B", S))
+    cache = (
+        port("context_pointers", INT64, L),
+        port("context_layout", INT64, CONTEXT_LAYOUT_SIZE),
+        port("page_table", INT32, "slots", "pages"),
+        port("slot_ids", INT32, "B"),
+        port("context_lengths", INT32, "B"),
     )
+    hidden = port("hidden", COMPUTE, "B", S, H)
+    if is_shard:
+        return {"context": context} | _segments(spec, block, cache, hidden)
+    draft = Graph(file="draft.onnx", inputs=(*block, *cache), outputs=(hidden, *proposals))
     return {"context": context, "draft": draft}
+
+
+def _segments(
+    spec: PartialDraftSpec, block: tuple[Port, ...], cache: tuple[Port, ...], hidden: Port
+) -> dict[str, Graph]:
+    """By segment i: residual.i, partial.i [B, S, H] in, of which the ranks have added up partial.i, and i + 1 out.
+
+    Even ones read the context, and rope [B, S, D] that the first, which takes the block, computes.
+    """
+    rope = Port(name="rope", dtype=FLOAT, shape=("B", spec.block_size, spec.head_dim))
+    segments, last = dict[str, Graph](), num_segments(spec.num_layers) - 1
+    for i in range(last + 1):
+        before, after = (
+            tuple(msgspec.structs.replace(hidden, name=name) for name in stream_names(at)) for at in (i, i + 1)
+        )
+        inputs, outputs = before, after
+        if i == 0:
+            inputs, outputs = (*block, *cache), (*after, rope)
+        elif i == last:
+            outputs = (hidden,)
+        elif i % 2 == 0:
+            inputs = (*before, rope, *cache)
+        name = segment_name(i)
+        segments[name] = Graph(file=f"{name}.onnx", inputs=inputs, outputs=outputs)
+    return segments
+
+
+def stream_names(segment: int) -> tuple[str, str]:
+    """The values that a segment takes: the residual stream, and what its ranks have added up."""
+    return f"residual.{segment}", f"partial.{segment}"

@@ -14,7 +14,7 @@ from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.checkpoint.weights import SINGLE
-from dflash_trt.engine.graphs import Graph, graph_signatures
+from dflash_trt.engine.graphs import Graph, Shard, graph_signatures
 from dflash_trt.engine.plan import GRAPHS, Plan, PlanOptions
 from dflash_trt.errors import EngineError, cut, shown
 from dflash_trt.files.json_file import SchemaVersion, read_json
@@ -72,6 +72,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What TensorRT plans of this directory are to serve; None while nobody has asked for plans."""
     plans: dict[str, Plan] = {}
     """By graph; none in a directory for ONNX Runtime only."""
+    num_ranks: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """Ranks whose shards lie in directories of their own below this one; `draft` is whole."""
+    shard: Shard | None = None
+    """Where this directory is that of a rank; `draft` then has the rank's heads and MLP channels."""
 
     def encode(self) -> bytes:
         """JSON, indented, the same bytes for the same facts."""
@@ -95,9 +99,6 @@ def read_manifest(directory: Path) -> Manifest:
             hint = f"it was built by a newer dflash-trt than {__version__}: install that one"
         raise EngineError(f"{file}: schema_version: expected {SCHEMA_VERSION}, found {version}", hint=hint)
     manifest = read_json(file, Manifest, EngineError, what=what, hint=rebuild)
-    if set(manifest.graphs) != set(GRAPHS):
-        found = cut(", ".join(sorted(manifest.graphs))) or "none"
-        raise EngineError(f"{file}: graphs: expected {' and '.join(GRAPHS)}, found {found}", hint=rebuild)
     _check_graphs(file, manifest, rebuild)
     graphs = {graph.file for graph in manifest.graphs.values()}
     relied_on = {SINGLE} | graphs | {plan.file for plan in manifest.plans.values()}
@@ -108,14 +109,35 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
+def read_shard(directory: Path, whole: Manifest, rank: int) -> tuple[Path, Manifest]:
+    """The directory and the manifest of a rank of the engine in `directory`, whose manifest is `whole`.
+
+    Raises as `read_manifest` does, and EngineError where another rank's, or another engine's, is in its place.
+    """
+    expected = Shard(rank=rank, ranks=whole.num_ranks)
+    place = directory / expected.directory
+    manifest = read_manifest(place)
+    rebuild = f"dflash-trt build DRAFT --target TARGET --tp {whole.num_ranks} -o DIR --force"
+    if manifest.shard != expected:
+        raise EngineError(f"{place}: expected the heads of {expected}, found {manifest.shard or 'all'}", hint=rebuild)
+    if (manifest.source, manifest.target_source) != (whole.source, whole.target_source):
+        raise EngineError(f"{place}: expected a shard of the engine in {directory}, found one of another", hint=rebuild)
+    return place, manifest
+
+
 def _check_graphs(file: Path, manifest: Manifest, rebuild: str) -> None:
     """Who calls the graphs relies on their signature, so it must be the one that this version writes."""
-    signatures = graph_signatures(manifest.draft, fp8_cache=manifest.quantization.fp8_kv_cache)
+    fp8_cache, is_shard = manifest.quantization.fp8_kv_cache, manifest.shard is not None
+    signatures = graph_signatures(manifest.draft, fp8_cache=fp8_cache, is_shard=is_shard)
+    if set(manifest.graphs) != set(signatures):
+        found = cut(", ".join(sorted(manifest.graphs))) or "none"
+        names = f"those of {manifest.draft.num_layers} layers in segments" if is_shard else " and ".join(GRAPHS)
+        raise EngineError(f"{file}: graphs: expected {names}, found {found}", hint=rebuild)
     for name, expected in signatures.items():
-        if (found := manifest.graphs[name]) != expected:
+        if (graph := manifest.graphs[name]) != expected:
             raise EngineError(
                 f"{file}: graphs.{name}: expected {msgspec.json.encode(expected).decode()} (from its draft),"
-                f" found {msgspec.json.encode(found).decode()}",
+                f" found {msgspec.json.encode(graph).decode()}",
                 hint=rebuild,
             )
 

@@ -18,7 +18,6 @@ Version = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}\.[0-9]{1,9}(\.[0-9A-
 Compatibility = Literal["none", "same_compute_capability", "ampere_plus"]
 DEFAULT_WORKSPACE_BYTES = 4 * 2**30
 GRAPHS = ("context", "draft")
-PLUGIN_GRAPH = "draft"  # the one with attention nodes
 # The first GPUs whose tensor cores read a number format (TensorRT support matrix).
 LOWEST_SM = {"FP8": (8, 9), "FP4": (10, 0)}
 

@@ -43,8 +43,8 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
     for i in range(len(spec.layers)):
         layer = f"layers.{i}"
         h = rms_norm(g, hidden, f"{layer}.input_layernorm", spec.rms_norm_eps)
-        attention = partial(_attention, g, rope=rope, context=context, draft=draft, i=i)
-        h = convolved(g, h, f"{layer}.{CONVOLVED['self_attn']}", spec, attention)
+        mixed = partial(attention, g, rope=rope, context=context, draft=draft, i=i)
+        h = convolved(g, h, f"{layer}.{CONVOLVED['self_attn']}", spec, mixed)
         hidden = g.op("Add", hidden, h)
         h = rms_norm(g, hidden, f"{layer}.post_attention_layernorm", spec.rms_norm_eps)
         mlp = partial(swiglu, g, mlp=f"{layer}.mlp", width=spec.intermediate_size)
@@ -97,7 +97,7 @@ def output_name(layer: int) -> str:
     return f"layers.{layer}/output"
 
 
-def _attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: DraftCheckpoint, i: int) -> str:
+def attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: DraftCheckpoint, i: int) -> str:
     """Block attention of layer `i` over [context rows < context_length | block], h [B*S, H] -> [B*S, H].
 
     The node's inputs: qkv [B, S, (N + 2G)*D] as the GEMM gives it, query heads, key heads, value heads (before norm and
@@ -106,13 +106,13 @@ def _attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dr
     """
     spec = draft.spec
     S, N, G, D = spec.block_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-    attention = f"layers.{i}.self_attn"
-    with g.scope(attention):
-        qkv = linear(g, h, *(f"{attention}.{x}_proj" for x in "qkv"))
+    module = f"layers.{i}.self_attn"
+    with g.scope(module):
+        qkv = linear(g, h, *(f"{module}.{x}_proj" for x in "qkv"))
         qkv = g.reshape(_scaled_values(g, _in_order(g, qkv, spec), spec), [-1, S, (N + 2 * G) * D])
-        norms = [gathered(g, g.weight(f"{attention}.{x}_norm.weight"), rotary_order(spec)) for x in "qk"]
+        norms = [gathered(g, g.weight(f"{module}.{x}_norm.weight"), rotary_order(spec)) for x in "qk"]
         layer = spec.layers[i]
-        sinks = [g.op("Cast", g.stored([f"{attention}.sinks"]), to=TensorProto.FLOAT)] if layer.sinks else []
+        sinks = [g.op("Cast", g.stored([f"{module}.sinks"]), to=TensorProto.FLOAT)] if layer.sinks else []
         mixed = g.op(
             ATTENTION,
             *(qkv, *norms, rope, *context, *sinks),
@@ -133,8 +133,8 @@ def _attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dr
         )
         mixed = g.reshape(mixed, [-1, N * D])
         if spec.attention_gate is not None:
-            mixed = _gate(g, mixed, linear(g, h, f"{attention}.g_proj"), spec)
-        return linear(g, mixed, f"{attention}.o_proj")
+            mixed = _gate(g, mixed, linear(g, h, f"{module}.g_proj"), spec)
+        return linear(g, mixed, f"{module}.o_proj")
 
 
 def _in_order(g: GraphBuilder, qkv: str, spec: DraftSpec) -> str:

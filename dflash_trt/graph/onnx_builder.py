@@ -33,14 +33,15 @@ STORED_TYPES = {
 class GraphBuilder:
     """Collects the nodes and initializers of one graph, whose inputs and outputs its signature declares."""
 
-    def __init__(self, name: str, draft: DraftCheckpoint) -> None:
+    def __init__(self, name: str, draft: DraftCheckpoint, *, is_shard: bool = False) -> None:
         self.draft = draft
         self.weights = draft.weights
         self._name = name
         self._scope: list[str] = []
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, TensorProto] = {}
-        self._signature = graph_signatures(draft.spec, fp8_cache=draft.quantization.fp8_kv_cache)[name]
+        fp8_cache = draft.quantization.fp8_kv_cache
+        self._signature = graph_signatures(draft.spec, fp8_cache=fp8_cache, is_shard=is_shard)[name]
         self._used: list[str] = []
         self._uses: dict[str, int] = {}
 

@@ -29,8 +29,8 @@ BACKENDS = {DENSE_BACKEND: False, POOL_BACKEND: True, "AUTO": True}
 def declare_pool(draft_config: Any, spec: DraftSpec) -> None:
     """Makes TensorRT-LLM's ModelConfig of the draft describe the rows that every rank keeps.
 
-    The manager divides KV heads among the ranks, and our drafter has all of them on each. One pool holds all layers
-    only if no layer has a window: windows are in the plans.
+    The manager divides KV heads among the ranks, and `spec` has those of one: all, or its share. One pool holds all
+    layers only if no layer has a window: windows are in the plans.
     """
     config, mapping = draft_config.pretrained_config, draft_config.mapping
     ranks = 1 if mapping.enable_attention_dp else mapping.tp_size

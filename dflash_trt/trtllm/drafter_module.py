@@ -61,7 +61,7 @@ class EngineDrafter(nn.Module):
         # The worker asks whether these two exist, and what dtype the cache should have; the context graph holds both.
         self.fc = nn.Linear(1, 1, bias=False, dtype=executor.cache_dtype)
         self.hidden_norm = nn.Identity()
-        # Whole heads on every rank: the graphs are not sharded.
+        # This rank's: all, unless ranks share the drafter.
         self._num_attn_layers = len(spec.layers)
         self._num_heads = spec.num_attention_heads
         self._num_kv_heads = spec.num_key_value_heads

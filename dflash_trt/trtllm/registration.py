@@ -26,8 +26,9 @@ def register() -> WorkerVersion:
 def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model: Any) -> Any:
     """The drafter of the engine directory that `speculative_model` names; its plans are loaded with the weights.
 
-    Raises EngineError when that is no engine directory or has no plans, when these were built for another GPU or
-    TensorRT than are here, for an attention backend whose cache our plans do not read, and for plans whose cache has a
+    Of an engine that ranks share, it is this rank's part. Raises EngineError when that is no engine directory, is
+    shared by other ranks than there are, or has no plans, when these were built for another GPU or TensorRT than are
+    here, for an attention backend whose cache our plans do not read, and for plans whose cache has a
     dtype of its own: the worker casts taps to the cache's.
     """
     from dflash_trt.drafter.launcher import CurrentStreamLauncher
@@ -35,6 +36,7 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
     from dflash_trt.trtllm.context_pool import BACKENDS, declare_pool
     from dflash_trt.trtllm.dflash2_drafter import DFlash2EngineDrafter
     from dflash_trt.trtllm.drafter_module import EngineDrafter
+    from dflash_trt.trtllm.rank_engine import all_reduce, rank_engine
 
     spec_config = model_config.spec_config
     if spec_config.attention_backend not in BACKENDS:
@@ -65,14 +67,17 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
         )
     if (stages := model_config.mapping.pp_size) > 1:
         raise EngineError(
-            f"engine mode: expected pipeline_parallel_size 1, found {stages}: its drafter is whole on"
-            " every rank, and taps come from all layers",
+            f"engine mode: expected pipeline_parallel_size 1, found {stages}: its drafter is on every"
+            " rank, and taps come from all layers",
             hint="set tensor_parallel_size to the number of GPUs, or serve the target without a drafter",
         )
-    in_pool = BACKENDS[spec_config.attention_backend]
+    in_pool, mapping = BACKENDS[spec_config.attention_backend], model_config.mapping
+    place, manifest = rank_engine(directory, manifest, mapping)
+    draft = manifest.draft
     if in_pool:
-        declare_pool(draft_config, manifest.draft)
-    executor = TensorRTExecutor(directory, manifest, CurrentStreamLauncher())
+        declare_pool(draft_config, draft)
+    shared = None if manifest.shard is None else all_reduce(mapping)
+    executor = TensorRTExecutor(place, manifest, CurrentStreamLauncher(), shared)
     executor.check()  # now, and not when the target's weights have been read
     if draft.candidate_selector is not None:
         return DFlash2EngineDrafter(draft_config, draft, executor, directory, in_pool=in_pool)

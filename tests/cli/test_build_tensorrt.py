@@ -83,6 +83,23 @@ def test_in_one_go_or_later(engine: Path, recorder: Recorder, capsys: pytest.Cap
     assert read_manifest(engine).plan_options == PlanOptions(max_batch_size=2, max_seq_len=65, max_num_tokens=16)
 
 
+def test_shards_of_ranks(engine: Path, recorder: Recorder) -> None:
+    """Plans are the ranks', of both; the whole drafter stays for ONNX Runtime."""
+    build_engine(engine, *TENSORRT, *SMALL, "--tp", 2)
+    files = built(recorder)
+    assert sorted(set(files)) == ["context.onnx", *(f"draft.{i}.onnx" for i in range(5))]
+    assert len(files) == 2 * len(set(files))
+    whole, plans = read_manifest(engine), read_manifest(engine / "rank1").plans
+    assert (whole.num_ranks, whole.plans) == (2, {})
+    assert [bool(plan.plugin_sha256) for _, plan in sorted(plans.items())] == [False, True, False, True, False, False]
+    run_here("build", "--plans-for", engine)
+    assert built(recorder) == []
+    build_engine(engine, *TENSORRT, "--force", "--tp", 2)
+    assert built(recorder) == []
+    run_here("generate", engine, "--target", TARGET, "--max-tokens", "4", "--device", "cpu", "text")
+    assert "--tp cannot be used" in run("build", "--plans-for", engine, "--tp", 2).stderr
+
+
 def test_force_keeps_the_plans_of_what_did_not_change(engine: Path, recorder: Recorder) -> None:
     build_engine(engine, *TENSORRT, *SMALL)
     built(recorder)

@@ -183,12 +183,14 @@ def _deserialize(recorder: Recorder, runtime: Any, serialized: bytes) -> Any:
 
 def _attention_attributes(directory: Path) -> list[dict[str, Any]]:
     """By layer. The scales are an FP8 cache's: codes times scale are what the CPU lowering computes."""
-    nodes = onnx.load(directory / "draft.onnx", load_external_data=False).graph.node
-    return [
+    files = directory.glob("draft*.onnx")  # one, or the segments of a rank
+    found = [
         {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        for node in nodes
+        for file in files
+        for node in onnx.load(file, load_external_data=False).graph.node
         if node.op_type == ATTENTION
     ]
+    return sorted(found, key=lambda attributes: int(attributes["layer"]))
 
 
 def _create_context(recorder: Recorder, engine: Any, strategy: Any) -> Any:
@@ -218,7 +220,10 @@ def _set_address(recorder: Recorder, context: Any, name: str, memory: int) -> bo
 
 
 INTEGERS = {TensorProto.INT32: np.int32, TensorProto.INT64: np.int64}
-BYTES = {TensorProto.BFLOAT16: 2, TensorProto.FLOAT8E4M3FN: 1, TensorProto.INT32: 4, TensorProto.INT64: 8}
+BYTES = {
+    TensorProto.BFLOAT16: 2, TensorProto.FLOAT: 4, TensorProto.FLOAT8E4M3FN: 1, TensorProto.INT32: 4,
+    TensorProto.INT64: 8,
+}  # fmt: skip
 
 
 def _execute(recorder: Recorder, context: Any, stream_handle: int) -> bool:

@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from dflash_trt.builder.engine_directory import build_engine, describe_source
 from dflash_trt.builder.tensorrt.add_plans import add_plans
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.drafter.drafter import Drafter
+from dflash_trt.drafter.executor import AllReduce
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.drafter.tensorrt_executor import TensorRTExecutor
 from dflash_trt.engine.manifest import Manifest, read_manifest
@@ -20,10 +24,11 @@ from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.drafter_module import EngineDrafter
+from dflash_trt.trtllm.rank_engine import rank_engine
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
 from tests.contract.recorder import VERSIONS
-from tests.engines import build
+from tests.featured import featured_draft
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
 from tests.trtllm.decoding import Decoding, Trace
@@ -40,10 +45,15 @@ class Setup(SimpleNamespace):
     session: Session
     drafter: Drafter
 
-    def worker(self, version: str | None = None, size: int = 32, *, pool_seed: int = 0) -> Worker:
-        """With a dense cache, or a pool in the layout of a version."""
-        spec = self.manifest.draft
-        executor = TensorRTExecutor(self.engine, self.manifest, HostLauncher())
+    def worker(
+        self, version: str | None = None, size: int = 32, *, pool_seed: int = 0, rank: int = 0,
+        all_reduce: AllReduce | None = None,
+    ) -> Worker:  # fmt: skip
+        """With a dense cache, or a pool in the layout of a version; of ranks that share the drafter, that of one."""
+        mapping = SimpleNamespace(enable_attention_dp=False, tp_size=self.manifest.num_ranks, tp_rank=rank)
+        place, manifest = rank_engine(self.engine, self.manifest, mapping)
+        spec = manifest.draft
+        executor = TensorRTExecutor(place, manifest, HostLauncher(), all_reduce)
         module = EngineDrafter(draft_config(spec), spec, executor, in_pool=version is not None)
         share(module, self.session.target)
         sizes = {"max_batch": BATCH, "max_ctx": CONTEXT, "num_drafts": spec.num_draft_tokens}
@@ -52,17 +62,25 @@ class Setup(SimpleNamespace):
         return PooledWorker(module, version=version, tokens_per_block=size, seed=pool_seed, **sizes)
 
 
-def build_with_plans(engine: Path) -> None:
-    """Writes the fixture's engine with plans of the recorded TensorRT, on a machine that pretends to have it."""
-    build(FIXTURES / f"{NAME}-dflash", engine, FIXTURES / NAME)
+def build_with_plans(engine: Path, num_ranks: int = 1) -> None:
+    """Writes the fixture's engine with plans of the recorded TensorRT, on a machine that pretends to have it.
+
+    For more ranks than it has KV heads, the draft gets as many, random ones.
+    """
+    draft = read_draft(FIXTURES / f"{NAME}-dflash")
+    if num_ranks > draft.spec.num_key_value_heads:
+        heads = {"num_attention_heads": 2 * num_ranks, "num_key_value_heads": num_ranks}
+        draft = featured_draft(draft.directory, engine.parent / "draft", heads)
+    source = describe_source(draft, NAME)
+    build_engine(draft, read_target(FIXTURES / NAME), engine, source=source, num_ranks=num_ranks)
     add_plans(engine, PlanOptions(max_batch_size=BATCH, max_seq_len=CONTEXT, max_num_tokens=24))
 
 
-def open_setup(engine: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+def open_setup(engine: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int = 1) -> Setup:
     """On a machine that pretends to have TensorRT from now on; builds the engine where it is not there."""
     pretend(monkeypatch, engine.parent, VERSIONS[-1])
     if not engine.exists():
-        build_with_plans(engine)
+        build_with_plans(engine, num_ranks)
     manifest = read_manifest(engine)
     session = open_session(engine, str(FIXTURES / NAME), RuntimeOptions(max_batch_size=BATCH))
     return Setup(

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.drafter import launcher
 from dflash_trt.drafter.executor import DraftInputs, Executor
 from dflash_trt.drafter.onnx_executor import OnnxExecutor
-from dflash_trt.drafter.open import open_drafter
+from dflash_trt.drafter.open import choose_executor, open_drafter
 from dflash_trt.drafter.tensorrt_executor import TensorRTExecutor
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.plan import PlanOptions
@@ -26,6 +28,7 @@ from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.contract import contract_data
 from dflash_trt.trtllm.drafter_module import EngineDrafter
+from dflash_trt.trtllm.rank_engine import DISTRIBUTED
 from dflash_trt.trtllm.registration import build_draft_model
 from tests.checkpoint.dialect_samples import write_dspark
 from tests.contract.launcher import HostLauncher
@@ -37,6 +40,7 @@ from tests.featured import build_featured, featured_draft
 from tests.fixtures_data import PAIRS, prompts
 from tests.paths import FIXTURES
 from tests.trtllm.decoding import Decoding, Trace, decode
+from tests.trtllm.pool_schedule import build_with_plans
 from tests.trtllm.worker import Worker, draft_config, share
 
 STEPS = 8
@@ -246,6 +250,49 @@ def test_pipeline_stages_are_refused(tmp_path: Path) -> None:
         build_draft_model(model_config, None, None, None)
     assert refused.value.hint is not None
     assert "tensor_parallel_size" in refused.value.hint
+
+
+class AllReduce:
+    """TensorRT-LLM's, with as many ranks that have the same."""
+
+    def __init__(self, mapping: SimpleNamespace) -> None:
+        self._ranks = mapping.tp_size
+
+    def __call__(self, partial: torch.Tensor) -> torch.Tensor:
+        assert partial.ndim == 2
+        return self._ranks * partial
+
+
+def test_each_rank_has_its_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an engine that ranks share, with TensorRT-LLM's all-reduce; others than those are refused."""
+    monkeypatch.setattr(launcher, "CurrentStreamLauncher", HostLauncher)
+    monkeypatch.setitem(sys.modules, DISTRIBUTED, SimpleNamespace(AllReduce=AllReduce))
+    pretend(monkeypatch, tmp_path, VERSIONS[-1])
+    engine = tmp_path / "engine"
+    build_with_plans(engine, 2)
+    spec_config = SimpleNamespace(attention_backend="TRTLLM", speculative_model=str(engine))
+
+    def drafter(tp_size: int = 2, tp_rank: int = 1, *, dp: bool = False) -> Any:
+        mapping = SimpleNamespace(pp_size=1, tp_size=tp_size, tp_rank=tp_rank, enable_attention_dp=dp)
+        draft_config = SimpleNamespace(pretrained_config=SimpleNamespace(), mapping=mapping)
+        model_config = SimpleNamespace(spec_config=spec_config, mapping=mapping)
+        return build_draft_model(model_config, draft_config, None, None)
+
+    second = drafter()
+    assert (second._num_heads, second._num_kv_heads) == (2, 1)
+    assert second.config.num_key_value_heads == 2  # the manager divides them among the ranks
+    assert second._executor._directory == engine / "rank1"
+    partial = torch.ones(3, 4, 5)
+    second._executor._all_reduce(partial)
+    assert torch.equal(partial, torch.full((3, 4, 5), 2.0))
+    with pytest.raises(EngineError, match="found one shared by 2") as refused:
+        drafter(tp_size=4)
+    assert "--tp 4" in str(refused.value.hint)
+    with pytest.raises(EngineError, match="expected a whole drafter for attention by data parallelism"):
+        drafter(dp=True)
+    with pytest.raises(EngineError, match="rank1: expected a whole drafter, found rank 1 of 2") as refused:
+        choose_executor(engine / "rank1", read_manifest(engine / "rank1"))
+    assert str(refused.value.hint).endswith(str(engine))
 
 
 def test_a_draft_with_its_own_head_is_refused(tmp_path: Path) -> None:

@@ -59,6 +59,19 @@ def test_ranks_with_pools_of_their_own(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(pooled == dense == ranks[0][1] for pooled, dense in ranks)
 
 
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(8, marks=pytest.mark.full)])
+def test_ranks_that_share_the_drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> None:
+    """Each has its heads in a pool of its own, V1 or V2; together they propose what one with all heads does."""
+    open_setup(tmp_path / "engine", monkeypatch, num_ranks)
+    script = [sys.executable, "-m", "tests.trtllm.shared_rank_script", str(tmp_path / "engine")]
+    result = run([*MPIEXEC, str(num_ranks), *script])
+    assert result.returncode == 0, result.stderr
+    ranks = json.loads(result.stdout)
+    assert len(ranks) == num_ranks
+    assert len(ranks[0][0]) > 10
+    assert all(drafts == expected == ranks[0][1] for drafts, expected in ranks)
+
+
 @pytest.mark.parametrize("command", ["trtllm-serve", "dynamo.trtllm"])
 def test_spawned_ranks_register_the_drafter(tmp_path: Path, command: str) -> None:
     """mpi4py imports the main module into the ranks it spawns; with the console script alone they would not know us."""

@@ -17,8 +17,9 @@ from dflash_trt.builder.tensorrt.profiles import profiles
 from dflash_trt.builder.tensorrt.reuse import link
 from dflash_trt.builder.tensorrt.timing_cache import TimingCache
 from dflash_trt.engine import machine, tensorrt_api
-from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, sha256
-from dflash_trt.engine.plan import PLUGIN_GRAPH, Plan, PlanOptions, check_precision, is_served
+from dflash_trt.engine.graphs import shards
+from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_shard, sha256
+from dflash_trt.engine.plan import Plan, PlanOptions, check_precision, is_served
 from dflash_trt.engine.plugin_library import plugin_library
 from dflash_trt.files.write import OutputKind, new_directory, new_file
 
@@ -26,8 +27,10 @@ from dflash_trt.files.write import OutputKind, new_directory, new_file
 def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache: TimingCache | None = None) -> Manifest:
     """Builds the plans of `directory` for this GPU and returns the manifest; plans that are still right stay.
 
-    Raises MissingDependencyError without TensorRT, GPU or plugin, BuildError when the GPU lacks the graphs' precision
-    or TensorRT refuses one; the directory then serves ONNX Runtime as before, and keeps `options` for the next try.
+    Where ranks share the drafter, theirs are built in their place, all of them here: those of a graph differ in
+    weights only. Raises MissingDependencyError without TensorRT, GPU or plugin, BuildError when the GPU lacks the
+    graphs' precision or TensorRT refuses one; the directory then serves ONNX Runtime as before, and keeps `options` for
+    the next try.
     """
     manifest = read_manifest(directory)
     options = options or manifest.plan_options or PlanOptions()
@@ -36,6 +39,11 @@ def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache:
     if options != manifest.plan_options:
         manifest = msgspec.structs.replace(manifest, plan_options=options)
         _write_manifest(directory, manifest)
+    if manifest.num_ranks > 1:
+        for shard in shards(manifest.num_ranks):
+            place, _ = read_shard(directory, manifest, shard.rank)
+            add_plans(place, options, timing_cache)
+        return manifest
     trt, gpu, plugin = tensorrt_api.load_tensorrt(), machine.gpu(), plugin_library()
     check_precision(algorithms, options.hardware_compatibility, gpu.sm)
     wanted = {
@@ -84,7 +92,7 @@ def _wanted(
         tensorrt=tensorrt,
         gpu=gpu.name,
         compute_capability=gpu.compute_capability,
-        plugin_sha256=plugin_sha256 if name == PLUGIN_GRAPH else None,
+        plugin_sha256=plugin_sha256 if graph.reads_context else None,
         workspace_bytes=options.workspace_bytes,
         hardware_compatibility=options.hardware_compatibility,
         version_compatible=options.version_compatible,

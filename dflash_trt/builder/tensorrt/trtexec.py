@@ -9,7 +9,7 @@ from pathlib import Path
 from dflash_trt.builder.tensorrt.profiles import profiles, shapes
 from dflash_trt.builder.tensorrt.timing_cache import TimingCache
 from dflash_trt.engine.graphs import Graph
-from dflash_trt.engine.plan import PLUGIN_GRAPH, PlanOptions, Profile
+from dflash_trt.engine.plan import PlanOptions, Profile
 from dflash_trt.engine.plugin_library import installed_library, plugin_library
 from dflash_trt.errors import MissingDependencyError
 from dflash_trt.files.command import command_line
@@ -42,7 +42,7 @@ def _words(
         yield f"--hardwareCompatibilityLevel={HARDWARE_LEVELS[options.hardware_compatibility]}"
     if options.version_compatible:
         yield "--versionCompatible"
-    if stem.name == PLUGIN_GRAPH:
+    if graph.reads_context:
         yield f"--dynamicPlugins={_library_path()}"  # registers it, which the parser needs
         if options.version_compatible:
             yield f"--setPluginsToSerialize={_library_path()}"  # only embeds it

@@ -54,13 +54,15 @@ def _take_caches(graph: onnx.GraphProto) -> None:
     """
     replaced = {"context_pointers": "k_cache", "context_layout": "v_cache"}
     attributes = [{a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == ATTENTION]
+    pointers = (value.type.tensor_type for value in graph.input if value.name == "context_pointers")
+    num_layers = next((value.shape.dim[0].dim_value for value in pointers), 0)
     inputs = [value for value in graph.input if value.name != "page_table"]
     for value in inputs:
         if value.name == "slot_ids":
             value.type.tensor_type.ClearField("shape")
         elif value.name in replaced:
             heads, width = attributes[0]["num_kv_heads"], attributes[0]["head_dim"]
-            shape = ("P", len(attributes), "R", heads, width)
+            shape = ("P", num_layers, "R", heads, width)
             value.CopyFrom(helper.make_tensor_value_info(replaced[value.name], TensorProto.FLOAT, shape))
     del graph.input[:]
     graph.input.extend(inputs)

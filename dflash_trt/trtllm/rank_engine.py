@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which part of an engine a rank of TensorRT-LLM runs, and how ranks that share a drafter add up what they have.
+
+With TensorRT-LLM's own all-reduce, which its target's layers use in the same captured graphs: for blocks of a few rows
+it has kernels that are faster than NCCL's (`AllReduce` of _torch/distributed/ops.py at 0071496dc625; read, not run).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dflash_trt.drafter.executor import AllReduce
+from dflash_trt.engine.manifest import Manifest, read_shard
+from dflash_trt.errors import EngineError
+from dflash_trt.files.command import quoted
+
+DISTRIBUTED = "tensorrt_llm._torch.distributed"
+
+
+def rank_engine(directory: Path, whole: Manifest, mapping: Any) -> tuple[Path, Manifest]:
+    """Directory and manifest of what the rank of `mapping` runs: the whole drafter, or its shard.
+
+    Raises EngineError for shards of another number of ranks, or where ranks have other requests than each other.
+    """
+    if whole.num_ranks == 1:
+        return directory, whole
+    if mapping.enable_attention_dp:
+        raise EngineError(
+            f"{directory}: expected a whole drafter for attention by data parallelism, whose ranks have requests of"
+            f" their own, found one shared by {whole.num_ranks} ranks",
+            hint="build without --tp",
+        )
+    if mapping.tp_size != whole.num_ranks:
+        raise EngineError(
+            f"{directory}: expected a drafter shared by {mapping.tp_size} ranks (tensor_parallel_size), found one"
+            f" shared by {whole.num_ranks}",
+            hint=f"dflash-trt build DRAFT --target TARGET --tp {mapping.tp_size} -o {quoted(directory)} --force",
+        )
+    return read_shard(directory, whole, mapping.tp_rank)
+
+
+def all_reduce(mapping: Any) -> AllReduce:
+    """That of TensorRT-LLM among the ranks of `mapping`."""
+    module = import_module(DISTRIBUTED).AllReduce(mapping=mapping)
+
+    def add_up(partial: Tensor) -> None:
+        partial.copy_(module(partial.flatten(0, -2)).view_as(partial))
+
+    return add_up
