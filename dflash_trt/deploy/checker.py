@@ -27,7 +27,7 @@ from dflash_trt.files.command import quoted
 from dflash_trt.files.read import is_directory, read_text
 from dflash_trt.files.strict_yaml import MAX_BYTES, yaml_document
 
-RULES = {"trtllm": trtllm_rules.RULES, "vllm": vllm_rules.RULES, "sglang": sglang_rules.RULES}
+RULES = {"trtllm": trtllm_rules, "vllm": vllm_rules, "sglang": sglang_rules}
 DEPLOYMENT_KEYS = {"target", "draft"}  # no runtime has both on its top level
 DRAFT_KEYS = {
     "trtllm": "speculative_config.speculative_model",
@@ -41,7 +41,8 @@ def check(config: CheckedConfig) -> list[Finding]:
     document, findings = coerce(config.schema, config.document)
     config = msgspec.structs.replace(config, document=document)
     findings += check_schema(config.schema, document)
-    for rule in (remote_code, *RULES[config.schema.runtime]):
+    rules = RULES[config.schema.runtime]
+    for rule in (remote_code, *rules.RULES, *(rules.DFLASH_RULES if rules.is_dflash(config) else ())):
         findings += rule(config)
     return findings
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -105,6 +106,17 @@ def check_token_budget(
     )
 
 
-def quantized_modules(config: CheckedConfig, names: list[str]) -> list[str]:
-    """Those of the drafter's modules called `names` that are quantised."""
-    return [module for module in config.algorithms if module.rpartition(".")[2] in names]
+def check_ranks(config: CheckedConfig, key: str, *others: str) -> Iterator[Finding]:
+    """The ranks of all kinds of parallelism, the keys of which are multiplied, against the GPUs."""
+    rest = math.prod(config.number(other) or 1 for other in others)
+    ranks = (config.number(key) or 1) * rest
+    if config.gpus is not None and ranks > config.gpus.count:
+        most = f"at most the {config.gpus.count} GPUs of {config.gpus}"
+        yield error("parallelism", key, most, f"{ranks} ranks", f"set it to {config.gpus.count // rest or 1}")
+
+
+def quantized_context(config: CheckedConfig) -> tuple[list[str], str]:
+    """The drafter's modules that must not be quantised, and those that are, in words; "" where none is."""
+    names: list[str] = config.schema.rules["quantized_context"]["modules"]
+    modules = [module for module in config.algorithms if module.rpartition(".")[2] in names]
+    return names, f"{modules[0]} and {len(modules) - 1} more in {config.algorithms[modules[0]]}" if modules else ""

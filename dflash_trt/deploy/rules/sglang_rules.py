@@ -6,7 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.rules.checked_config import CheckedConfig, Rule, check_draft_tokens, error, unchecked, warning
+from dflash_trt.deploy.rules.checked_config import (
+    CheckedConfig,
+    Rule,
+    check_draft_tokens,
+    check_ranks,
+    error,
+    unchecked,
+    warning,
+)
 from dflash_trt.deploy.rules.memory_rules import check_memory
 
 WINDOW = "speculative_num_draft_tokens"
@@ -16,6 +24,11 @@ DRAFT_WINDOW = "speculative_draft_window_size"
 
 def _algorithm(config: CheckedConfig) -> str:
     return str(config.document.get("speculative_algorithm") or "").upper()
+
+
+def is_dflash(config: CheckedConfig) -> bool:
+    """Whether the configuration decodes with DFlash."""
+    return _algorithm(config) == "DFLASH"
 
 
 def _verify_window(config: CheckedConfig) -> int | None:
@@ -31,8 +44,6 @@ def required(config: CheckedConfig) -> Iterator[Finding]:
 
 def verify_window(config: CheckedConfig) -> Iterator[Finding]:
     """Two names of one number, and the block it must fit."""
-    if _algorithm(config) != "DFLASH":
-        return
     window, block = config.number(WINDOW), config.number(BLOCK)
     if window is not None and block is not None and window != block:
         yield error("verify-window", BLOCK, f"{window}, as {WINDOW}", block, "give one of the two")
@@ -48,25 +59,18 @@ def verify_window(config: CheckedConfig) -> Iterator[Finding]:
 def pipeline(config: CheckedConfig) -> Iterator[Finding]:
     """DFlash runs without pipeline parallelism."""
     stages = config.number("pp_size") or 1
-    if _algorithm(config) == "DFLASH" and stages != 1:
+    if stages != 1:
         yield error("parallelism", "pp_size", "1 with DFLASH", stages, "set it to 1")
 
 
 def gpu_count(config: CheckedConfig) -> Iterator[Finding]:
     """Ranks and GPUs."""
-    tensor, pipeline_size = config.number("tp_size") or 1, config.number("pp_size") or 1
-    replicas = config.number("dp_size") or 1
-    if config.gpus is not None and tensor * pipeline_size * replicas > config.gpus.count:
-        yield error(
-            "parallelism", "tp_size", f"at most the {config.gpus.count} GPUs of {config.gpus}",
-            f"{tensor * pipeline_size * replicas} ranks",
-            f"set it to {config.gpus.count // (pipeline_size * replicas) or 1}",
-        )  # fmt: skip
+    yield from check_ranks(config, "tp_size", "pp_size", "dp_size")
 
 
 def dp_attention(config: CheckedConfig) -> Iterator[Finding]:
     """Greedy projection borrows the target's head, which every attention rank must hold."""
-    if _algorithm(config) != "DFLASH" or (config.number("attn_dp_size") or 1) == 1:
+    if (config.number("attn_dp_size") or 1) == 1:
         return
     if config.setting("enable_dp_lm_head") is not True:
         yield error("dp-attention", "enable_dp_lm_head", "true with attn_dp_size > 1", "false", "add the argument")
@@ -86,7 +90,7 @@ def draft_window(config: CheckedConfig) -> Iterator[Finding]:
 def running_requests(config: CheckedConfig) -> Iterator[Finding]:
     """SGLang cuts an unset limit down, which makes a comparison with another method unfair."""
     rule = config.schema.rules["max_running_requests"]
-    if _algorithm(config) == "DFLASH" and config.number("max_running_requests") is None:
+    if config.number("max_running_requests") is None:
         default = rule["default_with_dflash"]
         yield warning(
             "running-requests", "max_running_requests", "a number", f"none: SGLang takes {default} with DFLASH",
@@ -94,19 +98,6 @@ def running_requests(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def memory(config: CheckedConfig) -> Iterator[Finding]:
-    """What fits the GPU."""
-    if _algorithm(config) == "DFLASH":
-        yield from check_memory(config)
-
-
-RULES: tuple[Rule, ...] = (
-    required,
-    verify_window,
-    pipeline,
-    gpu_count,
-    dp_attention,
-    draft_window,
-    running_requests,
-    memory,
-)
+RULES: tuple[Rule, ...] = (required, gpu_count, draft_window)
+DFLASH_RULES: tuple[Rule, ...] = (verify_window, pipeline, dp_attention, running_requests, check_memory)
+"""Of configurations that decode with DFlash."""

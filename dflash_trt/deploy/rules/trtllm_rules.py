@@ -12,9 +12,10 @@ from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,
     check_draft_tokens,
+    check_ranks,
     check_token_budget,
     error,
-    quantized_modules,
+    quantized_context,
     unchecked,
     warning,
 )
@@ -39,16 +40,8 @@ def is_dflash(config: CheckedConfig) -> bool:
 
 def parallelism(config: CheckedConfig) -> Iterator[Finding]:
     """Ranks and GPUs."""
-    sizes = [config.number(f"{name}_parallel_size") for name in ("tensor", "pipeline", "context")]
-    tensor, pipeline, sequence = (size or 1 for size in sizes)
-    if config.gpus is not None and tensor * pipeline * sequence > config.gpus.count:
-        yield error(
-            "parallelism",
-            "tensor_parallel_size",
-            f"at most the {config.gpus.count} GPUs of {config.gpus}",
-            f"{tensor * pipeline * sequence} ranks",
-            f"set it to {config.gpus.count // (pipeline * sequence) or 1}",
-        )
+    yield from check_ranks(config, "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+    tensor = config.number("tensor_parallel_size") or 1
     expert, shared = config.number("moe_expert_parallel_size"), config.number("moe_tensor_parallel_size")
     if expert is not None and tensor % expert:
         yield error(
@@ -82,8 +75,6 @@ def cuda_graphs(config: CheckedConfig) -> Iterator[Finding]:
 
 def required(config: CheckedConfig) -> Iterator[Finding]:
     """Keys without which DFlash cannot start, or not as it should."""
-    if not is_dflash(config):
-        return
     for key in ("speculative_model", "max_draft_len"):
         if config.setting(f"{SPEC}.{key}") is None:
             what = "the draft checkpoint" if key == "speculative_model" else "K, the drafted tokens of a step"
@@ -97,14 +88,13 @@ def required(config: CheckedConfig) -> Iterator[Finding]:
 
 def draft_length(config: CheckedConfig) -> Iterator[Finding]:
     """K <= block_size - 1."""
-    if is_dflash(config):
-        yield from check_draft_tokens(config, f"{SPEC}.max_draft_len", config.number(f"{SPEC}.max_draft_len"))
+    yield from check_draft_tokens(config, f"{SPEC}.max_draft_len", config.number(f"{SPEC}.max_draft_len"))
 
 
 def draft_schedule(config: CheckedConfig) -> Iterator[Finding]:
     """Drafts by largest batch: K at first, never more; the class refuses it beside max_concurrency."""
     key = f"{SPEC}.draft_len_schedule"
-    schedule = (config.document.get(SPEC) or {}).get("draft_len_schedule") if is_dflash(config) else None
+    schedule = config.document[SPEC].get("draft_len_schedule")
     if not isinstance(schedule, dict) or not schedule:
         return
     most, batch = config.number(f"{SPEC}.max_draft_len"), config.number("max_batch_size")
@@ -140,8 +130,6 @@ def token_budget(config: CheckedConfig) -> Iterator[Finding]:
 
 def draft_attention(config: CheckedConfig) -> Iterator[Finding]:
     """Kernels that the GPU has."""
-    if not is_dflash(config):
-        return
     backend = config.setting(BACKEND)
     if config.mode == "engine":
         if backend not in ("TRTLLM", "VANILLA"):
@@ -183,7 +171,7 @@ def draft_attention(config: CheckedConfig) -> Iterator[Finding]:
 def prefix_reuse(config: CheckedConfig) -> Iterator[Finding]:
     """Reused prompt blocks never pass the target again, so that the drafter has no context rows for them."""
     reuse = config.setting("kv_cache_config.enable_block_reuse")
-    if not is_dflash(config) or reuse is not True:
+    if reuse is not True:
         return
     said = "true" if config.is_set("kv_cache_config.enable_block_reuse") else "true (its default)"
     rule = config.schema.rules["prefix_reuse"]
@@ -205,24 +193,19 @@ def prefix_reuse(config: CheckedConfig) -> Iterator[Finding]:
     yield make("prefix-reuse", "kv_cache_config.enable_block_reuse", "false: a hit starves the drafter", said, fix)
 
 
-def quantized_context(config: CheckedConfig) -> Iterator[Finding]:
+def context_projection(config: CheckedConfig) -> Iterator[Finding]:
     """The native drafter multiplies with the raw q, k, v and fc weights."""
-    if not is_dflash(config) or config.mode == "engine":
-        return
-    names = config.schema.rules["quantized_context"]["modules"]
-    if modules := quantized_modules(config, names):
+    names, quantized = quantized_context(config)
+    if quantized and config.mode == "native":
         yield error(
-            "quantized-context",
-            f"{SPEC}.speculative_model",
-            f"unquantised {', '.join(names)} in native mode",
-            f"{modules[0]} and {len(modules) - 1} more in {config.algorithms[modules[0]]}",
-            "quantise with --recipe nvfp4-native, or serve in engine mode",
-        )
+            "quantized-context", f"{SPEC}.speculative_model", f"unquantised {', '.join(names)} in native mode",
+            quantized, "quantise with --recipe nvfp4-native, or serve in engine mode",
+        )  # fmt: skip
 
 
 def mixed_precision(config: CheckedConfig) -> Iterator[Finding]:
     """Algorithms by layer are looked up as model.layers.N..., which a draft's own names, layers.N..., never match."""
-    if not is_dflash(config) or config.mode == "engine" or len(set(config.algorithms.values())) < 2:
+    if config.mode == "engine" or len(set(config.algorithms.values())) < 2:
         return
     yield error(
         "mixed-precision", f"{SPEC}.speculative_model", "one algorithm for all quantised layers in native mode: those"
@@ -235,7 +218,7 @@ def mixed_precision(config: CheckedConfig) -> Iterator[Finding]:
 def fp8_context(config: CheckedConfig) -> Iterator[Finding]:
     """The drafter's context is BF16, whatever the target's cache is; the pool's FP8 pages do not fit it."""
     is_fp8 = "fp8" in str(config.setting("kv_cache_config.dtype")).lower()
-    if is_dflash(config) and config.setting(BACKEND) == "TRTLLM" and is_fp8:
+    if config.setting(BACKEND) == "TRTLLM" and is_fp8:
         yield warning(
             "fp8-context", "kv_cache_config.dtype", "auto with TRTLLM attention: the draft's context is BF16, and in"
             " place of FP8 pages the worker may set aside an arena of its own (dflash.py @ 8d62b3e5)",
@@ -246,7 +229,7 @@ def fp8_context(config: CheckedConfig) -> Iterator[Finding]:
 def backbone(config: CheckedConfig) -> Iterator[Finding]:
     """config.json must lead to a dense Qwen3 backbone: architectures if registered, else model_type."""
     draft = config.draft
-    if not is_dflash(config) or config.mode == "engine" or draft is None or draft.spec.model_type is None:
+    if config.mode == "engine" or draft is None or draft.spec.model_type is None:
         return
     served = config.setting(f"{SPEC}.speculative_model")
     if served == converted_draft(draft):
@@ -273,7 +256,7 @@ def backbone(config: CheckedConfig) -> Iterator[Finding]:
 def engine_mode(config: CheckedConfig) -> Iterator[Finding]:
     """Engine mode stands in for the drafter of known releases: its interface is internal to TensorRT-LLM."""
     schema = config.schema
-    if is_dflash(config) and config.mode == "engine" and "engine_mode" not in schema.rules:
+    if config.mode == "engine" and "engine_mode" not in schema.rules:
         yield error(
             "engine-mode", f"{SPEC}.speculative_model", "a release whose drafter interface is known to engine mode",
             f"tensorrt_llm {schema.version}", "serve the draft checkpoint in native mode",
@@ -282,7 +265,7 @@ def engine_mode(config: CheckedConfig) -> Iterator[Finding]:
 
 def precision(config: CheckedConfig) -> Iterator[Finding]:
     """Our plans need tensor cores that read their weights."""
-    if not is_dflash(config) or config.mode != "engine" or config.gpus is None:
+    if config.mode != "engine" or config.gpus is None:
         return
     try:
         check_precision(set(config.algorithms.values()), "none", config.gpus.gpu.compute_capability)
@@ -293,7 +276,7 @@ def precision(config: CheckedConfig) -> Iterator[Finding]:
 def same_facts(config: CheckedConfig) -> Iterator[Finding]:
     """What the file repeats of the draft's config.json must be the same."""
     draft = config.draft
-    if not is_dflash(config) or draft is None:
+    if draft is None:
         return
     facts = {"mask_token_id": draft.spec.mask_token_id, "target_layer_ids": list(draft.spec.target_layer_ids)}
     for key, fact in facts.items():
@@ -312,7 +295,7 @@ def same_facts(config: CheckedConfig) -> Iterator[Finding]:
 def taps(config: CheckedConfig) -> Iterator[Finding]:
     """The taps of a draft that TensorRT-LLM has yet to download when it reads its arguments."""
     model = config.setting(f"{SPEC}.speculative_model")
-    if not is_dflash(config) or not isinstance(model, str) or not REPOSITORY_ID.fullmatch(model):
+    if not isinstance(model, str) or not REPOSITORY_ID.fullmatch(model):
         return
     if config.setting(f"{SPEC}.target_layer_ids") is None and not is_directory(model):
         known = "the draft's" if config.draft is None else list(config.draft.spec.target_layer_ids)
@@ -325,19 +308,13 @@ def taps(config: CheckedConfig) -> Iterator[Finding]:
 def draft_place(config: CheckedConfig) -> Iterator[Finding]:
     """A directory that is not here yet, or on another machine."""
     model = config.setting(f"{SPEC}.speculative_model")
-    if not is_dflash(config) or not isinstance(model, str) or not model or REPOSITORY_ID.fullmatch(model):
+    if not isinstance(model, str) or not model or REPOSITORY_ID.fullmatch(model):
         return
     if not Path(model).is_absolute() and not is_directory(model):
         yield unchecked(
             "draft-place", f"{SPEC}.speculative_model", f"{model}, looked for where the server is started",
             "start it in the directory that holds the draft, or write its whole path",
         )  # fmt: skip
-
-
-def family(config: CheckedConfig) -> Iterator[Finding]:
-    """Targets that TensorRT-LLM's own documents do not list for DFlash."""
-    if is_dflash(config):
-        yield from target_family(config)
 
 
 def disk_cache(config: CheckedConfig) -> Iterator[Finding]:
@@ -354,22 +331,14 @@ def removed(config: CheckedConfig) -> Iterator[Finding]:
             yield warning("removed-key", key, successor, "a key that the release drops", "remove it")
 
 
-def memory(config: CheckedConfig) -> Iterator[Finding]:
-    """What fits the GPU."""
-    if is_dflash(config):
-        yield from check_memory(config)
-
-
-RULES: tuple[Rule, ...] = (
-    parallelism,
-    cuda_graphs,
+RULES: tuple[Rule, ...] = (parallelism, cuda_graphs, token_budget, disk_cache, removed)
+DFLASH_RULES: tuple[Rule, ...] = (
     required,
     draft_length,
     draft_schedule,
-    token_budget,
     draft_attention,
     prefix_reuse,
-    quantized_context,
+    context_projection,
     mixed_precision,
     fp8_context,
     backbone,
@@ -378,8 +347,7 @@ RULES: tuple[Rule, ...] = (
     same_facts,
     taps,
     draft_place,
-    family,
-    disk_cache,
-    removed,
-    memory,
+    target_family,
+    check_memory,
 )
+"""Of configurations that decode with DFlash."""

@@ -10,9 +10,10 @@ from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,
     check_draft_tokens,
+    check_ranks,
     check_token_budget,
     error,
-    quantized_modules,
+    quantized_context,
     warning,
 )
 from dflash_trt.deploy.rules.memory_rules import check_memory
@@ -23,6 +24,11 @@ SPEC = "speculative_config"
 def _method(config: CheckedConfig) -> str | None:
     spec = config.document.get(SPEC)
     return str(spec.get("method")) if isinstance(spec, dict) else None
+
+
+def is_dflash(config: CheckedConfig) -> bool:
+    """Whether the configuration decodes with DFlash."""
+    return _method(config) == "dflash"
 
 
 def required(config: CheckedConfig) -> Iterator[Finding]:
@@ -51,20 +57,13 @@ def draft_parallel(config: CheckedConfig) -> Iterator[Finding]:
 
 def gpu_count(config: CheckedConfig) -> Iterator[Finding]:
     """Ranks and GPUs."""
-    tensor, pipeline = config.number("tensor_parallel_size") or 1, config.number("pipeline_parallel_size") or 1
-    data = config.number("data_parallel_size") or 1
-    if config.gpus is not None and tensor * pipeline * data > config.gpus.count:
-        yield error(
-            "parallelism", "tensor_parallel_size", f"at most the {config.gpus.count} GPUs of {config.gpus}",
-            f"{tensor * pipeline * data} ranks", f"set it to {config.gpus.count // (pipeline * data) or 1}",
-        )  # fmt: skip
+    yield from check_ranks(config, "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
 def draft_length(config: CheckedConfig) -> Iterator[Finding]:
     """K <= block_size - 1."""
-    if _method(config) == "dflash":
-        key = f"{SPEC}.num_speculative_tokens"
-        yield from check_draft_tokens(config, key, config.number(key))
+    key = f"{SPEC}.num_speculative_tokens"
+    yield from check_draft_tokens(config, key, config.number(key))
 
 
 def token_budget(config: CheckedConfig) -> Iterator[Finding]:
@@ -73,16 +72,13 @@ def token_budget(config: CheckedConfig) -> Iterator[Finding]:
     yield from check_token_budget(config, "max_num_seqs", "max_num_batched_tokens", draft_tokens)
 
 
-def quantized_context(config: CheckedConfig) -> Iterator[Finding]:
+def context_projection(config: CheckedConfig) -> Iterator[Finding]:
     """A quantised q, k or v loads, and costs vLLM its fused context projection."""
-    if _method(config) != "dflash":
-        return
-    names = config.schema.rules["quantized_context"]["modules"]
-    if modules := quantized_modules(config, names):
+    names, quantized = quantized_context(config)
+    if quantized:
         yield warning(
             "quantized-context", f"{SPEC}.model",
-            f"unquantised {', '.join(names)}: vLLM projects the context of all layers at once only then",
-            f"{modules[0]} and {len(modules) - 1} more in {config.algorithms[modules[0]]}",
+            f"unquantised {', '.join(names)}: vLLM projects the context of all layers at once only then", quantized,
             "compare with --recipe nvfp4-native: this one loads, and each layer projects its own context",
         )  # fmt: skip
 
@@ -90,7 +86,7 @@ def quantized_context(config: CheckedConfig) -> Iterator[Finding]:
 def hybrid_cache(config: CheckedConfig) -> Iterator[Finding]:
     """Targets with sliding and full layers: vLLM divides them into groups, and wants its drafter in one."""
     cache = None if config.target is None else config.target.cache
-    if _method(config) != "dflash" or cache is None or not (cache.num_sliding_layers and cache.num_full_layers):
+    if cache is None or not (cache.num_sliding_layers and cache.num_full_layers):
         return
     rule = config.schema.rules["hybrid_cache"]
     if config.setting(rule["key"]) is not True:
@@ -103,20 +99,6 @@ def hybrid_cache(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def memory(config: CheckedConfig) -> Iterator[Finding]:
-    """What fits the GPU."""
-    if _method(config) == "dflash":
-        yield from check_memory(config)
-
-
-RULES: tuple[Rule, ...] = (
-    required,
-    renamed,
-    draft_parallel,
-    gpu_count,
-    draft_length,
-    token_budget,
-    quantized_context,
-    hybrid_cache,
-    memory,
-)
+RULES: tuple[Rule, ...] = (required, renamed, draft_parallel, gpu_count, token_budget)
+DFLASH_RULES: tuple[Rule, ...] = (draft_length, context_projection, hybrid_cache, check_memory)
+"""Of configurations that decode with DFlash."""
