@@ -25,10 +25,10 @@ from dflash_trt.errors import EngineError
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.accept import accept, add_prompt_logprobs, argmax_and_finite
-from dflash_trt.runtime.draft_length import DraftLength, StepRecord
+from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.metrics import Counts, DecoderMetrics
 from dflash_trt.runtime.options import DEFAULTS
-from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.runtime.request import FinishReason, Request, StepRecord
 from dflash_trt.targets.target import Segment
 
 if TYPE_CHECKING:

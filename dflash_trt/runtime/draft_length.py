@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import logging
 import math
-import operator
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise, takewhile
+from contextlib import suppress
+from statistics import median_low
 
-import msgspec
 import numpy as np
 
 from dflash_trt.errors import RequestError
+from dflash_trt.runtime.request import StepRecord
 from dflash_trt.runtime.sampling import is_integer
+from dflash_trt.runtime.survival_cut import SurvivalCut
 
 MEMORY = 200  # verify passes that acceptance at a position is counted over; it changes with the text
 REPLAN_STEPS = 16  # steps between two choices while the batch size stays in its bucket
-WINDOW = 4  # measured steps whose median is the cost of a step
+WINDOW = 4  # measured steps whose median, the lower of two, is the cost of a step: what disturbs one makes it longer
 COLD_STEPS = 6  # steps not measured behind those of a longer length, which leave caches cold; else it is one step
 MAX_PROBE_STEPS = 64  # after so many steps a probe is given up: most of them read prompts
 PROBE_SHARE = 0.015  # share of the steps that probes of one length may lose
@@ -31,17 +32,6 @@ SAMPLES = 5  # last probes of a length whose median counts
 NOISE = 0.05  # standard deviation of one probe's ratio; single steps vary by 0.1 on a shared machine
 UNMEASURED = 0.2  # how far below the line between its measured neighbours the logarithm of a cost may lie
 MIN_GAIN = 0.02  # hysteresis: share of tokens/s that a switch must gain beyond a standard deviation
-
-log = logging.getLogger("dflash_trt.runtime")
-
-
-class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a step did for the requests that it verified a block of."""
-
-    proposed: Sequence[int]  # [B], drafts that were verified
-    accepted: Sequence[int]  # [B]
-    read_prompts: bool  # it also read chunks of prompts
-    caught_up: bool  # the drafter also read context of steps that did not draft
 
 
 class DraftLength:
@@ -121,14 +111,14 @@ class _CostTable:
 
     def add(self, length: int, ratio_to_best: float) -> None:
         logs = self._log_costs.setdefault(length, deque(maxlen=SAMPLES))
-        logs.append(_median(self._log_costs[self.best]) + math.log(ratio_to_best))
+        logs.append(median_low(self._log_costs[self.best]) + math.log(ratio_to_best))
 
     def log_costs(self) -> tuple[list[float], list[float]]:
         """By length, and standard deviations; one not measured is interpolated, and may be cheaper by UNMEASURED."""
-        measured = {length: _median(logs) for length, logs in sorted(self._log_costs.items())}
+        measured = {length: median_low(logs) for length, logs in sorted(self._log_costs.items())}
         lengths = range(len(self.next_probe))
-        samples = [len(self._log_costs.get(length, ())) for length in lengths]
-        deviations = [NOISE / math.sqrt(n) if n else math.inf for n in samples]
+        logs = [self._log_costs.get(length, ()) for length in lengths]
+        deviations = [NOISE / math.sqrt(len(probes)) if probes else math.inf for probes in logs]
         deviations[self.best] = 0.0
         return np.interp(lengths, list(measured), list(measured.values())).tolist(), deviations
 
@@ -152,14 +142,13 @@ class AutoLength(DraftLength):
         self._num_cold, self._step, self._next_replan = 1, 0, 0  # `_num_cold`: steps until they are measured
         self._began = self._seconds_per_token = 0.0
         self._explanation = f"{num_draft_tokens} of {num_draft_tokens}: not measured yet"
-        self._least_survival: list[float] = []  # by position, of a draft that is worth its cost; none before a plan
-        self._has_survival = self._is_cutting = False
+        self._cut = SurvivalCut()
 
     def choose(self, batch_size: int) -> int:
         """The best length of this batch size, or one that is probed."""
         if (bucket := round(math.log2(batch_size))) != self._bucket:
             self._enter(bucket)
-        table, seconds = self._tables[bucket], _median(self._window) if len(self._window) == WINDOW else 0.0
+        table, seconds = self._tables[bucket], median_low(self._window) if len(self._window) == WINDOW else 0.0
         if self._probed is not None and seconds and not self._during:
             self._during = seconds
             self._run(table.best)
@@ -167,33 +156,22 @@ class AutoLength(DraftLength):
             self._end_probe(self._probed, seconds)
         if self._probed is None and seconds and self._step >= self._next_replan:
             self._replan(table, batch_size, seconds)
-        if self._has_survival:
-            self._choose_cutting()
+        if self._cut.begin_step(may_cut=self._probed is None and self._next_replan - self._step > WINDOW + 1):
+            self._window.clear()
+            self._num_cold = 1
         self._step += 1
         self._began = self._clock()
         return self._length
 
     def cut(self, survival: Sequence[float]) -> int:
         """Up to the first draft that costs more than it brings, in steps that are not measured."""
-        self._has_survival = True
-        if not self._is_cutting:
-            return len(survival)
-        worth = takewhile(bool, map(operator.ge, survival, self._least_survival))
-        return sum(1 for _ in worth)
-
-    def _choose_cutting(self) -> None:
-        """Whole lengths are measured before each plan and in probes; steps between them may be cut."""
-        is_due = self._probed is not None or self._next_replan - self._step <= WINDOW + 1
-        if is_due and self._is_cutting:
-            self._window.clear()
-            self._num_cold = 1
-        self._is_cutting = not is_due and bool(self._least_survival)
+        return self._cut.length(survival)
 
     def observe(self, step: StepRecord) -> None:
         """Counts what was accepted, and measures the step if it did nothing but draft and verify as chosen."""
         seconds, batch_size = self._clock() - self._began, len(step.proposed)
-        if self._is_cutting:
-            return  # it says nothing of a length, and only of drafts that were likely
+        if self._cut.is_cutting:
+            return
         self._acceptance.new_passes.update(zip(step.proposed, step.accepted, strict=True))
         if self._probed is not None:
             self._lost += seconds - (batch_size + sum(step.accepted)) * self._seconds_per_token
@@ -210,7 +188,7 @@ class AutoLength(DraftLength):
         best = self._tables[nearest].best if self._tables else self._num_draft_tokens
         self._tables.setdefault(bucket, _CostTable(self._num_draft_tokens, best))
         self._bucket, self._next_replan = bucket, self._step + REPLAN_STEPS
-        self._least_survival = []
+        self._cut.plan(())
         self._window.clear()
         self._run(self._tables[bucket].best)
 
@@ -240,9 +218,7 @@ class AutoLength(DraftLength):
             table.best = best
             self._run(best)
         self._seconds_per_token = 1 / speeds[table.best]
-        tokens_per_cost = [tokens[table.best] * math.exp(cost - costs[table.best]) for cost in costs]
-        self._least_survival = [after - before for before, after in pairwise(tokens_per_cost)]
-        self._least_survival[:1] = self._least_survival[1:2]  # the first length's cost has the drafter's, spent by then
+        self._cut.plan([tokens[table.best] * math.exp(cost - costs[table.best]) for cost in costs])
         self._explanation = (
             f"{table.best} of {lengths[-1]}: {speeds[table.best]:.0f} tokens/s at {batch_size}"
             f" request{'s' * (batch_size > 1)}, {speeds[0]:.0f} without drafts, {speeds[-1]:.0f} with the whole block"
@@ -252,29 +228,22 @@ class AutoLength(DraftLength):
         due = [k for k in lengths if k != table.best and highest[k] > MIN_GAIN and self._step >= table.next_probe[k]]
         self._next_replan = self._step + (MAX_PROBE_STEPS if due and not has_switched else REPLAN_STEPS)
         if has_switched:
-            log.info("draft length %s", self._explanation)
+            logging.getLogger("dflash_trt.runtime").info("draft length %s", self._explanation)
         elif due:
             self._probed, self._before, self._during, self._lost = max(due, key=highest.__getitem__), seconds, 0.0, 0.0
             self._run(self._probed)
 
 
-def _median(values: Sequence[float]) -> float:
-    """The lower one of two: what disturbs a step makes it longer."""
-    return sorted(values)[(len(values) - 1) // 2]
-
-
 def parse_draft_length(given: int | str, num_draft_tokens: int) -> DraftLength:
     """Reads auto, 7, or 1:7,8:3,32:0 (from batch size 1, 8, 32 on); raises RequestError for anything else."""
     text = str(given) if is_integer(given) or isinstance(given, str) else ""
-    try:
+    with suppress(ValueError):
         if text == "auto":
             return AutoLength(num_draft_tokens)
         pairs = [tuple(map(int, part.split(":"))) for part in (text if ":" in text else f"1:{text}").split(",")]
         schedule = {begin: length for begin, length in pairs if 0 <= length <= num_draft_tokens}
         if len(schedule) == len(pairs) and min(schedule) == 1:
             return LengthByBatch(schedule) if ":" in text else FixedLength(schedule[1])
-    except ValueError:
-        pass
     raise RequestError(
         f"draft length: expected 0 to {num_draft_tokens}, a schedule by batch size that begins at 1 (1:7,8:3) or auto,"
         f" found {given!r}"

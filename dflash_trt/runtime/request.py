@@ -48,6 +48,15 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return len(self.proposals)
 
 
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a step did for the requests that it verified a block of."""
+
+    proposed: Sequence[int]  # [B], drafts that were verified
+    accepted: Sequence[int]  # [B]
+    read_prompts: bool  # it also read chunks of prompts
+    caught_up: bool  # the drafter also read context of steps that did not draft
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """What was asked, what was answered so far, and when."""

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from dflash_trt.runtime.draft_length import MAX_PROBE_STEPS, REPLAN_STEPS, AutoLength, LengthByBatch, StepRecord
+from dflash_trt.runtime.draft_length import MAX_PROBE_STEPS, REPLAN_STEPS, AutoLength, LengthByBatch
+from dflash_trt.runtime.request import StepRecord
 
 K = 7
 
@@ -377,7 +378,7 @@ def test_a_drafter_that_knows_cuts_each_request() -> None:
     assert whole > 100
     assert policy.has_probed
     assert policy._acceptance.expected_tokens()[1] == pytest.approx(1.5, abs=0.02)  # not only of the sure ones
-    assert policy._least_survival[0] == policy._least_survival[1]  # the drafter has run by then
+    assert policy._cut._least_survival[0] == policy._cut._least_survival[1]  # the drafter has run by then
 
 
 def test_a_drafter_that_does_not_know_is_not_cut() -> None:

@@ -14,10 +14,11 @@ import pytest
 
 from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.draft_length import FixedLength, StepRecord
+from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.request import StepRecord
 from dflash_trt.runtime.session import Session, run
 from tests.decoding import decode, greedy, open_without_tokenizer
 from tests.engines import build, trained_engine
