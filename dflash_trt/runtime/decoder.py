@@ -15,54 +15,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from dflash_trt.drafter.proposals import Proposals
 from dflash_trt.errors import EngineError
-from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.kvcache.slots import SlotPool
-from dflash_trt.runtime.accept import accept, add_prompt_logprobs, argmax_and_finite
 from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.metrics import Counts, DecoderMetrics
 from dflash_trt.runtime.options import DEFAULTS
+from dflash_trt.runtime.prefix_sharing import PrefixSharing
 from dflash_trt.runtime.request import FinishReason, Request, StepRecord
-from dflash_trt.targets.target import Segment
+from dflash_trt.runtime.step_input import NO_PROPOSALS, StepInput, accept_parts
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from dflash_trt.runtime.pair import Pair
-
-NO_PROPOSALS = Proposals([])
-
-
-class StepInput(msgspec.Struct, frozen=True):
-    """What a request brings to a step: a chunk of its prompt, or its last token and the proposals behind it."""
-
-    slot: int
-    request: Request
-    token_ids: Sequence[int]
-    drafted: Proposals
-    num_logits: int
-    """Rows that tokens are drawn from."""
-    num_prompt_logits: int = 0
-    """Rows in front of them, for log probabilities of the prompt."""
-
-    @property
-    def proposals(self) -> Sequence[int]:
-        return self.drafted.token_ids
-
-    @property
-    def segment(self) -> Segment:
-        return Segment(slot=self.slot, token_ids=self.token_ids, num_logits=self.num_prompt_logits + self.num_logits)
-
-    def num_committed(self, accepted: Sequence[int]) -> int:
-        """Its tokens that become context when `accepted` came of it: all but the rejected proposals."""
-        num_accepted = max(0, len(accepted) - 1)
-        return len(self.token_ids) - len(self.proposals) + num_accepted
 
 
 class CacheOwner:
@@ -95,6 +60,7 @@ class Decoder:
         """By slot; in the order of admission."""
         self._counts = Counts()
         self._pair = pair
+        self._prefixes = PrefixSharing(pair, slots, self.running)
         self._draft_length = draft_length
         self._has_drafted: frozenset[int] = frozenset()
         """The slots that drafted in the last step."""
@@ -128,7 +94,7 @@ class Decoder:
             return
         slot = next((slot for slot, running in self.running.items() if running is request), None)
         if slot is not None:
-            self._cache_prefix(slot)
+            self._prefixes.leave(slot)
         elif request in self.waiting:
             self.waiting.remove(request)
         self._end(request, slot, FinishReason.CANCELLED)
@@ -149,7 +115,7 @@ class Decoder:
         if not parts:
             return
         logits = self._pair.verify([part.segment for part in parts])
-        accepted = _accept(parts, logits)
+        accepted = accept_parts(parts, logits)
         self._pair.commit([part.num_committed(tokens) for part, tokens in zip(parts, accepted, strict=True)])
         self._counts.passes += 1
         drafting = frozenset(part.slot for part in decoding if part.proposals)
@@ -159,8 +125,7 @@ class Decoder:
             else:
                 self._emit(part, tokens)
         if self.slots.prefix_caching:
-            for slot in self.running:
-                self._publish(slot)
+            self._prefixes.publish()
         if decoding:
             record = StepRecord(
                 proposed=[len(part.proposals) for part in decoding],
@@ -174,8 +139,8 @@ class Decoder:
     def _admit(self) -> None:
         while self.waiting and self.slots.fits(self.waiting[0].max_length):
             prompt_ids = self.waiting[0].cacheable_prompt_ids
-            self._share_prefix(prompt_ids)
-            if self._awaits_prefix(prompt_ids):
+            self._prefixes.share(prompt_ids)
+            if self._prefixes.awaits(prompt_ids):
                 return
             self._take_caches()
             request = self.waiting.popleft()
@@ -189,34 +154,6 @@ class Decoder:
                 self._counts.prefix_cache_queries += len(request.prompt_ids)
                 self._counts.prefix_cache_hits += request.num_cached_tokens
             self.running[slot] = request
-
-    def _share_prefix(self, prompt_ids: Sequence[int]) -> None:
-        """Shares the pages at the beginning of a prompt that running requests have computed, page by page."""
-        while ahead := self._computing_next_page(prompt_ids):
-            end = self._next_page_end(prompt_ids)
-            computed = [slot for slot in ahead if self.running[slot].num_computed >= end]
-            for slot in computed:
-                self._cache_prefix(slot)
-            if not computed or self.slots.num_cached(prompt_ids) < end:  # or somebody else has used the caches
-                return
-
-    def _awaits_prefix(self, prompt_ids: Sequence[int]) -> bool:
-        """Whether running requests are computing the next page that a prompt could begin with: soon it is shared.
-
-        Prompts are read oldest first, so it would seldom have been read before that.
-        """
-        ahead, end = self._computing_next_page(prompt_ids), self._next_page_end(prompt_ids)
-        return bool(ahead) and all(self.running[slot].num_computed < end for slot in ahead)
-
-    def _computing_next_page(self, prompt_ids: Sequence[int]) -> list[int]:
-        """Slots of running requests whose prompts begin as this one does, up to its first page that nobody shares."""
-        end = self._next_page_end(prompt_ids)
-        if not self.slots.prefix_caching or end >= len(prompt_ids):
-            return []
-        return [slot for slot, request in self.running.items() if request.prompt_ids[:end] == prompt_ids[:end]]
-
-    def _next_page_end(self, prompt_ids: Sequence[int]) -> int:
-        return self.slots.num_cached(prompt_ids) + TOKENS_PER_PAGE
 
     def _take_caches(self) -> None:
         """Cancels what another decoder, abandoned or not, has in the caches."""
@@ -275,7 +212,7 @@ class Decoder:
         if request.finished is None:
             request.report()
         else:
-            self._cache_prefix(part.slot)
+            self._prefixes.leave(part.slot)
             self._end(request, part.slot, request.finished)
 
     def _fail(self, part: StepInput) -> None:
@@ -297,41 +234,9 @@ class Decoder:
             self._release(slot)
         request.report()
 
-    def _publish(self, slot: int) -> None:
-        """Shares the slot's full pages of tokens that target and drafter both have."""
-        if unpublished := self.slots.unpublished(slot, self._pair.num_written(slot)):
-            self.slots.publish(slot, self.running[slot].tokens(unpublished))
-
-    def _cache_prefix(self, slot: int) -> None:
-        """Shares what a request leaves behind; the drafter catches up where that makes a page full."""
-        if self.slots.unpublished(slot, self.running[slot].num_computed):
-            self._pair.catch_up()
-            self._publish(slot)
-
     def _release(self, slot: int) -> None:
         self._pair.release(slot)
         self.slots.free(slot)
         del self.running[slot]
         if not self.running:
             self._cache_owner.holder = None
-
-
-def _accept(parts: Sequence[StepInput], logits: Tensor) -> list[list[int]]:
-    """The tokens that the target emits for each part: accepted proposals and one more, or none inside a prompt.
-
-    A row that is not finite ends the block before it, and a part that begins with one gets no token: plain decoding
-    would meet it, if at all, as the first row of a later step.
-    """
-    tokens, finite = argmax_and_finite(logits)
-    all_finite = all(finite)
-    accepted, begin = [], 0
-    for part in parts:
-        if part.num_prompt_logits:
-            add_prompt_logprobs(part.request, logits, begin, part.num_prompt_logits)
-            begin += part.num_prompt_logits
-        end = begin + part.num_logits
-        num_rows = part.num_logits if all_finite else len(list(takewhile(bool, finite[begin:end])))
-        proposals = part.drafted.first(max(0, num_rows - 1))
-        accepted.append(accept(part.request, proposals, logits, begin, tokens[begin : begin + num_rows]))
-        begin = end
-    return accepted
