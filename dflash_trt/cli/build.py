@@ -128,8 +128,8 @@ def build_checkpoint(draft: str, request: BuildRequest) -> Path:
     _check_calibration(request)
     find = configuration_directory if request.head is None else checkpoint_directory
     source, partner = read_pair(draft, request.target, find)
-    if (other := trained_for(draft, request.target)) is not None:
-        click.echo(f"warning: {draft} was trained for {other}, not for {request.target}", err=True)
+    if (usual_target := trained_for(draft, request.target)) is not None:
+        click.echo(f"warning: {draft} was trained for {usual_target}, not for {request.target}", err=True)
     _write_engine(draft, source, partner, request.output, request)
     return request.output
 

@@ -55,8 +55,8 @@ def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool
     document = _describe(path, target)
     if licence := document.get("licence"):
         click.echo(f"warning: {path}: its licence, {licence}, forbids commercial use", err=True)
-    if other := document.get("trained_for"):
-        click.echo(f"warning: {path} was trained for {other}, not for {target}", err=True)
+    if usual_target := document.get("trained_for"):
+        click.echo(f"warning: {path} was trained for {usual_target}, not for {target}", err=True)
     if as_json:
         print_json("inspect", document)
     else:
@@ -115,8 +115,8 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
             partner = read_partner(target, path, config)
             check_pair(draft, partner.spec, draft_name=path, target_name=target)
             document["target"] = partner.spec
-            if (other := trained_for(path, target)) is not None:
-                document["trained_for"] = other
+            if (usual_target := trained_for(path, target)) is not None:
+                document["trained_for"] = usual_target
     elif target is not None:
         raise click.UsageError(f"--target is for a draft or an engine; {path} is a target itself")
     return document

@@ -93,10 +93,10 @@ def trained_for(draft: str, target: str) -> str | None:
 
     One that has the known one's name within its own, as quantised copies have, is taken for a copy.
     """
-    known = next((each.target for each in catalog().drafts if each.draft == draft), None)
-    if known is None or is_local(target) or known.rpartition("/")[2].lower() in target.lower():
+    usual_target = next((each.target for each in catalog().drafts if each.draft == draft), None)
+    if usual_target is None or is_local(target) or usual_target.rpartition("/")[2].lower() in target.lower():
         return None
-    return known
+    return usual_target
 
 
 def entry(draft: KnownDraft) -> dict[str, object]:

@@ -92,8 +92,8 @@ def file_config(
 
 def _original(name: str) -> DraftSizes | None:
     """The published draft whose copy, not here yet, a configuration of ours names."""
-    known = (draft_sizes(draft) for draft in published_drafts())
-    return next((sizes for sizes in known if sizes and converted_draft(sizes) == name), None)
+    published = (draft_sizes(draft) for draft in published_drafts())
+    return next((sizes for sizes in published if sizes and converted_draft(sizes) == name), None)
 
 
 def read_document(file: Path, schema: Schema) -> dict[str, Any]:

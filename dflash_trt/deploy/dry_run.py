@@ -92,12 +92,12 @@ def _config(deployment: ResolvedDeployment) -> CheckedConfig:
 def _defaults(config: CheckedConfig) -> list[Setting]:
     """What the runtime takes for keys of the speculative section that nobody gives."""
     schema = config.schema
-    given = config.document["speculative_config"]
+    speculative_config = config.document["speculative_config"]
     source = f"schema: TensorRT-LLM {schema.version}"
     return [
         Setting(f"speculative_config.{key}", as_text(described["default"]), source)
         for key, described in schema.properties("DFlashDecodingConfig").items()
-        if key not in given and described.get("default") is not None
+        if key not in speculative_config and described.get("default") is not None
     ]
 
 

@@ -47,18 +47,18 @@ def is_prompt(given: object) -> bool:
     return True
 
 
-def prompt_token_ids(given: Any) -> list[Any]:
+def prompt_token_ids(prompt: Any) -> list[Any]:
     """The token ids of a prompt in a list, a tuple or an array of one dimension; RequestError for anything else.
 
     `check_prompt` looks at the ids themselves.
     """
-    if hasattr(given, "__array__"):
+    if hasattr(prompt, "__array__"):
         import numpy as np
 
-        given = given.tolist() if hasattr(given, "tolist") else np.asarray(given).tolist()
-    if not isinstance(given, list | tuple):
-        raise RequestError(f"prompt: expected a text or a list of token ids, found {shown(given)}")
-    return list(given)
+        prompt = prompt.tolist() if hasattr(prompt, "tolist") else np.asarray(prompt).tolist()
+    if not isinstance(prompt, list | tuple):
+        raise RequestError(f"prompt: expected a text or a list of token ids, found {shown(prompt)}")
+    return list(prompt)
 
 
 def check_prompt(prompt_ids: Sequence[int], max_tokens: int, draft: DraftSpec, target: TargetSpec) -> None:

@@ -166,8 +166,8 @@ class AccessLogMiddleware:
             await self._app(scope, receive, send)
             return
         begin, status = time.perf_counter(), CLIENT_CLOSED_REQUEST
-        given = Request(scope).headers.get("x-request-id", "")
-        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        client_id = Request(scope).headers.get("x-request-id", "")
+        request_id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
 
         async def send_and_note_status(message: Message) -> None:
             nonlocal status

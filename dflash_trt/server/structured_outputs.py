@@ -47,8 +47,8 @@ def _response_format(value: object) -> Grammar | None:
     if kind == "json_object":
         return Grammar(kind="json_schema", text=ANY_OBJECT, field="response_format")
     if kind == "json_schema" and isinstance(value, dict):
-        given = value.get("json_schema")
-        return _json(given.get("schema") if isinstance(given, dict) else None, "response_format")
+        described = value.get("json_schema")
+        return _json(described.get("schema") if isinstance(described, dict) else None, "response_format")
     if kind == "structural_tag":
         return Grammar(kind="structural_tag", text=_encoded(value, "response_format"), field="response_format")
     expected = '{"type": "text"}, json_object, json_schema or structural_tag'

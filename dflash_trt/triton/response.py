@@ -59,12 +59,12 @@ def _perf_metrics(completion: Completion) -> Values:
     values: Values = {
         name: round((completion.arrived + seconds) * 1e9) for name, seconds in times.items() if seconds is not None
     }
-    if (found := completion.acceptance) is not None and found.proposed is not None:
+    if (acceptance := completion.acceptance) is not None and acceptance.proposed is not None:
         values |= {
-            "acceptance_rate": found.accepted / found.proposed if found.proposed else 0.0,
-            "total_accepted_draft_tokens": found.accepted,
-            "total_draft_tokens": found.proposed,
-            "acceptance_length": found.tau or 0.0,
+            "acceptance_rate": acceptance.accepted / acceptance.proposed if acceptance.proposed else 0.0,
+            "total_accepted_draft_tokens": acceptance.accepted,
+            "total_draft_tokens": acceptance.proposed,
+            "acceptance_length": acceptance.tau or 0.0,
         }
     metrics = completion.other_metrics
     values |= {tensor: metrics[name] for tensor, name in KV_CACHE.items() if name in metrics}

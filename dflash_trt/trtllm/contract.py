@@ -114,7 +114,7 @@ RELEASES = tuple(release.version for release in contract_data().releases)
 """Of which something was read, the newest last."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class PackageReading(msgspec.Struct, frozen=True):
     """What the files of a TensorRT-LLM say."""
 
     version: str
@@ -142,22 +142,22 @@ def check_contract() -> WorkerVersion:
     spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise _missing("engine mode", f"No module named {PACKAGE!r}")
-    found = read_package(Path(next(iter(spec.submodule_search_locations))))
+    package = read_package(Path(next(iter(spec.submodule_search_locations))))
     unknown = (
-        () if found.version in RELEASES else (f"version: expected {' or '.join(RELEASES)}, found {found.version}",)
+        () if package.version in RELEASES else (f"version: expected {' or '.join(RELEASES)}, found {package.version}",)
     )
-    if differences := (*unknown, *found.differences):
+    if differences := (*unknown, *package.differences):
         listed = "".join(f"\n  - {difference}" for difference in differences)
-        others = [version for version in RELEASES if version != found.version]
+        others = [version for version in RELEASES if version != package.version]
         raise EngineError(
-            f"engine mode: expected a TensorRT-LLM that it was written for, found {found.version}, which differs from"
-            f" the worker of {found.generation.commit[:12]} ({found.generation.description}):{listed}",
+            f"engine mode: expected a TensorRT-LLM that it was written for, found {package.version}, which differs from"
+            f" the worker of {package.generation.commit[:12]} ({package.generation.description}):{listed}",
             hint=f"serve in native mode, or install tensorrt_llm {' or '.join(others)}",
         )
-    return found.generation
+    return package.generation
 
 
-def read_package(directory: Path) -> Found:
+def read_package(directory: Path) -> PackageReading:
     """What the package in `directory`, installed or of a checkout, does with a drafter, and how that differs.
 
     Nothing of it is imported. Raises EngineError for a file that is not Python.
@@ -168,7 +168,7 @@ def read_package(directory: Path) -> Found:
     marked = [g for g in candidates if any(_covers(mark, use) for mark in g.marks for use in uses)] or candidates[:1]
     by_generation = {g.commit: tuple(differences(source, uses, g)) for g in marked}
     nearest = min(reversed(marked), key=lambda g: len(by_generation[g.commit]))
-    return Found(_version(source), uses, nearest, by_generation[nearest.commit])
+    return PackageReading(_version(source), uses, nearest, by_generation[nearest.commit])
 
 
 def differences(source: PackageSource, uses: frozenset[str], generation: WorkerVersion) -> Iterator[str]:

@@ -131,8 +131,8 @@ class _Body(ast.NodeVisitor):
             shape = f"({_shape(node)})" if len(chain) == 1 else ""
             self._uses.found.add(".".join(chain) + shape)
         elif name not in HARMLESS:
-            given = [*enumerate(node.args), *((keyword.arg, keyword.value) for keyword in node.keywords)]
-            handed = {at for at, value in given if at is not None and self._chain(value) == ()}
+            arguments = [*enumerate(node.args), *((keyword.arg, keyword.value) for keyword in node.keywords)]
+            handed = {at for at, value in arguments if at is not None and self._chain(value) == ()}
             if handed and not self._uses.follow(self._module, self._classes, node, handed):
                 self._uses.found.add(f"passed to {ast.unparse(node.func)}")
         if not chain:

@@ -193,17 +193,17 @@ def _times(measured: Any, arrived: float, seconds: float, num_tokens: int) -> di
 
 
 def _other_metrics(result: Any, measured: Any) -> dict[str, float]:
-    found = {name: getattr(getattr(measured, "kv_cache_metrics", None), name, None) for name in KV_CACHE}
-    found |= {name: getattr(result, name, None) for name in ("decoding_iter", "avg_decoded_tokens_per_iter")}
-    return {name: value for name, value in found.items() if value is not None}
+    metrics = {name: getattr(getattr(measured, "kv_cache_metrics", None), name, None) for name in KV_CACHE}
+    metrics |= {name: getattr(result, name, None) for name in ("decoding_iter", "avg_decoded_tokens_per_iter")}
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
 def _logprobs(output: Any) -> list[float] | None:
     """Of the drawn tokens: TensorRT-LLM gives numbers, or for each token a dictionary by token id."""
-    given = getattr(output, "logprobs", None)
-    if not given:
+    logprobs = getattr(output, "logprobs", None)
+    if not logprobs:
         return None
-    pairs = zip(output.token_ids, given, strict=True)
+    pairs = zip(output.token_ids, logprobs, strict=True)
     return [entry[token].logprob if isinstance(entry, dict) else float(entry) for token, entry in pairs]
 
 

@@ -30,11 +30,11 @@ class PackageSource:
 
     def find(self, module: str, path: str) -> ast.stmt | None:
         """The function, class or assignment called `path`, Class.name inside a class."""
-        found: ast.Module | ast.stmt | None = self.module(module)
+        node: ast.Module | ast.stmt | None = self.module(module)
         for name in path.split("."):
-            body = found.body if isinstance(found, (ast.Module, ast.ClassDef)) else []
-            found = next((statement for statement in body if name in _defined(statement)), None)
-        return found if isinstance(found, ast.stmt) else None
+            body = node.body if isinstance(node, (ast.Module, ast.ClassDef)) else []
+            node = next((statement for statement in body if name in _defined(statement)), None)
+        return node if isinstance(node, ast.stmt) else None
 
     def parameters(self, module: str, path: str) -> list[str] | None:
         """Names in the order of the signature; None where there is no such function."""

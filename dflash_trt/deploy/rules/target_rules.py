@@ -53,12 +53,12 @@ def target_support() -> TargetSupport:
 
 def remote_code(config: CheckedConfig) -> Iterator[Finding]:
     """Python of the target's repository is run only where the configuration says so."""
-    known = target_support().remote_code
+    remote = target_support().remote_code
     if config.setting(KEY) is True:
         yield unchecked("remote-code", KEY, "Python of the target's repository is run", "read it, and pin its revision")
-    elif config.target_name in known.targets:
+    elif config.target_name in remote.targets:
         yield error(
-            "remote-code", KEY, f"true for {config.target_name} ({known.source})", "false",
+            "remote-code", KEY, f"true for {config.target_name} ({remote.source})", "false",
             f"set {KEY}: true in the deployment once you trust that repository",
         )  # fmt: skip
 

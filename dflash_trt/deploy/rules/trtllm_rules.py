@@ -298,9 +298,9 @@ def taps(config: CheckedConfig) -> Iterator[Finding]:
     if not isinstance(model, str) or not REPOSITORY_ID.fullmatch(model):
         return
     if config.setting(f"{SPEC}.target_layer_ids") is None and not is_directory(model):
-        known = "the draft's" if config.draft is None else list(config.draft.spec.target_layer_ids)
+        ids = "the draft's" if config.draft is None else list(config.draft.spec.target_layer_ids)
         yield warning(
-            "taps", f"{SPEC}.target_layer_ids", f"{known}: where they are not known before the download, nothing is"
+            "taps", f"{SPEC}.target_layer_ids", f"{ids}: where they are not known before the download, nothing is"
             " captured and next to nothing accepted", "no such key", "add it",
         )  # fmt: skip
 
