@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ class Setup(SimpleNamespace):
 
     def worker(
         self, version: str | None = None, size: int = 32, *, pool_seed: int = 0, rank: int = 0,
-        all_reduce: AllReduce | None = None,
+        generation: str = "8d62b3e5", all_reduce: AllReduce | None = None,
     ) -> Worker:  # fmt: skip
         """With a dense cache, or a pool in the layout of a version; of ranks that share the drafter, that of one."""
         mapping = SimpleNamespace(enable_attention_dp=False, tp_size=self.manifest.num_ranks, tp_rank=rank)
@@ -56,7 +57,12 @@ class Setup(SimpleNamespace):
         executor = TensorRTExecutor(place, manifest, HostLauncher(), all_reduce)
         module = EngineDrafter(draft_config(spec), spec, executor, in_pool=version is not None)
         share(module, self.session.target)
-        sizes = {"max_batch": BATCH, "max_ctx": CONTEXT, "num_drafts": spec.num_draft_tokens}
+        sizes: dict[str, Any] = {
+            "generation": generation,
+            "max_batch": BATCH,
+            "max_ctx": CONTEXT,
+            "num_drafts": spec.num_draft_tokens,
+        }
         if version is None:
             return Worker(module, **sizes)
         return PooledWorker(module, version=version, tokens_per_block=size, seed=pool_seed, **sizes)
@@ -73,7 +79,7 @@ def build_with_plans(engine: Path, num_ranks: int = 1) -> None:
         draft = featured_draft(draft.directory, engine.parent / "draft", heads)
     source = describe_source(draft, NAME)
     build_engine(draft, read_target(FIXTURES / NAME), engine, source=source, num_ranks=num_ranks)
-    add_plans(engine, PlanOptions(max_batch_size=BATCH, max_seq_len=CONTEXT, max_num_tokens=24))
+    add_plans(engine, PlanOptions(max_batch_size=BATCH + 2, max_seq_len=CONTEXT, max_num_tokens=24))
 
 
 def open_setup(engine: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int = 1) -> Setup:
@@ -90,7 +96,11 @@ def open_setup(engine: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int = 1
 
 
 def decode(setup: Setup, worker: Worker, seed: int) -> list[Trace]:
-    """A random schedule: any batch and order, cancels, evictions, slots used again, prefixes of others, a warm-up."""
+    """A random schedule: any batch and order, cancels, evictions, slots used again, prefixes of others, a warm-up.
+
+    Once the worker replaces its pool, and reads all running requests again. Of the plan's sizes 1, 2, 4 and 5, a batch
+    of 3 is padded.
+    """
     draw = np.random.default_rng(seed)
     decoding = Decoding(worker, setup.session.target, setup.drafter)
     texts = [(ids * 80)[:80] for ids in prompts(setup.session)]
@@ -118,7 +128,11 @@ def decode(setup: Setup, worker: Worker, seed: int) -> list[Trace]:
             with torch.inference_mode():
                 worker.warm_up(torch.tensor(running), taps)
         decoding.step(running[: int(draw.integers(1, len(running) + 1))])
-        if draw.random() < 0.2:
+        if turn == 8:
+            worker.allocate(BATCH)
+            for slot in list(decoding.traces):
+                decoding.evict(slot)
+        elif draw.random() < 0.2:
             decoding.evict(running[-1])
         if draw.random() < 0.3:
             slot = running[0]

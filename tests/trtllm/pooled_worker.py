@@ -17,7 +17,7 @@ from tests.trtllm.worker import Worker
 
 
 class PooledWorker(Worker):
-    """Rows of the table are those of the batch; requests keep their pages wherever in it they stand."""
+    """Rows of the table are the batch's, prompts first; requests keep their pages wherever in it they stand."""
 
     BACKEND = "TRTLLM"
 
@@ -25,6 +25,7 @@ class PooledWorker(Worker):
         self._version = version
         self._size = tokens_per_block
         self._random = torch.Generator().manual_seed(seed)
+        self._start = 0
         super().__init__(drafter, **sizes)
 
     def allocate(self, max_batch: int) -> None:
@@ -73,10 +74,14 @@ class PooledWorker(Worker):
 
     def _context(self, slots: Tensor) -> dict[str, Any]:
         self.table.zero_()
-        for row, slot in enumerate(slots.tolist()):
+        self._start = int(torch.randint(len(self.table) - len(slots) + 1, (), generator=self._random))  # its prompts
+        for row, slot in enumerate(slots.tolist(), self._start):
             entries = torch.tensor(self._pages[slot], dtype=torch.int32)
             self.table[row, : len(entries)] = entries * (len(self.views) if self._version == "V2" else 1)
         return {
-            "ctx_k_cache": None, "ctx_v_cache": None, "ctx_cache_batch_idx": torch.arange(len(slots)),
+            "ctx_k_cache": None, "ctx_v_cache": None, "ctx_cache_batch_idx": self._start + torch.arange(len(slots)),
             "ctx_kv_cache": self.views, "ctx_page_table": self.table,
         }  # fmt: skip
+
+    def _rows_start(self) -> dict[str, Any]:
+        return dict.fromkeys(super()._rows_start(), self._start)

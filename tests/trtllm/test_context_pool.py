@@ -23,9 +23,14 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     return open_setup(tmp_path / "engine", monkeypatch)
 
 
-@pytest.mark.parametrize(("version", "size"), [("V1", 32), ("V2", 16), ("V2", 64)])
-def test_drafts_are_those_of_the_dense_cache(setup: Setup, version: str, size: int) -> None:
-    dense, pooled = (decode(setup, worker, seed=size) for worker in (setup.worker(), setup.worker(version, size)))
+@pytest.mark.parametrize(
+    ("version", "size", "generation"),
+    [("V1", 32, "414ba69f"), ("V2", 16, "8d62b3e5"), ("V2", 64, "864a4300"), ("V1", 16, "864a4300")],
+)
+def test_drafts_are_those_of_the_dense_cache(setup: Setup, version: str, size: int, generation: str) -> None:
+    """864a4300 also says where the rows of the batch's generations start."""
+    workers = setup.worker(generation=generation), setup.worker(version, size, generation=generation)
+    dense, pooled = (decode(setup, worker, seed=size) for worker in workers)
     assert [trace.drafts for trace in pooled] == [trace.drafts for trace in dense]
     assert [trace.token_ids for trace in pooled] == [trace.token_ids for trace in dense]
     assert sum(trace.accepted for trace in pooled) > 0
@@ -50,20 +55,38 @@ def faulty(worker: PooledWorker, fault: str) -> None:
     layout = bound["context_layout"]
     match fault:
         case "entry of another request":
-            worker.table[0, 0] = worker.table[1, 0]
-        case "page size":
+            worker.table[worker._start, 0] = worker.table[worker._start + 1, 0]
+        case "page size wrong":
             layout[0] = 16
         case "stride of V1 under V2":
             layout[1] *= len(worker.views)
-        case "head of another rank":
+        case "head offset by one rank":
             bound["context_pointers"] += layout[4]
+        case "stale binding after a swap":
+            new = worker.pool.clone()
+            worker.pool.fill_(3)
+            worker.pool, worker.views = new, [new[:, layer] for layer in range(len(worker.views))]
+            worker.drafter._pool.bind = lambda *_: None
+        case "rows beyond the length read":
+            draft = worker.drafter._executor.draft
+            worker.drafter._executor.draft = lambda inputs: draft(
+                inputs._replace(context_lengths=inputs.context_lengths + 1)
+            )
         case "another layer":
             bound["context_pointers"] += worker.views[1].data_ptr() - worker.views[0].data_ptr()
 
 
 @pytest.mark.parametrize(
     "fault",
-    ["entry of another request", "page size", "stride of V1 under V2", "head of another rank", "another layer"],
+    [
+        "entry of another request",
+        "page size wrong",
+        "stride of V1 under V2",
+        "head offset by one rank",
+        "another layer",
+        "stale binding after a swap",
+        "rows beyond the length read",
+    ],
 )
 def test_a_wrong_binding_shows(setup: Setup, fault: str) -> None:
     """So that equal drafts prove that nothing of this happened."""
