@@ -22,9 +22,9 @@ from dflash_trt.cli.recipe_options import describe, recipe_and_ranges
 from dflash_trt.deploy.catalog import trained_for
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
 from dflash_trt.deploy.dry_run import fitting_deployment
-from dflash_trt.deploy.resolve import UNQUANTIZED, plan_sizes
+from dflash_trt.deploy.resolve import UNQUANTIZED, ResolvedDeployment, plan_sizes
 from dflash_trt.engine.plan import PlanOptions
-from dflash_trt.errors import DFlashError
+from dflash_trt.errors import ConfigError, DFlashError
 from dflash_trt.files.command import quoted
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _head(context: click.Context, parameter: click.Parameter, text: str) -> Head
                  " kept."),
     click.option("--tp", type=click.IntRange(min=1), metavar="N",
                  help="For TensorRT-LLM: ranks that share the drafter's heads and MLPs; 1, each runs all of it, unless"
-                 " CONFIG.yaml names another number."),
+                 " given."),
     click.option("--force", is_flag=True, help="Replace an existing output directory."),
     click.option("--dry-run", is_flag=True,
                  help="Only print what would be built, the memory and trtexec's command lines."),
@@ -153,10 +153,30 @@ def build_deployment(config: Path, request: BuildRequest) -> Path | None:
     assert source is not None  # both are directories, and were read
     assert sizes is not None
     assert sizes.checkpoint is not None
+    if file.mode == "engine":
+        _print_ranks(deployment, str(target), request.tp or 1)
     has_plans = request.plans.is_wanted or file.mode == "engine"
     served = plan_sizes(deployment) if has_plans else None
     _write_engine(file.draft, source, sizes.checkpoint, output, request, served)
     return output
+
+
+def _print_ranks(deployment: ResolvedDeployment, target: str, num_ranks: int) -> None:
+    """What a drafter costs that is whole on each rank, or shared by all, and which to build."""
+    from dflash_trt.observe.estimate.drafter_ranks import drafters_on_ranks, in_words, preferred
+    from dflash_trt.observe.estimate.inputs import system
+
+    context = deployment.max_seq_len / 2
+    try:
+        load = system(deployment, "trtllm", target).memory
+        drafters = [] if load is None else drafters_on_ranks(load, context)
+    except ConfigError as error:
+        click.echo(f"ranks of the drafter: not estimated: {error.message}", err=True)
+        return
+    if drafters:
+        click.echo(in_words(drafters, context), err=True)
+        if (best := preferred(drafters).ranks) != num_ranks:
+            click.echo(f"built for {num_ranks} of them; by that estimate, give --tp {best}", err=True)
 
 
 def build_plans(engine: Path, request: BuildRequest) -> Path | None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,17 @@ def test_shards_of_ranks(engine: Path, recorder: Recorder) -> None:
     assert built(recorder) == []
     run_here("generate", engine, "--target", TARGET, "--max-tokens", "4", "--device", "cpu", "text")
     assert "--tp cannot be used" in run("build", "--plans-for", engine, "--tp", 2).stderr
+
+
+def test_a_deployment_prints_what_ranks_would_cost(tmp_path: Path) -> None:
+    """Both ways, and which one the estimate prefers."""
+    config = config_file(tmp_path, gpus="b300x2", mode="engine", recipe="bf16", max_batch_size=64)
+    printed = re.compile(r"at batch 1 and 64, us, estimated: whole on each GPU .*; shared by 2 GPUs")
+    for options, ranks in (((), 1), (("--tp", 2), 2)):
+        said = run("build", config, "-o", tmp_path / "engine", "--force", *options).stderr
+        assert printed.search(said), said
+        assert ("built for 2 of them; by that estimate, give --tp 1" in said) == (ranks == 2)  # so small a draft
+        assert read_manifest(tmp_path / "engine").num_ranks == ranks
 
 
 def test_force_keeps_the_plans_of_what_did_not_change(engine: Path, recorder: Recorder) -> None:

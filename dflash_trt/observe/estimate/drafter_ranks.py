@@ -2,7 +2,7 @@
 """A drafter that is whole on every GPU, and one whose heads and MLPs the GPUs share: time and memory of both.
 
 Shared, a GPU reads its part of the layers and of the context, and pays two all-reduces a layer. Natively TensorRT-LLM
-shares them; our plans are whole, because no collective inside a plan was seen to run in a captured graph of its worker.
+shares them; our plans are whole unless they are built with `--tp`.
 """
 
 from __future__ import annotations
@@ -54,6 +54,15 @@ def in_words(drafters: Sequence[DrafterOnRanks], context: float) -> str:
     ]
     batches = " and ".join(map(str, drafters[0].seconds))
     return f"its pass over {context:,.0f} tokens at batch {batches}, us, estimated: {'; '.join(parts)}"
+
+
+def preferred(drafters: Sequence[DrafterOnRanks]) -> DrafterOnRanks:
+    """The one whose worst batch comes nearest to the best drafter of that batch."""
+
+    def worst(each: DrafterOnRanks) -> float:
+        return max(own / min(other.seconds[batch] for other in drafters) for batch, own in each.seconds.items())
+
+    return min(drafters, key=worst)
 
 
 def _reckon(load: ServingLoad, draft: DraftSizes, context: float, ranks: int) -> DrafterOnRanks:

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from dflash_trt.observe.estimate.drafter_ranks import DrafterOnRanks, drafters_on_ranks
+from dflash_trt.observe.estimate.drafter_ranks import DrafterOnRanks, drafters_on_ranks, preferred
 from dflash_trt.observe.estimate.inputs import open_system
 from tests.cli.commands import run
 
@@ -40,6 +40,27 @@ def test_all_reduces_cost_more_than_sharing_saves_until_there_is_context() -> No
     assert whole.seconds[1] < shared.seconds[1]
     whole, shared = both(ENGINE, 16384)
     assert whole.seconds[64] > 2 * shared.seconds[64]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt-oss-120b.b300x8.nvfp4", "gpt-oss-120b.b300x8.throughput-nvfp4", "gpt-oss-120b.b200x8.nvfp4",
+        "gpt-oss-120b.b200x8.throughput-nvfp4", "gpt-oss-120b.h200x8.fp8",
+    ],
+)  # fmt: skip
+def test_sharing_costs_little_where_it_loses_and_saves_much_where_it_wins(name: str) -> None:
+    for context in (1024, 8192):
+        drafters = both(name, context)
+        whole, shared = drafters
+        assert preferred(drafters) is shared
+        assert all(shared.seconds[batch] < 1.1 * whole.seconds[batch] for batch in whole.seconds)
+
+
+def test_a_whole_drafter_where_sharing_costs_more_than_it_saves() -> None:
+    """On two GPUs, with short contexts."""
+    drafters = both("qwen3-coder-next.b200x2.latency", 1024)
+    assert preferred(drafters).ranks == 1
 
 
 def test_one_gpu_shares_nothing() -> None:
