@@ -54,6 +54,9 @@ def dynamo_graph(server: ClusterServer) -> str:
     if server.nodes > 1:
         component["multinode"] = {"nodeCount": server.nodes}
         main["env"] += [{"name": f"OMPI_ALLOW_RUN_AS_ROOT{end}", "value": "1"} for end in ("", "_CONFIRM")]
+    # The operator refuses an image whose tag is no release of Dynamo's, unless it is told which one is in it
+    # (deploy/operator/api/v1beta1 of ai-dynamo/dynamo at 006b6e10; dynamo.profiler 1.6.1 writes it as well).
+    release = {} if server.image == IMAGE else {"runtimeVersionOverride": RELEASE}
     graph = {
         "apiVersion": "nvidia.com/v1beta1",
         "kind": "DynamoGraphDeployment",
@@ -61,8 +64,8 @@ def dynamo_graph(server: ClusterServer) -> str:
         "spec": {
             "backendFramework": server.runtime,
             "components": [
-                {"name": "frontend", "type": "frontend", "replicas": 1, "podTemplate": {"spec": frontend}},
-                component | {"podTemplate": {"spec": worker}},
+                {"name": "frontend", "type": "frontend", "replicas": 1, **release, "podTemplate": {"spec": frontend}},
+                component | release | {"podTemplate": {"spec": worker}},
             ],
         },
     }

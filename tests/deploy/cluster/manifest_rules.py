@@ -12,7 +12,8 @@ import yaml
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 CLAIMS = {"models"}
 # Of the operator's own schema (ai-dynamo, DynamoGraphDeployment v1beta1): what a component may say.
-COMPONENT = {"name", "type", "replicas", "multinode", "sharedMemorySize", "podTemplate"}
+COMPONENT = {"name", "type", "replicas", "multinode", "sharedMemorySize", "runtimeVersionOverride", "podTemplate"}
+RELEASE_TAG = re.compile(r".+:\d+\.\d+\.\d+")
 TYPES = {"frontend", "worker", "prefill", "decode", "planner", "epp"}
 
 
@@ -51,6 +52,9 @@ def problems(documents: dict[str, dict[str, Any]], ranks: int) -> Iterator[str]:
         for component in graph["spec"]["components"]:
             if unknown := component.keys() - COMPONENT:
                 yield f"component: unknown {unknown}"
+            image = component["podTemplate"]["spec"]["containers"][0]["image"]
+            if not RELEASE_TAG.fullmatch(image) and "runtimeVersionOverride" not in component:
+                yield f"component {component['name']}: which release of Dynamo's is in {image}?"
             if component["type"] not in TYPES or component.get("multinode", {"nodeCount": 2})["nodeCount"] < 2:
                 yield f"component {component['name']}"
 

@@ -115,6 +115,10 @@ def test_each_rule_sees_its_fault(
         (lambda component: component.update(multinode={"nodeCount": 1}), "component worker"),
         (lambda component: component.update(type="main"), "component worker"),
         (lambda component: component.update(resources={}), "component: unknown {'resources'}"),
+        (
+            lambda component: component["podTemplate"]["spec"]["containers"][0].update(image="registry/image:1"),
+            "component worker: which release of Dynamo's is in registry/image:1?",
+        ),
     ],
 )
 def test_each_rule_of_a_graph_sees_its_fault(
