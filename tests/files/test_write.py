@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Callable
@@ -44,6 +45,16 @@ def test_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert names(path.parent) == ["out"]
     assert names(path) == ["file"]
     assert path.stat().st_mode & 0o700 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [(errno.EROFS, "choose another -o DIR"), (errno.ENOSPC, "free disk space or choose another -o DIR")],
+)
+def test_only_a_full_disk_asks_for_space(number: int, hint: str, tmp_path: Path) -> None:
+    with pytest.raises(BuildError) as caught, new_directory(tmp_path / "out", NOTES):
+        raise OSError(number, os.strerror(number))
+    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])

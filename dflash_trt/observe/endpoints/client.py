@@ -191,10 +191,19 @@ def _unreachable(where: str, error: httpx.HTTPError) -> EndpointError:
     if isinstance(error, httpx.ConnectError):
         message = str(error) or "no connection"
         hint = "is it running, and is the port right?"
-        if "SSL" in message or "CERTIFICATE" in message.upper():
+        if _is_unknown_host(error):
+            hint = "is the host's name right, and can this machine resolve it?"
+        elif "SSL" in message or "CERTIFICATE" in message.upper():
             hint = "is it https? Its certificate must be trusted here (SSL_CERT_FILE names others)"
         return EndpointError(f"{where}: expected a server, found: {message}", hint=hint)
     return EndpointError(f"{where}: expected a whole answer, found: {str(error) or type(error).__name__}")
+
+
+def _is_unknown_host(error: BaseException | None) -> bool:
+    """httpx keeps what the resolver said only as the cause of the cause."""
+    while error is not None and not isinstance(error, socket.gaierror):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def read_api_key(file: Path | None) -> str | None:

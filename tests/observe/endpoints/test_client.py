@@ -48,6 +48,13 @@ def test_nothing_answers() -> None:
     assert error.value.hint == "is it running, and is the port right?"
 
 
+def test_a_host_that_nobody_knows() -> None:
+    """The port is not what is wrong."""
+    with Client("http://no-such-host.invalid:8000") as client, pytest.raises(EndpointError) as error:
+        identify(client)
+    assert error.value.hint == "is the host's name right, and can this machine resolve it?"
+
+
 def test_a_server_that_says_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
