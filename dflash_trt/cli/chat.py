@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from dflash_trt.cli.options import PATH, engine_target_option, options, runtime_options, sampling_options
+from dflash_trt.cli.options import ENGINE, engine_target_option, options, runtime_options, sampling_options
 from dflash_trt.errors import RequestError, printable
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ HELP = "/reset begins anew, /exit ends (so does Ctrl-D), Ctrl-C stops an answer"
 
 
 @click.command(short_help="Talk to an engine in the terminal.")
-@click.argument("engine", type=PATH)
+@click.argument("engine", type=ENGINE)
 @options(
     engine_target_option,
     click.option("--system", metavar="TEXT", help="What the conversation begins with, in the system's role."),

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from dflash_trt.cli.options import PATH, drain_option, engine_target_option, runtime_options
+from dflash_trt.cli.options import ENGINE, drain_option, engine_target_option, runtime_options
 
 INSTALL = "pip install 'dflash-trt[dynamo]' && pip install --no-deps ai-dynamo==1.6.1"
 MAX_SYSTEM_PORT = 2**15 - 1
@@ -18,7 +18,7 @@ ADDRESSES = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 
 
 @click.command(short_help="Serve an engine as a worker of NVIDIA Dynamo's.")
-@click.argument("engine", type=PATH)
+@click.argument("engine", type=ENGINE)
 @engine_target_option
 @click.option("--served-model-name", metavar="NAME", help="Default: the name of the engine directory.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="This machine, as frontend and router reach it.")

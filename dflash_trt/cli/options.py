@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 import click
 
 from dflash_trt.cli.completion import DRAFT, TARGET
+from dflash_trt.deploy.deployment_file import deployment_path
+from dflash_trt.errors import EngineError
+from dflash_trt.files.command import quoted
 from dflash_trt.files.write import OutputKind, check_replaceable
 from dflash_trt.observe.plots.picture import PICTURE
 from dflash_trt.runtime.options import DEFAULTS, DEVICES
@@ -20,6 +23,21 @@ UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class EnginePath(click.Path):
+    """An engine directory, and no deployment, which runs in another server."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        if deployment_path(str(value)) is not None:
+            raise EngineError(
+                f"expected an engine directory, found the deployment {value}",
+                hint=f"dflash-trt serve-config {quoted(Path(value))} --runtime trtllm",
+            )
+        return super().convert(value, parameter, context)
+
+
+ENGINE = EnginePath(path_type=Path)
 
 
 def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:

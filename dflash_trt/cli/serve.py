@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from dflash_trt.cli.options import PATH, drain_option, engine_target_option, options, runtime_options
+from dflash_trt.cli.options import ENGINE, PATH, drain_option, engine_target_option, options, runtime_options
 
 MAX_BODY_MIB = 1024
 
@@ -24,7 +24,7 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
 
 
 @click.command(short_help="Serve an engine over HTTP, as OpenAI does.")
-@click.argument("engine", type=PATH)
+@click.argument("engine", type=ENGINE)
 @options(
     engine_target_option,
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all."),

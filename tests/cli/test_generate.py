@@ -106,6 +106,14 @@ def test_no_engine(tmp_path: Path) -> None:
     assert "no engine directory: missing manifest.json" in message
 
 
+@pytest.mark.parametrize("command", ["serve", "chat", "dynamo"])
+def test_a_deployment_is_served_elsewhere(command: str) -> None:
+    """`generate` and `verify` run it in TensorRT-LLM; these only take engines."""
+    message = refusal(lambda: run_here(command, "gpt-oss-120b.b300x8.latency"), EngineError)
+    assert "expected an engine directory, found the deployment gpt-oss-120b.b300x8.latency" in message
+    assert "dflash-trt serve-config gpt-oss-120b.b300x8.latency --runtime trtllm" in message
+
+
 def test_swapped_target(engine: Path) -> None:
     arguments = ("generate", engine, "prompt", "--target", FIXTURES / "tiny-gpt-oss")
     message = refusal(lambda: run_here(*arguments), EngineError)
