@@ -11,7 +11,7 @@ PROMPT ?= "def main("
 JOBS   ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: help build demo dynamo demo-cluster test test-full test-gpu gpu-report contract lint docs dashboards catalog bench bench-quantize bench-estimate bench-attention bench-report count-kernel clean
+.PHONY: help build demo dynamo demo-cluster test test-full test-gpu gpu-report contract lint docs dashboards catalog bench bench-quantize bench-estimate bench-attention bench-report count-kernel wheels clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | column -t -s '	'
@@ -105,6 +105,9 @@ bench-report: $(TOOLS)  ## the report of a small run that was measured on a CPU,
 
 count-kernel: $(TOOLS)  ## count the attention kernel's machine instructions; needs nvcc, no GPU
 	$(PIP) --editable '.[sass]' && $(BIN)/python tools/count_kernel.py
+
+wheels: build  ## wheels for x86_64 and aarch64 Linux in dist/, compiled by zig; needs no container
+	$(PIP) 'dflash-trt[wheels]' && $(BIN)/python tools/wheels.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) $(DYNAMO) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
