@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What hostile clients leave behind in the server's memory: resident size round by round.
+
+The server runs on a fixture in a process of its own. A round sends --requests of each kind: streams that are cut in the
+middle, streams that nobody reads, prompts far too long, bodies that are no JSON, a JSON schema that nobody sent before,
+and honest completions, or of the --kind that is given. Sizes are read when nothing runs or waits any more. The first
+--warm rounds fill the prefix cache; growth is counted from their end. Prints a table, asserts nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import httpx
+
+REPOSITORY = Path(__file__).parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from dflash_trt.cli.output import print_table  # noqa: E402
+from dflash_trt.doctor import cpu_model  # noqa: E402
+from tests.engines import build  # noqa: E402
+from tests.paths import FIXTURES  # noqa: E402
+from tests.server.process import started  # noqa: E402
+
+AT_ONCE = 32
+OPTIONS = ("--cache-gib", "0.05")  # the prefix cache is full when the first rounds are over
+LONG_BYTES, BROKEN_BYTES = 5_000_000, 9_000_000
+NUMBERS = itertools.count()
+
+
+def body(**fields: object) -> dict[str, object]:
+    return {"prompt": f"def f{next(NUMBERS)}(", "temperature": 0, "ignore_eos": True, "max_tokens": 150, **fields}
+
+
+async def cut_stream(client: httpx.AsyncClient) -> int:
+    async with client.stream("POST", "/v1/completions", json=body(stream=True, n=4)) as response:
+        async for _ in response.aiter_bytes():
+            break
+    return response.status_code
+
+
+async def unread_stream(client: httpx.AsyncClient) -> str:
+    url = client.base_url
+    _, writer = await asyncio.open_connection(url.host, url.port, limit=1)
+    content = json.dumps(body(stream=True, n=4)).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n"
+    writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + content)
+    await writer.drain()
+    await asyncio.sleep(0.5)
+    writer.transport.abort()
+    return "unread"
+
+
+async def long_prompt(client: httpx.AsyncClient) -> int:
+    return (await client.post("/v1/completions", json=body(prompt="x y " * (LONG_BYTES // 4)))).status_code
+
+
+async def broken_body(client: httpx.AsyncClient) -> int:
+    headers = {"content-type": "application/json"}
+    return (
+        await client.post("/v1/completions", content=b'{"prompt": "' * (BROKEN_BYTES // 12), headers=headers)
+    ).status_code
+
+
+async def new_schema(client: httpx.AsyncClient) -> int:
+    names = [f"key{next(NUMBERS)}" for _ in range(8)]
+    schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
+    fields = body(
+        max_tokens=16,
+        ignore_eos=False,
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+    )
+    return (await client.post("/v1/completions", json=fields)).status_code
+
+
+async def honest(client: httpx.AsyncClient) -> int:
+    return (await client.post("/v1/completions", json=body(max_tokens=32))).status_code
+
+
+KINDS = {
+    kind.__name__.replace("_", "-"): kind
+    for kind in (cut_stream, unread_stream, long_prompt, broken_body, new_schema, honest)
+}
+
+
+async def one_round(url: str, kinds: Sequence[str], requests: int) -> dict[str, int]:
+    """Statuses, and how many answers had each."""
+    limits, places = httpx.Limits(max_connections=AT_ONCE), asyncio.Semaphore(AT_ONCE)
+    statuses: dict[str, int] = {}
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+
+        async def send(kind: str) -> None:
+            async with places:
+                try:
+                    status = str(await KINDS[kind](client))
+                except httpx.TransportError:  # the server answers, and closes, before it has read all of the body
+                    status = "closed"
+            statuses[status] = statuses.get(status, 0) + 1
+
+        await asyncio.gather(*(send(kind) for _ in range(requests) for kind in kinds))
+        while any(
+            map(
+                float,
+                re.findall(r"vllm:num_requests_(?:running|waiting)\{.*\} (\S+)", (await client.get("/metrics")).text),
+            )
+        ):
+            await asyncio.sleep(0.1)
+    return statuses
+
+
+def resident_mib(pid: int) -> float:
+    return int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) / 1024  # type: ignore[index]
+
+
+@click.command()
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), default=list(KINDS))
+@click.option("--rounds", default=200, show_default=True)
+@click.option("--warm", default=20, show_default=True, help="Rounds before growth is counted.")
+@click.option("--requests", default=8, show_default=True, help="Of each kind in a round.")
+def main(kinds: tuple[str, ...], rounds: int, warm: int, requests: int) -> None:
+    rows, base = [], 0.0
+    with tempfile.TemporaryDirectory() as directory:
+        engine, target = Path(directory) / "engine", FIXTURES / "tiny-qwen3"
+        build(FIXTURES / "tiny-qwen3-dflash", engine, target)
+        with started(engine, target, Path(directory) / "log", *OPTIONS) as process:
+            url, begin = process.await_url(), time.monotonic()
+            for number in range(1, rounds + 1):
+                statuses = asyncio.run(one_round(url, kinds, requests))
+                size = resident_mib(process.popen.pid)
+                base = size if number <= warm else base
+                if number != warm and number % (rounds // 10):
+                    continue
+                answers = ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items()))
+                growth = f"{size / base - 1:+.1%}" if number > warm else ""
+                rows.append((str(number), f"{time.monotonic() - begin:.0f}", f"{size:.0f}", growth, answers))
+    title = f"{requests} requests of each of {len(kinds)} kinds a round, on {cpu_model()}"
+    print_table(title, ("round", "s", "resident, MiB", "growth", "answers"), rows)
+
+
+if __name__ == "__main__":
+    main()
