@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import re
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import httpx
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from benchmarks.bench_slow_connections import at_work, completion  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
 from tests.engines import build  # noqa: E402
@@ -49,11 +49,8 @@ async def cut_stream(client: httpx.AsyncClient) -> int:
 
 
 async def unread_stream(client: httpx.AsyncClient) -> str:
-    url = client.base_url
-    _, writer = await asyncio.open_connection(url.host, url.port, limit=1)
-    content = json.dumps(body(stream=True, n=4)).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n"
-    writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + content)
+    _, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port, limit=1)
+    writer.write(completion(**body(stream=True, n=4)))
     await writer.drain()
     await asyncio.sleep(0.5)
     writer.transport.abort()
@@ -66,9 +63,8 @@ async def long_prompt(client: httpx.AsyncClient) -> int:
 
 async def broken_body(client: httpx.AsyncClient) -> int:
     headers = {"content-type": "application/json"}
-    return (
-        await client.post("/v1/completions", content=b'{"prompt": "' * (BROKEN_BYTES // 12), headers=headers)
-    ).status_code
+    content = b'{"prompt": "' * (BROKEN_BYTES // 12)
+    return (await client.post("/v1/completions", content=content, headers=headers)).status_code
 
 
 async def new_schema(client: httpx.AsyncClient) -> int:
@@ -107,12 +103,7 @@ async def one_round(url: str, kinds: Sequence[str], requests: int) -> dict[str, 
             statuses[status] = statuses.get(status, 0) + 1
 
         await asyncio.gather(*(send(kind) for _ in range(requests) for kind in kinds))
-        while any(
-            map(
-                float,
-                re.findall(r"vllm:num_requests_(?:running|waiting)\{.*\} (\S+)", (await client.get("/metrics")).text),
-            )
-        ):
+        while await at_work(client.base_url.port):
             await asyncio.sleep(0.1)
     return statuses
 
@@ -137,7 +128,7 @@ def main(kinds: tuple[str, ...], rounds: int, warm: int, requests: int) -> None:
                 statuses = asyncio.run(one_round(url, kinds, requests))
                 size = resident_mib(process.popen.pid)
                 base = size if number <= warm else base
-                if number != warm and number % (rounds // 10):
+                if number != warm and number % max(1, rounds // 10):
                     continue
                 answers = ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items()))
                 growth = f"{size / base - 1:+.1%}" if number > warm else ""
