@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dflash_trt.runtime.text import TextStream
-from dflash_trt.server.tools import ToolCall
+from dflash_trt.server.hermes import CallDelta
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,6 +63,8 @@ class Channels:
         self._has_tools = has_tools
         self._role: Sequence[int] = ()
         self._function: str | None = None
+        self.has_open_call = False
+        """Whether the answer ended inside arguments."""
         self.num_reasoning_tokens = 0
         self._tokens = tokens
         self._tokenizer = tokenizer
@@ -71,10 +73,10 @@ class Channels:
         self._is_reasoning = False
         self._text: TextStream | None = self._open()
 
-    def push(self, token_ids: Sequence[int], *, is_last: bool) -> tuple[str, str, list[ToolCall]]:
+    def push(self, token_ids: Sequence[int], *, is_last: bool) -> tuple[str, str, list[CallDelta]]:
         """What they add to (reasoning, content, calls)."""
         added = ["", ""]
-        calls: list[ToolCall] = []
+        calls: list[CallDelta] = []
         for token in token_ids:
             if token == self._tokens.channel or token in self._tokens.ends:
                 self._close(added, calls)
@@ -83,29 +85,38 @@ class Channels:
             elif token == self._tokens.message:
                 self._read_header()
                 self._header, self._text = None, self._open()
+                if self._function is not None:
+                    calls.append(CallDelta(self._function, ""))
             elif self._header is not None:
                 self._header.append(token)
             elif self._text is not None:
                 self._text.push(token)
                 self.num_reasoning_tokens += self._is_reasoning
         if is_last:
+            self.has_open_call = self._function is not None
             self._close(added, calls)
-        elif self._text is not None and self._function is None:
-            added[not self._is_reasoning] += self._text.next_text()
+        elif self._text is not None:
+            self._take(added, calls)
         return added[0], added[1], calls
 
     def _open(self) -> TextStream:
         return TextStream(self._tokenizer, self._stop)
 
-    def _close(self, added: list[str], calls: list[ToolCall]) -> None:
+    def _close(self, added: list[str], calls: list[CallDelta]) -> None:
         """Ends a message's text; what comes before the next one's is no text."""
         if self._text is not None:
             self._text.close()
-            if self._function is not None:
-                calls.append(ToolCall(self._function, self._text.text))
-            else:
-                added[not self._is_reasoning] += self._text.next_text()
+            self._take(added, calls)
         self._text = self._function = None
+
+    def _take(self, added: list[str], calls: list[CallDelta]) -> None:
+        assert self._text is not None
+        if not (text := self._text.next_text()):
+            return
+        if self._function is None:
+            added[not self._is_reasoning] += text
+        else:
+            calls.append(CallDelta(None, text))
 
     def _read_header(self) -> None:
         """What stands behind <|channel|>, and behind <|start|> before it, where the recipient may be, too."""

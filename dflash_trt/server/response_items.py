@@ -81,20 +81,24 @@ class ResponseBuilder:
                         yield event
 
     def _add(self, delta: Json) -> Iterator[Json]:
+        calls = delta.get("tool_calls") or []
+        if calls and "id" not in calls[0]:  # ends the call before; text comes behind it
+            yield from self._add_arguments(calls.pop(0)["function"]["arguments"])
         for kind, text in (("reasoning", delta.get("reasoning")), ("message", delta.get("content"))):
             if text:
                 yield from self._open(kind)
                 self._part()["text"] += text
                 yield self._part_event("delta", kind, delta=text)
-        for call in delta.get("tool_calls") or ():
-            yield from self._open("function_call", call_id=call["id"], name=call["function"]["name"], arguments="")
-            assert self._item is not None
-            arguments = self._item["arguments"] = call["function"]["arguments"]
-            place = {"item_id": self._item["id"], "output_index": self._index()}
-            yield self._event("response.function_call_arguments.delta", delta=arguments, **place)
-            name = self._item["name"]
-            yield self._event("response.function_call_arguments.done", arguments=arguments, name=name, **place)
+        for call in calls:
             yield from self._close()
+            yield from self._open("function_call", call_id=call["id"], name=call["function"]["name"], arguments="")
+            yield from self._add_arguments(call["function"]["arguments"])
+
+    def _add_arguments(self, text: str) -> Iterator[Json]:
+        assert self._item is not None
+        if text:
+            self._item["arguments"] += text
+            yield self._event("response.function_call_arguments.delta", delta=text, **self._place())
 
     def _finish(self, model: str, finish_reason: str, usage: Json) -> Iterator[Json]:
         is_cut = finish_reason == "length"
@@ -138,7 +142,10 @@ class ResponseBuilder:
         if (item := self._item) is None:
             return
         item["status"] = status
-        if item["type"] != "function_call":
+        if item["type"] == "function_call":
+            fields = {"arguments": item["arguments"], "name": item["name"]}
+            yield self._event("response.function_call_arguments.done", **fields, **self._place())
+        else:
             part = self._part()
             yield self._part_event("done", item["type"], text=part["text"])
             yield self._event("response.content_part.done", part=dict(part), **self._place())
@@ -155,7 +162,8 @@ class ResponseBuilder:
 
     def _place(self) -> Json:
         assert self._item is not None
-        return {"item_id": self._item["id"], "output_index": self._index(), "content_index": 0}
+        place = {"item_id": self._item["id"], "output_index": self._index()}
+        return place if self._item["type"] == "function_call" else {**place, "content_index": 0}
 
     def _part_event(self, what: str, kind: str, **fields: object) -> Json:
         if kind == "message":

@@ -14,10 +14,10 @@ from dflash_trt.runtime.acceptance import Acceptance
 from dflash_trt.runtime.backend import Chunk
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.server.channels import Channels, ChannelTokens
+from dflash_trt.server.hermes import CallDelta, HermesParser
 from dflash_trt.server.openai_logprobs import chat_logprobs, completion_logprobs
 from dflash_trt.server.requests import CompletionRequest
 from dflash_trt.server.step_texts import StepTexts
-from dflash_trt.server.tools import HermesParser, ToolCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,6 +53,11 @@ class Choice:
         return self._channels.num_reasoning_tokens if self._channels else 0
 
     @property
+    def _has_open_call(self) -> bool:
+        parser = self._channels or self._hermes
+        return parser is not None and parser.has_open_call
+
+    @property
     def num_generated_tokens(self) -> int:
         """Of its completion; none where only the prompt is echoed."""
         return 0 if self.completion is None or self._request.max_tokens == 0 else len(self.completion.token_ids)
@@ -72,7 +77,7 @@ class Choice:
         choice["logprobs"] = None if chunk.logprobs is None else self._logprobs(chunk)
         self._is_first = False
         choice["finish_reason"] = chunk.completion and chunk.completion.finish_reason
-        if self._num_calls and choice["finish_reason"] == "stop":
+        if self._num_calls and choice["finish_reason"] == "stop" and not self._has_open_call:
             choice["finish_reason"] = "tool_calls"
         choice["stop_reason"] = chunk.completion and chunk.completion.stop_reason
         if self._step_texts is not None:
@@ -84,29 +89,32 @@ class Choice:
         message: Json = {"role": "assistant"} if self._is_first else {}
         is_last = chunk.completion is not None
         reasoning, content = "", chunk.text
-        calls: list[ToolCall] = []
+        calls: list[CallDelta] = []
         if self._channels is not None:
             reasoning, content, calls = self._channels.push(chunk.token_ids, is_last=is_last)
         elif self._hermes is not None:
             content, calls = self._hermes.push(chunk.text, is_last=is_last)
-        if calls := self._limited(calls):
-            message["tool_calls"] = [self._tool_call(call, is_delta) for call in calls]
+        if tool_calls := self._tool_calls(calls):
+            message["tool_calls"] = tool_calls if is_delta else [_without_index(call) for call in tool_calls]
         if content or not is_delta:
-            message["content"] = content or (None if calls else "")
+            message["content"] = content or (None if tool_calls else "")
         if self._channels is not None and (reasoning or not is_delta):  # vLLM's name since 0.11, and the older one
             message |= {"reasoning": reasoning or None, "reasoning_content": reasoning or None}
         return message
 
-    def _limited(self, calls: list[ToolCall]) -> list[ToolCall]:
-        """The first call alone where calls may not be parallel."""
-        tools = self._request.tools
-        return calls if tools is None or tools.parallel else calls[: max(0, 1 - self._num_calls)]
-
-    def _tool_call(self, call: ToolCall, is_delta: bool) -> Json:
-        index, self._num_calls = self._num_calls, self._num_calls + 1
-        function = {"name": call.name, "arguments": call.arguments}
-        shaped = {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
-        return {"index": index, **shaped} if is_delta else shaped
+    def _tool_calls(self, deltas: list[CallDelta]) -> list[Json]:
+        """What they add to each call; to the first one alone where calls may not be parallel."""
+        calls: dict[int, Json] = {}
+        for delta in deltas:
+            self._num_calls += delta.name is not None
+            if self._num_calls > 1 and self._request.tools is not None and not self._request.tools.parallel:
+                break
+            begin: Json = {"id": f"call_{uuid.uuid4().hex}", "type": "function"} if delta.name is not None else {}
+            name = {"name": delta.name} if delta.name is not None else {}
+            index = self._num_calls - 1
+            call = calls.setdefault(index, {"index": index, **begin, "function": {**name, "arguments": ""}})
+            call["function"]["arguments"] += delta.arguments
+        return list(calls.values())
 
     def _prompt_text(self) -> str:
         prompt = self._request.prompts[self.index // self._request.n]
@@ -130,6 +138,10 @@ class Choice:
     def _token_name(self, token: int) -> str:
         by_id = self._request.return_tokens_as_token_ids
         return f"token_id:{token}" if by_id else str(self._tokenizer.decode([token]))
+
+
+def _without_index(call: Json) -> Json:
+    return {name: value for name, value in call.items() if name != "index"}
 
 
 def has_content(delta: Json) -> bool:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tools that a chat may call: their definitions, the grammar of a call that is demanded, and calls in an answer.
+"""Tools that a chat may call: their definitions, and the grammar of a call that is demanded.
 
-Two formats: Hermes's, which Qwen2.5 and Qwen3 share (<tool_call>{"name": ..., "arguments": {...}}</tool_call>), and
-gpt-oss's harmony, a message to functions.NAME.
+Two formats: Hermes's, and gpt-oss's harmony, a message to functions.NAME.
 """
 
 from __future__ import annotations
@@ -14,17 +13,15 @@ import msgspec
 
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.sampling import Grammar
-from dflash_trt.runtime.text import overlap
+from dflash_trt.server.hermes import BEGIN, END, NAME
 from dflash_trt.server.structured_outputs import bounded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Json = dict[str, Any]
-BEGIN, END = "<tool_call>", "</tool_call>"
-NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 MAX_TOOLS = 128
-"""Both as in the OpenAI API."""
+"""As in the OpenAI API."""
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
@@ -33,14 +30,6 @@ class ToolFormat(msgspec.Struct, frozen=True):
     name: Literal["hermes", "harmony"]
     channel: int = 0
     message: int = 0
-
-
-class ToolCall(msgspec.Struct, frozen=True):
-    """One call."""
-
-    name: str
-    arguments: str
-    """A JSON object."""
 
 
 class Tools(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,17 +82,18 @@ def _name(definition: object) -> str:
     if not isinstance(definition, dict) or not isinstance(function, dict) or definition.get("type") != "function":
         raise RequestError(f'tools: expected {{"type": "function", "function": {{...}}}}, found {shown(definition)}')
     name, parameters = function.get("name"), function.get("parameters")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
         raise RequestError(f"tools: expected names of 1 to 64 letters, digits, _ and -, found {shown(name)}")
-    if not isinstance(parameters, dict | None):
-        raise RequestError(f"tools: expected parameters as a JSON schema, found {shown(parameters)}")
+    if not isinstance(parameters, dict | None) or (parameters or {}).get("type", "object") != "object":
+        raise RequestError(f"tools: expected parameters as the JSON schema of an object, found {shown(parameters)}")
     return name
 
 
 def call_grammar(tools: Tools, form: ToolFormat) -> Grammar:
     """Of an answer that calls at least one tool."""
     functions = [definition["function"] for definition in tools.definitions]
-    arguments = [{"type": "json_schema", "json_schema": f.get("parameters") or {"type": "object"}} for f in functions]
+    schemas = [{"type": "object", **(function.get("parameters") or {})} for function in functions]
+    arguments = [{"type": "json_schema", "json_schema": schema} for schema in schemas]
     if form.name == "harmony":
         calls = [_harmony_call(form, f["name"], schema) for f, schema in zip(functions, arguments, strict=True)]
         whole: Json = {"type": "or", "elements": calls}
@@ -131,49 +121,3 @@ def _harmony_call(form: ToolFormat, name: str, arguments: Json) -> Json:
         {"type": "token", "token": form.message},
     ]
     return {"type": "sequence", "elements": [*header, arguments]}
-
-
-class HermesParser:
-    """Incremental parser of one answer: text in, content and whole calls out; text that is no call is content."""
-
-    def __init__(self) -> None:
-        self._text = ""
-        self._has_calls = False
-
-    def push(self, text: str, *, is_last: bool) -> tuple[str, list[ToolCall]]:
-        """What it adds to (content, calls); whitespace around calls is in neither."""
-        self._text += text
-        content = ""
-        calls: list[ToolCall] = []
-        while BEGIN in self._text:
-            before, _, rest = self._text.partition(BEGIN)
-            body, end, after = rest.partition(END)
-            content += before.rstrip()
-            self._text = self._text[len(before.rstrip()) :]
-            if not end and not is_last:
-                return content, calls
-            if call := _read_call(body):
-                calls.append(call)
-                self._has_calls = True
-                self._text = after.lstrip()
-            else:
-                whole = len(self._text) - len(after)
-                content += self._text[:whole]
-                self._text = self._text[whole:]
-        if is_last:
-            ready = "" if self._has_calls and not self._text.strip() else self._text
-        else:
-            ready = self._text[: len(self._text) - overlap(self._text, BEGIN)].rstrip()
-        self._text = self._text[len(ready) :]
-        return content + ready, calls
-
-
-def _read_call(text: str) -> ToolCall | None:
-    try:
-        call = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return None
-    arguments = call.get("arguments", {})
-    return ToolCall(call["name"], msgspec.json.encode(arguments).decode()) if isinstance(arguments, dict) else None

@@ -22,13 +22,17 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="package")
-def chat_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The gpt-oss fixture, with a chat template, which the fixtures have not."""
-    directory = tmp_path_factory.mktemp("server") / "tiny-gpt-oss"
-    shutil.copytree(FIXTURES / "tiny-gpt-oss", directory)
+def copy_with_template(target: Path, into: Path) -> Path:
+    """A copy of a fixture, with a chat template, which the fixtures have not."""
+    directory = into / target.name
+    shutil.copytree(target, directory)
     (directory / "chat_template.jinja").write_text(TEMPLATE)
     return directory
+
+
+@pytest.fixture(scope="package")
+def chat_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_with_template(FIXTURES / "tiny-gpt-oss", tmp_path_factory.mktemp("server"))
 
 
 @pytest.fixture(scope="package")

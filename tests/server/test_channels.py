@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dflash_trt.server.channels import Channels, ChannelTokens
-from dflash_trt.server.tools import ToolCall
+from dflash_trt.server.hermes import CallDelta
 from tests.paths import FIXTURES
 
 HARMONY = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]
@@ -81,4 +81,19 @@ def test_a_message_to_a_function_is_a_call(tokenizer: PreTrainedTokenizerBase, h
     ids = tokenizer(text)["input_ids"]
     parts = [channels.push(ids[i : i + size], is_last=i + size >= len(ids)) for i in range(0, len(ids), size)]
     assert ["".join(part[i] for part in parts) for i in (0, 1)] == ["Hm.", ""]  # type: ignore[misc]
-    assert [call for part in parts for call in part[2]] == [ToolCall("get_time", '{"zone": "é"}')]
+    begin, *deltas = [call for part in parts for call in part[2]]
+    assert begin == CallDelta("get_time", "")
+    assert "".join(delta.arguments for delta in deltas) == '{"zone": "é"}'
+    assert len(deltas) > 3 or size > 3
+    assert not channels.has_open_call
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_call_that_was_cut_is_open(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+    tokens = ChannelTokens.read(tokenizer)
+    assert tokens is not None
+    ids = tokenizer('<|channel|>commentary to=functions.get_time json<|message|>{"zone": "utc')["input_ids"]
+    channels = Channels(tokens, tokenizer, ("utc",), has_tools=True)
+    parts = [channels.push(ids[i : i + size], is_last=i + size >= len(ids)) for i in range(0, len(ids), size)]
+    assert "".join(call.arguments for part in parts for call in part[2]) == '{"zone": "'
+    assert channels.has_open_call
