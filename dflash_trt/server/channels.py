@@ -83,6 +83,7 @@ class Channels:
                 self._role = (self._header or ()) if token == self._tokens.channel else ()
                 self._header = [] if token in (self._tokens.channel, self._tokens.start) else None
             elif token == self._tokens.message:
+                self._close(added, calls)
                 self._read_header()
                 self._header, self._text = None, self._open()
                 if self._function is not None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -97,3 +99,28 @@ def test_a_call_that_was_cut_is_open(tokenizer: PreTrainedTokenizerBase, size: i
     parts = [channels.push(ids[i : i + size], is_last=i + size >= len(ids)) for i in range(0, len(ids), size)]
     assert "".join(call.arguments for part in parts for call in part[2]) == '{"zone": "'
     assert channels.has_open_call
+
+
+def test_pieces_change_nothing(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Of 300 answers of control tokens, headers and random tokens in any order."""
+    tokens = ChannelTokens.read(tokenizer)
+    assert tokens is not None
+    control: list[int] = tokenizer.convert_tokens_to_ids(HARMONY)
+    texts = ["<|channel|>commentary to=functions.f json<|message|>", "<|channel|>analysis<|message|>", *HARMONY]
+    parts: list[list[int]] = [tokenizer(text)["input_ids"] for text in texts]
+    picked = random.Random(1)
+    for _ in range(300):
+        noise = [[picked.randrange(min(control)) for _ in range(picked.randint(1, 12))] for _ in range(8)]
+        ids = [token for part in picked.choices(parts + noise, k=picked.randint(1, 6)) for token in part]
+        assert len({str(_parse(tokens, tokenizer, ids, size)) for size in (1, 2, 5, 1000)}) == 1, ids
+
+
+def _parse(tokens: ChannelTokens, tokenizer: PreTrainedTokenizerBase, ids: list[int], size: int) -> list[object]:
+    channels, texts, calls = Channels(tokens, tokenizer, has_tools=True), ["", ""], [""]
+    for i in range(0, len(ids), size):
+        *added, deltas = channels.push(ids[i : i + size], is_last=i + size >= len(ids))
+        texts = [text + more for text, more in zip(texts, added, strict=True)]  # type: ignore[operator]
+        for delta in deltas:
+            calls += [delta.name] if delta.name is not None else []
+            calls[-1] += delta.arguments
+    return [texts, calls, channels.has_open_call, channels.num_reasoning_tokens]
