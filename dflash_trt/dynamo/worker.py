@@ -18,6 +18,7 @@ from dynamo.common.backend.publisher import ComponentSnapshot, PushSource
 from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
 
+from dflash_trt.dynamo.file_discovery import await_loss
 from dflash_trt.dynamo.generate_request import read_request
 from dflash_trt.errors import DFlashError, EngineError, RequestError
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
@@ -39,9 +40,20 @@ DRAIN_POLL_SECONDS = 0.01
 class DFlashWorker(LLMEngine):  # type: ignore[misc]
     """One pair of models, loaded when the worker starts."""
 
-    def __init__(self, pair: CheckedPair, options: RuntimeOptions, served_model_name: str, drain_seconds: int) -> None:
-        self.error: Exception | None = None
-        """What ended the decoder, or kept it from starting."""
+    def __init__(
+        self,
+        pair: CheckedPair,
+        options: RuntimeOptions,
+        served_model_name: str,
+        drain_seconds: int,
+        *,
+        is_in_file: bool,
+    ) -> None:
+        self.error: DFlashError | None = None
+        """What ended the worker, or kept it from starting."""
+        self.is_leaving = False
+        """Somebody asked it to end."""
+        self._is_in_file = is_in_file
         self._pair = pair
         self._options = options
         self._drain_seconds = drain_seconds
@@ -57,6 +69,8 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
 
     async def start(self, worker_id: int) -> EngineConfig:
         """Loads both models; what the router and the planner are told of them."""
+        if self.is_leaving:  # since before Dynamo's handler was there
+            signal.raise_signal(signal.SIGTERM)
         try:
             self._backend = backend = await asyncio.to_thread(open_embedded, self._pair, self._options)
             backend.check_room()
@@ -64,6 +78,8 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
             self.error = error
             raise
         self._loop = asyncio.get_running_loop()
+        if self._is_in_file:
+            self._tasks.append(self._loop.create_task(self._end_when_lost(worker_id)))
         self._metrics = ServerMetrics(
             self._served_model_name, backend.max_length, backend.num_draft_tokens, backend.metrics
         )
@@ -119,7 +135,10 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
         for task in self._tasks:
             task.cancel()
         if self._backend is not None:
-            self.error = self.error or self._backend.error
+            if self.error is None and self._backend.error is not None:
+                self.error = EngineError(
+                    f"the decoder has failed: {self._backend.error}", hint="start the worker again"
+                )
             await asyncio.to_thread(self._backend.close)
 
     async def health_check_payload(self) -> dict[str, Any]:
@@ -163,6 +182,11 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
             )
             publisher.publish(0, snapshot)
             await asyncio.sleep(SNAPSHOT_SECONDS)
+
+    async def _end_when_lost(self, worker_id: int) -> None:
+        if (lost := await await_loss(worker_id, lambda: self.is_leaving)) is not None:
+            self.error = lost
+            signal.raise_signal(signal.SIGTERM)
 
     def _chunk(self, request: Request, chunk: Chunk) -> dict[str, Any]:
         document: dict[str, Any] = {"token_ids": chunk.token_ids, "index": 0}
@@ -230,7 +254,8 @@ def serve(
 
     A target without a chat template serves completions only: the frontend never lists a chat model without one.
     """
-    worker = DFlashWorker(pair, options, served_model_name, drain_seconds)
+    is_in_file = discovery_backend == "file"
+    worker = DFlashWorker(pair, options, served_model_name, drain_seconds, is_in_file=is_in_file)
     config = WorkerConfig(
         namespace=get_worker_namespace(namespace),
         model_name=str(pair.target.directory),
@@ -243,12 +268,18 @@ def serve(
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
     )
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Dynamo's handler calls the one before it, which would exit at once
+
+    def leave(number: int, _: object) -> None:
+        if worker.is_leaving and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        worker.is_leaving = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)  # Dynamo's handler calls the one before it
     try:
         uvloop.run(Worker(worker, config).run())
     except Exception:
-        if isinstance(worker.error, DFlashError):
-            raise worker.error from None
-        raise
+        if worker.error is None:
+            raise
     if worker.error is not None:
-        raise EngineError(f"the decoder has failed: {worker.error}", hint="start the worker again")
+        raise worker.error from None

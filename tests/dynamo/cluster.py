@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ import pytest
 
 from tests.paths import REPOSITORY
 
-PATIENCE = 60.0
-LOOPBACK = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST")
+PATIENCE = 120.0
+ADDRESSES = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST")
 OWN_PYTHON = REPOSITORY / ".venv-dynamo" / "bin" / "python"
 
 
@@ -35,15 +36,27 @@ def dynamo_python() -> str:
     return sys.executable
 
 
+@dataclass(frozen=True)
+class Host:
+    """Where a process runs: what starts it there, and the address on which it listens."""
+
+    address: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+
+
+HERE = Host()
+
+
 class Node:
     """One process, with its log."""
 
-    def __init__(self, log: Path, environment: dict[str, str], *command: object) -> None:
+    def __init__(self, log: Path, host: Host, environment: dict[str, str], *command: object) -> None:
         self.log = log
         with log.open("ab") as file:
             self.popen = subprocess.Popen(
-                [dynamo_python(), *map(str, command)], env=environment, stdout=file, stderr=file
-            )
+                [*host.prefix, dynamo_python(), *map(str, command)],
+                env=environment | dict.fromkeys(ADDRESSES, host.address), stdout=file, stderr=file,
+            )  # fmt: skip
 
     def await_log(self, pattern: str) -> None:
         self.wait_until(lambda: re.search(pattern, self.log.read_text()) is not None)
@@ -60,10 +73,11 @@ class Worker(Node):
     """`dflash-trt dynamo`, as `start` starts dflash-trt."""
 
     def __init__(
-        self, log: Path, environment: dict[str, str], engine: Path, target: Path, *options: object, start: Sequence[str]
-    ) -> None:
-        arguments = ["--target", target, "--discovery-backend", "file", "--metrics-port", 0, *options]
-        super().__init__(log, environment, *start, "dynamo", engine, *arguments)
+        self, log: Path, host: Host, environment: dict[str, str], engine: Path, target: Path, *options: object,
+        start: Sequence[str],
+    ) -> None:  # fmt: skip
+        arguments = ["--target", target, "--discovery-backend", "file", "--host", host.address, "--metrics-port", 0]
+        super().__init__(log, host, environment, *start, "dynamo", engine, *arguments, *options)
 
     def metric(self, name: str) -> float:
         """The sum over a metric's labels."""
@@ -75,30 +89,42 @@ class Worker(Node):
 class Cluster:
     """A frontend, and workers that come and go."""
 
-    def __init__(self, directory: Path, engine: Path, target: Path, *frontend_options: object) -> None:
+    def __init__(
+        self, directory: Path, engine: Path, target: Path, *frontend_options: object, host: Host = HERE
+    ) -> None:
         self.model = engine.name
-        self.url = f"http://127.0.0.1:{(port := free_port())}"
+        self.url = f"http://{host.address}:{(port := free_port())}"
         self.workers: list[Worker] = []
-        self._directory, self._engine, self._target = directory, engine, target
+        self.discovery = directory / "discovery"
+        self._directory, self._engine, self._target, self._host = directory, engine, target, host
         self._environment = {
-            **os.environ, **dict.fromkeys(LOOPBACK, "127.0.0.1"), "OMP_NUM_THREADS": "1", "HOME": str(directory),
-            "DYN_FILE_KV": str(directory / "discovery"), "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1",
-            "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
+            **os.environ, "OMP_NUM_THREADS": "1", "HOME": str(directory), "DYN_FILE_KV": str(self.discovery),
+            "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1", "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
         }  # fmt: skip
         options = ["--discovery-backend", "file", "--event-plane", "zmq", *frontend_options]
-        command = ["-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", port, *options]
-        self.frontend = Node(directory / "frontend.log", self._environment, *command)
+        self._command = ["-m", "dynamo.frontend", "--http-host", host.address, "--http-port", port, *options]
+        self.start_frontend()
 
-    def add_workers(self, count: int, *options: object, start: Sequence[str] = ("-m", "dflash_trt")) -> list[Worker]:
+    def start_frontend(self) -> None:
+        self.frontend = Node(self._directory / "frontend.log", self._host, self._environment, *self._command)
+
+    def add_workers(
+        self, count: int, *options: object, start: Sequence[str] = ("-m", "dflash_trt"), host: Host = HERE
+    ) -> list[Worker]:
         added = []
         for _ in range(count):
             log = self._directory / f"worker-{len(self.workers)}.log"
-            added.append(Worker(log, self._environment, self._engine, self._target, *options, start=start))
+            environment = self._environment
+            added.append(Worker(log, host, environment, self._engine, self._target, *options, start=start))
             self.workers.append(added[-1])
         for worker in added:
             worker.await_log("Serving .* on ")
-        self.frontend.wait_until(lambda: self._knows_model() and self._num_instances() >= len(self.alive))
+        self.await_workers()
         return added
+
+    def await_workers(self) -> None:
+        """Until the frontend has heard of all that are alive."""
+        self.frontend.wait_until(lambda: self._knows_model() and self.num_instances() >= len(self.alive))
 
     @property
     def alive(self) -> list[Worker]:
@@ -118,15 +144,17 @@ class Cluster:
         except httpx.TransportError:
             return False
 
-    def _num_instances(self) -> int:
+    def num_instances(self) -> int:
         """Workers that the frontend has heard of."""
         health = httpx.get(f"{self.url}/health", timeout=PATIENCE).json()
         return sum(instance["endpoint"] == "generate" for instance in health.get("instances", []))
 
 
 @contextmanager
-def cluster(directory: Path, engine: Path, target: Path, *frontend_options: object) -> Iterator[Cluster]:
-    running = Cluster(directory, engine, target, *frontend_options)
+def cluster(
+    directory: Path, engine: Path, target: Path, *frontend_options: object, host: Host = HERE
+) -> Iterator[Cluster]:
+    running = Cluster(directory, engine, target, *frontend_options, host=host)
     try:
         yield running
     finally:
