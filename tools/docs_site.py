@@ -40,6 +40,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def _on_site(link: re.Match[str], folder: str) -> str:
     image, text, target, anchor = link.groups(default="")
     path = normpath(join(folder, target))
-    if path in PAGES or path.startswith("docs/"):
+    if path in PAGES or (path.startswith("docs/") and not (REPOSITORY / path).is_dir()):
         return f"{image}[{text}]({PAGES.get(path, path.removeprefix('docs/'))}{anchor})"
     return text
