@@ -11,9 +11,14 @@ import yaml
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 CLAIMS = {"models"}
-# Of the operator's own schema (ai-dynamo, DynamoGraphDeployment v1beta1): what a component may say.
+# What the operator's own schema takes (ai-dynamo/dynamo, deploy/operator/api/v1beta1: dynamographdeployment_types.go at
+# 0fddc01b, dynamocomponentdeployment_types.go at 006b6e10, common.go at 02911c80), of which this project writes a part.
+# A podTemplate is Kubernetes' own. The templates in ai-dynamo 1.6.1 (dynamo/profiler/templates/dgd) say no more.
+GRAPH = {"backendFramework", "components"}
+FRAMEWORKS = {"sglang", "vllm", "trtllm"}
 COMPONENT = {"name", "type", "replicas", "multinode", "sharedMemorySize", "runtimeVersionOverride", "podTemplate"}
-RELEASE_TAG = re.compile(r".+:\d+\.\d+\.\d+")
+COMPONENT_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?")
+RELEASE = re.compile(r"(0|[1-9]\d{0,3})(\.(0|[1-9]\d{0,3})){2}")
 TYPES = {"frontend", "worker", "prefill", "decode", "planner", "epp"}
 
 
@@ -49,14 +54,28 @@ def problems(documents: dict[str, dict[str, Any]], ranks: int) -> Iterator[str]:
         yield f"{gpus} GPUs for {ranks} ranks"
     yield from _port_problems(documents)
     if graph := documents.get("DynamoGraphDeployment"):
-        for component in graph["spec"]["components"]:
-            if unknown := component.keys() - COMPONENT:
-                yield f"component: unknown {unknown}"
-            image = component["podTemplate"]["spec"]["containers"][0]["image"]
-            if not RELEASE_TAG.fullmatch(image) and "runtimeVersionOverride" not in component:
-                yield f"component {component['name']}: which release of Dynamo's is in {image}?"
-            if component["type"] not in TYPES or component.get("multinode", {"nodeCount": 2})["nodeCount"] < 2:
-                yield f"component {component['name']}"
+        yield from _graph_problems(graph["spec"])
+
+
+def _graph_problems(spec: dict[str, Any]) -> Iterator[str]:
+    if unknown := spec.keys() - GRAPH:
+        yield f"graph: unknown {unknown}"
+    if spec["backendFramework"] not in FRAMEWORKS:
+        yield f"graph: no framework {spec['backendFramework']}"
+    names = [component["name"] for component in spec["components"]]
+    if len({name.lower() for name in names}) < len(names) or not all(map(COMPONENT_NAME.fullmatch, names)):
+        yield f"graph: names {names}"
+    for component in spec["components"]:
+        if unknown := component.keys() - COMPONENT:
+            yield f"component: unknown {unknown}"
+        (container,) = component["podTemplate"]["spec"]["containers"]
+        if container["name"] != "main":
+            yield f"component {component['name']}: no container main"
+        tag = container["image"].rpartition(":")[2]
+        if not RELEASE.fullmatch(component.get("runtimeVersionOverride", tag)):
+            yield f"component {component['name']}: which release of Dynamo's is in {container['image']}?"
+        if component["type"] not in TYPES or component.get("multinode", {"nodeCount": 2})["nodeCount"] < 2:
+            yield f"component {component['name']}"
 
 
 def _mount_problems(

@@ -115,6 +115,16 @@ def test_each_rule_sees_its_fault(
         (lambda component: component.update(multinode={"nodeCount": 1}), "component worker"),
         (lambda component: component.update(type="main"), "component worker"),
         (lambda component: component.update(resources={}), "component: unknown {'resources'}"),
+        (lambda component: component.update(name="Frontend"), "graph: names ['frontend', 'Frontend']"),
+        (lambda component: component.update(name="work_er"), "graph: names ['frontend', 'work_er']"),
+        (
+            lambda component: component["podTemplate"]["spec"]["containers"][0].update(name="server"),
+            "component worker: no container main",
+        ),
+        (
+            lambda component: component.update(runtimeVersionOverride="1.6"),
+            "component worker: which release of Dynamo's is in nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.6.1?",
+        ),
         (
             lambda component: component["podTemplate"]["spec"]["containers"][0].update(image="registry/image:1"),
             "component worker: which release of Dynamo's is in registry/image:1?",
@@ -126,6 +136,21 @@ def test_each_rule_of_a_graph_sees_its_fault(
 ) -> None:
     documents = read(written(capsys, NATIVE, "dynamo-trtllm"))
     plant(documents["DynamoGraphDeployment"]["spec"]["components"][1])
+    assert expected in list(problems(documents, 8))
+
+
+@pytest.mark.parametrize(
+    ("planted", "expected"),
+    [
+        ({"envs": []}, "graph: unknown {'envs'}"),
+        ({"backendFramework": "tensorrt-llm"}, "graph: no framework tensorrt-llm"),
+    ],
+)
+def test_a_graph_says_what_its_schema_takes(
+    planted: dict[str, Any], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = read(written(capsys, NATIVE, "dynamo-trtllm"))
+    documents["DynamoGraphDeployment"]["spec"].update(planted)
     assert expected in list(problems(documents, 8))
 
 
