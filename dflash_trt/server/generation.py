@@ -82,6 +82,8 @@ class Generation:
                         self._finish(index, chunk.completion)
                     yield self._choices[index], chunk
         except EngineError as error:
+            if not self._backend.is_alive and self._backend.error is None:  # it was closed since the request came
+                raise shutting_down() from None
             self._metrics.observe_failure(error)
             raise
 

@@ -25,7 +25,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.server import http_server, limits, streaming
 from dflash_trt.server.endpoints import DEGRADED_FAILURES
@@ -416,6 +416,23 @@ def test_a_second_sigterm_ends_at_once(engine: Path, chat_target: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_meets_the_end_of_the_drain_is_told(
+    live: Live, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was admitted before, and reaches the decoder when that has been closed."""
+
+    async def closed(*_: Any, **__: Any) -> AsyncGenerator[Any, None]:
+        raise EngineError("expected an open LLM, found a closed one")
+        yield
+
+    monkeypatch.setattr(type(live.llm.backend), "is_alive", property(lambda _: False))
+    monkeypatch.setattr(type(live.llm.backend), "stream", closed)
+    response = live.post(prompt="x", max_tokens=1, stream=stream)
+    assert (response.status_code, response.headers["connection"]) == (503, "close")
+    assert "the server is shutting down" in response.text
 
 
 def test_sigterm_while_loading(engine: Path, chat_target: Path, tmp_path: Path) -> None:
