@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
-from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.checkpoint.quantization import BLOCK
+from dflash_trt.checkpoint.draft_shares import not_shared, shard_spec
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
 from dflash_trt.checkpoint.weights import SINGLE, read_weights
@@ -35,27 +34,9 @@ ON_FIRST = re.compile(LAYER + r"(self_attn\.o|mlp\.down)_proj\.bias")
 
 def check_shards(draft: DraftCheckpoint, ranks: int) -> None:
     """Raises BuildError where `ranks` ranks cannot share this draft."""
-    spec = draft.spec
-    whole = "build without --tp: every rank then runs the whole drafter"
-    for what, count, step in (
-        ("KV heads", spec.num_key_value_heads, 1),
-        ("query heads", spec.num_attention_heads, 1),
-        (f"MLP channels in blocks of {BLOCK}", spec.intermediate_size, BLOCK),
-    ):
-        if count % (ranks * step):
-            raise BuildError(
-                f"{draft.directory}: expected {what} that {ranks} ranks share evenly, found {count}", hint=whole
-            )
-    own = {
-        "a head of its own": spec.has_own_head,
-        "an embedding of its own": spec.own_embedding or spec.mask_embedding,
-        "DFlash2's convolutions or selector": spec.block_conv is not None or spec.candidate_selector is not None,
-        "a Markov head": spec.is_dspark,
-    }
-    if found := [name for name, has_it in own.items() if has_it]:
+    if problem := not_shared(draft.spec, ranks):
         raise BuildError(
-            f"{draft.directory}: expected a plain DFlash draft for {ranks} ranks, found {' and '.join(found)}",
-            hint=whole,
+            f"{draft.directory}: {problem}", hint="build without --tp: every rank then runs the whole drafter"
         )
 
 
@@ -68,16 +49,6 @@ def write_shard(draft: DraftCheckpoint, tensors: Iterable[Tensor], shard: Shard,
             writer.write(name, _part(tensor, shard))
     return msgspec.structs.replace(
         draft, directory=directory, spec=shard_spec(draft.spec, shard.ranks), weights=read_weights(directory)
-    )
-
-
-def shard_spec(spec: DraftSpec, ranks: int) -> DraftSpec:
-    """The same with a rank's heads and MLP channels."""
-    return msgspec.structs.replace(
-        spec,
-        num_attention_heads=spec.num_attention_heads // ranks,
-        num_key_value_heads=spec.num_key_value_heads // ranks,
-        intermediate_size=spec.intermediate_size // ranks,
     )
 
 

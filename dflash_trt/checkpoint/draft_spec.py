@@ -257,6 +257,12 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return self.draft_vocab_size is not None
 
     @property
+    def own_vocabulary(self) -> list[str]:
+        """What it has of embedding and lm_head in the place of the target's."""
+        has_it = (self.own_embedding, self.mask_embedding, self.has_own_head)
+        return [name for name, is_own in zip(("embed_tokens", MASK_EMBEDDING, HEAD), has_it, strict=True) if is_own]
+
+    @property
     def has_d2t(self) -> bool:
         """Whether the own head has other rows than the vocabulary, and `d2t` to say which."""
         return self.draft_vocab_size not in (None, self.vocab_size)

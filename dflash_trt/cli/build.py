@@ -138,6 +138,8 @@ def build_deployment(config: Path, request: BuildRequest) -> Path | None:
     """The same for the draft, target and recipe that CONFIG.yaml names, where they fit its GPUs; None for --dry-run."""
     if request.recipe is not None:
         raise click.UsageError("--recipe is for a draft checkpoint; CONFIG.yaml names its own")
+    if request.tp is not None:
+        raise click.UsageError("--tp is for a draft checkpoint; CONFIG.yaml says draft_tensor_parallel itself")
     if request.head is not None:
         raise click.UsageError("--head is for a draft checkpoint: what CONFIG.yaml serves takes the target's head")
     file, name, output = load_deployment(config), config.stem, request.output or Path(config.stem)
@@ -154,15 +156,16 @@ def build_deployment(config: Path, request: BuildRequest) -> Path | None:
     assert sizes is not None
     assert sizes.checkpoint is not None
     if file.mode == "engine":
-        _print_ranks(deployment, str(target), request.tp or 1)
+        _print_ranks(deployment, str(target))
+        request = msgspec.structs.replace(request, tp=deployment.draft_tensor_parallel)
     has_plans = request.plans.is_wanted or file.mode == "engine"
     served = plan_sizes(deployment) if has_plans else None
     _write_engine(file.draft, source, sizes.checkpoint, output, request, served)
     return output
 
 
-def _print_ranks(deployment: ResolvedDeployment, target: str, num_ranks: int) -> None:
-    """What a drafter costs that is whole on each rank, or shared by all, and which to build."""
+def _print_ranks(deployment: ResolvedDeployment, target: str) -> None:
+    """What a drafter costs that is whole on each rank, or shared by all, and which to deploy."""
     from dflash_trt.observe.estimate.drafter_ranks import drafters_on_ranks, in_words, preferred
     from dflash_trt.observe.estimate.inputs import system
 
@@ -175,8 +178,8 @@ def _print_ranks(deployment: ResolvedDeployment, target: str, num_ranks: int) ->
         return
     if drafters:
         click.echo(in_words(drafters, context), err=True)
-        if (best := preferred(drafters).ranks) != num_ranks:
-            click.echo(f"built for {num_ranks} of them; by that estimate, give --tp {best}", err=True)
+        if not (best := preferred(drafters)).is_deployed:
+            click.echo(f"by that estimate, set draft_tensor_parallel to {best.ranks}", err=True)
 
 
 def build_plans(engine: Path, request: BuildRequest) -> Path | None:

@@ -15,8 +15,7 @@ from dflash_trt.deploy.dry_run import as_text, dry_run
 from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, GpuMemory
 from dflash_trt.deploy.resolve import ResolvedDeployment, plan_sizes, resolve
 from dflash_trt.engine.drafter_memory import drafter_memory
-from dflash_trt.engine.graphs import graph_signatures
-from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.engine.manifest import read_manifest, read_parts
 from dflash_trt.engine.plan import check_precision
 from dflash_trt.errors import ConfigError
 
@@ -49,8 +48,9 @@ def print_plan_dry_run(engine: Path, plans: PlanRequest, *, as_json: bool) -> No
     manifest = read_manifest(engine)
     options = plans.options(manifest.plan_options)
     check_precision(manifest.quantization.algorithms(), options.hardware_compatibility, None)
-    commands = trtexec_commands(engine, manifest.graphs, options, plans.timing_cache)
-    memory = drafter_memory(manifest, options, engine)
+    commands = trtexec_commands(engine, manifest.draft, manifest.num_ranks, options, plans.timing_cache)
+    part, of_part = read_parts(engine, manifest)[0]
+    memory = drafter_memory(of_part, options, part)
     if as_json:
         print_json("plan-dry-run", {"options": options, "memory": memory, "trtexec": commands})
         return
@@ -64,11 +64,11 @@ def _planned_commands(deployment: ResolvedDeployment, output: Path, plans: PlanR
     """trtexec's lines for an engine directory that need not be there yet."""
     from dflash_trt.builder.tensorrt.trtexec import trtexec_commands
 
-    graphs = graph_signatures(deployment.draft_sizes.spec, fp8_cache=False)  # an FP8 cache has the same axes
     options = plans.options(plan_sizes(deployment))
     gpu = deployment.gpus.gpu
     check_precision(set(deployment.algorithms.values()), options.hardware_compatibility, gpu.compute_capability)
-    return trtexec_commands(output, graphs, options, plans.timing_cache)
+    ranks = deployment.draft_tensor_parallel if deployment.mode == "engine" else 1
+    return trtexec_commands(output, deployment.draft_sizes.spec, ranks, options, plans.timing_cache)
 
 
 def _print_commands(commands: list[str]) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from dflash_trt.cli.completion import DEPLOYMENT
 from dflash_trt.cli.options import FILE, check_output_file, check_picture, deployment_options, json_option, options
 from dflash_trt.cli.output import print_json, print_tables
+from dflash_trt.deploy.schema import Runtime
 from dflash_trt.observe.plots.picture import save_picture
 
 
@@ -29,8 +30,8 @@ from dflash_trt.observe.plots.picture import save_picture
 )  # fmt: skip
 def estimate(
     config: str, acceptance: Path | None, tau: float | None, eagle3_tau: float | None, prompt_tokens: int,
-    output_tokens: int, runtime: str, routing: str, batch: int, replicas: int, target: str | None, draft: str | None,
-    as_json: bool, plot: Path | None, html: Path | None,
+    output_tokens: int, runtime: Runtime, routing: str, batch: int, replicas: int, target: str | None,
+    draft: str | None, as_json: bool, plot: Path | None, html: Path | None,
 ) -> None:  # fmt: skip
     """Predict what a deployment will do: one step term by term, throughput per GPU against the speed of a user for
     plain decoding, EAGLE-3 and DFlash, memory and the batch limit.

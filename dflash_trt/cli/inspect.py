@@ -25,7 +25,7 @@ from dflash_trt.cli.options import json_option
 from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.deploy.catalog import COLUMNS, catalog, entry, row, trained_for
 from dflash_trt.engine.drafter_memory import drafter_memory
-from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest
+from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import printable
 from dflash_trt.files.command import quoted
@@ -61,7 +61,9 @@ def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool
         print_json("inspect", document)
     else:
         if isinstance(facts := document["facts"], Manifest):
-            _print_summary(path, facts)
+            plans = document["tensorrt_plans"]
+            assert isinstance(plans, list)
+            _print_summary(path, facts, plans)
         _print(msgspec.to_builtins(document))
         if target is not None:
             click.echo(f"{document['path']} fits target {click.format_filename(target)}")
@@ -110,7 +112,9 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
         fp8 = quantization.fp8_kv_cache
         document["context_bytes_per_token"] = draft.context_bytes_per_token(fp8=fp8)
         if isinstance(facts, Manifest):
-            document["tensorrt_memory"] = _memory(facts, directory)
+            parts = read_parts(directory, facts)
+            document["tensorrt_plans"] = sorted(parts[0][1].plans)
+            document["tensorrt_memory"] = _memory(*parts[0])
         if target is not None:
             partner = read_partner(target, path, config)
             check_pair(draft, partner.spec, draft_name=path, target_name=target)
@@ -122,7 +126,7 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
     return document
 
 
-def _print_summary(path: str, manifest: Manifest) -> None:
+def _print_summary(path: str, manifest: Manifest, plans: Sequence[str]) -> None:
     """What an engine is, in three lines before the table of all facts."""
     source, target, engine = manifest.source, manifest.target_source, quoted(Path(path))
     recipe = "unquantised" if source.recipe is None else source.recipe
@@ -130,11 +134,12 @@ def _print_summary(path: str, manifest: Manifest) -> None:
     num_drafts = manifest.draft.num_draft_tokens
     origin = printable(f"{source.name}, {recipe}, for {name}")
     click.echo(f"{origin}: {manifest.draft.num_layers} layers, {num_drafts} drafts a step")
-    click.echo(f"plans: {', '.join(sorted(manifest.plans)) or 'none; it runs with ONNX Runtime'}")
+    ranks = f" of each of the {manifest.num_ranks} ranks that share it" if manifest.num_ranks > 1 else ""
+    click.echo(f"plans{ranks}: {', '.join(plans) or 'none; it runs with ONNX Runtime'}")
     click.echo(f"next: dflash-trt verify {engine} --prompts FILE; then: dflash-trt serve {engine}\n")
 
 
-def _memory(manifest: Manifest, directory: Path) -> dict[str, object]:
+def _memory(directory: Path, manifest: Manifest) -> dict[str, object]:
     """What TensorRT plans take of one GPU, and for which sizes."""
     options = manifest.plan_options or PlanOptions()
     sizes = {name: getattr(options, name) for name in ("max_batch_size", "max_seq_len", "max_num_tokens")}

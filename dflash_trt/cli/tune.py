@@ -13,6 +13,7 @@ from dflash_trt.cli.completion import DEPLOYMENT
 from dflash_trt.cli.estimate import check_one_acceptance
 from dflash_trt.cli.options import FILE, PATH, check_output_file, deployment_options, json_option, options
 from dflash_trt.cli.output import print_json, print_tables
+from dflash_trt.deploy.schema import Runtime
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import quoted
 from dflash_trt.files.write import OutputKind, new_file
@@ -36,7 +37,7 @@ TUNED_FILE = OutputKind(name="a deployment file", recognizes=lambda file: False,
     json_option,
 )
 def tune(
-    config: str, output: Path | None, as_json: bool, prompt_tokens: int, output_tokens: int, runtime: str,
+    config: str, output: Path | None, as_json: bool, prompt_tokens: int, output_tokens: int, runtime: Runtime,
     **settings: Any,
 ) -> None:  # fmt: skip
     """Find the settings with the most throughput per GPU that give each user --slo tokens/s: ranks, batch, draft

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -21,7 +21,7 @@ from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.schema_check import check_schema
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
 from dflash_trt.deploy.trtllm_arguments import converted_draft
-from dflash_trt.engine.manifest import MANIFEST
+from dflash_trt.engine.manifest import read_num_ranks
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.command import quoted
 from dflash_trt.files.read import is_directory, read_text
@@ -60,6 +60,7 @@ def deployment_config(deployment: ResolvedDeployment, schema: Schema, document: 
         target_name=deployment.target,
         algorithms={} if is_base else deployment.algorithms,
         mode="engine" if is_engine else "native",
+        engine_ranks=deployment.draft_tensor_parallel if is_engine else 1,
     )
 
 
@@ -74,10 +75,10 @@ def file_config(
     document = read_document(file, schema)
     named = draft or schema.setting(document, DRAFT_KEYS[schema.runtime])
     sizes: DraftSizes | None = None
-    mode: Literal["native", "engine"] = "native"
+    ranks: int | None = None
     if isinstance(named, str):
         sizes = draft_sizes(named) or _original(named)
-        mode = "engine" if is_directory(named) and (Path(named) / MANIFEST).is_file() else "native"
+        ranks = read_num_ranks(Path(named)) if is_directory(named) else None
     return CheckedConfig(
         schema=schema,
         document=document,
@@ -86,7 +87,8 @@ def file_config(
         target=None if target is None else target_sizes(target),
         target_name=target,
         algorithms={} if sizes is None else sizes.quantized,
-        mode=mode,
+        mode="native" if ranks is None else "engine",
+        engine_ranks=ranks or 1,
     )
 
 

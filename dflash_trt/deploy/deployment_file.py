@@ -46,6 +46,9 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Ranks that share every layer; all GPUs unless said otherwise."""
     expert_parallel: Positive | None = None
     """Ranks among which whole experts are divided."""
+    draft_tensor_parallel: Positive | None = None
+    """Engine mode: ranks that share the drafter's heads and MLPs, all of tensor_parallel; 1: each has all of them.
+    Natively the runtime divides the drafter among all."""
     max_batch_size: Positive | None = None
     """Requests that run at once."""
     max_num_tokens: Positive | None = None

@@ -22,10 +22,10 @@ from dflash_trt.errors import ConfigError
 
 # What a deployment says to a runtime; the rest of it are facts and their origin.
 SETTINGS = (
-    "target", "draft", "gpus", "purpose", "mode", "recipe", "tensor_parallel", "expert_parallel", "max_batch_size",
-    "max_num_tokens", "max_seq_len", "draft_tokens", "draft_schedule", "draft_attention", "kv_cache_dtype",
-    "kv_cache_fraction", "prefix_reuse", "enable_attention_dp", "use_rejection_sampling", "trust_remote_code",
-    "moe_backend", "eagle3",
+    "target", "draft", "gpus", "purpose", "mode", "recipe", "tensor_parallel", "expert_parallel",
+    "draft_tensor_parallel", "max_batch_size", "max_num_tokens", "max_seq_len", "draft_tokens", "draft_schedule",
+    "draft_attention", "kv_cache_dtype", "kv_cache_fraction", "prefix_reuse", "enable_attention_dp",
+    "use_rejection_sampling", "trust_remote_code", "moe_backend", "eagle3",
 )  # fmt: skip
 
 

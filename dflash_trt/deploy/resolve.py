@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from dflash_trt.checkpoint.draft_shares import not_shared
 from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.checkpoint.target_checkpoint import check_pair
 from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3
@@ -17,7 +18,7 @@ from dflash_trt.deploy.gpus import Gpus, parse_gpus
 from dflash_trt.deploy.published import published_targets
 from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
-from dflash_trt.engine.manifest import MANIFEST
+from dflash_trt.engine.manifest import read_num_ranks
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.read import is_directory
@@ -51,6 +52,8 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     recipe: str
     tensor_parallel: int
     expert_parallel: int
+    draft_tensor_parallel: int
+    """Ranks that share the drafter: natively all whose attention is shared."""
     max_batch_size: int
     max_num_tokens: int
     max_seq_len: int
@@ -95,6 +98,9 @@ def resolve(
     settings = _Settings(file)
     sources = settings.sources
     served, sources["draft"] = _served_draft(file, name, draft)
+    draft_ranks, sources["draft_tensor_parallel"] = _draft_ranks(file, name, file.tensor_parallel or gpus.count, served)
+    if file.mode == "engine" and (problem := not_shared(sizes.spec, draft_ranks)):
+        raise ConfigError(f"{name}: draft_tensor_parallel: {problem}", hint="set draft_tensor_parallel to 1")
     sources["target"] = "--target" if target else "file"
     moe_backend, sources["moe_backend"] = _moe_backend(file.target, gpus)
     draft_tokens = settings.given_or(
@@ -124,6 +130,7 @@ def resolve(
         recipe=settings.default("recipe", file.recipe),
         tensor_parallel=settings.given_or("tensor_parallel", file.tensor_parallel, gpus.count, f"all GPUs of {gpus}"),
         expert_parallel=settings.given_or("expert_parallel", file.expert_parallel, 1, "default"),
+        draft_tensor_parallel=draft_ranks,
         max_batch_size=settings.by_purpose("max_batch_size", file.max_batch_size),
         max_num_tokens=settings.by_purpose("max_num_tokens", file.max_num_tokens),
         max_seq_len=max_seq_len,
@@ -176,6 +183,25 @@ def _check_expert_parallel(file: DeploymentFile, name: str, gpus: Gpus) -> None:
         )
 
 
+def _draft_ranks(file: DeploymentFile, name: str, ranks: int, served: str) -> tuple[int, str]:
+    """Ranks that share the drafter, and why; of an engine that is here, those it was built for."""
+    asked, expected = file.draft_tensor_parallel, ""
+    if file.mode == "native" and asked is not None:
+        expected, fix = "none in native mode, whose runtime divides the drafter", "remove it, or add mode: engine"
+    elif asked not in (None, 1, ranks):
+        expected, fix = f"1 or the {ranks} ranks of tensor_parallel", f"set draft_tensor_parallel to 1 or {ranks}"
+    elif file.enable_attention_dp and asked not in (None, 1):
+        expected, fix = "1 beside enable_attention_dp, whose ranks have requests of their own", "set it to 1"
+    if expected:
+        raise ConfigError(f"{name}: draft_tensor_parallel: expected {expected}, found {asked}", hint=fix)
+    if asked is not None:
+        return asked, "file"
+    if file.mode == "native":
+        return 1 if file.enable_attention_dp else ranks, "as the runtime divides it"
+    built = read_num_ranks(Path(served))
+    return (1, "default") if built is None else (built, f"engine {served}")
+
+
 def plan_sizes(deployment: ResolvedDeployment) -> PlanOptions:
     """What TensorRT plans of the deployment are to serve.
 
@@ -197,7 +223,7 @@ def directory_deployment(directory: Path, *, target: str, gpus: str) -> Deployme
         draft=str(directory),
         gpus=gpus,
         purpose="latency",
-        mode="engine" if (directory / MANIFEST).is_file() else "native",
+        mode="native" if read_num_ranks(directory) is None else "engine",
     )
 
 
@@ -245,7 +271,8 @@ def _served_draft(file: DeploymentFile, name: str, draft: str | None) -> tuple[s
     """What TensorRT-LLM loads as the drafter, and why."""
     if draft is not None:
         return draft, "--draft"
-    if is_directory(file.draft) or (file.mode == "native" and file.recipe == UNQUANTIZED):
+    is_as_it_is = file.mode == "native" and file.recipe == UNQUANTIZED
+    if is_as_it_is or (is_directory(file.draft) and read_num_ranks(Path(file.draft)) is not None):
         return file.draft, "file"
     return name, "directory that `dflash-trt build` writes"
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import socket
 import traceback
@@ -15,12 +16,14 @@ import msgspec
 from dflash_trt import __version__
 from dflash_trt.doctor import package_version
 from dflash_trt.engine.machine import Gpu, visible_gpus
-from dflash_trt.engine.manifest import MANIFEST, read_manifest, sha256
+from dflash_trt.engine.manifest import MANIFEST, read_manifest, read_parts, sha256
 from dflash_trt.errors import DFlashError
 from dflash_trt.launch_environment import import_mpi
 
 PACKAGES = ("tensorrt", "tensorrt_llm", "torch")
 MISSING = "missing"
+ENGINE_RANKS = "ranks of the engine"
+"""Those that share its drafter; 1: each runs all of it."""
 BUG = 70
 
 
@@ -58,13 +61,13 @@ def look(rank: int, local_rank: int, engine: Path | None) -> Rank:
     facts |= {package: package_version(package) or MISSING for package in PACKAGES}
     facts["plugin sha256"] = _plugin_hash()
     if engine is not None:
-        facts["engine sha256"] = _engine_hash(engine)
+        facts |= _engine(engine)
     return Rank(rank=rank, host=socket.gethostname(), gpu=_gpu(local_rank), facts=facts)
 
 
 def problems(ranks: Sequence[Rank]) -> list[str]:
     """What does not fit together, each with the rank it was seen on."""
-    return [*_differences(ranks), *_damage(ranks), *_shared_gpus(ranks)]
+    return [*_differences(ranks), *_damage(ranks), *_too_few(ranks), *_shared_gpus(ranks)]
 
 
 def fact_names(ranks: Sequence[Rank]) -> list[str]:
@@ -89,6 +92,16 @@ def _damage(ranks: Sequence[Rank]) -> list[str]:
     """An engine that nobody can read is the same everywhere, and still no engine."""
     broken = {rank.facts.get("engine sha256", "") for rank in ranks}
     return sorted(broken) if len(broken) == 1 and " " in next(iter(broken)) else []
+
+
+def _too_few(ranks: Sequence[Rank]) -> list[str]:
+    """Ranks that share a drafter compute with all others; several servers' ranks may be asked at once."""
+    numbers = {int(rank.facts.get(ENGINE_RANKS, 1)) for rank in ranks}
+    return [
+        f"engine: expected {number} ranks, which share its drafter, or several times as many, found {len(ranks)}"
+        for number in sorted(numbers)
+        if len(ranks) % number
+    ]
 
 
 def _shared_gpus(ranks: Sequence[Rank]) -> list[str]:
@@ -117,13 +130,16 @@ def _gpu(local_rank: int) -> Gpu | None:
     return gpus[index] if index < len(gpus) else None
 
 
-def _engine_hash(engine: Path) -> str:
-    """Of the manifest, which holds the hashes of all other files; those are checked."""
+def _engine(engine: Path) -> dict[str, str]:
+    """A hash of the manifests, which hold the hashes of all other files; those are checked."""
     try:
-        read_manifest(engine)
-        return sha256(engine / MANIFEST)
+        manifest = read_manifest(engine)
+        parts = read_parts(engine, manifest)
+        hashes = [sha256(directory / MANIFEST) for directory in dict.fromkeys([engine, *(part for part, _ in parts)])]
     except DFlashError as error:
-        return error.message
+        return {"engine sha256": error.message}
+    whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+    return {"engine sha256": whole, ENGINE_RANKS: str(manifest.num_ranks)}
 
 
 def _plugin_hash() -> str:

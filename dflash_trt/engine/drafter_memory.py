@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
 import msgspec
 
+from dflash_trt.engine.graphs import Port
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plan import GRAPHS, PlanOptions
 
@@ -30,7 +32,7 @@ class DrafterMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drafter_memory(manifest: Manifest, options: PlanOptions, directory: Path) -> DrafterMemory:
-    """Of the engine at `directory`, with plans that serve `options`."""
+    """Of the engine at `directory`, with plans that serve `options`; where ranks share it, of the one that is given."""
     pages_of_a_slot = -(-options.max_seq_len // PAGE_ROWS)
     sizes = {
         "B": options.max_batch_size,
@@ -38,10 +40,9 @@ def drafter_memory(manifest: Manifest, options: PlanOptions, directory: Path) ->
         "slots": options.max_batch_size,
         "pages": pages_of_a_slot,
     }
-    ports = [port for graph in manifest.graphs.values() for port in (*graph.inputs, *graph.outputs)]
     rows = {"T": options.max_batch_size * pages_of_a_slot * PAGE_ROWS}
     cache = sum(BYTES[port.dtype] * prod(port.sizes(rows)) for port in manifest.graphs["context"].outputs)
-    activations = sum(BYTES[port.dtype] * prod(port.sizes(sizes)) for port in ports)
+    activations = sum(BYTES[port.dtype] * prod(port.sizes(sizes)) for port in _tensors(manifest))
     weights = [directory / name for name in manifest.sha256 if name.endswith(WEIGHTS)]
     return DrafterMemory(
         weight_bytes=sum(file.stat().st_size for file in weights),
@@ -49,3 +50,17 @@ def drafter_memory(manifest: Manifest, options: PlanOptions, directory: Path) ->
         activation_bytes=activations,
         workspace_bytes=len(GRAPHS) * options.workspace_bytes,
     )
+
+
+def _tensors(manifest: Manifest) -> Iterator[Port]:
+    """Inputs and outputs, each once: a shard's segments share them, and its streams have two buffers each."""
+    context = manifest.graphs["context"]
+    yield from (*context.inputs, *context.outputs)
+    draft = (graph for name, graph in manifest.graphs.items() if name != "context")
+    ports = (port for graph in draft for port in (*graph.inputs, *graph.outputs))
+    yield from {_buffer(port.name): port for port in ports}.values()
+
+
+def _buffer(name: str) -> tuple[str, int]:
+    stream, _, segment = name.partition(".")
+    return stream, int(segment or 0) % 2

@@ -14,7 +14,7 @@ from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.checkpoint.weights import SINGLE
-from dflash_trt.engine.graphs import Graph, Shard, graph_signatures
+from dflash_trt.engine.graphs import Graph, Shard, graph_signatures, shards
 from dflash_trt.engine.plan import GRAPHS, Plan, PlanOptions
 from dflash_trt.errors import EngineError, cut, shown
 from dflash_trt.files.json_file import SchemaVersion, read_json
@@ -109,6 +109,19 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
+class _Ranks(msgspec.Struct):
+    num_ranks: int = 1
+
+
+def read_num_ranks(directory: Path) -> int | None:
+    """Ranks that share the drafter of an engine directory, no file of which is checked; None for what is none.
+
+    Raises EngineError for a manifest that cannot be read.
+    """
+    file = directory / MANIFEST
+    return read_json(file, _Ranks, EngineError, what="an engine manifest").num_ranks if file.is_file() else None
+
+
 def read_shard(directory: Path, whole: Manifest, rank: int) -> tuple[Path, Manifest]:
     """The directory and the manifest of a rank of the engine in `directory`, whose manifest is `whole`.
 
@@ -123,6 +136,12 @@ def read_shard(directory: Path, whole: Manifest, rank: int) -> tuple[Path, Manif
     if (manifest.source, manifest.target_source) != (whole.source, whole.target_source):
         raise EngineError(f"{place}: expected a shard of the engine in {directory}, found one of another", hint=rebuild)
     return place, manifest
+
+
+def read_parts(directory: Path, whole: Manifest) -> list[tuple[Path, Manifest]]:
+    """What the ranks of the engine in `directory` run: the shard of each, or what all of them do; as `read_shard`."""
+    parts = [read_shard(directory, whole, shard.rank) for shard in shards(whole.num_ranks)]
+    return parts or [(directory, whole)]
 
 
 def _check_graphs(file: Path, manifest: Manifest, rebuild: str) -> None:

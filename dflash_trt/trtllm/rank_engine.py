@@ -26,6 +26,11 @@ def rank_engine(directory: Path, whole: Manifest, mapping: Any) -> tuple[Path, M
 
     Raises EngineError for shards of another number of ranks, or where ranks have other requests than each other.
     """
+    if whole.shard is not None:
+        raise EngineError(
+            f"{directory}: expected the engine of all ranks, found the part of {whole.shard}",
+            hint=f"set speculative_config.speculative_model to {quoted(directory.parent)}",
+        )
     if whole.num_ranks == 1:
         return directory, whole
     if mapping.enable_attention_dp:

@@ -58,8 +58,7 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
             " Markov head that worker does not know",
             hint="decode with the engine here: dflash-trt generate",
         )
-    own = {"embed_tokens": draft.own_embedding, "mask_embedding": draft.mask_embedding, "lm_head": draft.has_own_head}
-    if found := [name for name, has_it in own.items() if has_it]:
+    if found := draft.own_vocabulary:
         raise EngineError(
             f"{directory}: expected a draft without embedding and lm_head of its own for engine mode, whose worker"
             f" computes with the target's, found {' and '.join(found)}",

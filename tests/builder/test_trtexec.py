@@ -11,17 +11,16 @@ import pytest
 
 from dflash_trt.builder.tensorrt.timing_cache import TimingCache
 from dflash_trt.builder.tensorrt.trtexec import trtexec_commands
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.engine.plugin_library import installed_library
-from tests.engines import build
 
 OPTIONS = PlanOptions(max_batch_size=2, max_seq_len=64, max_num_tokens=100, hardware_compatibility="ampere_plus")
 
 
 def commands(draft_dir: Path, engine: Path, options: PlanOptions, cache: TimingCache | None) -> list[list[str]]:
-    manifest = build(draft_dir, engine)
-    graphs = manifest.graphs
-    return [shlex.split(line) for line in trtexec_commands(engine, graphs, options, cache)]
+    draft = read_draft(draft_dir).spec
+    return [shlex.split(line) for line in trtexec_commands(engine, draft, 1, options, cache)]
 
 
 def test_trtexec_commands(draft_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -103,13 +103,15 @@ def test_shards_of_ranks(engine: Path, recorder: Recorder) -> None:
 
 def test_a_deployment_prints_what_ranks_would_cost(tmp_path: Path) -> None:
     """Both ways, and which one the estimate prefers."""
-    config = config_file(tmp_path, gpus="b300x2", mode="engine", recipe="bf16", max_batch_size=64)
     printed = re.compile(r"at batch 1 and 64, us, estimated: whole on each GPU .*; shared by 2 GPUs")
-    for options, ranks in (((), 1), (("--tp", 2), 2)):
-        said = run("build", config, "-o", tmp_path / "engine", "--force", *options).stderr
+    for ranks in (1, 2):
+        config = config_file(tmp_path, gpus="b300x2", mode="engine", max_batch_size=64, draft_tensor_parallel=ranks)
+        said = run("build", config, "-o", tmp_path / "engine", "--force").stderr
         assert printed.search(said), said
-        assert ("built for 2 of them; by that estimate, give --tp 1" in said) == (ranks == 2)  # so small a draft
+        assert ("by that estimate, set draft_tensor_parallel to 1" in said) == (ranks == 2)  # so small a draft
         assert read_manifest(tmp_path / "engine").num_ranks == ranks
+    with pytest.raises(click.UsageError, match=r"CONFIG\.yaml says draft_tensor_parallel itself"):
+        run_here("build", config, "--tp", 2)
 
 
 def test_force_keeps_the_plans_of_what_did_not_change(engine: Path, recorder: Recorder) -> None:
@@ -208,6 +210,23 @@ def test_dry_run_of_an_engine_mode_deployment(engine: Path, tmp_path: Path, caps
     options = read_manifest(engine).plan_options
     assert options == PlanOptions(max_batch_size=64, max_seq_len=512 + 4 * 8, max_num_tokens=1024)
     assert dry_run(capsys, "--plans-for", engine)["trtexec"] == document["trtexec"]
+
+
+def test_dry_run_where_ranks_share(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each segment of each rank, before and after the engine is built; memory is a rank's."""
+    config = config_file(tmp_path, gpus="b300x2", mode="engine", max_seq_len=512, draft_tensor_parallel=2)
+    document = dry_run(capsys, config, "-o", engine)
+    plans = [f"rank{rank}/{name}.plan" for rank in range(2) for name in ("context", *(f"draft.{i}" for i in range(5)))]
+    saved = [shlex.split(line)[2] for line in document["trtexec"]]
+    assert saved == [f"--saveEngine={engine / plan}" for plan in plans]
+    run_here("build", config, "-o", engine)
+    capsys.readouterr()
+    built = dry_run(capsys, "--plans-for", engine)
+    assert built["trtexec"] == document["trtexec"]
+    whole, options = read_manifest(engine), built["options"]
+    row, pages = whole.draft.context_bytes_per_token(fp8=False, ranks=2), -(-options["max_seq_len"] // 32)
+    assert built["memory"]["cache_bytes"] == options["max_batch_size"] * pages * 32 * row
+    assert built["memory"]["weight_bytes"] == (engine / "rank0" / "model.safetensors").stat().st_size
 
 
 def test_native_deployments_have_no_plans(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,18 @@ def test_engine(draft_dir: Path, target_dir: Path, tmp_path: Path, capsys: pytes
     assert summary[2].startswith(f"next: dflash-trt verify {tmp_path / 'engine'} ")
 
 
+def test_an_engine_that_ranks_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Memory is that of one GPU."""
+    draft, target, engine = FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss", tmp_path / "engine"
+    run_here("build", draft, "--target", target, "-o", engine, "--tp", 2)
+    shared = document(capsys, engine)
+    assert shared["facts"]["num_ranks"] == 2
+    run_here("build", draft, "--target", target, "-o", engine, "--force")
+    whole = document(capsys, engine)
+    caches = [found["tensorrt_memory"]["cache_bytes"] for found in (whole, shared)]
+    assert caches[0] == 2 * caches[1]
+
+
 def test_changed_engine(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
     run_here("build", draft_dir, "--target", target_dir, "-o", tmp_path / "engine")
     (tmp_path / "engine" / "draft.onnx").write_bytes(b"")

@@ -59,9 +59,10 @@ def test_every_runtime_is_asked_for_the_same(runtime: Runtime) -> None:
     assert load.is_fp8_context is (runtime != "trtllm")  # whose worker caches in fc's dtype
 
 
-def test_engine_mode_asks_every_gpu_for_a_whole_drafter() -> None:
-    load = asked(resolve(FILE, "x"), "trtllm")
-    assert (load.ranks, load.drafter_ranks, load.is_dense) == (8, 1, False)
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_engine_mode_asks_every_gpu_for_a_whole_drafter_or_its_share(ranks: int) -> None:
+    load = asked(resolve(changed(draft_tensor_parallel=ranks), "x"), "trtllm")
+    assert (load.ranks, load.drafter_ranks, load.is_dense) == (8, ranks, False)
     assert load.algorithms["layers.0.self_attn.q_proj"] == "NVFP4"
     base = asked(resolve(FILE, "x"), "vllm")
     assert (base.drafter_ranks, base.algorithms) == (8, {})
@@ -80,7 +81,7 @@ def test_engine_mode_reads_the_pool_or_the_dense_arena() -> None:
 def test_every_rank_keeps_all_heads_in_the_pool() -> None:
     """A request's pages hold eight times the rows of a drafter whose heads are shared."""
     load = asked(resolve(FILE, "x"), "trtllm")
-    whole, shared = request_bytes(load), request_bytes(msgspec.structs.replace(load, drafter_ranks=8))
+    whole, shared = request_bytes(msgspec.structs.replace(load, drafter_ranks=1)), request_bytes(load)
     assert load.draft is not None
     assert whole is not None
     assert shared is not None
@@ -89,13 +90,19 @@ def test_every_rank_keeps_all_heads_in_the_pool() -> None:
 
 
 def test_native_mode_refuses_the_recipe_that_engine_mode_serves() -> None:
-    refused = [f for f in found(resolve(changed(mode="native"), "x")) if f.rule == "quantized-context"]
+    refused = [
+        f
+        for f in found(resolve(changed(mode="native", draft_tensor_parallel=None), "x"))
+        if f.rule == "quantized-context"
+    ]
     assert len(refused) == 1
     assert not [f for f in found(resolve(FILE, "x")) if f.rule in ("quantized-context", "backbone")]
 
 
 def test_the_files_own_words_win() -> None:
-    deployment = resolve(changed(max_batch_size=7, draft_tokens=4, tensor_parallel=4, prefix_reuse=True), "x")
+    asked = {"max_batch_size": 7, "draft_tokens": 4, "tensor_parallel": 4, "draft_tensor_parallel": 4}
+    deployment = resolve(changed(**asked, prefix_reuse=True), "x")
+    assert deployment.draft_tensor_parallel == 4
     assert (deployment.max_batch_size, deployment.draft_tokens, deployment.tensor_parallel) == (7, 4, 4)
     for key in ("max_batch_size", "draft_tokens", "tensor_parallel", "prefix_reuse", "mode", "recipe"):
         assert deployment.sources[key] == "file"
@@ -105,11 +112,12 @@ def test_the_files_own_words_win() -> None:
 
 def test_the_default_context_ends_where_the_models_do() -> None:
     """Those of the fixtures have 8192 positions."""
-    pair = {"draft": str(FIXTURES / "tiny-qwen3-dflash"), "target": str(FIXTURES / "tiny-qwen3")}
-    deployment = resolve(changed(mode="native", gpus="h100x1", recipe="bf16", **pair), "x")
+    pair: dict[str, Any] = {"draft": str(FIXTURES / "tiny-qwen3-dflash"), "target": str(FIXTURES / "tiny-qwen3")}
+    pair |= {"mode": "native", "gpus": "h100x1", "recipe": "bf16", "draft_tensor_parallel": None}
+    deployment = resolve(changed(**pair), "x")
     assert deployment.max_seq_len == 8192
     assert deployment.sources["max_seq_len"] == "max_position_embeddings of draft and target"
-    longer = changed(mode="native", gpus="h100x1", recipe="bf16", max_seq_len=9000, **pair)
+    longer = changed(max_seq_len=9000, **pair)
     assert resolve(longer, "x").max_seq_len == 9000
 
 
@@ -140,7 +148,8 @@ def test_the_digest_follows_the_settings_and_not_the_comments(tmp_path: Path) ->
 def test_what_a_checkpoint_says_of_its_quantisation_wins(tmp_path: Path) -> None:
     draft = tmp_path / "quantised"
     run_here("quantize", FIXTURES / "tiny-qwen3-dflash", "-o", draft, "--recipe", "nvfp4-native")
-    file = changed(target=str(FIXTURES / "tiny-qwen3"), draft=str(draft), recipe="bf16", mode="native", gpus="b300x1")
+    pair = {"target": str(FIXTURES / "tiny-qwen3"), "draft": str(draft)}
+    file = changed(**pair, recipe="bf16", mode="native", gpus="b300x1", draft_tensor_parallel=None)
     deployment = resolve(file, "x")
     assert set(deployment.algorithms.values()) == {"NVFP4"}
     assert "layers.0.self_attn.q_proj" not in deployment.algorithms
@@ -150,13 +159,56 @@ def test_what_a_checkpoint_says_of_its_quantisation_wins(tmp_path: Path) -> None
 def test_a_file_that_serves_an_engine_directory_is_checked_in_engine_mode(tmp_path: Path) -> None:
     draft, target, engine = FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss", tmp_path / "engine"
     run_here("build", draft, "--target", target, "-o", engine, "--recipe", "nvfp4")
-    deployment = resolve(changed(target=str(target), draft=str(engine), gpus="b300x1"), "x", draft=str(engine))
+    pair = {"target": str(target), "draft": str(engine), "draft_tensor_parallel": None}
+    deployment = resolve(changed(**pair, gpus="b300x1"), "x", draft=str(engine))
     file = tmp_path / "serve.yaml"
     file.write_text(yaml.safe_dump(render(deployment, "trtllm", "dflash", host="127.0.0.1", port=1).arguments))
     schema, gpus = load_schema("trtllm", None), parse_gpus("b300x1", "gpus")
     config = file_config(file, schema, gpus=gpus, target=str(target), draft=None)
     assert config.mode == "engine"
     assert check(config) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mode": "native"}, "expected none in native mode, whose runtime divides the drafter, found 8"),
+        ({"draft_tensor_parallel": 4}, "expected 1 or the 8 ranks of tensor_parallel, found 4"),
+        ({"enable_attention_dp": True, "runtimes": ("trtllm",)}, "expected 1 beside enable_attention_dp"),
+        ({"gpus": "b300x3", "tensor_parallel": 1}, "expected 1 or the 1 ranks of tensor_parallel, found 8"),
+        (
+            {"draft": str(FIXTURES / "tiny-gpt-oss-dflash"), "target": str(FIXTURES / "tiny-gpt-oss"),
+             "tensor_parallel": 4, "draft_tensor_parallel": 4},
+            "expected KV heads that 4 ranks share evenly, found 2",
+        ),
+    ],
+)  # fmt: skip
+def test_ranks_that_cannot_share_the_drafter(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^x: draft_tensor_parallel: {message}"):
+        resolve(changed(**changes), "x")
+
+
+def test_an_engine_of_other_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file does not say it, the engine that is here does."""
+    draft, target = str(FIXTURES / "tiny-gpt-oss-dflash"), str(FIXTURES / "tiny-gpt-oss")
+    monkeypatch.chdir(tmp_path)
+    run_here("build", draft, "--target", target, "-o", "x", "--tp", 2)
+    pair = {"target": target, "draft": draft, "gpus": "b300x2", "recipe": "bf16"}
+    follows = resolve(changed(**pair, draft_tensor_parallel=None), "x")
+    assert (follows.draft_tensor_parallel, follows.sources["draft_tensor_parallel"]) == (2, "engine x")
+    assert [f for f in found(follows) if f.rule == "engine-ranks"] == []
+    (whole,) = [f for f in found(resolve(changed(**pair, draft_tensor_parallel=1), "x")) if f.rule == "engine-ranks"]
+    assert f"expected an engine for draft_tensor_parallel 1, found {tmp_path / 'x'}, for 2" in str(whole)
+    arguments = render(follows, "trtllm", "dflash", host="127.0.0.1", port=1).arguments
+    for changes, message in (
+        ({"tensor_parallel_size": 4}, "a drafter shared by 4 ranks (tensor_parallel_size), or a whole one"),
+        ({"enable_attention_dp": True}, "a whole drafter beside enable_attention_dp"),
+    ):
+        (tmp_path / "serve.yaml").write_text(yaml.safe_dump(arguments | changes))
+        gpus = parse_gpus("b300x8", "gpus")
+        config = file_config(tmp_path / "serve.yaml", load_schema("trtllm", None), gpus=gpus, target=target, draft=None)
+        (refused,) = [f for f in check(config) if f.rule == "engine-ranks"]
+        assert message in str(refused)
 
 
 def test_nothing_fits_where_nothing_is_left() -> None:

@@ -13,11 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from dflash_trt.builder.engine_directory import build_engine, describe_source
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.cli.doctor import _print_ranks
-from dflash_trt.doctor.rank_report import Rank, problems
+from dflash_trt.doctor.rank_report import Rank, look, problems
 from dflash_trt.engine.machine import Gpu
 from tests.engines import build
-from tests.paths import REPOSITORY
+from tests.paths import FIXTURES, REPOSITORY
 
 MPIEXEC = Path(sys.prefix) / "bin" / "mpiexec"
 
@@ -61,6 +64,20 @@ def test_a_rank_with_another_engine_is_named(engine: Path, tmp_path: Path) -> No
     assert "engine sha256: expected " in result.stderr
     assert "as on 2 of 3 ranks, found " in result.stderr
     assert len(json.loads(result.stdout)["problems"]) == 1
+
+
+def test_an_engine_that_ranks_share(tmp_path: Path) -> None:
+    """Damage in the part of any rank is named, and too few ranks are."""
+    draft, target = read_draft(FIXTURES / "tiny-gpt-oss-dflash"), read_target(FIXTURES / "tiny-gpt-oss")
+    build_engine(draft, target, tmp_path / "engine", source=describe_source(draft, "draft"), num_ranks=2)
+    looks = look(0, 0, tmp_path / "engine"), look(1, 0, tmp_path / "engine")
+    assert problems(looks) == []
+    assert problems(looks[:1]) == [
+        "engine: expected 2 ranks, which share its drafter, or several times as many, found 1"
+    ]
+    (tmp_path / "engine" / "rank1" / "draft.0.onnx").write_bytes(b"")
+    (problem,) = problems([look(rank, 0, tmp_path / "engine") for rank in range(2)])
+    assert problem.startswith(f"{tmp_path}/engine/rank1/draft.0.onnx: expected sha256 ")
 
 
 def test_an_engine_that_no_rank_can_read(tmp_path: Path) -> None:

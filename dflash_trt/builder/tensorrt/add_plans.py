@@ -17,8 +17,7 @@ from dflash_trt.builder.tensorrt.profiles import profiles
 from dflash_trt.builder.tensorrt.reuse import link
 from dflash_trt.builder.tensorrt.timing_cache import TimingCache
 from dflash_trt.engine import machine, tensorrt_api
-from dflash_trt.engine.graphs import shards
-from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_shard, sha256
+from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts, sha256
 from dflash_trt.engine.plan import Plan, PlanOptions, check_precision, is_served
 from dflash_trt.engine.plugin_library import plugin_library
 from dflash_trt.files.write import OutputKind, new_directory, new_file
@@ -40,8 +39,7 @@ def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache:
         manifest = msgspec.structs.replace(manifest, plan_options=options)
         _write_manifest(directory, manifest)
     if manifest.num_ranks > 1:
-        for shard in shards(manifest.num_ranks):
-            place, _ = read_shard(directory, manifest, shard.rank)
+        for place, _ in read_parts(directory, manifest):
             add_plans(place, options, timing_cache)
         return manifest
     trt, gpu, plugin = tensorrt_api.load_tensorrt(), machine.gpu(), plugin_library()

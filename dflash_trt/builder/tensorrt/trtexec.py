@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from dflash_trt.builder.tensorrt.profiles import profiles, shapes
 from dflash_trt.builder.tensorrt.timing_cache import TimingCache
-from dflash_trt.engine.graphs import Graph
+from dflash_trt.checkpoint.draft_shares import shard_spec
+from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
+from dflash_trt.engine.graphs import Graph, graph_signatures, shards
 from dflash_trt.engine.plan import PlanOptions, Profile
 from dflash_trt.engine.plugin_library import installed_library, plugin_library
 from dflash_trt.errors import MissingDependencyError
@@ -18,11 +20,17 @@ HARDWARE_LEVELS = {"same_compute_capability": "sameComputeCapability", "ampere_p
 
 
 def trtexec_commands(
-    directory: Path, graphs: Mapping[str, Graph], options: PlanOptions, timing_cache: TimingCache | None = None
+    engine: Path, spec: PartialDraftSpec, ranks: int, options: PlanOptions, timing_cache: TimingCache | None = None
 ) -> list[str]:
-    """What `add_plans` would build in `directory`, one shell line a graph; needs neither TensorRT nor a GPU."""
+    """What `add_plans` would build of the engine of a draft that `ranks` ranks share, one shell line a plan.
+
+    The engine need not be there yet, nor TensorRT or a GPU.
+    """
+    parts = [engine / shard.directory for shard in shards(ranks)] or [engine]
+    graphs = graph_signatures(shard_spec(spec, ranks), fp8_cache=False, is_shard=ranks > 1)  # FP8 has the same axes
     return [
-        command_line(_words(directory / name, graph, profiles(name, options), options, timing_cache))
+        command_line(_words(part / name, graph, profiles(name, options), options, timing_cache))
+        for part in parts
         for name, graph in graphs.items()
     ]
 

@@ -28,6 +28,8 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
     algorithms: dict[str, str]
     """Quantisation of the drafter's linear layers."""
     mode: Literal["native", "engine"]
+    engine_ranks: int = 1
+    """In engine mode, ranks that share the drafter."""
 
     def setting(self, path: str) -> Any:
         """The value at a dotted path, or the release's default."""

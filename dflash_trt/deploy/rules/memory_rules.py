@@ -71,15 +71,15 @@ def document_load(config: CheckedConfig) -> ServingLoad | None:
     is_trtllm = config.schema.runtime == "trtllm"
     is_fp8 = "fp8" in str(config.setting(keys.cache_dtype))
     buffers = worker_buffers(config.schema)
-    is_sharded = config.mode == "native" and config.setting("enable_attention_dp") is not True
+    attention_dp = config.setting("enable_attention_dp") is True
     fraction = config.setting("kv_cache_config.free_gpu_memory_fraction") if is_trtllm else POOL_FRACTION
     return ServingLoad(
         gpus=config.gpus,
         draft=config.draft,
         target=config.target,
         algorithms=config.algorithms,
-        attention_dp=config.setting("enable_attention_dp") is True,
-        drafter_ranks=numbers["ranks"] if is_sharded else 1,
+        attention_dp=attention_dp,
+        drafter_ranks=config.engine_ranks if config.mode == "engine" else 1 if attention_dp else numbers["ranks"],
         is_dense=is_trtllm and config.setting("speculative_config.attention_backend") != "TRTLLM",
         captures_by_graph=buffers.get("captures_by_graph", False),
         separate_draft_manager=buffers.get("separate_draft_manager", False),

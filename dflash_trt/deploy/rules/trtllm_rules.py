@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dflash_trt.checkpoint.source import REPOSITORY_ID
-from dflash_trt.deploy.finding import ERROR, Finding
+from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,
@@ -19,12 +19,11 @@ from dflash_trt.deploy.rules.checked_config import (
     unchecked,
     warning,
 )
+from dflash_trt.deploy.rules.engine_rules import engine_rules
 from dflash_trt.deploy.rules.memory_rules import check_memory
 from dflash_trt.deploy.rules.target_rules import target_family
 from dflash_trt.deploy.sizes import CHECKPOINT
 from dflash_trt.deploy.trtllm_arguments import converted_draft
-from dflash_trt.engine.plan import check_precision
-from dflash_trt.errors import BuildError
 from dflash_trt.files.read import is_directory
 
 SPEC = "speculative_config"
@@ -253,26 +252,6 @@ def backbone(config: CheckedConfig) -> Iterator[Finding]:
     )
 
 
-def engine_mode(config: CheckedConfig) -> Iterator[Finding]:
-    """Engine mode stands in for the drafter of known releases: its interface is internal to TensorRT-LLM."""
-    schema = config.schema
-    if config.mode == "engine" and "engine_mode" not in schema.rules:
-        yield error(
-            "engine-mode", f"{SPEC}.speculative_model", "a release whose drafter interface is known to engine mode",
-            f"tensorrt_llm {schema.version}", "serve the draft checkpoint in native mode",
-        )  # fmt: skip
-
-
-def precision(config: CheckedConfig) -> Iterator[Finding]:
-    """Our plans need tensor cores that read their weights."""
-    if config.mode != "engine" or config.gpus is None:
-        return
-    try:
-        check_precision(set(config.algorithms.values()), "none", config.gpus.gpu.compute_capability)
-    except BuildError as refused:
-        yield Finding("precision", ERROR, f"{SPEC}.speculative_model", refused.message, refused.hint or "")
-
-
 def same_facts(config: CheckedConfig) -> Iterator[Finding]:
     """What the file repeats of the draft's config.json must be the same."""
     draft = config.draft
@@ -342,8 +321,7 @@ DFLASH_RULES: tuple[Rule, ...] = (
     mixed_precision,
     fp8_context,
     backbone,
-    engine_mode,
-    precision,
+    engine_rules,
     same_facts,
     taps,
     draft_place,

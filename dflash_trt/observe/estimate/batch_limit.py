@@ -53,7 +53,7 @@ def _pool_bytes(system: System, method: Method, load: memory.ServingLoad, tokens
     request = memory.request_bytes(msgspec.structs.replace(load, max_seq_len=tokens))
     assert request is not None, "a shape knows its cache"
     if method == "eagle3" and (draft := system.eagle3) is not None:
-        heads = -(-draft.num_key_value_heads // system.drafter_ranks)
+        heads = -(-draft.num_key_value_heads // system.ranks_of_drafter(method))
         request += tokens * draft.num_layers * 2 * heads * draft.head_dim * system.kv_bytes
     return load.max_batch_size * request
 
@@ -64,7 +64,7 @@ def _eagle3_items(system: System, method: Method) -> list[MemoryItem]:
         return []
     draft: DraftShape = system.eagle3
     (fc,), (layer,) = draft.gemms["tap projection"], draft.gemms["layers"]
-    weights = 2 * (layer.params / system.drafter_ranks + fc.params + draft.head_rows * draft.hidden_size)
+    weights = 2 * (layer.params / system.ranks_of_drafter(method) + fc.params + draft.head_rows * draft.hidden_size)
     captured = 2 * system.max_num_tokens * draft.num_taps * draft.hidden_size
     return [MemoryItem("drafter weights", round(weights)), MemoryItem("captured hidden states", captured)]
 

@@ -2,7 +2,7 @@
 """A drafter that is whole on every GPU, and one whose heads and MLPs the GPUs share: time and memory of both.
 
 Shared, a GPU reads its part of the layers and of the context, and pays two all-reduces a layer. Natively TensorRT-LLM
-shares them; our plans are whole unless they are built with `--tp`.
+shares them; for our plans draft_tensor_parallel says it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def preferred(drafters: Sequence[DrafterOnRanks]) -> DrafterOnRanks:
 def _reckon(load: ServingLoad, draft: DraftSizes, context: float, ranks: int) -> DrafterOnRanks:
     gpu_rates = rates(load.gpus.name, "trtllm")
     shape = dflash_shape(draft.spec, load.algorithms, runs_whole_block=load.workspace_bytes > 0)
-    kv_bytes = 1 if load.is_fp8_cache else 2
+    kv_bytes = 1 if load.is_fp8_context else 2
 
     def seconds(batch: int) -> float:
         step = StepLoad(batch=batch, draft_tokens=shape.max_draft_tokens, context=context)

@@ -14,7 +14,7 @@ from dflash_trt.deploy.memory import ServingLoad
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.deploy.rules.memory_rules import POOL_FRACTION, worker_buffers
-from dflash_trt.deploy.schema import load_schema
+from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.deploy.sizes import TargetSizes, draft_sizes
 from dflash_trt.engine.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 from dflash_trt.errors import ConfigError
@@ -60,7 +60,7 @@ def target_shape(name: str) -> TargetShape:
     return shapes[name]
 
 
-def system(deployment: ResolvedDeployment, runtime: str, target_directory: str | None = None) -> System:
+def system(deployment: ResolvedDeployment, runtime: Runtime, target_directory: str | None = None) -> System:
     """The system that a resolved deployment makes of a runtime; `target_directory` stands in for its target.
 
     Raises ConfigError for a target without known layers, and for one that the draft was not made for.
@@ -78,48 +78,51 @@ def system(deployment: ResolvedDeployment, runtime: str, target_directory: str |
             f"{deployment.name}: expected GPUs of one node, whose links are known, found {gpus}",
             hint="estimate one node, and multiply by the replicas",
         )
-    is_engine = deployment.mode == "engine"
-    drafter_ranks = 1 if is_engine or deployment.enable_attention_dp else deployment.tensor_parallel
+    load = _memory_load(deployment, runtime, target)
     return System(
         target=target,
-        draft=dflash_shape(draft.spec, deployment.algorithms, name=draft.name, runs_whole_block=is_engine),
+        draft=dflash_shape(draft.spec, load.algorithms, name=draft.name, runs_whole_block=load.workspace_bytes > 0),
         eagle3=eagle3_shape(target),
         gpu=gpus.name,
         gpu_memory_bytes=gpus.gpu.memory_bytes,
         num_gpus=gpus.count,
         tensor_parallel=deployment.tensor_parallel,
         expert_parallel=deployment.expert_parallel,
-        drafter_ranks=drafter_ranks,
+        drafter_ranks=load.drafter_ranks,
         runtime=runtime,
-        attention_dp=deployment.enable_attention_dp,
-        kv_bytes=1 if deployment.kv_cache_dtype == "fp8" else 2,
+        attention_dp=load.attention_dp,
+        kv_bytes=1 if load.is_fp8_cache else 2,
+        draft_kv_bytes=1 if load.is_fp8_context else 2,
         max_batch_size=deployment.max_batch_size,
         max_seq_len=deployment.max_seq_len,
         max_num_tokens=deployment.max_num_tokens,
-        memory=_memory_load(deployment, runtime, target, drafter_ranks),
+        memory=load,
     )
 
 
-def _memory_load(deployment: ResolvedDeployment, runtime: str, target: TargetShape, drafter_ranks: int) -> ServingLoad:
+def _memory_load(deployment: ResolvedDeployment, runtime: Runtime, target: TargetShape) -> ServingLoad:
     """What the deployment asks of each GPU; the target's bytes are those of its shape, so that both go together."""
     is_trtllm = runtime == "trtllm"
+    is_engine, is_fp8 = is_trtllm and deployment.mode == "engine", deployment.kv_cache_dtype == "fp8"
+    is_base = deployment.mode == "engine" and not is_engine  # other runtimes load the checkpoint as it was
     return ServingLoad(
         gpus=deployment.gpus,
         draft=msgspec.structs.replace(deployment.draft_sizes, checkpoint=None),
         target=target_sizes_of(target),
-        algorithms=deployment.algorithms,
+        algorithms={} if is_base else deployment.algorithms,
         ranks=deployment.tensor_parallel,
-        drafter_ranks=drafter_ranks,
+        drafter_ranks=deployment.tensor_parallel if is_base else deployment.draft_tensor_parallel,
         attention_dp=deployment.enable_attention_dp,
         max_batch_size=deployment.max_batch_size,
         max_num_tokens=deployment.max_num_tokens,
         max_seq_len=deployment.max_seq_len,
         draft_tokens=deployment.draft_tokens,
-        is_dense=is_trtllm and deployment.draft_attention == "VANILLA",
-        is_fp8_cache=deployment.kv_cache_dtype == "fp8",
+        is_dense=is_trtllm and deployment.draft_attention != "TRTLLM",
+        is_fp8_cache=is_fp8,
+        is_fp8_context=is_fp8 and not is_trtllm,
         pool_fraction=deployment.kv_cache_fraction if is_trtllm else POOL_FRACTION,
         **worker_buffers(load_schema(runtime)),
-        workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if deployment.mode == "engine" else 0,
+        workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if is_engine else 0,
     )
 
 
@@ -183,7 +186,7 @@ def read_deployment(config: str) -> DeploymentFile:
 
 
 def open_system(
-    config: str, runtime: str, target: str | None, draft: str | None, **changes: object
+    config: str, runtime: Runtime, target: str | None, draft: str | None, **changes: object
 ) -> tuple[ResolvedDeployment, System]:
     """The resolved deployment that CONFIG names, some of its settings changed, and what the model makes of it."""
     file = msgspec.structs.replace(read_deployment(config), **changes)

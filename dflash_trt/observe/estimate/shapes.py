@@ -196,12 +196,14 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int
     expert_parallel: int
     drafter_ranks: int
-    """Ranks that share one drafter: all natively, one in engine mode (a drafter on every GPU)."""
+    """Ranks that share one DFlash drafter."""
     runtime: str
     attention_dp: bool = False
     """Whether a rank keeps all but the experts whole, for requests of its own."""
     kv_bytes: int = 2
-    """Of a cached K or V element."""
+    """Of a K or V element that the target caches."""
+    draft_kv_bytes: int = 2
+    """And of one that the drafter does."""
     max_batch_size: int = 64
     max_seq_len: int = 32768
     max_num_tokens: int = 16384
@@ -217,6 +219,10 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     def replicas(self) -> int:
         """Ranks, or groups of them, among which requests are divided."""
         return self.tensor_parallel // self.dense_ranks
+
+    def ranks_of_drafter(self, method: Method) -> int:
+        """Ranks that share a method's drafter: EAGLE-3's is the runtime's own, divided as the target is."""
+        return self.drafter_ranks if method == "dflash" else self.dense_ranks
 
     def drafter(self, method: Method) -> DraftShape | None:
         """The drafter of a method; None for plain decoding, and where the system has none."""

@@ -84,7 +84,9 @@ class StepModel:
         if draft is not None:
             system, target = self.system, self.system.target
             head = Head(rows=draft.head_rows or target.vocab_size, bits=target.head_bits, ranks=system.dense_ranks)
-            terms += drafter_terms(draft, load, self.rates, head, ranks=system.drafter_ranks, kv_bytes=system.kv_bytes)
+            ranks = system.ranks_of_drafter(method)
+            kv_bytes = system.draft_kv_bytes if method == "dflash" else system.kv_bytes
+            terms += drafter_terms(draft, load, self.rates, head, ranks=ranks, kv_bytes=kv_bytes)
         terms.append(Term("host", "host", self._host(load, is_speculative=draft is not None)))
         return StepCost(tuple(term for term in terms if term.seconds))
 

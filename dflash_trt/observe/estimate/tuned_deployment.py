@@ -10,6 +10,7 @@ import msgspec
 
 from dflash_trt.deploy.deployment_file import DeploymentFile
 from dflash_trt.deploy.resolve import DEFAULTS
+from dflash_trt.deploy.schema import Runtime
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.curve import Traffic
@@ -34,7 +35,7 @@ class TunedDeployment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tune_deployment(
-    config: str, traffic: Traffic, *, slo: float, acceptance: Path | None, tau: float | None, runtime: str,
+    config: str, traffic: Traffic, *, slo: float, acceptance: Path | None, tau: float | None, runtime: Runtime,
     measured: Path | None, target: str | None, draft: str | None, gpus: int | None = None,
     request_rate: float | None = None,
 ) -> TunedDeployment:  # fmt: skip
@@ -94,6 +95,7 @@ def _text(file: DeploymentFile, tuning: Tuning) -> str:
         "recipe": best.recipe,
         "tensor_parallel": best.tensor_parallel,
         "expert_parallel": best.expert_parallel,
+        "draft_tensor_parallel": best.tensor_parallel if (file.draft_tensor_parallel or 1) > 1 else None,
         "max_batch_size": best.batch,
         "draft_tokens": tuning.schedule[0][1],
         "draft_schedule": dict(tuning.schedule) if len(tuning.schedule) > 1 else None,

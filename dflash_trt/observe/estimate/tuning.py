@@ -140,9 +140,13 @@ def _parallelisms(system: System, *, is_fixed: bool) -> Iterator[System]:
     if is_fixed:
         yield system
         return
-    heads = system.target.num_attention_heads
+    heads, draft = system.target.num_attention_heads, system.draft
+    assert draft is not None, "a deployment has one"
+    is_shared_engine = draft.runs_whole_block and system.drafter_ranks > 1
     for ranks in (1, 2, 4, 8):
         if ranks <= system.num_gpus and system.num_gpus % ranks == 0 and heads % ranks == 0:
+            if is_shared_engine and draft.num_key_value_heads % ranks:
+                continue
             for expert_ranks in sorted({1, ranks} if system.target.num_experts else {1}):
                 yield _variant(system, ranks, expert_ranks)
 
@@ -153,7 +157,7 @@ def _variant(system: System, ranks: int, expert_ranks: int) -> System:
         num_gpus=ranks,
         tensor_parallel=ranks,
         expert_parallel=expert_ranks,
-        drafter_ranks=1 if system.drafter_ranks == 1 else ranks,
+        drafter_ranks=1 if system.drafter_ranks == 1 and system.draft and system.draft.runs_whole_block else ranks,
     )
 
 

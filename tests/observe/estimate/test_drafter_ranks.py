@@ -8,22 +8,31 @@ import re
 
 import pytest
 
+from dflash_trt.deploy.schema import Runtime
+from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.drafter_ranks import DrafterOnRanks, drafters_on_ranks, preferred
 from dflash_trt.observe.estimate.inputs import open_system
+from dflash_trt.observe.estimate.step import StepLoad, StepModel
 from tests.cli.commands import run
 
 ENGINE, NATIVE = "gpt-oss-120b.b300x8.nvfp4", "gpt-oss-120b.b300x8.latency"
+WHOLE = "whole"
+"""ENGINE with a drafter on every GPU."""
+
+
+STEP = StepLoad(batch=64, draft_tokens=9, context=16384)
 
 
 def both(name: str, context: float) -> tuple[DrafterOnRanks, DrafterOnRanks]:
-    _, system = open_system(name, "trtllm", None, None)
+    changes = {"draft_tensor_parallel": 1} if name == WHOLE else {}
+    _, system = open_system(ENGINE if name == WHOLE else name, "trtllm", None, None, **changes)
     assert system.memory is not None
     whole, shared = drafters_on_ranks(system.memory, context)
     return whole, shared
 
 
-@pytest.mark.parametrize(("name", "deployed"), [(ENGINE, 1), (NATIVE, 8)])
-def test_plans_are_whole_and_tensorrt_llm_shares(name: str, deployed: int) -> None:
+@pytest.mark.parametrize(("name", "deployed"), [(ENGINE, 8), (WHOLE, 1), (NATIVE, 8)])
+def test_what_is_deployed(name: str, deployed: int) -> None:
     for each in both(name, 1024):
         assert each.is_deployed == (each.ranks == deployed)
 
@@ -63,6 +72,21 @@ def test_a_whole_drafter_where_sharing_costs_more_than_it_saves() -> None:
     assert preferred(drafters).ranks == 1
 
 
+@pytest.mark.parametrize(("runtime", "is_fp8"), [("trtllm", False), ("vllm", True)])
+def test_the_context_is_priced_by_its_own_dtype(runtime: Runtime, is_fp8: bool) -> None:
+    """TensorRT-LLM's worker keeps it in BF16 whatever the target's cache is."""
+    systems = [open_system(NATIVE, runtime, None, None, kv_cache_dtype=dtype)[1] for dtype in ("auto", "fp8")]
+    loads = [system.memory for system in systems]
+    seconds = [drafters_on_ranks(load, 16384)[1].seconds[64] for load in loads if load is not None]
+    assert (seconds[1] < seconds[0]) == is_fp8
+    context = [
+        {term.name: term.bytes for term in StepModel(system, rates("b300", runtime)).price("dflash", STEP).terms}
+        for system in systems
+    ]
+    assert (context[1]["attention, context"] < context[0]["attention, context"]) == is_fp8
+    assert context[1]["attention, KV cache"] < context[0]["attention, KV cache"]
+
+
 def test_one_gpu_shares_nothing() -> None:
     _, system = open_system("gpt-oss-20b.b200x1.nvfp4", "trtllm", None, None)
     assert system.memory is not None
@@ -72,7 +96,8 @@ def test_one_gpu_shares_nothing() -> None:
 def test_both_are_printed() -> None:
     said = run("serve-config", ENGINE, "--runtime", "trtllm").stderr
     line = (
-        r"over 16,384 tokens at batch 1 and 64, us, estimated: whole on each GPU \(as deployed\) \d+ and [\d,]+; shared"
+        r"over 16,384 tokens at batch 1 and 64, us, estimated: whole on each GPU \d+ and [\d,]+; shared by 8"
+        r" GPUs \(as deployed\)"
     )
     assert re.search(line, said), said
     document = json.loads(run("estimate", ENGINE, "--tau", "4.7", "--json").stdout)

@@ -118,7 +118,9 @@ def test_measured_routing_is_believed() -> None:
 
 
 def test_replicated_drafter_has_no_all_reduce_and_reads_all_of_itself() -> None:
-    shared, whole = model_of(MOE).price("dflash", load(1, 9, 1000)), model_of(ENGINE).price("dflash", load(1, 9, 1000))
+    alone = msgspec.structs.replace(system_of(ENGINE), drafter_ranks=1)
+    models = model_of(MOE), StepModel(alone, rates(alone.gpu, alone.runtime))
+    shared, whole = (model.price("dflash", load(1, 9, 1000)) for model in models)
     names = [{term.name for term in cost.terms} for cost in (shared, whole)]
     assert ["drafter's all-reduces" in found for found in names] == [True, False]
     layers = [next(t for t in cost.terms if t.name == "layers").bytes for cost in (shared, whole)]
