@@ -33,7 +33,6 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.forced_acceptance import MOE_DRAFT, ForcedPair, random_prompts, write_moe_pair  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
-from dflash_trt.kvcache.slots import SlotPool  # noqa: E402
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length  # noqa: E402
 from dflash_trt.runtime.session import Session, run  # noqa: E402
 from tests.decoding import greedy, open_without_tokenizer  # noqa: E402
@@ -71,10 +70,9 @@ class Way:
         self.session = session
         is_plain = isinstance(self.length, FixedLength) and self.length.length == 0
         if self.answers and not is_plain:
-            self.decoder = ForcedPair(self.session, self.answers, self.length).decoder
+            self.decoder = ForcedPair(self.session, self.answers, self.length, self.batch).decoder
         else:
-            self.decoder = self.session.decoder(self.length)
-        self.decoder.slots = SlotPool(self.batch, self.decoder.slots.num_tokens)
+            self.decoder = self.session.decoder(self.length, num_slots=self.batch)
 
     def stop(self) -> None:
         """Leaves the session to others."""

@@ -41,9 +41,8 @@ from benchmarks.forced_acceptance import ForcedPair, random_prompts, write_pair 
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
 from dflash_trt.graph.cpu import ort_session  # noqa: E402
-from dflash_trt.kvcache.slots import SlotPool  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
-from dflash_trt.runtime.draft_length import DraftLength, parse_draft_length  # noqa: E402
+from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length  # noqa: E402
 from dflash_trt.runtime.load import open_session  # noqa: E402
 from dflash_trt.runtime.options import RuntimeOptions  # noqa: E402
 from dflash_trt.runtime.request import Request  # noqa: E402
@@ -215,12 +214,9 @@ def _ours(job: Job, engine: Path, dtype: str) -> Iterator[Way]:
         answers = {tuple(p): answer.token_ids for p, answer in zip(job.prompts, done, strict=True)}
 
     def speculative(length: DraftLength, batch: int) -> Decoder:
-        decoder = ForcedPair(session, answers, length).decoder if job.is_forced else session.decoder(length)
-        return limited(decoder, batch)
-
-    def limited(decoder: Decoder, batch: int) -> Decoder:
-        decoder.slots = SlotPool(batch, decoder.slots.num_tokens)
-        return decoder
+        if job.is_forced:
+            return ForcedPair(session, answers, length, batch).decoder
+        return session.decoder(length, num_slots=batch)
 
     def decode(decoder: Decoder, batch: int) -> Answers:
         found = run(decoder, [session.request(prompt, greedy(job.tokens)) for prompt in _prompts(job, batch)])
@@ -229,7 +225,11 @@ def _ours(job: Job, engine: Path, dtype: str) -> Iterator[Way]:
     for batch in job.batches:
         fixed = parse_draft_length(job.draft_length or str(block), block)
         auto = parse_draft_length("auto", block)  # as in a server, it keeps what it has measured
-        plain = Way(f"dflash-trt plain{suffix}", batch, lambda b=batch: decode(limited(session.plain_decoder(), b), b))
+        plain = Way(
+            f"dflash-trt plain{suffix}",
+            batch,
+            lambda b=batch: decode(session.decoder(FixedLength(0), num_slots=b), b),
+        )
         full = Way(f"dflash-trt DFlash{suffix}", batch, lambda b=batch, f=fixed: decode(speculative(f, b), b), plain)
         full.host_milliseconds = statistics.median(
             _host(

@@ -104,12 +104,14 @@ def random_prompts(count: int, sizes: DraftSizes = DRAFT) -> list[list[int]]:
 class ForcedPair(LocalPair):
     """Proposes the target's own continuation up to a drawn position, and a wrong token there."""
 
-    def __init__(self, session: Session, answers: dict[tuple[int, ...], list[int]], length: DraftLength) -> None:
+    def __init__(
+        self, session: Session, answers: dict[tuple[int, ...], list[int]], length: DraftLength, num_slots: int
+    ) -> None:
         """`answers` are what plain decoding gives, by prompt."""
         super().__init__(session.target, session.drafter)
         self._answers = answers
         self._vocab_size = session.drafter.spec.vocab_size
-        self.decoder = Decoder(self, session.decoder().slots, length)
+        self.decoder = Decoder(self, session.decoder(num_slots=num_slots).slots, length)
 
     def draft(
         self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()

@@ -130,8 +130,8 @@ class Decoder:
             record = StepRecord(
                 proposed=[len(part.proposals) for part in decoding],
                 accepted=[max(0, len(tokens) - 1) for tokens in accepted[: len(decoding)]],
-                read_prompts=bool(chunks),
-                caught_up=not drafting <= self._has_drafted,
+                num_prompt_tokens=sum(len(chunk.token_ids) for chunk in chunks),
+                num_caught_up=len(drafting - self._has_drafted),
             )
             self._draft_length.observe(record)
         self._has_drafted = drafting

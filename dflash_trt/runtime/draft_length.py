@@ -26,7 +26,8 @@ MEMORY = 200  # verify passes that acceptance at a position is counted over; it 
 REPLAN_STEPS = 16  # steps between two choices while the batch size stays in its bucket
 WINDOW = 4  # measured steps whose median, the lower of two, is the cost of a step: what disturbs one makes it longer
 COLD_STEPS = 6  # steps not measured behind those of a longer length, which leave caches cold; else it is one step
-MAX_PROBE_STEPS = 64  # after so many steps a probe is given up: most of them read prompts
+MAX_PROBE_STEPS = 32  # after so many steps a probe is given up: most of them read prompts
+MAX_EXTRA = 0.125  # prompt tokens of a measured step over its blocks' tokens, and the share of requests that catch up
 PROBE_SHARE = 0.015  # share of the steps that probes of one length may lose
 SAMPLES = 5  # last probes of a length whose median counts
 NOISE = 0.05  # standard deviation of one probe's ratio; single steps vary by 0.1 on a shared machine
@@ -168,15 +169,16 @@ class AutoLength(DraftLength):
         return self._cut.length(survival)
 
     def observe(self, step: StepRecord) -> None:
-        """Counts what was accepted, and measures the step if it did nothing but draft and verify as chosen."""
+        """Counts what was accepted, and measures the step if it did little but draft and verify as chosen."""
         seconds, batch_size = self._clock() - self._began, len(step.proposed)
         if self._cut.is_cutting:
             return
         self._acceptance.new_passes.update(zip(step.proposed, step.accepted, strict=True))
         if self._probed is not None:
             self._lost += seconds - (batch_size + sum(step.accepted)) * self._seconds_per_token
-        if round(sum(step.proposed) / batch_size) == self._length:
-            if self._num_cold == 0 and not step.read_prompts and not step.caught_up:
+        if round((num_proposed := sum(step.proposed)) / batch_size) == self._length:
+            extra = max(step.num_prompt_tokens / (batch_size + num_proposed), step.num_caught_up / batch_size)
+            if self._num_cold == 0 and extra <= MAX_EXTRA:
                 self._window.append(seconds)
             self._num_cold = max(0, self._num_cold - 1)
 

@@ -53,8 +53,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     proposed: Sequence[int]  # [B], drafts that were verified
     accepted: Sequence[int]  # [B]
-    read_prompts: bool  # it also read chunks of prompts
-    caught_up: bool  # the drafter also read context of steps that did not draft
+    num_prompt_tokens: int  # of prompts, read in the same pass
+    num_caught_up: int  # requests of which the drafter also read context of steps that did not draft
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -139,8 +139,9 @@ class Session:
         *,
         prefill_chunk: int = DEFAULTS.prefill_chunk,
         prefix_caching: bool = False,
+        num_slots: int | None = None,
     ) -> Decoder:
-        """Decodes with the drafter, by default verifying all it proposes.
+        """Decodes with the drafter, by default verifying all it proposes, in all of the session's slots.
 
         With `prefix_caching` a prompt begins with what earlier ones left in the caches, where the target keeps it.
         """
@@ -149,7 +150,7 @@ class Session:
         if prefix_caching and not self.target.keeps_prefixes:
             LOG.warning("prefix caching is off: the target's state is not kept in pages")
             prefix_caching = False
-        slots = SlotPool(self.num_slots, self._num_tokens, prefix_caching=prefix_caching)
+        slots = SlotPool(num_slots or self.num_slots, self._num_tokens, prefix_caching=prefix_caching)
         return Decoder(
             self._pair(int(is_plain)), slots, length, prefill_chunk=prefill_chunk, cache_owner=self._cache_owner
         )

@@ -85,8 +85,10 @@ def simulate(
     return lengths
 
 
-def record(length: int, held: Sequence[int], *, read_prompts: bool = False) -> StepRecord:
-    return StepRecord(proposed=[length] * len(held), accepted=held, read_prompts=read_prompts, caught_up=False)
+def record(length: int, held: Sequence[int], *, num_prompt_tokens: int = 0) -> StepRecord:
+    return StepRecord(
+        proposed=[length] * len(held), accepted=held, num_prompt_tokens=num_prompt_tokens, num_caught_up=0
+    )
 
 
 def virtual_machine(rng: random.Random) -> Iterator[float]:
@@ -323,7 +325,7 @@ def test_a_probe_ends_where_every_step_reads_prompts() -> None:
     for _ in range(200):
         lengths.append(policy.choose(4))
         policy.now += 1e-3
-        policy.observe(record(lengths[-1], [0] * 4, read_prompts=True))
+        policy.observe(record(lengths[-1], [0] * 4, num_prompt_tokens=100))
     assert lengths.count(0) == MAX_PROBE_STEPS
     assert lengths[-1] == K
 
@@ -369,7 +371,7 @@ def test_a_drafter_that_knows_cuts_each_request() -> None:
         proposed = [policy.cut(row) for row in survival]
         policy.now += cost(1, sum(proposed) + batch - 1)
         accepted = [min(count, K * (1 - i % 2)) for i, count in enumerate(proposed)]
-        policy.observe(StepRecord(proposed=proposed, accepted=accepted, read_prompts=False, caught_up=False))
+        policy.observe(StepRecord(proposed=proposed, accepted=accepted, num_prompt_tokens=0, num_caught_up=0))
         if length and proposed != [length] * batch:
             cuts += 1
             assert proposed[1] == 0 < proposed[0] == length

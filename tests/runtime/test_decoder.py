@@ -150,8 +150,8 @@ def test_a_step_record_says_what_the_step_did(sessions: dict[str, Session]) -> N
     run(session.decoder(policy), [request])
     assert len(policy.records) == len(request.steps) > 6
     for number, (record, step, chosen) in enumerate(zip(policy.records, request.steps, policy.chosen, strict=True)):
-        assert record.caught_up == (number % 4 == 0)
-        assert not record.read_prompts
+        assert record.num_caught_up == (number % 4 == 0)
+        assert record.num_prompt_tokens == 0
         assert record.proposed == [step.proposed]
         if step is not request.steps[-1]:  # the limit cuts the last one
             assert step.proposed == chosen
@@ -172,7 +172,8 @@ def test_a_step_record_says_that_prompts_were_read() -> None:
     while not second.token_ids:
         decoder.step()
     assert len(policy.records) - begin == -(-len(second.prompt_ids) // 8) > 1
-    assert all(record.read_prompts and len(record.proposed) == 1 for record in policy.records[begin:])
+    assert sum(record.num_prompt_tokens for record in policy.records[begin:]) == len(second.prompt_ids)
+    assert all(record.num_prompt_tokens and len(record.proposed) == 1 for record in policy.records[begin:])
     decoder.step()
-    assert not policy.records[-1].read_prompts
+    assert policy.records[-1].num_prompt_tokens == 0
     assert len(policy.records[-1].proposed) == 2
