@@ -263,6 +263,7 @@ def test_every_step_on_a_stand_in(stand_in: Make) -> None:
         assert words in text
 
 
+@pytest.mark.full
 def test_a_failure_ends_nothing(stand_in: Make) -> None:
     """A B300, on which building plans fails: what needs them lacks them, all other recipes pass."""
     report, _, text = stand_in(B300, broken="--plans-for")

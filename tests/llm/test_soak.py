@@ -105,7 +105,7 @@ class Client:
             self.finished[last.completion.finish_reason] += 1
 
 
-@pytest.mark.parametrize("num_requests", [72, pytest.param(2000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_requests", [48, pytest.param(2000, marks=pytest.mark.full)])
 def test_soak(pair: tuple[Path, Path], num_requests: int) -> None:
     before = requests_alive()
     with LLM(*pair, max_batch_size=4, draft_length="auto", prefill_chunk=16, cache_gib=0.0002) as llm:

@@ -31,7 +31,8 @@ def run(command: list[str], path: Path | None = None) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(8, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("num_ranks", [2, 8])
 def test_all_ranks_propose_the_same_tokens(tmp_path: Path, num_ranks: int) -> None:
     target = FIXTURES / "tiny-gpt-oss"
     build(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "engine", target)
