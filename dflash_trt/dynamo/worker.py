@@ -20,7 +20,7 @@ from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
 
 from dflash_trt.dynamo.file_discovery import await_loss
 from dflash_trt.dynamo.generate_request import read_request
-from dflash_trt.errors import DFlashError, EngineError, RequestError
+from dflash_trt.errors import DFlashError, EndpointError, EngineError, RequestError
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.kvcache.prefix_index import ROOT
 from dflash_trt.runtime.backend import Chunk
@@ -35,6 +35,12 @@ from dflash_trt.server.responses import completion_metrics
 
 SNAPSHOT_SECONDS = 0.1
 DRAIN_POLL_SECONDS = 0.01
+UNAVAILABLE = "Unavailable: "
+"""Begins what Dynamo raises of its own: all that an engine raises begins with another word."""
+DISCOVERY_HINTS = {
+    "file": "let DYN_FILE_KV name a folder in which this user may write",
+    "etcd": "start etcd, and let ETCD_ENDPOINTS name it; one machine needs none: --discovery-backend file",
+}
 
 
 class DFlashWorker(LLMEngine):  # type: ignore[misc]
@@ -278,8 +284,12 @@ def serve(
         signal.signal(number, leave)  # Dynamo's handler calls the one before it
     try:
         uvloop.run(Worker(worker, config).run())
-    except Exception:
-        if worker.error is None:
+    except Exception as error:
+        if worker.error is None and not str(error).startswith(UNAVAILABLE):
             raise
+        worker.error = worker.error or EndpointError(
+            f"expected discovery by {discovery_backend}, found {str(error).removeprefix(UNAVAILABLE)}",
+            hint=DISCOVERY_HINTS.get(discovery_backend),
+        )
     if worker.error is not None:
         raise worker.error from None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Sequence
@@ -74,6 +75,20 @@ def test_what_does_not_load_is_one_error(engine: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 1
     assert result.stderr.endswith("found 0\n\nhint: give the caches more with --cache-gib\n")
+
+
+@pytest.mark.full
+def test_a_discovery_folder_that_is_none_is_one_error(engine: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    command = [dynamo_python(), "-m", "dflash_trt", "dynamo", engine, "--target", TARGET, "--discovery-backend", "file"]
+    result = subprocess.run(
+        command, env=os.environ | {"DYN_FILE_KV": str(tmp_path / "file")},
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert "error: expected discovery by file, found " in result.stderr
+    assert "Not a directory" in result.stderr
+    assert "hint: let DYN_FILE_KV name a folder in which this user may write" in result.stderr
 
 
 def test_extra_cannot_name_ai_dynamo() -> None:
