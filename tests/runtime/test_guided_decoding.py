@@ -127,9 +127,7 @@ def probabilities(session: Session, prompt: list[int], options: Sequence[str]) -
     return extend([], "")
 
 
-@pytest.mark.parametrize(
-    "session", ["tiny-qwen3", pytest.param("tiny-gpt-oss", marks=pytest.mark.full)], indirect=True
-)
+@pytest.mark.parametrize("session", ["tiny-qwen3", pytest.param("tiny-gpt-oss", marks=pytest.mark.full)], indirect=True)
 def test_sampled_texts_have_the_targets_distribution(session: Session) -> None:
     options, number = ["self.a", "None", "not a", "self.b"], 400
     prompt = session.encode("        return ")
