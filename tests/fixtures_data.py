@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 from dflash_trt.runtime.session import Session
@@ -21,3 +22,9 @@ def prompts(of: Session | Path) -> list[list[int]]:
 
     tokenizer = AutoTokenizer.from_pretrained(of)
     return [list(tokenizer(text)["input_ids"]) for text in texts]
+
+
+def without_template(name: str, directory: Path) -> Path:
+    """A copy of the target `name` in `directory`, without its chat template."""
+    ignored = shutil.ignore_patterns("chat_template.jinja")
+    return shutil.copytree(FIXTURES / name, directory / name, ignore=ignored)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,12 @@ from tests.paths import FIXTURES, REPOSITORY
 DOCUMENTS = ("README.md", "docs/runtime.md")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 EXAMPLES = [(name, code) for name in DOCUMENTS for code in BLOCK.findall((REPOSITORY / name).read_text())]
-TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
-def substitutes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What stands in for the names in the examples: a fixture engine, and its target with a chat template."""
-    directory = tmp_path_factory.mktemp("docs")
-    shutil.copytree(FIXTURES / "tiny-qwen3", directory / "target")
-    (directory / "target" / "chat_template.jinja").write_text(TEMPLATE)
-    return {'"engine"': trained_engine("tiny-qwen3"), '"openai/gpt-oss-120b"': directory / "target"}
+def substitutes() -> dict[str, Path]:
+    """What stands in for the names in the examples: a fixture engine, and its target."""
+    return {'"engine"': trained_engine("tiny-qwen3"), '"openai/gpt-oss-120b"': FIXTURES / "tiny-qwen3"}
 
 
 @pytest.mark.parametrize(("document", "code"), EXAMPLES, ids=[name for name, _ in EXAMPLES])

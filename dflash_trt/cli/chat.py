@@ -35,7 +35,7 @@ def chat(engine: Path, target: str | None, system: str | None, **settings: Any) 
     """Talk to ENGINE, an engine directory, in the target's chat template.
 
     Where stdin is no terminal, all of it is one message, and the answer is all there is on stdout. After each answer,
-    tokens, tau and tokens/s are on stderr.
+    tokens, tau and tokens/s are on stderr, and whether it was cut.
 
     \b
     Example:
@@ -79,6 +79,7 @@ class TerminalChat:
 
     async def ask(self, message: str) -> None:
         """Shows the answer as it comes, and what it cost; only an answer that came to its end is remembered."""
+        from dflash_trt.runtime.request import FinishReason
         from dflash_trt.server.channels import Channels
 
         messages = [*self._messages, {"role": "user", "content": message}]
@@ -100,7 +101,10 @@ class TerminalChat:
         assert answer is not None
         tau = "-" if answer.tau is None else f"{answer.tau:.2f}"
         tokens = len(answer.token_ids)
-        click.secho(f"{tokens} tokens, tau {tau}, {tokens / answer.seconds:.1f} tokens/s", err=True, dim=True)
+        costs = f"{tokens} tokens, tau {tau}, {tokens / answer.seconds:.1f} tokens/s"
+        if answer.finish_reason == FinishReason.LENGTH:
+            costs += f"; cut at --max-tokens {self._params.max_tokens}"
+        click.secho(costs, err=True, dim=True)
         self._messages = [*messages, {"role": "assistant", "content": content}]
 
 

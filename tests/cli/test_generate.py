@@ -19,6 +19,7 @@ from dflash_trt.errors import CheckpointError, DFlashError, EngineError, Request
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run, run_here
 from tests.engines import trained_engine
+from tests.fixtures_data import without_template
 from tests.paths import FIXTURES
 
 TARGET = FIXTURES / "tiny-qwen3"
@@ -220,7 +221,6 @@ def test_bytes_that_are_no_text(engine: Path) -> None:
     ("wrong", "message"),
     [
         (("",), "prompt: expected at least one token, found an empty prompt"),
-        (("def", "--chat"), "chat: expected a tokenizer with a chat template, found none"),
         (("def", "--draft-length", "99"), "draft length: expected 0 to 7"),
         (("def", "--temperature", "nan"), "temperature: expected 0 or more, found nan"),
         (("def", "--max-tokens", "9999"), "prompt: expected at most 8192 tokens"),
@@ -232,6 +232,13 @@ def test_what_is_wrong_is_said_before_the_target_is_loaded(
 ) -> None:
     monkeypatch.setattr("dflash_trt.runtime.load.load_model", lambda *_: pytest.fail("loaded"))
     assert message in refusal(lambda: run_here("generate", engine, *wrong, "--target", TARGET), RequestError)
+
+
+def test_chat_needs_a_template(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflash_trt.runtime.load.load_model", lambda *_: pytest.fail("loaded"))
+    target = without_template(TARGET.name, tmp_path)
+    message = refusal(lambda: run_here("generate", engine, "def", "--chat", "--target", target), RequestError)
+    assert "chat: expected a tokenizer with a chat template, found none" in message
 
 
 def test_libraries_say_nothing_and_record_nothing(engine: Path, tmp_path: Path) -> None:

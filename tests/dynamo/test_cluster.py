@@ -17,12 +17,14 @@ from dflash_trt.runtime.sampling import SamplingParams
 from tests.dynamo.cluster import PATIENCE, Cluster, cluster, dynamo_python, terminate
 from tests.dynamo.conftest import TARGET
 from tests.dynamo.streams import Stream, check, single_runs, streamed, until
+from tests.fixtures_data import without_template
 
 PROMPTS = [f"def f{i}(x, y):" for i in range(64)]
 
 
 def test_two_workers(engine: Path, tmp_path: Path) -> None:
-    with cluster(tmp_path, engine, TARGET, "--router-mode", "round-robin") as running:
+    target = without_template("tiny-qwen3", tmp_path)
+    with cluster(tmp_path, engine, target, "--router-mode", "round-robin") as running:
         workers = running.add_workers(2)
         assert "no chat template: tiny serves completions only" in workers[0].log.read_text()
         check(streamed(running, PROMPTS[:16]), single_runs(engine, PROMPTS[:16]))

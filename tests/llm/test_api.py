@@ -127,6 +127,7 @@ def test_what_is_no_settings_is_refused(llm: LLM) -> None:
 
 def test_chat(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     messages = [{"role": "user", "content": "def f("}]
+    monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", None)
     with pytest.raises(RequestError, match="expected a tokenizer with a chat template, found none"):
         llm.chat(messages)
     monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", TEMPLATE)

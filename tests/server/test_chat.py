@@ -16,7 +16,7 @@ from dflash_trt.cli.chat import _shown
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
 from tests.cli.commands import run
-from tests.paths import FIXTURES
+from tests.fixtures_data import without_template
 
 PARAMS = SamplingParams(max_tokens=12)
 
@@ -29,7 +29,8 @@ def test_a_pipe_is_one_message(engine: Path, chat_target: Path, llm: LLM) -> Non
     result = chat(engine, chat_target, b"def f(\n")
     answer = llm.chat([{"role": "user", "content": "def f("}], PARAMS)
     assert (result.returncode, result.stdout) == (0, f"{answer.text}\n")
-    assert re.search(r"12 tokens, tau \d\.\d\d, ", result.stderr)  # the length of a draft follows measured times
+    # the length of a draft follows measured times
+    assert re.search(r"12 tokens, tau \d\.\d\d, \S+ tokens/s; cut at --max-tokens 12\n", result.stderr)
 
 
 def test_nothing_to_say(engine: Path, chat_target: Path) -> None:
@@ -38,8 +39,8 @@ def test_nothing_to_say(engine: Path, chat_target: Path) -> None:
     assert result.stderr == "error: stdin: no message in it\n"
 
 
-def test_a_target_without_a_template(engine: Path) -> None:
-    result = chat(engine, FIXTURES / "tiny-gpt-oss", b"x")
+def test_a_target_without_a_template(engine: Path, tmp_path: Path) -> None:
+    result = chat(engine, without_template("tiny-gpt-oss", tmp_path), b"x")
     assert result.returncode == 1
     assert result.stderr.startswith("error: chat: expected a tokenizer with a chat template, found none\n")
 
