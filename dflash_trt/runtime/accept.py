@@ -65,8 +65,12 @@ def _process(
 ) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.float32]], list[int]]:
     """Rows [n, V] as the request's processors change them, and their argmax, up to a row that rules all tokens out."""
     rows = rows.copy()
-    for processor in request.processors:
-        processor.process(rows, proposals)
+    try:
+        for processor in request.processors:
+            processor.process(rows, proposals)
+    except RequestError as error:
+        request.error = error
+        return rows[:0], []
     greedy = rows.argmax(axis=-1)
     is_finite = np.isfinite(rows[np.arange(len(rows)), greedy])
     count = len(rows) if is_finite.all() else int(is_finite.argmin())

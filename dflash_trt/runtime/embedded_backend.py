@@ -93,9 +93,12 @@ class EmbeddedBackend:
         """The token ids of a prompt."""
         return self.session.encode(prompt) if isinstance(prompt, str) else prompt_token_ids(prompt)
 
-    def compile(self, grammar: Grammar) -> None:
-        """So that a request with it starts at once; RequestError for one that does not compile."""
-        self.session.grammars.compile(grammar)
+    def compile(self, grammar: Grammar) -> object:
+        """What to hold until a request with it has begun, which then starts at once.
+
+        RequestError for one that does not compile.
+        """
+        return self.session.grammars.compile(grammar)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +21,11 @@ from dflash_trt.runtime.sampling import Grammar
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CACHE_BYTES = 2**28
-"""Compiled grammars that are kept."""
+KEPT_BYTES = 2**23
+"""Compiled grammars that are kept, as xgrammar counts them; the process grows by about twice that."""
+BURST_SECONDS, ROW_SECONDS = 0.25, 0.01
+"""CPU time for matching: of a request, and for each row. All requests wait for it, so a grammar that takes more ends
+its own. JSON takes some 0.05 ms a row; nested counted repetition, ((a{1,9}){1,9}){1,9}, takes more with each token."""
 MAX_WHITESPACE = 32
 """Characters between two tokens of JSON, so that no model indents for ever."""
 
@@ -48,12 +56,32 @@ class GrammarCompiler:
             stop_token_ids=sorted(stop_ids),
             add_prefix_space=plain.add_prefix_space,
         )
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._new_matcher = xgrammar.GrammarMatcher
         self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._in_use: WeakValueDictionary[Grammar, Any] = WeakValueDictionary()
+        self._kept: OrderedDict[Grammar, tuple[Any, int]] = OrderedDict()
 
     def compile(self, grammar: Grammar) -> Any:
-        """xgrammar's compiled grammar; RequestError for one that does not compile."""
+        """xgrammar's compiled grammar; RequestError for one that does not compile.
+
+        At once where it is in use, or one of those that were used last.
+        """
+        with self._lock:
+            compiled = self._in_use.get(grammar)
+        if compiled is None:
+            compiled = self._compile(grammar)
+        with self._lock:
+            self._in_use[grammar] = compiled
+            _, size = self._kept.pop(grammar, None) or (compiled, compiled.memory_size_bytes)
+            self._kept[grammar] = (compiled, size)
+            num_bytes = sum(size for _, size in self._kept.values())
+            while num_bytes > KEPT_BYTES and len(self._kept) > 1:
+                num_bytes -= self._kept.popitem(last=False)[1][1]
+        return compiled
+
+    def _compile(self, grammar: Grammar) -> Any:
         try:
             options = {"max_whitespace_cnt": MAX_WHITESPACE} if grammar.kind == "json_schema" else {}
             return getattr(self._compiler, f"compile_{grammar.kind}")(grammar.text, **options)
@@ -63,7 +91,7 @@ class GrammarCompiler:
 
     def processor(self, grammar: Grammar) -> GuidedDecoding:
         """Of a new request."""
-        return GuidedDecoding(self._new_matcher(self.compile(grammar)), self._vocab_size)
+        return GuidedDecoding(self._new_matcher(self.compile(grammar)), self._vocab_size, grammar.field)
 
 
 def _no_text(token: int) -> bytes:
@@ -74,33 +102,53 @@ def _no_text(token: int) -> bytes:
 class GuidedDecoding:
     """Masks what does not continue a text of the grammar; when it is complete, all but stop tokens."""
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
+    def __init__(self, matcher: Any, vocab_size: int, field: str = "structured_outputs") -> None:
+        """`field` is named in errors."""
         self._matcher = matcher
+        self._field = field
+        self._seconds_left = BURST_SECONDS
         self._vocab_size = vocab_size
         self._has_failed = False
         self._bitmask = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
 
     def process(self, logits: npt.NDArray[np.float32], proposals: Sequence[int]) -> None:
-        """Goes along `proposals` as far as they match, and back."""
+        """Goes along `proposals` as far as they match, and back; RequestError for a grammar that takes too long."""
         if self._has_failed:
             logits.fill(-np.inf)
             return
         num_matched = 0
         for row, proposal in zip_longest(logits, proposals):
-            self._matcher.fill_next_token_bitmask(self._bitmask)
-            bits = np.unpackbits(self._bitmask.view(np.uint8), count=self._vocab_size, bitorder="little")
-            row[bits == 0] = -np.inf
-            if proposal is None or not bits[proposal] or not self._matcher.accept_token(proposal):
-                break
-            num_matched += 1
-            if self._matcher.is_terminated():
+            self._seconds_left = min(BURST_SECONDS, self._seconds_left + ROW_SECONDS)
+            with self._charged():
+                is_matched = self._process_row(row, proposal)
+            if self._seconds_left < 0:
+                raise RequestError(
+                    f"{self._field}: expected a grammar that takes at most {1e3 * ROW_SECONDS:g} ms a token to match,"
+                    " found one that takes more"
+                )
+            num_matched += is_matched
+            if not is_matched or self._matcher.is_terminated():
                 break
         self._matcher.rollback(num_matched)
 
+    def _process_row(self, row: npt.NDArray[np.float32], proposal: int | None) -> bool:
+        """Whether the proposal matches, which is accepted then."""
+        self._matcher.fill_next_token_bitmask(self._bitmask)
+        bits = np.unpackbits(self._bitmask.view(np.uint8), count=self._vocab_size, bitorder="little")
+        row[bits == 0] = -np.inf
+        return proposal is not None and bool(bits[proposal]) and bool(self._matcher.accept_token(proposal))
+
     def advance(self, token_ids: Sequence[int]) -> None:
         """As far as the answer goes; it ends with the stop token, whatever was accepted behind it."""
-        for token in token_ids:
-            if self._matcher.is_terminated():
-                return
-            if not self._matcher.accept_token(token):  # not by its own mask
-                self._has_failed = True
+        with self._charged():
+            for token in token_ids:
+                if self._matcher.is_terminated():
+                    return
+                if not self._matcher.accept_token(token):  # not by its own mask
+                    self._has_failed = True
+
+    @contextmanager
+    def _charged(self) -> Iterator[None]:
+        begin = time.thread_time()
+        yield
+        self._seconds_left -= time.thread_time() - begin

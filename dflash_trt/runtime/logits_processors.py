@@ -20,7 +20,8 @@ class LogitsProcessor(Protocol):
     def process(self, logits: npt.NDArray[np.float32], proposals: Sequence[int]) -> None:
         """Changes rows [K + 1, V] in place; row r follows the answer so far and `proposals` [:r].
 
-        A row behind a proposal that its own row has ruled out (-infinity) may stay as it is.
+        A row behind a proposal that its own row has ruled out (-infinity) may stay as it is. A RequestError ends the
+        request.
         """
 
     def advance(self, token_ids: Sequence[int]) -> None:

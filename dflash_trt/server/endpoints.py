@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 
 import msgspec
@@ -16,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 
 from dflash_trt import __version__
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
-from dflash_trt.runtime.sampling import Grammar
 from dflash_trt.server.generation import Generation
+from dflash_trt.server.grammars import GrammarThreads
 from dflash_trt.server.http_error import HttpError, shutting_down
 from dflash_trt.server.limits import Admission, BodyReader, decode_object
 from dflash_trt.server.prometheus import ServerMetrics
@@ -55,7 +53,7 @@ class Endpoints:
         self._tracing = tracing
         self._created = int(time.time())
         self._metrics = ServerMetrics(model, backend.max_length, backend.num_draft_tokens, backend.metrics)
-        self._grammars = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt grammars")
+        self.grammars = GrammarThreads(backend.compile)
         self._tool_format = tool_format(backend.tokenizer)
         self._tokenizers = TokenizerPool(backend.tokenizer, backend.max_length)
 
@@ -138,7 +136,8 @@ class Endpoints:
                 admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts)), client))
                 prompt_ids = await cancel_on_disconnect(http_request.receive, self._prompt_ids(request))
             if (grammar := request.params.structured_outputs) is not None:
-                await cancel_on_disconnect(http_request.receive, self._compile(grammar))
+                compiled = await cancel_on_disconnect(http_request.receive, self.grammars.compile(grammar))
+                http_request.scope["dflash_trt.grammar"] = compiled  # in use, so not compiled again
             if self._is_shutting_down:
                 raise shutting_down()
             generation = Generation(self._backend, self._model, self._metrics, request, prompt_ids, span)
@@ -153,9 +152,6 @@ class Endpoints:
                 await events.aclose()
                 raise
             return EventStream(_prepend(first, events, admission.pop_all()))
-
-    async def _compile(self, grammar: Grammar) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._grammars, self._backend.compile, grammar)
 
     async def _prompt_ids(self, request: CompletionRequest) -> list[list[int]]:
         if request.is_chat:

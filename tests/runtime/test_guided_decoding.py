@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.errors import RequestError
+from dflash_trt.runtime import guided_decoding
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.options import RuntimeOptions
@@ -104,6 +105,36 @@ def test_rows_of_a_block(session: Session) -> None:
         assert allowed[1] == session.stop_ids
     guided.advance([eight, *session.stop_ids, 5])
     assert guided._matcher.is_terminated()
+
+
+def test_what_takes_too_long_to_match_ends_its_request(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guided_decoding, "BURST_SECONDS", 0.0)
+    monkeypatch.setattr(guided_decoding, "ROW_SECONDS", -1.0)
+    prompt = session.encode("x")
+    requests = [
+        session.request(prompt, SamplingParams(max_tokens=4, structured_outputs=grammar))
+        for grammar in (GRAMMARS["regex"], None)
+    ]
+    with pytest.raises(RequestError, match=r"structured_outputs: expected a grammar that takes at most .* to match"):
+        run(session.decoder(), requests)
+    assert requests[1].error is None
+    assert len(requests[1].token_ids) == 4
+
+
+def test_grammars_are_kept_within_a_bound(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last ones, and those in use; a repeated one is not compiled again."""
+    grammars = [Grammar(kind="regex", text=f"[a-z]{{{i + 1}}}") for i in range(8)]
+    compiler = session.grammars
+    first = compiler.compile(grammars[0])
+    monkeypatch.setattr(guided_decoding, "KEPT_BYTES", 3 * first.memory_size_bytes)
+    for grammar in grammars:
+        assert compiler.compile(grammar) is compiler.compile(grammar)
+    assert 1 <= len(compiler._kept) <= 4
+    assert grammars[0] not in compiler._kept
+    assert compiler.compile(grammars[0]) is first
+    monkeypatch.setattr(guided_decoding, "KEPT_BYTES", 0)
+    compiler.compile(grammars[1])
+    assert list(compiler._kept) == [grammars[1]]
 
 
 def probabilities(session: Session, prompt: list[int], options: Sequence[str]) -> Counter[str]:
