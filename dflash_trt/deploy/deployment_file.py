@@ -65,10 +65,9 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Of the target's cache, and with it of the drafter's context cache."""
     kv_cache_fraction: Fraction = 0.9
     """Share of the free memory that TensorRT-LLM's cache pool takes; 0.9 is its own default (KvCacheConfig)."""
-    prefix_reuse: bool = False
-    """Reuse of cached prompt prefixes. Reused rows never pass the target, so the drafter misses their context, but for
-    TensorRT-LLM's TRTLLM attention, whose context pages are reused with the target's (dflash.py @ 8d62b3e5,
-    _ctx_reuse_addressable)."""
+    prefix_reuse: bool | None = None
+    """Reuse of cached prompt prefixes. Reused rows never pass the target, so the drafter misses their context: unless
+    said otherwise, only where TensorRT-LLM reuses its pages with the target's (`resolve.pairs_pools`)."""
     enable_attention_dp: bool = False
     """TensorRT-LLM: attention by data parallelism, each rank with requests of its own; False as in NVIDIA's
     gpt-oss-120b-latency.yaml, true in its gpt-oss-120b-throughput.yaml (examples/configs/curated @ 25f307ee)."""

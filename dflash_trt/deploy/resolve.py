@@ -64,6 +64,7 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str
     kv_cache_fraction: float
     prefix_reuse: bool
+    """TensorRT-LLM's; other runtimes' where `asks_for_prefix_reuse`."""
     enable_attention_dp: bool
     use_rejection_sampling: bool
     trust_remote_code: bool
@@ -79,6 +80,11 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     """Reason by rule."""
     sources: dict[str, str]
     """Where each setting came from."""
+
+    @property
+    def asks_for_prefix_reuse(self) -> bool:
+        """Whether the file does, and not only TensorRT-LLM's pools allow it."""
+        return self.prefix_reuse and self.sources["prefix_reuse"] == "file"
 
 
 def resolve(
@@ -117,7 +123,9 @@ def resolve(
     # TensorRT-LLM's kernels have no finite windows that are not causal, which DFlash2 drafts have (pull request 18155).
     # Our plans read the worker's pool with kernels of their own, on any GPU.
     has_kernels = gpus.gpu.compute_capability in TRTLLM_ATTENTION and sizes.spec.candidate_selector is None
-    attention = "TRTLLM" if file.mode == "engine" or has_kernels else "VANILLA"
+    attention = file.draft_attention or ("TRTLLM" if file.mode == "engine" or has_kernels else "VANILLA")
+    is_paired = pairs_pools(attention, file.kv_cache_dtype, partner)
+    paired = "the drafter's pages go with the target's" if is_paired else "not known to reuse the drafter's pages"
     return ResolvedDeployment(
         name=name,
         digest=hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:12],
@@ -141,7 +149,7 @@ def resolve(
         ),
         kv_cache_dtype=settings.default("kv_cache_dtype", file.kv_cache_dtype),
         kv_cache_fraction=settings.default("kv_cache_fraction", file.kv_cache_fraction),
-        prefix_reuse=settings.default("prefix_reuse", file.prefix_reuse),
+        prefix_reuse=settings.given_or("prefix_reuse", file.prefix_reuse, is_paired, paired),
         enable_attention_dp=settings.default("enable_attention_dp", file.enable_attention_dp),
         use_rejection_sampling=settings.default("use_rejection_sampling", file.use_rejection_sampling),
         trust_remote_code=settings.default("trust_remote_code", file.trust_remote_code),
@@ -181,6 +189,16 @@ def _check_expert_parallel(file: DeploymentFile, name: str, gpus: Gpus) -> None:
             f"{name}: expert_parallel: expected a divisor of the {ranks} ranks of tensor_parallel, found {groups}",
             hint="set expert_parallel to " + " or ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0),
         )
+
+
+def pairs_pools(draft_attention: str, kv_cache_dtype: str, target: TargetSizes | None) -> bool:
+    """Whether TensorRT-LLM reuses the drafter's context pages with the target's.
+
+    Its cache manager V2 pairs both pools (pull request 18093; dflash.py @ 8d62b3e5, `_ctx_reuse_addressable`), but not
+    those of targets with recurrent states, and the worker takes no FP8 pool for BF16 rows. Read, not run.
+    """
+    has_pool = draft_attention == "TRTLLM" and kv_cache_dtype == "auto"
+    return has_pool and target is not None and target.cache is not None and target.cache.recurrent is None
 
 
 def _draft_ranks(file: DeploymentFile, name: str, ranks: int, served: str) -> tuple[int, str]:

@@ -27,7 +27,7 @@ def sglang_arguments(deployment: ResolvedDeployment, method: Method, host: str, 
         "chunked_prefill_size": deployment.max_num_tokens,
         "cuda_graph_max_bs_decode": deployment.max_batch_size,
         "kv_cache_dtype": CACHE_DTYPES[deployment.kv_cache_dtype],
-        "disable_radix_cache": not deployment.prefix_reuse,
+        "disable_radix_cache": not deployment.asks_for_prefix_reuse,
         "stream_interval": STREAM_INTERVAL,
     }
     if deployment.trust_remote_code:

@@ -43,6 +43,8 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             "enable_block_reuse": deployment.prefix_reuse,
         },
     }
+    if deployment.prefix_reuse and deployment.draft_attention == "TRTLLM":
+        arguments["kv_cache_config"]["use_kv_cache_manager_v2"] = True  # V1 pairs no pools
     if deployment.enable_attention_dp:
         arguments["attention_dp_config"] = ATTENTION_DP
     if deployment.trust_remote_code:

@@ -25,7 +25,7 @@ def vllm_arguments(deployment: ResolvedDeployment, method: Method, host: str, po
         "max_num_batched_tokens": deployment.max_num_tokens,
         "max_cudagraph_capture_size": deployment.max_batch_size * (1 + deployment.draft_tokens),
         "kv_cache_dtype": deployment.kv_cache_dtype,
-        "enable_prefix_caching": deployment.prefix_reuse,
+        "enable_prefix_caching": deployment.asks_for_prefix_reuse,
         "enable_chunked_prefill": True,
         "stream_interval": STREAM_INTERVAL,
     }

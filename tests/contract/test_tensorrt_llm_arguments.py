@@ -49,6 +49,7 @@ class KvCacheConfig(StrictBaseModel):
     dtype: str = "auto"
     free_gpu_memory_fraction: Optional[float] = Field(default=0.9, ge=0, le=1)
     enable_block_reuse: bool = True
+    use_kv_cache_manager_v2: bool | str = "auto"
     max_attention_window: Optional[list[PositiveInt]] = Field(default=None, min_length=1)
 
 class DFlashDecodingConfig(StrictBaseModel):

@@ -25,7 +25,7 @@ def test_a_handful_of_lines_is_enough(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(GOOD + "eagle3: {model: E}\n")
     loaded = load_deployment(file)
-    assert (loaded.mode, loaded.recipe, loaded.prefix_reuse, loaded.max_batch_size) == ("native", "bf16", False, None)
+    assert (loaded.mode, loaded.recipe, loaded.prefix_reuse, loaded.max_batch_size) == ("native", "bf16", None, None)
     assert loaded.eagle3 == Eagle3(model="E", draft_tokens=3)
 
 
@@ -43,7 +43,7 @@ def test_a_handful_of_lines_is_enough(tmp_path: Path) -> None:
         (GOOD + "mode: engin\n", "mode: expected one of engine, native, found 'engin' (nearest value: engine)"),
         (GOOD + "draft_attention: TRTLM\n", "(nearest value: TRTLLM)"),
         (GOOD + "eagle3: {draft_tokens: 3}\n", "missing key eagle3.model"),
-        (GOOD + "prefix_reuse: 'no'\n", "prefix_reuse: expected `bool`, got `str`"),
+        (GOOD + "prefix_reuse: 'no'\n", "prefix_reuse: expected `bool | null`, got `str`"),
     ],
 )
 def test_what_is_said_about_a_bad_one(tmp_path: Path, text: str, message: str) -> None:

@@ -10,15 +10,17 @@ import msgspec
 import pytest
 import yaml
 
+from dflash_trt.checkpoint.target_cache import RecurrentState
 from dflash_trt.deploy.checker import check, deployment_config, file_config
 from dflash_trt.deploy.deployment_file import DeploymentFile, load_deployment
-from dflash_trt.deploy.finding import Finding
+from dflash_trt.deploy.finding import ERROR, UNCHECKED, Finding
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.memory import ServingLoad, gpu_memory, request_bytes
 from dflash_trt.deploy.render import render
-from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
+from dflash_trt.deploy.resolve import ResolvedDeployment, pairs_pools, resolve
 from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import Runtime, load_schema
+from dflash_trt.deploy.sizes import target_sizes
 from dflash_trt.errors import ConfigError
 from tests.checkpoint.dialect_samples import write_dspark
 from tests.cli.commands import run_here
@@ -110,6 +112,44 @@ def test_the_files_own_words_win() -> None:
     assert deployment.sources["kv_cache_dtype"] == "default"
 
 
+@pytest.mark.parametrize(
+    ("changes", "reused"),
+    [
+        ({}, True),
+        ({"draft_attention": "VANILLA"}, False),
+        ({"kv_cache_dtype": "fp8"}, False),
+        ({"prefix_reuse": False}, False),
+        ({"prefix_reuse": True, "draft_attention": "VANILLA"}, True),
+        ({"target": "Qwen/Qwen3-Next-80B-A3B-Instruct"}, False),
+    ],
+)
+def test_prefixes_are_reused_where_the_pools_are_paired(changes: dict[str, Any], reused: bool) -> None:
+    """In TensorRT-LLM; other runtimes do what the file asks for."""
+    deployment = resolve(changed(**changes), "x")
+    cache = render(deployment, "trtllm", "dflash", host="127.0.0.1", port=1).arguments["kv_cache_config"]
+    assert cache["enable_block_reuse"] == reused
+    assert cache.get("use_kv_cache_manager_v2", False) == (reused and deployment.draft_attention == "TRTLLM")
+    other = render(deployment, "vllm", "dflash", host="127.0.0.1", port=1).arguments
+    assert other["enable_prefix_caching"] == changes.get("prefix_reuse", False)
+    rules = [f.severity for f in found(deployment) if f.rule == "prefix-reuse"]
+    assert rules == ([] if not reused else [UNCHECKED] if not changes else [ERROR])
+
+
+def test_pools_of_a_target_with_recurrent_states_are_not_paired(tmp_path: Path) -> None:
+    target = target_sizes(str(FIXTURES / "tiny-qwen3"))
+    assert target is not None
+    assert target.cache is not None
+    sizes = ("num_layers", "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "kernel")
+    state = RecurrentState(**dict.fromkeys(sizes, 1))
+    hybrid = msgspec.structs.replace(target, cache=msgspec.structs.replace(target.cache, recurrent=state))
+    assert pairs_pools("TRTLLM", "auto", target)
+    assert not pairs_pools("TRTLLM", "auto", hybrid)
+    arguments = render(resolve(FILE, "x"), "trtllm", "dflash", host="127.0.0.1", port=1).arguments
+    config = deployment_config(resolve(FILE, "x"), load_schema("trtllm", None), arguments)
+    (said,) = [f for f in check(msgspec.structs.replace(config, target=hybrid)) if f.rule == "prefix-reuse"]
+    assert "a target with recurrent states" in str(said)
+
+
 def test_the_default_context_ends_where_the_models_do() -> None:
     """Those of the fixtures have 8192 positions."""
     pair: dict[str, Any] = {"draft": str(FIXTURES / "tiny-qwen3-dflash"), "target": str(FIXTURES / "tiny-qwen3")}
@@ -166,7 +206,7 @@ def test_a_file_that_serves_an_engine_directory_is_checked_in_engine_mode(tmp_pa
     schema, gpus = load_schema("trtllm", None), parse_gpus("b300x1", "gpus")
     config = file_config(file, schema, gpus=gpus, target=str(target), draft=None)
     assert config.mode == "engine"
-    assert check(config) == []
+    assert [f.rule for f in check(config)] == ["prefix-reuse"]  # which names what only the log says
 
 
 @pytest.mark.parametrize(

@@ -179,17 +179,36 @@ def prefix_reuse(config: CheckedConfig) -> Iterator[Finding]:
     if tail:
         return
     if config.setting(BACKEND) == rule["paired_attention"]:  # its context pages are reused with the target's
-        yield unchecked(
-            "prefix-reuse", "kv_cache_config.enable_block_reuse",
-            "whether the drafter gets the managed pool, without which a hit starves it",
-            "look for 'using the private ctx arena' in the log",
-        )  # fmt: skip
+        yield from _paired_pools(config, said)
         return
     fix = "set kv_cache_config.enable_block_reuse to false"
     if key:
         fix += f", or {SPEC}.{key} above 0 (not for sliding-window targets under cache manager V1)"
     make = warning if config.setting(BACKEND) == "TRTLLM" else error  # its pool may be shared with the target's
     yield make("prefix-reuse", "kv_cache_config.enable_block_reuse", "false: a hit starves the drafter", said, fix)
+
+
+def _paired_pools(config: CheckedConfig, said: str) -> Iterator[Finding]:
+    """What keeps the drafter's pages from being reused with the target's (`resolve.pairs_pools`)."""
+    manager = "kv_cache_config.use_kv_cache_manager_v2"
+    cache = None if config.target is None else config.target.cache
+    if config.setting(manager) is False:
+        yield error(
+            "prefix-reuse", manager, "true: V1 pairs no pools, and a hit starves the drafter", "false",
+            "set it to true, or enable_block_reuse to false",
+        )  # fmt: skip
+    elif cache is not None and cache.recurrent is not None:
+        yield warning(
+            "prefix-reuse", "kv_cache_config.enable_block_reuse",
+            "false: pools of a target with recurrent states are not paired, and a hit starves the drafter", said,
+            "set it to false",
+        )  # fmt: skip
+    else:
+        yield unchecked(
+            "prefix-reuse", "kv_cache_config.enable_block_reuse",
+            "whether the drafter gets the managed pool, without which a hit starves it",
+            "look for 'using the private ctx arena' in the log",
+        )  # fmt: skip
 
 
 def context_projection(config: CheckedConfig) -> Iterator[Finding]:

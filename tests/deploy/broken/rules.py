@@ -62,6 +62,12 @@ CASES = {
         change={"kv_cache_config.enable_block_reuse": True, f"{SPEC}.attention_backend": "TRTLLM"},
         words="whether the drafter gets the managed pool",
     ),
+    "prefix reuse by a cache manager that pairs no pools": Case(
+        rule="prefix-reuse", key="kv_cache_config.use_kv_cache_manager_v2", gpus="b300x8",
+        change={"kv_cache_config.enable_block_reuse": True, "kv_cache_config.use_kv_cache_manager_v2": False,
+                f"{SPEC}.attention_backend": "TRTLLM"},
+        words="expected true: V1 pairs no pools",
+    ),
     "FP8 pages for a BF16 context": Case(
         rule="fp8-context", key="kv_cache_config.dtype", gpus="b300x8", severity=WARNING,
         change={"kv_cache_config.dtype": "fp8", f"{SPEC}.attention_backend": "TRTLLM"},
