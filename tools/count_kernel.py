@@ -91,6 +91,7 @@ template __global__ void attention<{D}, BF16, {bytes}>(const __grid_constant__ P
 }}
 """
 PRINT_PLAN = """
+#include <algorithm>
 #include <cstdio>
 #include "kv_injection_attention/kernel/wgmma_plan.h"
 using namespace dflash::kv_injection;
@@ -104,6 +105,14 @@ int main() {{
   const int step = {wgmma} ? kWgmmaKeys : step_keys({D}, {itemsize});
   std::printf("%d %d %d %d %d %d %d", plan.tile_rows, plan.row_groups, plan.teams, stages, plan.shared_bytes, step,
               warp_tiles(p.head_dim));
+  using Rows = StoredRows<{D} * {itemsize}>;
+  constexpr int vectors = {D} * {itemsize} / 16;
+  int read[8] = {{}}, written[8] = {{}};  // lanes of eight, by the bank group of their 16 bytes
+  for (int i = 0; i < 8; ++i) {{
+    ++read[Rows::at(i, 0) / 16 % 8];
+    ++written[Rows::at(i / vectors, i % vectors * 16) / 16 % 8];
+  }}
+  std::printf(" %d %d", *std::max_element(read, read + 8) - 1, *std::max_element(written, written + 8) - 1);
 }}
 """
 
@@ -119,6 +128,9 @@ class Plan:
     shared_bytes: int
     step_keys: int
     warp_tiles: int
+    # Wavefronts beyond one that eight lanes of 16 bytes take: ldmatrix on a step's rows, and copies that write them.
+    read_conflicts: int
+    write_conflicts: int
 
 
 @dataclass(frozen=True)
@@ -155,8 +167,8 @@ class Count:
     @property
     def shared_bytes(self) -> float:
         """That shared memory moves for a byte of the cache, whole wavefronts and conflicts included."""
-        read, written = conflicts(self.case)
-        wavefronts = {"LDGSTS": 4 * (1 + written), "LDSM": 4 * (1 + read), "STSM": 4, "LDS": 1, "SHFL": 1}
+        copy, matrix = 1 + self.plan.write_conflicts, 1 + self.plan.read_conflicts
+        wavefronts = {"LDGSTS": 4 * copy, "LDSM": 4 * matrix, "STSM": 4, "LDS": 1, "SHFL": 1}
         moved = 0.0
         for opcode, n in self.opcodes.items():
             if operand := re.search(r"^([HQ])GMMA\.\d+x(\d+)x(\d+)", opcode):  # the right one, swizzled, of four warps
@@ -257,24 +269,13 @@ def wgmma_step(text: str, case: Case, plan: Plan) -> Counter[str]:
     return Counter({opcode: 4 * n for opcode, n in warp.items()})
 
 
-def conflicts(case: Case) -> tuple[int, int]:
-    """Wavefronts beyond one that eight lanes of 16 bytes take in shared memory: ldmatrix on a step's rows, and the
-    copies that write them. Rows stand row_bytes() of plan.h apart, and eight bank groups of 16 bytes make a wavefront.
-    """
-    row = case.D * case.cache_dtype.itemsize
-    stride, vectors = row + 16, row // 16
-    read = [lane * stride // 16 % 8 for lane in range(8)]
-    written = [(i // vectors * stride // 16 + i % vectors) % 8 for i in range(8)]
-    return max(Counter(read).values()) - 1, max(Counter(written).values()) - 1
-
-
 def name(counted: Count) -> str:
     case = counted.case
     return f"{case.name} ({rows(case)} rows, D {case.D}), {SHORT[case.cache_dtype].upper()}"
 
 
 def instruction_row(counted: Count) -> list[str]:
-    plan, (read, written) = counted.plan, conflicts(counted.case)
+    plan = counted.plan
     numbers = [counted.per_kib(pipe_name) for pipe_name in PIPES]
     return [
         name(counted),
@@ -284,7 +285,7 @@ def instruction_row(counted: Count) -> list[str]:
         f"{plan.teams} x {plan.row_groups}",
         str(counted.registers),
         f"{plan.shared_bytes / 1024:.0f}",
-        f"{read}, {written}",
+        f"{plan.read_conflicts}, {plan.write_conflicts}",
     ]
 
 

@@ -25,7 +25,7 @@ Plan make_wgmma_plan(const Params& p, int32_t sms) {
   plan.teams = wgmma_teams(D);
   plan.block_rows = kMaxBlock;
   plan.block_at = wgmma_block_at(D, plan.tile_rows, bytes);
-  plan.stages_at = plan.block_at + 2 * kMaxBlock * row_bytes(D, 2);
+  plan.stages_at = (plan.block_at + 2 * kMaxBlock * row_bytes(D, 2) + kRowsAlignment - 1) / kRowsAlignment * kRowsAlignment;
   plan.stage_bytes = wgmma_stage_bytes(D, bytes);
   plan.shared_bytes = plan.stages_at + plan.teams * wgmma_stages(D, bytes) * plan.stage_bytes;
   plan_ranges(p, std::min(sms, kMaxSms), plan);

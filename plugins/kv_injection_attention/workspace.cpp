@@ -23,7 +23,7 @@ void plan_rows(const Params& p, int32_t row_groups, Plan& plan) {
   plan.row_groups = ceil_div(plan.tile_rows, warp_rows);
   plan.block_rows = round_up(p.block, 16);
   plan.block_at = plan.tile_rows * row_bytes(D, 2);
-  plan.stages_at = plan.block_at + 2 * plan.block_rows * row_bytes(D, 2);
+  plan.stages_at = round_up(plan.block_at + 2 * plan.block_rows * row_bytes(D, 2), kRowsAlignment);
 }
 
 // Teams of warps that find room for their stages.

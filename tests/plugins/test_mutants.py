@@ -57,6 +57,9 @@ MUTANTS = [
     Mutant("a wait behind a read", "attention.cuh", f"{WAIT}\n  {SCHEDULE}", f"{SCHEDULE}\n  {WAIT}"),
     Mutant("rows beyond the segment", LOADER, "cp_async(at, k, left > 0);", "cp_async(at, k, true);",
            "AddressSanitizer"),
+    Mutant("copies that are not swizzled", LOADER, "Step::Rows::at(first, vector * 16)",
+           "first * kStride + vector * 16"),
+    Mutant("columns ahead that are not swizzled", "plan.h", "address ^ columns", "address + columns"),
     Mutant("no mask at the end", "attention.cuh", "end < kMmaKeys ||", ""),
     Mutant("a maximum that never moves", "state.cuh", "if (any_sync(exceeds)) return false;", "any_sync(exceeds);"),
     Mutant("a sum left behind", "state.cuh", "sum[t][half] *= rescale;", ""),
@@ -83,8 +86,8 @@ PAGE_MUTANTS = [
 # Of the attention of sm_90a.
 STATE, WGMMA_LOADER, WGMMA = "wgmma_state.cuh", "wgmma_context_loader.cuh", "wgmma_attention.cuh"
 SCORES_MADE = "    fence_registers(score);\n  }\n\n  // Such products"
-KEYS_AT = "(warp * 16 + lane % 16) * kStride + lane / 16 * 16"
-KEYS_AT_OF_RIGHT_OPERAND = "(warp * 16 + lane % 8 + lane / 16 * 8) * kStride + lane / 8 % 2 * 16"
+KEYS_AT = "Rows::at(warp * 16 + lane % 16, lane / 16 * 16)"
+KEYS_AT_OF_RIGHT_OPERAND = "Rows::at(warp * 16 + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 16)"
 PACKED = "cvt_e4m3x4(a, b, c, d));"
 LOOP = "    for (int c = 0; c < N / 4; ++c) {\n      float largest = kInitialMaximum;"
 MAXIMA = "const Shared all = group.numbers() + group.column() * 4;\n"
@@ -116,7 +119,7 @@ WGMMA_MUTANTS = [
     Mutant("the largest element found too early", WGMMA, "syncthreads();\n    for (int warp", "for (int warp",
            "races with thread|which nobody wrote"),
     Mutant("the bytes of a key in another order", STATE, KEYS_AT, KEYS_AT_OF_RIGHT_OPERAND),
-    Mutant("keys half as far apart", STATE, "ldmatrix_x4(a[i], at + i * 32)", "ldmatrix_x4(a[i], at + i * 16)"),
+    Mutant("keys half as far apart", STATE, "Rows::ahead(at, i * 32)", "Rows::ahead(at, i * 16)"),
     Mutant("scores that are not scaled", STATE, "fma_rn(score[i], factor,", "fma_rn(score[i], 1,"),
     Mutant("maxima of scores that are not scaled", STATE, "kRaise ? score[i] * factor", "kRaise ? score[i]"),
     Mutant("a polynomial without its exponent", "exp2.cuh", "(as_bits(rounded) << 23)", "0"),
@@ -133,6 +136,9 @@ WGMMA_MUTANTS = [
            "while a copy|copies under way"),
     Mutant("rows beyond the end", WGMMA_LOADER, "cp_async(to, from, rows_to_copy_ > row)", "cp_async(to, from, true)",
            "AddressSanitizer"),
+    Mutant("copies that are not swizzled", WGMMA_LOADER, "Step::Rows::at(row, vector * 16)",
+           "row * kStride + vector * 16"),
+    Mutant("columns ahead that are not swizzled", "plan.h", "address ^ columns", "address + columns"),
     Mutant("stages that never end", WGMMA_LOADER, "stage_ == last_stage_ ?", "false ?", "of .* bytes|while a copy"),
     Mutant("maxima read too early", STATE, f"group.sync();\n    {MAXIMA}#pragma unroll\n{LOOP}", MAXIMA + LOOP,
            "races with thread"),

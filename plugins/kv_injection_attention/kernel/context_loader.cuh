@@ -29,7 +29,8 @@ DFLASH_DEVICE int team_threads(const Plan& plan) { return plan.row_groups * 32; 
 // One step of a team: kKeys rows of K and behind them as many of V, in a stage of shared memory.
 template <int D, int kElementBytes, int kKeys>
 struct ContextStep {
-  static constexpr int kStride = row_bytes(D, kElementBytes);
+  using Rows = StoredRows<D * kElementBytes>;
+  static constexpr int kStride = Rows::kStride;
   static constexpr int kValuesAt = kKeys * kStride;
   static constexpr int kStageBytes = 2 * kValuesAt;
   static constexpr int kRowBytes = D * kElementBytes;
@@ -86,6 +87,7 @@ class ContextLoader {
   static constexpr int kCopyRows = 32 / kCopyLanes;
   static constexpr int kChunks = kStep / kChunkRows;
   static_assert(kStep % kChunkRows == 0 && kChunkRows % kCopyRows == 0 && 32 % kChunks == 0);
+  static_assert(kCopyRows % Step::Rows::kPeriod == 0);
 
   // The next of the team's steps, if there is one.
   DFLASH_DEVICE void copy_step(bool exists, Shared stage) {
@@ -101,7 +103,7 @@ class ContextLoader {
       const ContextStrides strides(p_);
       const unsigned first = worker_.row_group * kCopyRows + row_of_copy;
       int left = rows_to_copy_ - static_cast<int>(first);
-      Shared at = stage + first * kStride + vector * 16;
+      Shared at = stage + Step::Rows::at(first, vector * 16);
       const unsigned char* chunk = kChunks == 1 ? chunks_.at(chunk_) + vector * 16 : nullptr;
 #pragma unroll 1
       for (unsigned row = first; row < kStep; row += copy_rows()) {

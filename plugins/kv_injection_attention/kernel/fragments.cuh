@@ -16,19 +16,17 @@ DFLASH_DEVICE void load_left(uint32_t (&a)[2][4], Shared rows, int stride, int c
 
 // 16 keys as right operands of scores: b[i][n] covers columns 16 i to 16 i + 15 of keys 8 n to 8 n + 7.
 // `kFp8`: the rows are E4M3, and so the columns are permuted as Columns::kPairs says.
-template <bool kFp8>
-DFLASH_DEVICE void load_keys(uint32_t (&b)[2][2][2], Shared rows, int stride, int column,
-                             int lane) {
+template <bool kFp8, class Rows>
+DFLASH_DEVICE void load_keys(uint32_t (&b)[2][2][2], Shared rows, int column, int lane) {
   uint32_t m[4];
   if constexpr (kFp8) {
-    ldmatrix_x4(m, rows + (lane % 16) * stride + column + (lane / 16) * 16);
+    ldmatrix_x4(m, Rows::ahead(rows + Rows::at(lane % 16, lane / 16 * 16), column));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       cvt_f16x2_e4m3x2(b[i / 2][i % 2][0], b[i / 2][i % 2][1], m[i]);
     }
   } else {
-    const Shared row =
-        rows + (lane % 8 + lane / 16 * 8) * stride + column * 2 + (lane / 8 % 2) * 16;
+    const Shared row = Rows::ahead(rows + Rows::at(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 16), column * 2);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       ldmatrix_x4(m, row + i * 32);
@@ -40,12 +38,11 @@ DFLASH_DEVICE void load_keys(uint32_t (&b)[2][2][2], Shared rows, int stride, in
 
 // 16 values as right operands of outputs: b[n] covers columns 8 n to 8 n + 7 of the 32 from `column` on.
 // `kFp8`: the rows are E4M3; of every 16 columns, the first operand has the even ones, the second the odd ones.
-template <bool kFp8>
-DFLASH_DEVICE void load_values(uint32_t (&b)[4][2], Shared rows, int stride, int column,
-                             int lane) {
+template <bool kFp8, class Rows>
+DFLASH_DEVICE void load_values(uint32_t (&b)[4][2], Shared rows, int column, int lane) {
   uint32_t m[4];
   if constexpr (kFp8) {
-    ldmatrix_x4_trans(m, rows + (lane % 16) * stride + column + (lane / 16) * 16);
+    ldmatrix_x4_trans(m, Rows::ahead(rows + Rows::at(lane % 16, lane / 16 * 16), column));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       // Bytes: key 0 even, key 0 odd, key 1 even, key 1 odd.
@@ -53,7 +50,7 @@ DFLASH_DEVICE void load_values(uint32_t (&b)[4][2], Shared rows, int stride, int
       cvt_f16x2_e4m3x2(b[i / 2 * 2][i % 2], b[i / 2 * 2 + 1][i % 2], even_odd);
     }
   } else {
-    const Shared row = rows + (lane % 16) * stride + column * 2 + (lane / 16) * 16;
+    const Shared row = Rows::ahead(rows + Rows::at(lane % 16, lane / 16 * 16), column * 2);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       ldmatrix_x4_trans(m, row + i * 32);

@@ -45,10 +45,31 @@ DFLASH_ANYWHERE constexpr int num_stages(int head_dim, int element_bytes) {
 DFLASH_ANYWHERE constexpr int warp_tiles(int head_dim) { return head_dim == 256 ? 1 : 2; }
 // Warps of a CTA, so that two CTAs share an SM's 65,536 registers: 168 or 255 a thread.
 DFLASH_ANYWHERE constexpr int max_warps(int head_dim) { return head_dim == 64 ? 6 : 4; }
-// A row in shared memory. The 16 bytes of padding make eight rows start in eight different bank groups.
+// From a row in shared memory to the next. 16 bytes of padding make eight rows start in eight different bank groups.
+// Rows of 64 bytes are swizzled instead: two of them are copied at a time, and padded ones would meet in a bank group.
 DFLASH_ANYWHERE constexpr int row_bytes(int head_dim, int element_bytes) {
-  return head_dim * element_bytes + 16;
+  const int bytes = head_dim * element_bytes;
+  return bytes == 64 ? bytes : bytes + 16;
 }
+// Such rows of kBytes. Eight lanes take the eight bank groups once, be it with the same 16 bytes of eight rows, as
+// ldmatrix does, or with 128 bytes of one row or two, as copies do. Swizzled: vector i of row r stands at i ^ (r / 2 % 4).
+template <int kBytes>
+struct StoredRows {
+  static constexpr int kStride = row_bytes(kBytes, 1);
+  static constexpr bool kSwizzled = kStride == kBytes;
+  static constexpr int kPeriod = kSwizzled ? 8 : 1;  // rows after which the places in a row repeat
+
+  // Offset of byte `column` of a row, a multiple of 16.
+  DFLASH_ANYWHERE static constexpr uint32_t at(uint32_t row, uint32_t column) {
+    return row * kStride + (kSwizzled ? column ^ row / 2 % 4 * 16 : column);
+  }
+  // From the address of one of a row's first 32 bytes to that `columns`, a multiple of 32, on.
+  DFLASH_ANYWHERE static constexpr uint32_t ahead(uint32_t address, uint32_t columns) {
+    return kSwizzled ? address ^ columns : address + columns;
+  }
+};
+// Where they begin, so that swizzled rows and banks agree.
+inline constexpr int kRowsAlignment = 128;
 
 // The window in positions; without one, more than any two positions are apart, so that no sum with it overflows.
 DFLASH_ANYWHERE constexpr int window_of(int sliding_window) {

@@ -41,7 +41,7 @@ DFLASH_SPECIAL(ctaid_y, "ctaid.y")
 #undef DFLASH_SPECIAL
 
 DFLASH_DEVICE Shared shared_memory() {
-  extern __shared__ __align__(16) unsigned char memory[];
+  extern __shared__ __align__(128) unsigned char memory[];
   return static_cast<Shared>(__cvta_generic_to_shared(memory));
 }
 

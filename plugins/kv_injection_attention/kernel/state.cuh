@@ -110,11 +110,11 @@ class Queries {
 
 inline constexpr int kMmaKeys = 16;
 
-// The warp's queries against 16 keys and values in shared memory, row after row of `kStride` bytes.
+// The warp's queries against 16 keys and values in shared memory.
 // Score and Value are the formats of the two products; kFp8 says that the rows are E4M3.
 template <int D, int kTiles, class Score, class Value, bool kFp8>
 struct Block {
-  static constexpr int kStride = row_bytes(D, kFp8 ? 1 : 2);
+  using Rows = StoredRows<D * (kFp8 ? 1 : 2)>;
 
   float score[kTiles][2][4];  // later the weights
   int lane;
@@ -127,7 +127,7 @@ struct Block {
     for (int i = 0; i < D / 32; ++i) {
       uint32_t a[kTiles][2][4], b[2][2][2];
       queries.get(a, i);
-      load_keys<kFp8>(b, keys, kStride, i * 32, lane);
+      load_keys<kFp8, Rows>(b, keys, i * 32, lane);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -221,7 +221,7 @@ struct Block {
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) {
       uint32_t b[4][2];
-      load_values<kFp8>(b, values, kStride, i * 32, lane);
+      load_values<kFp8, Rows>(b, values, i * 32, lane);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
 #pragma unroll

@@ -26,7 +26,7 @@ class WgmmaContextLoader {
     rows_left_ = segment.key_end - first_key + kTeamKeys;
     rows_to_copy_ = segment.key_end - first_key - row;
     copy_from_ = lane / kCopyLanes * ContextStrides(p).row + vector * 16;
-    copy_to_ = row * kStride + vector * 16;
+    copy_to_ = Step::Rows::at(row, vector * 16);
 
     const Shared begin = shared_memory() + plan.stages_at + team * (kStages * kStageBytes);
     last_stage_ = begin + (kStages - 1) * kStageBytes;
@@ -66,6 +66,7 @@ class WgmmaContextLoader {
   static constexpr int kCopyLanes = kRowBytes / 16;
   static constexpr int kCopyRows = 32 / kCopyLanes;  // that a warp copies at a time
   static_assert(kWgmmaKeys == kWarpgroupWarps * kChunkRows && kChunkRows % kCopyRows == 0);
+  static_assert(kCopyRows % Step::Rows::kPeriod == 0);
 
   // The first of the team's steps that is not copied yet.
   template <class GetSegment>

@@ -60,27 +60,27 @@ struct Warpgroup {
 // once for all steps: load_keys(a, rows + keys_at()).
 template <int D, bool kFp8>
 struct LeftOperands {
-  static constexpr int kStride = row_bytes(D, kFp8 ? 1 : 2);
   static constexpr int kItem = kFp8 ? 1 : 2;
+  using Rows = StoredRows<D * kItem>;
   static constexpr int kLoads = kFp8 ? 2 : 1;  // operands of V that four matrices make
 
   // Of scores: the warp's 16 keys.
   static DFLASH_DEVICE Shared keys_at(int warp, int lane) {
-    return (warp * 16 + lane % 16) * kStride + lane / 16 * 16;
+    return Rows::at(warp * 16 + lane % 16, lane / 16 * 16);
   }
 
   // 16 columns each, or 32 of bytes.
   template <int n>
   static DFLASH_DEVICE void load_keys(uint32_t (&a)[n][4], Shared at) {
 #pragma unroll
-    for (int i = 0; i < n; ++i) ldmatrix_x4(a[i], at + i * 32);
+    for (int i = 0; i < n; ++i) ldmatrix_x4(a[i], Rows::ahead(at, i * 32));
   }
 
   // Of outputs: the warp's 16 columns of every 64 are the rows. With bytes, the first eight of them are the even
   // columns, the others the odd ones.
   static DFLASH_DEVICE Shared values_at(int warp, int lane) {
-    if (kFp8) return lane * kStride + warp * 16;
-    return (lane % 8 + lane / 16 * 8) * kStride + warp * 32 + lane / 8 % 2 * 16;
+    if (kFp8) return Rows::at(lane, warp * 16);
+    return Rows::at(lane % 8 + lane / 16 * 8, warp * 32 + lane / 8 % 2 * 16);
   }
 
   // 16 keys each, kSteps times as many.
@@ -90,7 +90,7 @@ struct LeftOperands {
     for (int tile = 0; tile < D / 64; ++tile) {
 #pragma unroll
       for (int i = 0; i < kSteps / kLoads; ++i) {
-        const Shared from = at + i * (16 * kLoads) * kStride + tile * 64 * kItem;
+        const Shared from = at + i * (16 * kLoads) * Rows::kStride + tile * 64 * kItem;
         if constexpr (kFp8) {
           uint32_t m[4];
           ldmatrix_x4_trans(m, from);

@@ -24,7 +24,7 @@ void check_wgmma(const kv::Params& p, int sms) {
   };
   expect(plan.shared_bytes <= kv::kWgmmaShared, "too much shared memory");
   expect(plan.stages_at + stages <= plan.shared_bytes, "stages do not fit");
-  expect(plan.block_at % 16 == 0 && plan.stages_at % 16 == 0 && plan.stage_bytes % 16 == 0, "misaligned");
+  expect(plan.block_at % 16 == 0 && plan.stages_at % kv::kRowsAlignment == 0 && plan.stage_bytes % 16 == 0, "misaligned");
   expect(kv::wgmma_query_bytes(p.head_dim, plan.tile_rows, bytes) % 1024 == 0, "queries that no pattern begins with");
   expect(kv::wgmma_weight_bytes(plan.tile_rows) % 1024 == 0, "weights that no pattern begins with");
   expect(plan.tile_rows >= plan.rows, "rows that no column has");
@@ -46,7 +46,7 @@ void check(const kv::Params& p, int ctas) {
   };
   expect(plan.shared_bytes <= kv::kSharedBudget, "too much shared memory");
   expect(plan.stages_at + plan.teams * kv::num_stages(p.head_dim, p.cache_dtype == kv::DType::kF8E4M3 ? 1 : 2) * plan.stage_bytes <= plan.shared_bytes, "stages do not fit");
-  expect(plan.stages_at % 16 == 0 && plan.stage_bytes % 16 == 0, "a misaligned stage");
+  expect(plan.stages_at % kv::kRowsAlignment == 0 && plan.stage_bytes % 16 == 0, "a misaligned stage");
   expect(plan.teams >= 1 && plan.teams <= kv::kMaxTeams, "teams beyond the barriers");
   expect(attention.threads <= 32 * kv::max_warps(p.head_dim), "too many threads");
   expect(plan.row_tiles * plan.tile_rows >= plan.rows, "rows that no CTA has");
@@ -70,6 +70,26 @@ void check(const kv::Params& p, int ctas) {
   }
 }
 
+// Eight lanes of ldmatrix, with 16 bytes of eight rows each, and of copies, with 128 bytes in a row or two, meet in no
+// bank. Copies of rows that 128 does not divide are left out.
+template <int kBytes>
+void check_banks() {
+  using Rows = kv::StoredRows<kBytes>;
+  for (int row = 0; row < 16; ++row) {
+    for (int vector = 0; vector < kBytes / 16; ++vector) {
+      unsigned read = 0, written = 0;
+      for (int lane = 0; lane < 8; ++lane) {
+        const int behind = vector / 8 * 8 + lane;
+        read |= 1u << Rows::at(row + lane, vector * 16) / 16 % 8;
+        written |= 1u << Rows::at(row / 2 * 2 + behind * 16 / kBytes, behind * 16 % kBytes) / 16 % 8;
+      }
+      if (read != 0xff) std::printf("rows of %d bytes: vector %d of row %d and on: a bank read twice\n", kBytes, vector, row);
+      if (128 % kBytes != 0 && kBytes % 128 != 0) continue;
+      if (written != 0xff) std::printf("rows of %d bytes: row %d: a bank written twice\n", kBytes, row);
+    }
+  }
+}
+
 // A drafter sharded over eight GPUs has one kv head on each, and still fills the GPU at a context of 4,096.
 void check_sharded_drafter(kv::Params p) {
   p.batch = 1, p.block = 10, p.head_dim = 64, p.num_heads = 8, p.num_kv_heads = 1, p.max_pages = 1;
@@ -86,6 +106,7 @@ int main() {
   p.max_pages = 79;
   p.block_dtype = kv::DType::kBF16;
   check_sharded_drafter(p);
+  check_banks<64>(), check_banks<96>(), check_banks<128>(), check_banks<192>(), check_banks<256>(), check_banks<512>();
   const auto try_sizes = [&] {
     for (const int ctas : {1, 114, 188, 264, 320}) check(p, ctas);
     for (const int sms : {1, 132}) check_wgmma(p, sms);
