@@ -11,6 +11,7 @@ namespace {
 constexpr int64_t kStep = 32;
 constexpr int64_t kSlice = 1024;  // numbers of a row at a time: the first cache holds those of a tile
 constexpr int64_t kSums = kMaxRows * kColumns;
+constexpr int64_t kWholeSums = (kSums + kLanes - 1) / kLanes * kLanes;  // vectors of FLOAT, aligned one behind the other
 
 inline __m512bh load_pairs(const uint16_t* at, int64_t count) {
   return (__m512bh)_mm512_maskz_loadu_epi16(~0u >> (kStep - count), at);
@@ -59,11 +60,11 @@ constexpr AddProducts products_of(int64_t rows, std::integer_sequence<int64_t, k
 
 // The sums of a tile and a bias for each, rounded.
 void write(const __m512* sums, const float* bias, int64_t rows, int64_t columns, int64_t N, uint16_t* out) {
-  alignas(64) float numbers[kSums + 16];
-  alignas(64) uint16_t bits[kSums + 16];
+  alignas(64) float numbers[kWholeSums];
+  alignas(64) uint16_t bits[kWholeSums];
 #pragma GCC unroll 8
   for (int64_t i = 0; i < rows * kColumns; i += 4) sum_four((const Floats*)sums + i, numbers + i);
-  for (int64_t i = 0; i < rows * kColumns; i += 16) {
+  for (int64_t i = 0; i < rows * kColumns; i += kLanes) {
     const __m512 sum = _mm512_load_ps(numbers + i) + _mm512_load_ps(bias + i);
     _mm256_store_si256((__m256i*)(bits + i), (__m256i)_mm512_cvtneps_pbh(sum));
   }
@@ -81,7 +82,7 @@ void write(const __m512* sums, const float* bias, int64_t rows, int64_t columns,
 void bfloat16_products(const Bfloat16Linear& layer, int64_t begin, int64_t end) {
   const int64_t M = layer.num_rows, N = layer.num_outputs, K = layer.num_inputs;
   const int64_t num_tiles = (M + kMaxRows - 1) / kMaxRows;
-  alignas(64) float bias[kColumnsAtATime / kColumns][kSums + 16] = {};  // of each number of a tile
+  alignas(64) float bias[kColumnsAtATime / kColumns][kWholeSums] = {};  // of each number of a tile
   if (layer.bias != nullptr) {
     for (int64_t n = begin; n < end; ++n) {
       float* tile = bias[(n - begin) / kColumns];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// portable: what the C++ core computes from fixed numbers, for comparison between machines.
+// portable [ISA]: what the C++ core computes from fixed numbers, for comparison between machines and instruction sets.
 //
 // A line "exact NAME HASH" is to be the same on each of them, "close NAME X..." nearly so: attention and linear layers
-// may fuse multiplications and additions.
+// may fuse multiplications and additions. Sizes fill vectors of any width and leave a rest, in memory without slack.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +15,7 @@
 
 #include "block_attention/block_attention.h"
 #include "linear/bfloat16.h"
+#include "linear/linear.h"
 #include "linear/panels.h"
 #include "packing/pack.h"
 #include "paged_attention/paged_attention.h"
@@ -25,12 +26,14 @@
 namespace {
 
 constexpr dflash::Threads kOneThread{1, nullptr};
+std::string isa = "scalar";
 
-// Numbers in [-1, 1), the same on every machine.
-std::vector<float> numbers(size_t count, uint64_t seed) {
+// Numbers in [-scale, scale), the same on every machine.
+std::vector<float> numbers(size_t count, uint64_t seed, float scale = 1) {
   std::vector<float> values(count);
   for (size_t i = 0; i < count; ++i) {
     values[i] = static_cast<float>(static_cast<double>(dflash::uniform_bits(seed, i) >> 29) / (1 << 23)) - 1.0f;
+    values[i] *= scale;
   }
   return values;
 }
@@ -71,10 +74,10 @@ void close(const char* name, const std::vector<uint16_t>& bits) {
 }
 
 void print_packing() {
-  constexpr int64_t kRows = 7, kCols = 48;
+  constexpr int64_t kRows = 7, kCols = 208;
   const std::vector<float> values = numbers(kRows * kCols, 1);
   const std::vector<uint16_t> bits = bfloat16(values);
-  const dflash::Execution execution{.threads = 3, .isa = dflash::isa_named("scalar")};
+  const dflash::Execution execution{.threads = 3, .isa = dflash::isa_named(isa)};
   for (const auto type : {dflash::WeightType::kF32, dflash::WeightType::kBf16, dflash::WeightType::kF16}) {
     const void* data = type == dflash::WeightType::kF32 ? static_cast<const void*>(values.data()) : bits.data();
     // The bits of a bfloat16 in [-1, 1) are those of a finite float16.
@@ -90,8 +93,7 @@ void print_packing() {
 
 void print_sampling() {
   constexpr int64_t kRows = 4, kVocab = 1003;
-  std::vector<float> logits = numbers(kRows * kVocab, 2);
-  for (float& logit : logits) logit *= 8;
+  const std::vector<float> logits = numbers(kRows * kVocab, 2, 8);
   const dflash::Logits view{.data = logits.data(), .rows = kRows, .vocab = kVocab};
   const std::vector<int64_t> proposals{17, 5, 999};
   dflash::SamplerParams params{.temperature = 0.7, .top_k = 50, .top_p = 0.9, .min_p = 0.01};
@@ -103,29 +105,65 @@ void print_sampling() {
 }
 
 void print_layers() {
-  constexpr int64_t kM = 5, kK = 36, kN = 20;
-  const std::vector<float> x = numbers(kM * kK, 3), bias = numbers(kN, 4);
+  constexpr int64_t kM = 13, kK = 1060, kN = 53;
+  const std::vector<float> x = numbers(kM * kK, 3, 1.0f / 32), bias = numbers(kN, 4);
   const std::vector<float> panels = numbers((kN + dflash::kPanel - 1) / dflash::kPanel * kK * dflash::kPanel, 5);
   std::vector<float> out(kM * kN);
-  dflash::linear(dflash::PanelLinear{0, kK, kN, x.data(), panels.data(), bias.data(), out.data()}, {kM}, kOneThread,
-                 "scalar");
+  dflash::linear(dflash::PanelLinear{0, kK, kN, x.data(), panels.data(), bias.data(), out.data()}, {kM}, kOneThread, isa);
   close("panels", out);
-  const std::vector<uint16_t> rows = bfloat16(x), weight = bfloat16(numbers(kN * kK, 6));
+  const std::vector<uint16_t> rows = bfloat16(x), weight = bfloat16(numbers(kN * kK, 6)), bfloat16_bias = bfloat16(bias);
   std::vector<uint16_t> rounded(kM * kN);
-  dflash::linear(dflash::Bfloat16Linear{0, kK, kN, rows.data(), weight.data(), nullptr, rounded.data()}, {kM},
-                 kOneThread, "scalar");
+  dflash::linear(dflash::Bfloat16Linear{0, kK, kN, rows.data(), weight.data(), bfloat16_bias.data(), rounded.data()}, {kM},
+                 kOneThread, isa);
   close("bfloat16", rounded);
   std::vector<float> normed(kM * kK);
   dflash::rms_norm(x.data(), kM, kK, panels.data(), 1e-6f, normed.data(), kOneThread);
   close("rms_norm", normed);
 }
 
-void print_paged_attention() {
-  constexpr int64_t kN = 4, kG = 2, kD = 20, kTokens = 40, kPages = 3;
-  const std::vector<float> q = numbers(kN * kTokens * kD, 7), k = numbers(kG * kTokens * kD, 8), v = k;
-  std::vector<float> k_cache(kG * kPages * kD * 32), v_cache(kG * kPages * 32 * dflash::padded(kD));
-  std::vector<float> out(kTokens * kN * kD);
-  const dflash::PagedAttention layer{.type = dflash::CacheType::kF32,
+// Weights as their files hold them.
+void print_packed_weights() {
+  using dflash::WeightFormat;
+  constexpr int64_t kM = 13, kK = 112, kN = 23, kMargin = 5;  // K is a multiple of 16, as NVFP4 needs; out has wider rows
+  const std::vector<float> x = numbers(kM * kK, 13), weight = numbers(kN * kK, 14);
+  const std::vector<uint16_t> bits = bfloat16(weight);
+  const dflash::Weights weights{reinterpret_cast<const std::byte*>(weight.data()), dflash::WeightType::kF32, kN, kK};
+  const dflash::Execution execution{.threads = 1, .isa = dflash::isa_named(isa)};
+  std::vector<uint8_t> fp8(kN * kK), nvfp4(kN * kK / 2), block_scales(kN * kK / 16);
+  dflash::pack_fp8(weights, 1.0f / 448, {fp8.data(), kN, kK}, execution);
+  dflash::pack_nvfp4(weights, 1.0f / 2688, {nvfp4.data(), kN, kK / 2}, {block_scales.data(), kN, kK / 16}, execution);
+  const auto print = [&](const char* name, WeightFormat format, const void* codes, float scale) {
+    const size_t bytes = kN * dflash::row_bytes(format, kK);
+    std::vector<uint8_t> unaligned(bytes + 1);  // codes stand at any address
+    std::memcpy(unaligned.data() + 1, codes, bytes);
+    std::vector<float> out((kM - 1) * (kN + kMargin) + kN);
+    dflash::multiply_columns(execution.isa)({.weight = {.format = format,
+                                                        .rows = kN,
+                                                        .cols = kK,
+                                                        .codes = unaligned.data() + 1,
+                                                        .block_scales = block_scales.data(),
+                                                        .scale = scale},
+                                             .num_rows = kM,
+                                             .x = x.data(),
+                                             .out = out.data(),
+                                             .out_stride = kN + kMargin},
+                                            0, kN);
+    close(name, out);
+  };
+  print("weight_f32", WeightFormat::kFloat, weight.data(), 1);
+  print("weight_f16", WeightFormat::kFloat16, bits.data(), 1);  // also those of finite float16
+  print("weight_bf16", WeightFormat::kBfloat16, bits.data(), 1);
+  print("weight_fp8", WeightFormat::kFp8, fp8.data(), 1.0f / 448);
+  print("weight_nvfp4", WeightFormat::kNvfp4, nvfp4.data(), 1.0f / 2688);
+}
+
+template <class Element>
+void print_paged_attention(const char* name, dflash::CacheType type, std::vector<Element> (*make)(const std::vector<float>&)) {
+  constexpr int64_t kN = 4, kG = 2, kD = 36, kTokens = 40, kPages = 3;
+  const std::vector<Element> q = make(numbers(kN * kTokens * kD, 7)), k = make(numbers(kG * kTokens * kD, 8)), v = k;
+  std::vector<Element> k_cache(kG * kPages * kD * 32), v_cache(kG * kPages * 32 * dflash::padded(kD));
+  std::vector<Element> out(kTokens * kN * kD);
+  const dflash::PagedAttention layer{.type = type,
                                      .query = {q.data(), kTokens * kD, kD},
                                      .key = {k.data(), kTokens * kD, kD},
                                      .value = {v.data(), kTokens * kD, kD},
@@ -143,15 +181,15 @@ void print_paged_attention() {
                                      .sinks = nullptr};
   const int32_t pages[] = {2, 0};
   dflash::paged_attention(layer, {{.first_row = 0, .num_tokens = kTokens, .begin = 0, .pages = pages}}, kOneThread,
-                          "scalar");
-  close("paged_attention", out);
+                          isa);
+  close(name, out);
 }
 
 void print_block_attention() {
-  constexpr int64_t kB = 2, kS = 3, kN = 4, kG = 2, kD = 16, kC = 40;
+  constexpr int64_t kB = 2, kS = 11, kN = 4, kG = 2, kD = 36, kC = 70;
   const std::vector<float> qkv = numbers(kB * kS * (kN + 2 * kG) * kD, 9), norm = numbers(kD, 10);
   const std::vector<float> rope = numbers(kB * kS * kD, 11), cache = numbers(kB * kC * kG * kD, 12);
-  const std::vector<int32_t> slots{1, 0}, lengths{33, 5};
+  const std::vector<int32_t> slots{1, 0}, lengths{67, 5};
   std::vector<float> out(kB * kS * kN * kD);
   const dflash::BlockAttention attention{
       .batch = kB, .block = kS, .num_heads = kN, .num_kv_heads = kG, .head_dim = kD, .num_pages = kB, .layers = 1,
@@ -160,7 +198,7 @@ void print_block_attention() {
       .k_cache = cache.data(), .v_cache = cache.data(), .page_table = slots.data(), .context_lengths = lengths.data(),
       .sinks = nullptr, .out = out.data()};
   for (int64_t b = 0; b < kB; ++b) {
-    for (int64_t g = 0; g < kG; ++g) dflash::attend_head(dflash::isa_named("scalar"))(attention, b, g);
+    for (int64_t g = 0; g < kG; ++g) dflash::attend_head(dflash::isa_named(isa))(attention, b, g);
   }
   close("block_attention", out);
 }
@@ -190,12 +228,15 @@ void print_exceptions() {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc > 1) isa = argv[1];
   print_exceptions();
   print_packing();
   print_sampling();
   print_layers();
-  print_paged_attention();
+  print_packed_weights();
+  print_paged_attention<float>("paged_attention", dflash::CacheType::kF32, [](const std::vector<float>& x) { return x; });
+  print_paged_attention<uint16_t>("paged_attention_bfloat16", dflash::CacheType::kBf16, bfloat16);
   print_block_attention();
   return 0;
 }
