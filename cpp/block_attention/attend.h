@@ -4,6 +4,9 @@
 // The rows of a KV head's queries, S of each of its query heads, are the lanes of vectors: a score is a sum of products
 // of such a vector with one number of a key, and so is an output with one number of a value. So keys and values are
 // read where they lie, and nothing is summed across lanes.
+//
+// In FlashAttention's terms: PackGQA, for a tile's rows are all query heads of a KV head; kTile is kBlockN; a task is a
+// request and KV head, so nothing is split along the keys (num_splits = 1) and no partial results are combined.
 #pragma once
 
 #include <cfloat>
@@ -45,7 +48,7 @@ inline void norm_and_rotate(const float* __restrict__ x, const float* __restrict
   }
 }
 
-// Rows of queries on their way over the keys: a softmax that never needs all scores (FlashAttention, 2205.14135).
+// Rows of queries on their way over the keys: the online softmax of FlashAttention (2205.14135).
 struct Lanes {
   Ints positions;
   Floats maximum;

@@ -7,7 +7,8 @@
 // Vectors of floats by the extensions of GCC and Clang, as wide as the registers of the instruction
 // set for which the including file is compiled: GCC takes wider ones apart through memory. For that
 // reason everything has internal linkage, and takes nothing from the standard library that has code:
-// of a weak symbol, std::min<long> say, the linker keeps one for all instruction sets.
+// of a weak symbol, std::min<long> say, the linker keeps one for all instruction sets. In torch:
+// at::vec::Vectorized; exp() and tanh() are in oneDNN what its eltwise injectors put into a kernel.
 
 namespace dflash {
 namespace {

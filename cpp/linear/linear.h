@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // x times the transpose of a weight that stays as its file holds it: FLOAT, FLOAT16, BFLOAT16, FP8 or NVFP4. What its
-// codes mean stands in registers alone.
+// codes mean stands in registers alone. In oneDNN: matmul with weights decompression, of weights in a plain layout.
 #pragma once
 
 #include <cstdint>

@@ -19,6 +19,8 @@ struct Execution {
   Isa isa;
 };
 
+// The packers are in oneDNN's terms reorders to f8_e4m3 and f4_e2m1 with scales, of the tensor or of groups of 16.
+
 // max |w|, 0 for an empty tensor. Throws NonFiniteError.
 float amax(const Weights& weights, Execution execution);
 

@@ -10,7 +10,9 @@
 // Attention of some rows over the pages of their sequence, page after page with a running maximum
 // (FlashAttention-2, https://arxiv.org/abs/2307.08691, algorithm 1). Both products are sums over
 // one index in order, and pages lie at absolute positions, so what a row adds up in which order
-// does not depend on the rows beside it.
+// does not depend on the rows beside it. In FlashAttention's terms: kBlockM is kBlockRows, packed as
+// by PackGQA; kBlockN is a page of the block_table; num_splits is 1, which batch invariance needs.
+// product() is in oneDNN's terms a brgemm whose B is packed already: K's pages lie transposed.
 
 namespace dflash {
 namespace {
