@@ -2,13 +2,13 @@
 """Auto's draft length beside the better of plain decoding and whole blocks, as a ratio of tokens a second.
 
 They take turns of 40 ms, so that a slow moment of the machine meets all of them, in an order that is drawn anew for
-each turn; seconds are the process's CPU time. Requests follow each other so that the batch stays full, each with half
-to one and a half times --tokens: plain decoding's would for ever begin and end together if all had as many. With
---together so many begin at once, with --tokens each, and the answers of all are awaited; then the next ones begin.
-Where a model's memory lies makes some percent, so each has each of three for a third of the time. What comes before
---skip turns, and before 64 steps of auto, is left out. Deviations are by bootstrap over turns. The MoE pair has random
-weights, and its acceptance is forced (forced_acceptance.py). Prints a table for each pair, asserts nothing; takes
---seconds for each batch and pair.
+each turn; seconds are the process's CPU time, auto's own, too. Requests follow each other so that the batch stays
+full, each with half to one and a half times --tokens: plain decoding's would for ever begin and end together if all
+had as many. With --together so many begin at once, with --tokens each, and the answers of all are awaited; then the
+next ones begin. Where a model's memory lies makes some percent, so each has each of three for a third of the time.
+What comes before --skip turns, and before 64 steps of auto, is left out. Deviations are by bootstrap over turns. The
+MoE pair has random weights, and its acceptance is forced (forced_acceptance.py). Prints a table for each pair,
+asserts nothing; takes --seconds for each batch and pair.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.forced_acceptance import MOE_DRAFT, ForcedPair, random_prompts, write_moe_pair  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
-from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length  # noqa: E402
+from dflash_trt.runtime.draft_length import AutoLength, DraftLength, FixedLength  # noqa: E402
 from dflash_trt.runtime.session import Session, run  # noqa: E402
 from tests.decoding import greedy, open_without_tokenizer  # noqa: E402
 from tests.engines import build  # noqa: E402
@@ -163,17 +163,18 @@ def _measure(
 ) -> list[Way]:
     """Plain decoding, whole blocks and auto."""
     block = sessions[0].manifest.draft.num_draft_tokens
+    lengths = (FixedLength(0), FixedLength(block), AutoLength(block, clock=time.process_time))
     ways = [
         Way(
             session=session,
-            length=parse_draft_length(length, block),
+            length=length,
             answers=answers,
             batch=batch,
             together=together,
             prompts=itertools.cycle(texts),
             limits=itertools.repeat(tokens) if together else _limits(tokens),
         )
-        for session, length in zip(sessions, ("0", str(block), "auto"), strict=True)
+        for session, length in zip(sessions, lengths, strict=True)
     ]
     for i in range(len(ways)):
         for way, session in zip(ways, [*sessions[i:], *sessions[:i]], strict=True):
@@ -201,6 +202,8 @@ def _row(ways: Sequence[Way]) -> tuple[str, ...]:
     plain, whole, auto = ways
     generator = np.random.default_rng(0)
     number = len(auto.tokens)
+    if number == 0:
+        return "", "", "", "longer --seconds", ""
     drawn = [_ratio(ways, generator.integers(0, number, number)) for _ in range(RESAMPLES)]
     ratio = f"{_ratio(ways):.3f} ± {np.std(drawn):.3f}"
     chosen = auto.length.explain().partition(":")[0]
