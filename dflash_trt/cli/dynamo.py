@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,16 @@ def dynamo(
     Example:
       dflash-trt dynamo engine --discovery-backend file
     """
-    from dflash_trt.errors import MissingDependencyError
+    from dflash_trt.errors import ConfigError, MissingDependencyError
     from dflash_trt.runtime.checked_pair import CheckedPair
     from dflash_trt.runtime.options import RuntimeOptions
 
+    try:
+        address = socket.gethostbyname(host)  # Dynamo's event plane takes no name
+    except OSError as error:
+        raise ConfigError(f"--host: expected this machine's address or name, found {host}: {error.strerror}") from None
     for name in ADDRESSES:  # read as the package is loaded
-        os.environ.setdefault(name, host)
+        os.environ.setdefault(name, address)
     if metrics_port is not None:
         os.environ["DYN_SYSTEM_PORT"] = str(metrics_port)
     try:

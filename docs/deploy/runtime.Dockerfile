@@ -1,6 +1,7 @@
 # syntax=docker/dockerfile:1
 # The embedded runtime on a CPU: docker build -f docs/deploy/runtime.Dockerfile -t dflash-trt .
-# With NVIDIA Dynamo's worker and frontend: --target dynamo -t dflash-trt:dynamo. Not yet built.
+# With NVIDIA Dynamo's worker and frontend: --target dynamo -t dflash-trt:dynamo.
+# Built and run with Debian 12's Python 3.11 in the place of python:3.12-slim, and torch's wheel from a file.
 FROM python:3.12-slim AS wheel
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*

@@ -55,7 +55,7 @@ class Node:
         with log.open("ab") as file:
             self.popen = subprocess.Popen(
                 [*host.prefix, dynamo_python(), *map(str, command)],
-                env=environment | dict.fromkeys(ADDRESSES, host.address), stdout=file, stderr=file,
+                env=environment, stdout=file, stderr=file,
             )  # fmt: skip
 
     def await_log(self, pattern: str) -> None:
@@ -106,7 +106,8 @@ class Cluster:
         self.start_frontend()
 
     def start_frontend(self) -> None:
-        self.frontend = Node(self._directory / "frontend.log", self._host, self._environment, *self._command)
+        environment = self._environment | dict.fromkeys(ADDRESSES, self._host.address)
+        self.frontend = Node(self._directory / "frontend.log", self._host, environment, *self._command)
 
     def add_workers(
         self, count: int, *options: object, start: Sequence[str] = ("-m", "dflash_trt"), host: Host = HERE

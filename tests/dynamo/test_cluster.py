@@ -12,8 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from dflash_trt.errors import ConfigError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
+from tests.cli.commands import run_here
 from tests.dynamo.cluster import PATIENCE, Cluster, cluster, dynamo_python, terminate
 from tests.dynamo.conftest import TARGET
 from tests.dynamo.streams import Stream, check, single_runs, streamed, until
@@ -25,7 +27,7 @@ PROMPTS = [f"def f{i}(x, y):" for i in range(64)]
 def test_two_workers(engine: Path, tmp_path: Path) -> None:
     target = without_template("tiny-qwen3", tmp_path)
     with cluster(tmp_path, engine, target, "--router-mode", "round-robin") as running:
-        workers = running.add_workers(2)
+        workers = running.add_workers(2, "--host", "localhost")
         assert "no chat template: tiny serves completions only" in workers[0].log.read_text()
         check(streamed(running, PROMPTS[:16]), single_runs(engine, PROMPTS[:16]))
         assert all(worker.metric("vllm:request_success_total") == 8 for worker in workers)
@@ -68,6 +70,13 @@ def check_disconnect(running: Cluster) -> None:
     while sum(worker.metric("vllm:num_requests_running") for worker in running.workers):
         assert time.monotonic() < deadline
     assert sum(worker.metric("vllm:generation_tokens_total") for worker in running.workers) - before < 2000
+
+
+def test_a_host_without_an_address_is_refused(engine: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--host: expected this machine's address or name, found no\.such\.invalid: "
+    ):
+        run_here("dynamo", engine, "--host", "no.such.invalid")
 
 
 @pytest.mark.full

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/deploy: Dockerfiles pass hadolint, and what compose files name is there; docker itself has not run them."""
+"""docs/deploy: Dockerfiles pass hadolint, and what compose files name is there; docker itself does not run here."""
 
 from __future__ import annotations
 
