@@ -167,8 +167,11 @@ class Decoder:
         decoding = {slot: request for slot, request in sorted(self.running.items()) if request.is_prefilled}
         if not decoding:
             return []
-        chosen = self._draft_length.choose(len(decoding))
-        lengths = {slot: request.draft_length(chosen) for slot, request in decoding.items()}
+        policy, chosen = self._draft_length, self._draft_length.choose(len(decoding))
+        lengths = {
+            slot: min(policy.of_request(request.params.draft_length, chosen), request.remaining - 1)
+            for slot, request in decoding.items()
+        }
         drafting = [slot for slot, k in lengths.items() if k > 0]
         blocks = {}
         if drafting:
@@ -179,8 +182,8 @@ class Decoder:
         parts = []
         for slot, request in decoding.items():
             proposals = blocks[slot].first(lengths[slot]) if slot in blocks else NO_PROPOSALS
-            if proposals.survival is not None:
-                proposals = proposals.first(self._draft_length.cut(proposals.survival))
+            if proposals.survival is not None and request.params.draft_length is None:
+                proposals = proposals.first(policy.cut(proposals.survival))
             token_ids = [request.token_ids[-1], *proposals.token_ids]
             parts.append(StepInput(slot, request, token_ids, proposals, len(token_ids)))
         return parts

@@ -44,6 +44,10 @@ class DraftLength:
         """0 .. K for each request, as a step begins; 0 is plain decoding."""
         raise NotImplementedError
 
+    def of_request(self, asked: int | None, chosen: int) -> int:
+        """How many drafts of a request are verified that asks for a number of its own: at most what is chosen."""
+        return chosen if asked is None else min(asked, chosen)
+
     def cut(self, survival: Sequence[float]) -> int:
         """How many drafts of a request are verified whose drafter says how likely each is accepted with all before it.
 
@@ -163,6 +167,10 @@ class AutoLength(DraftLength):
         self._step += 1
         self._began = self._clock()
         return self._length
+
+    def of_request(self, asked: int | None, chosen: int) -> int:
+        """What it asks for."""
+        return chosen if asked is None else asked
 
     def cut(self, survival: Sequence[float]) -> int:
         """Up to the first draft that costs more than it brings, in steps that are not measured."""

@@ -133,11 +133,6 @@ class Request:
         """Tokens until max_tokens."""
         return self.params.max_tokens - len(self.token_ids)
 
-    def draft_length(self, chosen: int) -> int:
-        """How many of the `chosen` draft tokens a pass verifies for it: what it allows, and none beyond its limit."""
-        allowed = chosen if self.params.draft_length is None else min(chosen, self.params.draft_length)
-        return min(allowed, self.remaining - 1)
-
     def admit(self) -> None:
         """Leaves the queue."""
         self.admitted = time.perf_counter()

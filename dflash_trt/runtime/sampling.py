@@ -95,8 +95,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     structured_outputs: Grammar | None = None
     """What the whole text must match where it does not end at max_tokens; needs the package xgrammar."""
     draft_length: int | None = None
-    """At most so many drafted tokens are verified in a step, 0 being plain decoding; None: what the runtime chooses.
-    The output does not depend on it."""
+    """So many drafted tokens are verified in a step where the runtime chooses (`auto`), at most so many where it has a
+    length of its own; 0 is plain decoding, None what the runtime chooses. The output does not depend on it."""
 
     def __post_init__(self) -> None:
         self._integer("max_tokens", 1, math.inf, "at least 1")

@@ -73,7 +73,7 @@ class Endpoints:
         """GET /v1/models."""
         model = {
             "id": self._model, "object": "model", "created": self._created, "owned_by": "dflash-trt",
-            "max_model_len": self._backend.max_length,
+            "max_model_len": self._backend.max_length, "num_spec_tokens": self._backend.num_draft_tokens,
         }  # fmt: skip
         return JSONResponse({"object": "list", "data": [model]})
 

@@ -21,6 +21,7 @@ from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.checked_pair import default_batch_size
+from dflash_trt.runtime.draft_length import AutoLength
 from dflash_trt.runtime.sampling import SamplingParams
 from tests.llm.serving import LONG, PROMPTS, await_running, greedy, open_llm, within
 from tests.paths import FIXTURES
@@ -150,6 +151,16 @@ def test_a_conversation_that_the_template_refuses(llm: LLM, monkeypatch: pytest.
     monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(RequestError, match=r"messages\[0\]: expected what the chat template.*roles must alter"):
         llm.chat([{"role": "user", "content": "a"}])
+
+
+def test_a_request_drafts_what_it_asks_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AutoLength, "choose", lambda *_: 0)
+    for asked, least in ((None, 0), (0, 0), (3, 3), (7, 7)):
+        answer = within(lambda asked=asked: llm.generate(PROMPTS[0], greedy(32, draft_length=asked)))
+        acceptance = answer.acceptance
+        assert acceptance is not None
+        assert len(acceptance.accepted_by_position) <= least
+        assert (acceptance.proposed > 0) == (least > 0)
 
 
 def test_draft_lengths_are_numbers_too(engine: Path) -> None:

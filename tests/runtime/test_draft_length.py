@@ -30,6 +30,12 @@ def test_a_schedule_may_have_one_entry() -> None:
     assert parse_draft_length("1:4", K).choose(100) == 4
 
 
+def test_a_request_has_a_length_of_its_own_under_auto_alone() -> None:
+    auto, fixed = parse_draft_length("auto", 7), parse_draft_length(3, 7)
+    assert [auto.of_request(asked, 0) for asked in (None, 0, 7)] == [0, 0, 7]
+    assert [fixed.of_request(asked, 3) for asked in (None, 0, 7)] == [3, 0, 3]
+
+
 def test_auto_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert isinstance(parse_draft_length("auto", K), AutoLength)
     assert not caplog.messages

@@ -99,16 +99,26 @@ function tokens(list) {
 const plain = new Lane("plain", false);
 const dflash = new Lane("dflash", true);
 
-// Records one completion: {steps: [[seconds since the first one, step]], speed: tokens per second}.
-async function record(body, signal) {
+// The answer to a request; an Error with the server's words where it refuses.
+async function ask(path, options) {
   const headers = { "content-type": "application/json" };
   if (byId("key").value) headers.authorization = `Bearer ${byId("key").value}`;
-  const response = await fetch("v1/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
-  if (!response.ok) {
-    if (response.status === 401) byId("key-label").hidden = false;
-    const answer = await response.json().catch(() => null);
-    throw new Error(answer?.error?.message ?? `the server answered ${response.status}`);
-  }
+  const response = await fetch(path, { headers, ...options });
+  if (response.ok) return response;
+  if (response.status === 401) byId("key-label").hidden = false;
+  const answer = await response.json().catch(() => null);
+  throw new Error(answer?.error?.message ?? `the server answered ${response.status}`);
+}
+
+async function fetchModel(signal) {
+  const models = await (await ask("v1/models", { signal })).json();
+  byId("model").textContent = models.data[0].id;
+  return models.data[0];
+}
+
+// Records one completion: {steps: [[seconds since the first one, step]], speed: tokens per second}.
+async function record(body, signal) {
+  const response = await ask("v1/completions", { method: "POST", body: JSON.stringify(body), signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   const recording = { steps: [], speed: 0 };
   let started = 0;
@@ -140,7 +150,6 @@ async function compareDecoding(event) {
   event.preventDefault();
   const prompt = byId("prompt").value;
   const body = {
-    model: byId("model").textContent || undefined,
     prompt,
     max_tokens: byId("max-tokens").valueAsNumber,
     temperature: byId("temperature").valueAsNumber,
@@ -157,6 +166,8 @@ async function compareDecoding(event) {
   plain.reset(prompt, body.max_tokens);
   dflash.reset(prompt, body.max_tokens);
   try {
+    const model = await fetchModel(controller.signal);
+    Object.assign(body, { model: model.id, draft_length: model.num_spec_tokens }); // whole blocks
     for (let round = 1; round <= ROUNDS; round += 1) {
       setVerdict(`Measuring, round ${round} of ${ROUNDS}`, "");
       dflash.recordings.push(await record(body, controller.signal));
@@ -213,6 +224,10 @@ async function replay() {
 
 function showVerdict() {
   const isEqual = plain.ids.length === dflash.ids.length && plain.ids.every((id, i) => id === dflash.ids[i]);
+  if (passes.length > 1 && passes.every((step) => step.proposals.length === 0)) {
+    setVerdict("Nothing was drafted, so both decode plainly: was the server started with --draft-length 0?", "bad");
+    return;
+  }
   const ratio = dflash.recording.speed / plain.recording.speed;
   const speed = ratio >= 1 ? `${ratio.toFixed(1)}x faster` : `Slower here, ${ratio.toFixed(2)}x the speed of plain decoding`;
   const work = `${dflash.ids.length} tokens in ${dflash.passes} forward passes of the target instead of ${plain.passes}`;
@@ -308,10 +323,4 @@ byId("show-rejected").addEventListener("change", (event) => {
   dflash.text.classList.toggle("show-rejected", event.target.checked);
 });
 
-fetch("v1/models")
-  .then((response) => (response.ok ? response.json() : Promise.reject(response)))
-  .then((models) => {
-    byId("model").textContent = models.data[0].id;
-    byId("ask").requestSubmit();
-  })
-  .catch((response) => { byId("key-label").hidden = response.status !== 401; });
+fetchModel().then(() => byId("ask").requestSubmit(), () => {}); // without a key it waits for one
