@@ -40,31 +40,52 @@ def declare_pool(draft_config: Any, spec: DraftSpec) -> None:
     config.layer_types = ["full_attention"] * spec.num_layers
 
 
-class BoundPool:
-    """Which pool the executor reads; the worker's manager is replaced while it sizes its memory."""
+class BoundContext:
+    """Which context the executor reads; the worker's manager is replaced while it sizes its memory.
+
+    What addresses, shapes and strides show to be wrong is refused by name. What only the pool's and the table's content
+    would show is not: both are on the GPU, and reading them back would stop every step. That is a page of another
+    request, or a length beyond what was written; drafts are then worse, and the target's tokens still the target's.
+    """
 
     def __init__(self, executor: Executor, spec: DraftSpec) -> None:
         self._executor = executor
-        self._expected = (2, spec.num_key_value_heads, spec.head_dim)
-        self._num_layers = len(spec.layers)
+        self._layers, self._heads, self._head_dim = len(spec.layers), spec.num_key_value_heads, spec.head_dim
         self._key: tuple[object, ...] | None = None
 
     def forget(self) -> None:
-        """The worker is about to replace its pool."""
+        """The worker is about to replace its context."""
         self._key = None
 
-    def bind(self, layers: Sequence[Tensor], page_table: Tensor) -> None:
-        """Before every pass: views [pages, 2, G, rows, D] of all layers, and the worker's table [slots, M] INT32.
-
-        Raises EngineError for a pool of another draft, or one whose layers are not laid out alike.
-        """
-        key = (
-            *((layer.data_ptr(), layer.stride(), layer.shape[3]) for layer in layers),
-            *(page_table.data_ptr(), page_table.shape),
-        )
+    def bind_caches(self, k_cache: Tensor, v_cache: Tensor) -> None:
+        """Before every pass: dense caches [slots, L, C, G, D]. Raises EngineError for those of another draft."""
+        key = _addresses(k_cache, v_cache)
         if key == self._key:
             return
-        self._check(layers, page_table)
+        for cache in (k_cache, v_cache):
+            self._expect("a context cache", (cache.shape[1], *cache.shape[3:]), cache.dtype)
+        if (k_cache.shape, k_cache.stride()) != (v_cache.shape, v_cache.stride()):
+            raise EngineError(
+                "engine mode: expected K and V of the same shape and strides, found"
+                f" {tuple(k_cache.shape)}, {k_cache.stride()} and {tuple(v_cache.shape)}, {v_cache.stride()}"
+            )
+        self._executor.bind(k_cache, v_cache)
+        self._key = key
+
+    def bind_pool(self, layers: Sequence[Tensor], page_table: Tensor) -> None:
+        """Before every pass: views [pages, 2, G, rows, D] of all layers, and the worker's table [slots, M] INT32.
+
+        Raises EngineError for a pool of another draft, or one that is laid out as no cache manager does.
+        """
+        key = _addresses(*layers, page_table)
+        if key == self._key:
+            return
+        for layer in layers:
+            found = (len(layers), layer.shape[2], layer.shape[4])
+            self._expect("a pool", found, layer.dtype)
+        self._check_pages(layers)
+        if page_table.dtype != torch.int32 or not page_table.is_contiguous():
+            raise EngineError(f"engine mode: expected a contiguous page table in torch.int32, found {page_table.dtype}")
         if isinstance(layers, Tensor):
             LOG.warning(
                 "engine mode: the worker set aside a private context arena in the place of the managed pool;"
@@ -73,20 +94,41 @@ class BoundPool:
         self._executor.bind_pool(list(layers), page_table)
         self._key = key
 
-    def _check(self, layers: Sequence[Tensor], page_table: Tensor) -> None:
-        first = layers[0]
-        found = (first.shape[1], first.shape[2], first.shape[4])
-        if len(layers) != self._num_layers or found != self._expected or first.dtype != self._executor.cache_dtype:
+    def _expect(self, what: str, found: tuple[int, ...], dtype: torch.dtype) -> None:
+        expected = (self._layers, self._heads, self._head_dim)
+        if found != expected or dtype != self._executor.cache_dtype:
             raise EngineError(
-                f"engine mode: expected a pool of {self._num_layers} layers with K and V, heads and head_dim"
-                f" {self._expected} in {self._executor.cache_dtype}, found {len(layers)} with {found} in {first.dtype}"
+                f"engine mode: expected {what} of layers, heads and head_dim {expected} in"
+                f" {self._executor.cache_dtype}, found {found} in {dtype}"
             )
-        if first.shape[3] not in PAGE_SIZES:
+
+    def _check_pages(self, layers: Sequence[Tensor]) -> None:
+        """A page of one layer is K [G, rows, D], then V; pages follow each other, or with all layers' between them."""
+        rows, first = layers[0].shape[3], min(layer.data_ptr() for layer in layers)
+        if rows not in PAGE_SIZES:
             raise EngineError(
-                f"engine mode: expected pages of 16, 32 or 64 tokens, found {first.shape[3]}",
+                f"engine mode: expected pages of 16, 32 or 64 tokens, found {rows}",
                 hint="set kv_cache_config.tokens_per_block to 32",
             )
-        if any(layer.stride() != first.stride() for layer in layers) or first.stride(-1) != 1:
-            raise EngineError("engine mode: expected a pool whose layers have the same strides, found others")
-        if page_table.dtype != torch.int32 or not page_table.is_contiguous():
-            raise EngineError(f"engine mode: expected a contiguous page table in torch.int32, found {page_table.dtype}")
+        page = 2 * self._heads * rows * self._head_dim
+        inner = (page // 2, rows * self._head_dim, self._head_dim, 1)
+        expected = {"V2": (page, *inner), "V1": (self._layers * page, *inner)}
+        offsets = [layer.data_ptr() - first for layer in layers]
+        for index, layer in enumerate(layers):
+            if layer.shape[3] != rows or layer.stride() not in expected.values():
+                raise EngineError(
+                    f"engine mode: expected a pool whose pages of {rows} tokens have the strides"
+                    f" {' or '.join(f'{strides} ({name})' for name, strides in expected.items())}, found"
+                    f" {layer.stride()} with {layer.shape[3]} tokens in layer {index}"
+                )
+            if layer.stride() != layers[0].stride():
+                raise EngineError("engine mode: expected a pool whose layers have the same strides, found others")
+        if len(set(offsets)) < self._layers or any(offset % (page * layers[0].itemsize) for offset in offsets):
+            raise EngineError(
+                f"engine mode: expected layers whole pages of {page * layers[0].itemsize} bytes apart, found them"
+                f" {offsets} bytes behind the first"
+            )
+
+
+def _addresses(*tensors: Tensor) -> tuple[object, ...]:
+    return tuple((tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in tensors)

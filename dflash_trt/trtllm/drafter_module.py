@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.drafter.executor import DraftInputs, Executor
 from dflash_trt.errors import EngineError
-from dflash_trt.trtllm.context_pool import DENSE_BACKEND, POOL_BACKEND, BoundPool
+from dflash_trt.trtllm.context_pool import DENSE_BACKEND, POOL_BACKEND, BoundContext
 
 
 class _Backbone(nn.Module):
@@ -41,7 +41,6 @@ class EngineDrafter(nn.Module):
         """`draft_config` is TensorRT-LLM's ModelConfig of the engine directory. Nothing is loaded yet."""
         super().__init__()
         self._executor = executor
-        self._bound: tuple[int, int, torch.Size] | None = None
         self.model_config = draft_config
         self.config = draft_config.pretrained_config
         self.draft_model_full = _Shared()
@@ -57,7 +56,7 @@ class EngineDrafter(nn.Module):
         self._paged_ctx_cache = in_pool
         self._uses_worker_attention_backend = False
         self._kv_factor = 2
-        self._pool = BoundPool(executor, spec)
+        self._context = BoundContext(executor, spec)
         # The worker asks whether these two exist, and what dtype the cache should have; the context graph holds both.
         self.fc = nn.Linear(1, 1, bias=False, dtype=executor.cache_dtype)
         self.hidden_norm = nn.Identity()
@@ -83,8 +82,7 @@ class EngineDrafter(nn.Module):
         With dummy weights it is also the first call here.
         """
         self._executor.release()
-        self._bound = None
-        self._pool.forget()
+        self._context.forget()
         self._executor.load()
 
     def project_target_hidden(self, hidden_states: Tensor) -> Tensor:
@@ -114,9 +112,9 @@ class EngineDrafter(nn.Module):
         table of which `ctx_cache_batch_idx` names rows. Raises EngineError for those of another draft.
         """
         if ctx_page_table is not None:
-            self._pool.bind(ctx_kv_cache, ctx_page_table)
+            self._context.bind_pool(ctx_kv_cache, ctx_page_table)
         elif ctx_k_cache is not None and ctx_v_cache is not None:
-            self._bind(ctx_k_cache, ctx_v_cache)
+            self._context.bind_caches(ctx_k_cache, ctx_v_cache)
         else:
             raise EngineError("engine mode: expected a context cache, dense or paged, found none")
         B, W, H = noise_embedding.shape
@@ -127,18 +125,3 @@ class EngineDrafter(nn.Module):
         positions = query_positions[:, :1] + offsets
         hidden = self._executor.draft(DraftInputs(blocks, positions, ctx_cache_batch_idx, num_ctx_per_req))
         return hidden[:, :W].reshape(B * W, H)
-
-    def _bind(self, k_cache: Tensor, v_cache: Tensor) -> None:
-        """The worker allocates the caches in its first forward passes, before any graph is captured."""
-        bound = (k_cache.data_ptr(), v_cache.data_ptr(), k_cache.shape)
-        if bound == self._bound:
-            return
-        expected = (self._num_attn_layers, self._num_kv_heads, self._head_dim)
-        found = (k_cache.shape[1], *k_cache.shape[3:])
-        if found != expected or k_cache.dtype != self._executor.cache_dtype:
-            raise EngineError(
-                f"engine mode: expected a context cache of layers, heads and head_dim {expected} in"
-                f" {self._executor.cache_dtype}, found {found} in {k_cache.dtype}"
-            )
-        self._executor.bind(k_cache, v_cache)
-        self._bound = bound

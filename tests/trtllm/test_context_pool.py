@@ -66,7 +66,7 @@ def faulty(worker: PooledWorker, fault: str) -> None:
             new = worker.pool.clone()
             worker.pool.fill_(3)
             worker.pool, worker.views = new, [new[:, layer] for layer in range(len(worker.views))]
-            worker.drafter._pool.bind = lambda *_: None
+            worker.drafter._context.bind_pool = lambda *_: None
         case "rows beyond the length read":
             draft = worker.drafter._executor.draft
             worker.drafter._executor.draft = lambda inputs: draft(
@@ -131,33 +131,73 @@ def test_a_private_arena_is_read_and_named(setup: Setup, caplog: pytest.LogCaptu
     """One tensor of all layers: what the worker falls back to with no more than a warning."""
     worker = setup.worker("V1")
     assert isinstance(worker, PooledWorker)
-    worker.drafter._pool.bind(torch.stack(worker.views), worker.table)
+    worker.drafter._context.bind_pool(torch.stack(worker.views), worker.table)
     assert "private context arena in the place of the managed pool" in caplog.text
 
 
-def test_refusals(setup: Setup) -> None:
-    worker = setup.worker("V2")
+def strided(view: torch.Tensor, shape: dict[int, int], strides: dict[int, int], offset: int = 0) -> torch.Tensor:
+    """A layer's view of the pool with other sizes and strides of some dimensions, and another address."""
+    sizes = [shape.get(axis, size) for axis, size in enumerate(view.shape)]
+    sizes[0] = 1  # of which the pool has as many bytes whatever the stride
+    steps = [strides.get(axis, step) for axis, step in enumerate(view.stride())]
+    return view.as_strided(sizes, steps, view.storage_offset() + offset)
+
+
+@pytest.mark.parametrize("version", ["V1", "V2"])
+def test_what_a_pool_shows_is_refused_by_name(setup: Setup, version: str) -> None:
+    """What the worker could get wrong, and each time what was expected and found."""
+    worker = setup.worker(version)
     assert isinstance(worker, PooledWorker)
-    bind, views, table = worker.drafter._pool.bind, worker.views, worker.table
-    for layers, found, message in (
-        (views[:-1], table, "expected a pool of"),
-        ([view[:, :, :1] for view in views], table, "expected a pool of"),
-        ([view.float() for view in views], table, "expected a pool of"),
-        ([view[:, :, :, :20] for view in views], table, "expected pages of 16, 32 or 64 tokens, found 20"),
-        (
-            [*views[:-1], views[-1].clone()[:, :, ::2].repeat(1, 1, 2, 1, 1)[..., ::1].mT.contiguous().mT],
-            table,
-            "same strides",
-        ),
-        (views, table.long(), "expected a contiguous page table"),
-    ):
-        with pytest.raises(EngineError, match=message):
-            bind(layers, found)
+    bind, views, table = worker.drafter._context.bind_pool, worker.views, worker.table
+    L, G, D, head = len(views), *views[0].shape[2::2], views[0].stride(2)
+    another = {"V1": "V2", "V2": "V1"}[version]
+    page = {"V1": views[0].stride(0) // L, "V2": views[0].stride(0)}[version]
+    stride = {"V1": page * L, "V2": page}
+    faults = {
+        f"expected a pool of layers, heads and head_dim ({L}, {G}, {D})": [
+            views[:-1], [view[:, :, :1] for view in views], [view.float() for view in views],
+        ],
+        "expected pages of 16, 32 or 64 tokens, found 20": [[view[:, :, :, :20] for view in views]],
+        "expected a pool whose pages of 16 tokens have the strides": [[view[:, :, :, :16] for view in views]],
+        "found (7, ": [[strided(view, {}, {0: 7}) for view in views]],
+        "rows before heads": [[strided(view, {}, {2: D, 3: G * D}) for view in views]],
+        "whose layers have the same strides": [[*views[:-1], strided(views[-1], {}, {0: stride[another]})]],
+        "expected layers whole pages of": [
+            [*views[:-1], views[0]], [views[0], *(strided(view, {}, {}, -head) for view in views[1:])],
+        ],
+    }  # fmt: skip
+    for message, pools in faults.items():
+        for layers in pools:
+            with pytest.raises(EngineError) as refused:
+                bind(layers, table)
+            expected = "have the strides" if message == "rows before heads" else message
+            assert expected in refused.value.message
+    with pytest.raises(EngineError, match="expected a contiguous page table"):
+        bind(views, table.long())
     bind(views, table)
     with pytest.raises(EngineError, match="slots, for which the plan was built"):
         bind(views, table.view(-1, 1))  # at the address of the bound one
     with pytest.raises(EngineError, match="found none"):
         worker.drafter.dflash_forward(*[torch.zeros(1)] * 3, None, None, torch.zeros(1))
+
+
+def test_a_pool_that_moves_without_a_word(setup: Setup) -> None:
+    """Its binding follows the views of every pass, whether the worker says that it replaced them or not."""
+    worker, spec = setup.worker("V2"), setup.manifest.draft
+    assert isinstance(worker, PooledWorker)
+    with torch.inference_mode():
+        worker.prefill(0, torch.randn(70, spec.target_hidden_size))
+        context = worker._context(torch.arange(1))
+        blocks = torch.randn(1, spec.block_size, spec.hidden_size)
+        positions, lengths = torch.arange(spec.block_size).expand(1, -1) + 70, torch.full((1,), 70)
+        right = worker.drafter.dflash_forward(blocks, positions, lengths, **context)
+        moved = worker.pool.clone()
+        shift = moved.data_ptr() - worker.pool.data_ptr()
+        views = [moved.flatten().as_strided(view.shape, view.stride(), view.storage_offset()) for view in worker.views]
+        assert views[0].data_ptr() - worker.views[0].data_ptr() == shift != 0
+        worker.pool.fill_(3)
+        context["ctx_kv_cache"] = views
+        assert torch.equal(worker.drafter.dflash_forward(blocks, positions, lengths, **context), right)
 
 
 def test_decoding_in_the_pool_is_lossless(setup: Setup) -> None:

@@ -221,8 +221,14 @@ def test_refusals(session: Session, engine: Path) -> None:
     worker = make_worker(session, OnnxExecutor(engine, session.manifest))
     worker.k_cache = torch.zeros(1, 1, 8, 1, 4)
     worker.v_cache = worker.k_cache
-    with pytest.raises(EngineError, match="layers, heads and head_dim"):
-        worker.drafter._bind(worker.k_cache, worker.v_cache)
+    bind = worker.drafter._context.bind_caches
+    with pytest.raises(EngineError, match="a context cache of layers, heads and head_dim"):
+        bind(worker.k_cache, worker.v_cache)
+    spec = session.manifest.draft
+    shape = (2, spec.num_layers, spec.num_key_value_heads, 8, spec.head_dim)
+    cache = torch.zeros(shape, dtype=worker.drafter.fc.weight.dtype).transpose(2, 3)
+    with pytest.raises(EngineError, match="expected K and V of the same shape and strides"):
+        bind(cache, cache.contiguous())
 
 
 def test_plans_of_another_tensorrt_are_refused_at_start(

@@ -253,7 +253,7 @@ def test_generate(package: Package, config: Path, tmp_path: Path, capsys: pytest
 
 def test_what_is_wrong_is_said_before_a_model_is_loaded(package: Package, config: Path) -> None:
     command = ("generate", config, "--target", TARGET)
-    for wrong in (("def f", "--chat"), ("",), ("def f", "--temperature", -1)):
+    for wrong in (("",), ("def f", "--temperature", -1)):
         with pytest.raises(RequestError):
             run_here(*command, *wrong)
     assert package.made == []
