@@ -30,6 +30,8 @@ FLAGS = [
     "-Wno-unknown-pragmas",  # unroll
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
 ]  # fmt: skip
+# Each CTA is allocated anew: without freed memory held back and stacks of allocations a call takes a third less time.
+ASAN_OPTIONS = "detect_leaks=0:detect_stack_use_after_return=0:malloc_context_size=1:quarantine_size_mb=1"
 DIGEST_CHARACTERS = 16
 ALL_FORMATS, BF16_BLOCKS, BF16_BLOCKS_FP8_CACHES = range(3)
 DTYPES = {F16: 0, BF16: 1, FP8: 2}
@@ -183,7 +185,7 @@ def write_context(directory: Path, case: Case, tensors: Tensors) -> torch.Tensor
 
 def run(program: Path, *arguments: str) -> str:
     """What the program prints. Raises EmulationError where it stops early."""
-    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0"}
+    environment = os.environ | {"ASAN_OPTIONS": ASAN_OPTIONS}
     result = subprocess.run([str(program), *arguments], capture_output=True, text=True, env=environment)
     if result.returncode != 0:
         raise EmulationError(result.stderr)
