@@ -89,14 +89,20 @@ def check_ended(workers: Sequence[Worker]) -> None:
 
 
 def test_worker_that_was_stopped_is_not_left_alone(engine: Path, tmp_path: Path) -> None:
-    """The others take its file away after ten seconds; as it goes on, it ends with an error."""
+    """The others take its files away after ten seconds: as it goes on, it ends what it had begun, with an error."""
     with cluster(tmp_path, engine, TARGET) as running:
-        stopped, _ = running.add_workers(2)
-        stopped.popen.send_signal(signal.SIGSTOP)
-        running.frontend.wait_until(lambda: running.num_instances() == 1)
-        check(streamed(running, PROMPTS), single_runs(engine, PROMPTS))
-        stopped.popen.send_signal(signal.SIGCONT)
+        stopped, other = running.add_workers(2)
+
+        async def stop(streams: Sequence[Stream]) -> None:
+            await have_begun(streams)
+            stopped.popen.send_signal(signal.SIGSTOP)
+            await asyncio.to_thread(running.frontend.wait_until, lambda: running.num_instances() == 1)
+            assert await asyncio.gather(*(ask(running, prompt) for prompt in PROMPTS[:4])) == [200] * 4
+            stopped.popen.send_signal(signal.SIGCONT)
+
+        check(streamed(running, PROMPTS, stop, max_tokens=600), single_runs(engine, PROMPTS, max_tokens=600))
         check_ended([stopped])
+        assert other.metric("vllm:request_success_total") == 16 + 4
 
 
 def test_partition(engine: Path, tmp_path: Path) -> None:
