@@ -111,11 +111,21 @@ def _column_widths(natural: Sequence[int], least: Sequence[int], room: int) -> l
     return widths
 
 
-def _print_blocks(columns: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> None:
-    """Each row as its first cell, and below it the others with their columns' names."""
-    for first, *others in rows:
-        pairs = "; ".join(f"{name} {cell}" for name, cell in zip(columns[1:], others, strict=False) if cell)
-        lines = textwrap.wrap(pairs, max(1, width - 2), break_long_words=False, break_on_hyphens=False)
+def _print_blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:
+    """Each row as its first cell, or the first two where that names several, and below it the others with their names.
+
+    Of two columns, the second needs no name, and stands beside the first where there is room.
+    """
+    num_first = 1 if len({first for first, *_ in rows}) == len(rows) else 2
+    for row in rows:
+        names = columns if len(columns) > 2 else ("", "")
+        pairs = [f"{name} {cell}".strip() for name, cell in zip(names, row, strict=False) if cell]
+        first = row[0] if num_first == 1 else ", ".join(pairs[:num_first])
+        others = "; ".join(pairs[num_first:])
+        if len(columns) == 2 and len(first) + len(others) + 2 <= width:
+            click.echo(f"{first}  {others}".rstrip())
+            continue
+        lines = textwrap.wrap(others, max(1, width - 2), break_long_words=False, break_on_hyphens=False)
         click.echo("\n  ".join([first, *lines]))
 
 

@@ -120,6 +120,7 @@ def verify(
         _warn_of_few(report.comparison.tau_loss.num_prompts)
     if failure is not None:
         raise failure
+    click.echo(f"next: dflash-trt serve {engine}", err=True)
 
 
 def _verify_features(

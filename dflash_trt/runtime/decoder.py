@@ -169,7 +169,7 @@ class Decoder:
             return []
         policy, chosen = self._draft_length, self._draft_length.choose(len(decoding))
         lengths = {
-            slot: min(policy.of_request(request.params.draft_length, chosen), request.remaining - 1)
+            slot: request.draft_length(policy.of_request(request.params.draft_length, chosen))
             for slot, request in decoding.items()
         }
         drafting = [slot for slot, k in lengths.items() if k > 0]

@@ -133,6 +133,10 @@ class Request:
         """Tokens until max_tokens."""
         return self.params.max_tokens - len(self.token_ids)
 
+    def draft_length(self, chosen: int) -> int:
+        """How many of the `chosen` draft tokens a pass verifies for it: none beyond its limit."""
+        return min(chosen, self.remaining - 1)
+
     def admit(self) -> None:
         """Leaves the queue."""
         self.admitted = time.perf_counter()

@@ -93,6 +93,18 @@ def test_a_table_that_is_too_wide_is_printed_row_by_row(
     assert capsys.readouterr().out == "t\na-name-of-20-letters\n  target\n  a-target/of-25-letters; size\n  1.5 GiB\n"
 
 
+def test_rows_without_room_have_names_of_their_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    print_table("t", ("c", "method", "tokens/s"), [("1", "plain", "a-name-of-20-letters"), ("1", "DFlash", "5")])
+    assert capsys.readouterr().out == (
+        "t\nc 1, method plain\n  tokens/s\n  a-name-of-20-letters\nc 1, method DFlash\n  tokens/s 5\n"
+    )
+    print_table("t", ("field", "value"), [("a", "5"), ("a-name-of-20-letters", "5"), ("none", "")])
+    assert capsys.readouterr().out == "t\na  5\na-name-of-20-letters\n  5\nnone\n"
+
+
 def test_progress_in_a_log(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 10.0, 31.0, 40.0])
     monkeypatch.setattr(progress_display.time, "monotonic", lambda: next(clock))

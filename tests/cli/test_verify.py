@@ -21,6 +21,7 @@ from dflash_trt.runtime.session import Session
 from tests.cli.commands import run, run_here
 from tests.damage import copy_scaled
 from tests.engines import build
+from tests.fixtures_data import without_template
 from tests.paths import FIXTURES
 
 NAME = "tiny-gpt-oss"
@@ -56,7 +57,8 @@ def test_prompts_are_checked_before_the_target_is_loaded(
 ) -> None:
     monkeypatch.setattr("dflash_trt.runtime.load.load_model", too_late)
     (tmp_path / "prompts.jsonl").write_text(f'{{"prompt": {prompt}}}')
-    arguments = ("--target", TARGET, "--prompts", tmp_path / "prompts.jsonl", *options)
+    target = without_template(TARGET.name, tmp_path)
+    arguments = ("--target", target, "--prompts", tmp_path / "prompts.jsonl", *options)
     with pytest.raises(RequestError, match="expected"):
         run_here("verify", place / "engine", *arguments)
 

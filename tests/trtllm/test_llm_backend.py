@@ -25,6 +25,7 @@ from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.trtllm.llm_backend import TrtllmBackend, sampling_arguments
 from tests.cli.commands import run, run_here
 from tests.deploy.deployments import NAMES, resolved
+from tests.fixtures_data import without_template
 from tests.paths import FIXTURES
 from tests.trtllm.recording_llm import SAMPLING_FIELDS, Package
 
@@ -251,9 +252,9 @@ def test_generate(package: Package, config: Path, tmp_path: Path, capsys: pytest
         run_here(*command, "def f", "--baseline", "--temperature", 1)
 
 
-def test_what_is_wrong_is_said_before_a_model_is_loaded(package: Package, config: Path) -> None:
-    command = ("generate", config, "--target", TARGET)
-    for wrong in (("",), ("def f", "--temperature", -1)):
+def test_what_is_wrong_is_said_before_a_model_is_loaded(package: Package, config: Path, tmp_path: Path) -> None:
+    command = ("generate", config, "--target", without_template(TARGET.name, tmp_path))
+    for wrong in (("def f", "--chat"), ("",), ("def f", "--temperature", -1)):
         with pytest.raises(RequestError):
             run_here(*command, *wrong)
     assert package.made == []
