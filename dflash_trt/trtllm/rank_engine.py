@@ -7,6 +7,7 @@ it has kernels that are faster than NCCL's (`AllReduce` of _torch/distributed/op
 
 from __future__ import annotations
 
+import inspect
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,15 @@ def rank_engine(directory: Path, whole: Manifest, mapping: Any) -> tuple[Path, M
 
 
 def all_reduce(mapping: Any) -> AllReduce:
-    """That of TensorRT-LLM among the ranks of `mapping`."""
-    module = import_module(DISTRIBUTED).AllReduce(mapping=mapping)
+    """That of TensorRT-LLM among the ranks of `mapping`; EngineError where it has none that is made of a mapping."""
+    package: Any = getattr(import_module(DISTRIBUTED), "AllReduce", lambda: None)
+    found = list(inspect.signature(package).parameters)
+    if "mapping" not in found:
+        raise EngineError(
+            f"{DISTRIBUTED}.AllReduce: expected it to take a mapping, found ({', '.join(found)})",
+            hint="build the engine without --tp: then ranks add up nothing",
+        )
+    module = package(mapping=mapping)
 
     def add_up(partial: Tensor) -> None:
         partial.copy_(module(partial.flatten(0, -2)).view_as(partial))

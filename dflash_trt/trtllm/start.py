@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
-from pathlib import Path
 
 from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE
 from dflash_trt.errors import EngineError
@@ -16,8 +15,6 @@ from dflash_trt.errors import EngineError
 MODULE = ENGINE_MODE[-1]
 DYNAMO = "dynamo.trtllm"
 """NVIDIA Dynamo's worker around TensorRT-LLM, which has no console script."""
-ENGINE_MODULES = Path(__file__).parent / "modules" / "dflash_trt_engine"
-"""For --custom_module_dirs, which registers the drafter in the process that reads the flag and in no other."""
 
 
 def run_command(command: Sequence[str]) -> None:

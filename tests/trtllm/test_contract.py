@@ -15,7 +15,6 @@ from dflash_trt.deploy.schema import versions
 from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.trtllm.contract import RELEASES, check_contract, contract_data, read_package
 from dflash_trt.trtllm.registration import build_draft_model, register
-from dflash_trt.trtllm.start import ENGINE_MODULES
 from tests.trtllm.fake_package import GENERATIONS, write_package
 
 INTERFACE, UTILS = "_torch/speculative/interface.py", "_torch/models/modeling_utils.py"
@@ -33,7 +32,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         monkeypatch.syspath_prepend(write_package(tmp_path, lists, generation))
 
     yield make
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("tensorrt_llm", "dflash_trt_engine")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorrt_llm"]:
         del sys.modules[name]
 
 
@@ -61,16 +60,6 @@ def test_the_known_package_gets_our_builder(install: Install) -> None:
     register()
     assert builder() is build_draft_model
     register()  # a second import of the module is harmless
-
-
-def test_the_directory_for_custom_module_dirs(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT-LLM imports it by its name after putting its parent first on sys.path (tools/importlib_utils.py)."""
-    install()
-    parent = ENGINE_MODULES.parent
-    assert [path.name for path in parent.iterdir() if path.name != "__pycache__"] == [ENGINE_MODULES.name]
-    monkeypatch.syspath_prepend(parent)
-    import_module(ENGINE_MODULES.name)
-    assert builder() is build_draft_model
 
 
 @pytest.mark.parametrize("commit", GENERATIONS)

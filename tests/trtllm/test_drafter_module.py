@@ -299,6 +299,9 @@ def test_each_rank_has_its_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(EngineError, match="rank1: expected a whole drafter, found rank 1 of 2") as refused:
         choose_executor(engine / "rank1", read_manifest(engine / "rank1"))
     assert str(refused.value.hint).endswith(str(engine))
+    monkeypatch.setitem(sys.modules, DISTRIBUTED, SimpleNamespace(AllReduce=lambda world: None))
+    with pytest.raises(EngineError, match=r"AllReduce: expected it to take a mapping, found \(world\)"):
+        drafter()
     spec_config.speculative_model = str(engine / "rank1")
     with pytest.raises(EngineError, match="expected the engine of all ranks, found the part of rank 1 of 2") as refused:
         drafter()
