@@ -48,8 +48,8 @@ def print_plan_dry_run(engine: Path, plans: PlanRequest, *, as_json: bool) -> No
     manifest = read_manifest(engine)
     options = plans.options(manifest.plan_options)
     check_precision(manifest.quantization.algorithms(), options.hardware_compatibility, None)
-    commands = trtexec_commands(engine, manifest.draft, manifest.num_ranks, options, plans.timing_cache)
     part, of_part = read_parts(engine, manifest)[0]
+    commands = trtexec_commands(engine, manifest.draft, manifest.num_ranks, options, plans.timing_cache)
     memory = drafter_memory(of_part, options, part)
     if as_json:
         print_json("plan-dry-run", {"options": options, "memory": memory, "trtexec": commands})

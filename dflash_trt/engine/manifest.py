@@ -25,6 +25,9 @@ MANIFEST = "manifest.json"
 SCHEMA_VERSION = 4
 
 
+NumRanks = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+
+
 class Plugin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The TensorRT plugin that the graphs name."""
 
@@ -72,7 +75,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What TensorRT plans of this directory are to serve; None while nobody has asked for plans."""
     plans: dict[str, Plan] = {}
     """By graph; none in a directory for ONNX Runtime only."""
-    num_ranks: Annotated[int, msgspec.Meta(ge=1)] = 1
+    num_ranks: NumRanks = 1
     """Ranks whose shards lie in directories of their own below this one; `draft` is whole."""
     shard: Shard | None = None
     """Where this directory is that of a rank; `draft` then has the rank's heads and MLP channels."""
@@ -110,7 +113,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 class _Ranks(msgspec.Struct):
-    num_ranks: int = 1
+    num_ranks: NumRanks = 1
 
 
 def read_num_ranks(directory: Path) -> int | None:
@@ -129,8 +132,11 @@ def read_shard(directory: Path, whole: Manifest, rank: int) -> tuple[Path, Manif
     """
     expected = Shard(rank=rank, ranks=whole.num_ranks)
     place = directory / expected.directory
-    manifest = read_manifest(place)
     rebuild = f"dflash-trt build DRAFT --target TARGET --tp {whole.num_ranks} -o DIR --force"
+    try:
+        manifest = read_manifest(place)
+    except EngineError as problem:
+        raise EngineError(problem.message, hint=rebuild) from None
     if manifest.shard != expected:
         raise EngineError(f"{place}: expected the heads of {expected}, found {manifest.shard or 'all'}", hint=rebuild)
     if (manifest.source, manifest.target_source) != (whole.source, whole.target_source):

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dflash_trt.engine.manifest import Manifest, read_manifest
+from dflash_trt.engine.manifest import Manifest, read_manifest, read_num_ranks, read_parts
 from dflash_trt.errors import EngineError
 from tests.builder.test_engine_directory import FILES, build
 from tests.checkpoint.samples import refusal
@@ -151,3 +151,14 @@ def test_every_file_that_is_used_has_a_hash(name: str, engine: Path) -> None:
     del hashes[name]
     message = message_of(edit(engine, sha256=hashes))
     assert f"manifest.json: missing key sha256.{name}\nhint: {REBUILD}" in message
+
+
+def test_ranks_that_are_not_there(engine: Path) -> None:
+    """Nothing is done for each of a number of ranks that no engine was built for."""
+    edit(engine, num_ranks=10**9)
+    for read in (read_manifest, read_num_ranks):
+        assert "`int` <= 1024" in refusal(lambda read=read: read(engine), EngineError)  # type: ignore[misc]
+    edit(engine, num_ranks=1000)
+    message = refusal(lambda: read_parts(engine, read_manifest(engine)), EngineError)
+    assert message.startswith(f"{engine / 'rank0'}: no engine directory: missing manifest.json")
+    assert "--tp 1000" in message
