@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,11 @@ def dynamo(
     Example:
       dflash-trt dynamo engine --discovery-backend file
     """
-    from dflash_trt.errors import ConfigError, MissingDependencyError
+    from dflash_trt.errors import MissingDependencyError
     from dflash_trt.runtime.checked_pair import CheckedPair
     from dflash_trt.runtime.options import RuntimeOptions
 
-    try:
-        address = socket.gethostbyname(host)  # Dynamo's event plane takes no name
-    except OSError as error:
-        raise ConfigError(f"--host: expected this machine's address or name, found {host}: {error.strerror}") from None
+    address = _own_address(host)
     for name in ADDRESSES:  # read as the package is loaded
         os.environ.setdefault(name, address)
     if metrics_port is not None:
@@ -87,3 +85,18 @@ def dynamo(
         tool_call_parser=tool_call_parser,
         drain_seconds=drain_seconds,
     )
+
+
+def _own_address(host: str) -> str:
+    """An address of this machine: Dynamo's event plane takes no name, and no address of all interfaces."""
+    from dflash_trt.errors import ConfigError
+
+    try:
+        address = socket.gethostbyname(host)
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        raise ConfigError(f"--host: expected this machine's address or name, found {host}: {error.strerror}") from None
+    if ip_address(address).is_unspecified:
+        raise ConfigError(f"--host: expected the address by which frontends reach this machine, found {host}")
+    return address

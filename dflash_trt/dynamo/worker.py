@@ -37,8 +37,8 @@ SNAPSHOT_SECONDS = 0.1
 DRAIN_POLL_SECONDS = 0.01
 UNAVAILABLE = "Unavailable: "
 """Begins what Dynamo raises of its own: all that an engine raises begins with another word."""
-DISCOVERY_HINTS = {
-    "file": "let DYN_FILE_KV name a folder in which this user may write",
+HINTS = {
+    "filesystem": "let DYN_FILE_KV name a folder in which this user may write",
     "etcd": "start etcd, and let ETCD_ENDPOINTS name it; one machine needs none: --discovery-backend file",
 }
 
@@ -287,9 +287,10 @@ def serve(
     except Exception as error:
         if worker.error is None and not str(error).startswith(UNAVAILABLE):
             raise
+        problem = str(error).removeprefix(UNAVAILABLE)
         worker.error = worker.error or EndpointError(
-            f"expected discovery by {discovery_backend}, found {str(error).removeprefix(UNAVAILABLE)}",
-            hint=DISCOVERY_HINTS.get(discovery_backend),
+            f"expected Dynamo's runtime, with discovery by {discovery_backend}, found {problem}",
+            hint=next((hint for word, hint in HINTS.items() if word in problem), None),
         )
     if worker.error is not None:
         raise worker.error from None

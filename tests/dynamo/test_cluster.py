@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Sequence
@@ -72,11 +73,17 @@ def check_disconnect(running: Cluster) -> None:
     assert sum(worker.metric("vllm:generation_tokens_total") for worker in running.workers) - before < 2000
 
 
-def test_a_host_without_an_address_is_refused(engine: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"--host: expected this machine's address or name, found no\.such\.invalid: "
-    ):
-        run_here("dynamo", engine, "--host", "no.such.invalid")
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        ("no.such.invalid", "expected this machine's address or name, found no.such.invalid: "),
+        ("192.0.2.1", "found 192.0.2.1: Cannot assign requested address"),
+        ("0.0.0.0", "expected the address by which frontends reach this machine, found 0.0.0.0"),
+    ],
+)
+def test_a_host_that_nobody_reaches_is_refused(engine: Path, host: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--host: .*{re.escape(message)}"):
+        run_here("dynamo", engine, "--host", host)
 
 
 @pytest.mark.full
@@ -97,7 +104,7 @@ def test_a_discovery_folder_that_is_none_is_one_error(engine: Path, tmp_path: Pa
         capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert result.returncode == 1
-    assert "error: expected discovery by file, found " in result.stderr
+    assert "error: expected Dynamo's runtime, with discovery by file, found " in result.stderr
     assert "Not a directory" in result.stderr
     assert "hint: let DYN_FILE_KV name a folder in which this user may write" in result.stderr
 
