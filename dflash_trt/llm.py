@@ -10,11 +10,10 @@ from typing import Any, overload
 
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.backend import Chunk, Messages, Prompt, run
-from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.embedded_backend import PendingRequest
 from dflash_trt.runtime.metrics import DecoderMetrics
-from dflash_trt.runtime.open_backend import open_embedded
+from dflash_trt.runtime.open_backend import open_engine
 from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
 from dflash_trt.runtime.prompts import is_prompt
 from dflash_trt.runtime.sampling import SamplingParams
@@ -76,7 +75,7 @@ class LLM:
         for name, path in (("engine", engine), ("target", target)):
             if not isinstance(path, str | Path) and not (name == "target" and path is None):
                 raise RequestError(f"{name}: expected a path or a name, found {shown(path)}")
-        self.backend = open_embedded(CheckedPair.read(Path(engine), None if target is None else str(target)), options)
+        self.backend = open_engine(engine, None if target is None else str(target), options)
 
     def __enter__(self) -> LLM:
         return self

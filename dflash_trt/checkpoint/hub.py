@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, Tensor
 from dflash_trt.checkpoint.weights import INDEX, SINGLE, shard_names
-from dflash_trt.errors import CheckpointError, shown
+from dflash_trt.errors import CheckpointError, cut, shown
 
 CONFIGURATION = ["*.json", "*.jinja", "*.txt", "*.model"]
 """Facts, tokenizer, chat template: no weights, above all no pickles."""
@@ -98,6 +98,7 @@ def _weight_names(directory: Path) -> list[str]:
 @contextmanager
 def _as_checkpoint_error(repository: str, what: str) -> Iterator[None]:
     """Raises CheckpointError for what the hub's client raises."""
+    from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -123,8 +124,11 @@ def _as_checkpoint_error(repository: str, what: str) -> Iterator[None]:
             hint="check the spelling; for a private repository: hf auth login",
         ) from None
     except (LocalEntryNotFoundError, HTTPError, OSError) as error:
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+        if not constants.HF_HUB_OFFLINE and not isinstance(error, LocalEntryNotFoundError):
+            first_line = str(error).partition("\n")[0]
+            reason += f": {cut(first_line) or type(error).__name__}"
         raise CheckpointError(
-            f"{repository}: no {what} in the Hugging Face cache, and the hub cannot be reached"
-            f" ({type(error).__name__})",
+            f"{repository}: no {what} in the Hugging Face cache, and {reason}",
             hint=f"on a machine with network: hf download {repository}",
         ) from None

@@ -11,9 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from dflash_trt.cli.completion import DRAFT, TARGET
-from dflash_trt.deploy.deployment_file import deployment_path
-from dflash_trt.errors import EngineError
-from dflash_trt.files.command import quoted
+from dflash_trt.deploy.deployment_file import refuse_deployment
 from dflash_trt.files.write import OutputKind, check_replaceable
 from dflash_trt.observe.plots.picture import PICTURE
 from dflash_trt.runtime.options import DEFAULTS, DEVICES
@@ -29,11 +27,7 @@ class EnginePath(click.Path):
     """An engine directory, and no deployment, which runs in another server."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        if deployment_path(str(value)) is not None:
-            raise EngineError(
-                f"expected an engine directory, found the deployment {value}",
-                hint=f"dflash-trt serve-config {quoted(Path(value))} --runtime trtllm",
-            )
+        refuse_deployment(value)
         return super().convert(value, parameter, context)
 
 

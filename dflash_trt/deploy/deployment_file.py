@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from dflash_trt.deploy.schema import Runtime
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import ConfigError, EngineError
+from dflash_trt.files.command import quoted
 from dflash_trt.files.strict_yaml import closest, load_yaml
 from dflash_trt.quantize.recipe import recipe_directory
 
@@ -87,6 +88,15 @@ def shipped_deployments() -> dict[str, Path]:
     """The deployment files that come with the package, by name."""
     files = {file.stem: file for file in recipe_directory().parent.glob("*.yaml")}
     return dict(sorted(files.items()))
+
+
+def refuse_deployment(name: str | Path) -> None:
+    """Raises EngineError where an engine directory is expected and `name` is a deployment, which runs elsewhere."""
+    if deployment_path(str(name)) is not None:
+        raise EngineError(
+            f"expected an engine directory, found the deployment {name}",
+            hint=f"dflash-trt serve-config {quoted(Path(name))} --runtime trtllm",
+        )
 
 
 def deployment_path(name: str) -> Path | None:

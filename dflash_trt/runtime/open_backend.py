@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflash_trt.deploy.deployment_file import deployment_path
+from dflash_trt.deploy.deployment_file import deployment_path, refuse_deployment
 from dflash_trt.errors import RequestError
 from dflash_trt.progress_display import progress_line
 from dflash_trt.runtime.backend import Backend
@@ -33,6 +33,12 @@ def open_backend(engine_or_deployment: str | Path, target: str | None, options: 
             raise RequestError(f"{name}: expected none, because the deployment file {config} says it")
     deployment = resolve(load_deployment(config), config.stem, target=target)
     return TrtllmBackend.open(deployment, "none" if is_plain else "dflash")
+
+
+def open_engine(engine: str | Path, target: str | None, options: RuntimeOptions = DEFAULTS) -> EmbeddedBackend:
+    """Opens an engine directory here; raises what `open_embedded` raises, EngineError for a deployment."""
+    refuse_deployment(engine)
+    return open_embedded(CheckedPair.read(Path(engine), target), options)
 
 
 def open_embedded(pair: CheckedPair, options: RuntimeOptions = DEFAULTS) -> EmbeddedBackend:

@@ -16,6 +16,7 @@ import torch
 
 from dflash_trt.engine.manifest import sha256
 from dflash_trt.errors import CheckpointError, DFlashError, EngineError, RequestError
+from dflash_trt.llm import LLM
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run, run_here
 from tests.engines import trained_engine
@@ -112,6 +113,11 @@ def test_a_deployment_is_served_elsewhere(command: str) -> None:
     """`generate` and `verify` run it in TensorRT-LLM; these only take engines."""
     message = refusal(lambda: run_here(command, "gpt-oss-120b.b300x8.latency"), EngineError)
     assert "expected an engine directory, found the deployment gpt-oss-120b.b300x8.latency" in message
+    assert "dflash-trt serve-config gpt-oss-120b.b300x8.latency --runtime trtllm" in message
+
+
+def test_llm_takes_no_deployment() -> None:
+    message = refusal(lambda: LLM(model="gpt-oss-120b.b300x8.latency"), EngineError)
     assert "dflash-trt serve-config gpt-oss-120b.b300x8.latency --runtime trtllm" in message
 
 

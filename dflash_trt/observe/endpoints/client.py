@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 import socket
 import threading
 import time
@@ -189,7 +190,7 @@ def _unreachable(where: str, error: httpx.HTTPError) -> EndpointError:
     if isinstance(error, httpx.TimeoutException):
         return EndpointError(f"{where}: timed out waiting for an answer", hint="is it overloaded?")
     if isinstance(error, httpx.ConnectError):
-        message = str(error) or "no connection"
+        message = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or "no connection"
         hint = "is it running, and is the port right?"
         if _is_unknown_host(error):
             hint = "is the host's name right, and can this machine resolve it?"
