@@ -50,6 +50,7 @@ KINDS = {
     "slow headers": HEAD + b"x-slow: ",
     "slow body": HEAD + b'content-length: 1000\r\n\r\n{"prompt": "',
     "never read": STREAM,
+    "never read, n=16": completion(max_tokens=150, n=16, stream=True),  # most of them get 429
 }
 
 
@@ -113,9 +114,10 @@ async def one_round(port: int, kind: str | None, number: int, requests: int, tok
 @click.option("--requests", default=200, show_default=True, help="Honest requests of a round.")
 @click.option("--tokens", default=16, show_default=True, help="Of each answer.")
 @click.option("--rounds", default=5, show_default=True, help="Of each kind.")
-def main(number: int, requests: int, tokens: int, rounds: int) -> None:
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), default=list(KINDS))
+def main(number: int, requests: int, tokens: int, rounds: int, kinds: tuple[str, ...]) -> None:
     target = FIXTURES / "tiny-qwen3"
-    measured: dict[str | None, list[tuple[float, float]]] = {kind: [] for kind in (None, *KINDS)}
+    measured: dict[str | None, list[tuple[float, float]]] = {kind: [] for kind in (None, *kinds)}
     with tempfile.TemporaryDirectory() as directory:
         engine = Path(directory) / "engine"
         build(FIXTURES / "tiny-qwen3-dflash", engine, target)

@@ -16,7 +16,7 @@ from dflash_trt import __version__
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.server.generation import Generation
 from dflash_trt.server.grammars import GrammarThreads
-from dflash_trt.server.http_error import HttpError, shutting_down
+from dflash_trt.server.http_error import HttpError
 from dflash_trt.server.limits import Admission, BodyReader, decode_object
 from dflash_trt.server.prometheus import ServerMetrics
 from dflash_trt.server.requests import CompletionRequest, parse_request, read_messages
@@ -49,7 +49,6 @@ class Endpoints:
         self._backend = backend
         self._model = model
         self.bodies = BodyReader(max_body_bytes)
-        self._is_shutting_down = False
         self._tracing = tracing
         self._created = int(time.time())
         self._metrics = ServerMetrics(model, backend.max_length, backend.num_draft_tokens, backend.metrics)
@@ -114,7 +113,6 @@ class Endpoints:
 
     def shut_down(self) -> None:
         """Ends all requests with 503."""
-        self._is_shutting_down = True
         self._backend.close()
 
     async def _complete(self, http_request: Request, *, is_chat: bool, is_response: bool = False) -> Response:
@@ -138,8 +136,6 @@ class Endpoints:
             if (grammar := request.params.structured_outputs) is not None:
                 compiled = await cancel_on_disconnect(http_request.receive, self.grammars.compile(grammar))
                 http_request.scope["dflash_trt.grammar"] = compiled  # in use, so not compiled again
-            if self._is_shutting_down:
-                raise shutting_down()
             generation = Generation(self._backend, self._model, self._metrics, request, prompt_ids, span)
             http_request.scope["dflash_trt.log_fields"] = generation.log_fields
             if not request.stream:

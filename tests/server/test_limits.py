@@ -128,6 +128,8 @@ def test_keys(llm: LLM, tmp_path: Path) -> None:
             ("/health", 200),
             ("/metrics", 401),
             ("/version", 401),
+            ("/pagex", 401),
+            ("/x/health", 401),
         ):
             assert live.http.get(path).status_code == status
         assert live.http.get("/page/../v1/models").status_code == 401

@@ -23,13 +23,16 @@ import click
 import httpx
 import pytest
 import uvicorn
+from msgspec.structs import replace
 from uvicorn.server import ServerState
 
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.llm import LLM
+from dflash_trt.runtime.request import FinishReason
 from dflash_trt.server import http_server, limits, streaming
 from dflash_trt.server.endpoints import DEGRADED_FAILURES
 from dflash_trt.server.http_error import HttpError
+from dflash_trt.server.http_server import HttpServer
 from dflash_trt.server.limits import Admission
 from dflash_trt.server.log import MAX_QUEUED_LINES, NonBlockingHandler
 from dflash_trt.server.streaming import EventStream
@@ -293,7 +296,7 @@ def test_the_host_is_checked(llm: LLM, live: Live) -> None:
     with serving(llm, hosts=("proxy.example",)) as named:
         for host, status in (
             ("localhost:80", 200), ("127.0.0.1", 200), ("[::1]:8", 200), ("proxy.example", 200), ("a.example", 403),
-            ("127.0.0.1.a.example", 403), ("", 403),
+            ("127.0.0.1.a.example", 403), ("localhost.a.example", 403), ("notlocalhost", 403), ("", 403),
         ):  # fmt: skip
             assert named.http.get("/v1/models", headers={"host": host}).status_code == status, host
     with serving(llm, hosts=None) as public:
@@ -433,6 +436,53 @@ def test_a_request_that_meets_the_end_of_the_drain_is_told(
     response = live.post(prompt="x", max_tokens=1, stream=stream)
     assert (response.status_code, response.headers["connection"]) == (503, "close")
     assert "the server is shutting down" in response.text
+
+
+def test_what_the_end_of_the_drain_cancels_is_told(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = type(live.llm.backend).stream
+
+    async def cancelled(*args: Any, **options: Any) -> AsyncGenerator[Any, None]:
+        async for chunk in stream(*args, **options):
+            completion = chunk.completion and replace(chunk.completion, finish_reason=FinishReason.CANCELLED)
+            yield replace(chunk, completion=completion)
+
+    monkeypatch.setattr(type(live.llm.backend), "stream", cancelled)
+    assert live.post(prompt="x", max_tokens=4).status_code == 503
+    *_, last = live.events(prompt="x", max_tokens=4)
+    assert last["error"]["message"] == "the server is shutting down"
+
+
+def test_the_drain_has_an_end_and_a_second_signal_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_running, may_end = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        is_running.set()
+        await may_end.wait()
+        await send({"type": "http.response.start", "status": 503, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def drain() -> bytes:
+        loop = asyncio.get_running_loop()
+        listening = http_server.bind("127.0.0.1", 0)
+        server = HttpServer(app, drain_seconds=0, cancel_all=lambda: loop.call_soon_threadsafe(may_end.set))
+        serving = asyncio.create_task(server.serve([listening]))
+        while not server.started:
+            await asyncio.sleep(0.005)
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await is_running.wait()
+        exits: list[int] = []
+        monkeypatch.setattr(os, "_exit", exits.append)
+        server.handle_exit(signal.SIGTERM, None)
+        assert (server.should_exit, exits) == (True, [])
+        server.handle_exit(signal.SIGTERM, None)
+        assert exits == [128 + signal.SIGTERM]
+        async with asyncio.timeout(PATIENCE):
+            await serving
+        writer.close()
+        return await reader.read(100)
+
+    assert asyncio.run(drain()).startswith(b"HTTP/1.1 503 ")
 
 
 def test_sigterm_while_loading(engine: Path, chat_target: Path, tmp_path: Path) -> None:
