@@ -35,7 +35,7 @@ class ServingLoad(msgspec.Struct, frozen=True, kw_only=True):
     attention_dp: bool = False
     """Whether each rank has whole attention layers and requests of its own; then experts alone are divided."""
     drafter_ranks: int
-    """Ranks that share one drafter: all of them natively, one in engine mode."""
+    """Ranks that share one drafter: all of them natively, in engine mode those it was built for."""
     max_batch_size: int
     max_num_tokens: int
     max_seq_len: int

@@ -95,11 +95,12 @@ def _text(file: DeploymentFile, tuning: Tuning) -> str:
         "recipe": best.recipe,
         "tensor_parallel": best.tensor_parallel,
         "expert_parallel": best.expert_parallel,
-        "draft_tensor_parallel": best.tensor_parallel if (file.draft_tensor_parallel or 1) > 1 else None,
         "max_batch_size": best.batch,
         "draft_tokens": tuning.schedule[0][1],
         "draft_schedule": dict(tuning.schedule) if len(tuning.schedule) > 1 else None,
     }
+    if (file.draft_tensor_parallel or 1) > 1:
+        values["draft_tensor_parallel"] = best.tensor_parallel if best.tensor_parallel > 1 else None
     changed = {key: value for key, value in values.items() if value != DEFAULTS.get(key, None)}
     return str(yaml.safe_dump(changed, sort_keys=False, width=120, allow_unicode=True))
 
