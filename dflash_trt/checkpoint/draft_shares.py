@@ -14,7 +14,9 @@ Spec = TypeVar("Spec", bound=PartialDraftSpec)
 
 
 def not_shared(spec: PartialDraftSpec, ranks: int) -> str | None:
-    """What `ranks` ranks cannot share of a draft: "expected ..., found ..."; None where they can."""
+    """What `ranks` ranks cannot share of a draft: "expected ..., found ..."; None where they can, as one rank can."""
+    if ranks == 1:
+        return None
     for what, count, step in (
         ("KV heads", spec.num_key_value_heads, 1),
         ("query heads", spec.num_attention_heads, 1),

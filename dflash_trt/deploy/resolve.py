@@ -9,12 +9,12 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from dflash_trt.checkpoint.draft_shares import not_shared
 from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.checkpoint.target_checkpoint import check_pair
 from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3
 from dflash_trt.deploy.draft_schedule import Schedule, read_schedule
 from dflash_trt.deploy.gpus import Gpus, parse_gpus
+from dflash_trt.deploy.parallelism import check_ranks, ranks_of_drafter
 from dflash_trt.deploy.published import published_targets
 from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
@@ -99,14 +99,11 @@ def resolve(
     if sizes.checkpoint and partner and partner.checkpoint:  # only checkpoints that are here can be compared
         check_pair(sizes.checkpoint.spec, partner.checkpoint.spec, draft_name=sizes.name, target_name=partner.name)
     gpus = parse_gpus(file.gpus, f"{name}: gpus")
-    _check_tensor_parallel(file, name, gpus, partner)
-    _check_expert_parallel(file, name, gpus)
+    check_ranks(file, name, gpus, partner)
     settings = _Settings(file)
     sources = settings.sources
     served, sources["draft"] = _served_draft(file, name, draft)
-    draft_ranks, sources["draft_tensor_parallel"] = _draft_ranks(file, name, file.tensor_parallel or gpus.count, served)
-    if file.mode == "engine" and (problem := not_shared(sizes.spec, draft_ranks)):
-        raise ConfigError(f"{name}: draft_tensor_parallel: {problem}", hint="set draft_tensor_parallel to 1")
+    draft_ranks, sources["draft_tensor_parallel"] = ranks_of_drafter(file, name, gpus, sizes.spec, served)
     sources["target"] = "--target" if target else "file"
     moe_backend, sources["moe_backend"] = _moe_backend(file.target, gpus)
     draft_tokens = settings.given_or(
@@ -164,33 +161,6 @@ def resolve(
     )
 
 
-def _check_tensor_parallel(file: DeploymentFile, name: str, gpus: Gpus, target: TargetSizes | None) -> None:
-    """Every rank has whole attention heads, and no GPU of the node is left over."""
-    ranks = file.tensor_parallel or gpus.count
-    heads = target.num_attention_heads or 0 if target else 0  # 0: not known, and a multiple of everything
-    if gpus.count % ranks:
-        expected = f"a divisor of the {gpus.count} GPUs of {gpus}"
-    elif target and heads % ranks:
-        expected = f"a divisor of the {heads} attention heads of {target.name}"
-    else:
-        return
-    fitting = [str(n) for n in range(1, gpus.count + 1) if gpus.count % n == 0 and heads % n == 0]
-    raise ConfigError(
-        f"{name}: tensor_parallel: expected {expected}, found {ranks}",
-        hint=f"set tensor_parallel to {' or '.join(fitting)}",
-    )
-
-
-def _check_expert_parallel(file: DeploymentFile, name: str, gpus: Gpus) -> None:
-    """Experts are divided among some of the ranks, evenly."""
-    ranks, groups = file.tensor_parallel or gpus.count, file.expert_parallel or 1
-    if ranks % groups:
-        raise ConfigError(
-            f"{name}: expert_parallel: expected a divisor of the {ranks} ranks of tensor_parallel, found {groups}",
-            hint="set expert_parallel to " + " or ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0),
-        )
-
-
 def pairs_pools(draft_attention: str, kv_cache_dtype: str, target: TargetSizes | None) -> bool:
     """Whether TensorRT-LLM reuses the drafter's context pages with the target's.
 
@@ -199,25 +169,6 @@ def pairs_pools(draft_attention: str, kv_cache_dtype: str, target: TargetSizes |
     """
     has_pool = draft_attention == "TRTLLM" and kv_cache_dtype == "auto"
     return has_pool and target is not None and target.cache is not None and target.cache.recurrent is None
-
-
-def _draft_ranks(file: DeploymentFile, name: str, ranks: int, served: str) -> tuple[int, str]:
-    """Ranks that share the drafter, and why; of an engine that is here, those it was built for."""
-    asked, expected = file.draft_tensor_parallel, ""
-    if file.mode == "native" and asked is not None:
-        expected, fix = "none in native mode, whose runtime divides the drafter", "remove it, or add mode: engine"
-    elif asked not in (None, 1, ranks):
-        expected, fix = f"1 or the {ranks} ranks of tensor_parallel", f"set draft_tensor_parallel to 1 or {ranks}"
-    elif file.enable_attention_dp and asked not in (None, 1):
-        expected, fix = "1 beside enable_attention_dp, whose ranks have requests of their own", "set it to 1"
-    if expected:
-        raise ConfigError(f"{name}: draft_tensor_parallel: expected {expected}, found {asked}", hint=fix)
-    if asked is not None:
-        return asked, "file"
-    if file.mode == "native":
-        return 1 if file.enable_attention_dp else ranks, "as the runtime divides it"
-    built = read_num_ranks(Path(served))
-    return (1, "default") if built is None else (built, f"engine {served}")
 
 
 def plan_sizes(deployment: ResolvedDeployment) -> PlanOptions:

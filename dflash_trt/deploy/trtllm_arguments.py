@@ -80,7 +80,8 @@ def _pads_into_the_pool(deployment: ResolvedDeployment, method: Method) -> bool:
     """Whether rows that only pad a batch would write into others' pages.
 
     In the workers of 414ba69f and 8d62b3e5 their slot grows at each replay of a CUDA graph, and past its pages they
-    write to page 0.
+    write to page 0: its request drafts worse, and so does each that reuses it. Native files pad all the same, because
+    batches between two graphs are slow without.
     """
     return method == "dflash" and deployment.mode == "engine" and deployment.draft_attention == "TRTLLM"
 

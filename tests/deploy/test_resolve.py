@@ -228,6 +228,18 @@ def test_ranks_that_cannot_share_the_drafter(changes: dict[str, Any], message: s
         resolve(changed(**changes), "x")
 
 
+@pytest.mark.parametrize("ranks", [None, 1])
+def test_every_rank_can_run_a_whole_dflash2_drafter(ranks: int | None) -> None:
+    """Whose convolutions ranks do not share."""
+    pair = {"draft": str(FIXTURES / "tiny-qwen3-dflash2"), "target": str(FIXTURES / "tiny-qwen3")}
+    deployment = resolve(changed(**pair, gpus="b300x2", recipe="bf16", draft_tensor_parallel=ranks), "x")
+    assert deployment.draft_tensor_parallel == 1
+    with pytest.raises(
+        ConfigError, match="expected a plain DFlash draft for 2 ranks, found layers"
+    ):
+        resolve(changed(**pair, gpus="b300x2", recipe="bf16", draft_tensor_parallel=2), "x")
+
+
 def test_an_engine_of_other_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the file does not say it, the engine that is here does."""
     draft, target = str(FIXTURES / "tiny-gpt-oss-dflash"), str(FIXTURES / "tiny-gpt-oss")
