@@ -234,9 +234,7 @@ def test_every_rank_can_run_a_whole_dflash2_drafter(ranks: int | None) -> None:
     pair = {"draft": str(FIXTURES / "tiny-qwen3-dflash2"), "target": str(FIXTURES / "tiny-qwen3")}
     deployment = resolve(changed(**pair, gpus="b300x2", recipe="bf16", draft_tensor_parallel=ranks), "x")
     assert deployment.draft_tensor_parallel == 1
-    with pytest.raises(
-        ConfigError, match="expected a plain DFlash draft for 2 ranks, found layers"
-    ):
+    with pytest.raises(ConfigError, match="expected a plain DFlash draft for 2 ranks, found layers"):
         resolve(changed(**pair, gpus="b300x2", recipe="bf16", draft_tensor_parallel=2), "x")
 
 
