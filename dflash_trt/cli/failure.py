@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 
@@ -85,8 +86,9 @@ def report_bug() -> int:
 def _print_document(error: str, hint: str | None) -> None:
     """Where --json is given, and its document is not out already: a failed `verify` prints one, too."""
     options = sys.argv[1:]
-    if "--json" in options[: options.index("--") if "--" in options else None] and not output.has_document:
-        try:
+    try:
+        sys.stdout.flush()
+        if "--json" in options[: options.index("--") if "--" in options else None] and not output.has_document:
             output.print_json("error", {"error": printable(error), "hint": hint})
-        except OSError:  # a full or closed stdout has failed before
-            return
+    except OSError:  # full or closed: Python writes what is left in its buffer as it exits, which would fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

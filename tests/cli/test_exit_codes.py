@@ -156,10 +156,12 @@ def test_an_error_of_the_file_system_is_no_bug() -> None:
     assert result.stderr == "error: /some/file: expected to read or write, found: Permission denied\n"
 
 
-def test_full_stdout(draft_dir: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_full_stdout(draft_dir: Path, unbuffered: str) -> None:
     command = [sys.executable, "-m", "dflash_trt", "inspect", str(draft_dir), "--json"]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w") as full:
-        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
     assert result.returncode == 1
     assert "expected to read or write, found: No space left on device" in result.stderr
     assert "Traceback" not in result.stderr
