@@ -292,5 +292,10 @@ def serve(
             f"expected Dynamo's runtime, with discovery by {discovery_backend}, found {problem}",
             hint=next((hint for word, hint in HINTS.items() if word in problem), None),
         )
+    if worker.error is None and not worker.is_leaving:  # with etcd, a lost lease
+        worker.error = EndpointError(
+            "expected Dynamo's runtime to run until SIGTERM, found it ended; the log above says why",
+            hint="start the worker again: it registers as it starts",
+        )
     if worker.error is not None:
         raise worker.error from None

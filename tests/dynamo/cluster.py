@@ -76,7 +76,7 @@ class Worker(Node):
         self, log: Path, host: Host, environment: dict[str, str], engine: Path, target: Path, *options: object,
         start: Sequence[str],
     ) -> None:  # fmt: skip
-        arguments = ["--target", target, "--discovery-backend", "file", "--host", host.address, "--metrics-port", 0]
+        arguments = ["--target", target, "--host", host.address, "--metrics-port", 0]
         super().__init__(log, host, environment, *start, "dynamo", engine, *arguments, *options)
 
     def metric(self, name: str) -> float:
@@ -90,8 +90,9 @@ class Cluster:
     """A frontend, and workers that come and go."""
 
     def __init__(
-        self, directory: Path, engine: Path, target: Path, *frontend_options: object, host: Host = HERE
-    ) -> None:
+        self, directory: Path, engine: Path, target: Path, *frontend_options: object, host: Host = HERE,
+        etcd: str | None = None,
+    ) -> None:  # fmt: skip
         self.model = engine.name
         self.url = f"http://{host.address}:{(port := free_port())}"
         self.workers: list[Worker] = []
@@ -99,9 +100,10 @@ class Cluster:
         self._directory, self._engine, self._target, self._host = directory, engine, target, host
         self._environment = {
             **os.environ, "OMP_NUM_THREADS": "1", "HOME": str(directory), "DYN_FILE_KV": str(self.discovery),
+            "DYN_DISCOVERY_BACKEND": "file" if etcd is None else "etcd", "ETCD_ENDPOINTS": etcd or "",
             "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1", "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
         }  # fmt: skip
-        options = ["--discovery-backend", "file", "--event-plane", "zmq", *frontend_options]
+        options = ["--event-plane", "zmq", *frontend_options]
         self._command = ["-m", "dynamo.frontend", "--http-host", host.address, "--http-port", port, *options]
         self.start_frontend()
 
@@ -153,9 +155,9 @@ class Cluster:
 
 @contextmanager
 def cluster(
-    directory: Path, engine: Path, target: Path, *frontend_options: object, host: Host = HERE
+    directory: Path, engine: Path, target: Path, *frontend_options: object, host: Host = HERE, etcd: str | None = None
 ) -> Iterator[Cluster]:
-    running = Cluster(directory, engine, target, *frontend_options, host=host)
+    running = Cluster(directory, engine, target, *frontend_options, host=host, etcd=etcd)
     try:
         yield running
     finally:
