@@ -19,7 +19,7 @@ help:  ## list the targets
 # Each stage installs once, and again only when what is installed changes; it says what it does, and pip how far it is.
 INSTALLED := $(VENV)/installed-run
 $(INSTALLED): pyproject.toml $(shell find cpp plugins -type f 2>/dev/null)
-	@echo "1/3 $(VENV) for $(PYTHON)"; test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "1/3 $(VENV) for $(PYTHON)"; test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "2/3 $(TORCH): 0.2 GB to download, several with CUDA; minutes, unless pip has it in its cache"; $(PIP) $(TORCH)
 	@echo "3/3 dflash-trt and what runs it: 0.1 GB to download, and a C++ module to compile"; $(PIP) --editable '.[serve]'
 	@touch $@
