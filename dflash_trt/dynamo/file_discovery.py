@@ -31,9 +31,13 @@ async def await_loss(worker_id: int, is_leaving: Callable[[], bool]) -> EngineEr
         if is_leaving():
             return None
         if not registered <= found or (not found and time.monotonic() > deadline):
+            state = (
+                f"found {len(found)} of {len(registered)}"
+                if registered
+                else f"found none in {REGISTRATION_SECONDS:g} s"
+            )
             return EngineError(
-                f"{folder}: expected the files of this worker, without which no frontend finds it, found "
-                f"{len(found)} of {len(registered)}",
+                f"{folder}: expected the files of this worker, without which no frontend finds it, {state}",
                 hint="start the worker again; after the whole folder was deleted, the frontend, too",
             )
         registered = found

@@ -141,7 +141,7 @@ class Session:
         prefix_caching: bool = False,
         num_slots: int | None = None,
     ) -> Decoder:
-        """Decodes with the drafter, by default verifying all it proposes, in all of the session's slots.
+        """Decodes with the drafter, by default verifying all it proposes, in `num_slots` or all of its slots.
 
         With `prefix_caching` a prompt begins with what earlier ones left in the caches, where the target keeps it.
         """

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles grammars beside the event loop, within a time limit.
 
-xgrammar cannot be interrupted, and an optional item more takes it longer than the last: 1,000 of them take seconds,
-10,000 hours. So a grammar that takes too long is left to its thread, which does not keep the process from ending.
+xgrammar cannot be interrupted, and an optional item more takes it longer than the last: 1,000 of them took 8 s, 2,000
+took 50 (the regex a?a?..., vocabulary 1,024, AMD EPYC). So a grammar that takes too long is left to its thread, which
+does not keep the process from ending.
 """
 
 from __future__ import annotations

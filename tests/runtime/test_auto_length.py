@@ -330,6 +330,25 @@ def test_a_probe_ends_where_every_step_reads_prompts() -> None:
     assert lengths[-1] == K
 
 
+@pytest.mark.parametrize(("num_prompt_tokens", "num_caught_up"), [(2, 0), (0, 2), (2, 2)])
+def test_steps_that_do_little_else_are_measured(num_prompt_tokens: int, num_caught_up: int) -> None:
+    """At large batches nearly every step reads the prompt of a request that has just come."""
+    policy = Simulated()
+    for _ in range(64):
+        length = policy.choose(16)
+        policy.now += COSTS["dear tokens"](16, length)
+        policy.observe(
+            StepRecord(
+                proposed=[length] * 16,
+                accepted=[0] * 16,
+                num_prompt_tokens=num_prompt_tokens,
+                num_caught_up=num_caught_up,
+            )
+        )
+    assert policy.has_probed
+    assert policy._length == 0
+
+
 @pytest.mark.parametrize("acceptance", [HIGH, NOTHING], ids=["high", "nothing"])
 def test_probes_lose_a_bounded_share(acceptance: Sequence[float]) -> None:
     """Whole blocks cost eight times what plain steps do, or plain decoding is a fifth as fast as they are."""
