@@ -6,11 +6,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from dflash_trt.builder.engine_directory import build_engine, describe_source
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.draft_shares import not_shared
+from dflash_trt.checkpoint.quantization import BLOCK
 from dflash_trt.engine.graphs import num_segments, segment_name, stream_names
 from dflash_trt.engine.manifest import Manifest, read_manifest, read_shard
 from dflash_trt.errors import BuildError, EngineError
@@ -155,3 +158,6 @@ def test_what_ranks_cannot_share(tmp_path: Path) -> None:
     assert refused.value.hint == "build without --tp: every rank then runs the whole drafter"
     with pytest.raises(BuildError, match="expected a plain DFlash draft for 2 ranks, found layers"):
         build(read_draft(FIXTURES / "tiny-qwen3-dflash2"), tmp_path / "engine", 2)
+    uneven = msgspec.structs.replace(read_draft(DRAFT).spec, intermediate_size=2 * 3 * BLOCK + 2)
+    assert not_shared(uneven, 2) == "expected MLP channels in blocks of 16 that 2 ranks share evenly, found 98"
+    assert not_shared(msgspec.structs.replace(uneven, intermediate_size=2 * 3 * BLOCK), 2) is None

@@ -97,6 +97,13 @@ def test_confidence_cuts_drafts_and_changes_no_answer(session: Session) -> None:
     assert rejected[1] < 0.7 * rejected[0]
 
 
+def test_a_length_that_is_asked_for_is_not_cut(session: Session) -> None:
+    policy = Cutting(SIZES.block_size)
+    params = SamplingParams(max_tokens=48, draft_length=SIZES.block_size)
+    run(session.decoder(policy), [session.request(p, params) for p in prompts(session)[:4]])
+    assert policy.num_cut == 0
+
+
 def drawn(session: Session, *, drafting: bool, first_seed: int, count: int = 1200) -> Counter[tuple[int, ...]]:
     """Answers of four tokens to requests that give no seed, with drafts cut by confidence."""
     requests = []
