@@ -12,23 +12,37 @@ namespace dflash {
 namespace {
 
 #if DFLASH_X86_KERNELS
-bool has_f16c() {  // Clang 14 does not know it as the name of a feature
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+// What the CPU has and the system saves. Not by __builtin_cpu_supports(): zig's runtime says no to everything.
+struct Features {
+  bool avx2 = false, avx512 = false, avx512_bf16 = false;
+
+  Features() {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    constexpr unsigned kFirst = bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C;
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (ecx & kFirst) != kFirst) return;
+    unsigned saved, high;
+    asm volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    constexpr unsigned kYmm = 0x6, kZmm = 0xe6;  // of XCR0
+    if ((saved & kYmm) != kYmm || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return;
+    avx2 = (ebx & bit_AVX2) != 0;
+    constexpr unsigned kAvx512 = bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL;
+    avx512 = avx2 && (saved & kZmm) == kZmm && (ebx & kAvx512) == kAvx512 && (ecx & bit_AVX512VBMI) != 0;
+    const unsigned last_subleaf = eax;
+    if (avx512 && last_subleaf > 0 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) avx512_bf16 = (eax >> 5 & 1) != 0;
+  }
+};
+
+const Features& features() {
+  static const Features detected;
+  return detected;
 }
 #endif
 
 std::vector<std::pair<std::string, Isa>> detect_isas() {
   std::vector<std::pair<std::string, Isa>> usable;
 #if DFLASH_X86_KERNELS
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && has_f16c() && __builtin_cpu_supports("fma");
-  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512vbmi")) {
-    usable.emplace_back("avx512", Isa::kAvx512);
-  }
-  if (avx2) usable.emplace_back("avx2", Isa::kAvx2);
+  if (features().avx512) usable.emplace_back("avx512", Isa::kAvx512);
+  if (features().avx2) usable.emplace_back("avx2", Isa::kAvx2);
 #endif
   usable.emplace_back("scalar", Isa::kScalar);
   return usable;
@@ -40,6 +54,14 @@ const std::vector<std::pair<std::string, Isa>>& detected_isas() {
 }
 
 }  // namespace
+
+bool has_avx512_bf16() {
+#if DFLASH_X86_KERNELS
+  return features().avx512_bf16;
+#else
+  return false;
+#endif
+}
 
 std::vector<std::string> usable_isas() {
   std::vector<std::string> names;

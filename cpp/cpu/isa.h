@@ -16,4 +16,7 @@ std::vector<std::string> usable_isas();
 // "best" is the first of usable_isas(). Throws std::invalid_argument unless `name` is usable.
 Isa isa_named(std::string_view name);
 
+// Whether the CPU also has AVX512-BF16.
+bool has_avx512_bf16();
+
 }  // namespace dflash

@@ -5,19 +5,13 @@
 #include <numeric>
 #include <vector>
 
+#include "cpu/isa.h"
 #include "linear/grouped.h"
 #include "linear/linear.h"
 #include "linear/round.h"
 
 namespace dflash {
 namespace {
-
-#if DFLASH_X86_KERNELS
-bool has_products() {
-  static const bool has = isa_named("best") == Isa::kAvx512 && __builtin_cpu_supports("avx512bf16");
-  return has;
-}
-#endif
 
 // By the kernel for FLOAT rows, `x`.
 void columns(const Bfloat16Linear& layer, const float* x, MultiplyColumns multiply, int64_t begin, int64_t end) {
@@ -53,8 +47,8 @@ void linear(const Bfloat16Linear& first, const std::vector<int64_t>& counts, con
     });
   };
 #if DFLASH_X86_KERNELS
-  if (isa == "avx512bf16" || (isa == "best" && has_products())) {
-    if (!has_products()) isa_named(isa);  // throws
+  if (isa == "avx512bf16" || (isa == "best" && has_avx512_bf16())) {
+    if (!has_avx512_bf16()) isa_named(isa);  // throws
     for_columns(bfloat16_products);
     return;
   }
