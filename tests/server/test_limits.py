@@ -42,6 +42,7 @@ def test_who_goes_away_frees_the_slot(live: Live, stream: bool) -> None:
         await_running(live, 1)
         if stream:
             assert connection.recv(100).startswith(b"HTTP/1.1 200 OK")
+            assert live.endpoints.admission.active == 1
     live.await_idle()
     finished = live.llm.metrics().finished
     assert finished.get("cancelled", 0) == cancelled + 1  # type: ignore[call-overload]

@@ -164,6 +164,25 @@ def test_a_response_that_nobody_reads_is_cut(limit: str, monkeypatch: pytest.Mon
     assert EventStream._all_unread_bytes == 0
 
 
+def test_a_client_that_leaves_is_not_counted_any_more() -> None:
+    async def leave() -> None:
+        ended: list[int] = []
+
+        async def send(message: Any) -> None:
+            await asyncio.get_running_loop().create_future()
+
+        async def receive() -> dict[str, str]:
+            while not ended:
+                await asyncio.sleep(0)
+            assert EventStream._all_unread_bytes > 50_000
+            return {"type": "http.disconnect"}
+
+        await EventStream(documents(50, ended))({"dflash_trt.log_fields": {}}, receive, send)
+
+    asyncio.run(leave())
+    assert EventStream._all_unread_bytes == 0
+
+
 class Transport(asyncio.Transport):
     """One whose client reads nothing."""
 
@@ -220,6 +239,7 @@ def test_the_next_request_of_a_connection_has_a_time_limit(llm: LLM, monkeypatch
 def test_connections_beyond_the_limit_wait(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     with serving(llm, connection_limit=3) as live:
         held = [live.connect() for _ in range(6)]
+        until(lambda: "new connections wait" in caplog.text)
         request = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
         for connection in held:
             connection.sendall(request)
