@@ -16,6 +16,8 @@ import httpx
 
 from tests.server.live import PATIENCE
 
+LONG = {"prompt": "def f(", "max_tokens": 2000, "ignore_eos": True, "temperature": 0, "stream": True}
+
 
 class Process:
     """A server that has been started."""
@@ -65,3 +67,11 @@ def started(engine: Path, target: Path, log: Path, *options: object) -> Iterator
     finally:
         process.popen.kill()
         process.popen.wait()
+
+
+def refuses(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/health", timeout=PATIENCE)
+    except httpx.TransportError:
+        return True
+    return False

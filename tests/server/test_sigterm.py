@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.live import PATIENCE
-from tests.server.test_siege import LONG, _refuses, until
+from tests.server.live import PATIENCE, until
+from tests.server.process import LONG, refuses
 from tests.server.test_soak import answer, post
 
 NUM_SIGNALS = 50
@@ -107,7 +107,7 @@ def test_every_client_is_told(engine: Path, chat_target: Path, tmp_path: Path, s
             child = int(process.stdout.readline())
             until(lambda log=log: log.exists() and "serving " in log.read_text())
             (url,) = re.findall(r"serving .* on (http://\S+)\n", log.read_text())
-            until(lambda url=url: not _refuses(url))
+            until(lambda url=url: not refuses(url))
             asyncio.run(asyncio.wait_for(signal_during_streams(url, child, 2000 if i % 2 else 40), PATIENCE))
             assert process.stdout.readline() == "0\n", log.read_text()
             assert "Traceback" not in log.read_text(), log.read_text()

@@ -25,9 +25,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.server.tracing import Tracing, open_tracing
-from tests.server.live import MODEL, PATIENCE, Live, serving
+from tests.server.live import MODEL, PATIENCE, Live, serving, until
 from tests.server.process import started
-from tests.server.test_siege import until
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
