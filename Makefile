@@ -36,9 +36,9 @@ build: $(INSTALLED)  ## create .venv and install the package into it, editable, 
 demo: export OMP_NUM_THREADS = 1
 demo: build  ## fixture checkpoint -> engine directory -> text, next to plain decoding
 	$(BIN)/dflash-trt build tests/fixtures/tiny-gpt-oss-dflash --target tests/fixtures/tiny-gpt-oss -o $(DEMO) --force
-	$(BIN)/dflash-trt generate $(DEMO) --target tests/fixtures/tiny-gpt-oss --baseline --max-tokens 124 $(PROMPT)
+	$(BIN)/dflash-trt generate $(DEMO) --baseline --max-tokens 124 $(PROMPT)
 	@echo The same over HTTP, with a page at http://127.0.0.1:8000 that shows each step:
-	@echo '' $(BIN)/dflash-trt serve $(DEMO) --target tests/fixtures/tiny-gpt-oss
+	@echo '' $(BIN)/dflash-trt serve $(DEMO)
 
 # ai-dynamo pins what it needs, so it lies in an environment of its own, over .venv.
 DYNAMO := .venv-dynamo

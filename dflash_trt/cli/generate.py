@@ -35,7 +35,8 @@ OPTIONS = ("draft_length", "cache_gib", "device", "dtype", "tp")
     click.option("--max-batch-size", "--batch-size", type=click.IntRange(min=1), default=1, show_default=True,
                  help="Prompts decoded at once (--json)."),
     runtime_options(*OPTIONS),
-    click.option("--baseline", is_flag=True, help="Also decode without the drafter, and compare tokens and time."),
+    click.option("--baseline", is_flag=True,
+                 help="Also decode without the drafter; compare tokens and time (the best of up to five runs)."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of streaming text."),
 )  # fmt: skip
 def generate(
@@ -104,7 +105,7 @@ def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOpti
             session.warm_up(job.prompts[0])
             job.fix_seed()
         by_method = {"dflash": options, "none": msgspec.structs.replace(options, draft_length=0)}
-        job.run(lambda method: EmbeddedBackend(session, by_method[method]))
+        job.run(lambda method: EmbeddedBackend(session, by_method[method]), rounds=5)
 
 
 def _run_deployment(config: Path, target: str | None, job: Job) -> None:
