@@ -132,9 +132,10 @@ DFLASH_DEVICE void store_rotated_rows(RowSource source, const float* rope, float
   }
 }
 
+// All of the largest call are 2 million. Signs that widen to 64 bits would be kept in registers, which are scarce.
 template <int D>
 DFLASH_DEVICE const float* rope_of(const Params& p, const Segment& segment) {
-  return p.rope + int64_t{segment.request} * p.block * D;
+  return p.rope + segment.request * p.block * D;
 }
 
 // `rows` query rows of a kv head from `first_row` on; those behind its last become 0. `factor` and `unit` are as in
