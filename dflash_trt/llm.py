@@ -25,6 +25,10 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 VLLM = {
     "model": "LLM(engine, target): an engine directory that dflash-trt build wrote, and optionally its target",
     "tensor_parallel_size": "dflash-trt generate --tp N joins ranks",
+    "tokenizer": "target: its directory holds the tokenizer",
+    "max_model_len": "max_tokens of SamplingParams; the target's positions are the limit",
+    "quantization": "dflash-trt build --recipe quantises the draft",
+    "num_speculative_tokens": "draft_length",
     "max_num_seqs": "max_batch_size",
     "gpu_memory_utilization": "cache_gib, in GiB",
     "max_num_batched_tokens": "prefill_chunk",
@@ -57,8 +61,8 @@ class LLM:
         """Loads both; `target` is a directory or a repository id, by default the one that the engine was built for.
 
         The settings are those of `RuntimeOptions`, which says what each means; a `draft_length` of None is its default.
-        Of vLLM's arguments, `model` is taken for the engine directory and a `tensor_parallel_size` of 1 as it is; for
-        others the error names ours.
+        Of vLLM's arguments, `model` is taken for the engine directory and a parallel size of 1 as it is; for others
+        the error names ours.
 
         Raises EngineError, CheckpointError, RequestError and MissingDependencyError, each with what to do about it.
         """
@@ -146,13 +150,14 @@ def _take_vllm(arguments: dict[str, object], engine: object) -> Any:
     """The engine directory; RequestError, with our name, for an argument of vLLM's that means nothing here."""
     if engine is None:
         engine = arguments.pop("model", None)
-    if arguments.get("tensor_parallel_size") == 1:
-        del arguments["tensor_parallel_size"]
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        if arguments.get(name) == 1:
+            del arguments[name]
     for name in arguments:
-        raise RequestError(
-            f"{name}: LLM has no such argument",
-            hint=VLLM.get(name, "LLM(engine, target, max_batch_size=..., draft_length=..., cache_gib=..., dtype=...)"),
-        )
+        hint = VLLM.get(name, "LLM(engine, target, max_batch_size=..., draft_length=..., cache_gib=..., dtype=...)")
+        if name in SamplingParams.__struct_fields__:
+            hint = f"{name} of SamplingParams"
+        raise RequestError(f"{name}: LLM has no such argument", hint=hint)
     return engine
 
 

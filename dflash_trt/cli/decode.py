@@ -133,6 +133,7 @@ def _faster(answers: Sequence[Completion], again: Sequence[Completion]) -> list[
 def _document(answer: Completion) -> dict[str, object]:
     """Of `generate --json`: the counts of its passes stand beside its other fields."""
     document = msgspec.structs.asdict(answer)
+    del document["prompt"]
     acceptance = document.pop("acceptance")
     return document | {name: getattr(acceptance, field, None) for name, field in COUNTS.items()}
 

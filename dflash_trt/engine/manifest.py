@@ -12,6 +12,7 @@ import msgspec
 from dflash_trt import __version__
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.quantization import Quantization
+from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.graphs import Graph, Shard, graph_signatures, shards
@@ -93,7 +94,7 @@ def read_manifest(directory: Path) -> Manifest:
     file = directory / MANIFEST
     rebuild = "dflash-trt build DRAFT --target TARGET -o DIR"
     if not file.is_file():
-        raise EngineError(f"{directory}: no engine directory: missing {MANIFEST}", hint=rebuild)
+        raise _not_an_engine(directory)
     what = "an engine manifest"
     version = read_json(file, SchemaVersion, EngineError, what=what, hint=rebuild).schema_version
     if version != SCHEMA_VERSION:
@@ -110,6 +111,22 @@ def read_manifest(directory: Path) -> Manifest:
     for name, expected in manifest.sha256.items():
         _check_file(directory, name, expected, rebuild)
     return manifest
+
+
+def _not_an_engine(directory: Path) -> EngineError:
+    """What was given instead, and the command that makes an engine of it."""
+    draft, target, found = "DRAFT", "TARGET", f"a directory without {MANIFEST}"
+    if not directory.exists():
+        found = "nothing there"
+        if REPOSITORY_ID.fullmatch(name := str(directory)):
+            found = "no such directory: as a Hugging Face repository id it names a checkpoint"
+            draft, target = (name, target) if "dflash" in name.lower() else (draft, name)
+    elif directory.is_file():
+        found = "a file"
+    elif (directory / "config.json").is_file():
+        found = "a checkpoint"
+    build = f"dflash-trt build {draft} --target {target} -o engine"
+    return EngineError(f"{directory}: expected an engine directory, found {found}", hint=f"make one: {build}")
 
 
 class _Ranks(msgspec.Struct):

@@ -91,8 +91,9 @@ def run(
     try:
         for each in pending:
             each.submit()
-        return [each.result() for each in pending]
+        answers = [each.result() for each in pending]
     except BaseException:  # Ctrl-C while waiting, above all
         for each in pending:
             each.cancel()
         raise
+    return [msgspec.structs.replace(answer, prompt=prompt) for answer, prompt in zip(answers, prompts, strict=True)]

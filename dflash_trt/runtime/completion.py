@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from dflash_trt.runtime.acceptance import Acceptance
@@ -64,11 +66,17 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """From arrival to the end, right behind the last token."""
     other_metrics: dict[str, float] = {}
     """What only this runtime measures, by its own names."""
+    prompt: str | Sequence[int] | None = None
+    """As it was given, a conversation as its token ids; None in a stream."""
 
     @property
     def outputs(self) -> tuple[Completion]:
         """Itself, as the only answer to its prompt: vLLM's `.outputs[0].text`."""
         return (self,)
+
+    def __getitem__(self, index: int) -> Completion:
+        """Itself at 0: vLLM answers one prompt, too, with a list."""
+        return (self,)[index]
 
     @property
     def steps(self) -> int | None:

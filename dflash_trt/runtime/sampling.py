@@ -39,6 +39,15 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """What an error calls it."""
 
 
+VLLM = {
+    "n": "give the prompt n times: llm.generate([prompt] * n)",
+    "min_tokens": "ignore_eos=True answers to max_tokens",
+    "guided_decoding": "structured_outputs=Grammar(...)",
+    "bad_words": "logit_bias={token: -100}",
+}
+"""Ours, for settings of vLLM's."""
+
+
 class _NamedSettings(msgspec.StructMeta):
     """Refuses settings that there are not as RequestError, not TypeError."""
 
@@ -46,10 +55,9 @@ class _NamedSettings(msgspec.StructMeta):
         if settings.get("n") == 1:  # vLLM's default
             del settings["n"]
         if unknown := sorted(settings.keys() - set(self.__struct_fields__)):
-            hint = "give the prompt n times: llm.generate([prompt] * n)" if unknown[0] == "n" else None
             raise RequestError(
                 f"{unknown[0]}: expected one of {', '.join(sorted(self.__struct_fields__))}, found {shown(unknown[0])}",
-                hint=hint,
+                hint=VLLM.get(unknown[0]),
             )
         return super().__call__(*args, **settings)
 
@@ -120,7 +128,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self._set("logit_bias", _logit_bias(self.logit_bias))
         for name in ("ignore_eos", "logprobs", "prompt_logprobs"):
             if not isinstance(value := getattr(self, name), bool):
-                raise _refusal(name, "True or False", value)
+                hint = "logprobs=True, top_logprobs=5" if name == "logprobs" else None
+                raise RequestError(f"{name}: expected True or False, found {value!r}", hint=hint)
 
         if self.structured_outputs is not None:
             if not isinstance(self.structured_outputs, Grammar):

@@ -14,8 +14,10 @@ from dflash_trt.engine.manifest import Manifest, read_manifest, read_num_ranks, 
 from dflash_trt.errors import EngineError
 from tests.builder.test_engine_directory import FILES, build
 from tests.checkpoint.samples import refusal
+from tests.paths import FIXTURES
 
 REBUILD = "dflash-trt build DRAFT --target TARGET -o DIR"
+NAMES = "as a Hugging Face repository id it names a checkpoint"
 
 
 @pytest.fixture
@@ -133,9 +135,21 @@ def test_manifest_is_no_json_object(content: bytes, engine: Path) -> None:
     assert "manifest.json: expected an engine manifest, found " in message_of(engine)
 
 
-def test_a_draft_is_no_engine(draft_dir: Path) -> None:
-    message = message_of(draft_dir)
-    assert f"{draft_dir}: no engine directory: missing manifest.json\nhint: {REBUILD}" in message
+@pytest.mark.parametrize(
+    ("given", "found", "build"),
+    [
+        (FIXTURES / "tiny-qwen3", "a checkpoint", "DRAFT --target TARGET"),
+        ("openai/gpt-oss-120b", f"no such directory: {NAMES}", "DRAFT --target openai/gpt-oss-120b"),
+        ("z-lab/gpt-oss-120b-DFlash", f"no such directory: {NAMES}", "z-lab/gpt-oss-120b-DFlash --target TARGET"),
+        (FIXTURES / "tiny-qwen3" / "config.json", "a file", "DRAFT --target TARGET"),
+        (FIXTURES, "a directory without manifest.json", "DRAFT --target TARGET"),
+        (FIXTURES / "nothing", "nothing there", "DRAFT --target TARGET"),
+    ],
+)
+def test_no_engine(given: str | Path, found: str, build: str) -> None:
+    message = message_of(Path(given))
+    assert message.startswith(f"{given}: expected an engine directory, found {found}\n")
+    assert f"hint: make one: dflash-trt build {build} -o engine" in message
 
 
 @pytest.mark.parametrize("name", ["../config.json", "/etc/passwd", "sub/file", "..", ""])
@@ -160,5 +174,5 @@ def test_ranks_that_are_not_there(engine: Path) -> None:
         assert "`int` <= 1024" in refusal(lambda read=read: read(engine), EngineError)  # type: ignore[misc]
     edit(engine, num_ranks=1000)
     message = refusal(lambda: read_parts(engine, read_manifest(engine)), EngineError)
-    assert message.startswith(f"{engine / 'rank0'}: no engine directory: missing manifest.json")
+    assert message.startswith(f"{engine / 'rank0'}: expected an engine directory, found ")
     assert "--tp 1000" in message
