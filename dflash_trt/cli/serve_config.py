@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 from msgspec import to_builtins
-from msgspec.structs import replace
 
 from dflash_trt.cli.completion import DEPLOYMENT
 from dflash_trt.cli.options import PATH, source_options
@@ -21,7 +20,7 @@ from dflash_trt.deploy.cluster.dynamo_graph import dynamo_graph, dynamo_image
 from dflash_trt.deploy.cluster.kubernetes import kubernetes_manifests
 from dflash_trt.deploy.cluster.slurm import sbatch_script
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment, shipped_deployments
-from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
+from dflash_trt.deploy.finding import ACCEPTED, ERROR, UNCHECKED, WARNING, Finding, judged
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.memory import context_in_words
 from dflash_trt.deploy.method import METHODS, Method
@@ -102,15 +101,15 @@ def serve_config(
             known_gpus = None if gpus is None else parse_gpus(gpus, "--gpus")
             config = file_config(file, schema, gpus=known_gpus, target=target, draft=draft)
         findings = [*check(config), *check_with_package(schema, config.document)]
-        _report(file, runtime, schema.version, _strict(findings, deployment) if is_strict else findings, as_json)
+        accepted = {} if deployment is None else deployment.accepted_warnings
+        _report(file, runtime, schema.version, judged(findings, accepted, is_strict=is_strict), as_json)
         return
     if deployment is None:
         raise click.UsageError("give SOURCE to write a configuration, or --check FILE to check one")
     in_pod = is_dynamo or launcher == "kubernetes"
     rendered = render(deployment, runtime, method, host="0.0.0.0" if in_pod else host, port=port)  # noqa: S104
     config = deployment_config(deployment, schema, rendered.arguments)
-    findings = check(config)
-    refuse_errors(str(source), runtime, _strict(findings, deployment) if is_strict else findings)
+    refuse_errors(str(source), runtime, judged(check(config), deployment.accepted_warnings, is_strict=is_strict))
     if is_dynamo or launcher is not None:
         if is_dynamo:
             image = dynamo_image(runtime, schema.version, image, is_engine_mode=is_engine_mode(deployment, method))
@@ -133,15 +132,6 @@ def serve_config(
         if drafters := drafters_on_ranks(load, context):
             click.echo(in_words(drafters, context), err=True)
     click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
-
-
-def _strict(findings: Sequence[Finding], deployment: ResolvedDeployment | None) -> list[Finding]:
-    """Warnings as errors, but for those that the deployment accepts with a reason."""
-    accepted = {} if deployment is None else deployment.accepted_warnings
-    return [
-        replace(finding, severity=ERROR) if finding.severity == WARNING and finding.rule not in accepted else finding
-        for finding in findings
-    ]
 
 
 def read_deployment(source: str, target: str | None, draft: str | None, gpus: str | None) -> ResolvedDeployment:
@@ -196,9 +186,12 @@ def _report(file: Path, runtime: Runtime, version: str, findings: Sequence[Findi
             click.echo(printable(str(finding)))
         counts = Counter(finding.severity for finding in findings)
         if not errors:
-            found = f"{counts[WARNING]} warnings" if counts[WARNING] else "no findings"
-            unchecked = f"; {counts[UNCHECKED]} not checked" if counts[UNCHECKED] else ""
-            click.echo(f"{file}: {found} against {PACKAGES[runtime]} {version}{unchecked}")
+            plural = "" if counts[WARNING] == 1 else "s"
+            found = f"{counts[WARNING]} warning{plural}" if counts[WARNING] else "no findings"
+            others = "".join(
+                f"; {counts[severity]} {severity}" for severity in (ACCEPTED, UNCHECKED) if counts[severity]
+            )
+            click.echo(f"{file}: {found} against {PACKAGES[runtime]} {version}{others}")
     if errors:
         raise ConfigError(f"{file}: expected a configuration for {PACKAGES[runtime]} {version}, found {_count(errors)}")
 

@@ -16,6 +16,7 @@ from dflash_trt.cli.output import print_written
 from dflash_trt.cli.serve_config import read_deployment, refuse_errors
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
+from dflash_trt.deploy.finding import judged
 from dflash_trt.deploy.method import METHODS, Method
 from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.schema import load_schema
@@ -70,7 +71,8 @@ def triton_repo(
         deployment = read_deployment(source, target, draft, gpus)
         arguments = {"model": deployment.target, **trtllm_arguments(deployment, method)}
         checked = deployment_config(deployment, load_schema("trtllm", version), arguments)
-        refuse_errors(source, "trtllm", [*check(checked), *check_with_package(checked.schema, arguments)])
+        findings = [*check(checked), *check_with_package(checked.schema, arguments)]
+        refuse_errors(source, "trtllm", judged(findings, deployment.accepted_warnings))
         engine_mode = deployment.mode == "engine" and method == "dflash"
         config = msgspec.structs.replace(config, engine_mode=engine_mode)
 

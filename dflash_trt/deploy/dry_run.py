@@ -9,7 +9,7 @@ import msgspec
 
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import DeploymentFile
-from dflash_trt.deploy.finding import ERROR, Finding
+from dflash_trt.deploy.finding import ERROR, Finding, judged
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.memory import GpuMemory, gpu_memory
 from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
@@ -63,7 +63,7 @@ def dry_run(deployment: ResolvedDeployment) -> DryRun:
         settings=[*settings, *_defaults(config)],
         draft=_draft(deployment.draft_sizes),
         memory=None if load is None else gpu_memory(load),
-        findings=check(config),
+        findings=judged(check(config), deployment.accepted_warnings),
     )
 
 

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
 
 ERROR: Literal["error"] = "error"
 WARNING: Literal["warning"] = "warning"
+ACCEPTED: Literal["accepted"] = "accepted"
+"""A warning for which the deployment file has an answer."""
 UNCHECKED: Literal["not checked"] = "not checked"
 
 
@@ -16,7 +19,7 @@ class Finding(msgspec.Struct, frozen=True):
     """One problem: one line, and how to fix it."""
 
     rule: str
-    severity: Literal["error", "warning", "not checked"]
+    severity: Literal["error", "warning", "accepted", "not checked"]
     key: str
     """Dotted path, or what it is about."""
     problem: str
@@ -25,3 +28,16 @@ class Finding(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.key}: {self.problem}; {self.fix} [{self.rule}]"
+
+
+def judged(findings: Iterable[Finding], accepted: Mapping[str, str], *, is_strict: bool = False) -> list[Finding]:
+    """Warnings that a deployment accepts, with its reason by rule; others are errors where it `is_strict`."""
+    return [_judged(finding, accepted, is_strict) for finding in findings]
+
+
+def _judged(finding: Finding, accepted: Mapping[str, str], is_strict: bool) -> Finding:
+    if finding.severity != WARNING:
+        return finding
+    if finding.rule in accepted:
+        return msgspec.structs.replace(finding, severity=ACCEPTED, fix=accepted[finding.rule])
+    return msgspec.structs.replace(finding, severity=ERROR) if is_strict else finding
