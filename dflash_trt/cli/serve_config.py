@@ -93,6 +93,9 @@ def serve_config(
         raise click.UsageError("--json is for --list and --check: what is written for a runtime is data already")
     if not host:
         raise click.UsageError("--host: missing address: servers would bind every interface")
+    in_pod = is_dynamo or launcher == "kubernetes"
+    _refuse_given("host", "a pod's server binds 0.0.0.0", in_pod)
+    _refuse_given("port", "Dynamo's operator sets the frontend's, 8000", is_dynamo)
     deployment = None if source is None else read_deployment(source, target, draft, gpus)
     if file is not None:
         if deployment is not None:
@@ -106,7 +109,6 @@ def serve_config(
         return
     if deployment is None:
         raise click.UsageError("give SOURCE to write a configuration, or --check FILE to check one")
-    in_pod = is_dynamo or launcher == "kubernetes"
     rendered = render(deployment, runtime, method, host="0.0.0.0" if in_pod else host, port=port)  # noqa: S104
     config = deployment_config(deployment, schema, rendered.arguments)
     refuse_errors(str(source), runtime, judged(check(config), deployment.accepted_warnings, is_strict=is_strict))
@@ -132,6 +134,12 @@ def serve_config(
         if drafters := drafters_on_ranks(load, context):
             click.echo(in_words(drafters, context), err=True)
     click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
+
+
+def _refuse_given(option: str, reason: str, has_no_use: bool) -> None:
+    source = click.get_current_context().get_parameter_source(option)
+    if has_no_use and source is not click.core.ParameterSource.DEFAULT:
+        raise click.UsageError(f"--{option}: none here: {reason}")
 
 
 def read_deployment(source: str, target: str | None, draft: str | None, gpus: str | None) -> ResolvedDeployment:

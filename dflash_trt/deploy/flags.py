@@ -34,6 +34,11 @@ def command_text(runtime: str, arguments: dict[str, Any]) -> str:
     return " \\\n  ".join(lines) + "\n"
 
 
+def flag_words(runtime: str, arguments: dict[str, Any]) -> list[str]:
+    """The arguments as the words of flags."""
+    return [word for key, value in arguments.items() for word in shlex.split(_flag(runtime, key, value))]
+
+
 def _positional(runtime: str) -> list[str]:
     return [POSITIONAL[runtime]] if runtime in POSITIONAL else []
 

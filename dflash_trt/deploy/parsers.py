@@ -2,12 +2,14 @@
 """What divides a target's answers into reasoning, tool calls and text, by each runtime's own name for it.
 
 Without them a server returns raw text. Names: SGLang 0.5.23's detectors (its wheel), vLLM's model recipes and
-TensorRT-LLM's tool_parser_factory.py; trtllm-serve reads gpt-oss's Harmony format on its own.
+TensorRT-LLM's tool_parser_factory.py; trtllm-serve reads gpt-oss's Harmony format on its own. Dynamo's frontend has
+parsers of its own: ai-dynamo/dynamo, docs/fern/reasoning and tool-calling at cdf9267d, names as in ai-dynamo 1.6.1.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Literal
 
 import msgspec
 
@@ -16,14 +18,16 @@ from dflash_trt.deploy.schema import Runtime
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 
+Owner = Runtime | Literal["dynamo"]
+
 
 class Parsers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a family of targets, by runtime."""
+    """Of a family of targets, by who parses."""
 
     prefixes: tuple[str, ...] = ()
     """Of repository ids."""
-    reasoning: dict[Runtime, str] = {}
-    tool: dict[Runtime, str] = {}
+    reasoning: dict[Owner, str] = {}
+    tool: dict[Owner, str] = {}
 
 
 @cache

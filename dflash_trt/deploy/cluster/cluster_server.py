@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -38,6 +40,8 @@ class ClusterServer(msgspec.Struct, frozen=True, kw_only=True):
     """A comment that says which settings it is of."""
     runtime: Runtime
     target: str
+    arguments: dict[str, Any]
+    """The runtime's, by name."""
     words: list[str]
     """The command in a container, which reads CONFIG where there is one."""
     config: str | None
@@ -49,6 +53,7 @@ class ClusterServer(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     replicas: int
     is_engine_mode: bool
+    reuses_prefixes: bool
 
     @property
     def gpus_per_node(self) -> int:
@@ -98,6 +103,7 @@ def cluster_server(
         head=rendered.text.partition("\n")[0],
         runtime=runtime,
         target=argument(deployment.target, "target"),
+        arguments=rendered.arguments,
         words=words,
         config=rendered.text if runtime == "trtllm" else None,
         image=image or IMAGES[runtime].format(version),
@@ -107,10 +113,18 @@ def cluster_server(
         nodes=max(1, ranks // per_node),
         replicas=replicas,
         is_engine_mode=engine_mode,
+        reuses_prefixes=deployment.prefix_reuse if runtime == "trtllm" else deployment.asks_for_prefix_reuse,
     )
 
 
 def dns_label(name: str) -> str:
     """A name as Kubernetes takes it (RFC 1035): lower-case letters, digits and dashes, a letter first."""
     label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return (label if label[:1].isalpha() else f"d-{label}")[:MAX_NAME].rstrip("-")
+    return shortened(label if label[:1].isalpha() else f"d-{label}", MAX_NAME)
+
+
+def shortened(label: str, limit: int) -> str:
+    """A label of at most `limit` characters; two that differ behind them stay two."""
+    if len(label) <= limit:
+        return label
+    return f"{label[: limit - 5].rstrip('-')}-{hashlib.sha256(label.encode()).hexdigest()[:4]}"

@@ -1,10 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DynamoGraphDeployment (nvidia.com/v1beta1, Dynamo 1.6): a frontend that routes by KV events, and its workers."""
+"""A DynamoGraphDeployment (nvidia.com/v1beta1, Dynamo 1.6): a frontend, and its workers.
+
+Commands are `python3 -m MODULE` and everything else is `args`: for several nodes the operator reads vLLM's flags there
+alone (deploy/operator/internal/dynamo/backend_vllm.go of ai-dynamo/dynamo at cdf9267d).
+"""
 
 from __future__ import annotations
 
-from dflash_trt.deploy.cluster.cluster_server import CONFIG, ClusterServer
+import json
+
+from msgspec.structs import replace
+
+from dflash_trt.deploy.cluster.cluster_server import CONFIG, ClusterServer, shortened
 from dflash_trt.deploy.cluster.kubernetes import Manifest, config_maps, pod_spec, to_yaml
+from dflash_trt.deploy.flags import flag_words
+from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE
 from dflash_trt.errors import ConfigError
@@ -13,6 +23,18 @@ RELEASE = "1.6.1"
 IMAGE = f"nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:{RELEASE}"
 OLDER = {"vllm": "0.31.0", "sglang": "0.5.21"}
 """In Dynamo's own images; of TensorRT-LLM it has 1.3.0rc29, whose arguments are those of 1.4.0rc1."""
+FRONTEND, WORKER = "frontend", "worker"
+MAX_NAMES = 45
+"""Grove's, of the names that a pod's own is made of (internal/webhook/admission/pcs/validation/podcliqueset.go of
+ai-dynamo/grove at fcc3b3bb): the graph's and the component's, and for several nodes also the role's, WORKER-ldr."""
+SERVERS_OWN = {"model_tag", "model_path", "host", "port", "enable_auto_tool_choice", "tool_call_parser"}
+"""Arguments that Dynamo's workers do not take, or take otherwise: its frontend is the server, and parses tool calls."""
+KV_EVENTS = {"publisher": "zmq", "topic": "kv-events", "endpoint": "tcp://*:20080"}
+KV_EVENT_FLAGS: dict[Runtime, list[str]] = {
+    "trtllm": ["--publish-kv-events"],
+    "vllm": ["--kv-events-config", json.dumps(KV_EVENTS | {"enable_kv_cache_events": True})],
+    "sglang": ["--kv-events-config", json.dumps(KV_EVENTS)],
+}
 RUNTIMES: dict[str, Runtime] = {"dynamo-trtllm": "trtllm", "dynamo-vllm": "vllm", "dynamo-sglang": "sglang"}
 
 
@@ -34,23 +56,27 @@ def dynamo_graph(server: ClusterServer) -> str:
 
     That is measured for TensorRT-LLM's DSpark (NVIDIA/TensorRT-LLM#16767), so no prefill/decode split is written.
     """
+    roles = len(FRONTEND) if server.nodes == 1 else len(WORKER) + len(f"{WORKER}-ldr")
+    server = replace(server, name=shortened(server.name, MAX_NAMES - roles))
+    routing = "kv" if server.reuses_prefixes else "least-loaded"
     frontend = {
         "containers": [
             {
                 "name": "main",
                 "image": server.image,
-                "command": ["python3", "-m", "dynamo.frontend", "--router-mode", "kv", "--migration-limit", "3"],
+                "command": ["python3", "-m", "dynamo.frontend"],
+                "args": ["--router-mode", routing, "--migration-limit", "3"],
                 "volumeMounts": [{"name": "models", "mountPath": server.models, "readOnly": True}],
                 "env": [{"name": "HF_HOME", "value": server.models}, {"name": "HF_HUB_OFFLINE", "value": "1"}],
             }
         ],
         "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
     }
-    worker = pod_spec(server, "main", _worker_command(server))
+    worker = pod_spec(server, "main", _worker_command(server), _worker_arguments(server))
     worker["volumes"] = [volume for volume in worker["volumes"] if volume["name"] != "shm"]  # the operator's own
     main = worker["containers"][0]
     main["volumeMounts"] = [mount for mount in main["volumeMounts"] if mount["name"] != "shm"]
-    component: Manifest = {"name": "worker", "type": "worker", "replicas": server.replicas, "sharedMemorySize": "32Gi"}
+    component: Manifest = {"name": WORKER, "type": "worker", "replicas": server.replicas, "sharedMemorySize": "32Gi"}
     if server.nodes > 1:
         component["multinode"] = {"nodeCount": server.nodes}
         main["env"] += [{"name": f"OMPI_ALLOW_RUN_AS_ROOT{end}", "value": "1"} for end in ("", "_CONFIRM")]
@@ -64,7 +90,7 @@ def dynamo_graph(server: ClusterServer) -> str:
         "spec": {
             "backendFramework": server.runtime,
             "components": [
-                {"name": "frontend", "type": "frontend", "replicas": 1, **release, "podTemplate": {"spec": frontend}},
+                {"name": FRONTEND, "type": "frontend", "replicas": 1, **release, "podTemplate": {"spec": frontend}},
                 component | release | {"podTemplate": {"spec": worker}},
             ],
         },
@@ -73,12 +99,17 @@ def dynamo_graph(server: ClusterServer) -> str:
 
 
 def _worker_command(server: ClusterServer) -> list[str]:
+    return [*(ENGINE_MODE if server.is_engine_mode else ("python3", "-m")), f"dynamo.{server.runtime}"]
+
+
+def _worker_arguments(server: ClusterServer) -> list[str]:
+    words = ["--model" if server.runtime == "vllm" else "--model-path", server.target]
     if server.runtime == "trtllm":
-        start = [*ENGINE_MODE, "dynamo.trtllm"] if server.is_engine_mode else ["python3", "-m", "dynamo.trtllm"]
-        names = ["--model-path", server.target, "--served-model-name", server.target]
-        return [*start, *names, "--extra-engine-args", CONFIG, "--publish-kv-events"]
-    flag = "--model" if server.runtime == "vllm" else "--model-path"
-    flags = server.words[server.words.index(server.target) + 1 :] if server.runtime == "vllm" else server.words[3:]
-    listening = [index for index, word in enumerate(flags) if word in ("--host", "--port", flag)]
-    kept = [word for index, word in enumerate(flags) if not {index, index - 1} & set(listening)]
-    return ["python3", "-m", f"dynamo.{server.runtime}", flag, server.target, *kept]
+        words += ["--served-model-name", server.target, "--extra-engine-args", CONFIG]
+    else:
+        kept = {name: value for name, value in server.arguments.items() if name not in SERVERS_OWN}
+        words += flag_words(server.runtime, kept)
+    parsers = target_parsers(server.target)
+    for flag, names in (("--dyn-reasoning-parser", parsers.reasoning), ("--dyn-tool-call-parser", parsers.tool)):
+        words += [flag, names["dynamo"]] if "dynamo" in names else []
+    return words + (KV_EVENT_FLAGS[server.runtime] if server.reuses_prefixes else [])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -15,6 +16,10 @@ Manifest = dict[str, Any]
 METRICS = {"trtllm": "/prometheus/metrics", "vllm": "/metrics", "sglang": "/metrics"}
 CLAIM = "models"
 """PersistentVolumeClaim with the weights, which must be there."""
+LEADER = "-leader"
+"""Ends the name of a LeaderWorkerSet's Service: the set makes one of its own name, by which pods find each other."""
+PATIENCE_SECONDS = 3600
+"""For a target to load."""
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
@@ -37,7 +42,7 @@ def kubernetes_manifests(server: ClusterServer) -> str:
     service = {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(server, labels),
+        "metadata": _metadata(server, labels) | {"name": server.name + LEADER if server.nodes > 1 else server.name},
         "spec": {"selector": labels, "ports": [{"name": "http", "port": server.port, "targetPort": "http"}]},
     }
     monitor = {
@@ -53,8 +58,17 @@ def kubernetes_manifests(server: ClusterServer) -> str:
 
 
 def to_yaml(server: ClusterServer, manifests: list[Manifest]) -> str:
-    """Several documents."""
-    return f"{server.head}\n{yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=120)}"
+    """Several documents, below a comment that says what must be there."""
+    kinds = {manifest["kind"] for manifest in manifests}
+    needs = [f"the PersistentVolumeClaim {CLAIM}, which holds the weights"]
+    if "PodMonitor" in kinds:
+        needs.append("the Prometheus operator; without it, remove the PodMonitor")
+    if "LeaderWorkerSet" in kinds:
+        keys = "--from-file=id_ed25519 --from-file=authorized_keys=id_ed25519.pub"
+        needs.append("LeaderWorkerSet, and sshd in the image")
+        needs.append(f"a key pair: kubectl create secret generic {server.name}-ssh {keys}")
+    head = "".join(f"{line}\n" for line in (server.head, *(f"# Needs {need}" for need in needs)))
+    return f"{head}{yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=120)}"
 
 
 def config_maps(server: ClusterServer) -> list[Manifest]:
@@ -65,7 +79,7 @@ def config_maps(server: ClusterServer) -> list[Manifest]:
     return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": server.name}, "data": {name: server.config}}]
 
 
-def pod_spec(server: ClusterServer, container: str, command: list[str]) -> Manifest:
+def pod_spec(server: ClusterServer, container: str, command: list[str], arguments: Sequence[str] = ()) -> Manifest:
     """A pod with one node's share of the GPUs, the weights, the configuration and shared memory for NCCL."""
     mounts = [{"name": "models", "mountPath": server.models}, {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
     volumes: list[Manifest] = [
@@ -79,6 +93,7 @@ def pod_spec(server: ClusterServer, container: str, command: list[str]) -> Manif
         "name": container,
         "image": server.image,
         "command": command,
+        **({"args": list(arguments)} if arguments else {}),
         "workingDir": server.models,
         "env": [{"name": "HF_HOME", "value": server.models}, {"name": "HF_HUB_OFFLINE", "value": "1"}],
         "resources": {"limits": {"nvidia.com/gpu": server.gpus_per_node}},
@@ -92,42 +107,57 @@ def _metadata(server: ClusterServer, labels: dict[str, str]) -> Manifest:
 
 
 def _serving(spec: Manifest, port: int) -> Manifest:
-    """The pod's server answers here: the target loads for minutes before its first answer."""
+    """The pod's server answers here: late while it loads, and within seconds while it is busy."""
+    probe = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 10, "timeoutSeconds": 5}
     spec["containers"][0] |= {
         "ports": [{"name": "http", "containerPort": port}],
-        "startupProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 10, "failureThreshold": 360},
-        "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}},
-        "livenessProbe": {"httpGet": {"path": "/health", "port": "http"}, "failureThreshold": 6},
+        "startupProbe": probe | {"failureThreshold": PATIENCE_SECONDS // 10},
+        "readinessProbe": probe,
+        "livenessProbe": probe | {"failureThreshold": 6},
     }
     return spec | {"terminationGracePeriodSeconds": 120}
 
 
 def _deployment(server: ClusterServer, labels: dict[str, str]) -> Manifest:
     template = {"metadata": {"labels": labels}, "spec": _serving(pod_spec(server, "server", server.words), server.port)}
-    spec = {"replicas": server.replicas, "selector": {"matchLabels": labels}, "template": template}
+    spec = {
+        "replicas": server.replicas,
+        "strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},  # an update finds no GPUs to spare
+        "progressDeadlineSeconds": PATIENCE_SECONDS,
+        "selector": {"matchLabels": labels},
+        "template": template,
+    }
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _metadata(server, labels), "spec": spec}
 
 
 def _leader_worker_set(server: ClusterServer, labels: dict[str, str]) -> Manifest:
     """A group of pods per server: mpirun on the leader reaches the others' sshd by the names of the group.
 
-    LWS_LEADER_ADDRESS is NAME-0.NAME.NAMESPACE, worker I of it NAME-0-I.NAME.NAMESPACE. The Secret NAME-ssh holds
-    authorized_keys and id_ed25519, and the image needs sshd.
+    LWS_LEADER_ADDRESS is NAME-0.NAME.NAMESPACE, worker I of it NAME-0-I.NAME.NAMESPACE, names that Open MPI would cut
+    at the first dot. What ssh starts has none of the image's environment: an absolute mpirun finds its own parts there,
+    and paths are passed on. Host keys are as old as their pods, so nobody knows them; the Secret's key is what counts.
     """
     if server.runtime != "trtllm":
         raise ConfigError(f"--launcher kubernetes: expected --runtime trtllm for several nodes, found {server.runtime}")
     slots = server.gpus_per_node
     launch = f"""set -eu
+options=(-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR)
 hosts=$LWS_LEADER_ADDRESS:{slots}
 for worker in $(seq 1 {server.nodes - 1}); do
   host=${{LWS_LEADER_ADDRESS%%.*}}-$worker.${{LWS_LEADER_ADDRESS#*.}}
   hosts=$hosts,$host:{slots}
-  until ssh "$host" true; do sleep 2; done
+  until ssh "${{options[@]}}" "$host" true; do sleep 2; done
 done
-exec mpirun --allow-run-as-root -n {server.ranks} --host "$hosts" -x HF_HOME -x HF_HUB_OFFLINE \\
+exec "$(command -v mpirun)" --allow-run-as-root -n {server.ranks} --host "$hosts" \\
+  --mca plm_rsh_args "${{options[*]}}" --mca orte_keep_fqdn_hostnames 1 \\
+  -x PATH -x LD_LIBRARY_PATH -x HF_HOME -x HF_HUB_OFFLINE \\
   trtllm-llmapi-launch {command_line(server.words)}
 """
-    sshd = "mkdir -p /run/sshd\nexec /usr/sbin/sshd -D -o StrictModes=no -o PasswordAuthentication=no\n"
+    sshd = """set -eu
+mkdir -p /run/sshd
+ssh-keygen -A
+exec /usr/sbin/sshd -D -o StrictModes=no -o PasswordAuthentication=no
+"""
     leader = _serving(pod_spec(server, "server", ["bash", "-c", launch]), server.port)
     worker = pod_spec(server, "worker", ["bash", "-c", sshd])
     for spec in (leader, worker):

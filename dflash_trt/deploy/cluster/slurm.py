@@ -22,9 +22,11 @@ def sbatch_script(server: ClusterServer) -> str:
         raise ConfigError(f"--launcher slurm: expected no white space in the command, found {broken[0]!r}")
     assert server.config is not None
     command = ["trtllm-llmapi-launch", *server.words]
+    host = server.words[server.words.index("--host") + 1]
     return f"""#!/bin/bash
 {server.head}
 # sbatch THIS_FILE, from a directory that every node sees. Needs pyxis, and Slurm built with PMIx.
+# Answers on {host}:{server.port} of the job's first node; serve-config --host says where else.
 #SBATCH --job-name={server.name}
 #SBATCH --nodes={server.nodes}
 #SBATCH --ntasks-per-node={server.gpus_per_node}
@@ -41,8 +43,15 @@ cat > "$config" <<'END_OF_CONFIG'
 export HF_HOME={server.models} HF_HUB_OFFLINE=1
 
 srun --mpi=pmix \\
-  --container-image={command_line([server.image])} \\
+  --container-image={command_line([_enroot_image(server.image)])} \\
   --container-mounts="{server.models}:{server.models},$config:{CONFIG}" \\
   --container-workdir={server.models} \\
   {command_line(command)}
 """
+
+
+def _enroot_image(image: str) -> str:
+    """The image as [REGISTRY#]IMAGE, which every release of enroot reads; a squashfs file stays one."""
+    registry, slash, rest = image.partition("/")
+    is_registry = "." in registry.lstrip(".") or ":" in registry or registry == "localhost"
+    return f"{registry}#{rest}" if slash and is_registry and "#" not in image else image

@@ -11,14 +11,17 @@ import yaml
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 CLAIMS = {"models"}
-# What the operator's own schema takes (ai-dynamo/dynamo, deploy/operator/api/v1beta1: dynamographdeployment_types.go at
-# 0fddc01b, dynamocomponentdeployment_types.go at 006b6e10, common.go at 02911c80), of which this project writes a part.
-# A podTemplate is Kubernetes' own. The templates in ai-dynamo 1.6.1 (dynamo/profiler/templates/dgd) say no more.
+# What the operator's schema takes (ai-dynamo/dynamo at cdf9267d, deploy/operator/config/crd/bases/
+# nvidia.com_dynamographdeployments.yaml, v1beta1), of which this project writes a part. The graphs of all shipped
+# deployments were held against the whole of it. A podTemplate is Kubernetes' own.
 GRAPH = {"backendFramework", "components"}
 FRAMEWORKS = {"sglang", "vllm", "trtllm"}
 COMPONENT = {"name", "type", "replicas", "multinode", "sharedMemorySize", "runtimeVersionOverride", "podTemplate"}
 COMPONENT_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?")
 RELEASE = re.compile(r"(0|[1-9]\d{0,3})(\.(0|[1-9]\d{0,3})){2}")
+QUANTITY = re.compile(r"[0-9]+([KMGTPE]i)?")
+MAX_COMPONENTS = 25
+MAX_NAMES = 45  # Grove's (internal/webhook/admission/pcs/validation/podcliqueset.go of ai-dynamo/grove at fcc3b3bb)
 TYPES = {"frontend", "worker", "prefill", "decode", "planner", "epp"}
 
 
@@ -54,10 +57,14 @@ def problems(documents: dict[str, dict[str, Any]], ranks: int) -> Iterator[str]:
         yield f"{gpus} GPUs for {ranks} ranks"
     yield from _port_problems(documents)
     if graph := documents.get("DynamoGraphDeployment"):
-        yield from _graph_problems(graph["spec"])
+        yield from _graph_problems(graph["metadata"]["name"], graph["spec"])
+    if (group := documents.get("LeaderWorkerSet")) and group["metadata"]["name"] == documents["Service"]["metadata"][
+        "name"
+    ]:
+        yield "LeaderWorkerSet: the Service has the name of the one that its pods find each other by"
 
 
-def _graph_problems(spec: dict[str, Any]) -> Iterator[str]:
+def _graph_problems(name: str, spec: dict[str, Any]) -> Iterator[str]:
     if unknown := spec.keys() - GRAPH:
         yield f"graph: unknown {unknown}"
     if spec["backendFramework"] not in FRAMEWORKS:
@@ -65,7 +72,14 @@ def _graph_problems(spec: dict[str, Any]) -> Iterator[str]:
     names = [component["name"] for component in spec["components"]]
     if len({name.lower() for name in names}) < len(names) or not all(map(COMPONENT_NAME.fullmatch, names)):
         yield f"graph: names {names}"
+    if not 0 < len(names) <= MAX_COMPONENTS:
+        yield f"graph: {len(names)} components"
     for component in spec["components"]:
+        roles = [component["name"], f"{component['name']}-ldr"] if "multinode" in component else [component["name"]]
+        if (length := sum(map(len, (name, *roles)))) > MAX_NAMES:
+            yield f"component {component['name']}: names of {length} characters in its pods'"
+        if component["replicas"] < 0 or not QUANTITY.fullmatch(component.get("sharedMemorySize", "0")):
+            yield f"component {component['name']}: replicas or sharedMemorySize"
         if unknown := component.keys() - COMPONENT:
             yield f"component: unknown {unknown}"
         (container,) = component["podTemplate"]["spec"]["containers"]
@@ -74,6 +88,8 @@ def _graph_problems(spec: dict[str, Any]) -> Iterator[str]:
         tag = container["image"].rpartition(":")[2]
         if not RELEASE.fullmatch(component.get("runtimeVersionOverride", tag)):
             yield f"component {component['name']}: which release of Dynamo's is in {container['image']}?"
+        if container["command"][:1] not in (["python"], ["python3"]) or not container["args"]:
+            yield f"component {component['name']}: flags that the operator does not read"
         if component["type"] not in TYPES or component.get("multinode", {"nodeCount": 2})["nodeCount"] < 2:
             yield f"component {component['name']}"
 
@@ -91,10 +107,10 @@ def _mount_problems(
         if "persistentVolumeClaim" in volume and volume["persistentVolumeClaim"]["claimName"] not in CLAIMS:
             yield "no claim"
     config = documents.get("ConfigMap", {}).get("data", {})
-    used = " ".join([*container["command"], container.get("workingDir", "/models")])
-    for path in re.findall(r"(?<![\w$}.-])/[\w./-]+", used):
+    used = " ".join([*container["command"], *container.get("args", ()), container.get("workingDir", "/models")])
+    for path in re.findall(r"(?<![\w$}.:-])/[\w./-]+", used):
         folder = next((folder for folder in mounts.values() if path == folder or path.startswith(f"{folder}/")), None)
-        if folder is None and not path.startswith(("/usr/", "/run/")):
+        if folder is None and not path.startswith(("/usr/", "/run/", "/dev/null")):
             yield f"not mounted: {path}"
         if folder == "/config" and path.rpartition("/")[2] not in config:
             yield f"not in the ConfigMap: {path}"

@@ -109,11 +109,28 @@ def test_each_rule_sees_its_fault(
     assert any(expected in problem for problem in problems(documents, 8))
 
 
+@pytest.mark.usefixtures("two_nodes")
+def test_the_service_of_a_group_has_a_name_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    documents = read(written(capsys, "two-nodes", "trtllm", *KUBERNETES))
+    documents["Service"]["metadata"]["name"] = documents["LeaderWorkerSet"]["metadata"]["name"]
+    assert any("LeaderWorkerSet: the Service" in problem for problem in problems(documents, 16))
+
+
 @pytest.mark.parametrize(
     ("plant", "expected"),
     [
         (lambda component: component.update(multinode={"nodeCount": 1}), "component worker"),
         (lambda component: component.update(type="main"), "component worker"),
+        (lambda component: component.update(replicas=-1), "component worker: replicas or sharedMemorySize"),
+        (lambda component: component.update(sharedMemorySize="32GB"), "component worker: replicas or sharedMemorySize"),
+        (
+            lambda component: component.update(name="worker-of-this-graph"),
+            "component worker-of-this-graph: names of 47 characters in its pods'",
+        ),
+        (
+            lambda component: component["podTemplate"]["spec"]["containers"][0].update(args=[]),
+            "component worker: flags that the operator does not read",
+        ),
         (lambda component: component.update(resources={}), "component: unknown {'resources'}"),
         (lambda component: component.update(name="Frontend"), "graph: names ['frontend', 'Frontend']"),
         (lambda component: component.update(name="work_er"), "graph: names ['frontend', 'work_er']"),
@@ -157,19 +174,55 @@ def test_a_graph_says_what_its_schema_takes(
 def test_commands_of_dynamo(capsys: pytest.CaptureFixture[str]) -> None:
     """Flags of the runtimes, without the address that only their own servers bind."""
     for runtime, expected in {
-        "dynamo-trtllm": "python3 -m dynamo.trtllm --model-path openai/gpt-oss-120b",
+        "dynamo-trtllm": "python3 -m dynamo.trtllm --model-path openai/gpt-oss-120b --",
         "dynamo-vllm": "python3 -m dynamo.vllm --model openai/gpt-oss-120b --",
         "dynamo-sglang": "python3 -m dynamo.sglang --model-path openai/gpt-oss-120b --",
     }.items():
         documents = read(written(capsys, NATIVE, runtime, "--image", "registry/image:1"))
         _, (_, worker) = pods(documents)
-        command = " ".join(worker["containers"][0]["command"])
-        assert command.startswith(expected), command
-        assert "--host" not in command
-        assert "--port" not in command
+        container = worker["containers"][0]
+        assert " ".join([*container["command"], *container["args"]]).startswith(expected)
+        assert not {"--host", "--port", "--enable-auto-tool-choice", "--tool-call-parser"} & set(container["args"])
+        assert "--dyn-reasoning-parser gpt_oss --dyn-tool-call-parser harmony" in " ".join(container["args"])
     documents = read(written(capsys, ENGINE, "dynamo-trtllm", "--image", "registry/image:1"))
     _, (_, worker) = pods(documents)
-    assert worker["containers"][0]["command"][:4] == ["python", "-m", "dflash_trt.trtllm", "dynamo.trtllm"]
+    assert worker["containers"][0]["command"] == ["python", "-m", "dflash_trt.trtllm", "dynamo.trtllm"]
+
+
+@pytest.mark.usefixtures("two_nodes")
+@pytest.mark.parametrize(
+    ("runtime", "reuse", "expected"),
+    [
+        ("dynamo-trtllm", True, ["--publish-kv-events"]),
+        ("dynamo-vllm", True, ["--kv-events-config"]),
+        ("dynamo-vllm", False, []),
+    ],
+)
+def test_routing_follows_what_workers_keep(
+    runtime: str, reuse: bool, expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """KV routing needs events, and events need pages that are reused."""
+    file = tmp_path / "two-nodes.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"prefix_reuse": reuse}))
+    documents = read(written(capsys, "two-nodes", runtime, "--image", "registry/image:1"))
+    (_, frontend), (_, worker) = pods(documents)
+    assert ("kv" in frontend["containers"][0]["args"]) == reuse
+    assert [word for word in worker["containers"][0]["args"] if "kv-events" in word and word[0] == "-"] == expected
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_long_names_are_cut_and_stay_apart(
+    nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = yaml.safe_load((BUILD_CONFIGS / f"{NATIVE}.yaml").read_text()) | {"gpus": f"b300x{8 * nodes}"}
+    monkeypatch.chdir(tmp_path)
+    names = set()
+    for name in ("a.deployment-with-a-name.of-many-words.latency", "a.deployment-with-a-name.of-many-words.throughput"):
+        Path(f"{name}.yaml").write_text(yaml.safe_dump(document))
+        documents = read(written(capsys, f"{name}.yaml", "dynamo-trtllm"))
+        assert list(problems(documents, 8 * nodes)) == []
+        names.add(documents["DynamoGraphDeployment"]["metadata"]["name"])
+    assert len(names) == 2
 
 
 @pytest.mark.parametrize(
@@ -188,6 +241,8 @@ def test_commands_of_dynamo(capsys: pytest.CaptureFixture[str]) -> None:
         (("two-nodes.yaml", "--runtime", "vllm", *KUBERNETES), "expected --runtime trtllm for several nodes"),
         ((NATIVE, "--runtime", "trtllm", "--image", "x"), "are for --launcher and dynamo runtimes"),
         ((NATIVE, "--runtime", "dynamo-trtllm", *KUBERNETES), "Dynamo's operator starts"),
+        ((NATIVE, "--runtime", "dynamo-trtllm", "--port", "9000"), "--port: none here: Dynamo's operator sets"),
+        ((NATIVE, "--runtime", "trtllm", *KUBERNETES, "--host", "a"), "--host: none here: a pod's server binds"),
     ],
 )
 @pytest.mark.usefixtures("two_nodes")

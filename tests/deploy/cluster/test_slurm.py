@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,25 @@ for word; do
 done
 exec mpiexec -n "$SLURM_NTASKS" "${words[@]}"
 """
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        ("nvcr.io/nvidia/tensorrt-llm/release:1.4.0rc1", "nvcr.io#nvidia/tensorrt-llm/release:1.4.0rc1"),
+        ("localhost:5000/image", "localhost:5000#image"),
+        ("nvcr.io#nvidia/image", "nvcr.io#nvidia/image"),
+        ("organisation/image:1", "organisation/image:1"),
+        ("/shared/image.sqsh", "/shared/image.sqsh"),
+        ("./image.sqsh", "./image.sqsh"),
+    ],
+)
+def test_images_are_named_as_enroot_does(image: str, expected: str) -> None:
+    options = ("--runtime", "trtllm", "--launcher", "slurm", "--image", image, "--host", "0.0.0.0", "--port", 8123)
+    script = run("serve-config", "gpt-oss-120b.b300x8.latency", *options).stdout
+    (line,) = re.findall(r"--container-image=(.*) \\", script)
+    assert shlex.split(line) == [expected]
+    assert "# Answers on 0.0.0.0:8123 of the job's first node" in script
 
 
 @pytest.mark.full
