@@ -16,7 +16,7 @@ from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
-from dflash_trt.deploy.rules.target_rules import remote_code
+from dflash_trt.deploy.rules.target_rules import context_length, remote_code
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.schema_check import check_schema
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
@@ -42,7 +42,7 @@ def check(config: CheckedConfig) -> list[Finding]:
     config = msgspec.structs.replace(config, document=document)
     findings += check_schema(config.schema, document)
     rules = RULES[config.schema.runtime]
-    for rule in (remote_code, *rules.RULES, *(rules.DFLASH_RULES if rules.is_dflash(config) else ())):
+    for rule in (remote_code, context_length, *rules.RULES, *(rules.DFLASH_RULES if rules.is_dflash(config) else ())):
         findings += rule(config)
     return findings
 

@@ -12,10 +12,12 @@ import msgspec
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.gpus import DATA
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked, warning
+from dflash_trt.deploy.schema import Runtime
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 
 KEY = "trust_remote_code"
+CONTEXT: dict[Runtime, str] = {"trtllm": "max_seq_len", "vllm": "max_model_len", "sglang": "context_length"}
 
 
 class RemoteCode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +51,18 @@ class TargetSupport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def target_support() -> TargetSupport:
     """The package's data."""
     return read_json(DATA / "target_support.json", TargetSupport, ConfigError, what="the package's data")
+
+
+def context_length(config: CheckedConfig) -> Iterator[Finding]:
+    """No more tokens than draft and target have positions for; one whose RoPE is stretched later may take more."""
+    key = CONTEXT[config.schema.runtime]
+    positions = [sizes.spec.max_position_embeddings for sizes in (config.draft, config.target) if sizes]
+    longest, length = min(filter(None, positions), default=None), config.number(key)
+    if longest and length and length > longest:
+        yield warning(
+            "context-length", key, f"at most {longest}, the smaller max_position_embeddings of draft and target",
+            length, f"set it to {longest}",
+        )  # fmt: skip
 
 
 def remote_code(config: CheckedConfig) -> Iterator[Finding]:

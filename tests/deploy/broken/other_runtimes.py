@@ -12,6 +12,14 @@ CASES = {
         change={"disable_hybrid_kv_cache_manager": False},
         words="vLLM 0.32.0 and 0.33.0 ended on a CPU with 'All drafting layers should belong to the same kv cache",
     ),
+    "vllm: more tokens than positions": Case(
+        runtime="vllm", rule="context-length", key="max_model_len", change={"max_model_len": 131073},
+        words="set it to 131072", severity=WARNING,
+    ),
+    "sglang: more tokens than positions": Case(
+        runtime="sglang", rule="context-length", key="context_length", change={"context_length": 131073},
+        words="set it to 131072", severity=WARNING,
+    ),
     "vllm: unknown key": Case(
         runtime="vllm", rule="unknown-key", key="max_num_seq", change={"max_num_seq": 3}, words="write max_num_seqs"
     ),

@@ -121,6 +121,10 @@ CASES = {
         rule="cuda-graphs", key="cuda_graph_config.max_batch_size",
         change={"cuda_graph_config.batch_sizes": [1, 2, 32]}, words="expected 32, the largest of batch_sizes, found 64",
     ),
+    "more tokens than positions": Case(
+        rule="context-length", key="max_seq_len", change={"max_seq_len": 131073}, severity=WARNING,
+        words="expected at most 131072, the smaller max_position_embeddings of draft and target, found 131073",
+    ),
     "graphs for batches that never run": Case(
         rule="cuda-graphs", key="cuda_graph_config.max_batch_size",
         change={"cuda_graph_config.max_batch_size": 128}, words="at most max_batch_size 64", severity=WARNING,
