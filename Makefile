@@ -50,7 +50,7 @@ $(DYNAMO)/installed: $(TOOLS)
 	@touch $@
 
 dynamo: $(DYNAMO)/installed  ## NVIDIA Dynamo in .venv-dynamo, where the tests of it then run
-	@echo "$(DYNAMO)/bin/python has it"
+	@echo "ai-dynamo is in $(DYNAMO)"
 
 demo-cluster: export OMP_NUM_THREADS = 1
 demo-cluster: dynamo  ## Dynamo's frontend and two workers on this machine; one of them is killed in the middle of an answer

@@ -24,12 +24,15 @@ def main() -> None:
         print("starting Dynamo's frontend and two workers", flush=True)
         with cluster(directory, directory / "demo", TARGET, "--migration-limit", 3) as running:
             running.add_workers(2)
-            print(f"OpenAI's API: {running.url}/v1/completions")
+            print(f"{running.url}/v1/completions answers:\n")
             whole = stream(running, None)
-            print(f"{PROMPT}{whole[:160]} ...")
+            print(f"{PROMPT}{whole[:160]} ...\n")
+            print("the same again, and its worker is killed (SIGKILL) in the middle", flush=True)
             migrated = stream(running, running.workers)
-            print(f"one worker killed (SIGKILL): the same {len(whole)} characters: {migrated == whole}")
-            assert migrated == whole
+            if migrated != whole:
+                raise SystemExit(f"the other worker: expected the same {len(whole)} characters, found {migrated!r}")
+            print(f"the other worker went on: the same {len(whole)} characters")
+            print("to run your own engine behind Dynamo: docs/scaling.md")
 
 
 def stream(running: Cluster, workers: list[Worker] | None) -> str:
