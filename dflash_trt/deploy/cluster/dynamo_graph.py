@@ -38,17 +38,21 @@ KV_EVENT_FLAGS: dict[Runtime, list[str]] = {
 RUNTIMES: dict[str, Runtime] = {"dynamo-trtllm": "trtllm", "dynamo-vllm": "vllm", "dynamo-sglang": "sglang"}
 
 
-def dynamo_image(runtime: Runtime, version: str, image: str | None, *, is_engine_mode: bool) -> str | None:
-    """The workers' image; ConfigError where Dynamo's own has an older release than `version`, whose flags are written.
-
-    None: one is needed, for engine mode.
+def dynamo_image(runtime: Runtime, version: str, image: str | None, *, is_engine_mode: bool) -> str:
+    """The workers' image; ConfigError where Dynamo's own has no dflash-trt for engine mode, or an older release than
+    `version`, whose flags are written.
     """
     if image is None and runtime in OLDER:
         raise ConfigError(
             f"--image: expected an image of Dynamo's with {runtime} {version}, whose flags are written,"
             f" found none: Dynamo {RELEASE}'s own has {OLDER[runtime]}"
         )
-    return image or (None if is_engine_mode else IMAGE)
+    if image is None and is_engine_mode:
+        raise ConfigError(
+            "--image: expected an image of Dynamo's with dflash-trt for engine mode, found none",
+            hint=f"build docs/deploy/trtllm.Dockerfile with --build-arg BASE={IMAGE} --build-arg USER=1000",
+        )
+    return image or IMAGE
 
 
 def dynamo_graph(server: ClusterServer) -> str:
@@ -79,7 +83,8 @@ def dynamo_graph(server: ClusterServer) -> str:
     component: Manifest = {"name": WORKER, "type": "worker", "replicas": server.replicas, "sharedMemorySize": "32Gi"}
     if server.nodes > 1:
         component["multinode"] = {"nodeCount": server.nodes}
-        main["env"] += [{"name": f"OMPI_ALLOW_RUN_AS_ROOT{end}", "value": "1"} for end in ("", "_CONFIRM")]
+        if server.runtime == "trtllm":
+            main["env"] += [{"name": f"OMPI_ALLOW_RUN_AS_ROOT{end}", "value": "1"} for end in ("", "_CONFIRM")]
     # The operator refuses an image whose tag is no release of Dynamo's, unless it is told which one is in it
     # (deploy/operator/api/v1beta1 of ai-dynamo/dynamo at 006b6e10; dynamo.profiler 1.6.1 writes it as well).
     release = {} if server.image == IMAGE else {"runtimeVersionOverride": RELEASE}

@@ -60,7 +60,7 @@ def kubernetes_manifests(server: ClusterServer) -> str:
 def to_yaml(server: ClusterServer, manifests: list[Manifest]) -> str:
     """Several documents, below a comment that says what must be there."""
     kinds = {manifest["kind"] for manifest in manifests}
-    needs = [f"the PersistentVolumeClaim {CLAIM}, which holds the weights"]
+    needs = [f"the PersistentVolumeClaim {CLAIM}, with the weights, on every node"]
     if "PodMonitor" in kinds:
         needs.append("the Prometheus operator; without it, remove the PodMonitor")
     if "LeaderWorkerSet" in kinds:

@@ -229,6 +229,7 @@ def test_long_names_are_cut_and_stay_apart(
     ("arguments", "message"),
     [
         ((ENGINE, "--runtime", "trtllm", *KUBERNETES), "--image: expected an image with dflash-trt"),
+        ((ENGINE, "--runtime", "dynamo-trtllm"), "--image: expected an image of Dynamo's with dflash-trt"),
         ((NATIVE, "--runtime", "dynamo-vllm"), "Dynamo 1.6.1's own has 0.31.0"),
         ((NATIVE, "--runtime", "dynamo-sglang"), "Dynamo 1.6.1's own has 0.5.21"),
         ((NATIVE, "--runtime", "vllm", "--launcher", "slurm"), "expected --runtime trtllm, found vllm"),
