@@ -92,9 +92,9 @@ def test_the_script_runs_to_its_end(tmp_path: Path, is_engine: bool) -> None:
         "PATH": f"{programs}:{sys.prefix}/bin:{os.environ['PATH']}", "PYTHONPATH": f"{tmp_path}:{REPOSITORY}",
         "MODELS": str(models), "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2",
     }  # fmt: skip
-    result = subprocess.run(
-        ["bash", "-s"], input=written.stdout, cwd=tmp_path, env=environment, capture_output=True, text=True,
-        timeout=120, check=False,
+    result = subprocess.run(  # timeout(1) also ends the ranks, which Python's would leave to themselves
+        ["timeout", "300", "bash", "-s"], input=written.stdout, cwd=tmp_path, env=environment, capture_output=True,
+        text=True, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     builders, arguments, config = json.loads(result.stdout)
