@@ -37,12 +37,9 @@ def read_partner(
     """The target of a draft whose config.json is `draft_config`; raises CheckpointError for a draft in its place."""
     directory = find_target(target)
     config = Facts.load(directory / "config.json")
-    if not is_draft(config):
-        return read_target(directory, config)
-    if is_draft(draft_config):
-        hint = "give --target the model that the draft was trained for"
-        raise CheckpointError(f"{target}: expected a target, found a DFlash draft", hint=hint)
-    raise CheckpointError(
-        f"draft and target are swapped: {target} is a draft, {draft} is not",
-        hint=f"give {target} as the draft, and --target {draft}",
-    )
+    if is_draft(config) and not is_draft(draft_config):
+        raise CheckpointError(
+            f"draft and target are swapped: {target} is a draft, {draft} is not",
+            hint=f"give {target} as the draft, and --target {draft}",
+        )
+    return read_target(directory, config)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from dflash_trt.checkpoint.dialects.recognise import is_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.hub import read_headers
@@ -47,9 +48,12 @@ class TargetCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoint:
     """Reads a causal language model's config.json, or takes it as `config`, and its weight headers.
 
-    Raises CheckpointError when a fact is missing or the embedding table does not have the shape it demands.
+    Raises CheckpointError for a draft, for a fact that is missing, and for an embedding table of another shape.
     """
     config = config or Facts.load(directory / "config.json")
+    if is_draft(config):
+        hint = "give --target the model that the draft was trained for"
+        raise CheckpointError(f"{directory}: expected a target, found a DFlash draft", hint=hint)
     text = config.section("text_config") if "text_config" in config else config
     spec = TargetSpec(
         model_type=config.text("model_type"),
