@@ -16,11 +16,12 @@ from dflash_trt.runtime.backend import Chunk, Messages, Prompt
 from dflash_trt.runtime.completion import Completion, PromptLogprobs, completion
 from dflash_trt.runtime.decoder_thread import DecoderThread
 from dflash_trt.runtime.draft_length import parse_draft_length
+from dflash_trt.runtime.guided_decoding import GrammarCompiler
 from dflash_trt.runtime.metrics import DecoderMetrics
 from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
 from dflash_trt.runtime.prompts import prompt_token_ids
 from dflash_trt.runtime.request import FinishReason, Request
-from dflash_trt.runtime.sampling import Grammar, SamplingParams
+from dflash_trt.runtime.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -93,12 +94,10 @@ class EmbeddedBackend:
         """The token ids of a prompt."""
         return self.session.encode(prompt) if isinstance(prompt, str) else prompt_token_ids(prompt)
 
-    def compile(self, grammar: Grammar) -> object:
-        """What to hold until a request with it has begun, which then starts at once.
-
-        RequestError for one that does not compile.
-        """
-        return self.session.grammars.compile(grammar)
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """A request begins at once while its grammar is kept here; RequestError where there can be none."""
+        return self.session.grammars
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -56,22 +57,35 @@ class GrammarCompiler:
             stop_token_ids=sorted(stop_ids),
             add_prefix_space=plain.add_prefix_space,
         )
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._info = info
+        self._compiler = new_compiler(info)
         self._new_matcher = xgrammar.GrammarMatcher
+        self._read_compiled = xgrammar.CompiledGrammar.deserialize_json
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._in_use: WeakValueDictionary[Grammar, Any] = WeakValueDictionary()
         self._kept: OrderedDict[Grammar, tuple[Any, int]] = OrderedDict()
 
     def compile(self, grammar: Grammar) -> Any:
-        """xgrammar's compiled grammar; RequestError for one that does not compile.
+        """xgrammar's compiled grammar; RequestError for one that does not compile."""
+        compiled = self.known(grammar)
+        return self._keep(grammar, compile_grammar(self._compiler, grammar) if compiled is None else compiled)
 
-        At once where it is in use, or one of those that were used last.
-        """
+    def known(self, grammar: Grammar) -> Any:
+        """What was compiled and is in use, or one of those that were used last; else None."""
         with self._lock:
-            compiled = self._in_use.get(grammar)
-        if compiled is None:
-            compiled = self._compile(grammar)
+            return self._in_use.get(grammar)
+
+    @cached_property
+    def vocabulary(self) -> str:
+        """For `read_vocabulary` in another process."""
+        return str(self._info.serialize_json())
+
+    def add(self, grammar: Grammar, serialized: str) -> Any:
+        """What another process with this vocabulary has compiled."""
+        return self._keep(grammar, self._read_compiled(serialized, self._info))
+
+    def _keep(self, grammar: Grammar, compiled: Any) -> Any:
         with self._lock:
             self._in_use[grammar] = compiled
             _, size = self._kept.pop(grammar, None) or (compiled, compiled.memory_size_bytes)
@@ -81,17 +95,33 @@ class GrammarCompiler:
                 num_bytes -= self._kept.popitem(last=False)[1][1]
         return compiled
 
-    def _compile(self, grammar: Grammar) -> Any:
-        try:
-            options = {"max_whitespace_cnt": MAX_WHITESPACE} if grammar.kind == "json_schema" else {}
-            return getattr(self._compiler, f"compile_{grammar.kind}")(grammar.text, **options)
-        except Exception as error:  # xgrammar 0.2.8 raises RuntimeError, TypeError, ValueError and pydantic's errors
-            problem = cut(str(error).strip().partition("] ")[2] or str(error))
-            raise RequestError(f"{grammar.field}: expected a {grammar.kind} that compiles, found: {problem}") from None
-
     def processor(self, grammar: Grammar) -> GuidedDecoding:
         """Of a new request."""
         return GuidedDecoding(self._new_matcher(self.compile(grammar)), self._vocab_size, grammar.field)
+
+
+def new_compiler(info: Any) -> Any:
+    """xgrammar's, for an xgrammar.TokenizerInfo."""
+    import xgrammar
+
+    return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+
+def read_vocabulary(serialized: str) -> Any:
+    """xgrammar's compiler for `GrammarCompiler.vocabulary`."""
+    import xgrammar
+
+    return new_compiler(xgrammar.TokenizerInfo.deserialize_json(serialized))
+
+
+def compile_grammar(compiler: Any, grammar: Grammar) -> Any:
+    """xgrammar's compiled grammar; RequestError for one that does not compile."""
+    try:
+        options = {"max_whitespace_cnt": MAX_WHITESPACE} if grammar.kind == "json_schema" else {}
+        return getattr(compiler, f"compile_{grammar.kind}")(grammar.text, **options)
+    except Exception as error:  # xgrammar 0.2.8 raises RuntimeError, TypeError, ValueError and pydantic's errors
+        problem = cut(str(error).strip().partition("] ")[2] or str(error))
+        raise RequestError(f"{grammar.field}: expected a {grammar.kind} that compiles, found: {problem}") from None
 
 
 def _no_text(token: int) -> bytes:

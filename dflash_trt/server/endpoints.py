@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from dflash_trt import __version__
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.server.generation import Generation
-from dflash_trt.server.grammars import GrammarThreads
+from dflash_trt.server.grammars import GrammarProcesses
 from dflash_trt.server.http_error import HttpError
 from dflash_trt.server.limits import Admission, BodyReader, decode_object
 from dflash_trt.server.prometheus import ServerMetrics
@@ -52,7 +52,7 @@ class Endpoints:
         self._tracing = tracing
         self._created = int(time.time())
         self._metrics = ServerMetrics(model, backend.max_length, backend.num_draft_tokens, backend.metrics)
-        self.grammars = GrammarThreads(backend.compile)
+        self.grammars = GrammarProcesses(lambda: backend.grammars)
         self._tool_format = tool_format(backend.tokenizer)
         self._tokenizers = TokenizerPool(backend.tokenizer, backend.max_length)
 
@@ -113,6 +113,7 @@ class Endpoints:
 
     def shut_down(self) -> None:
         """Ends all requests with 503."""
+        self.grammars.close()
         self._backend.close()
 
     async def _complete(self, http_request: Request, *, is_chat: bool, is_response: bool = False) -> Response:
@@ -134,7 +135,7 @@ class Endpoints:
                 admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts)), client))
                 prompt_ids = await cancel_on_disconnect(http_request.receive, self._prompt_ids(request))
             if (grammar := request.params.structured_outputs) is not None:
-                compiled = await cancel_on_disconnect(http_request.receive, self.grammars.compile(grammar))
+                compiled = await cancel_on_disconnect(http_request.receive, self.grammars.compile(grammar, client))
                 http_request.scope["dflash_trt.grammar"] = compiled  # in use, so not compiled again
             generation = Generation(self._backend, self._model, self._metrics, request, prompt_ids, span)
             http_request.scope["dflash_trt.log_fields"] = generation.log_fields

@@ -1,82 +1,131 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles grammars beside the event loop, within a time limit.
+"""Compiles grammars beside the event loop, within limits of time, memory and number.
 
-xgrammar cannot be interrupted, and an optional item more takes it longer than the last: 1,000 of them took 8 s, 2,000
-took 50 (the regex a?a?..., vocabulary 1,024, AMD EPYC). So a grammar that takes too long is left to its thread, which
-does not keep the process from ending.
+An optional item more takes xgrammar longer than the last: 1,000 of them took 8 s, 2,000 took 50 (the regex a?a?...,
+vocabulary 1,024, AMD EPYC). It cannot be interrupted, so it runs in processes that are killed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 from dflash_trt.errors import RequestError
+from dflash_trt.runtime.guided_decoding import GrammarCompiler
 from dflash_trt.runtime.sampling import Grammar
+from dflash_trt.server import grammar_worker
+from dflash_trt.server.grammar_worker import GrammarWorker
+from dflash_trt.server.http_error import shutting_down
 from dflash_trt.server.limits import overloaded
 
-COMPILE_SECONDS = 10.0
-"""Time limit for waiting for a place, and then for one grammar."""
+PLACE_SECONDS = 10.0
+"""Time limit for waiting for a place."""
 MAX_COMPILING = 4
-"""Grammars compiled at once, those that nobody waits for any more included."""
-LEFT_BEHIND_NICENESS = 19
+"""Grammars compiled at once, each in a process."""
+MAX_COMPILING_PER_CLIENT = 3
 
 
-class GrammarThreads:
-    """A daemon thread for each grammar."""
+class _Place:
+    """A process, once it was needed."""
 
-    def __init__(self, compile_grammar: Callable[[Grammar], Any]) -> None:
-        """`compile_grammar` raises RequestError for one that does not compile."""
-        self.active = 0
-        self._compile_grammar = compile_grammar
-        self._places = asyncio.Semaphore(MAX_COMPILING)
+    worker: GrammarWorker | None = None
 
-    async def compile(self, grammar: Grammar) -> Any:
-        """What `compile_grammar` returns.
 
-        RequestError where that takes too long, HttpError 429 where others do.
+class GrammarProcesses:
+    """As many processes as grammars were compiled at once."""
+
+    def __init__(self, compiler: Callable[[], GrammarCompiler]) -> None:
+        """`compiler` keeps what was compiled; RequestError where there can be none."""
+        self._new_compiler = compiler
+        self._compiler: GrammarCompiler | None = None
+        self._is_closed = False
+        self.places = [_Place() for _ in range(MAX_COMPILING)]
+        self._free: asyncio.LifoQueue[_Place] = asyncio.LifoQueue()
+        for place in self.places:
+            self._free.put_nowait(place)
+        self._of_client: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._threads = ThreadPoolExecutor(MAX_COMPILING, "dflash-trt grammar")
+
+    def close(self) -> None:
+        """Ends the processes; what is compiled, and later grammars, get HttpError 503."""
+        self._is_closed = True
+        for place in self.places:
+            if place.worker is not None:
+                place.worker.kill()
+
+    @property
+    def num_active(self) -> int:
+        """Grammars that are being compiled."""
+        return MAX_COMPILING - self._free.qsize()
+
+    async def compile(self, grammar: Grammar, client: str = "") -> Any:
+        """xgrammar's compiled grammar.
+
+        RequestError where it does not compile, or takes too long; HttpError 429 where others do, 503 after `close`.
         """
-        try:
-            async with asyncio.timeout(COMPILE_SECONDS):
-                await self._places.acquire()
-        except TimeoutError:
-            raise overloaded(f"{self.active} grammars are being compiled") from None
-        self.active += 1
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[Any] = loop.create_future()
-
-        def work() -> None:
+        if self._compiler is None:
+            self._compiler = await asyncio.to_thread(self._new_compiler)
+        if (known := self._compiler.known(grammar)) is not None:
+            return known
+        async with self._place(client) as place:
+            if (known := self._compiler.known(grammar)) is not None:  # by another request meanwhile
+                return known
+            if self._is_closed:
+                raise shutting_down()
+            worker = place.worker or await self._start(place, self._compiler)
             try:
-                compiled, error = self._compile_grammar(grammar), None
-            except Exception as raised:
-                compiled, error = None, raised
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._end, result, compiled, error)
+                async with asyncio.timeout(grammar_worker.COMPILE_SECONDS):
+                    return await self._in_thread(_exchange, worker, self._compiler, grammar)
+            except RequestError:
+                raise
+            except BaseException as error:  # too late, cancelled, or the process has ended
+                worker.kill()
+                place.worker = None
+                if self._is_closed:
+                    raise shutting_down() from None
+                if isinstance(error, TimeoutError):
+                    found = f" within {grammar_worker.COMPILE_SECONDS:g} s, found one that takes longer"
+                elif isinstance(error, OSError | EOFError):
+                    found = ", found one that ends the compiler"
+                else:
+                    raise
+                raise RequestError(f"{grammar.field}: expected a {grammar.kind} that compiles{found}") from None
 
-        thread = threading.Thread(target=work, name="dflash-trt grammar", daemon=True)
-        thread.start()
+    @asynccontextmanager
+    async def _place(self, client: str) -> AsyncGenerator[_Place, None]:
+        share = self._of_client.get(client) or asyncio.Semaphore(MAX_COMPILING_PER_CLIENT)
+        self._of_client[client] = share
         try:
-            async with asyncio.timeout(COMPILE_SECONDS):
-                return await result
+            async with asyncio.timeout(PLACE_SECONDS):
+                await share.acquire()
+                try:
+                    place = await self._free.get()
+                except BaseException:
+                    share.release()
+                    raise
         except TimeoutError:
-            if sys.platform == "linux":  # whose threads have priorities: decoding goes first
-                os.setpriority(os.PRIO_PROCESS, thread.native_id or 0, LEFT_BEHIND_NICENESS)
-            raise RequestError(
-                f"{grammar.field}: expected a {grammar.kind} that compiles within {COMPILE_SECONDS:g} s,"
-                " found one that takes longer"
-            ) from None
+            raise overloaded(f"{self.num_active} grammars are being compiled") from None
+        try:
+            yield place
+        finally:
+            self._free.put_nowait(place)
+            share.release()
 
-    def _end(self, result: asyncio.Future[Any], compiled: Any, error: Exception | None) -> None:
-        self.active -= 1
-        self._places.release()
-        if result.done():  # cancelled: nobody waits
-            return
-        if error is None:
-            result.set_result(compiled)
-        else:
-            result.set_exception(error)
+    async def _start(self, place: _Place, compiler: GrammarCompiler) -> GrammarWorker:
+        """Holds the place until the process runs, whoever has left."""
+        start = asyncio.ensure_future(self._in_thread(lambda: GrammarWorker(compiler.vocabulary)))
+        try:
+            return await asyncio.shield(start)
+        finally:
+            place.worker = await start
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+
+def _exchange(worker: GrammarWorker, compiler: GrammarCompiler, grammar: Grammar) -> Any:
+    return compiler.add(grammar, worker.compile(grammar))

@@ -1,60 +1,162 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A grammar that takes for ever to compile holds nobody but its own client."""
+"""A grammar that takes for ever to compile holds nobody but its own client, and that for a while."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
 from dflash_trt.errors import RequestError
+from dflash_trt.llm import LLM
+from dflash_trt.runtime.guided_decoding import GrammarCompiler
 from dflash_trt.runtime.sampling import Grammar
-from dflash_trt.server import grammars
-from dflash_trt.server.grammars import GrammarThreads
+from dflash_trt.server import grammar_worker, grammars
+from dflash_trt.server.grammars import MAX_COMPILING, MAX_COMPILING_PER_CLIENT, GrammarProcesses
 from dflash_trt.server.http_error import HttpError
 from tests.server.live import PATIENCE
 
-ENDLESS, SHORT, WRONG = (Grammar(kind="regex", text=text) for text in ("endless", "short", "wrong"))
+
+def regex(text: str) -> Grammar:
+    return Grammar(kind="regex", text=text)
 
 
-async def besiege(may_end: threading.Event, limit_seconds: Callable[[float], None]) -> None:
-    def compile_grammar(grammar: Grammar) -> str:
-        if grammar is WRONG:
-            raise RequestError("no grammar")
-        assert grammar is SHORT or may_end.wait(PATIENCE)
-        return grammar.text
+def endless(number: int) -> Grammar:
+    """50 s with 2,000 items, and more than twice that with twice as many."""
+    return regex("a?" * (20_000 + number))
 
-    threads = GrammarThreads(compile_grammar)
-    limit_seconds(0.05)
-    with pytest.raises(RequestError, match=r"structured_outputs: expected a regex that compiles within 0\.05 s"):
-        await threads.compile(ENDLESS)
+
+@pytest.fixture
+def compiler(llm: LLM) -> GrammarCompiler:
+    """Which has kept nothing."""
+    return GrammarCompiler(llm.backend.tokenizer, 1024, {0})
+
+
+@pytest.fixture
+def limit_seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    return lambda seconds: monkeypatch.setattr(grammar_worker, "COMPILE_SECONDS", seconds)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(PATIENCE):
+            await test()
+
+    asyncio.run(bounded())
+
+
+TAG = {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}
+KINDS = [
+    regex("[a-z]{3}"),
+    Grammar(kind="json_schema", text='{"type": "object", "properties": {"a": {"type": "integer"}}}'),
+    Grammar(kind="grammar", text='root ::= "a" root | "b"'),
+    Grammar(kind="structural_tag", text=json.dumps({"type": "structural_tag", "format": TAG})),
+]
+
+
+def test_another_process_compiles_the_same(compiler: GrammarCompiler, llm: LLM) -> None:
+    own = GrammarCompiler(llm.backend.tokenizer, 1024, {0})
+
+    async def test() -> None:
+        processes = GrammarProcesses(lambda: compiler)
+        for grammar in KINDS:
+            compiled = await processes.compile(grammar)
+            assert compiled.serialize_json() == own.compile(grammar).serialize_json()
+            assert await processes.compile(grammar) is compiled
+        with pytest.raises(RequestError, match=r"a: expected a regex that compiles, found: .*Unclosed '\['"):
+            await processes.compile(Grammar(kind="regex", text="[a", field="a"))
+
+    run(test)
+
+
+def test_grammars_that_never_end(compiler: GrammarCompiler, limit_seconds: Callable[[float], None]) -> None:
+    async def test() -> None:
+        processes = GrammarProcesses(lambda: compiler)
+        await processes.compile(KINDS[0])
+        limit_seconds(0.1)
+        for i in range(MAX_COMPILING + 1):
+            with pytest.raises(RequestError, match=r"expected a regex that compiles within 0\.1 s"):
+                await processes.compile(endless(i))
+        limit_seconds(PATIENCE)
+        hostile = [asyncio.create_task(processes.compile(endless(i), "a")) for i in range(2 * MAX_COMPILING)]
+        while processes.num_active < MAX_COMPILING_PER_CLIENT:
+            await asyncio.sleep(0.01)
+        await processes.compile(regex("[a-z]{4}"), "b")
+        workers = [place.worker for place in processes.places if place.worker is not None]
+        for task in hostile:
+            task.cancel()
+        await asyncio.gather(*hostile, return_exceptions=True)
+        assert processes.num_active == 0
+        await processes.compile(regex("[a-z]{5}"), "a")
+        while sum(worker.is_alive for worker in workers) > 1:  # the one that compiled for b
+            await asyncio.sleep(0.01)
+
+    run(test)
+
+
+def test_no_place_becomes_free(
+    compiler: GrammarCompiler, limit_seconds: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars, "PLACE_SECONDS", 0.1)
     limit_seconds(PATIENCE)
-    assert await threads.compile(SHORT) == "short"
-    with pytest.raises(RequestError, match="no grammar"):
-        await threads.compile(WRONG)
-    left = asyncio.create_task(threads.compile(ENDLESS))
-    while threads.active < 2:
-        await asyncio.sleep(0.001)
-    left.cancel()  # the client has gone, its thread has not
-    await asyncio.gather(left, return_exceptions=True)
-    limit_seconds(0.05)
-    with pytest.raises(HttpError, match="2 grammars are being compiled") as refusal:
-        await threads.compile(SHORT)
-    assert refusal.value.status == 429
-    may_end.set()
-    limit_seconds(PATIENCE)
-    async with asyncio.timeout(PATIENCE):
-        while threads.active:
-            await asyncio.sleep(0.001)
-    assert await threads.compile(SHORT) == "short"
+
+    async def test() -> None:
+        processes = GrammarProcesses(lambda: compiler)
+        hostile = [asyncio.create_task(processes.compile(endless(i), str(i))) for i in range(MAX_COMPILING)]
+        while processes.num_active < MAX_COMPILING:
+            await asyncio.sleep(0.01)
+        with pytest.raises(HttpError, match="4 grammars are being compiled") as refusal:
+            await processes.compile(KINDS[0], "b")
+        assert refusal.value.status == 429
+        for task in hostile:
+            task.cancel()
+        await asyncio.gather(*hostile, return_exceptions=True)
+        await processes.compile(KINDS[0], "b")
+
+    run(test)
 
 
-def test_others_compile_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "MAX_COMPILING", 2)
-    may_end = threading.Event()
-    try:
-        asyncio.run(besiege(may_end, lambda seconds: monkeypatch.setattr(grammars, "COMPILE_SECONDS", seconds)))
-    finally:
-        may_end.set()
+def test_a_grammar_that_takes_all_memory(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_worker, "COMPILE_BYTES", 2**24)
+
+    async def test() -> None:
+        processes = GrammarProcesses(lambda: compiler)
+        with pytest.raises(RequestError, match="expected a regex that compiles in at most 16 MiB"):
+            await processes.compile(endless(0))
+        await processes.compile(KINDS[0])
+
+    run(test)
+
+
+def test_a_process_that_ends(compiler: GrammarCompiler) -> None:
+    async def test() -> None:
+        processes = GrammarProcesses(lambda: compiler)
+        await processes.compile(KINDS[0])
+        (worker,) = (place.worker for place in processes.places if place.worker is not None)
+        task = asyncio.create_task(processes.compile(endless(0)))
+        while not processes.num_active:
+            await asyncio.sleep(0)
+        worker.kill()  # as the kernel does where memory is short
+        with pytest.raises(RequestError, match="expected a regex that compiles, found one that ends the compiler"):
+            await task
+        await processes.compile(KINDS[1])
+
+    run(test)
+
+
+def test_the_end_of_the_drain(compiler: GrammarCompiler) -> None:
+    async def test() -> None:
+        processes = GrammarProcesses(lambda: compiler)
+        await processes.compile(KINDS[0])
+        task = asyncio.create_task(processes.compile(endless(0)))
+        while not processes.num_active:
+            await asyncio.sleep(0)
+        processes.close()
+        for late in (task, processes.compile(KINDS[1])):
+            with pytest.raises(HttpError, match="the server is shutting down"):
+                await late
+
+    run(test)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles grammars in a process that can be ended, which xgrammar's compiler cannot, and whose memory is bounded."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.errors import RequestError
+from dflash_trt.runtime.guided_decoding import compile_grammar, read_vocabulary
+from dflash_trt.runtime.sampling import Grammar
+
+COMPILE_SECONDS = 10.0
+"""Time limit for one grammar."""
+COMPILE_BYTES = 2**30
+"""Address space for one grammar: the regex a?a?..., 30,000 items long, took 4 GiB within 10 s."""
+MAX_COMPILED_BYTES = 2**26
+"""What a compiled grammar may take, as xgrammar counts it."""
+NICENESS = 10
+"""Decoding goes first."""
+
+CONTEXT = multiprocessing.get_context("forkserver")
+"""Its server imports torch, as xgrammar does, once, in 3 s; each process is a fork of it."""
+CONTEXT.set_forkserver_preload(["xgrammar", __name__])
+
+
+class GrammarWorker:
+    """A process that compiles one grammar after another. `kill` is for any thread, and ends what waits for it."""
+
+    def __init__(self, vocabulary: str) -> None:
+        """Starts it, with what `GrammarCompiler.vocabulary` says."""
+        self._connection, theirs = CONTEXT.Pipe()
+        arguments = (theirs, vocabulary, COMPILE_BYTES)
+        self._process = CONTEXT.Process(target=_work, args=arguments, name="dflash-trt grammar", daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def compile(self, grammar: Grammar) -> str:
+        """The compiled grammar, serialised; RequestError for one that does not compile.
+
+        EOFError, or OSError, where the process has ended.
+        """
+        self._connection.send(grammar)
+        answer = self._connection.recv()
+        if isinstance(answer, RequestError):
+            raise answer
+        return str(answer)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self._process.kill()
+
+
+def _work(connection: Connection, vocabulary: str, num_bytes: int) -> None:
+    """Until nobody holds the other end of `connection`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(NICENESS)
+    compiler = read_vocabulary(vocabulary)
+    with suppress(EOFError, ConnectionError):
+        while True:
+            grammar = connection.recv()
+            _set_limits(num_bytes)
+            connection.send(_compile(compiler, grammar, num_bytes))
+
+
+def _compile(compiler: Any, grammar: Grammar, num_bytes: int) -> str | RequestError:
+    try:
+        compiled = compile_grammar(compiler, grammar)
+        is_small = compiled.memory_size_bytes <= MAX_COMPILED_BYTES
+        return str(compiled.serialize_json()) if is_small else _too_large(grammar, num_bytes)
+    except MemoryError:
+        return _too_large(grammar, num_bytes)
+    except RequestError as error:
+        return _too_large(grammar, num_bytes) if "std::bad_alloc" in error.message else error
+
+
+def _too_large(grammar: Grammar, num_bytes: int) -> RequestError:
+    """For a grammar beyond a limit of memory."""
+    limits = f"at most {num_bytes >> 20} MiB, and to at most {MAX_COMPILED_BYTES >> 20} MiB"
+    return RequestError(
+        f"{grammar.field}: expected a {grammar.kind} that compiles in {limits}, found one that takes more"
+    )
+
+
+def _set_limits(num_bytes: int) -> None:
+    """For one grammar. That of time ends only a process whose server has been killed."""
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = int(spent.ru_utime + spent.ru_stime + COMPILE_SECONDS) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+    if sys.platform == "linux":
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + num_bytes, resource.RLIM_INFINITY))
