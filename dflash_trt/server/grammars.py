@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import DFlashError, RequestError
 from dflash_trt.runtime.guided_decoding import GrammarCompiler
 from dflash_trt.runtime.sampling import Grammar
 from dflash_trt.server import grammar_worker
@@ -120,8 +120,11 @@ class GrammarProcesses:
         start = asyncio.ensure_future(self._in_thread(lambda: GrammarWorker(compiler.vocabulary)))
         try:
             return await asyncio.shield(start)
+        except (OSError, EOFError) as error:  # no memory, processes, open files or temporary directory
+            raise DFlashError(f"expected a process that compiles grammars to start, found: {error!r}") from None
         finally:
-            place.worker = await start
+            with suppress(OSError, EOFError):
+                place.worker = await start
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import DFlashError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.guided_decoding import GrammarCompiler
 from dflash_trt.runtime.sampling import Grammar
@@ -143,6 +144,21 @@ def test_a_process_that_ends(compiler: GrammarCompiler) -> None:
         with pytest.raises(RequestError, match="expected a regex that compiles, found one that ends the compiler"):
             await task
         await processes.compile(KINDS[1])
+
+    run(test)
+
+
+def test_a_process_that_does_not_start(compiler: GrammarCompiler) -> None:
+    async def test() -> None:
+        processes = GrammarProcesses(lambda: compiler)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            with pytest.raises(DFlashError, match=r"grammars to start, found: .*Too many open"):
+                await processes.compile(KINDS[0])
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await processes.compile(KINDS[0])
 
     run(test)
 
