@@ -25,8 +25,9 @@ ADDRESSES = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 @click.option("--served-model-name", metavar="NAME", help="Default: the name of the engine directory.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="This machine, as frontend and router reach it.")
 @click.option(
-    "--metrics-port", type=click.IntRange(0, MAX_SYSTEM_PORT), help="Serve /metrics, /health and /live here; 0: any."
-)
+    "--metrics-port", type=click.IntRange(-1, MAX_SYSTEM_PORT), envvar="DYN_SYSTEM_PORT", show_envvar=True,
+    help="Serve /metrics, /health and /live here; 0: any, -1: nowhere.",
+)  # fmt: skip
 @click.option("--namespace", envvar="DYN_NAMESPACE", default="dynamo", show_default=True, show_envvar=True)
 @click.option(
     "--discovery-backend", type=click.Choice(["etcd", "kubernetes", "file", "mem"]), default="etcd", show_default=True,
@@ -65,6 +66,7 @@ def dynamo(
     for name in ADDRESSES:  # read as the package is loaded
         os.environ.setdefault(name, address)
     if metrics_port is not None:
+        _check_port(os.environ["DYN_SYSTEM_HOST"], metrics_port)
         os.environ["DYN_SYSTEM_PORT"] = str(metrics_port)
     try:
         from dflash_trt.dynamo.worker import serve
@@ -85,6 +87,23 @@ def dynamo(
         tool_call_parser=tool_call_parser,
         drain_seconds=drain_seconds,
     )
+
+
+def _check_port(host: str, port: int) -> None:
+    """Dynamo's worker would go on without its metrics."""
+    from dflash_trt.errors import ConfigError
+
+    if port <= 0:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"--metrics-port: expected a free port on {host}, found {port}: {error.strerror}",
+                hint="stop the process that listens there, or choose another port",
+            ) from None
 
 
 def _own_address(host: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import uvloop
+from dynamo._core import get_reasoning_parser_names, get_tool_parser_names
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, Worker, WorkerConfig
 from dynamo.common.backend.health_check import build_health_check_payload
 from dynamo.common.backend.metrics import register_engine_registry
@@ -20,9 +21,9 @@ from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
 
 from dflash_trt.dynamo.file_discovery import await_loss
 from dflash_trt.dynamo.generate_request import read_request
-from dflash_trt.errors import DFlashError, EndpointError, EngineError, RequestError
+from dflash_trt.dynamo.kv_events import KvEvents
+from dflash_trt.errors import ConfigError, DFlashError, EndpointError, EngineError, RequestError
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
-from dflash_trt.kvcache.prefix_index import ROOT
 from dflash_trt.runtime.backend import Chunk
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
@@ -35,10 +36,10 @@ from dflash_trt.server.responses import completion_metrics
 
 SNAPSHOT_SECONDS = 0.1
 DRAIN_POLL_SECONDS = 0.01
-UNAVAILABLE = "Unavailable: "
-"""Begins what Dynamo raises of its own: all that an engine raises begins with another word."""
+DYNAMOS_OWN = ("Unavailable: ", "InvalidRequest: ")
+"""Begin what Dynamo raises of its own: all that an engine raises begins with another word."""
 HINTS = {
-    "filesystem": "let DYN_FILE_KV name a folder in which this user may write",
+    "filesystem": "let DYN_FILE_KV name a folder in which this user may write, on a disk with space",
     "etcd": "start etcd, and let ETCD_ENDPOINTS name it; one machine needs none: --discovery-backend file",
 }
 
@@ -221,28 +222,17 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
         return EngineShutdown(str(error))  # type: ignore[no-any-return]
 
 
-class KvEvents:
-    """Shared pages as Dynamo's KV events: an entry's number is the hash of its block."""
-
-    def __init__(self, publisher: Any) -> None:
-        self._publisher = publisher
-
-    def stored(self, number: int, before: int, token_ids: Sequence[int]) -> None:
-        """A page that a prompt may begin with."""
-        parent = None if before == ROOT else before
-        self._publisher.publish_stored(list(token_ids), [len(token_ids)], [number], parent)
-
-    def removed(self, number: int) -> None:
-        """A page whose room was needed."""
-        self._publisher.publish_removed([number])
-
-
 def _is_cancelled(chunk: Chunk) -> bool:
     return chunk.completion is not None and chunk.completion.finish_reason == FinishReason.CANCELLED
 
 
 def _hit_rate(metrics: DecoderMetrics) -> float | None:
     return metrics.prefix_cache_hits / metrics.prefix_cache_queries if metrics.prefix_cache_queries else None
+
+
+def _check_parser(option: str, name: str | None, known: Sequence[str]) -> None:
+    if name is not None and name not in known:
+        raise ConfigError(f"{option}: expected one of {', '.join(sorted(known))}, found {name}")
 
 
 def serve(
@@ -256,10 +246,15 @@ def serve(
     tool_call_parser: str | None,
     drain_seconds: int,
 ) -> None:
-    """Registers a worker and serves until SIGTERM, and then for what runs; EngineError where the decoder fails.
+    """Registers a worker and serves until SIGTERM, and then for what runs.
+
+    Raises ConfigError for a parser that Dynamo does not have, EngineError where the decoder fails, and EndpointError
+    where Dynamo's runtime does not begin or ends by itself.
 
     A target without a chat template serves completions only: the frontend never lists a chat model without one.
     """
+    _check_parser("--reasoning-parser", reasoning_parser, get_reasoning_parser_names())
+    _check_parser("--tool-call-parser", tool_call_parser, get_tool_parser_names())
     is_in_file = discovery_backend == "file"
     worker = DFlashWorker(pair, options, served_model_name, drain_seconds, is_in_file=is_in_file)
     config = WorkerConfig(
@@ -285,9 +280,9 @@ def serve(
     try:
         uvloop.run(Worker(worker, config).run())
     except Exception as error:
-        if worker.error is None and not str(error).startswith(UNAVAILABLE):
+        if worker.error is None and not str(error).startswith(DYNAMOS_OWN):
             raise
-        problem = str(error).removeprefix(UNAVAILABLE)
+        problem = str(error).partition(": ")[2]
         worker.error = worker.error or EndpointError(
             f"expected Dynamo's runtime, with discovery by {discovery_backend}, found {problem}",
             hint=next((hint for word, hint in HINTS.items() if word in problem), None),

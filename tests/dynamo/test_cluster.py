@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
+from dflash_trt.cli.dynamo import ADDRESSES, MAX_SYSTEM_PORT
 from dflash_trt.errors import ConfigError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
@@ -86,13 +89,51 @@ def test_a_host_that_nobody_reaches_is_refused(engine: Path, host: str, message:
         run_here("dynamo", engine, "--host", host)
 
 
+def test_a_port_in_use_is_refused(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo's own worker goes on without metrics."""
+    for name in ADDRESSES:
+        monkeypatch.setenv(name, "127.0.0.1")
+    with (
+        low_port() as port,
+        pytest.raises(ConfigError, match=f"^--metrics-port: .* found {port}: Address already in use"),
+    ):
+        run_here("dynamo", engine, "--metrics-port", port)
+
+
+@contextmanager
+def low_port() -> Iterator[int]:
+    """One that somebody listens on, below those that the kernel gives away: Dynamo takes no other."""
+    for port in range(20000, MAX_SYSTEM_PORT):
+        try:
+            listening = socket.create_server(("127.0.0.1", port))
+        except OSError:
+            continue
+        with listening:
+            yield port
+        return
+
+
 @pytest.mark.full
-def test_what_does_not_load_is_one_error(engine: Path) -> None:
-    options = ["--target", str(TARGET), "--discovery-backend", "mem", "--cache-gib", "1e-7"]
-    command = [dynamo_python(), "-m", "dflash_trt", "dynamo", str(engine), *options]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert result.returncode == 1
-    assert result.stderr.endswith("found 0\n\nhint: give the caches more with --cache-gib\n")
+@pytest.mark.parametrize(
+    ("options", "environment", "expected"),
+    [
+        (["--cache-gib", "1e-7"], {}, "found 0\n\nhint: give the caches more with --cache-gib\n"),
+        (["--tool-call-parser", "nosuch"], {}, ", found nosuch\n"),
+        (["--reasoning-parser", "nosuch"], {}, ", found nosuch\n"),
+        ([], {"DYN_REQUEST_PLANE": "quux"}, "Invalid request plane mode: 'quux'. Valid options are: 'nats', 'tcp'\n"),
+    ],
+)
+def test_what_does_not_load_is_one_error(
+    engine: Path, options: list[str], environment: dict[str, str], expected: str
+) -> None:
+    fixed = ["--target", str(TARGET), "--discovery-backend", "mem"]
+    command = [dynamo_python(), "-m", "dflash_trt", "dynamo", str(engine), *fixed, *options]
+    result = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert result.returncode == 1, result.stderr
+    assert result.stderr.endswith(expected)
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.full
