@@ -198,6 +198,13 @@ def test_inspect_loads_nothing_heavy(draft_dir: Path, target_dir: Path) -> None:
     assert loaded_by(script) == set()
 
 
+def test_build_needs_no_framework(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
+    """The extra `build` is the package onnx alone."""
+    arguments = ["build", str(draft_dir), "--target", str(target_dir), "-o", str(tmp_path / "engine")]
+    script = f"sys.argv[1:] = {arguments}; from dflash_trt.cli import main; main()"
+    assert loaded_by(script) == {"numpy", "onnx"}
+
+
 def test_estimate_loads_no_framework() -> None:
     config = REPOSITORY / "build_configs" / "gpt-oss-120b.b300x8.latency.yaml"
     arguments = ["estimate", str(config), "--tau", "4.7", "--json"]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.builder.captured_tokens import captured_tokens, kept_shares
 from dflash_trt.builder.engine_directory import build_engine, check_output, describe_source, describe_target
 from dflash_trt.builder.proposal_head import HeadChoice, with_head
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
@@ -93,6 +92,8 @@ def _with_head(
     """The draft with a head of its own, in a new `directory`."""
     token_ids, shares = None, {}
     if choice.num_tokens is not None and job.head_tokens is not None:
+        from dflash_trt.builder.captured_tokens import captured_tokens, kept_shares  # it loads torch
+
         token_ids = captured_tokens(draft.spec, job.head_tokens, job.target.directory, choice.num_tokens)
         shares = kept_shares(draft.spec, job.head_tokens, token_ids)
     built = with_head(draft, job.target, choice, token_ids, directory)

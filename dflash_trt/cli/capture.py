@@ -21,6 +21,7 @@ from dflash_trt.cli.options import (
     runtime_options,
 )
 from dflash_trt.cli.output import print_written
+from dflash_trt.files.command import quoted
 from dflash_trt.progress_display import progress_bar
 
 
@@ -80,5 +81,7 @@ def capture(
     )  # fmt: skip
     print_written(
         "capture", output, f"{sequences} sequences, {tokens} answer tokens",
-        {"sequences": sequences, "answer_tokens": tokens}, as_json=as_json,
+        {"sequences": sequences, "answer_tokens": tokens},
+        next_step=f"dflash-trt search {quoted(Path(draft))} --features {quoted(output)} --max-tau-loss 1% -o my.yaml",
+        as_json=as_json,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from dflash_trt.checkpoint.source import checkpoint_directory, configuration_dir
 from dflash_trt.cli.completion import DRAFT, TARGET
 from dflash_trt.cli.options import PATH, json_option
 from dflash_trt.cli.output import print_written
+from dflash_trt.files.command import quoted
 
 LAYOUTS = ("zlab", "speculators", "modelopt")
 
@@ -47,5 +48,6 @@ def convert(draft: str, output: Path, layout: str, target: str | None, force: bo
     num_tensors, source = len(checkpoint.weights), checkpoint.dialect.name
     print_written(
         "convert", output, f"{num_tensors} tensors, {source} -> {layout}",
-        {"tensors": num_tensors, "from": source, "to": layout}, as_json=as_json,
+        {"tensors": num_tensors, "from": source, "to": layout},
+        next_step=f"dflash-trt inspect {quoted(output)}", as_json=as_json,
     )  # fmt: skip

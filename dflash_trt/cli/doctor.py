@@ -81,8 +81,8 @@ def doctor(subject: str | None, ranks: bool, as_json: bool, **options: Any) -> N
 
 def _row(finding: MachineFinding) -> tuple[str, str, str]:
     name, _, reason = finding.name.partition(" (")
-    missing = f"missing: {reason.removesuffix(')')}" if reason else "missing"
-    return name, finding.found or missing, ", ".join(finding.needed_for)
+    nothing = f"nothing: {reason.removesuffix(')')}" if reason else "nothing"
+    return name, finding.found or nothing, ", ".join(finding.needed_for)
 
 
 def _compare_ranks(engine: Path | None, as_json: bool) -> None:

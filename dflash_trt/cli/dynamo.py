@@ -13,7 +13,6 @@ import click
 
 from dflash_trt.cli.options import ENGINE, drain_option, engine_target_option, runtime_options
 
-INSTALL = "pip install 'dflash-trt[dynamo]' && pip install --no-deps ai-dynamo==1.6.1"
 MAX_SYSTEM_PORT = 2**15 - 1
 """Dynamo 1.6.1 reads it into 16 bits with a sign."""
 ADDRESSES = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
@@ -71,7 +70,9 @@ def dynamo(
     try:
         from dflash_trt.dynamo.worker import serve
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"missing package {error.name}", hint=INSTALL) from None
+        from dflash_trt.doctor import DYNAMO
+
+        raise MissingDependencyError(f"missing package {error.name}", hint=DYNAMO) from None
     settings = RuntimeOptions(**options)
     pair = CheckedPair.read(engine, target)
     name = served_model_name or engine.resolve().name

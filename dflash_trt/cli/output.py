@@ -38,9 +38,13 @@ def print_json(command: str, document: dict[str, object]) -> None:
     has_document = True
 
 
-def print_written(command: str, output: Path, summary: str, document: dict[str, object], *, as_json: bool) -> None:
-    """What was written: the path on stdout or one JSON document with it, and a line in words on stderr."""
+def print_written(
+    command: str, output: Path, summary: str, document: dict[str, object], *, next_step: str = "", as_json: bool
+) -> None:
+    """What was written: the path on stdout or one JSON document with it; in words, and the next command, on stderr."""
     click.echo(summary, err=True)
+    if next_step:
+        click.echo(f"next: {next_step}", err=True)
     if as_json:
         print_json(command, {"output": str(output), **document})
     else:

@@ -12,6 +12,7 @@ from dflash_trt.cli.completion import DRAFT
 from dflash_trt.cli.options import PATH, json_option
 from dflash_trt.cli.output import print_written
 from dflash_trt.cli.recipe_options import (
+    build_command,
     calibration_option,
     describe,
     force_option,
@@ -56,4 +57,7 @@ def quantize(
     from dflash_trt.quantize.convert import quantize_checkpoint
 
     summary = quantize_checkpoint(checkpoint, loaded, output, ranges=ranges, force=force, threads=threads)
-    print_written("quantize", output, describe(summary), msgspec.structs.asdict(summary), as_json=as_json)
+    print_written(
+        "quantize", output, describe(summary), msgspec.structs.asdict(summary),
+        next_step=build_command(output, target), as_json=as_json,
+    )  # fmt: skip

@@ -14,6 +14,7 @@ from dflash_trt.checkpoint.source import checkpoint_directory
 from dflash_trt.cli.completion import RECIPE, TARGET
 from dflash_trt.cli.options import PATH
 from dflash_trt.cli.output import human_bytes
+from dflash_trt.files.command import quoted
 
 if TYPE_CHECKING:
     from dflash_trt.quantize.convert import Summary
@@ -54,6 +55,11 @@ def recipe_and_ranges(draft: DraftCheckpoint, recipe: str, calibration: str) -> 
     from dflash_trt.quantize.calibrate import activation_ranges
 
     return loaded, activation_ranges(draft, Path(calibration))
+
+
+def build_command(draft: Path, target: str | None) -> str:
+    """The command that makes an engine of a checkpoint that was written."""
+    return f"dflash-trt build {quoted(draft)} --target {quoted(Path(target or 'TARGET'))} -o engine"
 
 
 def describe(summary: Summary) -> str:

@@ -15,6 +15,7 @@ import click
 from dflash_trt.cli.completion import DRAFT
 from dflash_trt.cli.options import PATH, check_picture, options
 from dflash_trt.cli.recipe_options import (
+    build_command,
     calibration_option,
     describe,
     features_option,
@@ -91,7 +92,7 @@ def recover(
         from dflash_trt.observe.plots.loss_plot import draw
 
         draw(progress, loaded.name, plot)
-    click.echo(describe(summary), err=True)
+    click.echo(f"{describe(summary)}\nnext: {build_command(output, target)}", err=True)
     click.echo(output)
 
 

@@ -14,7 +14,8 @@ from dflash_trt.doctor.gpu_report import gpus
 from dflash_trt.doctor.plugin_report import plugin_library
 from dflash_trt.doctor.status import MachineFinding
 
-RUNNING = ("generate", "verify", "capture")
+RUNNING = ("generate", "chat", "serve", "verify", "capture", "dynamo")
+DYNAMO = "pip install 'dflash-trt[dynamo]' && pip install --no-deps ai-dynamo==1.6.1"
 # A package, the commands that need it, and the extra of pyproject.toml that brings it.
 PACKAGES = {
     "onnx": (("build", *RUNNING), "pip install 'dflash-trt[build]'"),
@@ -22,13 +23,14 @@ PACKAGES = {
     "torch": ((*RUNNING, "search", "recover", "quantize --calibration"), "pip install 'dflash-trt[run]'"),
     "transformers": (RUNNING, "pip install 'dflash-trt[run]'"),
     "nvidia-modelopt": (("quantize --calibration",), "pip install 'dflash-trt[calibrate]'"),
-    "matplotlib": (("verify --plot", "recover --plot"), "pip install 'dflash-trt[plot]'"),
+    "matplotlib": (("bench report", "estimate --html", "--plot"), "pip install 'dflash-trt[plot]'"),
     "starlette": (("serve",), "pip install 'dflash-trt[serve]'"),
     "xgrammar": (("structured outputs",), "pip install 'dflash-trt[guided]'"),
     "opentelemetry-sdk": (("traces of serve",), "pip install 'dflash-trt[otel]'"),
-    "httpx": (("doctor URL", "bench"), "pip install 'dflash-trt[observe]'"),
+    "httpx": (("doctor URL", "bench run"), "pip install 'dflash-trt[observe]'"),
     "tritonclient": (("triton-repo",), "pip install 'dflash-trt[triton]'"),
     "mpi4py": (("doctor --ranks", "mpiexec in the place of torchrun"), "pip install 'dflash-trt[mpi]'"),
+    "ai-dynamo-runtime": (("dynamo",), f"in an environment of its own: {DYNAMO}"),
     "tensorrt": (("TensorRT plans",), "on the GPU machine: pip install 'dflash-trt[tensorrt]'"),
     "tensorrt_llm": (("serving with TensorRT-LLM",), "in an environment of its own: pip install 'dflash-trt[engine]'"),
 }

@@ -20,6 +20,7 @@ def test_command(tmp_path: Path) -> None:
     assert (result.returncode, result.stdout) == (0, f"{output}\n")
     assert result.stderr == (
         "15 linear layers: 14 NVFP4, 1 dense; 18 other tensors copied unchanged; 868.5 KiB -> 316.6 KiB\n"
+        f"next: dflash-trt build {output} --target {target} -o engine\n"
     )
 
 
