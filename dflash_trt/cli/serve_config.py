@@ -86,7 +86,7 @@ def serve_config(
     runtime: Runtime = DYNAMO[runtime_name] if is_dynamo else runtime_name  # type: ignore[assignment]
     if is_dynamo and launcher is not None:
         raise click.UsageError("--launcher: none for a dynamo runtime, which Dynamo's operator starts")
-    if not is_dynamo and launcher is None and (image or models or replicas):
+    if not is_dynamo and launcher is None and (image, models, replicas) != (None, None, None):
         raise click.UsageError("--image, --models and --replicas are for --launcher and dynamo runtimes")
     schema = load_schema(runtime, version)
     if as_json and file is None:

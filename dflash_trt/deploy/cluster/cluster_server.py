@@ -27,6 +27,7 @@ IMAGES = {
     "sglang": "lmsysorg/sglang:v{}",
 }
 MODELS = re.compile(r"/[\w./-]+")
+IMAGE = re.compile(r"[\w./][\w./:@#+-]*")
 MAX_NAME = 40
 """Of Kubernetes' 63 characters; operators append their own."""
 
@@ -75,11 +76,13 @@ def cluster_server(
 ) -> ClusterServer:
     """What `rendered`, a deployment for the runtime's `version`, starts.
 
-    Raises ConfigError for weights outside of `models`, for engine mode without an `image` that has dflash-trt, and for
-    ranks that do not fill their nodes.
+    Raises ConfigError for what is no image, for weights outside of `models`, for engine mode without an `image` that
+    has dflash-trt, and for ranks that do not fill their nodes.
     """
     if not MODELS.fullmatch(models) or ".." in Path(models).parts:
         raise ConfigError(f"--models: expected an absolute path of letters, digits, . _ - and /, found {models}")
+    if image is not None and not IMAGE.fullmatch(image):
+        raise ConfigError(f"--image: expected a name such as registry/image:tag, found {image!r}")
     for what, name in (("target", deployment.target), ("draft", deployment.draft)):
         if Path(name).is_dir() and not Path(name).is_relative_to(models):
             raise ConfigError(
@@ -106,7 +109,7 @@ def cluster_server(
         arguments=rendered.arguments,
         words=words,
         config=rendered.text if runtime == "trtllm" else None,
-        image=image or IMAGES[runtime].format(version),
+        image=IMAGES[runtime].format(version) if image is None else image,
         models=models,
         port=port,
         ranks=ranks,
@@ -120,7 +123,7 @@ def cluster_server(
 def dns_label(name: str) -> str:
     """A name as Kubernetes takes it (RFC 1035): lower-case letters, digits and dashes, a letter first."""
     label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return shortened(label if label[:1].isalpha() else f"d-{label}", MAX_NAME)
+    return shortened(label if label[:1].isalpha() else f"d-{label}".rstrip("-"), MAX_NAME)
 
 
 def shortened(label: str, limit: int) -> str:

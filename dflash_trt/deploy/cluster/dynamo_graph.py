@@ -52,7 +52,7 @@ def dynamo_image(runtime: Runtime, version: str, image: str | None, *, is_engine
             "--image: expected an image of Dynamo's with dflash-trt for engine mode, found none",
             hint=f"build docs/deploy/trtllm.Dockerfile with --build-arg BASE={IMAGE} --build-arg USER=1000",
         )
-    return image or IMAGE
+    return IMAGE if image is None else image
 
 
 def dynamo_graph(server: ClusterServer) -> str:

@@ -18,7 +18,7 @@ def sbatch_script(server: ClusterServer) -> str:
         raise ConfigError(f"--launcher slurm: expected --runtime trtllm, found {server.runtime}")
     if server.replicas != 1:
         raise ConfigError("--replicas: expected 1 for a Slurm job, which is one server", hint="submit it several times")
-    if broken := [word for word in (*server.words, server.image) if word.split() != [word]]:
+    if broken := [word for word in server.words if word.split() != [word]]:
         raise ConfigError(f"--launcher slurm: expected no white space in the command, found {broken[0]!r}")
     assert server.config is not None
     command = ["trtllm-llmapi-launch", *server.words]

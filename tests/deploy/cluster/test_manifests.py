@@ -234,6 +234,8 @@ def test_long_names_are_cut_and_stay_apart(
         ((NATIVE, "--runtime", "dynamo-sglang"), "Dynamo 1.6.1's own has 0.5.21"),
         ((NATIVE, "--runtime", "vllm", "--launcher", "slurm"), "expected --runtime trtllm, found vllm"),
         ((NATIVE, "--runtime", "trtllm", "--launcher", "slurm", "--replicas", "2"), "--replicas: expected 1"),
+        ((NATIVE, "--runtime", "trtllm", *KUBERNETES, "--image", "-x"), "--image: expected a name such as"),
+        ((NATIVE, "--runtime", "dynamo-trtllm", "--image", ""), "--image: expected a name such as"),
         ((NATIVE, "--runtime", "trtllm", *KUBERNETES, "--models", "/a b"), "--models: expected an absolute path"),
         ((NATIVE, "--runtime", "trtllm", *KUBERNETES, "--models", "/a/../b"), "--models: expected an absolute path"),
         ((*HERE, "--runtime", "trtllm", *KUBERNETES), "target: expected a directory below --models /models"),
