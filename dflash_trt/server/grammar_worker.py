@@ -8,8 +8,9 @@ import os
 import resource
 import signal
 import sys
+import threading
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,13 @@ class GrammarWorker:
 def _work(connection: Connection, vocabulary: str, num_bytes: int) -> None:
     """Until nobody holds the other end of `connection`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.Thread(target=_end_with_server, daemon=True).start()
     os.nice(NICENESS)
     compiler = read_vocabulary(vocabulary)
     with suppress(EOFError, ConnectionError):
         while True:
             grammar = connection.recv()
-            _set_limits(num_bytes)
+            _limit_memory(num_bytes)
             connection.send(_compile(compiler, grammar, num_bytes))
 
 
@@ -95,11 +96,15 @@ def _too_large(grammar: Grammar, num_bytes: int) -> RequestError:
     )
 
 
-def _set_limits(num_bytes: int) -> None:
-    """For one grammar. That of time ends only a process whose server has been killed."""
-    spent = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(spent.ru_utime + spent.ru_stime + COMPILE_SECONDS) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+def _limit_memory(num_bytes: int) -> None:
+    """For one grammar."""
     if sys.platform == "linux":
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + num_bytes, resource.RLIM_INFINITY))
+
+
+def _end_with_server() -> None:
+    server = multiprocessing.parent_process()
+    assert server is not None
+    wait([server.sentinel])
+    os._exit(1)  # beside a compiler that cannot be interrupted

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,46 @@ def _drain(process: Process, url: str) -> None:
     assert events[-1] == "data: [DONE]"
     assert "shutting down" in events[-2]
     assert "Traceback" not in process.text
+
+
+def _children(pid: int) -> list[int]:
+    """Of a process, and theirs."""
+    found = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return found + [grandchild for child in found for grandchild in _children(child)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_no_grammar_outlives_the_server(engine: Path, chat_target: Path, tmp_path: Path, end: signal.Signals) -> None:
+    """Nor delays its end."""
+    answers: list[httpx.Response] = []
+
+    def ask(text: str) -> None:
+        body = {"prompt": "x", "max_tokens": 4, "structured_outputs": {"regex": text}}
+        answers.append(httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE))
+
+    def endless() -> None:
+        with suppress(httpx.TransportError):
+            ask("a?" * 5000)
+
+    with started(engine, chat_target, tmp_path / "log", "--drain-seconds", 1) as process:
+        url = process.await_url()
+        ask("[a-z]{3}")
+        children = _children(process.popen.pid)
+        clients = [threading.Thread(target=endless) for _ in range(3)]
+        for client in clients:
+            client.start()
+        until(lambda: len(_children(process.popen.pid)) == len(children) + 2)
+        children = _children(process.popen.pid)
+        process.popen.send_signal(end)
+        assert process.popen.wait(PATIENCE) == (0 if end == signal.SIGTERM else -end)
+        for client in clients:
+            client.join(PATIENCE)
+        until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+        assert [answer.status_code for answer in answers] == [200] + [503] * (3 if end == signal.SIGTERM else 0)
+        assert "Traceback" not in process.text
 
 
 @pytest.mark.full
