@@ -19,7 +19,7 @@ from dflash_trt.errors import ConfigError
 from tests.cli.commands import run_here
 from tests.deploy.cluster.manifest_rules import pods, problems, read
 from tests.deploy.deployments import BUILD_CONFIGS, NAMES, resolved
-from tests.paths import FIXTURES
+from tests.paths import FIXTURES, REPOSITORY
 
 KUBERNETES = ("--launcher", "kubernetes")
 NATIVE = "gpt-oss-120b.b300x8.latency"
@@ -76,6 +76,23 @@ def test_manifests_have_the_published_schemas(asked: tuple[str, ...], capsys: py
     broken = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": {"containers": [{"nam": "a"}]}}
     with pytest.raises(Exception, match="nam"):
         kubernetes_validate.validate(broken, "1.34", strict=True)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("two_nodes")
+@pytest.mark.parametrize("name", [NATIVE, "two-nodes"])
+def test_kustomize_changes_what_is_written(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if (kubectl := shutil.which("kubectl")) is None:
+        pytest.skip("kubectl is not installed")
+    (tmp_path / "serve.yaml").write_text(written(capsys, name, "trtllm", *KUBERNETES))
+    shutil.copy(REPOSITORY / "docs" / "deploy" / "kustomization.yaml", tmp_path)
+    built = subprocess.run([kubectl, "kustomize", tmp_path], capture_output=True, text=True, check=True, timeout=60)
+    documents = read(built.stdout)
+    assert list(problems(documents, 16 if name == "two-nodes" else 8)) == []
+    assert {document["metadata"]["namespace"] for document in documents.values()} == {"inference"}
+    server = documents["LeaderWorkerSet" if name == "two-nodes" else "Deployment"]
+    assert server["spec"]["replicas"] == 2
+    assert all("nvidia.com/gpu.product" in spec["nodeSelector"] for _, spec in pods(documents))
 
 
 def _pod(documents: dict[str, Any]) -> Any:
