@@ -16,7 +16,7 @@ from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.deploy.checker import check, deployment_config, file_config, read_document
 from dflash_trt.deploy.cluster.cluster_server import cluster_server
 from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
-from dflash_trt.deploy.cluster.dynamo_graph import dynamo_graph, dynamo_image
+from dflash_trt.deploy.cluster.dynamo_graph import SERVICE_PORT, dynamo_graph, dynamo_image
 from dflash_trt.deploy.cluster.kubernetes import kubernetes_manifests
 from dflash_trt.deploy.cluster.slurm import sbatch_script
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment, shipped_deployments
@@ -95,7 +95,7 @@ def serve_config(
         raise click.UsageError("--host: missing address: servers would bind every interface")
     in_pod = is_dynamo or launcher == "kubernetes"
     _refuse_given("host", "a pod's server binds 0.0.0.0", in_pod)
-    _refuse_given("port", "Dynamo's operator sets the frontend's, 8000", is_dynamo)
+    _refuse_given("port", f"Dynamo's operator sets the frontend's, {SERVICE_PORT}", is_dynamo)
     deployment = None if source is None else read_deployment(source, target, draft, gpus)
     if file is not None:
         if deployment is not None:

@@ -24,6 +24,8 @@ IMAGE = f"nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:{RELEASE}"
 OLDER = {"vllm": "0.31.0", "sglang": "0.5.21"}
 """In Dynamo's own images; of TensorRT-LLM it has 1.3.0rc29, whose arguments are those of 1.4.0rc1."""
 FRONTEND, WORKER = "frontend", "worker"
+SERVICE_PORT = 8000
+"""The operator's."""
 MAX_NAMES = 45
 """Grove's, of the names that a pod's own is made of (internal/webhook/admission/pcs/validation/podcliqueset.go of
 ai-dynamo/grove at fcc3b3bb): the graph's and the component's, and for several nodes also the role's, WORKER-ldr."""
@@ -100,7 +102,8 @@ def dynamo_graph(server: ClusterServer) -> str:
             ],
         },
     }
-    return to_yaml(server, [*config_maps(server), graph])
+    place = f"port {SERVICE_PORT} of the Service {server.name}-{FRONTEND}"
+    return to_yaml(server, place, [*config_maps(server), graph])
 
 
 def _worker_command(server: ClusterServer) -> list[str]:

@@ -39,10 +39,11 @@ def kubernetes_manifests(server: ClusterServer) -> str:
     """What `kubectl apply -f` takes."""
     labels = {"app.kubernetes.io/name": server.name}
     group = _leader_worker_set(server, labels) if server.nodes > 1 else _deployment(server, labels)
+    name = server.name + LEADER if server.nodes > 1 else server.name
     service = {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(server, labels) | {"name": server.name + LEADER if server.nodes > 1 else server.name},
+        "metadata": _metadata(server, labels) | {"name": name},
         "spec": {"selector": labels, "ports": [{"name": "http", "port": server.port, "targetPort": "http"}]},
     }
     monitor = {
@@ -54,11 +55,11 @@ def kubernetes_manifests(server: ClusterServer) -> str:
             "podMetricsEndpoints": [{"port": "http", "path": METRICS[server.runtime]}],
         },
     }
-    return to_yaml(server, [*config_maps(server), group, service, monitor])
+    return to_yaml(server, f"port {server.port} of the Service {name}", [*config_maps(server), group, service, monitor])
 
 
-def to_yaml(server: ClusterServer, manifests: list[Manifest]) -> str:
-    """Several documents, below a comment that says what must be there."""
+def to_yaml(server: ClusterServer, place: str, manifests: list[Manifest]) -> str:
+    """Several documents, below a comment that says what must be there, and in which `place` they answer."""
     kinds = {manifest["kind"] for manifest in manifests}
     needs = [f"the PersistentVolumeClaim {CLAIM}, with the weights, on every node"]
     if "PodMonitor" in kinds:
@@ -67,7 +68,8 @@ def to_yaml(server: ClusterServer, manifests: list[Manifest]) -> str:
         keys = "--from-file=id_ed25519 --from-file=authorized_keys=id_ed25519.pub"
         needs.append("LeaderWorkerSet, and sshd in the image")
         needs.append(f"a key pair: kubectl create secret generic {server.name}-ssh {keys}")
-    head = "".join(f"{line}\n" for line in (server.head, *(f"# Needs {need}" for need in needs)))
+    lines = (server.head, f"# Answers on {place}", *(f"# Needs {need}" for need in needs))
+    head = "".join(f"{line}\n" for line in lines)
     return f"{head}{yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=120)}"
 
 

@@ -22,6 +22,11 @@ RELEASE = re.compile(r"(0|[1-9]\d{0,3})(\.(0|[1-9]\d{0,3})){2}")
 QUANTITY = re.compile(r"[0-9]+([KMGTPE]i)?")
 MAX_COMPONENTS = 25
 MAX_NAMES = 45  # Grove's (internal/webhook/admission/pcs/validation/podcliqueset.go of ai-dynamo/grove at fcc3b3bb)
+# Without each of which Open MPI 4.1.8 and sshd 9.2 failed in two network namespaces.
+MPI_NEEDS = (
+    "-o StrictHostKeyChecking=no", "-o UserKnownHostsFile=/dev/null", '"$(command -v mpirun)"',
+    "--mca orte_keep_fqdn_hostnames 1", "-x PATH -x LD_LIBRARY_PATH",
+)  # fmt: skip
 TYPES = {"frontend", "worker", "prefill", "decode", "planner", "epp"}
 
 
@@ -58,10 +63,11 @@ def problems(documents: dict[str, dict[str, Any]], ranks: int) -> Iterator[str]:
     yield from _port_problems(documents)
     if graph := documents.get("DynamoGraphDeployment"):
         yield from _graph_problems(graph["metadata"]["name"], graph["spec"])
-    if (group := documents.get("LeaderWorkerSet")) and group["metadata"]["name"] == documents["Service"]["metadata"][
-        "name"
-    ]:
-        yield "LeaderWorkerSet: the Service has the name of the one that its pods find each other by"
+    if group := documents.get("LeaderWorkerSet"):
+        script = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"][0]["command"][2]
+        yield from (f"LeaderWorkerSet: no {need} for mpirun" for need in MPI_NEEDS if need not in script)
+        if group["metadata"]["name"] == documents["Service"]["metadata"]["name"]:
+            yield "LeaderWorkerSet: the Service has the name of the one that its pods find each other by"
 
 
 def _graph_problems(name: str, spec: dict[str, Any]) -> Iterator[str]:

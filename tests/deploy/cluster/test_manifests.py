@@ -17,7 +17,7 @@ import yaml
 
 from dflash_trt.errors import ConfigError
 from tests.cli.commands import run_here
-from tests.deploy.cluster.manifest_rules import pods, problems, read
+from tests.deploy.cluster.manifest_rules import MPI_NEEDS, pods, problems, read
 from tests.deploy.deployments import BUILD_CONFIGS, NAMES, resolved
 from tests.paths import FIXTURES, REPOSITORY
 
@@ -127,10 +127,13 @@ def test_each_rule_sees_its_fault(
 
 
 @pytest.mark.usefixtures("two_nodes")
-def test_the_service_of_a_group_has_a_name_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    documents = read(written(capsys, "two-nodes", "trtllm", *KUBERNETES))
-    documents["Service"]["metadata"]["name"] = documents["LeaderWorkerSet"]["metadata"]["name"]
-    assert any("LeaderWorkerSet: the Service" in problem for problem in problems(documents, 16))
+def test_each_rule_of_a_group_sees_its_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    text = written(capsys, "two-nodes", "trtllm", *KUBERNETES)
+    assert "# Answers on port 8000 of the Service two-nodes-leader\n" in text
+    same = text.replace("two-nodes-leader", "two-nodes")
+    assert any("LeaderWorkerSet: the Service" in problem for problem in problems(read(same), 16))
+    for need in MPI_NEEDS:
+        assert f"LeaderWorkerSet: no {need} for mpirun" in problems(read(text.replace(need, "")), 16)
 
 
 @pytest.mark.parametrize(
