@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import DFlashError, RequestError
 from dflash_trt.runtime.guided_decoding import compile_grammar, read_vocabulary
 from dflash_trt.runtime.sampling import Grammar
 
@@ -36,11 +36,14 @@ class GrammarWorker:
     """A process that compiles one grammar after another. `kill` is for any thread, and ends what waits for it."""
 
     def __init__(self, vocabulary: str) -> None:
-        """Starts it, with what `GrammarCompiler.vocabulary` says."""
-        self._connection, theirs = CONTEXT.Pipe()
-        arguments = (theirs, vocabulary, COMPILE_BYTES)
-        self._process = CONTEXT.Process(target=_work, args=arguments, name="dflash-trt grammar", daemon=True)
-        self._process.start()
+        """Starts it, with what `GrammarCompiler.vocabulary` says; DFlashError where it does not start."""
+        try:
+            self._connection, theirs = CONTEXT.Pipe()
+            arguments = (theirs, vocabulary, COMPILE_BYTES)
+            self._process = CONTEXT.Process(target=_work, args=arguments, name="dflash-trt grammar", daemon=True)
+            self._process.start()
+        except (OSError, EOFError) as error:  # no memory, processes, open files or temporary directory
+            raise DFlashError(f"expected a process that compiles grammars to start, found: {error!r}") from None
         theirs.close()
 
     def compile(self, grammar: Grammar) -> str:

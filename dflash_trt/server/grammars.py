@@ -42,6 +42,7 @@ class GrammarProcesses:
         """`compiler` keeps what was compiled; RequestError where there can be none."""
         self._new_compiler = compiler
         self._compiler: GrammarCompiler | None = None
+        self._opening = asyncio.Lock()
         self._is_closed = False
         self.places = [_Place() for _ in range(MAX_COMPILING)]
         self._free: asyncio.LifoQueue[_Place] = asyncio.LifoQueue()
@@ -67,8 +68,9 @@ class GrammarProcesses:
 
         RequestError where it does not compile, or takes too long; HttpError 429 where others do, 503 after `close`.
         """
-        if self._compiler is None:
-            self._compiler = await asyncio.to_thread(self._new_compiler)
+        async with self._opening:  # without a limit of time: the first process takes seconds
+            if self._compiler is None:
+                self._compiler = await asyncio.to_thread(self._open)
         if (known := self._compiler.known(grammar)) is not None:
             return known
         async with self._place(client) as place:
@@ -76,7 +78,9 @@ class GrammarProcesses:
                 return known
             if self._is_closed:
                 raise shutting_down()
-            worker = place.worker or await self._start(place, self._compiler)
+            worker = place.worker
+            if worker is None or not worker.is_alive:
+                worker = await self._start(place, self._compiler)
             try:
                 async with asyncio.timeout(grammar_worker.COMPILE_SECONDS):
                     return await self._in_thread(_exchange, worker, self._compiler, grammar)
@@ -85,15 +89,20 @@ class GrammarProcesses:
             except BaseException as error:  # too late, cancelled, or the process has ended
                 worker.kill()
                 place.worker = None
+                if not isinstance(error, OSError | EOFError):
+                    raise
                 if self._is_closed:
                     raise shutting_down() from None
-                if isinstance(error, TimeoutError):
-                    found = f" within {grammar_worker.COMPILE_SECONDS:g} s, found one that takes longer"
-                elif isinstance(error, OSError | EOFError):
-                    found = ", found one that ends the compiler"
-                else:
-                    raise
-                raise RequestError(f"{grammar.field}: expected a {grammar.kind} that compiles{found}") from None
+                limit = f"within {grammar_worker.COMPILE_SECONDS:g} s, found one that takes longer"
+                found = (
+                    limit if isinstance(error, TimeoutError) else "without ending the compiler, found one that ends it"
+                )
+                raise RequestError(f"{grammar.field}: expected a {grammar.kind} that compiles {found}") from None
+
+    def _open(self) -> GrammarCompiler:
+        compiler = self._new_compiler()
+        self.places[-1].worker = GrammarWorker(compiler.vocabulary)
+        return compiler
 
     @asynccontextmanager
     async def _place(self, client: str) -> AsyncGenerator[_Place, None]:
@@ -117,13 +126,11 @@ class GrammarProcesses:
 
     async def _start(self, place: _Place, compiler: GrammarCompiler) -> GrammarWorker:
         """Holds the place until the process runs, whoever has left."""
-        start = asyncio.ensure_future(self._in_thread(lambda: GrammarWorker(compiler.vocabulary)))
+        start = asyncio.ensure_future(self._in_thread(GrammarWorker, compiler.vocabulary))
         try:
             return await asyncio.shield(start)
-        except (OSError, EOFError) as error:  # no memory, processes, open files or temporary directory
-            raise DFlashError(f"expected a process that compiles grammars to start, found: {error!r}") from None
         finally:
-            with suppress(OSError, EOFError):
+            with suppress(DFlashError):
                 place.worker = await start
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> Any:
