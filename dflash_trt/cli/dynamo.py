@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from ipaddress import ip_address
@@ -101,6 +102,8 @@ def _check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                return  # another family's address, of which Dynamo tells
             raise ConfigError(
                 f"--metrics-port: expected a free port on {host}, found {port}: {error.strerror}",
                 hint="stop the process that listens there, or choose another port",

@@ -35,6 +35,10 @@ def sbatch_script(server: ClusterServer) -> str:
 set -euo pipefail
 
 config="$SLURM_SUBMIT_DIR/{server.name}-$SLURM_JOB_ID.yaml"
+if [[ $config == *[,:]* ]]; then
+  echo "error: expected a directory without , and : which divide container mounts, found $SLURM_SUBMIT_DIR" >&2
+  exit 1
+fi
 trap 'rm -f "$config"' EXIT
 cat > "$config" <<'END_OF_CONFIG'
 {server.config}END_OF_CONFIG

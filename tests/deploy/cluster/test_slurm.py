@@ -61,6 +61,16 @@ def test_images_are_named_as_enroot_does(image: str, expected: str) -> None:
     assert "# Answers on 0.0.0.0:8123 of the job's first node" in script
 
 
+def test_a_directory_that_cannot_be_mounted_is_refused(tmp_path: Path) -> None:
+    options = ("--runtime", "trtllm", "--launcher", "slurm")
+    script = run("serve-config", "gpt-oss-120b.b300x8.latency", *options).stdout
+    (directory := tmp_path / "a,b").mkdir()
+    environment = os.environ | {"SLURM_SUBMIT_DIR": str(directory), "SLURM_JOB_ID": "7"}
+    result = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr[:44]) == (1, "error: expected a directory without , and : ")
+    assert list(directory.iterdir()) == []
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("is_engine", [True, False], ids=["engine", "native"])
 def test_the_script_runs_to_its_end(tmp_path: Path, is_engine: bool) -> None:
