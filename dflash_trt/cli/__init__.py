@@ -44,7 +44,7 @@ Completion in bash (zsh_source, fish_source for other shells):
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=COMPLETION)
 @click.version_option(__version__, prog_name="dflash-trt")
 def cli() -> None:
-    """DFlash speculative decoding: from a draft checkpoint to engines, configs and lossless text."""
+    """DFlash speculative decoding: from a draft checkpoint to engines, configurations and servers."""
 
 
 for command in (

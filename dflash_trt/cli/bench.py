@@ -11,7 +11,7 @@ from dflash_trt.cli.bench_run import run
 
 @click.group(short_help="Measure running servers, and report it.")
 def bench() -> None:
-    """What running servers do under load, with and without drafts.
+    """Measure running servers under load, with and without drafts, and report it.
 
     \b
     Example:

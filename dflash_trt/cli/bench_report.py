@@ -14,17 +14,18 @@ from dflash_trt.files.command import quoted
 from dflash_trt.files.write import check_replaceable
 
 
-@click.command(short_help="Curve, tables and pages of one run or several.")
+@click.command(short_help="Write curve, tables and page of one run or several.")
 @click.argument("runs", nargs=-1, required=True, type=PATH, metavar="RUN...")
 @click.option("-o", "--output", type=PATH, required=True, help="Directory of the report.")
 @click.option("--force", is_flag=True, help="Replace an older report there.")
 @click.option(
     "--at", "user_rates", type=click.FloatRange(min=0, min_open=True), multiple=True,
-    help="Tokens/s of a user at which throughput is compared; may be repeated. Default: round speeds.",
+    help="Tokens/s per user at which throughput is compared; may be repeated. Default: round speeds.",
 )  # fmt: skip
 @click.option("--concurrency", type=click.IntRange(1),
-              help="Of the table by category. Default: the lowest that every method was measured at.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), help="Of the intervals. Default: the first run's.")
+              help="Concurrency of the table by category. Default: the lowest that every method was measured "
+                   "at.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(0), help="Seed of the intervals. Default: the first run's.")
 @json_option
 def report(
     runs: tuple[Path, ...], output: Path, force: bool, user_rates: tuple[float, ...], concurrency: int | None,
@@ -32,8 +33,8 @@ def report(
 ) -> None:  # fmt: skip
     """Write report.md, report.html, and the curve as SVG and PNG, from what `dflash-trt bench run` measured.
 
-    Runs on the same prompts share a curve; runs on others are further rows of the table of data sets. The method
-    named `none` is plain decoding: speed-ups are over it.
+    Runs on the same prompts share a curve; runs on others add rows to the table of data sets. The method
+    named `none` is plain decoding: speed-ups are relative to it.
 
     \b
     Example:

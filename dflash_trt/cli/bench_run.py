@@ -57,14 +57,17 @@ class KeyValue(click.ParamType[tuple[str, str]]):
                  help="A server to measure; repeatable."),
     click.option("--engine", type=PATH, help="Instead: serve this engine here, plain and DFlash."),
     click.option("--target", type=TARGET, help="Target of --engine. Default: what it was built for."),
-    click.option("--draft-length", metavar="LENGTH", help="Of --engine's DFlash, as of `serve`. Default: its own."),
-    click.option("--dtype", type=click.Choice(DTYPES), help="Of --engine's target, as of `serve`. Default: its own."),
+    click.option("--draft-length", metavar="LENGTH", help="Draft length of --engine, as in `serve`. Default: its own."),
+    click.option("--dtype", type=click.Choice(DTYPES),
+                 help="Type of --engine's target, as in `serve`. Default: its own."),
     click.option("--prompts", required=True, metavar="SET",
                  help="gsm8k, math500, ..., a file, or SPEED-Bench's folder."),
-    click.option("--split", help="Of a SPEED-Bench folder: qualitative (default), throughput_1k, ..., throughput_32k."),
+    click.option("--split",
+                 help="Part of a SPEED-Bench folder: qualitative (default), throughput_1k, ..., throughput_32k."),
     click.option("--category", "categories", multiple=True, help="Only prompts of this category; repeatable."),
     click.option("--pooled", is_flag=True, help="One point for all categories, not one for each."),
-    click.option("--num-prompts", type=click.IntRange(min=1), help="Of each category; more than there are: repeated."),
+    click.option("--num-prompts", type=click.IntRange(min=1),
+                 help="Prompts of each category; they repeat if there are fewer."),
     click.option("--concurrency", type=Concurrencies(), default="1", show_default=True, help="Requests at once."),
     click.option("--template", type=click.Choice(["chat", "completions"]), default="chat", show_default=True),
     click.option("--thinking", type=click.Choice(["on", "off"]), help="enable_thinking of the chat template."),
@@ -72,7 +75,7 @@ class KeyValue(click.ParamType[tuple[str, str]]):
     click.option("--max-tokens", type=click.IntRange(min=1), default=4096, show_default=True),
     click.option("--ignore-eos", is_flag=True, help="Answers of exactly --max-tokens tokens."),
     click.option("--extra", multiple=True, type=KeyValue("FIELD=VALUE"),
-                 help="Of each request: reasoning_effort=low, top_p=0.95."),
+                 help="Add to each request: reasoning_effort=low, top_p=0.95."),
     click.option("--set", "overrides", multiple=True, type=KeyValue("NAME.FIELD=VALUE"),
                  help="Another setting for one method."),
     click.option("--model", help="The model, where a server has several."),
@@ -82,14 +85,14 @@ class KeyValue(click.ParamType[tuple[str, str]]):
     click.option("--hardware", metavar="TEXT", help="The servers' hardware, for reports: '8x B300'."),
     click.option("--num-gpus", type=click.IntRange(min=1), help="GPUs of each server, for throughput per GPU."),
     click.option("--aiperf", type=PATH, help="AIPerf's program. Default: aiperf on PATH."),
-    click.option("-o", "--output", required=True, type=PATH, help="The run, new or to go on with."),
+    click.option("-o", "--output", required=True, type=PATH, help="Run to write or resume."),
     click.option("--dry-run", is_flag=True, help="Say what would be measured; send no prompt and write nothing."),
     json_option,
 )  # fmt: skip
 def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **settings: Any) -> None:
     """Measure each method at each concurrency, with AIPerf for the load and the servers' own counts of drafts.
 
-    What is done is kept: the same command goes on with a run that was stopped.
+    Finished points are kept: repeat the command to resume a stopped run.
 
     \b
     Example:

@@ -27,15 +27,15 @@ HELP = "/reset begins anew, /exit ends (so does Ctrl-D), Ctrl-C stops an answer"
 @click.argument("engine", type=ENGINE)
 @options(
     engine_target_option,
-    click.option("--system", metavar="TEXT", help="What the conversation begins with, in the system's role."),
+    click.option("--system", metavar="TEXT", help="System message that begins the conversation."),
     sampling_options,
     runtime_options(*OPTIONS),
 )
 def chat(engine: Path, target: str | None, system: str | None, **settings: Any) -> None:
     """Talk to ENGINE, an engine directory, in the target's chat template.
 
-    Where stdin is no terminal, all of it is one message, and the answer is all there is on stdout. After each answer,
-    tokens, tau and tokens/s are on stderr, and whether it was cut.
+    If stdin is not a terminal, all of it is one message, and only the answer goes to stdout. After each answer, tokens,
+    tau, tokens/s and whether it was cut go to stderr.
 
     \b
     Example:
@@ -121,7 +121,7 @@ def _read_message() -> str:
     except UnicodeDecodeError as error:
         raise RequestError(f"stdin: expected UTF-8, found {error.reason} at byte {error.start}") from None
     if not text:
-        raise RequestError("stdin: no message in it")
+        raise RequestError("stdin: expected a message, found nothing")
     return text
 
 

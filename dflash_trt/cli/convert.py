@@ -28,7 +28,7 @@ LAYOUTS = ("zlab", "speculators", "modelopt")
 def convert(draft: str, output: Path, layout: str, target: str | None, force: bool, as_json: bool) -> None:
     """Write DRAFT, a checkpoint directory or Hugging Face repository id of any dialect, in another one.
 
-    Tensors keep their bytes. What the other dialect cannot say is refused by name.
+    Tensors keep their bytes. What the other dialect cannot express is refused by name.
 
     \b
     Example:

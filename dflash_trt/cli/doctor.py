@@ -32,13 +32,13 @@ HASH_DIGITS = 12  # of 64, which tell files apart and fit a column
 @click.option("--expect-tau", type=click.FloatRange(min=1), help="With URL: expected tau of drafting passes.")
 @click.option("--long-tokens", type=click.IntRange(min=512), help="With URL: length of long prompts.  [default: 6000]")
 @click.option("--no-load", is_flag=True, help="With URL: never ask more than one request at a time.")
-@click.option("--seconds", type=click.FloatRange(min=1), help="With URL: stop asking after so long.  [default: 110]")
+@click.option("--seconds", type=click.FloatRange(min=1), help="With URL: stop asking after this long.  [default: 110]")
 @json_option
 def doctor(subject: str | None, ranks: bool, as_json: bool, **options: Any) -> None:
     """Show what this machine has, what is missing for which command, and the command that fixes it.
 
     With URL: ask a running server (this one, vLLM, SGLang, TensorRT-LLM) for at most two minutes, and say what is wrong
-    with its speculative decoding, why, and what to change. Exits with 1 when something is.
+    with its speculative decoding, why, and what to change. Exits with 1 if anything is wrong.
 
     \b
     Example:
@@ -99,7 +99,7 @@ def _compare_ranks(engine: Path | None, as_json: bool) -> None:
     if all(rank.gpu is None for rank in reports):
         click.echo("no rank sees a GPU: only files and versions were compared", err=True)
     if odd:
-        raise RankError("\n".join(odd), hint="make them alike, then run this again")
+        raise RankError("\n".join(odd), hint="make the ranks match, then run this again")
 
 
 def _print_ranks(ranks: list[Rank]) -> None:

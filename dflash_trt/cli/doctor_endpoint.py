@@ -45,7 +45,7 @@ def examine_endpoint(
         _print(diagnosis)
     if diagnosis.findings:
         names = "; ".join(finding.name for finding in diagnosis.findings)
-        raise EndpointError(f"{diagnosis.url}: {names}", hint="change what is named first, then ask again")
+        raise EndpointError(f"{diagnosis.url}: {names}", hint="change what stands first, then ask again")
 
 
 def _print(diagnosis: Diagnosis) -> None:

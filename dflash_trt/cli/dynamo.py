@@ -23,7 +23,8 @@ ADDRESSES = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 @click.argument("engine", type=ENGINE)
 @engine_target_option
 @click.option("--served-model-name", metavar="NAME", help="Default: the name of the engine directory.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="This machine, as frontend and router reach it.")
+@click.option("--host", default="127.0.0.1", show_default=True,
+              help="Address at which frontend and router reach this machine.")  # fmt: skip
 @click.option(
     "--metrics-port", type=click.IntRange(-1, MAX_SYSTEM_PORT), envvar="DYN_SYSTEM_PORT", show_envvar=True,
     help="Serve /metrics, /health and /live here; 0: any, -1: nowhere.",
@@ -31,10 +32,12 @@ ADDRESSES = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 @click.option("--namespace", envvar="DYN_NAMESPACE", default="dynamo", show_default=True, show_envvar=True)
 @click.option(
     "--discovery-backend", type=click.Choice(["etcd", "kubernetes", "file", "mem"]), default="etcd", show_default=True,
-    envvar="DYN_DISCOVERY_BACKEND", show_envvar=True, help="Where workers are found; file: the folder DYN_FILE_KV.",
+    envvar="DYN_DISCOVERY_BACKEND", show_envvar=True, help="Where workers are found; file: in the folder DYN_FILE_KV.",
 )  # fmt: skip
-@click.option("--reasoning-parser", metavar="NAME", envvar="DYN_REASONING_PARSER", show_envvar=True, help="Dynamo's.")
-@click.option("--tool-call-parser", metavar="NAME", envvar="DYN_TOOL_CALL_PARSER", show_envvar=True, help="Dynamo's.")
+@click.option("--reasoning-parser", metavar="NAME", envvar="DYN_REASONING_PARSER", show_envvar=True,
+              help="One of Dynamo's.")  # fmt: skip
+@click.option("--tool-call-parser", metavar="NAME", envvar="DYN_TOOL_CALL_PARSER", show_envvar=True,
+              help="One of Dynamo's.")  # fmt: skip
 @runtime_options("max_batch_size", "draft_length", "cache_gib", "enable_prefix_caching", "device", "dtype")
 @drain_option
 def dynamo(
@@ -52,7 +55,7 @@ def dynamo(
 ) -> None:
     """Serve ENGINE, an engine directory, as a worker behind Dynamo's frontend (docs/scaling.md).
 
-    Dynamo's own DYN_* variables hold, too.
+    Dynamo's own DYN_* variables also apply.
 
     \b
     Example:

@@ -21,11 +21,12 @@ from dflash_trt.observe.plots.picture import save_picture
     deployment_options,
     click.option("--eagle3-tau", type=float, help="As --tau, for EAGLE-3 with 3 drafts; assumed unless given."),
     click.option("--routing", default="power-law", show_default=True,
-                 help="Of experts: power-law, uniform, or a JSON list of counts."),
-    click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Whose step is accounted for."),
-    click.option("--replicas", type=click.IntRange(1), default=1, show_default=True, help="Servers of it."),
+                 help="Popularity of experts: power-law, uniform, or a JSON list of counts."),
+    click.option("--batch", type=click.IntRange(1), default=1, show_default=True,
+                 help="Batch size of the step that is itemised."),
+    click.option("--replicas", type=click.IntRange(1), default=1, show_default=True, help="Number of servers."),
     json_option,
-    click.option("--plot", type=FILE, help="Also draw the curve into this PNG file."),
+    click.option("--plot", type=FILE, help="Also plot the curve to this PNG file."),
     click.option("--html", type=FILE, help="Also write a self-contained page."),
 )  # fmt: skip
 def estimate(

@@ -77,7 +77,7 @@ def _refuse_options(context: click.Context, config: Path) -> None:
     for name in ("max_batch_size", *OPTIONS):
         if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None):
             flag = name.replace("_", "-")
-            raise click.UsageError(f"--{flag} is for an engine directory: the deployment file {config} says it")
+            raise click.UsageError(f"--{flag} is for an engine directory: the deployment file {config} sets it")
 
 
 def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOptions) -> None:

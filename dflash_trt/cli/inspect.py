@@ -107,7 +107,7 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
     if licence := next((known.licence for known in catalog().drafts if known.draft == path), None):
         document["licence"] = licence
     if draft is not None:
-        if kind == "draft":  # an engine's manifest says it itself
+        if kind == "draft":  # an engine's manifest names its own
             document["quantization"] = quantization
         fp8 = quantization.fp8_kv_cache
         document["context_bytes_per_token"] = draft.context_bytes_per_token(fp8=fp8)

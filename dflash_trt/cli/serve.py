@@ -30,18 +30,20 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all."),
     click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one."),
     click.option("--served-model-name", metavar="NAME", help="Default: the name of the engine directory."),
-    click.option("--api-key-file", type=PATH, help="API keys, one a line; requests need one."),
+    click.option("--api-key-file", type=PATH, help="File of API keys, one per line; requests then need one."),
     click.option("--allow-origin", multiple=True, metavar="ORIGIN", help="Allowed CORS origin; may be repeated."),
     click.option("--allowed-host", multiple=True, metavar="NAME",
-                 help="Accepted Host header beside loopback names. Default, where --host is no loopback address: any."),
+                 help="Accepted Host header besides loopback names. Default, where --host is no loopback "
+                      "address: any."),
     runtime_options("max_batch_size"),
     click.option("--max-waiting", type=click.IntRange(min=0), default=256, show_default=True,
-                 help="Queued requests; beyond: 429."),
+                 help="Queued requests; more get 429."),
     click.option("--max-body-mib", type=float, callback=_check_body_size, default=16.0, show_default=True),
     runtime_options("draft_length", "cache_gib", "enable_prefix_caching", "device", "dtype"),
     drain_option,
     click.option("--otlp-traces-endpoint", metavar="URL",
-                 help="Export OpenTelemetry traces there, over HTTP. Default: as OTEL_EXPORTER_OTLP_ENDPOINT says."),
+                 help="Export OpenTelemetry traces to this URL, over HTTP. Default: as "
+                      "OTEL_EXPORTER_OTLP_ENDPOINT says."),
 )  # fmt: skip
 def serve(
     engine: Path, target: str | None, host: str, port: int, served_model_name: str | None, api_key_file: Path | None,

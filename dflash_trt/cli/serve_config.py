@@ -48,15 +48,16 @@ LAUNCHERS = ("slurm", "kubernetes")
 @click.option("--image", help="Container image; the runtime's own release unless given.")
 @click.option("--models", metavar="DIR", help="Directory of the weights in the cluster. Default: /models.")
 @click.option("--replicas", type=click.IntRange(min=1), help="Servers in the cluster. Default: 1.")
-@click.option("--method", type=click.Choice(METHODS), default="dflash", show_default=True, help="How it decodes.")
+@click.option("--method", type=click.Choice(METHODS), default="dflash", show_default=True, help="Decoding method.")
 @click.option("--check", "file", type=PATH, help="Check this file instead of writing one.")
 @click.option("--version", help="Release of the runtime; the newest that is known unless given.")
 @source_options
 @click.option("--gpus", help="GPUs, for a SOURCE directory or --check: b300x8.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address that the server binds.")
-@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="And its port.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True,
+              help="Port that the server binds.")  # fmt: skip
 @click.option("--list", "is_list", is_flag=True, help="Print the deployments that come with dflash-trt, and stop.")
-@click.option("--strict", "is_strict", is_flag=True, help="Refuse warnings, too, but those that SOURCE accepts.")
+@click.option("--strict", "is_strict", is_flag=True, help="Refuse warnings, too, except those that SOURCE accepts.")
 @click.option("--json", "as_json", is_flag=True, help="Print --list or the findings of --check as one JSON document.")
 def serve_config(
     source: str | None, runtime_name: str | None, launcher: str | None, image: str | None, models: str | None,
@@ -90,7 +91,7 @@ def serve_config(
         raise click.UsageError("--image, --models and --replicas are for --launcher and dynamo runtimes")
     schema = load_schema(runtime, version)
     if as_json and file is None:
-        raise click.UsageError("--json is for --list and --check: what is written for a runtime is data already")
+        raise click.UsageError("--json is for --list and --check: output for a runtime is data already")
     if not host:
         raise click.UsageError("--host: missing address: servers would bind every interface")
     in_pod = is_dynamo or launcher == "kubernetes"
@@ -146,7 +147,7 @@ def read_deployment(source: str, target: str | None, draft: str | None, gpus: st
     """The deployment of a SOURCE: a file, the name of a shipped one, or a directory."""
     if (path := deployment_path(source)) is not None:
         if gpus is not None:
-            raise click.UsageError("--gpus is for a SOURCE directory; a deployment file says it itself")
+            raise click.UsageError("--gpus is for a SOURCE directory; a deployment file names its own")
         return resolve(load_deployment(path), path.stem, draft=draft, target=target)
     if target is None or gpus is None:
         raise click.UsageError("a SOURCE directory needs --target and --gpus; a deployment file says them itself")

@@ -37,8 +37,10 @@ from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig,
 @click.option("--gpus", help="GPUs, for a SOURCE directory and trtllm: b300x8.")
 @click.option("--max-batch-size", type=click.IntRange(min=1), help="Requests that run at once, for embedded.")
 @click.option("--dtype", type=click.Choice(DTYPES), show_default="auto", help="Type of the target, for embedded.")
-@click.option("--name", default="tensorrt_llm", show_default=True, help="Of the model; NVIDIA's clients ask for this.")
-@click.option("--unary", is_flag=True, help="One response a request: no streaming, for clients that know only infer.")
+@click.option("--name", default="tensorrt_llm", show_default=True,
+              help="Name of the model; NVIDIA's clients ask for this.")  # fmt: skip
+@click.option("--unary", is_flag=True,
+              help="One response per request, without streaming, for clients that only know infer.")  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address in the commands that start the server.")
 @click.option("--force", is_flag=True, help="Replace a repository that this command wrote.")
 @json_option
@@ -65,7 +67,7 @@ def triton_repo(
         arguments = _embedded(source, target, draft, max_batch_size, dtype or "auto")
     else:
         if max_batch_size is not None:
-            raise click.UsageError("--max-batch-size is for --runtime embedded; a deployment file says it itself")
+            raise click.UsageError("--max-batch-size is for --runtime embedded; a deployment file names its own")
         if dtype is not None:
             raise click.UsageError("--dtype is for --runtime embedded; TensorRT-LLM reads its type from the checkpoint")
         deployment = read_deployment(source, target, draft, gpus)

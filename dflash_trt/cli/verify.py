@@ -42,9 +42,9 @@ MIN_TOKENS = 3
 @options(
     engine_target_option,
     click.option("--prompts", "prompt_file", type=PATH,
-                 help='JSONL file: {"prompt": text} or {"token_ids": [...]} a line, optionally with "id".'),
+                 help='JSON Lines: {"prompt": text} or {"token_ids": [...]}, optionally with "id".'),
     click.option("--features", type=PATH,
-                 help="File that `capture` wrote: its answers are walked in the place of --prompts."),
+                 help="File that `capture` wrote; its answers are replayed in place of --prompts."),
     click.option("--reference", type=PATH, help="Engine directory of the same draft, unquantised, to compare with."),
     chat_option,
     max_tokens_option(128, MIN_TOKENS),
@@ -52,7 +52,7 @@ MIN_TOKENS = 3
     click.option("--max-tau-loss", metavar="SHARE", callback=share,
                  help="Fail when the mean loss of tau exceeds this, e.g. 3%; needs --reference."),
     json_option,
-    click.option("--plot", type=FILE, help="Also draw acceptance and error by layer into this PNG file."),
+    click.option("--plot", type=FILE, help="Also plot acceptance and error by layer to this PNG file."),
 )  # fmt: skip
 def verify(
     engine: Path, target: str | None, prompt_file: Path | None, features: Path | None, reference: Path | None,

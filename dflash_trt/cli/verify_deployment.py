@@ -58,7 +58,7 @@ def verify_deployment(
         raise VerificationError(
             f"expected the tokens that TensorRT-LLM emits without the drafter, found others in {len(differing)} of"
             f" {len(results)} prompts; the first is {differing[0]!r}",
-            hint="compare in the embedded runtime too: TensorRT-LLM's kernels round otherwise for other batch shapes",
+            hint="compare in the embedded runtime too: TensorRT-LLM's kernels round differently for other batch shapes",
         )
 
 

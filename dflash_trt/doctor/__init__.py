@@ -29,7 +29,7 @@ PACKAGES = {
     "opentelemetry-sdk": (("traces of serve",), "pip install 'dflash-trt[otel]'"),
     "httpx": (("doctor URL", "bench run"), "pip install 'dflash-trt[observe]'"),
     "tritonclient": (("triton-repo",), "pip install 'dflash-trt[triton]'"),
-    "mpi4py": (("doctor --ranks", "mpiexec in the place of torchrun"), "pip install 'dflash-trt[mpi]'"),
+    "mpi4py": (("doctor --ranks", "mpiexec instead of torchrun"), "pip install 'dflash-trt[mpi]'"),
     "ai-dynamo-runtime": (("dynamo",), f"in an environment of its own: {DYNAMO}"),
     "tensorrt": (("TensorRT plans",), "on the GPU machine: pip install 'dflash-trt[tensorrt]'"),
     "tensorrt_llm": (("serving with TensorRT-LLM",), "in an environment of its own: pip install 'dflash-trt[engine]'"),

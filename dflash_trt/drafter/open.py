@@ -53,7 +53,7 @@ def choose_executor(engine: Path, manifest: Manifest, *, device: str = "cpu", ex
         if reason := _plans_lacking(manifest, expose):
             raise MissingDependencyError(
                 f"{engine}: expected a drafter for {device}, found none: {lacking}; {reason}",
-                hint="pip install onnxruntime-gpu in the place of onnxruntime, or on this machine: "
+                hint="pip install onnxruntime-gpu instead of onnxruntime, or on this machine: "
                 f"dflash-trt build --plans-for {quoted(engine)}",
             )
         import torch

@@ -30,7 +30,7 @@ def open_backend(engine_or_deployment: str | Path, target: str | None, options: 
     is_plain = options.draft_length == 0
     for name in RuntimeOptions.__struct_fields__:
         if getattr(options, name) != getattr(DEFAULTS, name) and not (name == "draft_length" and is_plain):
-            raise RequestError(f"{name}: expected none, because the deployment file {config} says it")
+            raise RequestError(f"{name}: expected none, because the deployment file {config} sets it")
     deployment = resolve(load_deployment(config), config.stem, target=target)
     return TrtllmBackend.open(deployment, "none" if is_plain else "dflash")
 

@@ -169,7 +169,7 @@ def _check_tools(
     if tool_format is None:
         raise RequestError("tools: expected a chat template with Hermes's or harmony's tool calls, found another")
     if grammar is not None:
-        raise RequestError(f"{grammar.field}: expected none beside tools, found both")
+        raise RequestError(f"{grammar.field}: expected none together with tools, found both")
     return tools, call_grammar(tools, tool_format) if tools.required else None
 
 

@@ -24,7 +24,7 @@ def read_grammar(fields: dict[str, Any]) -> Grammar | None:
     grammar = _response_format(fields.get("response_format", {"type": "text"}))
     if (options := fields.get("structured_outputs")) is not None:
         if grammar is not None:
-            raise RequestError("structured_outputs: expected none beside response_format, found both")
+            raise RequestError("structured_outputs: expected none together with response_format, found both")
         grammar = _structured_outputs(options)
     return None if grammar is None else bounded(grammar)
 

@@ -303,4 +303,4 @@ def test_an_engine_that_onnx_runtime_refuses(engine: Path, tmp_path: Path, damag
         (copy / "manifest.json").write_text(json.dumps(manifest))
     message = refusal(lambda: run_here("generate", copy, "def", "--target", TARGET), EngineError)
     assert f"{copy / 'context.onnx'}: expected a graph that onnxruntime " in message
-    assert "hint: copy the engine with its files in the place of links" in message
+    assert "hint: copy the engine with files instead of links" in message

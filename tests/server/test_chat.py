@@ -36,7 +36,7 @@ def test_a_pipe_is_one_message(engine: Path, chat_target: Path, llm: LLM) -> Non
 def test_nothing_to_say(engine: Path, chat_target: Path) -> None:
     result = chat(engine, chat_target, b" \n")
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == "error: stdin: no message in it\n"
+    assert result.stderr == "error: stdin: expected a message, found nothing\n"
 
 
 def test_a_target_without_a_template(engine: Path, tmp_path: Path) -> None:

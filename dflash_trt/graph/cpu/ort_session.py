@@ -49,7 +49,7 @@ def graph_session(
     except REFUSALS as error:
         raise EngineError(
             f"{directory / file}: expected a graph that onnxruntime {onnxruntime.__version__} loads, found: {error}",
-            hint="copy the engine with its files in the place of links (cp -rL), or build it again",
+            hint="copy the engine with files instead of links (cp -rL), or build it again",
         ) from None
 
 
@@ -67,7 +67,7 @@ def model_session(
     if PROVIDERS[kind] not in (available := onnxruntime.get_available_providers()):
         raise MissingDependencyError(
             f"onnxruntime {onnxruntime.__version__}: expected {PROVIDERS[kind]}, found {', '.join(available)}",
-            hint="pip install onnxruntime-gpu in the place of onnxruntime, or decode with --device cpu",
+            hint="pip install onnxruntime-gpu instead of onnxruntime, or decode with --device cpu",
         )
     options = onnxruntime.SessionOptions()
     # Torch and ONNX Runtime take turns on the same cores: a pool that spins would starve the other.

@@ -126,8 +126,8 @@ def _checked(where: str, prompts: Iterable[Conversation]) -> tuple[Conversation,
         users = roles[1:] if roles[:1] == ["system"] else roles
         if not users or set(users) != {"user"}:
             raise ConfigError(
-                f"{where}: {prompt.id}: expected turns of the user, behind a system prompt or none, found {roles}",
-                hint="what the model said is what it says in the run",
+                f"{where}: {prompt.id}: expected user turns, optionally after a system prompt, found {roles}",
+                hint="leave out what the model said: the run asks it again",
             )
         if not all(turn.text for turn in prompt.turns):
             raise ConfigError(f"{where}: {prompt.id}: expected a text in each turn, found an empty one")
