@@ -116,7 +116,7 @@ def test_a_demanded_call_in_harmony() -> None:
      ({"tools": TOOLS * 65}, "tools: expected a list of at most 128"), ({"tool_choice": "required"}, "tool_choice: "),
      ({"tools": TOOLS, "tool_choice": "all"}, "tool_choice: expected"),
      ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice: expected one"),
-     ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format: expected none together with tools"),
+     ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format: expected none together"),
      ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls: "), ({"reasoning_effort": "much"}, "one of"),
      ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs: expected variables"),
      ({"chat_template_kwargs": {"messages": "x"}}, "400"), ({"chat_template_kwargs": {"tools": []}}, "found tools"),
