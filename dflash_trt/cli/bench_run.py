@@ -13,6 +13,7 @@ import click
 
 from dflash_trt.cli.completion import TARGET
 from dflash_trt.cli.options import PATH, json_option, options
+from dflash_trt.cli.output import resumable
 from dflash_trt.errors import shown
 from dflash_trt.files.command import quoted
 from dflash_trt.targets.dtype import DTYPES
@@ -113,7 +114,8 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
     sweep = request.begin(plan, output, program, _command())
     for warning in sweep.run.warnings:
         click.echo(f"warning: {warning}", err=True)
-    measure(sweep, plan.servers)
+    with resumable(output):
+        measure(sweep, plan.servers)
     print_points(output, as_json=as_json)
     click.echo(f"its curve and tables: dflash-trt bench report {quoted(output)} -o DIR", err=True)
 

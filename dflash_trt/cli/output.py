@@ -8,7 +8,8 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,17 @@ def print_written(
         print_json(command, {"output": str(output), **document})
     else:
         click.echo(output)
+
+
+@contextmanager
+def resumable(state: Path) -> Iterator[None]:
+    """Ctrl-C says that the same command goes on from `state`, where there is something."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if state.exists():
+            click.echo(f"interrupted: the same command continues from {state}", err=True)
+        raise
 
 
 def _escaped(document: str) -> str:

@@ -14,6 +14,7 @@ import click
 
 from dflash_trt.cli.completion import DRAFT
 from dflash_trt.cli.options import PATH, check_picture, options
+from dflash_trt.cli.output import resumable
 from dflash_trt.cli.recipe_options import (
     build_command,
     calibration_option,
@@ -77,16 +78,11 @@ def recover(
     from dflash_trt.quantize.recovery.recover import recover_checkpoint
     from dflash_trt.quantize.recovery.training_state import state_file
 
-    try:
-        with _training_bar(settings["steps"]) as on_step:
-            summary, progress = recover_checkpoint(
-                checkpoint, loaded, features, Settings(**settings), output,
-                ranges=ranges, force=force, threads=threads, on_step=on_step,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        if (state := state_file(output)).exists():
-            click.echo(f"interrupted: the same command continues from {state}", err=True)
-        raise
+    with resumable(state_file(output)), _training_bar(settings["steps"]) as on_step:
+        summary, progress = recover_checkpoint(
+            checkpoint, loaded, features, Settings(**settings), output,
+            ranges=ranges, force=force, threads=threads, on_step=on_step,
+        )  # fmt: skip
     click.echo(_describe(progress), err=True)
     if plot is not None:
         from dflash_trt.observe.plots.loss_plot import draw

@@ -10,7 +10,7 @@ import click
 
 from dflash_trt.cli.completion import DRAFT
 from dflash_trt.cli.options import PATH, num_bytes, options, share
-from dflash_trt.cli.output import human_bytes
+from dflash_trt.cli.output import human_bytes, resumable
 from dflash_trt.cli.recipe_options import calibration_option, features_option, read_checked_draft, target_option
 from dflash_trt.files.command import command_line
 from dflash_trt.progress_display import progress_bar
@@ -60,16 +60,17 @@ def search(draft: str, output: Path, target: str | None, objective: str, force: 
         raise click.UsageError("--objective step-time and --gpu go together")
     checkpoint = read_checked_draft(draft, target)
     from dflash_trt.observe.estimate.drafter_pass import drafter_seconds
-    from dflash_trt.quantize.search.search_job import SearchOptions, search_recipe
+    from dflash_trt.quantize.search.search_job import SearchOptions, journal_file, search_recipe
     from dflash_trt.quantize.search.search_report import loss_text
 
     search_options = SearchOptions(**settings | {"formats": tuple(sorted(set(settings["formats"])))})
     price = None
     if gpu is not None:
         price = drafter_seconds(checkpoint.spec, gpu, search_options.batch_size, search_options.context_tokens)
-    space, best = search_recipe(
-        checkpoint, draft, search_options, output, price=price, force=force, progress=progress_bar
-    )
+    with resumable(journal_file(output)):
+        space, best = search_recipe(
+            checkpoint, draft, search_options, output, price=price, force=force, progress=progress_bar
+        )
     if price is not None:
         before, after = (space.cost(choice) * 1e6 for choice in (space.dense, best.choice))
         click.echo(f"a drafter's pass on {gpu}: {before:.1f} -> {after:.1f} us, estimated", err=True)

@@ -48,8 +48,9 @@ def test_a_searched_recipe_is_an_ordinary_one(searched: Path, tmp_path: Path) ->
 
 @pytest.mark.full
 def test_a_search_that_was_stopped_goes_on(
-    searched: Path, features: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    searched: Path, features: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """Same bytes as one that was not; nothing is measured twice."""
     measured: list[str] = []
     measure = recipe_judge.Journal.measure
@@ -70,6 +71,7 @@ def test_a_search_that_was_stopped_goes_on(
     with pytest.raises((KeyboardInterrupt, click.exceptions.Abort)):
         search(features[NAME], tmp_path / "own.yaml")
     assert [path.name for path in tmp_path.iterdir()] == ["own.yaml.journal"]
+    assert f"interrupted: the same command continues from {tmp_path}/own.yaml.journal\n" in capsys.readouterr().err
     with pytest.raises(BuildError, match=r"own\.yaml\.journal: expected measurements of this draft"):
         search(features[NAME], tmp_path / "own.yaml", "--seed", 1)
     stop_after(100)

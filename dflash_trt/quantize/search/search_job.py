@@ -59,6 +59,11 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
+def journal_file(output: Path) -> Path:
+    """What a search of the recipe `output` has measured so far; there only until it is done."""
+    return output.with_name(f"{output.name}.journal")
+
+
 def search_recipe(
     draft: DraftCheckpoint,
     name: str,
@@ -93,7 +98,7 @@ def search_recipe(
             held_out = stack.enter_context(open_features(options.held_out, draft.spec))
             splits = _whole(file), _whole(held_out)
         advance = stack.enter_context(progress(num_measurements(space), "measuring recipes"))
-        journal = Journal(output.with_name(f"{output.name}.journal"), _fingerprint(draft, options))
+        journal = Journal(journal_file(output), _fingerprint(draft, options))
         opener = _opener(draft, space, ranges, file.facts)
         result = search(space, RecipeJudge(opener, space.dense, splits, journal, advance), options.max_tau_loss)
     _check_max_bytes(space.checkpoint_bytes(result.best.choice), options, " within --max-tau-loss")
