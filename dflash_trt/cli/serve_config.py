@@ -45,7 +45,9 @@ LAUNCHERS = ("slurm", "kubernetes")
     help="Whose configuration; needed without --list. dynamo-*: a DynamoGraphDeployment.",
 )
 @click.option("--launcher", type=click.Choice(LAUNCHERS), help="Write an sbatch script or Kubernetes manifests.")
-@click.option("--image", help="Container image; the runtime's own release unless given.")
+@click.option(
+    "--image", help="Container image; the runtime's own release unless given; none: Slurm without containers."
+)
 @click.option("--models", metavar="DIR", help="Directory of the weights in the cluster. Default: /models.")
 @click.option("--replicas", type=click.IntRange(min=1), help="Servers in the cluster. Default: 1.")
 @click.option("--method", type=click.Choice(METHODS), default="dflash", show_default=True, help="Decoding method.")

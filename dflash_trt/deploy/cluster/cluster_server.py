@@ -26,6 +26,8 @@ IMAGES = {
     "vllm": "vllm/vllm-openai:v{}",
     "sglang": "lmsysorg/sglang:v{}",
 }
+NO_IMAGE = "none"
+"""In place of an image: run what the nodes have installed, which pods cannot."""
 MODELS = re.compile(r"/[\w./-]+")
 IMAGE = re.compile(r"[\w./][\w./:@#+-]*")
 MAX_NAME = 40

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from dflash_trt.deploy.cluster.cluster_server import CONFIG, ClusterServer
+from dflash_trt.deploy.cluster.cluster_server import CONFIG, NO_IMAGE, ClusterServer
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line
 
@@ -83,6 +83,8 @@ def config_maps(server: ClusterServer) -> list[Manifest]:
 
 def pod_spec(server: ClusterServer, container: str, command: list[str], arguments: Sequence[str] = ()) -> Manifest:
     """A pod with one node's share of the GPUs, the weights, the configuration and shared memory for NCCL."""
+    if server.image == NO_IMAGE:
+        raise ConfigError(f"--image: expected an image, as pods run nothing else, found {NO_IMAGE}")
     mounts = [{"name": "models", "mountPath": server.models}, {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
     volumes: list[Manifest] = [
         {"name": "models", "persistentVolumeClaim": {"claimName": CLAIM}},

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An sbatch script: trtllm-serve on all ranks of a job, in containers of pyxis."""
+"""An sbatch script: trtllm-serve on all ranks of a job, in containers of pyxis or as the nodes have it."""
 
 from __future__ import annotations
 
-from dflash_trt.deploy.cluster.cluster_server import CONFIG, ClusterServer
+from dflash_trt.deploy.cluster.cluster_server import CONFIG, NO_IMAGE, ClusterServer
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line
 
@@ -21,11 +21,20 @@ def sbatch_script(server: ClusterServer) -> str:
     if broken := [word for word in server.words if word.split() != [word]]:
         raise ConfigError(f"--launcher slurm: expected no white space in the command, found {broken[0]!r}")
     assert server.config is not None
-    command = ["trtllm-llmapi-launch", *server.words]
+    command = command_line(["trtllm-llmapi-launch", *server.words])
+    if server.image == NO_IMAGE:
+        needs, place = "TensorRT-LLM on every node", f"  --chdir={server.models} \\\n"
+        command = command.replace(CONFIG, '"$config"')
+    else:
+        needs = "pyxis"
+        place = f"""  --container-image={command_line([_enroot_image(server.image)])} \\
+  --container-mounts="{server.models}:{server.models},$config:{CONFIG}" \\
+  --container-workdir={server.models} \\
+"""
     host = server.words[server.words.index("--host") + 1]
     return f"""#!/bin/bash
 {server.head}
-# sbatch THIS_FILE, from a directory that every node sees. Needs pyxis, and Slurm built with PMIx.
+# sbatch THIS_FILE, from a directory that every node sees. Needs {needs}, and Slurm built with PMIx.
 # Answers on {host}:{server.port} of the job's first node; serve-config --host says where else.
 #SBATCH --job-name={server.name}
 #SBATCH --nodes={server.nodes}
@@ -35,8 +44,8 @@ def sbatch_script(server: ClusterServer) -> str:
 set -euo pipefail
 
 config="$SLURM_SUBMIT_DIR/{server.name}-$SLURM_JOB_ID.yaml"
-if [[ $config == *[,:]* ]]; then
-  echo "error: expected a directory without , and : which divide container mounts, found $SLURM_SUBMIT_DIR" >&2
+if [[ $config == *[,:[:space:]]* ]]; then
+  echo "error: expected a path without , : and spaces, at which it is split, found $SLURM_SUBMIT_DIR" >&2
   exit 1
 fi
 trap 'rm -f "$config"' EXIT
@@ -47,10 +56,7 @@ cat > "$config" <<'END_OF_CONFIG'
 export HF_HOME={server.models} HF_HUB_OFFLINE=1
 
 srun --mpi=pmix \\
-  --container-image={command_line([_enroot_image(server.image)])} \\
-  --container-mounts="{server.models}:{server.models},$config:{CONFIG}" \\
-  --container-workdir={server.models} \\
-  {command_line(command)}
+{place}  {command}
 """
 
 

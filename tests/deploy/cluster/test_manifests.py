@@ -256,6 +256,7 @@ def test_long_names_are_cut_and_stay_apart(
         ((NATIVE, "--runtime", "trtllm", "--launcher", "slurm", "--replicas", "2"), "--replicas: expected 1"),
         ((NATIVE, "--runtime", "trtllm", *KUBERNETES, "--image", "-x"), "--image: expected a name such as"),
         ((NATIVE, "--runtime", "dynamo-trtllm", "--image", ""), "--image: expected a name such as"),
+        ((NATIVE, "--runtime", "trtllm", *KUBERNETES, "--image", "none"), "--image: expected an image, as pods run"),
         ((NATIVE, "--runtime", "trtllm", *KUBERNETES, "--models", "/a b"), "--models: expected an absolute path"),
         ((NATIVE, "--runtime", "trtllm", *KUBERNETES, "--models", "/a/../b"), "--models: expected an absolute path"),
         ((*HERE, "--runtime", "trtllm", *KUBERNETES), "target: expected a directory below --models /models"),
@@ -286,8 +287,9 @@ def shellcheck(script: Path) -> None:
 @pytest.mark.parametrize("name", [NATIVE, ENGINE, "two-nodes"])
 def test_scripts_pass_shellcheck(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.sh"
-    script.write_text(written(capsys, name, "trtllm", "--launcher", "slurm", "--image", "registry/image:1"))
-    shellcheck(script)
+    for image in ("registry/image:1", "none"):
+        script.write_text(written(capsys, name, "trtllm", "--launcher", "slurm", "--image", image))
+        shellcheck(script)
     if name == "two-nodes":
         documents = read(written(capsys, name, "trtllm", *KUBERNETES))
         for _, spec in pods(documents):

@@ -23,9 +23,10 @@ from tests.trtllm.fake_package import write_launcher, write_package
 # Mounts are what a container would see: here the source takes the place of the path in it.
 SRUN = """#!/bin/bash
 set -eu
+mounts=()
 while [[ $1 == --* ]]; do
   case $1 in
-    --mpi=pmix | --container-image=registry/image:1 | --container-workdir="$MODELS") ;;
+    --mpi=pmix | --container-image=registry/image:1 | --container-workdir="$MODELS" | --chdir="$MODELS") ;;
     --container-mounts=*) IFS=, read -ra mounts <<< "${1#*=}" ;;
     *) echo "unknown option $1" >&2; exit 2 ;;
   esac
@@ -67,13 +68,14 @@ def test_a_directory_that_cannot_be_mounted_is_refused(tmp_path: Path) -> None:
     (directory := tmp_path / "a,b").mkdir()
     environment = os.environ | {"SLURM_SUBMIT_DIR": str(directory), "SLURM_JOB_ID": "7"}
     result = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stderr[:44]) == (1, "error: expected a directory without , and : ")
+    assert (result.returncode, result.stderr[:45]) == (1, "error: expected a path without , : and spaces")
     assert list(directory.iterdir()) == []
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("image", ["registry/image:1", "none"])
 @pytest.mark.parametrize("is_engine", [True, False], ids=["engine", "native"])
-def test_the_script_runs_to_its_end(tmp_path: Path, is_engine: bool) -> None:
+def test_the_script_runs_to_its_end(tmp_path: Path, is_engine: bool, image: str) -> None:
     models, programs = tmp_path / "models", tmp_path / "programs"
     models.mkdir()
     programs.mkdir()
@@ -85,7 +87,7 @@ def test_the_script_runs_to_its_end(tmp_path: Path, is_engine: bool) -> None:
         shutil.copytree(FIXTURES / "tiny-qwen3-dflash", draft)
     written = run(
         "serve-config", draft, "--target", models / "target", "--gpus", "b200x2", "--runtime", "trtllm",
-        "--launcher", "slurm", "--models", models, "--image", "registry/image:1", "--port", 8123,
+        "--launcher", "slurm", "--models", models, "--image", image, "--port", 8123,
     )  # fmt: skip
     assert written.returncode == 0, written.stderr
     (programs / "srun").write_text(SRUN)
