@@ -20,7 +20,7 @@ from dflash_trt.server.http_error import HttpError
 from dflash_trt.server.limits import Admission, BodyReader, decode_object
 from dflash_trt.server.prometheus import ServerMetrics
 from dflash_trt.server.requests import CompletionRequest, parse_request, read_messages
-from dflash_trt.server.response_items import ResponseBuilder
+from dflash_trt.server.response_items import ResponseBuilder, names_of_a_response
 from dflash_trt.server.responses import Json
 from dflash_trt.server.streaming import EventStream, cancel_on_disconnect
 from dflash_trt.server.tokenizing import TokenizerPool
@@ -121,6 +121,8 @@ class Endpoints:
             http_request.client.host if http_request.client else ""
         )
         with ExitStack() as admission:  # until all sequences are computed
+            if is_response:
+                admission.enter_context(names_of_a_response())
             span = None
             if self._tracing is not None:
                 operation = "chat" if is_chat else "text_completion"

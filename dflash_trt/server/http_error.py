@@ -10,7 +10,7 @@ from typing import Any
 from dflash_trt.errors import DFlashError, RequestError
 from dflash_trt.server.log import log
 
-FIELD = re.compile(r"([a-z_]+)(\[\d+\])*: ")
+FIELD = re.compile(r"([a-z_.]+)(\[\d+\])*: ")
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 

@@ -6,13 +6,15 @@ Nothing is stored, so a conversation is sent whole each time.
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from dflash_trt.errors import RequestError, shown
+from dflash_trt.server.http_error import HttpError
 
 Json = dict[str, Any]
 SAME_FIELDS = {
@@ -30,6 +32,12 @@ DEFAULT_ONLY: dict[str, tuple[object, ...]] = {
     "include": ([], ["reasoning.encrypted_content"]),
 }
 """Fields that are not supported, with the values that have no effect."""
+NAMES = {
+    "max_tokens": "max_output_tokens", "messages": "input", "prompt": "input", "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}  # fmt: skip
+"""Of a chat's fields, in a response."""
+CHAT_FIELD = re.compile(rf"({'|'.join(NAMES)})(\[[^:]*)?: ")
 OTHER_FIELDS = {"input", "instructions", "max_output_tokens", "reasoning", "text", "tools", "tool_choice"}
 TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -194,9 +202,9 @@ def _chat(fields: Json) -> Json:
         is_schema = isinstance(form, dict) and form.get("type") == "json_schema"
         chat["response_format"] = {"type": "json_schema", "json_schema": form} if is_schema else form
     if "tools" in fields:
-        chat["tools"] = _nested(fields["tools"], "tools")
+        chat["tools"] = _tools(fields["tools"])
     if "tool_choice" in fields:
-        (chat["tool_choice"],) = _nested([fields["tool_choice"]], "tool_choice")
+        chat["tool_choice"] = _nested(fields["tool_choice"])
     if fields.get("stream"):
         chat["stream_options"] = {"include_usage": True}
     return chat
@@ -209,21 +217,38 @@ def _object(fields: Json, name: str) -> Json:
     return value
 
 
-def _nested(values: object, name: str) -> list[object]:
-    """Functions as a chat has them: their fields are an object of their own."""
+def _tools(values: object) -> list[object]:
     if not isinstance(values, list):
-        raise RequestError(f"{name}: expected a list, found {shown(values)}")
-    return [
-        {"type": "function", "function": {key: item for key, item in value.items() if key != "type"}}
-        if isinstance(value, dict) and value.get("type") == "function"
-        else value
-        for value in values
-    ]
+        raise RequestError(f"tools: expected a list, found {shown(values)}")
+    tools = [_nested(value) for value in values]
+    if wrong := next((value for value, tool in zip(values, tools, strict=True) if value is tool), None):
+        raise RequestError(f'tools: expected {{"type": "function", "name": text, ...}}, found {shown(wrong)}')
+    return tools
+
+
+def _nested(value: object) -> object:
+    """A function as a chat has it, whose fields are an object of their own; the same where it is none."""
+    if not isinstance(value, dict) or value.get("type") != "function":
+        return value
+    return {"type": "function", "function": {key: item for key, item in value.items() if key != "type"}}
+
+
+@contextmanager
+def names_of_a_response() -> Iterator[None]:
+    """Errors about what the chat was made of name the response's own field."""
+    try:
+        yield
+    except (RequestError, HttpError) as error:
+        if found := CHAT_FIELD.match(error.message):
+            error.message = f"{NAMES[found[1]]}: {error.message[found.end() :]}"
+        raise
 
 
 def _messages(fields: Json) -> Iterator[Json]:
     """Calls that follow each other are one message; reasoning is left out, as it is in a chat."""
     if "instructions" in fields:
+        if not isinstance(fields["instructions"], str):
+            raise RequestError(f"instructions: expected a text, found {shown(fields['instructions'])}")
         yield {"role": "system", "content": fields["instructions"]}
     items = fields.get("input")
     if isinstance(items, str):
