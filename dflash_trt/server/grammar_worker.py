@@ -17,6 +17,7 @@ from typing import Any
 from dflash_trt.errors import DFlashError, RequestError
 from dflash_trt.runtime.guided_decoding import compile_grammar, read_vocabulary
 from dflash_trt.runtime.sampling import Grammar
+from dflash_trt.server.http_error import HttpError
 
 COMPILE_SECONDS = 10.0
 """Time limit for one grammar."""
@@ -24,6 +25,9 @@ COMPILE_BYTES = 2**30
 """Address space for one grammar: the regex a?a?..., 30,000 items long, took 4 GiB within 10 s."""
 MAX_COMPILED_BYTES = 2**26
 """What a compiled grammar may take, as xgrammar counts it."""
+JOIN_SECONDS = 1.0
+FORKSERVER_ENDED = 255
+"""multiprocessing's exit code where it cannot know."""
 NICENESS = 10
 """Decoding goes first."""
 
@@ -49,10 +53,16 @@ class GrammarWorker:
     def compile(self, grammar: Grammar) -> str:
         """The compiled grammar, serialised; RequestError for one that does not compile.
 
-        EOFError, or OSError, where the process has ended.
+        EOFError, or OSError, where the process has ended; HttpError 503 where SIGTERM has ended it.
         """
-        self._connection.send(grammar)
-        answer = self._connection.recv()
+        try:
+            self._connection.send(grammar)
+            answer = self._connection.recv()
+        except (EOFError, OSError):
+            self._process.join(JOIN_SECONDS)
+            if self._process.exitcode in (-signal.SIGTERM, FORKSERVER_ENDED):
+                raise HttpError(503, "the process that compiles grammars was ended") from None
+            raise
         if isinstance(answer, RequestError):
             raise answer
         return str(answer)

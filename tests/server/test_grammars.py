@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import resource
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from dflash_trt.errors import DFlashError, RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.guided_decoding import GrammarCompiler
+from dflash_trt.runtime.guided_decoding import GrammarCompiler, read_vocabulary
 from dflash_trt.runtime.sampling import Grammar
 from dflash_trt.server import grammar_worker, grammars
 from dflash_trt.server.grammars import MAX_COMPILING, MAX_COMPILING_PER_CLIENT, GrammarProcesses
@@ -133,6 +134,8 @@ def test_a_grammar_that_takes_all_memory(compiler: GrammarCompiler, monkeypatch:
 
 
 def test_a_process_that_ends(compiler: GrammarCompiler) -> None:
+    """By the kernel where memory is short, and by a service manager that ends all processes of the server's."""
+
     async def test() -> None:
         processes = GrammarProcesses(lambda: compiler)
         await processes.compile(KINDS[0])
@@ -140,10 +143,20 @@ def test_a_process_that_ends(compiler: GrammarCompiler) -> None:
         task = asyncio.create_task(processes.compile(endless(0)))
         while not processes.num_active:
             await asyncio.sleep(0)
-        worker.kill()  # as the kernel does where memory is short
+        worker.kill()
         with pytest.raises(RequestError, match="expected a regex that compiles without ending the compiler"):
             await task
         await processes.compile(KINDS[1])
+        task = asyncio.create_task(processes.compile(endless(1)))
+        while not processes.num_active:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.1)  # it has begun
+        for child in multiprocessing.active_children():
+            child.terminate()
+        with pytest.raises(HttpError, match="the process that compiles grammars was ended") as refusal:
+            await task
+        assert refusal.value.status == 503
+        await processes.compile(KINDS[3])
         for place in processes.places:
             if place.worker is not None:
                 place.worker.kill()  # while it waits
@@ -182,3 +195,12 @@ def test_the_end_of_the_drain(compiler: GrammarCompiler) -> None:
                 await late
 
     run(test)
+
+
+def test_a_grammar_that_is_large_when_compiled(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_worker, "MAX_COMPILED_BYTES", 2**10)
+    compile_with = read_vocabulary(compiler.vocabulary)
+    assert isinstance(grammar_worker._compile(compile_with, KINDS[2], 2**30), str)
+    refusal = grammar_worker._compile(compile_with, KINDS[1], 2**30)
+    assert isinstance(refusal, RequestError)
+    assert "expected a json_schema that compiles in at most 1024 MiB" in refusal.message
