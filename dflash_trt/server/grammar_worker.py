@@ -25,7 +25,7 @@ COMPILE_BYTES = 2**30
 """Address space for one grammar: the regex a?a?..., 30,000 items long, took 4 GiB within 10 s."""
 MAX_COMPILED_BYTES = 2**26
 """What a compiled grammar may take, as xgrammar counts it."""
-JOIN_SECONDS = 1.0
+JOIN_SECONDS = 10.0
 FORKSERVER_ENDED = 255
 """multiprocessing's exit code where it cannot know."""
 NICENESS = 10
