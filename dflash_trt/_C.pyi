@@ -267,6 +267,9 @@ class KVInjectionAttributes:
         fp8_cache: int,
     ) -> None: ...
 
+def kv_injection_attention_check(attributes: KVInjectionAttributes, batch: int, block: int) -> None:
+    """Raises ValueError, naming the first that is beyond the plugin's limits; batch and block are B and S."""
+
 def kv_injection_attention_reference(
     attributes: KVInjectionAttributes, inputs: Sequence[_Tensor], out: _Tensor
 ) -> None:

@@ -42,6 +42,10 @@ static size_t workspace_bytes(const attention::Attributes& attributes, const Inp
   return workspace_size(params);
 }
 
+static void check(const attention::Attributes& attributes, int32_t batch, int32_t block) {
+  refuse(check_limits(attributes, batch, block));
+}
+
 static attention::Kernel kernel_named(const std::string& name) {
   if (name == "best") return attention::Kernel::kBest;
   if (name == "mma") return attention::Kernel::kMma;
@@ -128,6 +132,7 @@ static void bind_attributes(nb::module_& module) {
 void bind_kv_injection(nb::module_& module) {
   bind_attributes(module);
   module.def("cuda_architectures", &cuda_architectures);
+  module.def("kv_injection_attention_check", &check, nb::arg("attributes"), nb::arg("batch"), nb::arg("block"));
   module.def("kv_injection_attention_reference", &compute_reference, nb::arg("attributes"),
              nb::arg("inputs"), nb::arg("out"));
   module.def("kv_injection_attention_workspace_bytes", &workspace_bytes, nb::arg("attributes"),

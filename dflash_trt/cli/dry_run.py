@@ -16,7 +16,7 @@ from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, GpuMemory
 from dflash_trt.deploy.resolve import ResolvedDeployment, plan_sizes, resolve
 from dflash_trt.engine.drafter_memory import drafter_memory
 from dflash_trt.engine.manifest import read_manifest, read_parts
-from dflash_trt.engine.plan import check_precision
+from dflash_trt.engine.plan import check_limits, check_precision
 from dflash_trt.errors import ConfigError
 
 
@@ -48,6 +48,7 @@ def print_plan_dry_run(engine: Path, plans: PlanRequest, *, as_json: bool) -> No
     manifest = read_manifest(engine)
     options = plans.options(manifest.plan_options)
     check_precision(manifest.quantization.algorithms(), options.hardware_compatibility, None)
+    check_limits(manifest.draft, options.max_batch_size, options.max_seq_len)
     part, of_part = read_parts(engine, manifest)[0]
     commands = trtexec_commands(engine, manifest.draft, manifest.num_ranks, options, plans.timing_cache)
     memory = drafter_memory(of_part, options, part)
@@ -67,8 +68,10 @@ def _planned_commands(deployment: ResolvedDeployment, output: Path, plans: PlanR
     options = plans.options(plan_sizes(deployment))
     gpu = deployment.gpus.gpu
     check_precision(set(deployment.algorithms.values()), options.hardware_compatibility, gpu.compute_capability)
+    spec = deployment.draft_sizes.spec
+    check_limits(spec, options.max_batch_size, options.max_seq_len)
     ranks = deployment.draft_tensor_parallel if deployment.mode == "engine" else 1
-    return trtexec_commands(output, deployment.draft_sizes.spec, ranks, options, plans.timing_cache)
+    return trtexec_commands(output, spec, ranks, options, plans.timing_cache)
 
 
 def _print_commands(commands: list[str]) -> None:

@@ -9,6 +9,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from dflash_trt import _C
+from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
+from dflash_trt.engine.graphs import MAX_CONTEXT
 from dflash_trt.engine.machine import Gpu
 from dflash_trt.errors import BuildError, EngineError
 from dflash_trt.files.command import quoted
@@ -121,6 +124,44 @@ def check_precision(
                 f"{needing[0]}: expected a GPU of SM {needed} or newer, found SM {here}",
                 hint=f"build --recipe {recipes}",
             )
+
+
+def check_limits(spec: PartialDraftSpec, max_batch_size: int, max_seq_len: int) -> None:
+    """Raises BuildError for a draft, batch or context that the attention plugin does not take.
+
+    TensorRT would ask the plugin on the GPU machine, once the plan of the context graph is built, and about contexts
+    never: the plugin answers NaN to longer ones.
+    """
+    if max_seq_len > MAX_CONTEXT:
+        raise BuildError(
+            f"max_seq_len: expected at most {MAX_CONTEXT}, which the attention plugin reads, found {max_seq_len}",
+            hint="lower max_seq_len, or run the draft in ONNX Runtime",
+        )
+    for batch, block, hint in (
+        (1, spec.block_size, "run the draft in ONNX Runtime, which takes any"),
+        (max_batch_size, 1, "lower max_batch_size"),
+    ):
+        try:
+            _C.kv_injection_attention_check(_attributes(spec), batch, block)
+        except ValueError as problem:
+            raise BuildError(f"the attention plugin's {problem}", hint=hint) from None
+
+
+def _attributes(spec: PartialDraftSpec) -> _C.KVInjectionAttributes:
+    """Of any layer, with values that fit for all but its sizes."""
+    return _C.KVInjectionAttributes(
+        layer=0,
+        num_heads=spec.num_attention_heads,
+        num_kv_heads=spec.num_key_value_heads,
+        head_dim=spec.head_dim,
+        rms_norm_eps=1e-6,
+        softmax_scale=1.0,
+        sliding_window=0,
+        causal=0,
+        k_scale=1.0,
+        v_scale=1.0,
+        fp8_cache=0,
+    )
 
 
 def is_served(plan: Plan, gpu: Gpu, tensorrt: str) -> bool:

@@ -3,13 +3,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string_view>
 
 #include "common/text.h"
-#include "kv_injection_attention/check.h"
 
 namespace dflash::kv_injection {
 namespace {
@@ -98,17 +96,11 @@ void require_format_version(std::span<const PluginField> fields) {
                                   version, "; build the engine with this library"));
 }
 
-// Asks check_sizes with sizes and dtypes that fit: whatever it finds is an attribute's.
 void check_values(const Attributes& attributes) {
   if (attributes.fp8_cache != 0 && attributes.fp8_cache != 1) {
     refuse("fp8_cache", text("expected 0 or 1, found ", attributes.fp8_cache));
   }
-  Params probe = make_params(attributes);
-  probe.block = probe.slots = probe.max_pages = 1;
-  probe.layers = std::numeric_limits<int32_t>::max();
-  probe.block_dtype = DType::kBF16;
-  probe.cache_dtype = attributes.fp8_cache != 0 ? DType::kF8E4M3 : DType::kBF16;
-  if (const Problem problem = check_sizes(probe)) throw std::invalid_argument("field " + *problem);
+  if (const Problem problem = check_limits(attributes, 0, 1)) throw std::invalid_argument("field " + *problem);
 }
 
 }  // namespace

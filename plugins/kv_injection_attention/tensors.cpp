@@ -161,6 +161,17 @@ Params make_params(const Attributes& attributes) {
   return p;
 }
 
+Problem check_limits(const Attributes& attributes, int32_t batch, int32_t block) {
+  Params probe = make_params(attributes);
+  probe.batch = batch;
+  probe.block = block;
+  probe.slots = probe.max_pages = 1;
+  probe.layers = std::numeric_limits<int32_t>::max();
+  probe.block_dtype = DType::kBF16;
+  probe.cache_dtype = attributes.fp8_cache != 0 ? DType::kF8E4M3 : DType::kBF16;
+  return check_sizes(probe);
+}
+
 Params make_params(const Attributes& attributes, std::span<const Tensor> inputs,
                    const Tensor& out) {
   const Tensor &qkv = inputs[kQkv], &page_table = inputs[kPageTable];

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "kv_injection_attention/append.h"
+#include "kv_injection_attention/check.h"
 #include "kv_injection_attention/params.h"
 
 namespace dflash::kv_injection {
@@ -65,6 +66,9 @@ Params make_params(const Attributes& attributes, std::span<const Tensor> inputs,
 
 // Only the attributes; all sizes are 0.
 Params make_params(const Attributes& attributes);
+
+// Asks check_sizes with sizes and dtypes that fit besides: whatever it finds is one of these.
+Problem check_limits(const Attributes& attributes, int32_t batch, int32_t block);
 
 // The inputs of an append, in order.
 enum AppendInput : int32_t {

@@ -20,9 +20,16 @@ from tests.checkpoint.samples import refusal
 from tests.contract.machine import B300, H200, pretend
 from tests.contract.recorder import VERSIONS, Recorder
 from tests.engines import build
+from tests.reference.synthetic import DraftSizes, write_random_draft
 
 SMALL = PlanOptions(max_batch_size=4, max_seq_len=64, max_num_tokens=100)
 PLANS = ["context.plan", "draft.plan"]
+
+
+@pytest.fixture
+def draft_dir(tmp_path: Path) -> Path:
+    """With heads that the plugin takes."""
+    return write_random_draft(tmp_path / "draft", dialect="gpt_oss", sizes=DraftSizes(head_dim=64))
 
 
 @pytest.fixture

@@ -208,6 +208,8 @@ def _attention(inputs: Sequence[Shape], attributes: dict[str, int]) -> Shape:
     """The table of plugins/kv_injection_attention/tensors.h."""
     qkv, pointers, table = inputs[0], inputs[4], inputs[6]
     _expect(len(qkv) == 3 and len(pointers) == 1 and len(table) == 2, f"qkv {text(qkv)} and page_table {text(table)}")
+    layer = attributes["layer"]
+    _expect(layer < pointers[0].factor, f"layer {layer} of {pointers[0]} context_pointers")
     B, S, _ = qkv
     N, G, D = (Extent(attributes[name]) for name in ("num_heads", "num_kv_heads", "head_dim"))
     block = (B, S, Extent((N.factor + 2 * G.factor) * D.factor))

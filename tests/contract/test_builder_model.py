@@ -168,6 +168,10 @@ def one_kv_head_less(g: Graph) -> None:
     attribute.i -= 1
 
 
+def layer_without_a_pointer(g: Graph) -> None:
+    g.set(next(node for node in g.graph.node if node.op_type == ATTENTION), "layer", 2)
+
+
 def another_output(g: Graph) -> None:
     g.graph.output[0].type.tensor_type.shape.dim[1].dim_value += 1
 
@@ -234,6 +238,7 @@ PLANTED: list[tuple[str, str, Callable[[Graph], None], str]] = [
     ("bf16", "draft", another_width, "Reshape of "),
     ("bf16", "draft", split_too_wide, "Split of "),
     ("bf16", "draft", one_kv_head_less, "input 0: expected ["),
+    ("bf16", "draft", layer_without_a_pointer, "layer 2 of 2 context_pointers"),
     ("bf16", "draft", another_output, "hidden: declared ["),
     ("bf16", "draft", computed_shape, "input 1 is no initializer"),
     ("bf16", "draft", beyond_the_file, "are not in model.safetensors"),

@@ -261,6 +261,14 @@ def test_an_engine_of_other_ranks_is_refused(tmp_path: Path, monkeypatch: pytest
         assert message in str(refused)
 
 
+@pytest.mark.parametrize("sizes", [{"max_batch_size": 257}, {"max_seq_len": 131073}])
+def test_what_the_plugin_does_not_take_is_refused(sizes: dict[str, int]) -> None:
+    pair = {"draft": str(FIXTURES / "tiny-gpt-oss-dflash"), "target": str(FIXTURES / "tiny-gpt-oss"), "gpus": "b300x2"}
+    fitting = changed(**pair, recipe="bf16", draft_tensor_parallel=None)
+    for file, is_refused in (fitting, False), (msgspec.structs.replace(fitting, **sizes), True):
+        assert ("plugin-limits" in {f.rule for f in found(resolve(file, "x"))}) == is_refused
+
+
 def test_nothing_fits_where_nothing_is_left() -> None:
     """A pool of no size needs nothing, but the rest must still fit."""
     load = asked(resolve(changed(max_batch_size=4096, max_num_tokens=65536, draft_attention="VANILLA"), "x"), "trtllm")

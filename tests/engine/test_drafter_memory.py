@@ -26,9 +26,9 @@ from tests.paths import FIXTURES
 OPTIONS = PlanOptions(max_batch_size=3, max_seq_len=50, max_num_tokens=40, workspace_bytes=7)
 
 
-def test_it_is_what_the_drafter_allocates(draft_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_what_the_drafter_allocates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tmp_path / "engine"
-    build(draft_dir, engine)
+    build(FIXTURES / "tiny-gpt-oss-dflash", engine)
     pretend(monkeypatch, tmp_path, VERSIONS[0])
     manifest = add_plans(engine, OPTIONS)
     memory = drafter_memory(manifest, OPTIONS, engine)

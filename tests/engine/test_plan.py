@@ -8,10 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.machine import Gpu
-from dflash_trt.engine.plan import Compatibility, Plan, check_plan, check_precision, is_served
+from dflash_trt.engine.plan import Compatibility, Plan, check_limits, check_plan, check_precision, is_served
 from dflash_trt.errors import BuildError, EngineError
 from tests.checkpoint.samples import refusal
+from tests.paths import FIXTURES
 
 B300 = Gpu(name="NVIDIA B300", compute_capability="10.3")
 GB300 = Gpu(name="NVIDIA GB300", compute_capability="10.3")
@@ -22,6 +24,7 @@ PLAN = Plan(
     file="draft.plan", made_from=FILES, tensorrt="11.1.0.106", gpu="NVIDIA B300", compute_capability="10.3",
     plugin_sha256="p", workspace_bytes=1, hardware_compatibility="none", version_compatible=False, profiles=(),
 )  # fmt: skip
+SPEC = read_draft(FIXTURES / "tiny-gpt-oss-dflash").spec
 DIRECTORY = Path("engine")
 
 
@@ -41,6 +44,26 @@ def test_precisions(algorithm: str, sm: tuple[int, int], words: str | None) -> N
         check_precision({algorithm}, "none", sm)
     else:
         assert words in refusal(lambda: check_precision({algorithm}, "none", sm), BuildError)
+
+
+@pytest.mark.parametrize(
+    ("facts", "batch", "context", "words"),
+    [
+        ({}, 256, 131072, None),
+        ({"head_dim": 256, "block_size": 32}, 1, 1, None),
+        ({"head_dim": 80}, 1, 1, "plugin's head_dim: expected 64, 96, 128 or 256, found 80\nhint: run the draft"),
+        ({"block_size": 33}, 1, 1, "plugin's block: expected 1 to 32, found 33\nhint: run the draft in ONNX"),
+        ({}, 257, 1, "plugin's batch: expected 0 to 256, found 257\nhint: lower max_batch_size"),
+        ({}, 1, 131073, "max_seq_len: expected at most 131072, which the attention plugin reads, found 131073"),
+    ],
+)
+def test_limits_of_the_plugin(facts: dict[str, int], batch: int, context: int, words: str | None) -> None:
+    """Asked of the plugin's own check; TensorRT would ask it after minutes, on the GPU machine."""
+    spec = msgspec.structs.replace(SPEC, **facts)
+    if words is None:
+        check_limits(spec, batch, context)
+    else:
+        assert words in refusal(lambda: check_limits(spec, batch, context), BuildError)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from dflash_trt.builder.tensorrt.reuse import link
 from dflash_trt.builder.tensorrt.timing_cache import TimingCache
 from dflash_trt.engine import machine, tensorrt_api
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts, sha256
-from dflash_trt.engine.plan import Plan, PlanOptions, check_precision, is_served
+from dflash_trt.engine.plan import Plan, PlanOptions, check_limits, check_precision, is_served
 from dflash_trt.engine.plugin_library import plugin_library
 from dflash_trt.files.write import OutputKind, new_directory, new_file
 
@@ -28,13 +28,14 @@ def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache:
 
     Where ranks share the drafter, theirs are built in their place, all of them here: those of a graph differ in
     weights only. Raises MissingDependencyError without TensorRT, GPU or plugin, BuildError when the GPU lacks the
-    graphs' precision or TensorRT refuses one; the directory then serves ONNX Runtime as before, and keeps `options` for
-    the next try.
+    graphs' precision, the plugin does not take the draft or `options`, or TensorRT refuses a graph; the directory then
+    serves ONNX Runtime as before, and keeps `options` for the next try where they can be right.
     """
     manifest = read_manifest(directory)
     options = options or manifest.plan_options or PlanOptions()
     algorithms = manifest.quantization.algorithms()
     check_precision(algorithms, options.hardware_compatibility, None)
+    check_limits(manifest.draft, options.max_batch_size, options.max_seq_len)
     if options != manifest.plan_options:
         manifest = msgspec.structs.replace(manifest, plan_options=options)
         _write_manifest(directory, manifest)

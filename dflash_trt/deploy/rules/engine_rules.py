@@ -9,7 +9,7 @@ from pathlib import Path
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, error
 from dflash_trt.engine.manifest import read_num_ranks
-from dflash_trt.engine.plan import check_precision
+from dflash_trt.engine.plan import check_limits, check_precision
 from dflash_trt.errors import BuildError
 from dflash_trt.files.read import is_directory
 
@@ -22,6 +22,7 @@ def engine_rules(config: CheckedConfig) -> Iterator[Finding]:
         yield from _release(config)
         yield from _ranks(config)
         yield from _precision(config)
+        yield from _limits(config)
 
 
 def _release(config: CheckedConfig) -> Iterator[Finding]:
@@ -64,3 +65,13 @@ def _precision(config: CheckedConfig) -> Iterator[Finding]:
         check_precision(set(config.algorithms.values()), "none", config.gpus.gpu.compute_capability)
     except BuildError as refused:
         yield Finding("precision", ERROR, MODEL, refused.message, refused.hint or "")
+
+
+def _limits(config: CheckedConfig) -> Iterator[Finding]:
+    """Our attention plugin takes batches, contexts and heads of some sizes only."""
+    if config.draft is None:
+        return
+    try:
+        check_limits(config.draft.spec, config.number("max_batch_size") or 1, config.number("max_seq_len") or 1)
+    except BuildError as refused:
+        yield Finding("plugin-limits", ERROR, MODEL, refused.message, refused.hint or "")
