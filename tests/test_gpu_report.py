@@ -234,7 +234,9 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         monkeypatch.setattr(gpu_report, "examine", lambda: here)
         for launcher in ("own_stream", "current_stream"):
             monkeypatch.setattr(gpu_steps, launcher, HostLauncher)
-        monkeypatch.setattr(gpu_steps, "SIZES", DraftSizes(hidden=64, intermediate=128, num_heads=8, num_taps=2))
+        monkeypatch.setattr(
+            gpu_steps, "SIZES", DraftSizes(hidden=64, intermediate=128, num_heads=8, head_dim=64, num_taps=2)
+        )
         monkeypatch.setattr(gpu_report, "FAR_ROWS", 256)
         monkeypatch.setattr(gpu_steps, "FAR", 2**10)
         monkeypatch.setattr(gpu_steps, "RUNS", 1)
