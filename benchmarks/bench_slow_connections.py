@@ -51,6 +51,7 @@ KINDS = {
     "slow body": HEAD + b'content-length: 1000\r\n\r\n{"prompt": "',
     "never read": STREAM,
     "never read, n=16": completion(max_tokens=150, n=16, stream=True),  # most of them get 429
+    "endless grammar": completion(max_tokens=4, ignore_eos=False, structured_outputs={"regex": "a?" * 5000}),
 }
 
 

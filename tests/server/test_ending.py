@@ -88,7 +88,7 @@ def test_no_grammar_outlives_the_server(engine: Path, chat_target: Path, tmp_pat
         clients = [threading.Thread(target=endless) for _ in range(3)]
         for client in clients:
             client.start()
-        until(lambda: len(_children(process.popen.pid)) == len(children) + 2)
+        until(lambda: len(_children(process.popen.pid)) == len(children) + 1)
         children = _children(process.popen.pid)
         process.popen.send_signal(end)
         assert process.popen.wait(PATIENCE) == (0 if end == signal.SIGTERM else -end)
