@@ -47,6 +47,7 @@ EXCEPTIONS = {
     ("engine/manifest.py", "open"): "hashes what the manifest names, block by block",
     ("server/limits.py", "msgspec.json.decode"): "a request's body, which was bounded; its fields are refused by name",
     ("cli/failure.py", "os.open"): "the null device, in the place of a stdout that failed",
+    ("server/grammar_worker.py", "read_text"): "/proc/self/statm",
     ("server/hermes.py", "msgspec.json.decode"): "a call that a model wrote; what is no JSON is text",
     ("targets/huggingface.py", "read_text"): "/proc/self/maps",
     ("triton/model.py", "json.loads"): "Triton's own argument",
