@@ -86,6 +86,10 @@ def _install(directory: Path) -> None:
         if not (triton / stub).is_file():
             pytest.skip(f"tritonserver: nvidia-pytriton has no Python backend for Python {version}")
         (triton / "backends" / "python" / stub.name).symlink_to(Path("..") / ".." / stub)
-        temporary.rename(directory)
+        try:
+            temporary.rename(directory)
+        except OSError:
+            if not directory.is_dir():  # else another process of this run was first
+                raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
