@@ -79,7 +79,7 @@ lint: docs  ## ruff, mypy, the links of the docs and the subjects of commits
 
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(TOOLS)  ## the docs as a site in build/site; a broken link fails
-	$(BIN)/mkdocs build --strict
+	$(BIN)/mkdocs build --strict --config-file docs/mkdocs.yml
 
 catalog: $(INSTALLED)  ## write docs/checkpoints.md from the catalogue's data
 	$(BIN)/python -m tools.catalog_page docs/checkpoints.md
