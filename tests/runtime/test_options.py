@@ -56,5 +56,5 @@ def test_ranks_are_joined_elsewhere() -> None:
 
 
 def test_a_deployment_says_its_settings_itself() -> None:
-    with pytest.raises(RequestError, match=r"dtype: expected none, because the deployment file .* says it"):
+    with pytest.raises(RequestError, match=r"dtype: expected none, because the deployment file .* sets it"):
         open_backend("gpt-oss-120b.b300x8.latency", str(FIXTURES / "tiny-qwen3"), RuntimeOptions(dtype="bfloat16"))
