@@ -229,9 +229,11 @@ function showVerdict() {
     return;
   }
   const ratio = dflash.recording.speed / plain.recording.speed;
-  const speed = ratio >= 1 ? `${ratio.toFixed(1)}x faster` : `Slower here, ${ratio.toFixed(2)}x the speed of plain decoding`;
+  const speed = ratio >= 1.05 ? `${ratio.toFixed(1)}x faster`
+    : ratio > 0.95 ? "As fast as plain decoding here"
+    : `Slower here, ${ratio.toFixed(2)}x the speed of plain decoding`;
   const work = `${dflash.ids.length} tokens in ${dflash.passes} forward passes of the target instead of ${plain.passes}`;
-  if (isEqual) setVerdict(`${speed}, same text: ${work} (median of ${ROUNDS} rounds).`, ratio >= 1 ? "good" : "slower");
+  if (isEqual) setVerdict(`${speed}, same text: ${work} (median of ${ROUNDS} rounds).`, ratio >= 1.05 ? "good" : "slower");
   else setVerdict("The texts differ: the target is not batch invariant here, or decoding is not lossless.", "bad");
 }
 
