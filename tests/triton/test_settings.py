@@ -82,5 +82,5 @@ def test_a_stop_request_ends_the_requests_of_its_id(server: Server) -> None:
             next(other.stream({"text_input": PROMPT, "stop": True}, request_id="42"))
         with pytest.raises(RefusedError, match="cancelled"):
             list(answers)
-        with pytest.raises(RefusedError, match="expected the request id"):
+        with pytest.raises(RefusedError, match="missing request id"):
             next(other.stream({"text_input": PROMPT, "stop": True}))
