@@ -49,7 +49,7 @@ def test_killed_in_mid_stream(repository: Path, tmp_path: Path) -> None:
         assert isinstance(errors[1], RefusedError), errors
         server.process.wait(PATIENCE)
         assert time.monotonic() - killed < 2 * GRACE_SECONDS + 5
-        assert b"has died; ending the server" in server.log.read_bytes()
+        assert b"has died; terminating " in server.log.read_bytes()
     finally:
         server.stop()
 

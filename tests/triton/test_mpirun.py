@@ -40,7 +40,7 @@ def test_rank_0_answers_and_the_others_work(tmp_path: Path, monkeypatch: pytest.
         server.process.wait(PATIENCE)
         assert json.loads(notes.read_text().splitlines()[-1]) == {"shutdown": True}
         log = server.log.read_text(errors="replace")
-        assert all(f"rank {rank}: worked until rank 0 ended" in log for rank in (1, 2))
+        assert all(f"rank {rank}: rank 0 has ended" in log for rank in (1, 2))
         assert log.count("Started HTTPService") == 1
     finally:
         server.stop()
