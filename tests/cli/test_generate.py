@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+from dflash_trt.cli import decode
 from dflash_trt.engine.manifest import sha256
 from dflash_trt.errors import CheckpointError, DFlashError, EngineError, RequestError
 from dflash_trt.llm import LLM
+from dflash_trt.runtime import backend
+from dflash_trt.runtime.completion import Completion
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run, run_here
 from tests.engines import trained_engine
@@ -67,6 +70,28 @@ def test_text_goes_to_stdout_and_counts_to_stderr(engine: Path, capsys: pytest.C
     assert "tau" not in captured.out
     assert "8 tokens in " in captured.err
     assert "tokens/s" in captured.err
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(1e9, 5), (-1.0, 1)])
+def test_a_short_comparison_is_repeated_and_the_best_run_counts(
+    seconds: float, rounds: int, engine: Path, prompts: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    runs: list[list[float]] = []
+
+    def observed(*arguments: Any) -> list[Completion]:
+        answers = backend.run(*arguments)
+        runs.append([answer.seconds for answer in answers])
+        return answers
+
+    monkeypatch.setattr(decode, "run", observed)
+    monkeypatch.setattr(decode, "SECONDS", seconds)
+    run_here("generate", engine, "--target", TARGET, "--token-ids", prompts, "--max-tokens", 4, "--baseline", "--json")
+    assert len(runs) == 2 * rounds
+    requests = json.loads(capsys.readouterr().out)["requests"]
+    drafted, plain = (list(map(min, zip(*turns, strict=True))) for turns in (runs[::2], runs[1::2]))
+    assert [request["seconds"] for request in requests] == drafted
+    assert [request["baseline"]["seconds"] for request in requests] == plain
 
 
 def test_baseline_prints_both_texts_and_a_table(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:

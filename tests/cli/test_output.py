@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from dflash_trt import progress_display
-from dflash_trt.cli.output import human_bytes, print_json, print_table
+from dflash_trt.cli.output import human_bytes, print_json, print_table, resumable
 from dflash_trt.deploy.catalog import catalog
 from dflash_trt.deploy.deployment_file import shipped_deployments
 from dflash_trt.progress_display import progress_bar, progress_line
@@ -146,3 +147,15 @@ def test_loading_is_said_on_a_terminal(capsys: pytest.CaptureFixture[str], monke
     with progress_line("loading the target"):
         pass
     assert "loading the target" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_an_interruption_says_where_the_command_continues(
+    is_begun: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state"
+    if is_begun:
+        state.touch()
+    with pytest.raises(KeyboardInterrupt), resumable(state):
+        raise KeyboardInterrupt
+    assert (f"the same command continues from {state}\n" in capsys.readouterr().err) == is_begun
