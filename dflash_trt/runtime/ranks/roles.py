@@ -61,9 +61,9 @@ class Leader:
         self._links = links
         self._messages: SimpleQueue[tuple[int, Message]] = SimpleQueue()
         self._is_ending = False
-        self._readers = [threading.Thread(target=self._read, args=item, daemon=True) for item in links.items()]
-        for reader in self._readers:
-            reader.start()
+        self._threads = [threading.Thread(target=self._read, args=item, daemon=True) for item in links.items()]
+        for thread in self._threads:
+            thread.start()
 
     def verify_same_facts(self, facts: Mapping[str, str]) -> None:
         """Raises RankError where a rank's facts differ from rank 0's.
@@ -80,7 +80,9 @@ class Leader:
         if difference := _difference(facts, others):
             raise RankError(difference)
         self.send(FACTS_AGREE)
-        threading.Thread(target=self._watch, daemon=True).start()
+        watcher = threading.Thread(target=self._watch, daemon=True)
+        self._threads.append(watcher)
+        watcher.start()
 
     def send(self, message: bytes) -> None:
         """Sends a message to every other rank."""
@@ -88,14 +90,17 @@ class Leader:
             link.send(message)
 
     def shutdown(self, message: bytes = FINISHED) -> None:
-        """Lets the others end, and waits until they have."""
+        """Lets the others end, and waits until they have, and the threads here.
+
+        One that went on could drop the last reference to a process group while Python ends: torch then aborts.
+        """
         self._is_ending = True
         deadline = time.monotonic() + SHUTDOWN_SECONDS
         for link in self._links.values():
             with suppress(RuntimeError):  # that rank is lost
                 link.send(message, timedelta(seconds=SHUTDOWN_SECONDS))
-        for reader in self._readers:
-            reader.join(max(0.0, deadline - time.monotonic()))
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def abort(self, error: BaseException) -> None:
         """Ends the others because of an error here, unless it only followed from the loss of another rank."""
@@ -141,7 +146,8 @@ class Follower:
         self.size = size
         self._leader = leader
         self._messages: SimpleQueue[bytes] = SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def verify_same_facts(self, facts: Mapping[str, str]) -> None:
         """Returns once rank 0 has found the same facts on every rank; where they differ, it ends this process."""
@@ -154,8 +160,10 @@ class Follower:
         return None if message == FINISHED else message
 
     def finish(self) -> None:
-        """Tells rank 0 that this rank has done all commands."""
+        """Tells rank 0 that this rank has done all commands, and ends the thread here, as `Leader.shutdown` does."""
         self._send(Done())
+        if threading.current_thread() is not self._reader:  # there, where rank 0 has aborted
+            self._reader.join(SHUTDOWN_SECONDS)
 
     def fail(self, reason: str) -> None:
         """Tells rank 0 why this rank ends, and waits for its end, which ends this process."""

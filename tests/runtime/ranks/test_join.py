@@ -246,6 +246,32 @@ def test_a_follower_does_what_rank_0_does(calls: list[tuple[int, tuple[str, list
     assert [pair.calls for pair in there] == [pair.calls for pair in here]
 
 
+def test_no_thread_outlives_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[type, list[threading.Thread]] = {Leader: [], Follower: []}
+
+    def linger(role: type, name: str, seconds: float) -> None:
+        method = getattr(role, name)
+
+        def lingering(*arguments: object) -> None:
+            threads[role].append(threading.current_thread())
+            method(*arguments)
+            time.sleep(seconds)
+
+        monkeypatch.setattr(role, name, lingering)
+
+    linger(Leader, "_read", 0.1)
+    linger(Leader, "_watch", 0.3)
+    linger(Follower, "_read", 0.6)
+    with pair_of_ranks() as (leader, follower), ThreadPoolExecutor() as pool:
+        shut_down = pool.submit(leader.shutdown)
+        assert follower.receive() is None
+        finished = pool.submit(follower.finish)
+        shut_down.result()
+        assert [thread.is_alive() for thread in threads[Leader]] == [False, False]
+        finished.result()
+        assert [thread.is_alive() for thread in threads[Follower]] == [False]
+
+
 @contextmanager
 def pair_of_ranks() -> Iterator[tuple[Leader, Follower]]:
     """Rank 0 and rank 1 that have found the same facts."""
