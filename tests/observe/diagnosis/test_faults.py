@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -12,6 +13,7 @@ from dflash_trt.llm import LLM
 from dflash_trt.observe.diagnosis import judge
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis, diagnose
 from dflash_trt.observe.endpoints.client import Client
+from tests.fixtures_data import without_template
 from tests.observe.diagnosis import faults
 from tests.server.live import serving
 
@@ -29,13 +31,22 @@ def baseline(engine: Path) -> Diagnosis:
 
 
 def ask(engine: Path, plant: Callable[[LLM], None] | None = None, baseline: Diagnosis | None = None) -> Diagnosis:
-    """Without the probe that measures time: tests share their machine."""
-    # Steps are compared, and `auto` makes those depend on time.
-    with LLM(engine, faults.TARGET, max_batch_size=16, draft_length=7) as llm:
-        if plant is not None:
-            plant(llm)
-        with serving(llm) as live, Client(live.url) as client:
-            return diagnose(client, baseline=baseline, long_tokens=1024, has_load=False, seconds=1000)
+    """Without the probe that measures time: tests share their machine.
+
+    In completions, of which the draft was trained, not in chats.
+    """
+    with TemporaryDirectory() as folder:
+        target = without_template(faults.TARGET.name, Path(folder))
+        # Steps are compared, and `auto` makes those depend on time.
+        with LLM(engine, target, max_batch_size=16, draft_length=7) as llm:
+            return _asked(llm, plant, baseline)
+
+
+def _asked(llm: LLM, plant: Callable[[LLM], None] | None, baseline: Diagnosis | None) -> Diagnosis:
+    if plant is not None:
+        plant(llm)
+    with serving(llm) as live, Client(live.url) as client:
+        return diagnose(client, baseline=baseline, long_tokens=1024, has_load=False, seconds=1000)
 
 
 def found(diagnosis: Diagnosis) -> list[tuple[str, str]]:
