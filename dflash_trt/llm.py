@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from dflash_trt.errors import RequestError, shown
+from dflash_trt.progress_display import progress_bar
 from dflash_trt.runtime.backend import Chunk, Messages, Prompt, run
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.embedded_backend import PendingRequest
@@ -17,24 +20,20 @@ from dflash_trt.runtime.open_backend import open_engine
 from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
 from dflash_trt.runtime.prompts import is_prompt
 from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.vllm_arguments import LLM_ARGUMENTS, RENAMED, REQUEST_ARGUMENTS, refuse_others
+from dflash_trt.targets.tokenizer import encode_chat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 """For all prompts, or for each its own."""
+Given = Prompt | Mapping[str, Any]
+"""A prompt, also as {"prompt": text} or {"prompt_token_ids": ids}."""
+Bar = bool | Callable[..., Any]
+"""Whether there is a progress bar, or what makes one, as tqdm does."""
 
-
-VLLM = {
-    "model": "LLM(engine, target): an engine directory that dflash-trt build wrote, and optionally its target",
-    "tensor_parallel_size": "dflash-trt generate --tp N joins ranks",
-    "tokenizer": "target: its directory holds the tokenizer",
-    "max_model_len": "max_tokens of SamplingParams; the target's positions are the limit",
-    "quantization": "dflash-trt build --recipe quantises the draft",
-    "num_speculative_tokens": "draft_length",
-    "max_num_seqs": "max_batch_size",
-    "gpu_memory_utilization": "cache_gib, in GiB",
-    "max_num_batched_tokens": "prefill_chunk",
-    "speculative_config": "the engine is the drafter; draft_length says how many tokens it drafts",
-}
-"""Ours, for arguments of vLLM's LLM."""
+OURS = "LLM(engine, target, max_batch_size=..., draft_length=..., cache_gib=..., dtype=...)"
 
 
 class LLM:
@@ -61,12 +60,13 @@ class LLM:
         """Loads both; `target` is a directory or a repository id, by default the one that the engine was built for.
 
         The settings are those of `RuntimeOptions`, which says what each means; a `draft_length` of None is its default.
-        Of vLLM's arguments, `model` is taken for the engine directory and a parallel size of 1 as it is; for others
-        the error names ours.
+        Of vLLM's arguments, `model` is the engine directory, `max_num_seqs` the batch size and `spec_tokens` the draft
+        length; others are taken at the defaults that change nothing, else the error names ours.
 
         Raises EngineError, CheckpointError, RequestError and MissingDependencyError, each with what to do about it.
         """
-        engine = _take_vllm(vllm, engine)
+        own = {"engine": engine, "max_batch_size": max_batch_size, "draft_length": draft_length}
+        engine, max_batch_size, draft_length = _take_vllm(vllm, own)
         options = RuntimeOptions(
             max_batch_size=max_batch_size,
             draft_length=DEFAULTS.draft_length if draft_length is None else draft_length,
@@ -97,43 +97,97 @@ class LLM:
         """What the decoder does now, and has done since it was made."""
         return self.backend.metrics()
 
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The target's."""
+        return self.backend.tokenizer
+
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, and goes first
-        self, prompts: str, sampling_params: Params = None
+        self, prompts: str, sampling_params: Params = None, *, use_tqdm: Bar = True, **vllm: object
     ) -> Completion: ...
     @overload
-    def generate(self, prompts: Sequence[int], sampling_params: Params = None) -> Completion: ...
+    def generate(
+        self,
+        prompts: Sequence[int] | Mapping[str, Any],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: Bar = True,
+        **vllm: object,
+    ) -> Completion: ...
     @overload
     def generate(
-        self, prompts: Sequence[str] | Sequence[Sequence[int]] | Sequence[Prompt], sampling_params: Params = None
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]] | Sequence[Given],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: Bar = True,
+        **vllm: object,
     ) -> list[Completion]: ...
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
+        self,
+        prompts: Given | Sequence[Given],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: Bar = True,
+        **vllm: object,
     ) -> Completion | list[Completion]:
         """The answer to a prompt, or the answers to a list of prompts that run together, in their order.
 
-        A prompt is a text, or token ids in a list, a tuple or an array. Raises RequestError for a prompt that cannot
-        be served, before any of them runs.
+        A prompt is a text, or token ids in a list, a tuple or an array, also as {"prompt": text} and
+        {"prompt_token_ids": ids}. A bar on a terminal's stderr counts the answers to a list unless `use_tqdm` is False;
+        a function makes another bar. Raises RequestError for a prompt that cannot be served, before any of them runs.
         """
+        refuse_others(vllm, REQUEST_ARGUMENTS, "generate", "generate(prompts, sampling_params, use_tqdm=...)")
         if is_prompt(prompts):
-            return run(self.backend, [prompts], _settings(sampling_params))[0]  # type: ignore[list-item]
-        return run(self.backend, prompts, _settings(sampling_params))  # type: ignore[arg-type]
+            return self._run([prompts], sampling_params, use_tqdm)[0]
+        return self._run(prompts, sampling_params, use_tqdm)  # type: ignore[arg-type]
 
     @overload
-    def chat(self, messages: Messages, sampling_params: Params = None) -> Completion: ...
-    @overload
-    def chat(self, messages: Sequence[Messages], sampling_params: Params = None) -> list[Completion]: ...
     def chat(
-        self, messages: Messages | Sequence[Messages], sampling_params: Params = None
+        self, messages: Messages, sampling_params: Params = None, *, use_tqdm: Bar = True, **options: Any
+    ) -> Completion: ...
+    @overload
+    def chat(
+        self, messages: Sequence[Messages], sampling_params: Params = None, *, use_tqdm: Bar = True, **options: Any
+    ) -> list[Completion]: ...
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: Bar = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **vllm: object,
     ) -> Completion | list[Completion]:
         """The answer to a conversation [{"role": "user", "content": "..."}, ...], or the answers to a list of them.
 
-        Raises RequestError where the target's tokenizer has no chat template, or it refuses the conversation.
+        `tools` and `chat_template_kwargs` go to the target's chat template, or to `chat_template` in its place. Raises
+        RequestError where there is none, or it refuses the conversation.
         """
-        if isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple):
-            prompts = [self.backend.encode_chat(each) for each in messages]
-            return run(self.backend, prompts, _settings(sampling_params))
-        return run(self.backend, [self.backend.encode_chat(messages)], _settings(sampling_params))[0]  # type: ignore[arg-type]
+        refuse_others(vllm, REQUEST_ARGUMENTS, "chat", "chat(messages, sampling_params, use_tqdm=..., tools=...)")
+        is_list = isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], list | tuple)
+        prompts = [
+            encode_chat(
+                self.get_tokenizer(),
+                each,
+                tools=tools,
+                template_kwargs=chat_template_kwargs,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
+            for each in (messages if is_list else [messages])
+        ]
+        answers = self._run(prompts, sampling_params, use_tqdm)
+        return answers if is_list else answers[0]
+
+    def _run(self, prompts: Sequence[Any], sampling_params: Params, bar: Bar) -> list[Completion]:
+        with _bar(bar, len(prompts)) as advance:
+            return run(self.backend, list(map(_prompt, prompts)), _settings(sampling_params), advance)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Chunk]:
         """The answer step by step, from the first `next` on; closing the iterator cancels the request."""
@@ -146,19 +200,42 @@ class LLM:
         return self.backend.stream(prompt, _params(sampling_params))
 
 
-def _take_vllm(arguments: dict[str, object], engine: object) -> Any:
-    """The engine directory; RequestError, with our name, for an argument of vLLM's that means nothing here."""
-    if engine is None:
-        engine = arguments.pop("model", None)
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-        if arguments.get(name) == 1:
-            del arguments[name]
-    for name in arguments:
-        hint = VLLM.get(name, "LLM(engine, target, max_batch_size=..., draft_length=..., cache_gib=..., dtype=...)")
-        if name in SamplingParams.__struct_fields__:
-            hint = f"{name} of SamplingParams"
-        raise RequestError(f"{name}: LLM has no such argument", hint=hint)
-    return engine
+def _take_vllm(given: dict[str, object], own: dict[str, Any]) -> Iterator[Any]:
+    """Our own arguments, with those that vLLM calls otherwise; RequestError for what means nothing here."""
+    for name in RENAMED.keys() & given.keys():
+        if own[RENAMED[name]] not in (None, DEFAULTS.draft_length):
+            raise RequestError(f"{name}: expected either it or {RENAMED[name]}, found both")
+        own[RENAMED[name]] = given.pop(name)
+    for name, value in given.items():
+        is_setting = name in SamplingParams.__struct_fields__
+        refuse_others({name: value}, LLM_ARGUMENTS, "LLM", f"{name} of SamplingParams" if is_setting else OURS)
+    return iter(own.values())
+
+
+def _prompt(given: Any) -> Any:
+    """vLLM's {"prompt": text} and {"prompt_token_ids": ids} as text or ids; others as they are."""
+    if not isinstance(given, dict):
+        return given
+    for key in ("prompt_token_ids", "prompt"):
+        if key in given and given.keys() <= {"prompt_token_ids", "prompt"}:
+            return given[key]
+    raise RequestError(f"prompt: expected a text or a list of token ids, found {shown(given)}")
+
+
+@contextmanager
+def _bar(asked: Bar, total: int) -> Iterator[Callable[[], object]]:
+    """What moves a bar on by one."""
+    if callable(asked):
+        bar = asked(total=total, desc="Answers")
+        try:
+            yield lambda: bar.update(1)
+        finally:
+            bar.close()
+    elif asked and total > 1 and sys.stderr.isatty():
+        with progress_bar(total, "Answers") as advance:
+            yield advance
+    else:
+        yield lambda: None
 
 
 def _params(given: object) -> SamplingParams:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -78,22 +78,33 @@ class Backend(Protocol):
 
 
 def run(
-    backend: Backend, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams]
+    backend: Backend,
+    prompts: Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams],
+    advance: Callable[[], object] = lambda: None,
 ) -> list[Completion]:
     """The answers to prompts that run together, in their order; `params` are for all, or for each its own.
 
-    Raises RequestError for a prompt that cannot be served, before any of them runs; Ctrl-C while it waits cancels all.
+    `advance` is called once for each prompt. Raises RequestError for a prompt that cannot be served, before any of
+    them runs; Ctrl-C while it waits cancels all.
     """
     settings = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
     if len(settings) != len(prompts):
         raise RequestError(f"sampling_params: expected one for each of {len(prompts)} prompts, found {len(settings)}")
-    pending = backend.prepare(prompts, settings)
+    sequences = [(prompt, each.nth(i)) for prompt, each in zip(prompts, settings, strict=True) for i in range(each.n)]
+    pending = backend.prepare([prompt for prompt, _ in sequences], [each for _, each in sequences])
     try:
-        for each in pending:
-            each.submit()
-        answers = [each.result() for each in pending]
+        for request in pending:
+            request.submit()
+        waiting, answers = iter(pending), []
+        for prompt, each in zip(prompts, settings, strict=True):
+            first, *others = [
+                msgspec.structs.replace(next(waiting).result(), prompt=prompt, index=index) for index in range(each.n)
+            ]
+            answers.append(msgspec.structs.replace(first, others=tuple(others)))
+            advance()
     except BaseException:  # Ctrl-C while waiting, above all
-        for each in pending:
-            each.cancel()
+        for request in pending:
+            request.cancel()
         raise
-    return [msgspec.structs.replace(answer, prompt=prompt) for answer, prompt in zip(answers, prompts, strict=True)]
+    return answers

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -68,14 +68,22 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """What only this runtime measures, by its own names."""
     prompt: str | Sequence[int] | None = None
     """As it was given, a conversation as its token ids; None in a stream."""
+    index: int = 0
+    """Among the `n` answers to its prompt."""
+    others: tuple[Completion, ...] = ()
+    """The answers after the first, in the first."""
 
     @property
-    def outputs(self) -> tuple[Completion]:
-        """Itself, as the only answer to its prompt: vLLM's `.outputs[0].text`."""
-        return (self,)
+    def outputs(self) -> tuple[Completion, ...]:
+        """All `n` answers to its prompt, itself first: vLLM's `.outputs[0].text`."""
+        return (self, *self.others)
+
+    def __iter__(self) -> Iterator[Completion]:
+        """Itself: vLLM answers one prompt, too, with a list."""
+        return iter((self,))
 
     def __getitem__(self, index: int) -> Completion:
-        """Itself at 0: vLLM answers one prompt, too, with a list."""
+        """Itself at 0."""
         return (self,)[index]
 
     @property

@@ -12,7 +12,8 @@ from typing import Any, Literal, cast
 import msgspec
 
 from dflash_trt import _C
-from dflash_trt.errors import RequestError, shown
+from dflash_trt.errors import RequestError
+from dflash_trt.runtime.vllm_arguments import SETTINGS, refuse_others
 
 LARGEST_PENALTY = 1e6
 """And 1 / this for what divides: far beyond any use, and logits stay finite however often it applies."""
@@ -39,26 +40,13 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """What an error calls it."""
 
 
-VLLM = {
-    "n": "give the prompt n times: llm.generate([prompt] * n)",
-    "min_tokens": "ignore_eos=True answers to max_tokens",
-    "guided_decoding": "structured_outputs=Grammar(...)",
-    "bad_words": "logit_bias={token: -100}",
-}
-"""Ours, for settings of vLLM's."""
-
-
 class _NamedSettings(msgspec.StructMeta):
     """Refuses settings that there are not as RequestError, not TypeError."""
 
     def __call__(self, *args: object, **settings: object) -> Any:
-        if settings.get("n") == 1:  # vLLM's default
-            del settings["n"]
-        if unknown := sorted(settings.keys() - set(self.__struct_fields__)):
-            raise RequestError(
-                f"{unknown[0]}: expected one of {', '.join(sorted(self.__struct_fields__))}, found {shown(unknown[0])}",
-                hint=VLLM.get(unknown[0]),
-            )
+        fields = self.__struct_fields__
+        others = {name: settings.pop(name) for name in sorted(settings.keys() - set(fields))}
+        refuse_others(others, SETTINGS, "SamplingParams", f"one of {', '.join(sorted(fields))}")
         return super().__call__(*args, **settings)
 
 
@@ -68,6 +56,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Raises RequestError, with the field's name, for a value of another type or out of range.
     """
 
+    n: int = 1
+    """Answers to each prompt of `LLM.generate` and `LLM.chat`: the `outputs` of its Completion."""
     max_tokens: int = 128
     """Of the answer."""
     temperature: float = 0.0
@@ -92,11 +82,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Tokens that end the answer beside the target's end-of-sequence tokens; they stay in its tokens. Held as a set."""
     ignore_eos: bool = False
     """Whether the target's end-of-sequence tokens end the answer no more."""
-    logprobs: bool | None = False
-    """Whether the log probability of each emitted token is returned."""
+    logprobs: bool | int | None = False
+    """Whether the log probability of each emitted token is returned; a number is that of `top_logprobs`, too."""
     top_logprobs: int = 0
     """And those of so many most likely tokens in its place, at most 20."""
-    prompt_logprobs: bool = False
+    prompt_logprobs: bool | int | None = False
     """Whether the same is returned for each token of the prompt but the first; nothing of it is read from a cache."""
     logit_bias: Mapping[int, float] | None = None
     """Added to the logits of these tokens, -100 to 100 each."""
@@ -107,6 +97,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     length of its own; 0 is plain decoding, None what the runtime chooses. The output does not depend on it."""
 
     def __post_init__(self) -> None:
+        self._integer("n", 1, math.inf, "at least 1")
         self._integer("max_tokens", 1, math.inf, "at least 1")
         self._number("temperature", lambda value: 0 <= value < math.inf, "0 or more")
         if self.top_k is not True and self.top_k == -1:
@@ -123,14 +114,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._integer("draft_length", 0, math.inf, "0 or more")
         self._set("stop", _texts(self.stop))
         self._set("stop_token_ids", _token_ids(self.stop_token_ids))
-        self._set("logprobs", self.logprobs is not None and self.logprobs)
+        for name in ("logprobs", "prompt_logprobs"):
+            self._count_is_true(name)
         self._integer("top_logprobs", 0, MAX_TOP_LOGPROBS, f"0 to {MAX_TOP_LOGPROBS}")
         self._set("logit_bias", _logit_bias(self.logit_bias))
         for name in ("ignore_eos", "logprobs", "prompt_logprobs"):
             if not isinstance(value := getattr(self, name), bool):
-                hint = "logprobs=True, top_logprobs=5" if name == "logprobs" else None
-                raise RequestError(f"{name}: expected True or False, found {value!r}", hint=hint)
-
+                raise RequestError(f"{name}: expected True or False, found {value!r}")
         if self.structured_outputs is not None:
             if not isinstance(self.structured_outputs, Grammar):
                 raise _refusal("structured_outputs", "a Grammar", self.structured_outputs)
@@ -156,6 +146,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """The settings as the sampling rule takes them; draws a seed where none is given."""
         seed = secrets.randbits(64) if self.seed is None else self.seed
         return _C.SamplerParams(**{name: getattr(self, name) for name in SAMPLER_FIELDS}, seed=seed)
+
+    def nth(self, index: int) -> SamplingParams:
+        """Of answer `index` of `n`: a seed is increased by the index, as in vLLM."""
+        seed = self.seed if self.seed is None else (self.seed + index) % 2**64
+        return msgspec.structs.replace(self, n=1, seed=seed)
+
+    def _count_is_true(self, name: str) -> None:
+        """vLLM's number of log probabilities in a place, as True and `top_logprobs`."""
+        value = getattr(self, name)
+        if is_integer(value):
+            if self.top_logprobs not in (0, value):
+                raise _refusal(name, f"True, or top_logprobs, which is {self.top_logprobs}", value)
+            self._set("top_logprobs", value)
+        self._set(name, value if not (is_integer(value) or value is None) else value is not None)
 
     def _set(self, name: str, value: object) -> None:
         msgspec.structs.force_setattr(self, name, value)

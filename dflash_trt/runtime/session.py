@@ -105,6 +105,8 @@ class Session:
     ) -> Request:
         """A request that this session can serve to its last token; RequestError for any other."""
         self.check(prompt_ids, params.max_tokens)
+        if params.n != 1:
+            raise RequestError(f"n: expected 1 in a stream, found {params.n}", hint="generate answers a prompt n times")
         check_draft_length(params, self.manifest.draft.num_draft_tokens)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop: expected a target with a tokenizer, found none")

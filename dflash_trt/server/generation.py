@@ -102,9 +102,8 @@ class Generation:
         return {"usage": counts, "metrics": self._envelope.metrics(self._choices)}
 
     def _params(self, prompt_ids: list[int], index: int) -> SamplingParams:
-        """Of sequence `index` of a prompt: a seed is increased by its index, as in vLLM."""
+        """Of sequence `index` of a prompt."""
         params, limit = self._request.params, self._request.max_tokens
         if limit is None:
             limit = min(DEFAULT_CHAT_TOKENS, self._backend.max_length - len(prompt_ids))
-        seed = params.seed if params.seed is None else (params.seed + index) % 2**64
-        return msgspec.structs.replace(params, max_tokens=max(1, limit), seed=seed)
+        return msgspec.structs.replace(params.nth(index), max_tokens=max(1, limit))

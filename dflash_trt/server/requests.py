@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -15,6 +15,7 @@ from dflash_trt.server.http_error import HttpError
 from dflash_trt.server.limits import decode_object
 from dflash_trt.server.structured_outputs import read_grammar
 from dflash_trt.server.tools import ToolFormat, Tools, call_grammar, read_tools
+from dflash_trt.targets.tokenizer import join_parts
 
 SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
@@ -254,9 +255,7 @@ def read_messages(value: object) -> list[dict[str, Any]]:
     for message in value:
         if not isinstance(message, dict):
             raise _invalid("messages", "messages with a role and a content", message)
-        content = message.get("content")
-        if isinstance(content, list):
-            message = message | {"content": "".join(_part_text(part) for part in content)}
+        message = cast("dict[str, Any]", join_parts(message))
         if isinstance(calls := message.get("tool_calls"), list):
             message = message | {"tool_calls": [_tool_call(call) for call in calls]}
             message["content"] = message.get("content") or ""
@@ -273,12 +272,6 @@ def _tool_call(call: object) -> object:
     if isinstance(arguments, str):
         arguments = decode_object(arguments or "{}", "messages[].tool_calls[].function.arguments")
     return call | {"function": function | {"arguments": arguments}}
-
-
-def _part_text(part: object) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        raise _invalid("messages", 'content parts {"type": "text", "text": ...}, the only supported type', part)
-    return str(part["text"])
 
 
 def _boolean(fields: dict[str, Any], name: str) -> bool:

@@ -51,36 +51,51 @@ def check_chat(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: object) -> list[int]:
-    """Token ids of a conversation in the chat template; raises what `render_chat` raises."""
-    return list(tokenizer(render_chat(tokenizer, messages), add_special_tokens=False)["input_ids"])
+def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: object, **variables: Any) -> list[int]:
+    """Token ids of a conversation in the chat template; takes and raises what `render_chat` does."""
+    return list(tokenizer(render_chat(tokenizer, messages, **variables), add_special_tokens=False)["input_ids"])
 
 
 def render_chat(
     tokenizer: PreTrainedTokenizerBase,
     messages: object,
     *,
-    tools: Sequence[dict[str, Any]] = (),
+    tools: Sequence[dict[str, Any]] | None = (),
     template_kwargs: Mapping[str, Any] | None = None,
+    chat_template: str | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
 ) -> str:
     """A conversation [{"role": ..., "content": ...}, ...] in the chat template, ready for the assistant's answer.
 
-    `tools` are functions that it offers, `template_kwargs` other variables of the template.
+    `tools` are functions that it offers, `template_kwargs` other variables of the template, `chat_template` one in
+    place of the tokenizer's. The last message is left open where it is to be continued.
 
     Raises RequestError for anything that is no conversation, and where there is no template or it fails.
     """
     if not isinstance(messages, list | tuple) or not messages:
         raise RequestError(f"messages: expected a list of messages, found {messages!r}")
+    messages = [join_parts(message) for message in messages]
     for message in messages:
         texts = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else [None]
         if not all(isinstance(text, str) for text in texts):
             raise RequestError(f'messages: expected {{"role": text, "content": text}}, found {shown(message)}')
-    check_chat(tokenizer)
+    if chat_template is None:
+        check_chat(tokenizer)
+    if add_generation_prompt and continue_final_message:
+        raise RequestError(
+            "continue_final_message: expected False, found True", hint="give add_generation_prompt=False with it"
+        )
     variables = dict(template_kwargs or {})
     if reserved := sorted(variables.keys() & inspect.signature(tokenizer.apply_chat_template).parameters.keys()):
         raise RequestError(f"chat_template_kwargs: expected variables of the template, found {reserved[0]}")
     if tools:
         variables["tools"] = list(tools)
+    variables |= {
+        "chat_template": chat_template,
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+    }
     try:
         return _render(tokenizer, messages, variables)
     except Exception as error:  # a template is a program: any type, by any input
@@ -89,8 +104,19 @@ def render_chat(
         raise RequestError(f"messages[{index}]: expected what the chat template takes, found: {problem}") from None
 
 
+def join_parts(message: object) -> object:
+    """A message whose text parts are joined to its content; RequestError for parts that are no text."""
+    if not isinstance(message, dict) or not isinstance(parts := message.get("content"), list):
+        return message
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            expected = 'content parts {"type": "text", "text": ...}, the only supported type'
+            raise RequestError(f"messages: expected {expected}, found {shown(part)}")
+    return message | {"content": "".join(part["text"] for part in parts)}
+
+
 def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[object], variables: dict[str, Any]) -> str:
-    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **variables)
+    text = tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
     text.encode()  # lone surrogates
     return str(text)
 

@@ -69,7 +69,7 @@ def test_one_prompt_gives_one_and_a_list_gives_a_list(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", [b"def f", 5, None, 1.5, {"prompt": "a"}, np.array(5), np.array([[5, 6]]), np.array([1.5]), ["a", 5]],
+    "prompt", [b"def f", 5, None, 1.5, {"text": "a"}, np.array(5), np.array([[5, 6]]), np.array([1.5]), ["a", 5]],
     ids=repr,
 )  # fmt: skip
 def test_what_is_no_prompt_is_refused_for_that_request_alone(llm: LLM, prompt: Any) -> None:
@@ -99,7 +99,10 @@ def test_what_is_no_prompt_is_refused_for_that_request_alone(llm: LLM, prompt: A
         ({"stop_token_ids": "a"}, "stop_token_ids: expected a token id, or a list of them, found 'a'"),
         ({"stop_token_ids": [True]}, "stop_token_ids: expected a token id, or a list of them, found [True]"),
         ({"ignore_eos": 1}, "ignore_eos: expected True or False, found 1"),
-        ({"logprobs": 5}, "logprobs: expected True or False, found 5"),
+        ({"logprobs": 21}, "top_logprobs: expected 0 to 20, found 21"),
+        ({"logprobs": "a"}, "logprobs: expected True or False, found 'a'"),
+        ({"logprobs": 5, "prompt_logprobs": 2}, "prompt_logprobs: expected True, or top_logprobs, which is 5, found 2"),
+        ({"n": 0}, "n: expected at least 1, found 0"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )

@@ -11,7 +11,6 @@ import pytest
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime import load
-from dflash_trt.runtime.sampling import SamplingParams
 from tests.checkpoint.samples import refusal
 from tests.paths import FIXTURES
 
@@ -48,31 +47,6 @@ def test_settings(settings: dict[str, Any], words: str, engine: Path, monkeypatc
 def test_paths(path: Any, engine: Path) -> None:
     assert "engine: expected a path" in refusal(lambda: LLM(path, TARGET), RequestError)
     assert "target: expected a path" in refusal(lambda: LLM(engine, path), RequestError)
-
-
-def test_what_vllm_calls_otherwise(engine: Path) -> None:
-    with LLM(target=TARGET, model=engine, tensor_parallel_size=1) as llm:
-        answer = llm.generate([5, 6], SamplingParams(n=1, max_tokens=2))
-        assert [each.outputs[0].text for each in answer] == [answer[0].text] == [answer.text]
-        assert [each.prompt for each in llm.generate(["def a", "def b"], SamplingParams(max_tokens=1))] == [
-            "def a",
-            "def b",
-        ]
-    ours = {
-        "tensor_parallel_size": "--tp N",
-        "max_num_seqs": "max_batch_size",
-        "x": "LLM(eng",
-        "seed": "of SamplingParams",
-    }
-    for argument, hint in ours.items():
-        message = refusal(lambda name=argument: LLM(engine, **{name: 4}), RequestError)
-        assert message.startswith(f"{argument}: LLM has no such argument")
-        assert hint in message
-    assert "LLM(engine, target)" in refusal(lambda: LLM(engine, model="openai/gpt-oss-120b"), RequestError)
-    assert "[prompt] * n" in refusal(lambda: SamplingParams(n=2), RequestError)  # type: ignore[call-arg]
-    assert "ignore_eos" in refusal(lambda: SamplingParams(min_tokens=2), RequestError)  # type: ignore[call-arg]
-    assert "logprobs=True, top_logprobs=5" in refusal(lambda: SamplingParams(logprobs=5), RequestError)  # type: ignore[arg-type]
-    assert "max_token: expected one of" in refusal(lambda: SamplingParams(max_token=2), RequestError)  # type: ignore[call-arg]
 
 
 def test_other_runtime_errors_stay_what_they_are() -> None:

@@ -38,7 +38,15 @@ def test_commands_have_its_names_and_defaults(command: str) -> None:
 def test_generate_has_the_sampling_settings_and_their_defaults() -> None:
     with cli.commands["generate"].make_context("generate", ["engine", "def f(", "--target", "target"]) as context:
         api_only = {
-            *("draft_length", "stop_token_ids", "top_logprobs", "prompt_logprobs", "logit_bias", "structured_outputs")
+            *(
+                "n",
+                "draft_length",
+                "stop_token_ids",
+                "top_logprobs",
+                "prompt_logprobs",
+                "logit_bias",
+                "structured_outputs",
+            )
         }
         fields = set(SamplingParams.__struct_fields__) - api_only
         assert SamplingParams(**{name: context.params[name] for name in fields}) == SamplingParams()
