@@ -6,13 +6,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import ipaddress
+import socket
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dflash_trt.cli.options import ENGINE, PATH, drain_option, engine_target_option, options, runtime_options
+
+if TYPE_CHECKING:
+    from dflash_trt.server.endpoints import Endpoints
+    from dflash_trt.server.http_server import HttpServer
 
 MAX_BODY_MIB = 1024
 
@@ -59,12 +65,16 @@ def serve(
     from dflash_trt.errors import EngineError
     from dflash_trt.server.api_keys import ApiKeys
     from dflash_trt.server.app import make_app
+    from dflash_trt.server.grammar_worker import start_forkserver
     from dflash_trt.server.http_server import HttpServer, bind, exit_on_sigterm, max_connections
     from dflash_trt.server.log import set_up_logging
     from dflash_trt.server.tracing import open_tracing
 
     keys = None if api_key_file is None else ApiKeys.read(api_key_file)
     with exit_on_sigterm(), bind(host, port) as listening:  # a port in use is reported before the target is loaded
+        if find_spec("xgrammar") is not None:
+            with suppress(OSError):  # a request would tell
+                start_forkserver()  # imports while the target is loaded
         connection_limit = max_connections()
         tracing = open_tracing(otlp_traces_endpoint)
         _say(f"loading {target or engine}")
@@ -89,10 +99,16 @@ def serve(
                 cancel_all=endpoints.shut_down,
                 connection_limit=connection_limit,
             )
-            asyncio.run(server.serve([listening]))
+            asyncio.run(_serve(server, listening, endpoints))
             gc.unfreeze()  # what is not collected at the end is a leak to nanobind, which lists it on stderr
             if not server.should_exit:
                 raise EngineError(f"the decoder has failed: {llm.backend.error}", hint="start the server again")
+
+
+async def _serve(server: HttpServer, listening: socket.socket, endpoints: Endpoints) -> None:
+    preparing = asyncio.create_task(endpoints.prepare())
+    await server.serve([listening])
+    preparing.cancel()
 
 
 def _say(line: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, suppress
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dflash_trt import __version__
+from dflash_trt.errors import DFlashError
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.server.generation import Generation
 from dflash_trt.server.grammars import GrammarProcesses
@@ -110,6 +111,11 @@ class Endpoints:
         else:
             raise HttpError(400, f"prompt: expected a text, found {type(prompt).__name__}")
         return {"count": len(ids), "max_model_len": self._backend.max_length, "tokens": ids}
+
+    async def prepare(self) -> None:
+        """Starts what structured outputs need; a request is told what is missing."""
+        with suppress(DFlashError):
+            await self.grammars.prepare()
 
     def shut_down(self) -> None:
         """Ends all requests with 503."""

@@ -9,7 +9,9 @@ import resource
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -36,12 +38,27 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["xgrammar", __name__])
 
 
+def start_forkserver() -> None:
+    """Starts it unless it runs, and does not wait for its imports; OSError where it does not start."""
+    with ThreadPoolExecutor(1) as thread:  # its child inherits a thread's niceness and signal mask
+        thread.submit(_start_forkserver).result()
+
+
+def _start_forkserver() -> None:
+    resource_tracker.ensure_running()  # which would unblock the signal again
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for the server, which ends this
+    if sys.platform == "linux":  # elsewhere it is the niceness of all threads
+        os.nice(NICENESS)
+    forkserver.ensure_running()
+
+
 class GrammarWorker:
     """A process that compiles one grammar after another. `kill` is for any thread, and ends what waits for it."""
 
     def __init__(self, vocabulary: str) -> None:
         """Starts it, with what `GrammarCompiler.vocabulary` says; DFlashError where it does not start."""
         try:
+            start_forkserver()
             self._connection, theirs = CONTEXT.Pipe()
             arguments = (theirs, vocabulary, COMPILE_BYTES)
             self._process = CONTEXT.Process(target=_work, args=arguments, name="dflash-trt grammar", daemon=True)
@@ -79,9 +96,7 @@ class GrammarWorker:
 
 def _work(connection: Connection, vocabulary: str, num_bytes: int) -> None:
     """Until nobody holds the other end of `connection`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this
     threading.Thread(target=_end_with_server, daemon=True).start()
-    os.nice(NICENESS)
     compiler = read_vocabulary(vocabulary)
     with suppress(EOFError, ConnectionError):
         while True:

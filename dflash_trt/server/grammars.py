@@ -8,10 +8,11 @@ vocabulary 1,024, AMD EPYC). It cannot be interrupted, so it runs in processes t
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from dflash_trt.errors import DFlashError, RequestError
@@ -29,6 +30,8 @@ MAX_COMPILING = 4
 MAX_COMPILING_PER_CLIENT = 2
 """With three on two cores, p99 of others was 1.7 times as long."""
 
+T = TypeVar("T")
+
 
 class _Place:
     """A process, once it was needed."""
@@ -42,8 +45,7 @@ class GrammarProcesses:
     def __init__(self, compiler: Callable[[], GrammarCompiler]) -> None:
         """`compiler` keeps what was compiled; RequestError where there can be none."""
         self._new_compiler = compiler
-        self._compiler: GrammarCompiler | None = None
-        self._opening = asyncio.Lock()
+        self._opened: asyncio.Future[GrammarCompiler] | None = None
         self._is_closed = False
         self.places = [_Place() for _ in range(MAX_COMPILING)]
         self._free: asyncio.LifoQueue[_Place] = asyncio.LifoQueue()
@@ -64,27 +66,35 @@ class GrammarProcesses:
         """Grammars that are being compiled."""
         return MAX_COMPILING - self._free.qsize()
 
+    async def prepare(self) -> GrammarCompiler:
+        """Once, whoever has left: imports xgrammar and starts the first process, which takes seconds.
+
+        RequestError, or DFlashError where no process starts.
+        """
+        opened = self._opened
+        if opened is None or (opened.done() and (opened.cancelled() or opened.exception() is not None)):
+            opened = self._opened = asyncio.ensure_future(self._open())
+        return await asyncio.shield(opened)
+
     async def compile(self, grammar: Grammar, client: str = "") -> Any:
         """xgrammar's compiled grammar.
 
         RequestError where it does not compile, or takes too long; HttpError 429 where others do, 503 after `close`.
         """
-        async with self._opening:  # without a limit of time: the first process takes seconds
-            if self._compiler is None:
-                self._compiler = await asyncio.to_thread(self._open)
-        if (known := self._compiler.known(grammar)) is not None:
+        compiler = await self.prepare()  # without a limit of time
+        if (known := compiler.known(grammar)) is not None:
             return known
         async with self._place(client) as place:
-            if (known := self._compiler.known(grammar)) is not None:  # by another request meanwhile
+            if (known := compiler.known(grammar)) is not None:  # by another request meanwhile
                 return known
             if self._is_closed:
                 raise shutting_down()
             worker = place.worker
             if worker is None or not worker.is_alive:
-                worker = await self._start(place, self._compiler)
+                worker = await self._start(place, compiler)
             try:
                 async with asyncio.timeout(grammar_worker.COMPILE_SECONDS):
-                    return await self._in_thread(_exchange, worker, self._compiler, grammar)
+                    return await self._in_thread(_exchange, worker, compiler, grammar)
             except RequestError:
                 raise
             except BaseException as error:  # too late, cancelled, or the process has ended
@@ -100,9 +110,13 @@ class GrammarProcesses:
                 )
                 raise RequestError(f"{grammar.field}: expected a {grammar.kind} that compiles {found}") from None
 
-    def _open(self) -> GrammarCompiler:
-        compiler = self._new_compiler()
-        self.places[-1].worker = GrammarWorker(compiler.vocabulary)
+    async def _open(self) -> GrammarCompiler:
+        def open_compiler() -> tuple[GrammarCompiler, str]:
+            compiler = self._new_compiler()
+            return compiler, compiler.vocabulary
+
+        compiler, vocabulary = await asyncio.to_thread(open_compiler)
+        self.places[-1].worker = await _in_daemon_thread(lambda: GrammarWorker(vocabulary))
         return compiler
 
     @asynccontextmanager
@@ -136,6 +150,21 @@ class GrammarProcesses:
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+
+def _in_daemon_thread(function: Callable[[], T]) -> asyncio.Future[T]:
+    """What it returns; the end of the server does not wait for it."""
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            result.set_result(function())
+        except Exception as error:
+            result.set_exception(error)
+
+    threading.Thread(target=work, name="dflash-trt grammar start", daemon=True).start()
+    return asyncio.wrap_future(result)
 
 
 def _exchange(worker: GrammarWorker, compiler: GrammarCompiler, grammar: Grammar) -> Any:

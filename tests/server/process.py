@@ -75,3 +75,11 @@ def refuses(url: str) -> bool:
     except httpx.TransportError:
         return True
     return False
+
+
+def children(pid: int) -> list[int]:
+    """Of a process, and theirs."""
+    found = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return found + [grandchild for child in found for grandchild in children(child)]

@@ -25,7 +25,7 @@ from dflash_trt.runtime.request import FinishReason
 from dflash_trt.server import http_server
 from dflash_trt.server.http_server import HttpServer
 from tests.server.live import PATIENCE, Live, until
-from tests.server.process import LONG, Process, refuses, started
+from tests.server.process import LONG, Process, children, refuses, started
 
 
 @pytest.mark.full
@@ -59,14 +59,6 @@ def _drain(process: Process, url: str) -> None:
     assert "Traceback" not in process.text
 
 
-def _children(pid: int) -> list[int]:
-    """Of a process, and theirs."""
-    found = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return found + [grandchild for child in found for grandchild in _children(child)]
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_no_grammar_outlives_the_server(engine: Path, chat_target: Path, tmp_path: Path, end: signal.Signals) -> None:
@@ -84,17 +76,17 @@ def test_no_grammar_outlives_the_server(engine: Path, chat_target: Path, tmp_pat
     with started(engine, chat_target, tmp_path / "log", "--drain-seconds", 1) as process:
         url = process.await_url()
         ask("[a-z]{3}")
-        children = _children(process.popen.pid)
+        before = children(process.popen.pid)
         clients = [threading.Thread(target=endless) for _ in range(3)]
         for client in clients:
             client.start()
-        until(lambda: len(_children(process.popen.pid)) == len(children) + 1)
-        children = _children(process.popen.pid)
+        until(lambda: len(children(process.popen.pid)) == len(before) + 1)
+        started_by_it = children(process.popen.pid)
         process.popen.send_signal(end)
         assert process.popen.wait(PATIENCE) == (0 if end == signal.SIGTERM else -end)
         for client in clients:
             client.join(PATIENCE)
-        until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+        until(lambda: not any(Path(f"/proc/{child}").exists() for child in started_by_it))
         assert [answer.status_code for answer in answers] == [200] + [503] * (3 if end == signal.SIGTERM else 0)
         assert "Traceback" not in process.text
 
@@ -195,6 +187,7 @@ def test_the_drain_has_an_end_and_a_second_signal_is_heeded(monkeypatch: pytest.
 def test_sigterm_while_loading(engine: Path, chat_target: Path, tmp_path: Path) -> None:
     with started(engine, chat_target, tmp_path / "log") as process:
         process.await_log("loading ")
+        assert len(children(process.popen.pid)) == 2  # what compiles grammars imports meanwhile
         process.popen.send_signal(signal.SIGTERM)
         assert process.popen.wait(PATIENCE) == 0
         assert "Traceback" not in process.text

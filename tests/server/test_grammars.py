@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import os
 import resource
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -70,6 +71,31 @@ def test_another_process_compiles_the_same(compiler: GrammarCompiler, llm: LLM) 
             assert await processes.compile(grammar) is compiled
         with pytest.raises(RequestError, match=r"a: expected a regex that compiles, found: .*Unclosed '\['"):
             await processes.compile(Grammar(kind="regex", text="[a", field="a"))
+
+    run(test)
+
+
+def test_the_first_grammar_finds_its_process(compiler: GrammarCompiler) -> None:
+    """Which was prepared once, although who asked for it first had left."""
+    opened: list[GrammarCompiler] = []
+
+    def open_compiler() -> GrammarCompiler:
+        opened.append(compiler)
+        return compiler
+
+    async def test() -> None:
+        processes = GrammarProcesses(open_compiler)
+        early = asyncio.create_task(processes.compile(KINDS[0]))
+        while not opened:
+            await asyncio.sleep(0)
+        early.cancel()
+        await processes.prepare()
+        (worker,) = (place.worker for place in processes.places if place.worker is not None)
+        niceness = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, worker._process.pid or 0)]
+        assert niceness[1] == min(19, niceness[0] + grammar_worker.NICENESS)
+        await processes.compile(KINDS[0])
+        assert [place.worker for place in processes.places if place.worker is not None] == [worker]
+        assert len(opened) == 1
 
     run(test)
 

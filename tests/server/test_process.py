@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from tests.cli.commands import run
-from tests.server.live import PATIENCE
-from tests.server.process import started
+from tests.server.live import PATIENCE, until
+from tests.server.process import children, started
 
 LONG = {"prompt": "def f(", "max_tokens": 400, "ignore_eos": True, "temperature": 0, "stream": True}
 
@@ -22,6 +22,7 @@ def test_sigterm_lets_answers_end(engine: Path, chat_target: Path, tmp_path: Pat
     with started(engine, chat_target, tmp_path / "log", "--served-model-name", "m") as process:
         url = process.await_url()
         assert process.text.index("loading ") < process.text.index("serving m on ")
+        until(lambda: len(children(process.popen.pid)) == 3)  # a process that compiles grammars waits for the first one
         with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=PATIENCE) as response:
             lines = response.iter_lines()
             assert next(lines).startswith("data: ")
