@@ -12,6 +12,7 @@ from dflash_trt.cli.completion import DEPLOYMENT
 from dflash_trt.cli.options import FILE, check_output_file, check_picture, deployment_options, json_option, options
 from dflash_trt.cli.output import print_json, print_tables
 from dflash_trt.deploy.schema import Runtime
+from dflash_trt.files.command import quoted
 from dflash_trt.observe.plots.picture import save_picture
 
 
@@ -69,6 +70,8 @@ def estimate(
         click.echo(f"{result.name}: {tables.title(result)}\n{tables.verdict(result, replicas)}")
         click.echo("\n".join(filter(None, (tables.lead(result), tables.caution(result)))) + "\n")
         print_tables(tables.tables(result))
+        given = f"--tau {tau}" if acceptance is None else f"--acceptance {quoted(acceptance)}"
+        click.echo(f"next: dflash-trt tune {quoted(config)} --slo TOKENS_PER_SECOND {given}", err=True)
     if plot is not None:
         from dflash_trt.observe.plots.curves import draw
 
@@ -81,4 +84,4 @@ def check_one_acceptance(acceptance: Path | None, tau: float | None, published: 
     """Usage error unless exactly one source is given."""
     if (acceptance is None) == (tau is None):
         hint = f"; its card reports {published}" if published else ""
-        raise click.UsageError(f"give one of --acceptance VERIFY.json and --tau X{hint}")
+        raise click.UsageError(f"give one of --acceptance VERIFY.json (from verify --json) and --tau X{hint}")

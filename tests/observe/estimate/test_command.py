@@ -88,7 +88,11 @@ def test_a_config_json_is_enough_of_a_target(tmp_path: Path) -> None:
     ("arguments", "code", "words"),
     [
         ([], 2, "its card reports 3.7 (MT-Bench) to 5.4 (Math500) for 9 drafts"),
-        (["--tau", "4", "--acceptance", "x.json"], 2, "give one of --acceptance VERIFY.json and --tau X"),
+        (
+            ["--tau", "4", "--acceptance", "x.json"],
+            2,
+            "give one of --acceptance VERIFY.json (from verify --json) and --tau X",
+        ),
         (["--tau", "12"], 1, "tau: expected 1 to 10 for 9 drafts, found 12"),
         (["--tau", "4", "--routing", "skewed"], 1, "--routing: expected power-law, uniform or a JSON file"),
         (["--tau", "4", "--html", "no/such/place.html"], 2, "--html: expected a .html file in an existing directory"),
