@@ -20,7 +20,7 @@ from dflash_trt.runtime.open_backend import open_engine
 from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
 from dflash_trt.runtime.prompts import is_prompt
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.runtime.vllm_arguments import LLM_ARGUMENTS, RENAMED, REQUEST_ARGUMENTS, refuse_others
+from dflash_trt.runtime.vllm_names import LLM_ARGUMENTS, RENAMED, REQUEST_ARGUMENTS, refuse_others
 from dflash_trt.targets.tokenizer import encode_chat
 
 if TYPE_CHECKING:

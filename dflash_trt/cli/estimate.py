@@ -71,7 +71,7 @@ def estimate(
         click.echo("\n".join(filter(None, (tables.lead(result), tables.caution(result)))) + "\n")
         print_tables(tables.tables(result))
         given = f"--tau {tau}" if acceptance is None else f"--acceptance {quoted(acceptance)}"
-        click.echo(f"next: dflash-trt tune {quoted(config)} --slo TOKENS_PER_SECOND {given}", err=True)
+        click.echo(f"next: dflash-trt tune {quoted(Path(config))} --slo TOKENS_PER_SECOND {given}", err=True)
     if plot is not None:
         from dflash_trt.observe.plots.curves import draw
 

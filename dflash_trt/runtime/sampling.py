@@ -13,7 +13,7 @@ import msgspec
 
 from dflash_trt import _C
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.vllm_arguments import SETTINGS, refuse_others
+from dflash_trt.runtime.vllm_names import SETTINGS, refuse_others
 
 LARGEST_PENALTY = 1e6
 """And 1 / this for what divides: far beyond any use, and logits stay finite however often it applies."""

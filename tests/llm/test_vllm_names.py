@@ -14,7 +14,7 @@ from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.runtime.vllm_arguments import RENAMED
+from dflash_trt.runtime.vllm_names import RENAMED
 from tests.checkpoint.samples import refusal
 from tests.llm.serving import PROMPTS, greedy, within
 
