@@ -162,10 +162,12 @@ class Request:
 
     def finish(self, reason: FinishReason) -> None:
         """Ends the answer."""
-        self.finished = reason
-        self.ended = time.perf_counter()
         if self.text is not None:
             self.text.close()
+            if reason is FinishReason.LENGTH and self.text.stopped_by is not None:  # with an incomplete character
+                reason = FinishReason.STOP
+        self.finished = reason
+        self.ended = time.perf_counter()
 
     def report(self) -> None:
         """Tells who listens that there are new tokens, or that the answer has ended."""

@@ -12,6 +12,8 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordPiece
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.text import TextStream
 from tests.paths import FIXTURES
 
@@ -213,3 +215,13 @@ def test_a_stop_text_over_several_tokens_is_held_back_meanwhile() -> None:
     assert used == 4
     _, pieces, _ = stream(token_ids, ["##c"])
     assert pieces == ["a", "", "", "##b", ""]
+
+
+@pytest.mark.parametrize(("stop", "expected"), [("\ufffd", "a"), ("a\ufffd", "")])
+def test_a_stop_text_in_an_incomplete_character_ends_the_answer(stop: str, expected: str) -> None:
+    token_ids = TOKENIZER("a🙂")["input_ids"][:-1]
+    params = SamplingParams(max_tokens=len(token_ids), stop=stop)
+    text = TextStream(TOKENIZER, params.stop_texts)
+    request = Request(prompt_ids=[2], params=params, sampler=params.sampler(), stop_ids=frozenset(), text=text)
+    request.emit(token_ids, [])
+    assert (request.finished, text.text, text.stopped_by) == (FinishReason.STOP, expected, stop)

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import http.client
 import logging
 import os
 import resource
+import socket
 import threading
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -228,6 +230,24 @@ def test_connections_beyond_the_limit_wait(llm: LLM, caplog: pytest.LogCaptureFi
             with connection:
                 assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
     assert sum("new connections wait" in record.getMessage() for record in caplog.records) <= 6
+
+
+def test_a_failed_accept_is_said_once_and_tried_again(
+    llm: LLM, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [OSError(errno.EMFILE, "Too many open files")] * 3
+    accept = asyncio.SelectorEventLoop.sock_accept
+
+    async def fail_then_accept(loop: Any, listening: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return await accept(loop, listening)
+
+    monkeypatch.setattr(http_server, "ACCEPT_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_accept", fail_then_accept)
+    with serving(llm) as live:
+        assert live.http.get("/health").status_code == 200
+    assert caplog.messages.count("new connections wait: Too many open files") == 1
 
 
 def test_without_room_for_connections_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
