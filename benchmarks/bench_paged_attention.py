@@ -24,7 +24,7 @@ from dflash_trt.cpu.paged_attention import PagedPass  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
 from dflash_trt.kvcache.slot_cache import SlotCache  # noqa: E402
 from dflash_trt.targets.gathered_attention import GatheredPass  # noqa: E402
-from dflash_trt.targets.packed_pass import Pass  # noqa: E402
+from dflash_trt.targets.packed_pass import AttentionRule, Pass  # noqa: E402
 from dflash_trt.targets.target import Segment  # noqa: E402
 
 SHAPES = {"tiny-qwen3": (8, 4, 32), "tiny-gpt-oss": (8, 2, 16), "qwen3-0.6b": (16, 8, 128), "gpt-oss-120b": (64, 8, 64)}
@@ -75,7 +75,7 @@ def layers_of(
         def run() -> None:
             current = pass_type(segments, cache, CPU)
             for layer in range(LAYERS):
-                current.attend(layer, query, key, value, scale=head_dim**-0.5, window=None, softcap=None, sinks=None)
+                current.attend(layer, query, key, value, AttentionRule(head_dim**-0.5))
 
         return run
 

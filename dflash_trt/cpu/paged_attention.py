@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dflash_trt._C import TOKENS_PER_PAGE, VALUE_ALIGNMENT, PassRows
 from dflash_trt.cpu.torch_threads import openmp_team
-from dflash_trt.targets.packed_pass import Pass
+from dflash_trt.kvcache import page_table
+from dflash_trt.targets.packed_pass import AttentionRule, Pass
 
 IS_BF16 = {torch.float32: False, torch.bfloat16: True}
 
@@ -21,28 +22,16 @@ IS_BF16 = {torch.float32: False, torch.bfloat16: True}
 class PagedPass(Pass):
     """Over K [G, pages, D, 32] and V [G, pages, 32, E], whose rows are filled up to a multiple of VALUE_ALIGNMENT."""
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
         """As `Pass` says; float32 or bfloat16, all three alike."""
         assert query.dtype == key.dtype == value.dtype, "one type for query, key and value"
         num_heads, num_rows, head_dim = query.shape
         num_kv_heads, value_dim = len(value), value.shape[-1]
-        size = self._table.tokens_per_page
-        assert size == TOKENS_PER_PAGE, "C++ is compiled for one size of a page"
-        v_page = size, -(-value_dim // VALUE_ALIGNMENT) * VALUE_ALIGNMENT
-        k_cache, v_cache = self._cache.layer(layer, num_kv_heads, (head_dim, size), v_page, key.dtype)
+        assert page_table.TOKENS_PER_PAGE == TOKENS_PER_PAGE, "C++ is compiled for one size of a page"
+        v_page = TOKENS_PER_PAGE, -(-value_dim // VALUE_ALIGNMENT) * VALUE_ALIGNMENT
+        k_cache, v_cache = self._cache.layer(layer, num_kv_heads, (head_dim, TOKENS_PER_PAGE), v_page, key.dtype)
         query, key, value = _dense(query), _dense(key), _dense(value)
-        sinks = None if sinks is None else sinks.float().contiguous()
+        sinks = None if rule.sinks is None else rule.sinks.float().contiguous()
         threads, start = openmp_team()
         out = query.new_empty(num_rows, num_heads, value_dim)
         self._rows.attend(
@@ -54,9 +43,9 @@ class PagedPass(Pass):
             out.data_ptr(),
             (num_heads, num_kv_heads, head_dim, value_dim, k_cache.shape[1]),
             is_bf16=IS_BF16[query.dtype],
-            scale=scale,
-            softcap=softcap or 0.0,
-            window=window or 0,
+            scale=rule.scale,
+            softcap=rule.softcap or 0.0,
+            window=rule.window or 0,
             sinks=0 if sinks is None else sinks.data_ptr(),
             threads=threads,
             start=start,

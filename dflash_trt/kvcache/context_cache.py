@@ -57,7 +57,7 @@ class ContextCache:
 
         RequestError when one would overflow.
         """
-        size = self.table.tokens_per_page
+        size = TOKENS_PER_PAGE
         for slot, count in zip(slots, num_rows, strict=True):
             if self._num_rows and self.lengths[slot] + count > self._num_rows:
                 raise RequestError(

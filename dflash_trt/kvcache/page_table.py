@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which pages hold each slot's sequence: TensorRT-LLM's block offsets [slots, max_pages], as lists.
 
-Page p is rows p * tokens_per_page and on of each layer's K and V, of target and drafter alike.
+Page p is rows p * TOKENS_PER_PAGE and on of each layer's K and V, of target and drafter alike.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ TOKENS_PER_PAGE = 32
 """TensorRT-LLM's own default for tokens_per_block."""
 
 
-def num_pages_for(num_tokens: int, tokens_per_page: int = TOKENS_PER_PAGE) -> int:
+def num_pages_for(num_tokens: int) -> int:
     """Pages that hold `num_tokens` tokens of one sequence."""
-    return -(-num_tokens // tokens_per_page)
+    return -(-num_tokens // TOKENS_PER_PAGE)
 
 
 class PageTable:
@@ -24,12 +24,9 @@ class PageTable:
     A slot gets its pages from `reserve`, or takes free ones as it grows: then nobody else may share the cache.
     """
 
-    def __init__(self, num_slots: int, tokens_per_page: int = TOKENS_PER_PAGE) -> None:
-        self.tokens_per_page = tokens_per_page
+    def __init__(self, num_slots: int) -> None:
         self.lengths = [0] * num_slots
         self.pages: list[list[int]] = [[] for _ in range(num_slots)]
-        self.offsets: list[int | None] = [None] * num_slots
-        """Position 0's row, where a slot's pages lie one behind the other."""
         self.written: set[int] = set()
         """Pages that hold more than zeros."""
         self.num_pages = 0
@@ -50,16 +47,16 @@ class PageTable:
         NaN.
         """
         assert not self.lengths[slot], f"slot {slot} is not empty"
-        assert num_tokens % self.tokens_per_page == 0, "a page that is not full has one owner"
+        assert num_tokens % TOKENS_PER_PAGE == 0, "a page that is not full has one owner"
         self._reserved.add(slot)
         self.lengths[slot] = num_tokens
-        self._assign(slot, list(pages))
-        return self._stale(pages[num_tokens // self.tokens_per_page :])
+        self.pages[slot] = list(pages)
+        return self._stale(pages[num_tokens // TOKENS_PER_PAGE :])
 
     def cover(self, slot: int, num_tokens: int) -> list[int]:
         """Makes room for `num_tokens` more tokens in a slot; pages that must become zeros before."""
         pages, end = self.pages[slot], self.lengths[slot] + num_tokens
-        missing = num_pages_for(end, self.tokens_per_page) - len(pages)
+        missing = num_pages_for(end) - len(pages)
         stale: list[int] = []
         if missing > 0:
             assert slot not in self._reserved, f"slot {slot} outgrows its reservation"
@@ -67,32 +64,22 @@ class PageTable:
             held = set(chain(*self.pages))
             taken = list(islice((page for page in count() if page not in held), missing))
             stale = self._stale(taken)
-            self._assign(slot, pages + taken)
-        for page in self.pages[slot][
-            self.lengths[slot] // self.tokens_per_page : num_pages_for(end, self.tokens_per_page)
-        ]:
+            pages += taken
+        for page in pages[self.lengths[slot] // TOKENS_PER_PAGE : num_pages_for(end)]:
             if page not in self.written:
                 self.written.add(page)
                 self.num_pages = max(self.num_pages, page + 1)
         return stale
 
-    def rows(self, slot: int, num_tokens: int) -> Sequence[int]:
+    def rows(self, slot: int, num_tokens: int) -> list[int]:
         """Rows of the next `num_tokens` tokens, for which there is room."""
-        begin, offset = self.lengths[slot], self.offsets[slot]
-        if offset is not None:
-            return range(offset + begin, offset + begin + num_tokens)
-        pages, size = self.pages[slot], self.tokens_per_page
+        pages, begin, size = self.pages[slot], self.lengths[slot], TOKENS_PER_PAGE
         return [pages[i // size] * size + i % size for i in range(begin, begin + num_tokens)]
 
     def release(self, slot: int) -> None:
         """Empties a slot."""
         self._reserved.discard(slot)
-        self.lengths[slot], self.pages[slot], self.offsets[slot] = 0, [], None
-
-    def _assign(self, slot: int, pages: list[int]) -> None:
-        self.pages[slot] = pages
-        is_one_run = bool(pages) and pages == list(range(pages[0], pages[0] + len(pages)))
-        self.offsets[slot] = pages[0] * self.tokens_per_page if is_one_run else None
+        self.lengths[slot], self.pages[slot] = 0, []
 
     def _stale(self, pages: Sequence[int]) -> list[int]:
         stale = [page for page in pages if page in self.written]

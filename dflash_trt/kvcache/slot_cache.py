@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dflash_trt.kvcache.page_table import PageTable
+from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE, PageTable
 from dflash_trt.kvcache.page_tensor import FIRST_PAGES, grown, zeros
 
 
@@ -24,7 +24,7 @@ class SlotCache:
     def bytes_per_token(self) -> int:
         """Of one sequence, over the layers that have seen a token."""
         caches = (cache for layer in self._layers.values() for cache in layer)
-        return sum(cache[:, 0].numel() * cache.element_size() for cache in caches) // self.table.tokens_per_page
+        return sum(cache[:, 0].numel() * cache.element_size() for cache in caches) // TOKENS_PER_PAGE
 
     def layer(
         self, index: int, num_heads: int, k_page: tuple[int, int], v_page: tuple[int, int], dtype: torch.dtype

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from dflash_trt.kvcache.page_pool import PagePool
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.kvcache.prefix_index import ROOT, PrefixIndex
 
@@ -21,6 +20,29 @@ class Reservation(NamedTuple):
     """Those of its longest sequence, in order."""
     num_cached_tokens: int
     """That the first of the pages hold already, of target and drafter."""
+
+
+class _FreePages:
+    """Pages 0 .. num_pages - 1 that nobody holds, the lowest first, so that the caches grow late."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_free = num_pages
+        self._returned: list[int] = []  # a heap; all from `_never_taken` on are free, too
+        self._never_taken = 0
+
+    def take(self, count: int) -> list[int]:
+        """`count` <= `num_free` pages."""
+        assert count <= self.num_free, "more pages than are free"
+        self.num_free -= count
+        pages = [heapq.heappop(self._returned) for _ in range(min(count, len(self._returned)))]
+        begin, self._never_taken = self._never_taken, self._never_taken + count - len(pages)
+        return [*pages, *range(begin, self._never_taken)]
+
+    def give(self, pages: Iterable[int]) -> None:
+        """Takes pages back."""
+        for page in pages:
+            heapq.heappush(self._returned, page)
+            self.num_free += 1
 
 
 class SlotPool:
@@ -36,7 +58,7 @@ class SlotPool:
         self.num_slots = num_slots
         self.prefix_caching = prefix_caching
         self._num_pages = num_tokens // TOKENS_PER_PAGE
-        self._pool = PagePool(self._num_pages)
+        self._pool = _FreePages(self._num_pages)
         self._free = list(range(num_slots))  # a heap: the lowest first, so that running slots stay neighbours
         self._pages: dict[int, list[int]] = {}
         self._holders: Counter[int] = Counter()
@@ -92,7 +114,7 @@ class SlotPool:
             self._unheld.pop(page, None)
         count = num_pages_for(num_tokens) - len(cached)
         self._make_room(count)
-        pages = cached + self._pool.take(count, after=cached[-1] if cached else None)
+        pages = cached + self._pool.take(count)
         self._holders.update(pages)
         self._pages[slot] = pages
         self._published[slot] = len(cached_entries), cached_entries[-1][0] if cached_entries else ROOT

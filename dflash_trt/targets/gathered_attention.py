@@ -7,79 +7,57 @@ Legend: B segments of a group, n tokens of each, R rows of a pass, C cached rows
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dflash_trt.kvcache.page_table import num_pages_for
+from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.kvcache.slot_cache import SlotCache
-from dflash_trt.targets.packed_pass import Group, Pass
+from dflash_trt.targets.packed_pass import AttentionRule, Group, Pass
 from dflash_trt.targets.target import Segment
 
-GATHERED_VALUES = 2**15
-"""Of K, of one segment: up to here copying the pages of a group costs less than attending to its segments in turn."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class _Reading(NamedTuple):
     """What a group reads of a layer's cache."""
 
-    place: slice | Tensor
-    """Rows of the one segment, which lie one behind the other, or pages [B * M] of all."""
-    num_rows: int
-    """C: the first so many of each segment's."""
+    pages: Tensor
+    """[B * M], those of each segment end to end."""
     mask: Tensor
-    """[1, B, N/G * n, C]: 0 for a row that a token sees, else minus infinity."""
+    """[1, B, N/G * n, C]: 0 for a row that a token sees, else minus infinity; C rows of each segment are read."""
 
-    def of(self, cache: Tensor, num_segments: int) -> Tensor:
-        """cache [G, pages, tokens_per_page, D] -> [G, B, C, D]."""
-        if isinstance(self.place, slice):
-            return cache.flatten(1, 2)[:, None, self.place]
-        pages = cache.index_select(1, self.place)
-        return pages.view(len(cache), num_segments, -1, cache.shape[-1])[:, :, : self.num_rows]
+    def of(self, cache: Tensor) -> Tensor:
+        """cache [G, pages, TOKENS_PER_PAGE, D] -> [G, B, C, D]."""
+        rows = cache.index_select(1, self.pages).view(len(cache), self.mask.shape[1], -1, cache.shape[-1])
+        return rows[:, :, : self.mask.shape[-1]]
 
 
 class GatheredPass(Pass):
-    """Over K and V [G, pages, 32, D]."""
+    """Over K and V [G, pages, TOKENS_PER_PAGE, D], of which the pages of a group are copied together."""
 
     reads_hidden_rows = True
 
     def __init__(self, segments: Sequence[Segment], cache: SlotCache, device: torch.device) -> None:
         super().__init__(segments, cache, device)
-        self._readings: dict[tuple[Group, int | None, int, torch.dtype], Reading] = {}
-        self._singles: dict[Group, list[Group]] = {}
+        self._readings: dict[tuple[Group, int | None, int, torch.dtype], _Reading] = {}
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
         """As `Pass` says."""
         k_cache, v_cache = self._store(layer, key, value)
         num_kv_heads = len(k_cache)
         mixed = []
         for group in self.groups:
-            for part in self._parts(group, num_kv_heads * key.shape[-1]):
-                reading = self._reading(part, window, len(query) // num_kv_heads, query.dtype)
-                k, v = (reading.of(cache, part.num_segments) for cache in (k_cache, v_cache))
-                q = _by_kv_head(query[:, part.rows], part, num_kv_heads)
-                mixed.append(_by_row(_attend(q, k, v, reading.mask, scale, softcap, sinks, part.num_tokens), part))
+            reading = self._reading(group, rule.window, len(query) // num_kv_heads, query.dtype)
+            q = _by_kv_head(query[:, group.rows], group, num_kv_heads)
+            rows = _attend(q, reading.of(k_cache), reading.of(v_cache), reading.mask, rule, group.num_tokens)
+            mixed.append(_by_row(rows, group))
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
     def _store(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Writes the new rows; the layer's whole K and V."""
-        size = self._table.tokens_per_page
-        pages = (size, key.shape[-1]), (size, value.shape[-1])
+        pages = (TOKENS_PER_PAGE, key.shape[-1]), (TOKENS_PER_PAGE, value.shape[-1])
         k, v = self._cache.layer(layer, len(key), *pages, key.dtype)
         k.view(len(k), -1, k.shape[-1]).index_copy_(1, self._rows, key)
         v.view(len(v), -1, v.shape[-1]).index_copy_(1, self._rows, value)
@@ -91,44 +69,29 @@ class GatheredPass(Pass):
         rows = (self._table.rows(slot, n) for slot, n in zip(self._slots, self._counts, strict=True))
         return torch.tensor([row for own in rows for row in own], device=self._device)
 
-    def _parts(self, group: Group, values_per_token: int) -> list[Group]:
-        """The group, or where a segment has many values of K, each of its segments, which are read in place."""
-        if group.num_segments == 1 or group.end * values_per_token <= GATHERED_VALUES:
-            return [group]
-        if group not in self._singles:
-            first, n = group.rows.start, group.num_tokens
-            members = [self._slots.index(slot) for slot in group.slot_ids]
-            self._singles[group] = [self._group([i], n, first + k * n) for k, i in enumerate(members)]
-        return self._singles[group]
-
-    def _reading(self, group: Group, window: int | None, heads_per_group: int, dtype: torch.dtype) -> Reading:
+    def _reading(self, group: Group, window: int | None, heads_per_group: int, dtype: torch.dtype) -> _Reading:
         """What `group` needs of a layer with this `window`, as a mask of `dtype`."""
         key = (group, window, heads_per_group, dtype)
         if key not in self._readings:
-            place, first = self._place(group, 0 if window is None else max(0, group.begin - window + 1))
-            rows = torch.arange(first, group.end, device=group.positions.device)
+            first_page = 0 if window is None else max(0, group.begin - window + 1) // TOKENS_PER_PAGE
+            rows = torch.arange(first_page * TOKENS_PER_PAGE, group.end, device=group.positions.device)
             distance = group.positions[:, :, None] - rows  # [B, n, C]
             visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
             mask = torch.zeros(visible.shape, dtype=dtype, device=rows.device).masked_fill_(~visible, -torch.inf)
-            self._readings[key] = Reading(
-                place=place, num_rows=len(rows), mask=mask.repeat(1, heads_per_group, 1)[None]
-            )
+            pages = torch.tensor(self._pages(group, first_page), device=self._device)
+            self._readings[key] = _Reading(pages, mask.repeat(1, heads_per_group, 1)[None])
         return self._readings[key]
 
-    def _place(self, group: Group, first: int) -> tuple[slice | Tensor, int]:
-        """Where positions `first` to `group.end` lie, and the first of them that is read: a page is read whole."""
-        offset = self._table.offsets[group.slot_ids[0]]
-        if group.num_segments == 1 and offset is not None:
-            return slice(offset + first, offset + group.end), first
-        size = self._table.tokens_per_page
-        first_page, end_page = first // size, num_pages_for(group.end, size)
+    def _pages(self, group: Group, first_page: int) -> list[int]:
+        """Of each segment as many, up to the group's last position."""
+        end_page = num_pages_for(group.end)
         pages: list[int] = []
         for slot in group.slot_ids:
-            held = num_pages_for(self._table.lengths[slot] + group.num_tokens, size)
+            held = num_pages_for(self._table.lengths[slot] + group.num_tokens)
             own = self._table.pages[slot][first_page : min(held, end_page)]
             # A shorter sequence is filled up with a page of its own: no token sees it, and it holds no one else's NaN.
             pages += own + [self._table.pages[slot][0]] * (end_page - first_page - len(own))
-        return torch.tensor(pages, device=self._device), first_page * size
+        return pages
 
 
 def _by_kv_head(query: Tensor, group: Group, num_groups: int) -> Tensor:
@@ -143,17 +106,14 @@ def _by_row(mixed: Tensor, group: Group) -> Tensor:
     return rows.permute(1, 3, 0, 2, 4).flatten(2, 3).flatten(0, 1)
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None,
-    num_tokens: int,
-) -> Tensor:  # fmt: skip
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, rule: AttentionRule, num_tokens: int) -> Tensor:
     """q [G, B, N/G * n, D], k and v [G, B, C, D], mask [1, B, N/G * n, C] -> as q, with v's D."""
-    if sinks is None and softcap is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    scores = q @ k.transpose(-1, -2) * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    return _softmax(scores + mask, sinks, num_tokens) @ v
+    if rule.sinks is None and rule.softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=rule.scale)
+    scores = q @ k.transpose(-1, -2) * rule.scale
+    if rule.softcap is not None:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    return _softmax(scores + mask, rule.sinks, num_tokens) @ v
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None, num_tokens: int) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +41,18 @@ class Group:
     """One behind the highest."""
 
 
+class AttentionRule(NamedTuple):
+    """What a layer makes of the products of queries and keys."""
+
+    scale: float
+    window: int | None = None
+    """Only the last so many positions are seen, the token's own among them."""
+    softcap: float | None = None
+    """A score is softcap * tanh(score / softcap)."""
+    sinks: Tensor | None = None
+    """[N]: a head's takes a share of the softmax, and carries no value."""
+
+
 class Pass:
     """The segments of one pass, for every layer alike; how attention is computed over them is the subclass's."""
 
@@ -57,22 +69,10 @@ class Pass:
         self.positions = torch.from_numpy(np.array([*chain.from_iterable(spans)])).to(device)
         """[R]"""
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
         """query [N, R, D], key [G, R, D], value [G, R, E] -> [R, N, E]; keys and values go into the cache.
 
-        Each token sees its own sequence up to itself, the last `window` positions of it where that is given. A score
-        is softcap * tanh(score / softcap), and a head's sink [N] takes a share of the softmax and carries no value.
+        Each token sees its own sequence up to itself.
         """
         raise NotImplementedError
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from dflash_trt.targets.packed_pass import Pass
+from dflash_trt.targets.packed_pass import AttentionRule, Pass
 
 IMPLEMENTATION = "slot_attention"  # transformers takes any name with "flash" in it for FlashAttention
 
@@ -36,14 +36,9 @@ def slot_attention(
     """
     num_rows, num_padded = len(slot_pass.positions), query.shape[2]
     layer: int = module.layer_idx  # type: ignore[assignment]
-    rows = slot_pass.attend(
-        layer,
-        *(x[0, :, :num_rows] for x in (query, key, value)),
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
-    )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    query, key, value = (x[0, :, :num_rows] for x in (query, key, value))
+    rows = slot_pass.attend(layer, query, key, value, AttentionRule(scale, sliding_window, softcap, s_aux))
     return F.pad(rows, (0, 0, 0, 0, 0, num_padded - num_rows))[None] if num_padded > num_rows else rows[None], None
 
 

@@ -170,7 +170,7 @@ def check(decoder: Decoder, session: Session) -> None:
     assert slots._holders == {page: held.count(page) for page in set(held)}
     assert not set(held) & slots._unheld.keys()
     assert slots._pool.num_free + len(slots._unheld) + len(set(held)) == slots._num_pages
-    free = {page for begin, end in slots._pool._runs for page in range(begin, end)}
+    free = {*slots._pool._returned, *range(slots._pool._never_taken, slots._num_pages)}
     assert not free & (set(held) | slots._unheld.keys())
     assert not free & slots.index._keys.keys(), "a page that anybody may take is shared"
     for slot, pages in slots._pages.items():

@@ -16,7 +16,6 @@ from dflash_trt.errors import CheckpointError
 from dflash_trt.kvcache import slot_cache
 from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.kvcache.page_tensor import FIRST_PAGES
-from dflash_trt.targets import gathered_attention
 from dflash_trt.targets.gathered_attention import GatheredPass
 from dflash_trt.targets.huggingface import PACKED_MODEL_TYPES, can_pack, make_target
 from dflash_trt.targets.packed_pass import Pass
@@ -167,17 +166,6 @@ def test_reserved_pages_need_no_room_before_they_are_written(pass_type: type[Pas
     target.verify([Segment(slot=0, token_ids=[1, 2], num_logits=0)], with_taps=False)
     (k, _), *_ = target._cache._layers.values()
     assert k.shape[1] == FIRST_PAGES
-
-
-@pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "qwen3"])
-def test_attention_segment_by_segment_is_that_of_a_group(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long contexts are read in place, each for itself, in the place of a copy of the group's pages."""
-    model_type, settings = PACKED[name]
-    model, turns = random_model(model_type, **settings), random_history(seed=3, longest=60)
-    expected = recomputed(model, turns)
-    monkeypatch.setattr(gathered_attention, "GATHERED_VALUES", 0)
-    target = PackedTarget(model, TAPS, NUM_SLOTS)
-    assert relative_error(computed(target, turns), expected) < TOLERANCE
 
 
 @torch.inference_mode()
