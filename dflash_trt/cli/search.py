@@ -59,9 +59,9 @@ def search(draft: str, output: Path, target: str | None, objective: str, force: 
     if (objective == "step-time") != (gpu is not None):
         raise click.UsageError("--objective step-time and --gpu go together")
     checkpoint = read_checked_draft(draft, target)
+    from dflash_trt.measure.statistics import loss_text
     from dflash_trt.observe.estimate.drafter_pass import drafter_seconds
     from dflash_trt.quantize.search.search_job import SearchOptions, journal_file, search_recipe
-    from dflash_trt.quantize.search.search_report import loss_text
 
     search_options = SearchOptions(**settings | {"formats": tuple(sorted(set(settings["formats"])))})
     price = None

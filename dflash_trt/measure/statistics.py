@@ -79,6 +79,14 @@ def tau_loss(taus: Sequence[float | None], reference: Sequence[float | None]) ->
     return TauLoss(loss=_loss(values), low=low, high=high, num_prompts=len(pairs))
 
 
+def loss_text(loss: TauLoss | None) -> str:
+    """'5.61% (3.80% to 7.32%)', with the interval where there is one."""
+    if loss is None:
+        return "-"
+    interval = "" if loss.low is None else f" ({loss.low:.2%} to {loss.high:.2%})"
+    return f"{loss.loss:.2%}{interval}"
+
+
 def _interval(statistic: Callable[[Floats], float], values: Floats) -> tuple[float | None, float | None]:
     """The percentile bootstrap interval of a statistic of values [m, n]; None, None for a single prompt.
 

@@ -12,7 +12,7 @@ import msgspec
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import VerificationError
 from dflash_trt.measure.drafter_error import DrafterError
-from dflash_trt.measure.statistics import Difference, TauLoss, tau_loss
+from dflash_trt.measure.statistics import Difference, TauLoss, loss_text, tau_loss
 from dflash_trt.runtime.acceptance import PositionAcceptance, acceptance_by_position
 from dflash_trt.runtime.request import Step
 
@@ -143,7 +143,7 @@ def find_loss(measured: TauLoss | None, max_tau_loss: float) -> VerificationErro
         return VerificationError("tau loss: no prompt has a verify pass", hint="give prompts with longer answers")
     if measured.loss > max_tau_loss:
         return VerificationError(
-            f"tau loss: expected at most {max_tau_loss:.2%}, found a mean of {describe_loss(measured)}",
+            f"tau loss: expected at most {max_tau_loss:.2%}, found a mean of {loss_text(measured)}",
             hint="choose a recipe that leaves more modules unquantised, or calibrate on prompts like these",
         )
     return None
@@ -156,14 +156,4 @@ def _describe_differences(prompts: list[PromptResult]) -> str:
     return (
         f"expected the tokens of plain greedy decoding, found others in {len(differing)} of {len(prompts)} prompts;"
         f" the first is {name!r}, output token {first.position}: expected {expected}, found {actual}"
-    )
-
-
-def describe_loss(measured: TauLoss) -> str:
-    """`3.12% (95% interval 1.05% to 5.20%, 32 prompts)`."""
-    prompts = f"{measured.num_prompts} prompt{'s' if measured.num_prompts != 1 else ''}"
-    if measured.low is None or measured.high is None:
-        return f"{measured.loss:.2%} (no interval, {prompts})"
-    return (
-        f"{measured.loss:.2%} ({measured.confidence:.0%} interval {measured.low:.2%} to {measured.high:.2%}, {prompts})"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dflash_trt.measure.statistics import TauLoss
+from dflash_trt.measure.statistics import loss_text
 from dflash_trt.quantize.recipe import LAYER, recipe_text
 from dflash_trt.quantize.search.recipe_choice import DENSE, RecipeChoice, Space
 from dflash_trt.quantize.search.search import SearchResult
@@ -67,14 +67,6 @@ def group_name(group: Sequence[str]) -> str:
     layers = {module.split(".")[1] for module in group if LAYER.match(module)}
     names = list(dict.fromkeys(module.rpartition(".")[2].removesuffix("_proj") for module in group))
     return " ".join([*names, *(layers if len(layers) == 1 else [])])
-
-
-def loss_text(loss: TauLoss | None) -> str:
-    """'1.2% (0.8% to 1.6%)', the interval being of 95 %."""
-    if loss is None:
-        return "-"
-    interval = "" if loss.low is None or loss.high is None else f" ({loss.low:.2%} to {loss.high:.2%})"
-    return f"{loss.loss:.2%}{interval}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
