@@ -15,7 +15,7 @@ from dflash_trt.checkpoint.source import checkpoint_directory, configuration_dir
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.cli.completion import DRAFT_OR_DEPLOYMENT, RECIPE, TARGET
 from dflash_trt.cli.dry_run import print_dry_run, print_plan_dry_run
-from dflash_trt.cli.options import PATH, options
+from dflash_trt.cli.options import PATH, options, refuse_given
 from dflash_trt.cli.output import human_bytes
 from dflash_trt.cli.plan_options import PlanRequest, plan_options, plan_request
 from dflash_trt.cli.recipe_options import describe, recipe_and_ranges
@@ -136,12 +136,7 @@ def build_checkpoint(draft: str, request: BuildRequest) -> Path:
 
 def build_deployment(config: Path, request: BuildRequest) -> Path | None:
     """The same for the draft, target and recipe that CONFIG.yaml names, where they fit its GPUs; None for --dry-run."""
-    if request.recipe is not None:
-        raise click.UsageError("--recipe is for a draft checkpoint; CONFIG.yaml names its own")
-    if request.tp is not None:
-        raise click.UsageError("--tp is for a draft checkpoint; CONFIG.yaml says draft_tensor_parallel itself")
-    if request.head is not None:
-        raise click.UsageError("--head is for a draft checkpoint: what CONFIG.yaml serves takes the target's head")
+    refuse_given(("recipe", "tp", "head"), "is for a draft checkpoint; CONFIG.yaml says itself what it serves")
     file, name, output = load_deployment(config), config.stem, request.output or Path(config.stem)
     if request.dry_run:
         print_dry_run(file, name, output, request.plans, target=request.target, as_json=request.as_json)
@@ -184,13 +179,8 @@ def _print_ranks(deployment: ResolvedDeployment, target: str) -> None:
 
 def build_plans(engine: Path, request: BuildRequest) -> Path | None:
     """An engine directory gets the TensorRT plans that it lacks; None for --dry-run."""
-    refused = {
-        "--target": request.target, "-o": request.output, "--recipe": request.recipe, "--head": request.head,
-        "--calibration": None if request.calibration == "none" else request.calibration,
-        "--force": request.force or None, "--tp": request.tp,
-    }  # fmt: skip
-    if option := next((name for name, value in refused.items() if value is not None), None):
-        raise click.UsageError(f"{option} cannot be used with --plans-for")
+    names = ("target", "output", "recipe", "calibration", "head", "head_tokens", "tp", "force")
+    refuse_given(names, "cannot be used with --plans-for")
     if request.dry_run:
         print_plan_dry_run(engine, request.plans, as_json=request.as_json)
         return None

@@ -11,7 +11,7 @@ import click
 
 from dflash_trt.cli.completion import ENGINE_OR_URL
 from dflash_trt.cli.doctor_endpoint import examine_endpoint
-from dflash_trt.cli.options import PATH, json_option
+from dflash_trt.cli.options import PATH, json_option, refuse_given
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.errors import RankError
 
@@ -51,8 +51,7 @@ def doctor(subject: str | None, ranks: bool, as_json: bool, **options: Any) -> N
     if subject is not None and "://" in subject and not ranks:
         examine_endpoint(subject, as_json, **options)
         return
-    if name := next((name for name, value in options.items() if value not in (None, False)), None):
-        raise click.UsageError(f"--{name.replace('_', '-')} is for a URL, as http://localhost:8000")
+    refuse_given(options, "is for a URL, as http://localhost:8000")
     if subject is not None and not ranks:
         raise click.UsageError(
             "expected a URL as http://localhost:8000; ENGINE is for --ranks, and dflash-trt inspect ENGINE looks at one"

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
-from click.core import ParameterSource
 
-from dflash_trt.cli.options import PATH, engine_target_option, options, runtime_options, sampling_options
+from dflash_trt.cli.options import PATH, engine_target_option, options, refuse_given, runtime_options, sampling_options
 from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import RequestError
 from dflash_trt.files.json_file import MAX_BYTES, json_value
@@ -66,18 +65,11 @@ def generate(
     runtime = {name: settings.pop(name) for name in OPTIONS}
     job = Job(prompts, SamplingParams(**settings), chat=chat, baseline=baseline, as_json=as_json)
     if (config := deployment_path(str(engine))) is not None:
-        _refuse_options(click.get_current_context(), config)
+        names = ("max_batch_size", *OPTIONS)
+        refuse_given(names, f"is for an engine directory: the deployment file {config} sets it")
         _run_deployment(config, target, job)
     else:
         _run_engine(engine, target, job, RuntimeOptions(max_batch_size=max_batch_size, **runtime))
-
-
-def _refuse_options(context: click.Context, config: Path) -> None:
-    """What a deployment file says is no option."""
-    for name in ("max_batch_size", *OPTIONS):
-        if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None):
-            flag = name.replace("_", "-")
-            raise click.UsageError(f"--{flag} is for an engine directory: the deployment file {config} sets it")
 
 
 def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOptions) -> None:

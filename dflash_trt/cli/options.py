@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from dflash_trt.cli.completion import DRAFT, TARGET
 from dflash_trt.deploy.deployment_file import refuse_deployment
@@ -43,6 +44,15 @@ def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Co
         return command
 
     return decorate
+
+
+def refuse_given(names: Collection[str], reason: str) -> None:
+    """Raises UsageError, '--OPTION REASON', where one of these parameters of the running command is given."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in names and context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None):
+            raise click.UsageError(f"{parameter.opts[0]} {reason}")
 
 
 def share(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from dflash_trt.builder.tensorrt.timing_cache import TimingCache
-from dflash_trt.cli.options import PATH, options
+from dflash_trt.cli.options import PATH, options, refuse_given
 from dflash_trt.engine.plan import PlanOptions
 
 DEFAULTS = PlanOptions()
@@ -51,9 +51,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 def plan_request(settings: dict[str, Any]) -> PlanRequest:
     """Raises UsageError when an option is given for plans that nobody asks for."""
     is_wanted = settings.pop("backend") == "tensorrt"
-    for name, value in settings.items():
-        if not is_wanted and value not in (None, False):
-            raise click.UsageError(f"--{name.replace('_', '-')} is for --backend tensorrt")
+    if not is_wanted:
+        refuse_given(settings, "is for --backend tensorrt")
     file, reproducible = settings.pop("timing_cache"), settings.pop("reproducible")
     if reproducible and file is None:
         raise click.UsageError("--reproducible needs --timing-cache")

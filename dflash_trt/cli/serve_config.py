@@ -11,7 +11,7 @@ import click
 from msgspec import to_builtins
 
 from dflash_trt.cli.completion import DEPLOYMENT
-from dflash_trt.cli.options import PATH, source_options
+from dflash_trt.cli.options import PATH, refuse_given, source_options
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.deploy.checker import check, deployment_config, file_config, read_document
 from dflash_trt.deploy.cluster.cluster_server import cluster_server
@@ -89,16 +89,18 @@ def serve_config(
     runtime: Runtime = DYNAMO[runtime_name] if is_dynamo else runtime_name  # type: ignore[assignment]
     if is_dynamo and launcher is not None:
         raise click.UsageError("--launcher: none for a dynamo runtime, which Dynamo's operator starts")
-    if not is_dynamo and launcher is None and (image, models, replicas) != (None, None, None):
-        raise click.UsageError("--image, --models and --replicas are for --launcher and dynamo runtimes")
+    if not is_dynamo and launcher is None:
+        refuse_given(("image", "models", "replicas"), "is for --launcher and dynamo runtimes")
     schema = load_schema(runtime, version)
     if as_json and file is None:
         raise click.UsageError("--json is for --list and --check: output for a runtime is data already")
     if not host:
         raise click.UsageError("--host: missing address: servers would bind every interface")
     in_pod = is_dynamo or launcher == "kubernetes"
-    _refuse_given("host", "a pod's server binds 0.0.0.0", in_pod)
-    _refuse_given("port", f"Dynamo's operator sets the frontend's, {SERVICE_PORT}", is_dynamo)
+    if in_pod:
+        refuse_given(("host",), "has no use here: a pod's server binds 0.0.0.0")
+    if is_dynamo:
+        refuse_given(("port",), f"has no use here: Dynamo's operator sets the frontend's, {SERVICE_PORT}")
     deployment = None if source is None else read_deployment(source, target, draft, gpus)
     if file is not None:
         if deployment is not None:
@@ -137,12 +139,6 @@ def serve_config(
         if drafters := drafters_on_ranks(load, context):
             click.echo(in_words(drafters, context), err=True)
     click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
-
-
-def _refuse_given(option: str, reason: str, has_no_use: bool) -> None:
-    source = click.get_current_context().get_parameter_source(option)
-    if has_no_use and source is not click.core.ParameterSource.DEFAULT:
-        raise click.UsageError(f"--{option}: none here: {reason}")
 
 
 def read_deployment(source: str, target: str | None, draft: str | None, gpus: str | None) -> ResolvedDeployment:

@@ -11,7 +11,7 @@ import msgspec
 
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.completion import DEPLOYMENT
-from dflash_trt.cli.options import PATH, json_option, source_options
+from dflash_trt.cli.options import PATH, json_option, refuse_given, source_options
 from dflash_trt.cli.output import print_written
 from dflash_trt.cli.serve_config import read_deployment, refuse_errors
 from dflash_trt.deploy.checker import check, deployment_config
@@ -62,14 +62,10 @@ def triton_repo(
     check_name(name)
     config = TritonConfig(runtime=runtime, decoupled=not unary)
     if runtime == "embedded":
-        if method != "dflash" or version is not None or gpus is not None:
-            raise click.UsageError("--method, --version and --gpus are for --runtime trtllm")
+        refuse_given(("method", "version", "gpus"), "is for --runtime trtllm")
         arguments = _embedded(source, target, draft, max_batch_size, dtype or "auto")
     else:
-        if max_batch_size is not None:
-            raise click.UsageError("--max-batch-size is for --runtime embedded; a deployment file names its own")
-        if dtype is not None:
-            raise click.UsageError("--dtype is for --runtime embedded; TensorRT-LLM reads its type from the checkpoint")
+        refuse_given(("max_batch_size", "dtype"), "is for --runtime embedded")
         deployment = read_deployment(source, target, draft, gpus)
         arguments = {"model": deployment.target, **trtllm_arguments(deployment, method)}
         checked = deployment_config(deployment, load_schema("trtllm", version), arguments)

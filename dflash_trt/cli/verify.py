@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 import msgspec
-from click.core import ParameterSource
 
 from dflash_trt.cli.options import (
     FILE,
@@ -20,6 +19,7 @@ from dflash_trt.cli.options import (
     json_option,
     max_tokens_option,
     options,
+    refuse_given,
     runtime_options,
     share,
 )
@@ -75,7 +75,8 @@ def verify(
     if max_tau_loss is not None and reference is None:
         raise click.UsageError("--max-tau-loss needs --reference, the engine that tau is compared with")
     if features is not None:
-        _refuse_decoding_options(click.get_current_context())
+        decoding = ("target", "prompt_file", "chat", "max_tokens", "dtype", "plot")
+        refuse_given(decoding, "cannot be used with --features")
         _verify_features(engine, features, reference, max_tau_loss, as_json=as_json)
         return
     if prompt_file is None:
@@ -85,12 +86,8 @@ def verify(
     from dflash_trt.runtime.prompts import read_prompts
 
     if (config := deployment_path(str(engine))) is not None:
-        refused = {
-            "--reference": reference, "--max-tau-loss": max_tau_loss, "--plot": plot,
-            "--dtype": None if dtype == "auto" else dtype,
-        }  # fmt: skip
-        if name := next((name for name, value in refused.items() if value is not None), None):
-            raise click.UsageError(f"{name} is for engine directories, found the deployment {config}")
+        refused = ("reference", "max_tau_loss", "plot", "dtype")
+        refuse_given(refused, f"is for engine directories, found the deployment {config}")
         from dflash_trt.cli.verify_deployment import verify_deployment
 
         verify_deployment(config, target, read_prompts(prompt_file), max_tokens, chat=chat, as_json=as_json)
@@ -148,15 +145,6 @@ def _print_verdict(
         print_json("verify", {**verdict, **msgspec.structs.asdict(report)})
     else:
         print_tables(report)
-
-
-def _refuse_decoding_options(context: click.Context) -> None:
-    """Raises UsageError for an option of decoding with the target: --features has its answers already."""
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        is_given = context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
-        if is_given and name in ("target", "prompt_file", "chat", "max_tokens", "dtype", "plot"):
-            raise click.UsageError(f"{parameter.opts[0]} cannot be used with --features")
 
 
 def _progress(prompts: list[TokenPrompt]) -> Iterator[TokenPrompt]:

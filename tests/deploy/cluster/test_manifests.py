@@ -263,10 +263,10 @@ def test_long_names_are_cut_and_stay_apart(
         ((*HERE, "--runtime", "trtllm", *KUBERNETES, "--models", f"{TARGET}"), "draft: expected a directory below"),
         (("two-nodes.yaml", "--runtime", "trtllm"), "expected GPUs of one node"),
         (("two-nodes.yaml", "--runtime", "vllm", *KUBERNETES), "expected --runtime trtllm for several nodes"),
-        ((NATIVE, "--runtime", "trtllm", "--image", "x"), "are for --launcher and dynamo runtimes"),
+        ((NATIVE, "--runtime", "trtllm", "--image", "x"), "--image is for --launcher and dynamo runtimes"),
         ((NATIVE, "--runtime", "dynamo-trtllm", *KUBERNETES), "Dynamo's operator starts"),
-        ((NATIVE, "--runtime", "dynamo-trtllm", "--port", "9000"), "--port: none here: Dynamo's operator sets"),
-        ((NATIVE, "--runtime", "trtllm", *KUBERNETES, "--host", "a"), "--host: none here: a pod's server binds"),
+        ((NATIVE, "--runtime", "dynamo-trtllm", "--port", "9000"), "--port has no use here: Dynamo's operator sets"),
+        ((NATIVE, "--runtime", "trtllm", *KUBERNETES, "--host", "a"), "--host has no use here: a pod's server binds"),
     ],
 )
 @pytest.mark.usefixtures("two_nodes")
