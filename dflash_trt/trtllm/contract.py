@@ -29,36 +29,10 @@ from dflash_trt.trtllm.package_source import FUNCTIONS, MAX_SOURCE_BYTES, Packag
 PACKAGE = "tensorrt_llm"
 MODELS, SPECULATIVE = f"{PACKAGE}._torch.models", f"{PACKAGE}._torch.speculative"
 INTERFACE, WORKER = f"{SPECULATIVE}.interface", f"{SPECULATIVE}.dflash"
-REGISTRY, DRAFTER = f"{MODELS}.modeling_utils", f"{MODELS}.modeling_dflash"
+REGISTRY = f"{MODELS}.modeling_utils"
 LOADER, MAPPER = f"{MODELS}.modeling_speculative", f"{MODELS}.checkpoints.base_weight_mapper"
-# Function by module, with the parameters it is called with: by us, or by the worker on our drafter.
-SIGNATURES = {
-    (REGISTRY, "register_draft_model"): "mode",
-    (REGISTRY, "get_registered_draft_model_builder"): "mode",
-    (DRAFTER, "DFlashForCausalLM.load_weights"): "self weights weight_mapper kwargs",
-    (DRAFTER, "DFlashForCausalLM.load_weights_from_target_model"): "self target_model",
-    (DRAFTER, "DFlashForCausalLM._build_fused_kv_buffers"): "self",
-    (DRAFTER, "DFlashForCausalLM.project_target_hidden"): "self hidden_states",
-    (DRAFTER, "DFlashForCausalLM.precompute_context_kv"): "self projected_hidden positions",
-    (DRAFTER, "DFlashForCausalLM.dflash_forward"): "self noise_embedding query_positions num_ctx_per_req ctx_k_cache"
-    " ctx_v_cache ctx_cache_batch_idx ctx_kv_cache ctx_page_table",
-    (LOADER, "SpecDecOneEngineForCausalLM.load_draft_weights"): "self weights weight_mapper",
-    (MAPPER, "BaseWeightMapper.init_model_and_config"): "self model config",
-    (INTERFACE, "SpecWorkerBase.set_draft_model"): "self draft_model",
-    (WORKER, "DFlashWorker.set_draft_model"): "self draft_model",
-    (WORKER, "DFlashWorker._store_prefill_context"): "self draft_model spec_metadata attn_metadata position_ids"
-    " total_target_tokens",
-}
-DRAFTER_INPUTS = (WORKER, "DFlashWorker.prepare_1st_drafter_inputs")
-_INPUTS = (
-    "self input_ids position_ids hidden_states accepted_tokens num_accepted_tokens attn_metadata spec_metadata"
-    " draft_model total_target_tokens"
-)
-BUILDER = "model_config draft_config lm_head model"
+DRAFTER_INPUTS = "speculative.dflash:DFlashWorker.prepare_1st_drafter_inputs"
 CLASSES = ((WORKER, "DFlashWorker"), (LOADER, "SpecDecOneEngineForCausalLM"))
-# What every generation calls: a worker that does not is none that our drafter was written for.
-CALLED = ("project_target_hidden", "precompute_context_kv", "dflash_forward", "_build_fused_kv_buffers",
-          "logits_processor", "load_weights", "load_weights_from_target_model")  # fmt: skip
 
 
 class WorkerVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,11 +47,6 @@ class WorkerVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What it has, and what that means here."""
     inputs: tuple[str, ...] = ()
     """Parameters of DRAFTER_INPUTS beside the first generation's."""
-
-    @property
-    def signatures(self) -> dict[tuple[str, str], str]:
-        """Parameters by module and function."""
-        return {**SIGNATURES, DRAFTER_INPUTS: " ".join((_INPUTS, *self.inputs))}
 
     @property
     def known(self) -> frozenset[str]:
@@ -102,6 +71,13 @@ class ContractData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     draft does, the others are never taken with them."""
     generations: tuple[WorkerVersion, ...]
     releases: tuple[Release, ...]
+    signatures: dict[str, str]
+    """MODULE:FUNCTION below tensorrt_llm._torch, with the parameters it is called with: by us, or by the worker on our
+    drafter. Those of DRAFTER_INPUTS are the first generation's."""
+    builder: str
+    """Parameters of what TensorRT-LLM itself registers for DFlash."""
+    called: tuple[str, ...]
+    """By every generation: a worker that does not call these is none that our drafter was written for."""
 
 
 @cache
@@ -173,18 +149,21 @@ def read_package(directory: Path) -> PackageReading:
 
 def differences(source: PackageSource, uses: frozenset[str], generation: WorkerVersion) -> Iterator[str]:
     """Each in one line: what is missing, what has other parameters, what is newly asked of a drafter."""
-    for (module, name), expected in generation.signatures.items():
-        yield from _signature(f"{module}.{name}", source.parameters(module, name), expected)
+    data = contract_data()
+    for place, expected in data.signatures.items():
+        module, _, name = f"{PACKAGE}._torch.{place}".partition(":")
+        more = generation.inputs if place == DRAFTER_INPUTS else ()
+        yield from _signature(f"{module}.{name}", source.parameters(module, name), " ".join((expected, *more)))
     if source.find(INTERFACE, "SpeculativeDecodingMode.DFLASH") is None:
         yield f"{INTERFACE}.SpeculativeDecodingMode.DFLASH: expected it, found none"
-    yield from _signature("the builder of DFlash drafters", _builder(source), BUILDER)
+    yield from _signature("the builder of DFlash drafters", _builder(source), data.builder)
     for module, name in CLASSES:
         if source.find(module, name) is None:
             yield f"{module}.{name}: expected it, found none"
     for use in sorted(uses):
         if not any(_covers(known, use) for known in generation.known):
             yield f"the drafter: expected nothing that ours was not written for, found {use}"
-    for name in CALLED:
+    for name in data.called:
         if not any(use.startswith(f"{name}(") for use in uses):
             yield f"the drafter: expected a call of {name}, found none"
 
