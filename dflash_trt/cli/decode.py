@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from dflash_trt.cli.output import print_json, print_table
-from dflash_trt.deploy.method import Method
+from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.runtime.backend import Backend, run
 from dflash_trt.runtime.completion import Completion

@@ -19,11 +19,10 @@ from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
 from dflash_trt.deploy.cluster.dynamo_graph import SERVICE_PORT, dynamo_graph, dynamo_image
 from dflash_trt.deploy.cluster.kubernetes import kubernetes_manifests
 from dflash_trt.deploy.cluster.slurm import sbatch_script
-from dflash_trt.deploy.deployment_file import deployment_path, load_deployment, shipped_deployments
+from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ACCEPTED, ERROR, UNCHECKED, WARNING, Finding, judged
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.memory import context_in_words
-from dflash_trt.deploy.method import METHODS, Method
 from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import ResolvedDeployment, directory_deployment, resolve

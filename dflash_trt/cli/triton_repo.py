@@ -15,9 +15,8 @@ from dflash_trt.cli.options import PATH, json_option, refuse_given, source_optio
 from dflash_trt.cli.output import print_written
 from dflash_trt.cli.serve_config import read_deployment, refuse_errors
 from dflash_trt.deploy.checker import check, deployment_config
-from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
+from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path, load_deployment
 from dflash_trt.deploy.finding import judged
-from dflash_trt.deploy.method import METHODS, Method
 from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments

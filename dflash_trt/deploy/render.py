@@ -9,8 +9,8 @@ import msgspec
 import yaml
 
 from dflash_trt import __version__
+from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.flags import command_text
-from dflash_trt.deploy.method import Method
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.sglang_arguments import sglang_arguments

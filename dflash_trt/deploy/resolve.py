@@ -86,6 +86,15 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the file does, and not only TensorRT-LLM's pools allow it."""
         return self.prefix_reuse and self.sources["prefix_reuse"] == "file"
 
+    def eagle3_drafter(self) -> Eagle3:
+        """What `--method eagle3` serves; raises ConfigError where the file names none."""
+        if self.eagle3 is None:
+            raise ConfigError(
+                f"{self.name}: missing key eagle3: expected the EAGLE-3 drafter to compare with",
+                hint="add to the file: eagle3: {model: DIRECTORY_OR_REPOSITORY, draft_tokens: 3}",
+            )
+        return self.eagle3
+
 
 def resolve(
     file: DeploymentFile, name: str, *, draft: str | None = None, target: str | None = None

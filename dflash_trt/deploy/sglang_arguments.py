@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflash_trt.deploy.method import Method, eagle3_of
+from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVAL
@@ -51,7 +51,7 @@ def sglang_arguments(deployment: ResolvedDeployment, method: Method, host: str, 
             "speculative_num_draft_tokens": deployment.draft_tokens + 1,
         }
     elif method == "eagle3":
-        eagle3 = eagle3_of(deployment)
+        eagle3 = deployment.eagle3_drafter()
         arguments |= {
             "speculative_algorithm": "EAGLE3",
             "speculative_draft_model_path": eagle3.model,

@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.draft_schedule import trtllm_schedule
-from dflash_trt.deploy.method import Method, eagle3_of
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.sizes import DraftSizes
@@ -66,7 +66,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             schedule = trtllm_schedule(deployment.draft_schedule, deployment.max_batch_size)
             arguments["speculative_config"]["draft_len_schedule"] = schedule
     elif method == "eagle3":
-        eagle3 = eagle3_of(deployment)
+        eagle3 = deployment.eagle3_drafter()
         arguments["speculative_config"] = {
             "decoding_type": "Eagle3",
             "speculative_model": eagle3.model,

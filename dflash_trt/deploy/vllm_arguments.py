@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.draft_schedule import vllm_schedule
-from dflash_trt.deploy.method import Method, eagle3_of
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVAL
@@ -49,7 +49,7 @@ def vllm_arguments(deployment: ResolvedDeployment, method: Method, host: str, po
             ranges = vllm_schedule(deployment.draft_schedule, deployment.max_batch_size)
             arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] = ranges
     elif method == "eagle3":
-        eagle3 = eagle3_of(deployment)
+        eagle3 = deployment.eagle3_drafter()
         arguments["speculative_config"] = {
             "method": "eagle3",
             "model": eagle3.model,

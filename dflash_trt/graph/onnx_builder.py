@@ -162,6 +162,20 @@ def _value_info(port: Port) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(port.name, TensorProto.DataType.Value(port.dtype), port.shape)
 
 
+def prune(graph: onnx.GraphProto) -> None:
+    """Removes nodes and initializers of which nothing is read; of the latter onnxruntime warns one by one."""
+    read = {value.name for value in graph.output}
+    nodes: list[onnx.NodeProto] = []
+    for node in reversed(graph.node):
+        if any(output in read for output in node.output):
+            nodes.append(node)
+            read |= set(node.input)
+    initializers = [initializer for initializer in graph.initializer if initializer.name in read]
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(reversed(nodes))
+    graph.initializer.extend(initializers)
+
+
 def rounded(value: float) -> float:
     """`value` as the compute dtype holds it."""
     return float(numpy_helper.to_array(helper.make_tensor("", COMPUTE, [], [value])))

@@ -14,8 +14,7 @@ import sys
 from dflash_trt.errors import DFlashError
 from dflash_trt.launch_environment import is_trtllm_launch
 from dflash_trt.trtllm.registration import register
-from dflash_trt.trtllm.remote_ranks import register_in_remote_ranks
-from dflash_trt.trtllm.start import run_command
+from dflash_trt.trtllm.start import register_in_remote_ranks, run_command
 
 if __name__ == "__main__":
     try:

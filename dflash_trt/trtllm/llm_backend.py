@@ -19,9 +19,8 @@ from typing import Any
 
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.deploy.checker import check, deployment_config
-from dflash_trt.deploy.deployment_file import load_deployment
+from dflash_trt.deploy.deployment_file import Method, load_deployment
 from dflash_trt.deploy.finding import ERROR
-from dflash_trt.deploy.method import Method
 from dflash_trt.deploy.real_classes import installed_version
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import load_schema, versions

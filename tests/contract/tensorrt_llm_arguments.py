@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.deploy.checker import check, deployment_config
-from dflash_trt.deploy.deployment_file import load_deployment, shipped_deployments
+from dflash_trt.deploy.deployment_file import METHODS, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ERROR
-from dflash_trt.deploy.method import METHODS
 from dflash_trt.deploy.real_classes import check_trtllm
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Schema, load_schema, versions

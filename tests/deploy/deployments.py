@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 from dflash_trt.deploy.checker import check, deployment_config
-from dflash_trt.deploy.deployment_file import load_deployment
+from dflash_trt.deploy.deployment_file import Method, load_deployment
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.method import Method
 from dflash_trt.deploy.render import Rendered, render
 from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.deploy.schema import Runtime, load_schema

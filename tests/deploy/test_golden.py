@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from dflash_trt import __version__
-from dflash_trt.deploy.method import METHODS, Method
+from dflash_trt.deploy.deployment_file import METHODS, Method
 from dflash_trt.deploy.schema import Runtime
 from tests.deploy.deployments import RUNTIMES, rendered
 from tests.paths import REPOSITORY

@@ -13,7 +13,7 @@ import click
 import pytest
 import torch
 
-from dflash_trt.deploy.method import Method
+from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import versions
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments

@@ -107,7 +107,7 @@ def test_a_launcher_that_sends_tasks_otherwise(tmp_path: Path) -> None:
     write_launcher(write_package(tmp_path))
     session = tmp_path / "tensorrt_llm" / "llmapi" / "mpi_session.py"
     session.write_text(session.read_text().replace("def submit(self, task,", "def submit(self, work,"))
-    script = "from dflash_trt.trtllm.remote_ranks import register_in_remote_ranks as r; r()"
+    script = "from dflash_trt.trtllm.start import register_in_remote_ranks as r; r()"
     refused = run([sys.executable, "-c", script], tmp_path)
     assert "submit: expected (self, task, *args, ...), found (self, work, args" in refused.stderr
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.deploy.method import Method
+from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.render import Rendered
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime

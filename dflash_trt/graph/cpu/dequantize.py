@@ -9,8 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dflash_trt.checkpoint.quantization import BLOCK
 from dflash_trt.graph.cpu.attention import function_text
-from dflash_trt.graph.onnx_builder import OPSET, TRT_DOMAIN
-from dflash_trt.graph.pruning import prune
+from dflash_trt.graph.onnx_builder import OPSET, TRT_DOMAIN, prune
 
 DOMAIN = "dflash_trt.cpu"
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # code points of FP4 by their low three bits; bit 3 is the sign

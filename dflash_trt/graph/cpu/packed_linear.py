@@ -15,8 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from dflash_trt.checkpoint.quantization import BLOCK
-from dflash_trt.graph.onnx_builder import PLUGIN_DOMAIN
-from dflash_trt.graph.pruning import prune
+from dflash_trt.graph.onnx_builder import PLUGIN_DOMAIN, prune
 
 PACKED_LINEAR = "PackedLinear"
 MIN_PACKED = 512
