@@ -7,7 +7,6 @@ token costs, above all on mixture-of-experts targets at high batch. Output does 
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import Counter, deque
@@ -19,7 +18,6 @@ import numpy as np
 
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.request import StepRecord
-from dflash_trt.runtime.sampling import is_integer
 from dflash_trt.runtime.survival_cut import SurvivalCut
 
 MEMORY = 200  # verify passes that acceptance at a position is counted over; it changes with the text
@@ -49,11 +47,8 @@ class DraftLength:
         return chosen if asked is None else min(asked, chosen)
 
     def cut(self, survival: Sequence[float]) -> int:
-        """How many drafts of a request are verified whose drafter says how likely each is accepted with all before it.
-
-        The first ones; whether a draft is among them depends on no token but those before it.
-        """
-        return len(survival)
+        """How many drafts, the first ones, of a request are verified whose drafter says how likely each survives."""
+        return len(survival)  # whether a draft is among them depends on no token but those before it
 
     def explain(self) -> str:
         """What is chosen, and why."""
@@ -122,8 +117,8 @@ class _CostTable:
         """By length, and standard deviations; one not measured is interpolated, and may be cheaper by UNMEASURED."""
         measured = {length: median_low(logs) for length, logs in sorted(self._log_costs.items())}
         lengths = range(len(self.next_probe))
-        logs = [self._log_costs.get(length, ()) for length in lengths]
-        deviations = [NOISE / math.sqrt(len(probes)) if probes else math.inf for probes in logs]
+        logs = self._log_costs
+        deviations = [NOISE / math.sqrt(len(logs[length])) if length in logs else math.inf for length in lengths]
         deviations[self.best] = 0.0
         return np.interp(lengths, list(measured), list(measured.values())).tolist(), deviations
 
@@ -164,12 +159,10 @@ class AutoLength(DraftLength):
         if self._cut.begin_step(may_cut=self._probed is None and self._next_replan - self._step > WINDOW + 1):
             self._window.clear()
             self._num_cold = 1
-        self._step += 1
-        self._began = self._clock()
+        self._step, self._began = self._step + 1, self._clock()
         return self._length
 
     def of_request(self, asked: int | None, chosen: int) -> int:
-        """What it asks for."""
         return chosen if asked is None else asked
 
     def cut(self, survival: Sequence[float]) -> int:
@@ -204,8 +197,7 @@ class AutoLength(DraftLength):
 
     def _run(self, length: int) -> None:
         if length != self._length:
-            self._num_cold = COLD_STEPS if length < self._length else 1
-            self._length = length
+            self._num_cold, self._length = COLD_STEPS if length < self._length else 1, length
             self._window.clear()
 
     def _end_probe(self, length: int, after: float) -> None:
@@ -237,16 +229,14 @@ class AutoLength(DraftLength):
         highest[0] = highest[-1] = math.inf
         due = [k for k in lengths if k != table.best and highest[k] > MIN_GAIN and self._step >= table.next_probe[k]]
         self._next_replan = self._step + (MAX_PROBE_STEPS if due and not has_switched else REPLAN_STEPS)
-        if has_switched:
-            logging.getLogger("dflash_trt.runtime").info("draft length %s", self._explanation)
-        elif due:
+        if due and not has_switched:
             self._probed, self._before, self._during, self._lost = max(due, key=highest.__getitem__), seconds, 0.0, 0.0
             self._run(self._probed)
 
 
 def parse_draft_length(given: int | str, num_draft_tokens: int) -> DraftLength:
     """Reads auto, 7, or 1:7,8:3,32:0 (from batch size 1, 8, 32 on); raises RequestError for anything else."""
-    text = str(given) if is_integer(given) or isinstance(given, str) else ""
+    text = str(given)
     with suppress(ValueError):
         if text == "auto":
             return AutoLength(num_draft_tokens)
