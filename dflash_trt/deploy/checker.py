@@ -17,7 +17,7 @@ from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.rules.target_rules import context_length, remote_code
-from dflash_trt.deploy.schema import Schema
+from dflash_trt.deploy.schema import Schema, runtime_keys
 from dflash_trt.deploy.schema_check import check_schema
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
 from dflash_trt.deploy.trtllm_arguments import converted_draft
@@ -29,11 +29,6 @@ from dflash_trt.files.strict_yaml import MAX_BYTES, yaml_document
 
 RULES = {"trtllm": trtllm_rules, "vllm": vllm_rules, "sglang": sglang_rules}
 DEPLOYMENT_KEYS = {"target", "draft"}  # no runtime has both on its top level
-DRAFT_KEYS = {
-    "trtllm": "speculative_config.speculative_model",
-    "vllm": "speculative_config.model",
-    "sglang": "speculative_draft_model_path",
-}
 
 
 def check(config: CheckedConfig) -> list[Finding]:
@@ -73,7 +68,7 @@ def file_config(
     directory that is no draft.
     """
     document = read_document(file, schema)
-    named = draft or schema.setting(document, DRAFT_KEYS[schema.runtime])
+    named = draft or schema.setting(document, runtime_keys()[schema.runtime].draft)
     sizes: DraftSizes | None = None
     ranks: int | None = None
     if isinstance(named, str):

@@ -20,14 +20,6 @@ from dflash_trt.deploy.sizes import DraftSizes
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError
 
-# What a deployment says to a runtime; the rest of it are facts and their origin.
-SETTINGS = (
-    "target", "draft", "gpus", "purpose", "mode", "recipe", "tensor_parallel", "expert_parallel",
-    "draft_tensor_parallel", "max_batch_size", "max_num_tokens", "max_seq_len", "draft_tokens", "draft_schedule",
-    "draft_attention", "kv_cache_dtype", "kv_cache_fraction", "prefix_reuse", "enable_attention_dp",
-    "use_rejection_sampling", "trust_remote_code", "moe_backend", "eagle3",
-)  # fmt: skip
-
 
 class Setting(msgspec.Struct, frozen=True):
     """One value, and who said it."""
@@ -56,7 +48,9 @@ def dry_run(deployment: ResolvedDeployment) -> DryRun:
     """The settings, memory and findings of a deployment on TensorRT-LLM."""
     config = _config(deployment)
     load = document_load(config)
-    settings = [Setting(key, _plain(getattr(deployment, key)), deployment.sources[key]) for key in SETTINGS]
+    sources = deployment.sources
+    keys = [key for key in ResolvedDeployment.__struct_fields__ if key in sources]  # the rest are facts
+    settings = [Setting(key, _plain(getattr(deployment, key)), sources[key]) for key in keys]
     return DryRun(
         name=deployment.name,
         digest=deployment.digest,

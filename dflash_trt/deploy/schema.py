@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from dflash_trt.deploy.gpus import DATA
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.strict_yaml import closest
@@ -24,6 +25,26 @@ SCHEMAS = Path(__file__).parent / "schemas"
 Runtime = Literal["trtllm", "vllm", "sglang"]
 PACKAGES: dict[Runtime, str] = {"trtllm": "tensorrt_llm", "vllm": "vllm", "sglang": "sglang"}
 ALIAS = "/properties/"
+
+
+class RuntimeKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a runtime calls what all of them are told."""
+
+    ranks: str
+    max_batch_size: str
+    max_num_tokens: str
+    max_seq_len: str
+    draft_tokens: str
+    counts_window: bool = False
+    """Whether draft_tokens counts the last verified token too."""
+    cache_dtype: str
+    draft: str
+
+
+@cache
+def runtime_keys() -> dict[str, RuntimeKeys]:
+    """By runtime."""
+    return read_json(DATA / "runtime_keys.json", dict[str, RuntimeKeys], ConfigError, what="the package's data")
 
 
 class Schema(msgspec.Struct, frozen=True):

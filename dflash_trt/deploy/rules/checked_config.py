@@ -11,7 +11,7 @@ import msgspec
 
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
 from dflash_trt.deploy.gpus import Gpus
-from dflash_trt.deploy.schema import Schema
+from dflash_trt.deploy.schema import Schema, runtime_keys
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes
 
 
@@ -68,11 +68,17 @@ def unchecked(rule: str, key: str, missing: str, fix: str) -> Finding:
     return Finding(rule, UNCHECKED, key, missing, fix)
 
 
-def check_draft_tokens(
-    config: CheckedConfig, key: str, found: int | None, *, window: bool = False
-) -> Iterator[Finding]:
-    """K against the block that the draft was trained with; `window` counts the last verified token too."""
-    draft = config.draft
+def check_required(config: CheckedConfig, method: str, section: str = "") -> Iterator[Finding]:
+    """The keys that a method of drafting needs."""
+    for name in config.schema.rules["required"]["methods"].get(method, []):
+        if config.setting(key := f"{section}{name}") is None:
+            yield error("missing-key", key, f"a value for {method}", "no such key", f"add {name}")
+
+
+def check_draft_tokens(config: CheckedConfig, found: int | None) -> Iterator[Finding]:
+    """K against the block that the draft was trained with, or both with the last verified token."""
+    keys, draft = runtime_keys()[config.schema.runtime], config.draft
+    key, window = keys.draft_tokens, keys.counts_window
     if draft is None:
         yield unchecked("draft-length", key, "the draft's block_size is not known", "give --draft DIR")
         return
@@ -89,10 +95,11 @@ def check_draft_tokens(
         )
 
 
-def check_token_budget(
-    config: CheckedConfig, batch_key: str, tokens_key: str, draft_tokens: int | None
-) -> Iterator[Finding]:
-    """Every running request verifies 1 + K tokens in one forward pass."""
+def check_token_budget(config: CheckedConfig, is_speculative: bool) -> Iterator[Finding]:
+    """Every running request verifies 1 + K tokens in one forward pass: max_batch_size * (1 + K) <= max_num_tokens."""
+    keys = runtime_keys()[config.schema.runtime]
+    batch_key, tokens_key = keys.max_batch_size, keys.max_num_tokens
+    draft_tokens = config.number(keys.draft_tokens) if is_speculative else None
     batch, tokens = config.number(batch_key), config.number(tokens_key)
     if batch is None or tokens is None or draft_tokens is None or batch * (1 + draft_tokens) <= tokens:
         return

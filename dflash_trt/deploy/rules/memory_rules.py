@@ -5,63 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.memory import GpuMemory, ServingLoad, gpu_memory, paged_arena_bytes
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked, warning
-from dflash_trt.deploy.schema import Schema
+from dflash_trt.deploy.schema import RuntimeKeys, Schema, runtime_keys
 from dflash_trt.engine.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 
 # vLLM and SGLang take a share of the whole GPU for everything together; a tenth stays free.
 POOL_FRACTION = 0.9
 
 
-class MemoryKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runtime calls the numbers that memory depends on."""
-
-    ranks: str
-    max_batch_size: str
-    max_num_tokens: str
-    max_seq_len: str
-    draft_tokens: str
-    cache_dtype: str
-    counts_window: bool = False
-    """Whether draft_tokens counts the last verified token too."""
-
-
-KEYS = {
-    "trtllm": MemoryKeys(
-        ranks="tensor_parallel_size",
-        max_batch_size="max_batch_size",
-        max_num_tokens="max_num_tokens",
-        max_seq_len="max_seq_len",
-        draft_tokens="speculative_config.max_draft_len",
-        cache_dtype="kv_cache_config.dtype",
-    ),
-    "vllm": MemoryKeys(
-        ranks="tensor_parallel_size",
-        max_batch_size="max_num_seqs",
-        max_num_tokens="max_num_batched_tokens",
-        max_seq_len="max_model_len",
-        draft_tokens="speculative_config.num_speculative_tokens",
-        cache_dtype="kv_cache_dtype",
-    ),
-    "sglang": MemoryKeys(
-        ranks="tp_size",
-        max_batch_size="max_running_requests",
-        max_num_tokens="chunked_prefill_size",
-        max_seq_len="context_length",
-        draft_tokens="speculative_num_draft_tokens",
-        cache_dtype="kv_cache_dtype",
-        counts_window=True,
-    ),
-}
-
-
 def document_load(config: CheckedConfig) -> ServingLoad | None:
     """What the arguments ask of each GPU; None where the draft, the GPU or a number is not known."""
-    keys = KEYS[config.schema.runtime]
+    keys = runtime_keys()[config.schema.runtime]
     names = ("ranks", "max_batch_size", "max_num_tokens", "max_seq_len", "draft_tokens")
     settings = {name: config.number(getattr(keys, name)) for name in names}
     numbers = {name: number for name, number in settings.items() if number is not None}
@@ -99,7 +55,7 @@ def worker_buffers(schema: Schema) -> dict[str, bool]:
 
 def check_memory(config: CheckedConfig) -> Iterator[Finding]:
     """Refuses, before anything starts, what cannot fit, and says what can."""
-    keys = KEYS[config.schema.runtime]
+    keys = runtime_keys()[config.schema.runtime]
     load = document_load(config)
     if load is None:
         yield unchecked(
@@ -149,7 +105,7 @@ def _arena(memory: GpuMemory) -> int:
     return next((item.bytes for item in memory.items if item.name == "context arena"), 0)
 
 
-def _refusal(load: ServingLoad, memory: GpuMemory, keys: MemoryKeys) -> tuple[str, str, str]:
+def _refusal(load: ServingLoad, memory: GpuMemory, keys: RuntimeKeys) -> tuple[str, str, str]:
     """What was expected, what was found and how to fix it."""
     gpu = f"{load.gpus.name} ({_gib(memory.capacity_bytes)})"
     arena = _arena(memory)

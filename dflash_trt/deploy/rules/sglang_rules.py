@@ -11,6 +11,7 @@ from dflash_trt.deploy.rules.checked_config import (
     Rule,
     check_draft_tokens,
     check_ranks,
+    check_required,
     error,
     unchecked,
     warning,
@@ -35,19 +36,12 @@ def _verify_window(config: CheckedConfig) -> int | None:
     return config.number(WINDOW) or config.number(BLOCK)
 
 
-def required(config: CheckedConfig) -> Iterator[Finding]:
-    """A draft model."""
-    for key in config.schema.rules["required"]["methods"].get(_algorithm(config), []):
-        if config.setting(key) is None:
-            yield error("missing-key", key, f"the draft of {_algorithm(config)}", "no such argument", f"add {key}")
-
-
 def verify_window(config: CheckedConfig) -> Iterator[Finding]:
     """Two names of one number, and the block it must fit."""
     window, block = config.number(WINDOW), config.number(BLOCK)
     if window is not None and block is not None and window != block:
         yield error("verify-window", BLOCK, f"{window}, as {WINDOW}", block, "give one of the two")
-    yield from check_draft_tokens(config, WINDOW, _verify_window(config), window=True)
+    yield from check_draft_tokens(config, _verify_window(config))
     trained = config.draft.spec.block_size if config.draft else 0
     if window is not None and block is None and window < trained:
         yield unchecked(
@@ -61,11 +55,6 @@ def pipeline(config: CheckedConfig) -> Iterator[Finding]:
     stages = config.number("pp_size") or 1
     if stages != 1:
         yield error("parallelism", "pp_size", "1 with DFLASH", stages, "set it to 1")
-
-
-def gpu_count(config: CheckedConfig) -> Iterator[Finding]:
-    """Ranks and GPUs."""
-    yield from check_ranks(config, "tp_size", "pp_size", "dp_size")
 
 
 def dp_attention(config: CheckedConfig) -> Iterator[Finding]:
@@ -98,6 +87,10 @@ def running_requests(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-RULES: tuple[Rule, ...] = (required, gpu_count, draft_window)
+RULES: tuple[Rule, ...] = (
+    lambda config: check_required(config, _algorithm(config)),
+    lambda config: check_ranks(config, "tp_size", "pp_size", "dp_size"),
+    draft_window,
+)
 DFLASH_RULES: tuple[Rule, ...] = (verify_window, pipeline, dp_attention, running_requests, check_memory)
 """Of configurations that decode with DFlash."""

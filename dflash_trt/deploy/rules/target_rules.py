@@ -12,12 +12,11 @@ import msgspec
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.gpus import DATA
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked, warning
-from dflash_trt.deploy.schema import Runtime
+from dflash_trt.deploy.schema import runtime_keys
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 
 KEY = "trust_remote_code"
-CONTEXT: dict[Runtime, str] = {"trtllm": "max_seq_len", "vllm": "max_model_len", "sglang": "context_length"}
 
 
 class RemoteCode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +54,7 @@ def target_support() -> TargetSupport:
 
 def context_length(config: CheckedConfig) -> Iterator[Finding]:
     """No more tokens than draft and target have positions for; one whose RoPE is stretched later may take more."""
-    key = CONTEXT[config.schema.runtime]
+    key = runtime_keys()[config.schema.runtime].max_seq_len
     positions = [sizes.spec.max_position_embeddings for sizes in (config.draft, config.target) if sizes]
     longest, length = min(filter(None, positions), default=None), config.number(key)
     if longest and length and length > longest:

@@ -84,11 +84,6 @@ def required(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def draft_length(config: CheckedConfig) -> Iterator[Finding]:
-    """K <= block_size - 1."""
-    yield from check_draft_tokens(config, f"{SPEC}.max_draft_len", config.number(f"{SPEC}.max_draft_len"))
-
-
 def draft_schedule(config: CheckedConfig) -> Iterator[Finding]:
     """Drafts by largest batch: K at first, never more; the class refuses it beside max_concurrency."""
     key = f"{SPEC}.draft_len_schedule"
@@ -118,12 +113,6 @@ def draft_schedule(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
     if config.number(f"{SPEC}.max_concurrency") is not None:
         yield error("draft-schedule", key, "it or max_concurrency", "both", "remove max_concurrency")
-
-
-def token_budget(config: CheckedConfig) -> Iterator[Finding]:
-    """max_batch_size * (1 + K) <= max_num_tokens."""
-    draft_tokens = config.number(f"{SPEC}.max_draft_len") if config.document.get(SPEC) else None
-    yield from check_token_budget(config, "max_batch_size", "max_num_tokens", draft_tokens)
 
 
 def draft_attention(config: CheckedConfig) -> Iterator[Finding]:
@@ -273,10 +262,16 @@ def removed(config: CheckedConfig) -> Iterator[Finding]:
             yield warning("removed-key", key, successor, "a key that the release drops", "remove it")
 
 
-RULES: tuple[Rule, ...] = (parallelism, cuda_graphs, token_budget, disk_cache, removed)
+RULES: tuple[Rule, ...] = (
+    parallelism,
+    cuda_graphs,
+    lambda config: check_token_budget(config, bool(config.document.get(SPEC))),
+    disk_cache,
+    removed,
+)
 DFLASH_RULES: tuple[Rule, ...] = (
     required,
-    draft_length,
+    lambda config: check_draft_tokens(config, config.number(f"{SPEC}.max_draft_len")),
     draft_schedule,
     draft_attention,
     prefix_reuse,

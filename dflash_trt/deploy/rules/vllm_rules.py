@@ -11,6 +11,7 @@ from dflash_trt.deploy.rules.checked_config import (
     Rule,
     check_draft_tokens,
     check_ranks,
+    check_required,
     check_token_budget,
     error,
     quantized_context,
@@ -31,14 +32,6 @@ def is_dflash(config: CheckedConfig) -> bool:
     return _method(config) == "dflash"
 
 
-def required(config: CheckedConfig) -> Iterator[Finding]:
-    """A draft model and its K."""
-    needed = config.schema.rules["required"]["methods"].get(_method(config) or "", [])
-    for key in needed:
-        if config.setting(f"{SPEC}.{key}") is None:
-            yield error("missing-key", f"{SPEC}.{key}", f"a value for {_method(config)}", "no such key", f"add {key}")
-
-
 def renamed(config: CheckedConfig) -> Iterator[Finding]:
     """Keys that vLLM only knows in order to refuse them."""
     for key, name in config.schema.rules["renamed"]["keys"].items():
@@ -53,23 +46,6 @@ def draft_parallel(config: CheckedConfig) -> Iterator[Finding]:
     if draft is not None and draft not in (1, tensor):
         key = f"{SPEC}.draft_tensor_parallel_size"
         yield error("parallelism", key, f"1 or tensor_parallel_size {tensor}", draft, f"set it to {tensor}")
-
-
-def gpu_count(config: CheckedConfig) -> Iterator[Finding]:
-    """Ranks and GPUs."""
-    yield from check_ranks(config, "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-
-
-def draft_length(config: CheckedConfig) -> Iterator[Finding]:
-    """K <= block_size - 1."""
-    key = f"{SPEC}.num_speculative_tokens"
-    yield from check_draft_tokens(config, key, config.number(key))
-
-
-def token_budget(config: CheckedConfig) -> Iterator[Finding]:
-    """max_num_seqs * (1 + K) <= max_num_batched_tokens."""
-    draft_tokens = config.number(f"{SPEC}.num_speculative_tokens") if _method(config) else None
-    yield from check_token_budget(config, "max_num_seqs", "max_num_batched_tokens", draft_tokens)
 
 
 def context_projection(config: CheckedConfig) -> Iterator[Finding]:
@@ -99,6 +75,17 @@ def hybrid_cache(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-RULES: tuple[Rule, ...] = (required, renamed, draft_parallel, gpu_count, token_budget)
-DFLASH_RULES: tuple[Rule, ...] = (draft_length, context_projection, hybrid_cache, check_memory)
+RULES: tuple[Rule, ...] = (
+    lambda config: check_required(config, _method(config) or "", f"{SPEC}."),
+    renamed,
+    draft_parallel,
+    lambda config: check_ranks(config, "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    lambda config: check_token_budget(config, _method(config) is not None),
+)
+DFLASH_RULES: tuple[Rule, ...] = (
+    lambda config: check_draft_tokens(config, config.number(f"{SPEC}.num_speculative_tokens")),
+    context_projection,
+    hybrid_cache,
+    check_memory,
+)
 """Of configurations that decode with DFlash."""

@@ -68,7 +68,7 @@ CASES = {
     ),
     "sglang: no draft": Case(
         runtime="sglang", rule="missing-key", key="speculative_draft_model_path",
-        change={"speculative_draft_model_path": REMOVED}, words="the draft of DFLASH",
+        change={"speculative_draft_model_path": REMOVED}, words="a value for DFLASH",
     ),
     "sglang: pipeline": Case(
         runtime="sglang", rule="parallelism", key="pp_size", change={"pp_size": 2}, words="expected 1 with DFLASH"
