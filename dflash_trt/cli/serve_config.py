@@ -146,16 +146,16 @@ def read_deployment(source: str, target: str | None, draft: str | None, gpus: st
         if gpus is not None:
             raise click.UsageError("--gpus is for a SOURCE directory; a deployment file names its own")
         return resolve(load_deployment(path), path.stem, draft=draft, target=target)
-    if target is None or gpus is None:
-        raise click.UsageError("a SOURCE directory needs --target and --gpus; a deployment file says them itself")
-    if draft is not None:
-        raise click.UsageError("--draft is for a deployment file; SOURCE is the draft here")
     directory = Path(source)
     if not directory.is_dir():
         raise ConfigError(
             f"{source}: neither a deployment's file (.yaml) or name, nor a directory",
             hint="dflash-trt serve-config --list",
         )
+    if target is None or gpus is None:
+        raise click.UsageError("a SOURCE directory needs --target and --gpus; a deployment file says them itself")
+    if draft is not None:
+        raise click.UsageError("--draft is for a deployment file; SOURCE is the draft here")
     return resolve(directory_deployment(directory, target=target, gpus=gpus), directory.resolve().name)
 
 

@@ -34,6 +34,7 @@ BACKLOG = 2048
 RESERVED_FILES = 16
 """File descriptors that connections leave free, for the page and for logs."""
 MIN_CONNECTIONS = 8
+HOST_HINT = "127.0.0.1 is this machine alone, 0.0.0.0 every address that it has"
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -44,14 +45,16 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise RequestError(f"--host: expected an address of this machine, found {host}: {error.strerror}") from None
+        raise RequestError(
+            f"--host: expected an address of this machine, found {host}: {error.strerror}", hint=HOST_HINT
+        ) from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRNOTAVAIL:
-            raise RequestError(f"--host: expected an address of this machine, found {host}") from None
+            raise RequestError(f"--host: expected an address of this machine, found {host}", hint=HOST_HINT) from None
         raise RequestError(
             f"--port: expected a free port on {host}, found {port}: {error.strerror}",
             hint="stop the process that listens there, or choose another port with --port",

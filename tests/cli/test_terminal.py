@@ -23,6 +23,7 @@ COMMANDS = [
     ["serve-config", "gpt-oss-120b.b300x8.latency", "--runtime", "trtllm"],
     ["tune", "gpt-oss-120b.b300x8.latency", "--slo", "500", "--tau", "4.7"],
     ["estimate", "gpt-oss-120b.b300x8.latency"],
+    ["serve-config", "no-such-deployment", "--runtime", "trtllm"],
     ["bench", "report", "no-such-run", "-o", "report"],
 ]
 SCRIPT = f"""
