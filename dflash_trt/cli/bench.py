@@ -9,9 +9,9 @@ from dflash_trt.cli.bench_report import report
 from dflash_trt.cli.bench_run import run
 
 
-@click.group(short_help="Measure running servers, and report it.")
+@click.group(short_help="Measure running servers, and report on them.")
 def bench() -> None:
-    """Measure running servers under load, with and without drafts, and report it.
+    """Measure running servers under load, with and without drafts, and report on them.
 
     \b
     Example:

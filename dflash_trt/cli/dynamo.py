@@ -19,7 +19,7 @@ MAX_SYSTEM_PORT = 2**15 - 1
 ADDRESSES = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 
 
-@click.command(short_help="Serve an engine as a worker of NVIDIA Dynamo's.")
+@click.command(short_help="Serve an engine as an NVIDIA Dynamo worker.")
 @click.argument("engine", type=ENGINE)
 @engine_target_option
 @click.option("--served-model-name", metavar="NAME", help="Default: the name of the engine directory.")

@@ -29,7 +29,7 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
     return mib
 
 
-@click.command(short_help="Serve an engine over HTTP, as OpenAI does.")
+@click.command(short_help="Serve an engine over HTTP with the OpenAI API.")
 @click.argument("engine", type=ENGINE)
 @options(
     engine_target_option,
