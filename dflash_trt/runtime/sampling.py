@@ -22,6 +22,8 @@ LARGEST_PENALTY = 1e6
 MAX_TOP_LOGPROBS = 20
 MAX_BIAS = 100.0
 """Both as in the OpenAI API."""
+MAX_N = 16384
+"""As VLLM_MAX_N_SEQUENCES is unless set."""
 
 SAMPLER_FIELDS = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -97,7 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     length of its own; 0 is plain decoding, None what the runtime chooses. The output does not depend on it."""
 
     def __post_init__(self) -> None:
-        self._integer("n", 1, math.inf, "at least 1")
+        self._integer("n", 1, MAX_N, f"1 to {MAX_N}")
         self._integer("max_tokens", 1, math.inf, "at least 1")
         self._number("temperature", lambda value: 0 <= value < math.inf, "0 or more")
         if self.top_k is not True and self.top_k == -1:

@@ -102,7 +102,8 @@ def test_what_is_no_prompt_is_refused_for_that_request_alone(llm: LLM, prompt: A
         ({"logprobs": 21}, "top_logprobs: expected 0 to 20, found 21"),
         ({"logprobs": "a"}, "logprobs: expected True or False, found 'a'"),
         ({"logprobs": 5, "prompt_logprobs": 2}, "prompt_logprobs: expected True, or top_logprobs, which is 5, found 2"),
-        ({"n": 0}, "n: expected at least 1, found 0"),
+        ({"n": 0}, "n: expected 1 to 16384, found 0"),
+        ({"n": 10**9}, "n: expected 1 to 16384, found 1000000000"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
