@@ -105,7 +105,7 @@ class Endpoints:
         if body.get("add_special_tokens", True) is not True:
             raise HttpError(400, "add_special_tokens: expected true, as in a completion, found false")
         if "messages" in body:
-            ids = await self._tokenizers.encode_chat(read_messages(body["messages"]))
+            ids = await self._tokenizers.encode_chat(read_messages(body["messages"]), num_bytes=len(encoded))
         elif isinstance(prompt := body.get("prompt"), str):
             ids = await self._tokenizers.encode(prompt)
         else:
@@ -141,7 +141,7 @@ class Endpoints:
                     self._model, self._backend.max_length, self._tool_format, is_chat=is_chat,
                 )  # fmt: skip
                 admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts)), client))
-                prompt_ids = await cancel_on_disconnect(http_request.receive, self._prompt_ids(request))
+                prompt_ids = await cancel_on_disconnect(http_request.receive, self._prompt_ids(request, len(encoded)))
             if (grammar := request.params.structured_outputs) is not None:
                 compiled = await cancel_on_disconnect(http_request.receive, self.grammars.compile(grammar, client))
                 http_request.scope["dflash_trt.grammar"] = compiled  # in use, so not compiled again
@@ -158,10 +158,11 @@ class Endpoints:
                 raise
             return EventStream(_prepend(first, events, admission.pop_all()))
 
-    async def _prompt_ids(self, request: CompletionRequest) -> list[list[int]]:
+    async def _prompt_ids(self, request: CompletionRequest, num_bytes: int) -> list[list[int]]:
         if request.is_chat:
             tools = () if request.tools is None else request.tools.definitions
-            return [await self._tokenizers.encode_chat(request.messages, tools, request.template_kwargs)]
+            kwargs = request.template_kwargs
+            return [await self._tokenizers.encode_chat(request.messages, tools, kwargs, num_bytes=num_bytes)]
         return [
             await self._tokenizers.encode(prompt) if isinstance(prompt, str) else list(prompt)
             for prompt in request.prompts

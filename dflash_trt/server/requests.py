@@ -51,8 +51,10 @@ DEFAULT_ONLY: dict[str, tuple[object, ...]] = {
     "continue_final_message": (False,),
 }
 """Fields that are not supported, with the values that have no effect."""
-MAX_ITEMS = {"stop": 64, "stop_token_ids": 1024, "logit_bias": 1024}
+MAX_ITEMS = {"stop": 64, "stop_token_ids": 1024, "logit_bias": 1024, "chat_template_kwargs": 64}
 MAX_STOP_CHARACTERS = 1024
+MAX_ARGUMENT_CHARACTERS = 2**21
+"""Of a conversation's tool calls together: they are JSON in JSON."""
 TOKEN_ID = re.compile(r"[0-9]{1,9}")
 STREAM_OPTIONS = {"include_usage", "include_obfuscation", "continuous_usage_stats"}
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -252,15 +254,26 @@ def read_messages(value: object) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
         raise _invalid("messages", "a list of messages", value)
     messages = []
+    num_characters = 0
     for message in value:
         if not isinstance(message, dict):
             raise _invalid("messages", "messages with a role and a content", message)
         message = cast("dict[str, Any]", join_parts(message))
         if isinstance(calls := message.get("tool_calls"), list):
+            num_characters += sum(map(_argument_characters, calls))
+            if num_characters > MAX_ARGUMENT_CHARACTERS:
+                limit = MAX_ARGUMENT_CHARACTERS
+                raise RequestError(f"messages: expected at most {limit} characters of arguments, found more")
             message = message | {"tool_calls": [_tool_call(call) for call in calls]}
             message["content"] = message.get("content") or ""
         messages.append(message)
     return messages
+
+
+def _argument_characters(call: object) -> int:
+    function = call.get("function") if isinstance(call, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    return len(arguments) if isinstance(arguments, str) else 0
 
 
 def _tool_call(call: object) -> object:

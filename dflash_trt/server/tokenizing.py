@@ -51,14 +51,19 @@ class TokenizerPool:
         messages: list[dict[str, Any]],
         tools: Sequence[dict[str, Any]] = (),
         template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        num_bytes: int = 0,
     ) -> list[int]:
-        """Token ids of a conversation in the chat template; RequestError where it is too long, or refused by it."""
+        """Token ids of a conversation in the chat template; RequestError where it is too long, or refused by it.
+
+        `num_bytes` is the size of all that the template may read.
+        """
         if len(messages) > self._max_length:
             raise RequestError(f"messages: expected at most {self._max_length}, found {len(messages)}")
         loop = asyncio.get_running_loop()
         size = sum(len(str(message.get("content") or "")) for message in messages)
         self._check_characters(size)
-        pool, tokenizer = self._choose(size)
+        pool, tokenizer = self._choose(num_bytes)
         text = await loop.run_in_executor(
             pool, lambda: render_chat(tokenizer(), messages, tools=tools, template_kwargs=template_kwargs)
         )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,6 @@ from dflash_trt.targets.refusal import refusing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-MAX_TRIED_MESSAGES = 64
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
@@ -122,10 +121,13 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[object], vari
 
 
 def _first_failing(tokenizer: PreTrainedTokenizerBase, messages: Sequence[object], variables: dict[str, Any]) -> int:
-    """The last message of the shortest beginning that the template does not take, of a few; else the last of all."""
-    for index in range(min(len(messages), MAX_TRIED_MESSAGES)):
+    """A message with which the template fails, and without which it does not, by bisection."""
+
+    def fails(length: int) -> bool:
         try:
-            _render(tokenizer, messages[: index + 1], variables)
+            _render(tokenizer, messages[:length], variables)
         except Exception:
-            return index
-    return len(messages) - 1
+            return True
+        return False
+
+    return bisect_left(range(1, len(messages)), True, key=fails)
