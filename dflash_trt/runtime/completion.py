@@ -64,6 +64,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """Inter-token latency: from first to last token / tokens after the first; None without one."""
     seconds: float
     """From arrival to the end, right behind the last token."""
+    num_cached_tokens: int | None = None
+    """Tokens of the prompt that an earlier request had left in the caches."""
     other_metrics: dict[str, float] = {}
     """What only this runtime measures, by its own names."""
     prompt: str | Sequence[int] | None = None
@@ -122,6 +124,7 @@ def completion(request: Request) -> Completion:
         ttft_seconds=None if first is None else first - request.arrived,
         itl_seconds=(last - first) / (tokens - 1) if first is not None and last is not None and tokens > 1 else None,
         seconds=request.ended - request.arrived,
+        num_cached_tokens=request.num_cached_tokens,
     )
 
 

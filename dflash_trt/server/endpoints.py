@@ -102,8 +102,10 @@ class Endpoints:
         body = decode_object(encoded)
         if unknown := sorted(body.keys() - TOKENIZE_FIELDS):
             raise HttpError(400, f"{unknown[0]}: unknown field")
-        if body.get("add_special_tokens", True) is not True:
-            raise HttpError(400, "add_special_tokens: expected true, as in a completion, found false")
+        is_text = "messages" not in body  # to which a chat template adds them
+        if body.get("add_special_tokens", is_text) is not is_text:
+            expected = "true, as in a completion" if is_text else "false, as in a chat"
+            raise HttpError(400, f"add_special_tokens: expected {expected}, found another value")
         if "messages" in body:
             ids = await self._tokenizers.encode_chat(read_messages(body["messages"]), num_bytes=len(encoded))
         elif isinstance(prompt := body.get("prompt"), str):

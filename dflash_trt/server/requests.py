@@ -49,8 +49,17 @@ DEFAULT_ONLY: dict[str, tuple[object, ...]] = {
     "priority": (0,),
     "include_reasoning": (True,),
     "continue_final_message": (False,),
+    "watermarking": (False,),
+    "thinking_token_budget": (-1,),
+    "stream_interval": (1,),
+    "return_prompt_text": (False,),
+    "return_token_offsets": (False,),
+    "return_mm_kwargs": (True,),
+    "routed_experts_prompt_start": (0,),
 }
 """Fields that are not supported, with the values that have no effect."""
+CHAT_DEFAULT_ONLY = DEFAULT_ONLY | {"add_special_tokens": (False,)}
+"""A chat template has written them."""
 MAX_ITEMS = {"stop": 64, "stop_token_ids": 1024, "logit_bias": 1024, "chat_template_kwargs": 64}
 MAX_STOP_CHARACTERS = 1024
 MAX_ARGUMENT_CHARACTERS = 2**21
@@ -105,7 +114,7 @@ def parse_request(
         raise RequestError(f"{other}: unknown field of a {'chat' if is_chat else 'completion'}")
     if "stream_options" in fields and fields.get("stream") is not True:
         raise _invalid("stream_options", "a request with stream: true", fields["stream_options"])
-    _check_names(fields)
+    _check_names(fields, CHAT_DEFAULT_ONLY if is_chat else DEFAULT_ONLY)
     if fields.get("model", model) != model:
         raise HttpError(404, f"model: expected {model}, found {fields['model']!r}", code="model_not_found")
     options = fields.pop("stream_options", {})
@@ -150,16 +159,16 @@ def parse_request(
     )
 
 
-def _check_names(fields: dict[str, Any]) -> None:
+def _check_names(fields: dict[str, Any], default_only: dict[str, tuple[object, ...]]) -> None:
     for name, value in fields.items():
         if name in OTHER_FIELDS or name in SAMPLING_FIELDS or name in IGNORED_FIELDS:
             continue
         if name.startswith("guided_"):
             raise RequestError(f"{name}: expected structured_outputs, its name since vLLM 0.12, found the old one")
-        if name not in DEFAULT_ONLY:
+        if name not in default_only:
             raise RequestError(f"{name}: unknown field")
-        if not any(type(value) is type(other) and value == other for other in DEFAULT_ONLY[name]):
-            shown = " or ".join(repr(other) for other in DEFAULT_ONLY[name])
+        if not any(type(value) is type(other) and value == other for other in default_only[name]):
+            shown = " or ".join(repr(other) for other in default_only[name])
             raise _invalid(name, f"{shown}, because no other value is supported", value)
 
 

@@ -38,6 +38,8 @@ NAMES = {
 }  # fmt: skip
 """Of a chat's fields, in a response."""
 CHAT_FIELD = re.compile(rf"({'|'.join(NAMES)})(\[[^:]*)?: ")
+NESTED_FIELDS = {"reasoning": {"effort", "summary", "generate_summary"}, "text": {"format", "verbosity"}}
+"""Reasoning comes whole, so that summaries of it have no effect."""
 OTHER_FIELDS = {"input", "instructions", "max_output_tokens", "reasoning", "text", "tools", "tool_choice"}
 TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -68,7 +70,7 @@ class ResponseBuilder:
         (choice,) = document["choices"]
         for _ in self._add(choice["message"]):
             pass
-        *_, last = self._finish(document["model"], choice["finish_reason"], document["usage"])
+        *_, last = self._finish(document, choice["finish_reason"])
         response: Json = last["response"]
         return response
 
@@ -85,7 +87,7 @@ class ResponseBuilder:
                         yield event
                     finish_reason = choice["finish_reason"] or finish_reason
                 if document.get("usage"):
-                    for event in self._finish(document["model"], finish_reason, document["usage"]):
+                    for event in self._finish(document, finish_reason):
                         yield event
 
     def _add(self, delta: Json) -> Iterator[Json]:
@@ -108,17 +110,18 @@ class ResponseBuilder:
             self._item["arguments"] += text
             yield self._event("response.function_call_arguments.delta", delta=text, **self._place())
 
-    def _finish(self, model: str, finish_reason: str, usage: Json) -> Iterator[Json]:
-        is_cut = finish_reason == "length"
+    def _finish(self, document: Json, finish_reason: str) -> Iterator[Json]:
+        usage, is_cut = document["usage"], finish_reason == "length"
         yield from self._close("incomplete" if is_cut else "completed")
         details = usage.get("completion_tokens_details", {})
         self._response |= {
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "model": model,
+            "model": document["model"],
+            "metrics": document["metrics"],
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": details.get("reasoning_tokens", 0)},
                 "total_tokens": usage["total_tokens"],
@@ -198,7 +201,11 @@ def _chat(fields: Json) -> Json:
         chat["max_tokens"] = fields["max_output_tokens"]
     if (effort := _object(fields, "reasoning").get("effort")) is not None:
         chat["reasoning_effort"] = effort
-    if (form := _object(fields, "text").get("format")) is not None:
+    text = _object(fields, "text")
+    if (verbosity := text.get("verbosity")) not in (None, "medium"):
+        words = "medium, because no other value is supported"
+        raise RequestError(f"text.verbosity: expected {words}, found {shown(verbosity)}")
+    if (form := text.get("format")) is not None:
         is_schema = isinstance(form, dict) and form.get("type") == "json_schema"
         chat["response_format"] = {"type": "json_schema", "json_schema": form} if is_schema else form
     if "tools" in fields:
@@ -214,6 +221,8 @@ def _object(fields: Json, name: str) -> Json:
     value = fields.get(name, {})
     if not isinstance(value, dict):
         raise RequestError(f"{name}: expected an object, found {shown(value)}")
+    if unknown := sorted(value.keys() - NESTED_FIELDS[name]):
+        raise RequestError(f"{name}.{unknown[0]}: unknown field of a response")
     return value
 
 

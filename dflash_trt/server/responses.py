@@ -62,6 +62,13 @@ class Choice:
         """Of its completion; none where only the prompt is echoed."""
         return 0 if self.completion is None or self._request.max_tokens == 0 else len(self.completion.token_ids)
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of its prompt, for the first answer to it."""
+        if self.completion is None or self.index % self._request.n:
+            return 0
+        return self.completion.num_cached_tokens or 0
+
     def add(self, chunk: Chunk, *, is_delta: bool) -> Json:
         """The choice of a streamed event, which has what the chunk adds, or of a whole response."""
         self.completion = chunk.completion
@@ -185,6 +192,7 @@ def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> Json:
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_generated,
         "total_tokens": num_prompt_tokens + num_generated,
+        "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in choices)},
     }
     if num_reasoning := sum(choice.num_reasoning_tokens for choice in choices):
         counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}

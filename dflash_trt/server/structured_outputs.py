@@ -42,6 +42,10 @@ def bounded(grammar: Grammar) -> Grammar:
 
 def _response_format(value: object) -> Grammar | None:
     kind = value.get("type") if isinstance(value, dict) else None
+    if kind in ("text", "json_object") and isinstance(value, dict) and len(value) > 1:
+        raise RequestError(
+            f'response_format: expected {{"type": "{kind}"}} alone, or json_schema, found {shown(value)}'
+        )
     if kind == "text":
         return None
     if kind == "json_object":

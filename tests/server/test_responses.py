@@ -46,7 +46,11 @@ def test_text(live: Live) -> None:
     assert given.incomplete_details.reason == "max_output_tokens"
     assert given.usage is not None
     assert (given.usage.output_tokens, given.usage.total_tokens) == (9, given.usage.input_tokens + 9)
-    settings: Any = {"instructions": "be brief", "input": CONVERSATION, "max_output_tokens": 9, "temperature": 0}
+    assert expected.acceptance is not None
+    metrics: Any = given.to_dict()["metrics"]
+    assert metrics["speculative_decoding"]["num_spec_steps"] == expected.acceptance.drafting_passes
+    settings: Any = {"text": {"verbosity": "medium"}, "reasoning": {"summary": "auto"}}
+    settings |= {"instructions": "be brief", "input": CONVERSATION, "max_output_tokens": 9, "temperature": 0}
     expected = live.llm.chat(MESSAGES, SamplingParams(max_tokens=9))
     assert create(model=MODEL, **settings).output_text == expected.text
 
@@ -67,6 +71,8 @@ def test_streamed_text(live: Live) -> None:
     assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert final.usage == whole.usage
+    speculative: list[Any] = [response.to_dict()["metrics"] for response in (final, whole)]
+    assert speculative[0]["speculative_decoding"] == speculative[1]["speculative_decoding"]
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_time"}], ids=str)
@@ -107,7 +113,9 @@ def test_a_class_of_the_client(live: Live) -> None:
      ({"tools": [{"type": "web_search"}]}, 'tools: expected {"type": "function", "name"'),
      ({"reasoning": {"effort": 5}}, "- reasoning.effort: "),
      ({"input": [{"type": "function_call", "name": "f", "arguments": "{"}]}, "- input: expected a JSON object"),
-     ({"reasoning": "x"}, "reasoning: "), ({"text": {"format": {"type": "xml"}}}, "- text.format: "),
+     ({"reasoning": {"mode": "pro"}}, "reasoning.mode: unknown field"), ({"reasoning": "x"}, "reasoning: "),
+     ({"text": {"verbosity": "low"}}, "text.verbosity: expected medium"), ({"text": {"x": 1}}, "text.x: unknown"),
+     ({"text": {"format": {"type": "xml"}}}, "- text.format: "),
      ({"tools": 5}, "tools: "), ({"max_output_tokens": 0}, "- max_output_tokens: "),
      ({"instructions": 5}, "- instructions: "),
      ({"input": "x " * 20_000}, "- input: expected at most"), ({"truncation": "auto"}, "truncation: ")],
