@@ -67,6 +67,17 @@ def test_both_columns_end_with_the_same_text(live: Live, temperature: str) -> No
         assert window.get_log("browser") == []
 
 
+def test_a_grammar_shows_what_it_does_to_acceptance(live: Live) -> None:
+    with chromium() as window:
+        window.get(live.url)
+        verdict(window)
+        window.find_element("id", "regex").send_keys("[a-c]{60}")
+        window.find_element("id", "start").click()
+        assert "same text" in verdict(window)
+        assert re.fullmatch(r"def main\([a-c]{60}", text_of(window, "#dflash .text"))
+        assert float(text_of(window, '#dflash [data-figure="tau"]')) >= 1
+
+
 def test_the_steps_can_be_replayed_by_keyboard(live: Live) -> None:
     with chromium() as window:
         window.get(live.url)

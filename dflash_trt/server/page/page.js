@@ -157,6 +157,7 @@ async function compareDecoding(event) {
     stream: true,
     return_steps: true,
   };
+  if (byId("regex").value) body.structured_outputs = { regex: byId("regex").value };
   controller = new AbortController();
   passes = [];
   byId("inspect").hidden = true;
