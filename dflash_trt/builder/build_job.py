@@ -51,15 +51,13 @@ class HeadSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the captured answers' tokens that a trimmed head proposes, by language; under None of all."""
 
 
-class BuildSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done on the way."""
+def run_build(
+    job: BuildJob, output: Path, *, force: bool, keep_plans: bool
+) -> tuple[Summary | None, HeadSummary | None]:
+    """Writes the engine directory `output`, and says what was quantised and which head was added.
 
-    quantized: Summary | None
-    head: HeadSummary | None
-
-
-def run_build(job: BuildJob, output: Path, *, force: bool, keep_plans: bool) -> BuildSummary:
-    """Writes the engine directory `output`; raises as `quantize_checkpoint`, `with_head` and `build_engine` do."""
+    Raises as `quantize_checkpoint`, `with_head` and `build_engine` do.
+    """
     check_output(output, force=force)
     quantized: Summary | None = None
     head: HeadSummary | None = None
@@ -83,7 +81,7 @@ def run_build(job: BuildJob, output: Path, *, force: bool, keep_plans: bool) -> 
             keep_plans=keep_plans,
             num_ranks=job.num_ranks,
         )
-    return BuildSummary(quantized=quantized, head=head)
+    return quantized, head
 
 
 def _with_head(

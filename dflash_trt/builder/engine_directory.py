@@ -90,7 +90,7 @@ def build_engine(
         write_safetensors(directory / SINGLE, _in_stacks(draft))
         for file in _configuration(draft):
             shutil.copyfile(file, directory / file.name)
-        write_json(directory / draft.config_file.name, for_pool(draft.canonical_config(), draft.spec.num_layers))
+        write_json(directory / draft.config.file.name, for_pool(draft.canonical_config(), draft.spec.num_layers))
         # The graphs point into the file just written, so the tensors are those of its header.
         written = msgspec.structs.replace(draft, directory=directory, weights=read_weights(directory))
         manifest = finish(written, directory, output)
@@ -145,7 +145,7 @@ def check_output(output: Path, *, force: bool) -> None:
 
 def _configuration(draft: DraftCheckpoint) -> list[Path]:
     quantisation = draft.directory / HF_QUANT_CONFIG
-    return [draft.config_file, *([quantisation] if quantisation.is_file() else [])]
+    return [draft.config.file, *([quantisation] if quantisation.is_file() else [])]
 
 
 def _in_stacks(draft: DraftCheckpoint) -> list[Tensor]:

@@ -63,11 +63,6 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         counts = Counter(tensor.dtype for tensor in self.weights.values() if tensor.dtype in TORCH_TYPES)
         return TORCH_TYPES[counts.most_common(1)[0][0]] if counts else "bfloat16"
 
-    @property
-    def config_file(self) -> Path:
-        """config.json."""
-        return self.config.file
-
 
 def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
     """Reads and checks a DFlash draft checkpoint; `config` is its config.json where that has been read already.

@@ -219,12 +219,12 @@ def _write_engine(
         recipe_name=request.recipe, ranges=ranges, head=request.head, head_tokens=request.head_tokens,
         plan_options=plan_options, num_ranks=request.tp or 1,
     )  # fmt: skip
-    summary = run_build(job, output, force=request.force, keep_plans=request.plans.is_wanted)
+    quantized, head = run_build(job, output, force=request.force, keep_plans=request.plans.is_wanted)
     click.echo(f"{click.format_filename(name)} fits target {click.format_filename(str(request.target))}", err=True)
-    if summary.quantized is not None:
-        click.echo(describe(summary.quantized), err=True)
-    if summary.head is not None:
-        _print_head(summary.head, target.spec.vocab_size)
+    if quantized is not None:
+        click.echo(describe(quantized), err=True)
+    if head is not None:
+        _print_head(head, target.spec.vocab_size)
     if request.plans.is_wanted:
         _add_plans(output, request.plans)
     elif plan_options is not None:

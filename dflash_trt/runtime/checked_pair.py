@@ -44,11 +44,6 @@ class CheckedPair:
         tokenizer = load_tokenizer(directory)
         return cls(engine=engine, manifest=manifest, target_name=name, target=target, tokenizer=tokenizer)
 
-    @property
-    def default_batch_size(self) -> int:
-        """Requests at once, unless said otherwise."""
-        return default_batch_size(self.manifest)
-
 
 def find_target(engine: Path, manifest: Manifest, name: str | None) -> tuple[str, Path]:
     """Name and directory of the target: of the one that is called `name`, or else that the engine was built for.

@@ -13,7 +13,7 @@ import torch
 from dflash_trt.cpu.accelerate import accelerate
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.errors import MissingDependencyError, RequestError, cut
-from dflash_trt.runtime.checked_pair import CheckedPair
+from dflash_trt.runtime.checked_pair import CheckedPair, default_batch_size
 from dflash_trt.runtime.draft_length import parse_draft_length
 from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
 from dflash_trt.runtime.ranks.parallel_pair import rank_facts
@@ -56,7 +56,7 @@ def load_session(
         ranks.verify_same_facts({**rank_facts(pair.engine, checkpoint), "dtype": dtype})
         sharded["distributed_config"] = sharding(checkpoint.directory, ranks.size)
         device = this_rank(device)
-    num_slots = options.max_batch_size or pair.default_batch_size
+    num_slots = options.max_batch_size or default_batch_size(manifest)
     with room_for(num_slots):
         drafter = open_drafter(pair.engine, manifest, num_slots=num_slots, device=device, expose=expose)
 

@@ -157,9 +157,9 @@ class Session:
             self._pair(int(is_plain)), slots, length, prefill_chunk=prefill_chunk, cache_owner=self._cache_owner
         )
 
-    def plain_decoder(self, *, prefill_chunk: int = DEFAULTS.prefill_chunk) -> Decoder:
+    def plain_decoder(self) -> Decoder:
         """Decodes without the drafter, one token a pass."""
-        return self.decoder(FixedLength(0), prefill_chunk=prefill_chunk)
+        return self.decoder(FixedLength(0))
 
     def follow(self) -> None:
         """Decodes what rank 0 decodes, until it has finished; for the other ranks."""

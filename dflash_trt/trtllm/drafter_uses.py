@@ -30,13 +30,13 @@ class DrafterUses:
         self._done: set[tuple[str, int, frozenset[str]]] = set()
         self.found: set[str] = set()
 
-    def read_class(self, module: str, name: str, parameter: str = ATTRIBUTE) -> None:
-        """All methods of a class and of its bases in the package; the drafter is `parameter` and self.draft_model."""
+    def read_class(self, module: str, name: str) -> None:
+        """All methods of a class and of its bases in the package; the drafter is what they call draft_model."""
         classes = list(self._classes(module, name))
         for at, node in classes:
             for method in node.body:
                 if isinstance(method, FUNCTIONS):
-                    self._read(at, method, {parameter} & set(parameters(method)), classes)
+                    self._read(at, method, {ATTRIBUTE} & set(parameters(method)), classes)
 
     def read_function(self, module: str, path: str, parameter: str) -> None:
         """One function or method, which has the drafter as `parameter`."""

@@ -307,8 +307,8 @@ def test_an_abandoned_decoder_gives_way(workloads: Callable[[str], Workload], na
     workload = workloads(name)
     long = [job for job in workload.jobs if job.max_tokens == MAX_NEW_TOKENS]
     jobs = (NUM_SLOTS * long)[: NUM_SLOTS + 1]
-    ways = [workload.session.plain_decoder, workload.session.decoder]
-    first, second = (way(prefill_chunk=20) for way in (ways if plain_first else reversed(ways)))
+    lengths = [FixedLength(0), None] if plain_first else [None, FixedLength(0)]
+    first, second = (workload.session.decoder(length, prefill_chunk=20) for length in lengths)
     for decoder, other in ((first, second), (second, first)):
         left = [workload.request(job) for job in jobs]
         for request in left:
