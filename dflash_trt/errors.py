@@ -26,6 +26,16 @@ def shown(value: object) -> str:
     return cut(repr(value))
 
 
+def human_bytes(count: int) -> str:
+    """1536 -> '1.5 KiB'."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
 class DFlashError(Exception):
     """Base of every error that a user can fix; the command line prints it and exits with 1."""
 

@@ -14,7 +14,7 @@ from dflash_trt.builder.shards import check_shards, write_shard
 from dflash_trt.builder.tensorrt.reuse import carry_plans
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import D2T
-from dflash_trt.checkpoint.finite import check_finite
+from dflash_trt.checkpoint.mapped import check_finite
 from dflash_trt.checkpoint.pool_config import for_pool
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
@@ -30,8 +30,7 @@ from dflash_trt.files.json_file import write_json
 from dflash_trt.files.read import read_bytes
 from dflash_trt.files.write import OutputKind, check_replaceable, new_directory
 from dflash_trt.graph.context_graph import context_graph
-from dflash_trt.graph.draft_graph import ATTENTION, PLUGIN_VERSION, draft_graph
-from dflash_trt.graph.draft_segments import draft_segments
+from dflash_trt.graph.draft_graph import ATTENTION, PLUGIN_VERSION, draft_graph, draft_segments
 from dflash_trt.graph.onnx_builder import PLUGIN_DOMAIN
 
 CONTEXT_WEIGHTS = "context_kv.safetensors"

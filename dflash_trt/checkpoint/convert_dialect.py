@@ -15,9 +15,8 @@ from dflash_trt.checkpoint.dialects.dialect import Layout
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
-from dflash_trt.checkpoint.producer import PRODUCER, PRODUCER_KEY, is_ours
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
-from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter, aligned
+from dflash_trt.checkpoint.safetensors_writer import PRODUCER, PRODUCER_KEY, SafetensorsWriter, aligned, is_ours
 from dflash_trt.checkpoint.weights import INDEX, PICKLE_SUFFIXES, SINGLE
 from dflash_trt.errors import BuildError, CheckpointError
 from dflash_trt.files.json_file import write_json

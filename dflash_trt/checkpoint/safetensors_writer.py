@@ -10,14 +10,21 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, Tensor
+from dflash_trt import __version__
+from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, MAX_HEADER_BYTES, Tensor
+from dflash_trt.errors import CheckpointError
+from dflash_trt.files.read import open_file
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 """dtype and shape by tensor name."""
 CHUNK_BYTES = 16 << 20
+PRODUCER_KEY = "producer"
+PRODUCER = f"dflash-trt {__version__}"
+"""The note in a header that says who wrote the file: what bears ours may be replaced by us."""
 
 
 class SafetensorsWriter:
@@ -86,3 +93,22 @@ def write_safetensors(file: Path, tensors: Iterable[Tensor]) -> None:
 def aligned(layout: Layout) -> Layout:
     """`layout` with wide elements first, then by name, as the safetensors library orders them: each is then aligned."""
     return dict(sorted(layout.items(), key=lambda item: (-BITS_PER_ELEMENT[item[1][0]], item[0])))
+
+
+class _Header(msgspec.Struct):
+    metadata: dict[str, str] = msgspec.field(name="__metadata__", default_factory=dict)
+
+
+def metadata(file: Path) -> dict[str, str]:
+    """The metadata of a safetensors file's header; empty where there is none, or the file is something else."""
+    try:
+        with open_file(file, CheckpointError) as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            return msgspec.json.decode(stream.read(min(length, MAX_HEADER_BYTES)), type=_Header).metadata
+    except (CheckpointError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+
+
+def is_ours(file: Path) -> bool:
+    """Whether a safetensors file says that dflash-trt wrote it."""
+    return metadata(file).get(PRODUCER_KEY, "").startswith("dflash-trt ")

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from dflash_trt.checkpoint.draft_and_target import read_pair
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
-from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
+from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, read_pair
 from dflash_trt.cli.completion import DRAFT_OR_DEPLOYMENT, RECIPE, TARGET
 from dflash_trt.cli.dry_run import print_dry_run, print_plan_dry_run
 from dflash_trt.cli.options import PATH, options, refuse_given

@@ -11,14 +11,13 @@ import click
 import msgspec
 
 from dflash_trt.checkpoint.dialects.recognise import is_draft
-from dflash_trt.checkpoint.draft_and_target import read_partner
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.hub import fetch_weights
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.source import configuration_directory
-from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair, read_target
+from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair, read_partner, read_target
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.cli.completion import CHECKPOINT, TARGET
 from dflash_trt.cli.options import json_option

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from dflash_trt.errors import human_bytes as human_bytes
 from dflash_trt.errors import printable
-from dflash_trt.files.human_sizes import human_bytes as human_bytes
 
 if TYPE_CHECKING:
     from dflash_trt.observe.pages.page_templates import Table

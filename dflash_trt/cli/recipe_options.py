@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dflash_trt.checkpoint.draft_and_target import read_pair
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory
+from dflash_trt.checkpoint.target_checkpoint import read_pair
 from dflash_trt.cli.completion import RECIPE, TARGET
 from dflash_trt.cli.options import PATH
 from dflash_trt.cli.output import human_bytes

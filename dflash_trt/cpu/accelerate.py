@@ -12,9 +12,9 @@ from dflash_trt import _C
 from dflash_trt.cpu.bfloat16_linear import replace_linear_layers
 from dflash_trt.cpu.fused_norm import fuse_norms
 from dflash_trt.cpu.grouped_experts import group_experts
+from dflash_trt.cpu.kernel_call import openmp_team
 from dflash_trt.cpu.paged_attention import PagedPass
 from dflash_trt.cpu.panel_linear import lay_out_linear_layers
-from dflash_trt.cpu.torch_threads import openmp_team
 from dflash_trt.targets.packed_target import Acceleration
 
 log = logging.getLogger("dflash_trt.cpu")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dflash_trt import _C
-from dflash_trt.cpu.linear_call import one_weight
+from dflash_trt.cpu.kernel_call import one_weight
 
 MIN_INPUTS = 512
 """Of a layer that is replaced: with shorter rows many of them take longer than with oneDNN."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dflash_trt import _C
-from dflash_trt.cpu.torch_threads import openmp_team
+from dflash_trt.cpu.kernel_call import openmp_team
 
 PROBE_ROWS = 4
 TOLERANCE = 1e-5

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from dflash_trt import _C
-from dflash_trt.cpu.linear_call import LinearKernel, grouped
+from dflash_trt.cpu.kernel_call import LinearKernel, grouped
 from dflash_trt.cpu.panel_linear import panels
 
 LOG = logging.getLogger("dflash_trt.cpu")

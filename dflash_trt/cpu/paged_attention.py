@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt._C import TOKENS_PER_PAGE, VALUE_ALIGNMENT, PassRows
-from dflash_trt.cpu.torch_threads import openmp_team
+from dflash_trt.cpu.kernel_call import openmp_team
 from dflash_trt.kvcache import page_table
 from dflash_trt.targets.packed_pass import AttentionRule, Pass
 

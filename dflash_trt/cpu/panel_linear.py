@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dflash_trt import _C
-from dflash_trt.cpu.linear_call import one_weight
+from dflash_trt.cpu.kernel_call import one_weight
 
 
 class PanelLinear(nn.Linear):

@@ -12,9 +12,8 @@ from torch import Tensor
 from dflash_trt.drafter.context_layout import ContextLayout
 from dflash_trt.drafter.executor import AllReduce, DraftInputs
 from dflash_trt.drafter.launcher import Launcher
-from dflash_trt.drafter.plan_loader import PlanLoader
+from dflash_trt.drafter.plan_loader import PlanLoader, SegmentedPlan
 from dflash_trt.drafter.plan_runner import PlanRunner
-from dflash_trt.drafter.segmented_plan import SegmentedPlan
 from dflash_trt.engine.graphs import segment_name
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plan import PlanOptions

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dflash_trt.checkpoint.producer import metadata
-from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
+from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned, metadata
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.write import OutputKind
 from dflash_trt.kvcache.slots import SlotPool

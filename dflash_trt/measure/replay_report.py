@@ -11,10 +11,17 @@ import msgspec
 
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.measure.comparable import check_features, check_reference
 from dflash_trt.measure.replay import BATCH_SIZE, Replayed, replay
 from dflash_trt.measure.statistics import Mean, TauLoss, mean_tau, tau_loss
-from dflash_trt.measure.verification_report import Comparison, EngineFigures, PromptFigures, compare, engine_facts
+from dflash_trt.measure.verification_report import (
+    Comparison,
+    EngineFigures,
+    PromptFigures,
+    check_features,
+    check_reference,
+    compare,
+    engine_facts,
+)
 from dflash_trt.quantize.features import open_features
 
 Progress = Callable[[int, str], AbstractContextManager[Callable[[], None]]]

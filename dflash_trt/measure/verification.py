@@ -12,13 +12,13 @@ import msgspec
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import RequestError
-from dflash_trt.measure.comparable import check_reference
 from dflash_trt.measure.drafter_error import ComparingDrafter, exposed_values
 from dflash_trt.measure.statistics import first_difference
 from dflash_trt.measure.verification_report import (
     EngineReport,
     PromptResult,
     VerificationReport,
+    check_reference,
     compare,
     engine_facts,
 )

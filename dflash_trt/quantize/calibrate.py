@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, refuse_quantised
-from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.draft_spec import EMBEDDING, MASK_EMBEDDING, DraftSpec
+from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graph.context_graph import context_graph
 from dflash_trt.graph.cpu.ort_session import model_session
 from dflash_trt.graph.draft_graph import draft_graph
 from dflash_trt.graph.linear import input_name
-from dflash_trt.quantize.block_embedding import BlockEmbedding, random_anchors
 from dflash_trt.quantize.features import FeatureFile, FeatureSequence, open_features
 from dflash_trt.quantize.ranges import CAPTURE, Ranges
 
@@ -83,7 +83,7 @@ def replay(draft: DraftCheckpoint, file: FeatureFile) -> Iterator[tuple[str, Flo
 
 def choose_anchors(sequence: FeatureSequence, number: int) -> NDArray[np.int64]:
     """Up to ANCHORS token indices of the answer, sorted; the same for the same sequence number."""
-    return random_anchors(sequence, ANCHORS, np.random.default_rng([SEED, number]))
+    return sequence.random_anchors(ANCHORS, np.random.default_rng([SEED, number]))
 
 
 class Replayer:
@@ -165,3 +165,26 @@ def _named(readers: dict[str, list[str]], outputs: dict[str, FloatArray]) -> Ite
     for value, modules in readers.items():
         for module in modules:
             yield module, outputs[value]
+
+
+class BlockEmbedding:
+    """Embeds blocks by a draft's own table and mask embedding where it has them, else by the target's."""
+
+    def __init__(self, draft: DraftCheckpoint, mask_embedding: torch.Tensor) -> None:
+        """`mask_embedding` [H] is the target's."""
+        spec, mask = draft.spec, mask_embedding.float().numpy()
+        self._table = map_tensor(draft.weights[EMBEDDING]) if spec.own_embedding else None
+        if self._table is not None:
+            mask = as_float32(self._table[spec.mask_token_id])
+        if spec.mask_embedding:
+            mask = as_float32(map_tensor(draft.weights[MASK_EMBEDDING]))
+        self._masks = np.tile(mask, (spec.block_size, 1))
+
+    def blocks(self, sequence: FeatureSequence, anchors: NDArray[np.int64]) -> NDArray[np.float32]:
+        """[B, S, H] FLOAT: the embedding of the token at each anchor [B], then S - 1 mask embeddings."""
+        blocks = np.tile(self._masks, (len(anchors), 1, 1))
+        if self._table is None:
+            blocks[:, 0] = sequence.embeddings[anchors - sequence.prompt_length].float().numpy()
+        else:
+            blocks[:, 0] = as_float32(self._table[sequence.tokens.numpy()[anchors]])
+        return blocks

@@ -15,12 +15,10 @@ from dflash_trt._C import NonFiniteError, pack_fp8, pack_nvfp4
 from dflash_trt.checkpoint.convert_dialect import WRITTEN, copy_other_files, refuse_own_source
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, refuse_quantised
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.checkpoint.finite import check_finite
-from dflash_trt.checkpoint.mapped import map_tensor
-from dflash_trt.checkpoint.producer import PRODUCER, PRODUCER_KEY
+from dflash_trt.checkpoint.mapped import check_finite, map_tensor
 from dflash_trt.checkpoint.quantization import BLOCK, FP8, HF_QUANT_CONFIG, Quantization, expected_tensors
 from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, Tensor
-from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
+from dflash_trt.checkpoint.safetensors_writer import PRODUCER, PRODUCER_KEY, Layout, SafetensorsWriter, aligned
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import write_json

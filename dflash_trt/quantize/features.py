@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import safe_open
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
@@ -90,6 +92,11 @@ class FeatureSequence:
     """[n - 1, A*H] FLOAT or BF16."""
     embeddings: torch.Tensor
     """[n - p, H] FLOAT or BF16: of the answer's tokens."""
+
+    def random_anchors(self, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        """Up to `count` token indices of the answer, sorted; the last token is none, for nothing follows it."""
+        candidates = np.arange(self.prompt_length, len(self.tokens) - 1)
+        return np.sort(generator.choice(candidates, size=min(count, len(candidates)), replace=False))
 
 
 def tensor_shapes(facts: FeatureFacts, lengths: Sequence[tuple[int, int]], *, has_bias: bool) -> Expected:

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from dflash_trt.builder.engine_directory import build_engine
-from dflash_trt.checkpoint import finite
+from dflash_trt.checkpoint import mapped
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.checkpoint.finite import check_finite
+from dflash_trt.checkpoint.mapped import check_finite
 from dflash_trt.checkpoint.safetensors_file import read_tensors
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import Source
@@ -61,7 +61,7 @@ def test_large_types(dtype: torch.dtype, value: float, tmp_path: Path) -> None:
 
 
 def test_in_a_later_chunk_and_in_a_scalar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finite, "CHUNK", 8)
+    monkeypatch.setattr(mapped, "CHUNK", 8)
     tensor = torch.ones(5, 7)
     tensor[4, 2] = NAN
     assert str(check(tmp_path / "a.safetensors", tensor)).endswith("found NaN at [4, 2]")

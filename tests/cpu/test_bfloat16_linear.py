@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dflash_trt import _C
 from dflash_trt.cpu.bfloat16_linear import MIN_INPUTS, linear, replace_linear_layers
-from dflash_trt.cpu.torch_threads import openmp_team
+from dflash_trt.cpu.kernel_call import openmp_team
 
 
 def usable(isa: str) -> bool:

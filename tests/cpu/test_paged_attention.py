@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from dflash_trt import _C
+from dflash_trt.cpu.kernel_call import openmp_team
 from dflash_trt.cpu.paged_attention import _place
-from dflash_trt.cpu.torch_threads import openmp_team
 
 PAGE = 32
 ISAS = _C.cpu_features()

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from dflash_trt import _C
 from dflash_trt.cpu.accelerate import accelerate
+from dflash_trt.cpu.kernel_call import openmp_team
 from dflash_trt.cpu.panel_linear import PanelLinear, lay_out_linear_layers, panels, rows_of
-from dflash_trt.cpu.torch_threads import openmp_team
 from dflash_trt.targets.batch_invariance import agrees
 from dflash_trt.targets.huggingface import make_target
 from tests.targets.families import (

@@ -39,7 +39,7 @@ CLASS = re.compile(r"[A-Z]\w*[a-z]\w*$")
 METHODS = {"read_text", "read_bytes", "open"}  # of any object: a Path's
 EXCEPTIONS = {
     ("builder/engine_directory.py", "msgspec.json.decode"): "only whether it is a manifest, of a bounded file",
-    ("checkpoint/producer.py", "msgspec.json.decode"): "only who wrote it, of a bounded header",
+    ("checkpoint/safetensors_writer.py", "msgspec.json.decode"): "only who wrote it, of a bounded header",
     ("checkpoint/quantization.py", "open"): "four bytes at an offset of a header that was read",
     ("checkpoint/safetensors_writer.py", "open"): "copies tensors of a header that was read, and writes",
     ("doctor/__init__.py", "open"): "/proc/cpuinfo",

@@ -14,11 +14,10 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import EngineError, RequestError
-from dflash_trt.measure.comparable import check_reference
 from dflash_trt.measure.drafter_error import BLOCKS_APART, exposed_values
 from dflash_trt.measure.statistics import Difference, TauLoss
 from dflash_trt.measure.verification import TokenPrompt, Verification
-from dflash_trt.measure.verification_report import PromptResult, VerificationReport, find_failure
+from dflash_trt.measure.verification_report import PromptResult, VerificationReport, check_reference, find_failure
 from dflash_trt.runtime.prompts import read_prompts
 from dflash_trt.runtime.session import Session
 from dflash_trt.targets.huggingface import load_model, make_target

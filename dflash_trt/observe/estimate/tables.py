@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dflash_trt.files.human_sizes import human_bytes
+from dflash_trt.errors import human_bytes
 from dflash_trt.files.write import new_file
 from dflash_trt.observe.estimate.constants import Band, rates
 from dflash_trt.observe.estimate.report import Account, Estimate, MethodCurve

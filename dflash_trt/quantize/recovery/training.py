@@ -12,7 +12,6 @@ import torch
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.errors import CheckpointError
-from dflash_trt.quantize.block_embedding import random_anchors
 from dflash_trt.quantize.features import FeatureFile
 from dflash_trt.quantize.ranges import CAPTURE
 from dflash_trt.quantize.recovery.numerics import Numerics, quantised_weights
@@ -121,7 +120,7 @@ class Trainer:
 
     def _example(self, number: int, generator: np.random.Generator) -> Example:
         sequence = self._features.sequence(number)
-        return sequence, torch.from_numpy(random_anchors(sequence, self._settings.anchors, generator))
+        return sequence, torch.from_numpy(sequence.random_anchors(self._settings.anchors, generator))
 
     def _weighted_loss(self, draft: TorchDraft, example: Example) -> torch.Tensor:
         return self._objective.weighted_sum(draft, example, self._dense, self._settings.distillation)

@@ -14,8 +14,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from dflash_trt.checkpoint.producer import metadata
 from dflash_trt.checkpoint.safetensors_file import Expected, check_tensors, read_tensors
+from dflash_trt.checkpoint.safetensors_writer import metadata
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import json_value
 from dflash_trt.files.write import OutputKind, new_file

@@ -10,7 +10,7 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import HEAD
 from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
 from dflash_trt.checkpoint.mapped import as_float32, map_tensor
-from dflash_trt.quantize.block_embedding import BlockEmbedding
+from dflash_trt.quantize.calibrate import BlockEmbedding
 from dflash_trt.quantize.features import FeatureFile, FeatureSequence
 
 NOT_PROPOSED = -1

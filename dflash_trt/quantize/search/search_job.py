@@ -12,7 +12,7 @@ import msgspec
 
 from dflash_trt.builder.engine_directory import build_engine, describe_source
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
-from dflash_trt.checkpoint.producer import PRODUCER
+from dflash_trt.checkpoint.safetensors_writer import PRODUCER
 from dflash_trt.checkpoint.source import checkpoint_label
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.drafter.drafter import Drafter

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of this package's linear layers in C++, on torch's tensors and threads."""
+"""Calls of this package's C++ on torch's tensors and threads: a second pool would spin against torch's."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 
+import torch
 from torch import Tensor
-
-from dflash_trt.cpu.torch_threads import openmp_team
 
 LinearKernel = Callable[..., None]
 """`_C.linear_panels` or `_C.linear_bfloat16`."""
@@ -37,3 +39,17 @@ def _call(
     bias_at = 0 if bias is None else bias.data_ptr()
     x, weight_at, out_at = rows.data_ptr(), weight.data_ptr(), out.data_ptr()
     kernel(x, counts, weight_at, out.shape[-1], rows.shape[-1], bias_at, out_at, *openmp_team())
+
+
+def openmp_team() -> tuple[int, int]:
+    """How many threads, and the address of GOMP_parallel in torch's OpenMP library, or 0: then C++ takes one."""
+    return torch.get_num_threads(), _gomp_parallel()
+
+
+@cache
+def _gomp_parallel() -> int:
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        return ctypes.cast(ctypes.CDLL(str(library)).GOMP_parallel, ctypes.c_void_p).value or 0
+    except (OSError, AttributeError):
+        return 0
