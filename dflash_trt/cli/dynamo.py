@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import socket
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,6 @@ from dflash_trt.cli.options import ENGINE, drain_option, engine_target_option, r
 
 MAX_SYSTEM_PORT = 2**15 - 1
 """Dynamo 1.6.1 reads it into 16 bits with a sign."""
-ADDRESSES = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 
 
 @click.command(short_help="Serve an engine as an NVIDIA Dynamo worker.")
@@ -61,16 +56,12 @@ def dynamo(
     Example:
       dflash-trt dynamo engine --discovery-backend file
     """
+    from dflash_trt.dynamo.addresses import set_addresses
     from dflash_trt.errors import MissingDependencyError
     from dflash_trt.runtime.checked_pair import CheckedPair
     from dflash_trt.runtime.options import RuntimeOptions
 
-    address = _own_address(host)
-    for name in ADDRESSES:  # read as the package is loaded
-        os.environ.setdefault(name, address)
-    if metrics_port is not None:
-        _check_port(os.environ["DYN_SYSTEM_HOST"], metrics_port)
-        os.environ["DYN_SYSTEM_PORT"] = str(metrics_port)
+    set_addresses(host, metrics_port)
     try:
         from dflash_trt.dynamo.worker import serve
     except ModuleNotFoundError as error:
@@ -92,37 +83,3 @@ def dynamo(
         tool_call_parser=tool_call_parser,
         drain_seconds=drain_seconds,
     )
-
-
-def _check_port(host: str, port: int) -> None:
-    """Dynamo's worker would go on without its metrics."""
-    from dflash_trt.errors import ConfigError
-
-    if port <= 0:
-        return
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                return  # another family's address, of which Dynamo tells
-            raise ConfigError(
-                f"--metrics-port: expected a free port on {host}, found {port}: {error.strerror}",
-                hint="stop the process that listens there, or choose another port",
-            ) from None
-
-
-def _own_address(host: str) -> str:
-    """An address of this machine: Dynamo's event plane takes no name, and no address of all interfaces."""
-    from dflash_trt.errors import ConfigError
-
-    try:
-        address = socket.gethostbyname(host)
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-    except OSError as error:
-        raise ConfigError(f"--host: expected this machine's address or name, found {host}: {error.strerror}") from None
-    if ip_address(address).is_unspecified:
-        raise ConfigError(f"--host: expected the address by which frontends reach this machine, found {host}")
-    return address

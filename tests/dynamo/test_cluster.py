@@ -15,7 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dflash_trt.cli.dynamo import ADDRESSES, MAX_SYSTEM_PORT
+from dflash_trt.cli.dynamo import MAX_SYSTEM_PORT
+from dflash_trt.dynamo.addresses import ADDRESSES
 from dflash_trt.errors import ConfigError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
