@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterable
 import click
 from click.shell_completion import CompletionItem
 
+from dflash_trt.deploy.catalog import catalog
+from dflash_trt.deploy.deployment_file import shipped_deployments
+from dflash_trt.quantize.recipe import recipe_names
+
 
 class PathOrName(click.types.StringParamType):
     """A string; the shell completes the names that begin like it, and paths where none does."""
@@ -21,34 +25,18 @@ class PathOrName(click.types.StringParamType):
         return [CompletionItem(incomplete, type="file"), *listed]
 
 
-def _drafts() -> Iterable[str]:
-    from dflash_trt.deploy.catalog import catalog
-
-    return [draft.draft for draft in catalog().drafts]
+def _drafts() -> list[str]:
+    return [known.draft for known in catalog().drafts]
 
 
-def _targets() -> Iterable[str]:
-    from dflash_trt.deploy.catalog import catalog
-
-    return sorted({draft.target for draft in catalog().drafts})
-
-
-def _deployments() -> Iterable[str]:
-    from dflash_trt.deploy.deployment_file import shipped_deployments
-
-    return shipped_deployments()
-
-
-def _recipes() -> Iterable[str]:
-    from dflash_trt.quantize.recipe import recipe_names
-
-    return recipe_names()
+def _targets() -> list[str]:
+    return sorted({known.target for known in catalog().drafts})
 
 
 DRAFT = PathOrName(_drafts)
 TARGET = PathOrName(_targets)
 CHECKPOINT = PathOrName(lambda: [*_drafts(), *_targets()])
-DEPLOYMENT = PathOrName(_deployments)
-DRAFT_OR_DEPLOYMENT = PathOrName(lambda: [*_drafts(), *_deployments()])
-RECIPE = PathOrName(_recipes)
+DEPLOYMENT = PathOrName(shipped_deployments)
+DRAFT_OR_DEPLOYMENT = PathOrName(lambda: [*_drafts(), *shipped_deployments()])
+RECIPE = PathOrName(recipe_names)
 ENGINE_OR_URL = PathOrName(tuple)
