@@ -31,8 +31,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt import __version__  # noqa: E402
 from dflash_trt.doctor import package_version  # noqa: E402
-from dflash_trt.doctor.gpu_report import gpus  # noqa: E402
-from dflash_trt.doctor.status import MachineFinding  # noqa: E402
+from dflash_trt.doctor.gpu_report import MachineFinding, gpus  # noqa: E402
 from dflash_trt.engine.plan import check_precision  # noqa: E402
 from dflash_trt.engine.tensorrt_api import OLDEST  # noqa: E402
 from dflash_trt.errors import BuildError  # noqa: E402

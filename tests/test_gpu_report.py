@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks import gpu_report, gpu_steps
 from benchmarks.gpu_report import FAILED, LACKED, PASSED, Gpu, Outcome, Report, Step, make_report, page, run
 from dflash_trt.cli import cli
-from dflash_trt.doctor.status import MachineFinding
+from dflash_trt.doctor.gpu_report import MachineFinding
 from dflash_trt.drafter.executor import DraftInputs
 from dflash_trt.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.engine.machine import Gpu as DriverGpu

@@ -12,10 +12,9 @@ import onnx
 from dflash_trt import __version__
 from dflash_trt.builder.shards import check_shards, write_shard
 from dflash_trt.builder.tensorrt.reuse import carry_plans
-from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, for_pool
 from dflash_trt.checkpoint.draft_spec import D2T
 from dflash_trt.checkpoint.mapped import check_finite
-from dflash_trt.checkpoint.pool_config import for_pool
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
 from dflash_trt.checkpoint.safetensors_writer import write_safetensors

@@ -4,23 +4,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dflash_trt.checkpoint.dialects import mimo, own
 from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.recognise import recognise
-from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
-from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
+from dflash_trt.checkpoint.draft_spec import D2T, HEAD, DraftSpec, PartialDraftSpec
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.pool_config import as_checkpoint
 from dflash_trt.checkpoint.quantization import FP8, Quantization, expected_tensors, read_quantization, read_scale
 from dflash_trt.checkpoint.safetensors_file import Tensor, check_tensors
 from dflash_trt.errors import CheckpointError
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 TORCH_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+REPLACED = "dflash_trt_checkpoint"
+"""In an engine's config.json: what the keys were that `for_pool` replaced."""
 
 
 class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,3 +109,57 @@ def _refuse_pickles(directory: Path) -> None:
             f" {', '.join(path.name for path in strays)} (pickle)",
             hint=mimo.CONVERSION if strays[0].name == mimo.PICKLED_MASK else None,
         )
+
+
+def for_pool(config: dict[str, object], num_layers: int) -> dict[str, object]:
+    """config.json of an engine: `config` with one pool of BF16 for all layers, by which TensorRT-LLM sizes it.
+
+    Layers with windows of their own would get several pools, the pages of one window for all would be recycled while
+    the worker goes on reading them, and a window that is not mentioned is inherited from the target
+    (`_create_one_model_draft_kv_cache_manager` of pyexecutor/_util.py @ 12a71fe4). The graphs have the windows; for
+    readers of the draft they stand under a key of their own.
+    """
+    pool = {
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * num_layers,
+        "torch_dtype": "bfloat16",
+    }
+    return config | pool | {REPLACED: {key: config[key] for key in pool if key in config}}
+
+
+def as_checkpoint(config: Facts) -> Facts:
+    """The draft's own facts, of a checkpoint or an engine directory."""
+    if REPLACED not in config:
+        return config
+    kept = {key: value for key, value in config.values().items() if key not in for_pool({}, 0)}
+    return Facts(kept | config.section(REPLACED).values(), config.file)
+
+
+def head_token_ids(spec: PartialDraftSpec, weights: Mapping[str, Tensor]) -> NDArray[np.int32] | None:
+    """The target's token id of each row [V'] of the own head, row + d2t[row]; None where row i is token i.
+
+    As vLLM 0.32 reads it. Raises CheckpointError for one outside of the vocabulary, or a token in two rows.
+    """
+    if not spec.has_d2t:
+        return None
+    import numpy as np
+
+    tensor = weights[D2T]
+    offsets = np.memmap(tensor.file, "<i8", mode="r", offset=tensor.offset, shape=tensor.shape)
+    rows = np.arange(len(offsets))
+    outside = (offsets < -rows) | (offsets >= (spec.vocab_size or 0) - rows)
+    if outside.any():
+        row = int(outside.argmax())
+        raise CheckpointError(
+            f"{tensor.file}: tensor {D2T!r}: expected row + d2t[row] in the vocabulary, 0 to"
+            f" {(spec.vocab_size or 0) - 1}, found {row} + {offsets[row]}"
+        )
+    token_ids: NDArray[np.int32] = (rows + offsets).astype(np.int32)
+    unique, counts = np.unique(token_ids, return_counts=True)
+    if len(unique) < len(token_ids):
+        twice = int((counts > 1).argmax())
+        raise CheckpointError(
+            f"{tensor.file}: tensor {D2T!r}: expected each token in one row, found {unique[twice]} in {counts[twice]}"
+        )
+    return token_ids

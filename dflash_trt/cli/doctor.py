@@ -16,8 +16,8 @@ from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.errors import RankError
 
 if TYPE_CHECKING:
+    from dflash_trt.doctor.gpu_report import MachineFinding
     from dflash_trt.doctor.rank_report import Rank
-    from dflash_trt.doctor.status import MachineFinding
 
 PIP = re.compile(r"pip install 'dflash-trt\[(\w+)\]'")
 HASH_DIGITS = 12  # of 64, which tell files apart and fit a column

@@ -10,9 +10,8 @@ from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
 
-from dflash_trt.doctor.gpu_report import gpus
+from dflash_trt.doctor.gpu_report import MachineFinding, gpus
 from dflash_trt.doctor.plugin_report import plugin_library
-from dflash_trt.doctor.status import MachineFinding
 
 RUNNING = ("generate", "chat", "serve", "verify", "capture", "dynamo")
 DYNAMO = "pip install 'dflash-trt[dynamo]' && pip install --no-deps ai-dynamo==1.6.1"

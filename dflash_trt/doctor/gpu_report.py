@@ -6,10 +6,21 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
-from dflash_trt.doctor.status import MachineFinding
+import msgspec
 
 NEEDED_FOR = ("TensorRT plans", "serving with TensorRT-LLM")
 FIX = "run this on the GPU machine; the driver: https://www.nvidia.com/drivers"
+
+
+class MachineFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a command may need."""
+
+    name: str
+    found: str | None
+    """Version or description; None when it is missing."""
+    needed_for: tuple[str, ...] = ()
+    fix: str | None = None
+    """The next command to run when it is missing."""
 
 
 def gpus() -> list[MachineFinding]:

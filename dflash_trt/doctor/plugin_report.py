@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dflash_trt.doctor.status import MachineFinding
+from dflash_trt.doctor.gpu_report import MachineFinding
 from dflash_trt.errors import MissingDependencyError
 
 SECONDS = 120  # the first import of TensorRT reads gigabytes

@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import msgspec
 
 from dflash_trt.errors import DFlashError, shown
-from dflash_trt.files.read import decode, read_bytes
+from dflash_trt.files.read import decode, open_file, read_bytes
 
 MAX_BYTES = 64 * 2**20  # the largest published index, Kimi-K2's, has 14 MiB
 MAX_VALUES = 1_000_000  # one costs up to 350 bytes in memory
@@ -137,3 +138,27 @@ def _surrogate(document: object) -> str | None:
     except UnicodeEncodeError as problem:
         return repr(problem.object[problem.start])
     return None
+
+
+def read_json_lines(
+    file: Path,
+    kind: type[T],
+    error: type[DFlashError],
+    *,
+    what: str,
+    hint: str | None = None,
+    may_be_pipe: bool = False,
+) -> Iterator[tuple[str, T]]:
+    """Each line's place ("FILE:3") and value; blank lines are passed over. Raises `error` as `read_json` does.
+
+    Read line by line: the file may be large, no line may.
+    """
+    with open_file(file, error, may_be_pipe=may_be_pipe, hint=hint) as stream:
+        number = 0
+        while line := stream.readline(MAX_BYTES + 1):
+            number += 1
+            where = f"{file}:{number}"
+            if len(line) > MAX_BYTES:
+                raise error(f"{where}: expected a line of at most {MAX_BYTES} bytes, found more", hint=hint)
+            if line.strip():
+                yield where, json_value(line, where, kind, error, what=what, hint=hint)

@@ -9,9 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, head_token_ids
 from dflash_trt.checkpoint.draft_spec import CONVOLVED, HEAD, DraftSpec
-from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
 from dflash_trt.engine.graphs import num_segments, segment_name, stream_names
 from dflash_trt.graph.block_conv import convolved
 from dflash_trt.graph.layers import gathered, rms_norm, rotary_order, rotary_rows, swiglu, times

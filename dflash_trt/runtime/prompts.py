@@ -12,7 +12,7 @@ import msgspec
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.files.json_lines import read_json_lines
+from dflash_trt.files.json_file import read_json_lines
 from dflash_trt.runtime.sampling import is_integer
 from dflash_trt.targets.tokenizer import encode
 

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from dflash_trt.doctor.gpu_report import gpus
-from dflash_trt.doctor.status import MachineFinding
+from dflash_trt.doctor.gpu_report import MachineFinding, gpus
 
 
 def memory(handle: int) -> SimpleNamespace:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
+from dflash_trt.checkpoint.draft_checkpoint import head_token_ids
 from tests.checkpoint.samples import refusal
 from tests.decoding import decode, greedy, open_without_tokenizer
 from tests.featured import build_featured, featured_draft

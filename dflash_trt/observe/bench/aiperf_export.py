@@ -16,8 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from dflash_trt.errors import EndpointError, cut
-from dflash_trt.files.json_file import read_json
-from dflash_trt.files.json_lines import read_json_lines
+from dflash_trt.files.json_file import read_json, read_json_lines
 from dflash_trt.observe.bench.records import RequestRow
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
 

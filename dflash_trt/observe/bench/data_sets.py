@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.files.json_lines import read_json_lines
+from dflash_trt.files.json_file import read_json_lines
 from dflash_trt.files.read import open_file
 from dflash_trt.observe.bench.conversations import Conversation, PromptTurn
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.files.json_lines import read_json_lines
+from dflash_trt.files.json_file import read_json_lines
 from dflash_trt.observe.bench.conversations import Conversation, PromptTurn
 from dflash_trt.observe.bench.data_sets import HUB_SETS, read_hub_set, read_speed_bench
 from dflash_trt.observe.bench.records import PromptSet

@@ -6,9 +6,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, head_token_ids
 from dflash_trt.checkpoint.draft_spec import HEAD
-from dflash_trt.checkpoint.draft_vocabulary import head_token_ids
 from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.quantize.calibrate import BlockEmbedding
 from dflash_trt.quantize.features import FeatureFile, FeatureSequence
