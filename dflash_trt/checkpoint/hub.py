@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, Tensor
+from dflash_trt.checkpoint.safetensors_file import Tensor, read_entry
 from dflash_trt.checkpoint.weights import INDEX, SINGLE, shard_names
-from dflash_trt.errors import CheckpointError, cut, shown
+from dflash_trt.errors import CheckpointError, cut
 
 CONFIGURATION = ["*.json", "*.jinja", "*.txt", "*.model"]
 """Facts, tokenizer, chat template: no weights, above all no pickles."""
@@ -59,7 +59,7 @@ def read_headers(directory: Path) -> dict[str, Tensor] | None:
         with _as_checkpoint_error(repository, "weights"):
             metadata_of = HfApi().get_safetensors_metadata(repository, revision=commit).files_metadata
         return {
-            name: _tensor(directory / file, name, info.dtype, tuple(info.shape), info.data_offsets)
+            name: read_entry(directory / file, name, vars(info), data_begin=0)
             for file, metadata in metadata_of.items()
             for name, info in metadata.tensors.items()
         }
@@ -67,15 +67,6 @@ def read_headers(directory: Path) -> dict[str, Tensor] | None:
         return None
     except (SafetensorsParsingError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{repository}: expected safetensors headers, found others ({error})") from None
-
-
-def _tensor(file: Path, name: str, dtype: str, shape: tuple[int, ...], offsets: tuple[int, int]) -> Tensor:
-    sizes = (*shape, offsets[1] - offsets[0])
-    if dtype not in BITS_PER_ELEMENT or not all(type(size) is int and size >= 0 for size in sizes):
-        raise CheckpointError(
-            f"{file}: tensor {shown(name)}: expected a dtype and a shape, found {shown(dtype)} {shown(shape)}"
-        )
-    return Tensor(name=name, dtype=dtype, shape=shape, file=file, offset=offsets[0], num_bytes=sizes[-1])
 
 
 def _lacking(directory: Path) -> tuple[str, str] | None:

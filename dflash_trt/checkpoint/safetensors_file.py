@@ -59,7 +59,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             f"{file}: __metadata__: expected a map of strings, found {shown(metadata)}", hint=REDOWNLOAD
         ) from None
     data_begin = 8 + len(raw)
-    tensors = {name: _tensor(file, name, entry, data_begin) for name, entry in header.items()}
+    tensors = {name: read_entry(file, name, entry, data_begin) for name, entry in header.items()}
     _check_coverage(file, tensors, data_begin, file_bytes)
     return tensors
 
@@ -106,7 +106,8 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def _tensor(file: Path, name: str, entry: object, data_begin: int) -> Tensor:
+def read_entry(file: Path, name: str, entry: object, data_begin: int) -> Tensor:
+    """One entry of a header: dtype, shape and data_offsets; CheckpointError for values that contradict each other."""
     try:
         parsed = msgspec.convert(entry, _Entry)
     except msgspec.ValidationError as error:
