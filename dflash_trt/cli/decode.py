@@ -7,12 +7,13 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, closing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from dflash_trt.cli.output import print_json, print_table
+from dflash_trt.cli.output import number_text, print_json, print_table
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.runtime.backend import Backend, run
@@ -39,26 +40,23 @@ SECONDS = 5.0
 """A comparison that took less is timed again: one run of a tenth of a second says little on a busy machine."""
 
 
+@dataclass(kw_only=True)
 class Job:
     """Prompts and settings; `encode` comes before `run`."""
 
-    def __init__(
-        self, prompt: str | list[list[int]], params: SamplingParams, *, chat: bool, baseline: bool, as_json: bool
-    ) -> None:
-        """`prompt` is a text, wrapped in the chat template with `chat`, or prompts of token ids."""
-        self.params = params
-        self.baseline = baseline
-        self.prompts: list[list[int]] = []
-        self._prompt = prompt
-        self._chat = chat
-        self._as_json = as_json
-        self._tokenizer: PreTrainedTokenizerBase
+    prompt: str | list[list[int]]
+    """A text, wrapped in the chat template with `chat`, or prompts of token ids."""
+    params: SamplingParams
+    chat: bool
+    baseline: bool
+    as_json: bool
+    prompts: list[list[int]] = field(default_factory=list)
+    tokenizer: PreTrainedTokenizerBase | None = None
 
     def encode(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Makes token ids of what was asked; RequestError where it is empty, or there is no chat template."""
-        self._tokenizer = tokenizer
-        prompt = self._prompt
-        self.prompts = [encode(tokenizer, prompt, chat=self._chat)] if isinstance(prompt, str) else prompt
+        self.tokenizer, prompt = tokenizer, self.prompt
+        self.prompts = [encode(tokenizer, prompt, chat=self.chat)] if isinstance(prompt, str) else prompt
         if not all(self.prompts):
             raise RequestError("prompt: expected at least one token, found an empty prompt")
 
@@ -72,7 +70,7 @@ class Job:
         A short comparison with plain decoding runs up to `rounds` times.
         """
         start = time.monotonic()
-        shown = not self._as_json
+        shown = not self.as_json
         drafted = self._decode(open_backend, "dflash", shown)
         plain: list[Completion] = []
         if self.baseline:
@@ -110,8 +108,9 @@ class Job:
     async def _show_all(self, backend: Backend) -> list[Completion]:
         """Prompts and continuations as text, as they come."""
         answers = []
+        assert self.tokenizer is not None
         for number, ids in enumerate(self.prompts):
-            text = ("\n" if number else "") + str(self._tokenizer.decode(ids, skip_special_tokens=True))
+            text = ("\n" if number else "") + str(self.tokenizer.decode(ids, skip_special_tokens=True))
             async with aclosing(backend.stream(ids, self.params)) as chunks:
                 async for chunk in chunks:
                     click.secho(text, nl=False, dim=True)  # once nothing is wrong with the request
@@ -143,7 +142,7 @@ def _print_costs(drafted: Sequence[Completion], plain: Sequence[Completion]) -> 
     """A line for each answer, or with a baseline a table."""
     for answer in drafted if not plain else ():
         click.echo(
-            f"{len(answer.token_ids)} tokens in {_shown(answer.steps)} steps, tau {_shown(answer.tau)},"
+            f"{len(answer.token_ids)} tokens in {number_text(answer.steps)} steps, tau {number_text(answer.tau)},"
             f" {len(answer.token_ids) / answer.seconds:.1f} tokens/s",
             err=True,
         )
@@ -157,13 +156,9 @@ def _row(name: str, answer: Completion, plain: Completion) -> tuple[str, ...]:
     return (
         name,
         str(len(answer.token_ids)),
-        _shown(answer.steps),
-        _shown(answer.tau),
+        number_text(answer.steps),
+        number_text(answer.tau),
         f"{answer.seconds:.2f}",
         f"{len(answer.token_ids) / answer.seconds:.1f}",
         f"{plain.seconds / answer.seconds:.2f}x",
     )
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -63,7 +63,7 @@ def generate(
 
     prompts: str | list[list[int]] = _read_prompts(token_ids) if token_ids else str(prompt)
     runtime = {name: settings.pop(name) for name in OPTIONS}
-    job = Job(prompts, SamplingParams(**settings), chat=chat, baseline=baseline, as_json=as_json)
+    job = Job(prompt=prompts, params=SamplingParams(**settings), chat=chat, baseline=baseline, as_json=as_json)
     if (config := deployment_path(str(engine))) is not None:
         names = ("max_batch_size", *OPTIONS)
         refuse_given(names, f"is for an engine directory: the deployment file {config} sets it")

@@ -145,6 +145,11 @@ def _print_blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
         click.echo("\n  ".join([first, *lines]))
 
 
+def number_text(number: float | None) -> str:
+    """A count as it is, a mean to two places, '-' for none."""
+    return "-" if number is None else f"{number:.2f}" if isinstance(number, float) else str(number)
+
+
 def print_tables(tables: Iterable[Table]) -> None:
     for table in tables:
         print_table(table.title, table.columns, table.rows)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dflash_trt.cli.output import print_json, print_table
+from dflash_trt.cli.output import number_text, print_json, print_table
 from dflash_trt.errors import VerificationError
 from dflash_trt.runtime.backend import run
 from dflash_trt.runtime.completion import Completion
@@ -53,7 +53,8 @@ def verify_deployment(
         print_json("verify", {"passed": not differing, "tau": tau, "prompts": results})
     else:
         columns = ("prompt", "prompt tokens", "tokens", "steps", "tau", "first difference")
-        print_table(f"tau {_shown(tau)}", columns, [[_shown(value) for value in result.values()] for result in results])
+        rows = [[_shown(value) for value in result.values()] for result in results]
+        print_table(f"tau {number_text(tau)}", columns, rows)
     if differing:
         raise VerificationError(
             f"expected the tokens that TensorRT-LLM emits without the drafter, found others in {len(differing)} of"
@@ -65,7 +66,7 @@ def verify_deployment(
 def _shown(value: Any) -> str:
     if isinstance(value, msgspec.Struct):  # a difference
         return ", ".join(f"{name} {part}" for name, part in msgspec.structs.asdict(value).items())
-    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+    return number_text(value)
 
 
 def _answers(
