@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from dflash_trt.cli.output import print_json, print_table
+from dflash_trt.cli.output import print_json, print_tables
 from dflash_trt.errors import EndpointError, printable
 from dflash_trt.progress_display import progress_line
 
 if TYPE_CHECKING:
     from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
-    from dflash_trt.observe.diagnosis.judge import EndpointFinding
-    from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 
-SHOWN_POSITIONS = 16
 GRACE_SECONDS = 2.0  # for an answer that ends as the time does
 
 
@@ -49,51 +46,16 @@ def examine_endpoint(
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    version = f" {diagnosis.version}" if diagnosis.version else ""
-    title = f"{diagnosis.model} at {diagnosis.url} ({diagnosis.runtime}{version}), {diagnosis.seconds:.0f} s"
-    columns = ("probe", "requests", "prompt tokens", "tau of drafting passes", "accepted at position 1, 2, ... in %")
-    print_table(title, columns, [_row(group) for group in diagnosis.groups])
-    if diagnosis.speeds:
-        rows = [
-            (
-                str(speed.concurrency),
-                "the server's choice" if speed.draft_length is None else str(speed.draft_length),
-                ", ".join(f"{rate:.0f}" for rate in speed.tokens_per_second),
-            )
-            for speed in diagnosis.speeds
-        ]
-        print_table("speed, one figure a round", ("requests at a time", "drafts a step", "tokens/s of all"), rows)
+    from dflash_trt.observe.diagnosis.diagnosis_tables import finding_lines, tables
+
+    print_tables(tables(diagnosis))
     click.echo(f"acceptance: {printable(diagnosis.acceptance)}")
     if diagnosis.foreign_tokens:
         click.echo(
             f"{diagnosis.foreign_tokens} tokens of other clients are in these figures: ask while nobody else does"
         )
-    for finding in diagnosis.notes:
-        _print_finding("worth knowing", finding)
-    for finding in diagnosis.findings:
-        _print_finding("WRONG", finding)
+    for word, findings in (("worth knowing", diagnosis.notes), ("WRONG", diagnosis.findings)):
+        for finding in findings:
+            click.echo("\n".join(finding_lines(word, finding)))
     if not diagnosis.findings:
         click.echo("\nnothing is wrong")
-
-
-def _row(group: ProbeGroup) -> tuple[str, ...]:
-    if not group.samples:
-        return group.name, "0", "-", "-", f"not asked: {group.why_not}"
-    lengths = [sample.input_tokens for sample in group.samples if sample.input_tokens is not None]
-    shares = " ".join(f"{share * 100:.0f}" for share in group.shares_by_position[:SHOWN_POSITIONS])
-    remark = f"{shares} ({group.why_not})" if group.why_not else shares
-    return (
-        group.name,
-        str(len(group.samples)),
-        f"{min(lengths)} to {max(lengths)}" if lengths else "-",
-        "-" if group.tau_of_drafting_passes is None else f"{group.tau_of_drafting_passes:.2f}",
-        remark,
-    )
-
-
-def _print_finding(word: str, finding: EndpointFinding) -> None:
-    click.echo(f"\n{word}: {finding.name}\n  {printable(finding.figure)}")
-    if len(finding.causes) > 1:
-        click.echo("  likely causes, in this order:")
-    for number, cause in enumerate(finding.causes, 1):
-        click.echo(f"  {number}. {cause.what}\n     see     {cause.source}\n     change  {cause.setting}")
