@@ -15,8 +15,8 @@ from dflash_trt.checkpoint.draft_spec import D2T, HEAD
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.engine.plan import PlanOptions
 from dflash_trt.files.write import scratch_directory
+from dflash_trt.quantize.bounds import Ranges
 from dflash_trt.quantize.convert import Summary, quantize_checkpoint
-from dflash_trt.quantize.ranges import Ranges
 from dflash_trt.quantize.recipe import Recipe
 
 

@@ -17,8 +17,8 @@ from dflash_trt.cli.output import human_bytes
 from dflash_trt.files.command import quoted
 
 if TYPE_CHECKING:
+    from dflash_trt.quantize.bounds import Ranges
     from dflash_trt.quantize.convert import Summary
-    from dflash_trt.quantize.ranges import Ranges
     from dflash_trt.quantize.recipe import Recipe
 
 recipe_option = click.option(

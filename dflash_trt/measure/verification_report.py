@@ -15,7 +15,7 @@ from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import CheckpointError, EngineError, VerificationError
 from dflash_trt.measure.drafter_error import DrafterError
 from dflash_trt.measure.statistics import Difference, TauLoss, loss_text, tau_loss
-from dflash_trt.quantize.ranges import CAPTURE
+from dflash_trt.quantize.bounds import CAPTURE
 from dflash_trt.runtime.acceptance import PositionAcceptance, acceptance_by_position
 from dflash_trt.runtime.request import Step
 

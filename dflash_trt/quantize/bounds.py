@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activation ranges from the weights alone: exact bounds, for `--calibration none`.
+"""Activation ranges, and those that follow from the weights alone: exact bounds, for `--calibration none`.
 
 An RMSNorm's output is x = g * n with |n| <= sqrt(H), n the normalised row and g the norm's weight. Hence, by
 Cauchy-Schwarz,
@@ -20,18 +20,31 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.errors import CheckpointError
-from dflash_trt.quantize.ranges import Ranges
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ROWS = 256  # at a time: a few MB of float32
 SILU_MINIMUM = 0.2785
+CAPTURE = "dflash-trt capture DRAFT --target TARGET --prompts FILE -o features.safetensors"
+"""What makes the features that ranges come from."""
+
+
+class Ranges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The largest magnitudes that a draft's activations reached on calibration features."""
+
+    inputs: dict[str, float]
+    """max |x| of each linear layer's input, by module name (`fc`, `layers.0.mlp.down_proj`, ...)."""
+    k: tuple[float, ...]
+    """max |K| of the context as the cache stores it (after norm and rotation), by layer."""
+    v: tuple[float, ...]
+    """max |V| of the context as the cache stores it, by layer."""
 
 
 def ranges_from_weights(draft: DraftCheckpoint) -> Ranges:

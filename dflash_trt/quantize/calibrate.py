@@ -25,8 +25,8 @@ from dflash_trt.graph.context_graph import context_graph
 from dflash_trt.graph.cpu.ort_session import model_session
 from dflash_trt.graph.draft_graph import draft_graph
 from dflash_trt.graph.linear import input_name
+from dflash_trt.quantize.bounds import CAPTURE, Ranges
 from dflash_trt.quantize.features import FeatureFile, FeatureSequence, open_features
-from dflash_trt.quantize.ranges import CAPTURE, Ranges
 
 ANCHORS = 16
 """Blocks replayed per sequence."""

@@ -23,9 +23,8 @@ from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import write_json
 from dflash_trt.files.write import check_replaceable, new_directory
-from dflash_trt.quantize.bounds import ranges_from_weights
+from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
 from dflash_trt.quantize.modelopt_config import hf_quant_config, quantization_config
-from dflash_trt.quantize.ranges import Ranges
 from dflash_trt.quantize.recipe import Recipe
 from dflash_trt.quantize.scales import cache_scales, input_scales, weight_scales
 

@@ -32,7 +32,7 @@ from dflash_trt.checkpoint.safetensors_file import Expected, Tensor, check_tenso
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import SchemaVersion, json_value
-from dflash_trt.quantize.ranges import CAPTURE
+from dflash_trt.quantize.bounds import CAPTURE
 
 METADATA_KEY = "dflash_trt_features"
 SCHEMA_VERSION = 3

@@ -15,7 +15,7 @@ from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.quantization import FP8
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.errors import CheckpointError
-from dflash_trt.quantize.ranges import CAPTURE, Ranges
+from dflash_trt.quantize.bounds import CAPTURE, Ranges
 from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS
 
 E2M1_MAX, E4M3_MAX = 6.0, 448.0

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.quantize.ranges import Ranges
+from dflash_trt.quantize.bounds import Ranges
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.quantize.scales import scale_groups
 from tests.paths import REPOSITORY

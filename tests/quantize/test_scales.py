@@ -11,8 +11,7 @@ import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import CheckpointError
-from dflash_trt.quantize.bounds import ranges_from_weights
-from dflash_trt.quantize.ranges import Ranges
+from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
 from dflash_trt.quantize.scales import scale_groups, scale_of
 from tests.checkpoint.dialect_samples import WRITERS
 from tests.graph.test_dialect_graphs import TRUTH

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.quantize.ranges import Ranges
+from dflash_trt.quantize.bounds import Ranges
 from dflash_trt.quantize.recipe import Recipe
 from dflash_trt.quantize.recovery.fake_quantization import quantised_weight
 from dflash_trt.quantize.scales import cache_scales, group_scales, input_scales

@@ -22,18 +22,16 @@ from dflash_trt.engine.manifest import sha256
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import write_json
 from dflash_trt.files.write import check_replaceable, scratch_directory
-from dflash_trt.quantize.bounds import ranges_from_weights
+from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
 from dflash_trt.quantize.convert import Summary, check_quantisable, quantize_checkpoint
 from dflash_trt.quantize.features import open_features
-from dflash_trt.quantize.ranges import Ranges
 from dflash_trt.quantize.recipe import Recipe
 from dflash_trt.quantize.recovery.numerics import recipe_numerics
-from dflash_trt.quantize.recovery.objective import Objective
+from dflash_trt.quantize.recovery.objective import Objective, Vocabulary
 from dflash_trt.quantize.recovery.settings import Settings
 from dflash_trt.quantize.recovery.torch_draft import computed_tensors
 from dflash_trt.quantize.recovery.training import Trainer
 from dflash_trt.quantize.recovery.training_state import STATE, Progress, Tensors, load_state, save_state, state_file
-from dflash_trt.quantize.recovery.vocabulary import Vocabulary
 
 SAVE_EVERY = 100
 """Steps between two states on disk."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.errors import CheckpointError
+from dflash_trt.quantize.bounds import CAPTURE
 from dflash_trt.quantize.features import FeatureFile
-from dflash_trt.quantize.ranges import CAPTURE
 from dflash_trt.quantize.recovery.numerics import Numerics, quantised_weights
 from dflash_trt.quantize.recovery.objective import Example, Objective
 from dflash_trt.quantize.recovery.settings import Settings
@@ -25,13 +24,6 @@ CLIP_NORM = 1.0
 HELD_OUT_SHARE, MAX_HELD_OUT = 16, 64  # one in 16, at most 64
 EVALUATIONS = 10
 DENSE = Numerics(algorithms={}, inputs={}, cache={})
-
-
-class TrainingSplit(NamedTuple):
-    """Sequence numbers."""
-
-    training: list[int]
-    held_out: list[int]
 
 
 class Trainer:
@@ -54,7 +46,7 @@ class Trainer:
         self._masters = {module: tensors[f"{module}.weight"].float().clone() for module in self._dtypes}
         self._draft = TorchDraft(spec, numerics, tensors)
         self._optimizer = torch.optim.AdamW(self._masters.values(), lr=settings.learning_rate)
-        self._split = _split(features)
+        self._training, self._held_out = _split(features)
         self.progress = Progress(identity=identity)
         self._dense = TorchDraft(spec, DENSE, tensors)
         self._dense.weights = {module: tensors[f"{module}.weight"].float() for module in self._dtypes}  # the teacher
@@ -111,12 +103,9 @@ class Trainer:
     def _examples(self, step: int) -> list[Example]:
         """What a step learns from: the same for the same seed and step."""
         generator = np.random.default_rng([self._settings.seed, step])
-        training = self._split.training
-        count = min(self._settings.sequences_per_step, len(training))
-        return [
-            self._example(training[index], generator)
-            for index in generator.choice(len(training), size=count, replace=False)
-        ]
+        count = min(self._settings.sequences_per_step, len(self._training))
+        chosen = generator.choice(len(self._training), size=count, replace=False)
+        return [self._example(self._training[index], generator) for index in chosen]
 
     def _example(self, number: int, generator: np.random.Generator) -> Example:
         sequence = self._features.sequence(number)
@@ -133,15 +122,15 @@ class Trainer:
     def _held_out_loss(self, draft: TorchDraft) -> float:
         generator = np.random.default_rng(self._settings.seed)
         total = weight = 0.0
-        for number in self._split.held_out:
+        for number in self._held_out:
             example = self._example(number, generator)
             total += self._weighted_loss(draft, example).item()
             weight += self._objective.total_weight([example])
         return total / weight
 
 
-def _split(features: FeatureFile) -> TrainingSplit:
-    """The last sequences are kept apart; answers of one token teach nothing."""
+def _split(features: FeatureFile) -> tuple[list[int], list[int]]:
+    """Sequences to train on, and the last ones, kept apart; answers of one token teach nothing."""
     usable = [i for i in range(features.facts.num_sequences) if features.answer_length(i) > 1]
     if len(usable) < 2:
         raise CheckpointError(
@@ -149,7 +138,7 @@ def _split(features: FeatureFile) -> TrainingSplit:
             hint=f"capture more: {CAPTURE}",
         )
     num_held_out = min(MAX_HELD_OUT, max(1, len(usable) // HELD_OUT_SHARE))
-    return TrainingSplit(usable[:-num_held_out], usable[-num_held_out:])
+    return usable[:-num_held_out], usable[-num_held_out:]
 
 
 def _schedule(step: int, steps: int) -> float:

@@ -22,12 +22,11 @@ from dflash_trt.errors import BuildError, VerificationError, printable
 from dflash_trt.files.read import open_file
 from dflash_trt.files.write import OutputKind, check_replaceable, new_file
 from dflash_trt.measure.replay import BATCH_SIZE
-from dflash_trt.quantize.bounds import ranges_from_weights
+from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
 from dflash_trt.quantize.calibrate import activation_ranges
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.features import FeatureFacts, FeatureFile, open_features
 from dflash_trt.quantize.loadable import LOADABLE, Runtime
-from dflash_trt.quantize.ranges import Ranges
 from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS, load_recipe, recipe_text
 from dflash_trt.quantize.search.recipe_choice import Price, RecipeChoice, Space, make_space
 from dflash_trt.quantize.search.recipe_judge import Journal, OpenChoice, RecipeJudge, SearchSplit, halves

@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.quantize.features import FeatureSequence, open_features
-from dflash_trt.quantize.recovery.objective import Objective, slot_weights
-from dflash_trt.quantize.recovery.vocabulary import NOT_PROPOSED, Vocabulary
+from dflash_trt.quantize.recovery.objective import NOT_PROPOSED, Objective, Vocabulary, slot_weights
 from tests.checkpoint.dialect_samples import write_mimo, write_speculators_vocabulary
 from tests.paths import FIXTURES
 from tests.quantize.recovery.test_torch_draft import torch_draft
