@@ -24,7 +24,9 @@ class TextStream:
         self._token_ids: list[int] = []
         self._num_decoded = 0
         self._is_closed = False
-        self._returned = 0
+        self._returned = self._num_searched = 0
+        self._begun = [0] * len(stop)
+        """Characters of each stop text with which the text ends."""
 
     @property
     def text(self) -> str:
@@ -52,7 +54,11 @@ class TextStream:
     def next_text(self) -> str:
         """The text since the last call; before the end without what may be the beginning of a stop text."""
         text = self.text
-        held = 0 if self._is_closed else max((overlap(text, stop) for stop in self._stop), default=0)
+        unsearched, self._num_searched = len(text) - self._num_searched, len(text)
+        # What is begun now was begun before, or begins in what is new.
+        pairs = zip(self._stop, self._begun, strict=True)
+        self._begun = [overlap(text[len(text) - begun - unsearched :], stop) for stop, begun in pairs]
+        held = 0 if self._is_closed else max(self._begun, default=0)
         begin, self._returned = self._returned, len(text) - held
         return text[begin : self._returned]
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordPiece
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from dflash_trt.runtime import text as text_module
 from dflash_trt.runtime.request import FinishReason, Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.text import TextStream
@@ -225,3 +226,20 @@ def test_a_stop_text_in_an_incomplete_character_ends_the_answer(stop: str, expec
     request = Request(prompt_ids=[2], params=params, sampler=params.sampler(), stop_ids=frozenset(), text=text)
     request.emit(token_ids, [])
     assert (request.finished, text.text, text.stopped_by) == (FinishReason.STOP, expected, stop)
+
+
+def test_long_stop_texts_are_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 of 1,024 characters took 7 ms a token."""
+    num_searched = 0
+    overlap = text_module.overlap
+
+    def counted(text: str, stop: str) -> int:
+        nonlocal num_searched
+        num_searched += len(text)
+        return overlap(text, stop)
+
+    monkeypatch.setattr(text_module, "overlap", counted)
+    answer = PROSE * 20
+    _, pieces, _ = stream(TOKENIZER(answer)["input_ids"], [" " * 1023 + "!", PROSE[:9] + "!" * 1000])
+    assert "".join(pieces) == answer
+    assert num_searched < 4 * 2 * len(answer)
