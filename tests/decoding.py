@@ -34,6 +34,12 @@ def generate(session: Session, prompt: Sequence[int], max_tokens: int) -> Comple
     return session.generate(prompt, greedy(max_tokens))
 
 
+def text_of(session: Session, token_ids: Sequence[int]) -> str:
+    """Text of token ids, special tokens left out."""
+    assert session.tokenizer is not None
+    return str(session.tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
 def open_without_tokenizer(engine: Path, target: Path, *, num_slots: int = 1, dtype: str = "float32") -> Session:
     """A session on a random pair, which has no tokenizer; otherwise as `load_session` makes one."""
     manifest = read_manifest(engine)

@@ -92,11 +92,6 @@ class Session:
         assert self.tokenizer is not None
         return encode_chat(self.tokenizer, messages)
 
-    def text(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
-        assert self.tokenizer is not None
-        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
-
     def request(
         self,
         prompt_ids: Sequence[int],

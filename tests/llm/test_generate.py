@@ -13,6 +13,7 @@ import pytest
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.request import FinishReason
+from tests.decoding import text_of
 from tests.fixtures_data import prompts
 from tests.llm.serving import PATIENCE, PROMPTS, greedy, open_llm, within
 from tests.oracle.transformers_dflash import load_target, plain_greedy
@@ -25,7 +26,7 @@ def test_text_in_text_out(llm: LLM) -> None:
         prompt_ids = llm.backend.session.encode(prompt)
         answer = within(lambda prompt=prompt: llm.generate(prompt, greedy(24)))
         assert answer.token_ids == plain_greedy(target, prompt_ids, 24, ())
-        assert answer.text == llm.backend.session.text(answer.token_ids)
+        assert answer.text == text_of(llm.backend.session, answer.token_ids)
         assert within(lambda ids=prompt_ids: llm.generate(ids, greedy(24))).token_ids == answer.token_ids
 
 
@@ -63,7 +64,7 @@ def test_stop_ids_and_texts_cut_exactly(llm: LLM, at: int) -> None:
     answer = within(lambda: llm.generate(PROMPTS[2], greedy(32, stop_token_ids=frozenset([stop_id]))))
     assert answer.token_ids == full.token_ids[: full.token_ids.index(stop_id) + 1]
     assert (answer.stop_reason, full.stop_reason) == (stop_id, None)
-    assert answer.text == llm.backend.session.text(answer.token_ids)
+    assert answer.text == text_of(llm.backend.session, answer.token_ids)
 
     stop = full.text[2 * at : 2 * at + 5]
     answer = within(lambda: llm.generate(PROMPTS[2], greedy(32, stop=("never so", stop))))
@@ -72,8 +73,8 @@ def test_stop_ids_and_texts_cut_exactly(llm: LLM, at: int) -> None:
     assert answer.finish_reason is FinishReason.STOP
     number = len(answer.token_ids)
     assert answer.token_ids == full.token_ids[:number]
-    assert stop in llm.backend.session.text(full.token_ids[:number])
-    assert stop not in llm.backend.session.text(full.token_ids[: number - 1])
+    assert stop in text_of(llm.backend.session, full.token_ids[:number])
+    assert stop not in text_of(llm.backend.session, full.token_ids[: number - 1])
 
 
 def test_metrics_are_consistent(llm: LLM) -> None:

@@ -24,7 +24,7 @@ from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.sampling import Grammar, SamplingParams
 from dflash_trt.runtime.session import Session, run
 from tests.checkpoint.samples import refusal
-from tests.decoding import open_without_tokenizer
+from tests.decoding import open_without_tokenizer, text_of
 from tests.engines import build
 from tests.paths import FIXTURES
 
@@ -95,7 +95,7 @@ def test_rows_of_a_block(session: Session) -> None:
     special = set(session.tokenizer.all_special_ids)
     assert special > session.stop_ids
     guided = session.grammars.processor(Grammar(kind="regex", text="[^z]{8}"))
-    (eight,) = (token for token in range(1024) if session.text([token]) == " " * 8)
+    (eight,) = (token for token in range(1024) if text_of(session, [token]) == " " * 8)
     for _ in range(2):
         logits = np.zeros((4, 1024), dtype=np.float32)
         guided.process(logits, [eight, *session.stop_ids, 5])
@@ -140,7 +140,7 @@ def test_grammars_are_kept_within_a_bound(session: Session, monkeypatch: pytest.
 def probabilities(session: Session, prompt: list[int], options: Sequence[str]) -> Counter[str]:
     """Of each option, over all its tokenisations: the target's softmax over the tokens that continue one."""
     assert session.tokenizer is not None
-    pieces = {token: session.text([token]) for token in range(session.manifest.target.vocab_size)}
+    pieces = {token: text_of(session, [token]) for token in range(session.manifest.target.vocab_size)}
     params = SamplingParams(max_tokens=1, prompt_logprobs=True)
 
     def extend(path: list[int], text: str) -> Counter[str]:
