@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.builder.tensorrt.progress import make_monitor
+from dflash_trt.builder.tensorrt.compile import make_monitor
 from dflash_trt.engine import tensorrt_api
 from tests.contract.recorder import DATA, VERSIONS, Recorder
 
