@@ -19,6 +19,7 @@ from dflash_trt.server.generation import Generation
 from dflash_trt.server.grammars import GrammarProcesses
 from dflash_trt.server.http_error import HttpError
 from dflash_trt.server.limits import Admission, BodyReader, decode_object
+from dflash_trt.server.openai_logprobs import TokenTexts
 from dflash_trt.server.prometheus import ServerMetrics
 from dflash_trt.server.requests import CompletionRequest, parse_request, read_messages
 from dflash_trt.server.response_items import ResponseBuilder, names_of_a_response
@@ -55,6 +56,7 @@ class Endpoints:
         self._metrics = ServerMetrics(model, backend.max_length, backend.num_draft_tokens, backend.metrics)
         self.grammars = GrammarProcesses(lambda: backend.grammars)
         self._tool_format = tool_format(backend.tokenizer)
+        self._token_texts = TokenTexts(backend.tokenizer)
         self._tokenizers = TokenizerPool(backend.tokenizer, backend.max_length)
 
     async def completions(self, request: Request) -> Response:
@@ -147,7 +149,9 @@ class Endpoints:
             if (grammar := request.params.structured_outputs) is not None:
                 compiled = await cancel_on_disconnect(http_request.receive, self.grammars.compile(grammar, client))
                 http_request.scope["dflash_trt.grammar"] = compiled  # in use, so not compiled again
-            generation = Generation(self._backend, self._model, self._metrics, request, prompt_ids, span)
+            generation = Generation(
+                self._backend, self._model, self._metrics, request, prompt_ids, self._token_texts, span
+            )
             http_request.scope["dflash_trt.log_fields"] = generation.log_fields
             if not request.stream:
                 document = await cancel_on_disconnect(http_request.receive, generation.response())

@@ -14,6 +14,7 @@ from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.server.http_error import shutting_down
+from dflash_trt.server.openai_logprobs import TokenTexts
 from dflash_trt.server.prometheus import ServerMetrics
 from dflash_trt.server.requests import DEFAULT_CHAT_TOKENS, CompletionRequest
 from dflash_trt.server.responses import Choice, Envelope, Json, has_content, usage
@@ -31,6 +32,7 @@ class Generation:
         metrics: ServerMetrics,
         request: CompletionRequest,
         prompt_ids: list[list[int]],
+        token_texts: TokenTexts,
         span: RequestSpan | None = None,
     ) -> None:
         self.log_fields: dict[str, object] = {"prompt_tokens": sum(map(len, prompt_ids)), "output_tokens": 0}
@@ -46,7 +48,8 @@ class Generation:
             span.set_request(request, self._num_prompt_tokens)
             self.log_fields["trace"] = span.trace_id
         self._choices = [
-            Choice(index, request, ids, backend.tokenizer) for index, (ids, _) in enumerate(self._sequences)
+            Choice(index, request, ids, backend.tokenizer, token_texts)
+            for index, (ids, _) in enumerate(self._sequences)
         ]
         self._last_emitted: list[float | None] = [None] * len(self._sequences)
 

@@ -15,7 +15,7 @@ from dflash_trt.runtime.backend import Chunk
 from dflash_trt.runtime.completion import Completion
 from dflash_trt.server.channels import Channels, ChannelTokens
 from dflash_trt.server.hermes import CallDelta, HermesParser
-from dflash_trt.server.openai_logprobs import chat_logprobs, completion_logprobs
+from dflash_trt.server.openai_logprobs import TokenTexts, chat_logprobs, completion_logprobs
 from dflash_trt.server.requests import CompletionRequest
 from dflash_trt.server.step_texts import StepTexts
 
@@ -29,9 +29,15 @@ class Choice:
     """One entry of a response's `choices`."""
 
     def __init__(
-        self, index: int, request: CompletionRequest, prompt_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase
+        self,
+        index: int,
+        request: CompletionRequest,
+        prompt_ids: Sequence[int],
+        tokenizer: PreTrainedTokenizerBase,
+        token_texts: TokenTexts,
     ) -> None:
         self.index = index
+        self._token_texts = token_texts
         self._prompt_ids = prompt_ids
         self.completion: Completion | None = None
         self._request = request
@@ -144,7 +150,7 @@ class Choice:
 
     def _token_name(self, token: int) -> str:
         by_id = self._request.return_tokens_as_token_ids
-        return f"token_id:{token}" if by_id else str(self._tokenizer.decode([token]))
+        return f"token_id:{token}" if by_id else self._token_texts[token]
 
 
 def _without_index(call: Json) -> Json:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.server.openai_logprobs import TokenTexts
 from tests.server.live import MODEL, Live
 
 PROMPT = "def parse_args(argv):"
@@ -71,6 +72,24 @@ def test_top_logprobs_of_a_chat(live: Live) -> None:
     assert [[each.logprob for each in item.top_logprobs] for item in whole.content] == [
         list(top.values()) for top in expected.top_logprobs or []
     ]
+
+
+def test_each_token_is_decoded_once(live: Live) -> None:
+    decoded: list[int] = []
+
+    class Tokenizer:
+        def decode(self, token_ids: list[int]) -> str:
+            decoded.extend(token_ids)
+            return f"<{token_ids}>"
+
+    texts = TokenTexts(Tokenizer())  # type: ignore[arg-type]
+    assert [texts[token] for token in (5, 6, 5)] == ["<[5]>", "<[6]>", "<[5]>"]
+    assert decoded == [5, 6]
+    live.endpoints._token_texts.clear()
+    top = live.complete(prompt=PROMPT, max_tokens=2, temperature=0, logprobs=3)["choices"][0]["logprobs"][
+        "top_logprobs"
+    ]
+    assert set(live.endpoints._token_texts.values()) == {text for each in top for text in each}
 
 
 def test_logit_bias(live: Live) -> None:
