@@ -132,7 +132,7 @@ def _faster(answers: Sequence[Completion], again: Sequence[Completion]) -> list[
 def _document(answer: Completion) -> dict[str, object]:
     """Of `generate --json`: the counts of its passes stand beside its other fields."""
     document = msgspec.structs.asdict(answer)
-    for name in ("prompt", "index", "others"):  # the answers of a list have no other
+    for name in ("prompt", "prompt_token_ids", "index", "others"):  # the answers of a list have no other
         del document[name]
     acceptance = document.pop("acceptance")
     return document | {name: getattr(acceptance, field, None) for name, field in COUNTS.items()}

@@ -70,6 +70,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """What only this runtime measures, by its own names."""
     prompt: str | Sequence[int] | None = None
     """As it was given, a conversation as its token ids; None in a stream."""
+    prompt_token_ids: list[int] | None = None
     index: int = 0
     """Among the `n` answers to its prompt."""
     others: tuple[Completion, ...] = ()
@@ -79,6 +80,11 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     def outputs(self) -> tuple[Completion, ...]:
         """All `n` answers to its prompt, itself first: vLLM's `.outputs[0].text`."""
         return (self, *self.others)
+
+    @property
+    def finished(self) -> bool:
+        """Always: what is not is a Chunk."""
+        return True
 
     def __iter__(self) -> Iterator[Completion]:
         """Itself: vLLM answers one prompt, too, with a list."""
@@ -110,6 +116,7 @@ def completion(request: Request) -> Completion:
     first, last = (request.emitted[0], request.emitted[-1]) if request.emitted else (None, None)
     return Completion(
         token_ids=list(request.token_ids),
+        prompt_token_ids=list(request.prompt_ids),
         text="" if request.text is None else request.text.text,
         finish_reason=request.finished,
         stop_reason=_stop_reason(request),

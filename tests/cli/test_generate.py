@@ -53,7 +53,7 @@ def test_json_of_token_ids(engine: Path, prompts: Path) -> None:
     assert len(document["requests"]) == len(PROMPTS)
     for request in document["requests"]:
         assert len(request["token_ids"]) == 20
-        assert not request.keys() & {"prompt", "index", "others", "acceptance"}
+        assert not request.keys() & {"prompt", "prompt_token_ids", "index", "others", "acceptance"}
         assert request["identical"] is True
         assert request["baseline"]["token_ids"] == request["token_ids"]
         assert request["baseline"]["steps"] == 19

@@ -118,6 +118,8 @@ def test_requests_as_vllm_takes_them(llm: LLM) -> None:
     given = [{"prompt": PROMPTS[0]}, {"prompt_token_ids": [5, 6], "prompt": "text"}]
     text, ids = within(lambda: llm.generate(given, greedy(4), **GENERATE))
     assert (text.token_ids, text.prompt, ids.prompt) == (plain.token_ids, PROMPTS[0], [5, 6])
+    assert text.prompt_token_ids == llm.get_tokenizer()(PROMPTS[0])["input_ids"]
+    assert (ids.prompt_token_ids, ids.finished) == ([5, 6], True)
     for name in GENERATE.keys() - {"use_tqdm"}:
         assert name in refusal(lambda name=name: llm.generate(PROMPTS[0], **{name: STRANGE}), RequestError)
         assert name in refusal(lambda name=name: llm.chat(USER, **{name: STRANGE}), RequestError)
