@@ -97,10 +97,11 @@ class Endpoints:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: token ids of a prompt, or of messages in the chat template."""
-        async with self.bodies.read(request) as encoded:
-            return JSONResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded)))
+        client = _client(request)
+        async with self.bodies.read(request, client) as encoded:
+            return JSONResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded, client)))
 
-    async def _tokenize(self, encoded: bytes) -> Json:
+    async def _tokenize(self, encoded: bytes, client: str) -> Json:
         body = decode_object(encoded)
         if unknown := sorted(body.keys() - TOKENIZE_FIELDS):
             raise HttpError(400, f"{unknown[0]}: unknown field")
@@ -109,9 +110,10 @@ class Endpoints:
             expected = "true, as in a completion" if is_text else "false, as in a chat"
             raise HttpError(400, f"add_special_tokens: expected {expected}, found another value")
         if "messages" in body:
-            ids = await self._tokenizers.encode_chat(read_messages(body["messages"]), num_bytes=len(encoded))
+            messages = read_messages(body["messages"])
+            ids = await self._tokenizers.encode_chat(messages, num_bytes=len(encoded), client=client)
         elif isinstance(prompt := body.get("prompt"), str):
-            ids = await self._tokenizers.encode(prompt)
+            ids = await self._tokenizers.encode(prompt, client)
         else:
             raise HttpError(400, f"prompt: expected a text, found {type(prompt).__name__}")
         return {"count": len(ids), "max_model_len": self._backend.max_length, "tokens": ids}
@@ -127,9 +129,7 @@ class Endpoints:
         self._backend.close()
 
     async def _complete(self, http_request: Request, *, is_chat: bool, is_response: bool = False) -> Response:
-        client = http_request.scope.get("dflash_trt.client") or (
-            http_request.client.host if http_request.client else ""
-        )
+        client = _client(http_request)
         with ExitStack() as admission:  # until all sequences are computed
             if is_response:
                 admission.enter_context(names_of_a_response())
@@ -137,7 +137,7 @@ class Endpoints:
             if self._tracing is not None:
                 operation = "chat" if is_chat else "text_completion"
                 span = admission.enter_context(self._tracing.request(operation, self._model, http_request.headers))
-            async with self.bodies.read(http_request) as encoded:
+            async with self.bodies.read(http_request, client) as encoded:
                 body = decode_object(encoded)
                 builder = ResponseBuilder(body) if is_response else None
                 request = parse_request(
@@ -145,7 +145,9 @@ class Endpoints:
                     self._model, self._backend.max_length, self._tool_format, is_chat=is_chat,
                 )  # fmt: skip
                 admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts)), client))
-                prompt_ids = await cancel_on_disconnect(http_request.receive, self._prompt_ids(request, len(encoded)))
+                prompt_ids = await cancel_on_disconnect(
+                    http_request.receive, self._prompt_ids(request, len(encoded), client)
+                )
             if (grammar := request.params.structured_outputs) is not None:
                 compiled = await cancel_on_disconnect(http_request.receive, self.grammars.compile(grammar, client))
                 http_request.scope["dflash_trt.grammar"] = compiled  # in use, so not compiled again
@@ -164,13 +166,13 @@ class Endpoints:
                 raise
             return EventStream(_prepend(first, events, admission.pop_all()))
 
-    async def _prompt_ids(self, request: CompletionRequest, num_bytes: int) -> list[list[int]]:
+    async def _prompt_ids(self, request: CompletionRequest, num_bytes: int, client: str) -> list[list[int]]:
         if request.is_chat:
             tools = () if request.tools is None else request.tools.definitions
-            kwargs = request.template_kwargs
-            return [await self._tokenizers.encode_chat(request.messages, tools, kwargs, num_bytes=num_bytes)]
+            messages, kwargs = request.messages, request.template_kwargs
+            return [await self._tokenizers.encode_chat(messages, tools, kwargs, num_bytes=num_bytes, client=client)]
         return [
-            await self._tokenizers.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            await self._tokenizers.encode(prompt, client) if isinstance(prompt, str) else list(prompt)
             for prompt in request.prompts
         ]
 
@@ -183,6 +185,11 @@ class MsgspecResponse(Response):
     def render(self, content: object) -> bytes:
         """Its bytes."""
         return msgspec.json.encode(content)
+
+
+def _client(request: Request) -> str:
+    """Whose places it takes: its API key's, or its address's."""
+    return request.scope.get("dflash_trt.client") or (request.client.host if request.client else "")
 
 
 async def _prepend(first: Json, events: AsyncGenerator[Json, None], admission: ExitStack) -> AsyncGenerator[Json, None]:

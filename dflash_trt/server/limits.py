@@ -19,7 +19,7 @@ BODY_SECONDS = 30.0
 SMALL_BODY_BYTES = 2**16
 """Not counted in `BodyReader`: connections bound them."""
 CONCURRENT_BODIES = 4
-"""Bodies of the largest size that are in memory at once."""
+"""Bodies of the largest size that are in memory at once; a client leaves one to the others."""
 OTHERS_SHARE = 8
 """One client leaves 1 / 8 of the places to the others."""
 MAX_ITEMS = 2**16
@@ -72,10 +72,11 @@ class BodyReader:
 
     def __init__(self, max_bytes: int) -> None:
         self.active_bytes = 0
+        self._by_client: Counter[str] = Counter()
         self._max_bytes = max_bytes
 
     @asynccontextmanager
-    async def read(self, request: Request) -> AsyncGenerator[bytes, None]:
+    async def read(self, request: Request, client: str = "") -> AsyncGenerator[bytes, None]:
         """A body, counted while the block runs.
 
         Raises HttpError where its type is not JSON, it is too large or arrives too slowly, or others take all memory.
@@ -89,15 +90,22 @@ class BodyReader:
         if size > self._max_bytes:
             raise self._too_large()
         counted = size if size > SMALL_BODY_BYTES else 0
-        if self.active_bytes + counted > CONCURRENT_BODIES * self._max_bytes:
+        limit, of_client = CONCURRENT_BODIES * self._max_bytes, self._by_client[client] + counted
+        if counted and (self.active_bytes + counted > limit or of_client > limit - self._max_bytes):
             error = overloaded(f"request bodies of {self.active_bytes} bytes are being read")
             error.headers["connection"] = "close"
             raise error
-        self.active_bytes += counted
+        self._count(client, counted)
         try:
             yield await self._receive(request)
         finally:
-            self.active_bytes -= counted
+            self._count(client, -counted)
+
+    def _count(self, client: str, size: int) -> None:
+        self.active_bytes += size
+        self._by_client[client] += size
+        if not self._by_client[client]:
+            del self._by_client[client]
 
     async def _receive(self, request: Request) -> bytes:
         body = bytearray()

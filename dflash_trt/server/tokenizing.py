@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 from dflash_trt.errors import RequestError
 from dflash_trt.targets.tokenizer import encode, render_chat
@@ -19,8 +20,12 @@ if TYPE_CHECKING:
 
 CHUNK_CHARACTERS = 2**16
 """A longer prompt is long: its tokens are counted by chunks of this size before it is tokenised whole."""
+MAX_QUEUED_PER_CLIENT = 2
+"""Texts of one client that wait for a thread, so that one of another client is soon next."""
 SLACK_TOKENS = 16
 """That a chunk may have more than its part of the whole text, where its end cuts a word."""
+
+T = TypeVar("T")
 
 
 class TokenizerPool:
@@ -30,6 +35,7 @@ class TokenizerPool:
         """A prompt has at most `max_length` tokens."""
         self._tokenizer = tokenizer
         self._max_length = max_length
+        self._shares: WeakValueDictionary[tuple[ThreadPoolExecutor, str], asyncio.Semaphore] = WeakValueDictionary()
         self._short = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt tokenizer")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt long prompts")
 
@@ -42,9 +48,9 @@ class TokenizerPool:
     def _copy(self) -> PreTrainedTokenizerBase:
         return copy.deepcopy(self._tokenizer)
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, client: str = "") -> list[int]:
         """Token ids of a text as it is; RequestError where it is too long."""
-        return await self._run(text, lambda tokenizer, text: encode(tokenizer, text, chat=False))
+        return await self._run(text, lambda tokenizer, text: encode(tokenizer, text, chat=False), client)
 
     async def encode_chat(
         self,
@@ -53,6 +59,7 @@ class TokenizerPool:
         template_kwargs: Mapping[str, Any] | None = None,
         *,
         num_bytes: int = 0,
+        client: str = "",
     ) -> list[int]:
         """Token ids of a conversation in the chat template; RequestError where it is too long, or refused by it.
 
@@ -60,18 +67,21 @@ class TokenizerPool:
         """
         if len(messages) > self._max_length:
             raise RequestError(f"messages: expected at most {self._max_length}, found {len(messages)}")
-        loop = asyncio.get_running_loop()
         size = sum(len(str(message.get("content") or "")) for message in messages)
         self._check_characters(size)
         pool, tokenizer = self._choose(num_bytes)
-        text = await loop.run_in_executor(
-            pool, lambda: render_chat(tokenizer(), messages, tools=tools, template_kwargs=template_kwargs)
-        )
+
+        def render() -> str:
+            return render_chat(tokenizer(), messages, tools=tools, template_kwargs=template_kwargs)
+
+        text = await self._in_turn(pool, client, render)
         return await self._run(
-            text, lambda tokenizer, text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
+            text, lambda tokenizer, text: list(tokenizer(text, add_special_tokens=False)["input_ids"]), client
         )
 
-    async def _run(self, text: str, tokenize: Callable[[PreTrainedTokenizerBase, str], list[int]]) -> list[int]:
+    async def _run(
+        self, text: str, tokenize: Callable[[PreTrainedTokenizerBase, str], list[int]], client: str
+    ) -> list[int]:
         """What `tokenize` returns; between chunks it ends when the task that awaits it is cancelled."""
         self._check_characters(len(text))
         pool, tokenizer = self._choose(len(text))
@@ -82,9 +92,15 @@ class TokenizerPool:
             return [] if cancelled.is_set() else tokenize(tokenizer(), text)
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, work)
+            return await self._in_turn(pool, client, work)
         finally:
             cancelled.set()
+
+    async def _in_turn(self, pool: ThreadPoolExecutor, client: str, work: Callable[[], T]) -> T:
+        share = self._shares.get((pool, client)) or asyncio.Semaphore(MAX_QUEUED_PER_CLIENT)
+        self._shares[pool, client] = share
+        async with share:
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     def _choose(self, size: int) -> tuple[ThreadPoolExecutor, Callable[[], PreTrainedTokenizerBase]]:
         if size > CHUNK_CHARACTERS:

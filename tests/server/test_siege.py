@@ -22,10 +22,8 @@ from uvicorn.server import ServerState
 
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.server import http_server, limits, streaming
+from dflash_trt.server import http_server, streaming
 from dflash_trt.server.endpoints import DEGRADED_FAILURES
-from dflash_trt.server.http_error import HttpError
-from dflash_trt.server.limits import Admission
 from dflash_trt.server.log import MAX_QUEUED_LINES, NonBlockingHandler
 from dflash_trt.server.streaming import EventStream
 from dflash_trt.server.tokenizing import CHUNK_CHARACTERS, TokenizerPool
@@ -198,18 +196,6 @@ def test_a_client_that_does_not_read_is_disconnected(reads_again: bool, monkeypa
     assert asyncio.run(write()) is not reads_again
 
 
-def test_one_client_leaves_places_to_others() -> None:
-    admission = Admission(16)
-    with admission.admit(14, "one"):
-        with pytest.raises(HttpError, match="14 sequences of this client") as error, admission.admit(1, "one"):
-            pass
-        assert error.value.status == 429
-        with admission.admit(2, "other"), pytest.raises(HttpError, match="16 of 16"), admission.admit(1, "third"):
-            pass
-    assert admission.active == 0
-    assert not admission._by_client
-
-
 def test_the_next_request_of_a_connection_has_a_time_limit(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.2)
     with serving(llm) as live, live.connect() as connection:
@@ -322,21 +308,6 @@ def test_the_host_is_checked(llm: LLM, live: Live) -> None:
             assert named.http.get("/v1/models", headers={"host": host}).status_code == status, host
     with serving(llm, hosts=None) as public:
         assert public.http.get("/v1/models", headers={"host": "a.example"}).status_code == 200
-
-
-def test_bodies_in_memory_are_bounded(live: Live) -> None:
-    head = POST + b"content-length: 1000000\r\n\r\n"
-    held = [live.connect() for _ in range(limits.CONCURRENT_BODIES)]
-    for connection in held:
-        connection.sendall(head + b"{")
-    until(lambda: live.endpoints.bodies.active_bytes == 1000000 * len(held))
-    with live.connect() as connection:
-        connection.sendall(head)
-        assert connection.recv(100).startswith(b"HTTP/1.1 429 ")  # before any of it is read
-    assert live.complete(prompt="x", max_tokens=1)
-    for connection in held:
-        connection.close()
-    until(lambda: live.endpoints.bodies.active_bytes == 0)
 
 
 def test_failures_in_a_row_degrade_health(live: Live) -> None:
