@@ -79,11 +79,6 @@ class LocalPair:
         """The target's committed tokens, less those that are not yet the drafter's context."""
         return self._written[slot]
 
-    @torch.inference_mode()
-    def catch_up(self) -> None:
-        """Makes all that is pending context."""
-        self._inject()
-
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """The same pages for target and drafter."""
         self._written[slot] = num_tokens
@@ -97,7 +92,7 @@ class LocalPair:
     ) -> list[Proposals]:
         """`num_tokens` proposals for each slot from one pass over the blocks [anchor, mask, mask, ...]."""
         assert self._drafter is not None, "there is no drafter"
-        self._inject()
+        self.catch_up()
         spec, anchor_ids = self._drafter.spec, torch.from_numpy(np.array(anchors))
         embeds = self._drafter.embedding.blocks(anchor_ids, spec.block_size, self._target.embed)
         if spec.num_candidates is not None:
@@ -133,8 +128,9 @@ class LocalPair:
             if self._pending.num_bytes > MAX_PENDING_BYTES // 2:
                 self.catch_up()
 
-    def _inject(self) -> None:
-        """Makes what is pending context."""
+    @torch.inference_mode()
+    def catch_up(self) -> None:
+        """Makes all that is pending context."""
         slots, counts, taps = self._pending.take()
         if self._drafter is None or taps is None:
             return
