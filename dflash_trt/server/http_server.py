@@ -13,7 +13,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -29,6 +31,9 @@ DRAIN_SECONDS = 60
 """Time limit for running requests after SIGTERM."""
 ERROR_SECONDS = 5
 """Then, for error responses to those that are left."""
+SMALL_CHUNKS = 1024
+CHUNK_BYTES = 256
+"""The mean size of a body's chunks behind the first SMALL_CHUNKS; each takes 20 us, whatever its size."""
 ACCEPT_RETRY_SECONDS = 0.5
 BACKLOG = 2048
 RESERVED_FILES = 16
@@ -76,11 +81,43 @@ def max_connections() -> int:
     return limit
 
 
+class Connection(h11.Connection):
+    """HTTP/1.1's state machine, which refuses bodies in many small chunks."""
+
+    refusal: str | None = None
+    _num_chunks = _num_bytes = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """The next one in what was received."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._num_chunks = self._num_bytes = 0
+        elif isinstance(event, h11.Data) and event.chunk_end:
+            self._num_chunks += 1
+            self._num_bytes += len(event.data)
+            is_small = self._num_chunks > SMALL_CHUNKS + self._num_bytes // CHUNK_BYTES
+            if is_small and self.our_state is h11.SEND_RESPONSE:
+                expected = f"chunks of at least {CHUNK_BYTES} bytes"
+                self.refusal = f"body: expected {expected}, found {self._num_chunks} in {self._num_bytes} bytes"
+                raise h11.RemoteProtocolError(self.refusal)
+        return event
+
+
 class Protocol(H11Protocol):
     """HTTP/1.1 with time limits for request headers and for clients that do not read."""
 
+    conn: Connection
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """As uvicorn's."""
+        super().__init__(*arguments, **options)
+        self.conn = Connection(h11.SERVER)
+
+    def send_400_response(self, msg: str) -> None:
+        """Why, where it is one of ours."""
+        super().send_400_response(self.conn.refusal or msg)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the header timer."""

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -97,6 +99,30 @@ def test_bodies_are_limited(live: Live) -> None:
         connection.sendall(POST)
         connection.sendall(b"content-length: 999999999999\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+def test_small_chunks_are_limited(live: Live) -> None:
+    """Of one byte, in two connections, they kept others waiting for 26 s."""
+
+    def chunks(sizes: list[int]) -> bytes:
+        text = b'{"max_tokens": 1, "prompt": "x"}'.ljust(sum(sizes))
+        parts = [b"%x\r\n%b\r\n" % (size, text[sum(sizes[:i]) :][:size]) for i, size in enumerate(sizes)]
+        return POST + b"transfer-encoding: chunked\r\n\r\n" + b"".join(parts)
+
+    def answer(connection: socket.socket) -> tuple[int, bytes]:
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        return response.status, response.read()
+
+    small = [1] * (http_server.SMALL_CHUNKS - 10)
+    with live.connect() as connection:
+        for sizes in (small, small, [4000, *small, *[1] * 20]):
+            connection.sendall(chunks(sizes) + b"0\r\n\r\n")
+            assert answer(connection)[0] == 200
+    with live.connect() as connection:
+        connection.sendall(chunks([*small, *[1] * 20]))
+        message = b"body: expected chunks of at least 256 bytes, found 1029 in 1029 bytes"
+        assert answer(connection) == (400, message)
 
 
 def test_what_does_not_arrive_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
