@@ -136,6 +136,14 @@ def test_own_embedding_and_head_are_facts(tmp_path: Path) -> None:
     assert (draft.spec.own_embedding, draft.spec.draft_vocab_size) == (True, None)
 
 
+def test_d2t_and_t2d_say_the_same(tmp_path: Path) -> None:
+    directory = write_speculators_vocabulary(tmp_path / "draft")
+    edit_tensors(directory, lambda tensors: tensors["t2d"].logical_not_())
+    assert "tensor 't2d': expected the 40 tokens that d2t names, found 56" in refusal(lambda: read_draft(directory))
+    edit_tensors(directory, lambda tensors: tensors.pop("d2t"))
+    assert "missing tensor 'd2t' [40]" in refusal(lambda: read_draft(directory))
+
+
 def test_a_reduced_vocabulary_needs_its_head(tmp_path: Path) -> None:
     directory = write_speculators_vocabulary(tmp_path / "draft")
     edit_tensors(directory, lambda tensors: tensors.pop("lm_head.weight"))
