@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -78,8 +78,9 @@ def refuses(url: str) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Of a process, and theirs."""
-    found = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
+    """Of a process, and theirs; a thread that ends meanwhile has none."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError):
+            found += [int(child) for child in (task / "children").read_text().split()]
     return found + [grandchild for child in found for grandchild in children(child)]
