@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -23,12 +22,9 @@ import numpy as np
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.bench_slow_connections import CLIENTS, HEAD, SLOW_CLIENT, honest  # noqa: E402
+from benchmarks.bench_slow_connections import CLIENTS, HEAD, SLOW_CLIENT, fixture_server, honest  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
-from tests.engines import build  # noqa: E402
-from tests.paths import FIXTURES  # noqa: E402
-from tests.server.process import started  # noqa: E402
 
 NUM_HOSTILE = 2
 CLOSING = HEAD + b"connection: close\r\n"
@@ -88,19 +84,15 @@ async def measure(port: int, kind: str | None, requests: int, tokens: int) -> li
 @click.option("--tokens", default=16, show_default=True, help="Of each answer.")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), default=list(KINDS))
 def main(requests: int, tokens: int, kinds: tuple[str, ...]) -> None:
-    target = FIXTURES / "tiny-qwen3"
     rows, alone = [], None
-    with tempfile.TemporaryDirectory() as directory:
-        engine = Path(directory) / "engine"
-        build(FIXTURES / "tiny-qwen3-dflash", engine, target)
-        with started(engine, target, Path(directory) / "log") as process:
-            port = int(process.await_url().rpartition(":")[2])
-            asyncio.run(honest(port, requests, tokens))  # warm
-            for kind in (None, *kinds):
-                measured = np.percentile(asyncio.run(measure(port, kind, requests, tokens)), [50, 99])
-                alone = measured if alone is None else alone
-                ratios = (f"{ratio:.1f}x" for ratio in measured / alone)
-                rows.append((kind or "none", *(f"{seconds * 1e3:.1f}" for seconds in measured), *ratios))
+    with fixture_server() as process:
+        port = int(process.await_url().rpartition(":")[2])
+        asyncio.run(honest(port, requests, tokens))  # warm
+        for kind in (None, *kinds):
+            measured = np.percentile(asyncio.run(measure(port, kind, requests, tokens)), [50, 99])
+            alone = measured if alone is None else alone
+            ratios = (f"{ratio:.1f}x" for ratio in measured / alone)
+            rows.append((kind or "none", *(f"{seconds * 1e3:.1f}" for seconds in measured), *ratios))
     columns = (f"{NUM_HOSTILE} hostile clients", "p50, ms", "p99, ms", "p50 / none", "p99 / none")
     print_table(f"{CLIENTS} clients, {tokens} tokens a request, on {cpu_model()}", columns, rows)
 

@@ -13,7 +13,6 @@ import asyncio
 import itertools
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,12 +23,9 @@ import httpx
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.bench_slow_connections import at_work, completion  # noqa: E402
+from benchmarks.bench_slow_connections import at_work, completion, fixture_server  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
-from tests.engines import build  # noqa: E402
-from tests.paths import FIXTURES  # noqa: E402
-from tests.server.process import started  # noqa: E402
 
 AT_ONCE = 32
 OPTIONS = ("--cache-gib", "0.05")  # the prefix cache is full when the first rounds are over
@@ -119,20 +115,17 @@ def resident_mib(pid: int) -> float:
 @click.option("--requests", default=8, show_default=True, help="Of each kind in a round.")
 def main(kinds: tuple[str, ...], rounds: int, warm: int, requests: int) -> None:
     rows, base = [], 0.0
-    with tempfile.TemporaryDirectory() as directory:
-        engine, target = Path(directory) / "engine", FIXTURES / "tiny-qwen3"
-        build(FIXTURES / "tiny-qwen3-dflash", engine, target)
-        with started(engine, target, Path(directory) / "log", *OPTIONS) as process:
-            url, begin = process.await_url(), time.monotonic()
-            for number in range(1, rounds + 1):
-                statuses = asyncio.run(one_round(url, kinds, requests))
-                size = resident_mib(process.popen.pid)
-                base = size if number <= warm else base
-                if number != warm and number % max(1, rounds // 10):
-                    continue
-                answers = ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items()))
-                growth = f"{size / base - 1:+.1%}" if number > warm else ""
-                rows.append((str(number), f"{time.monotonic() - begin:.0f}", f"{size:.0f}", growth, answers))
+    with fixture_server(*OPTIONS) as process:
+        url, begin = process.await_url(), time.monotonic()
+        for number in range(1, rounds + 1):
+            statuses = asyncio.run(one_round(url, kinds, requests))
+            size = resident_mib(process.popen.pid)
+            base = size if number <= warm else base
+            if number != warm and number % max(1, rounds // 10):
+                continue
+            answers = ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items()))
+            growth = f"{size / base - 1:+.1%}" if number > warm else ""
+            rows.append((str(number), f"{time.monotonic() - begin:.0f}", f"{size:.0f}", growth, answers))
     title = f"{requests} requests of each of {len(kinds)} kinds a round, on {cpu_model()}"
     print_table(title, ("round", "s", "resident, MiB", "growth", "answers"), rows)
 

@@ -16,8 +16,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.doctor import cpu_model  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.paths import FIXTURES  # noqa: E402
-from tests.server.process import started  # noqa: E402
+from tests.server.process import Process, started  # noqa: E402
 
 CLIENTS = 4
 SLOW_CLIENT = "127.0.0.2"  # places are counted by address
@@ -110,6 +110,16 @@ async def one_round(port: int, kind: str | None, number: int, requests: int, tok
     return float(p50), float(p99)
 
 
+@contextmanager
+def fixture_server(*options: str) -> Iterator[Process]:
+    """`dflash-trt serve` on the qwen3 fixture, in a process of its own."""
+    with tempfile.TemporaryDirectory() as directory:
+        engine, target = Path(directory) / "engine", FIXTURES / "tiny-qwen3"
+        build(FIXTURES / "tiny-qwen3-dflash", engine, target)
+        with started(engine, target, Path(directory) / "log", *options) as process:
+            yield process
+
+
 @click.command()
 @click.option("--held", "number", default=64, show_default=True, help="Connections held at once.")
 @click.option("--requests", default=200, show_default=True, help="Honest requests of a round.")
@@ -117,17 +127,13 @@ async def one_round(port: int, kind: str | None, number: int, requests: int, tok
 @click.option("--rounds", default=5, show_default=True, help="Of each kind.")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), default=list(KINDS))
 def main(number: int, requests: int, tokens: int, rounds: int, kinds: tuple[str, ...]) -> None:
-    target = FIXTURES / "tiny-qwen3"
     measured: dict[str | None, list[tuple[float, float]]] = {kind: [] for kind in (None, *kinds)}
-    with tempfile.TemporaryDirectory() as directory:
-        engine = Path(directory) / "engine"
-        build(FIXTURES / "tiny-qwen3-dflash", engine, target)
-        with started(engine, target, Path(directory) / "log") as process:
-            port = int(process.await_url().rpartition(":")[2])
-            asyncio.run(honest(port, requests, tokens))  # warm
-            for _ in range(rounds):
-                for kind, values in measured.items():
-                    values.append(asyncio.run(one_round(port, kind, number, requests, tokens)))
+    with fixture_server() as process:
+        port = int(process.await_url().rpartition(":")[2])
+        asyncio.run(honest(port, requests, tokens))  # warm
+        for _ in range(rounds):
+            for kind, values in measured.items():
+                values.append(asyncio.run(one_round(port, kind, number, requests, tokens)))
     base = [statistics.median(column) for column in zip(*measured[None], strict=True)]
     rows = []
     for kind, values in measured.items():
