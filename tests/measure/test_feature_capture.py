@@ -49,7 +49,7 @@ def test_layout(name: str, features: dict[str, Path]) -> None:
         "mask_token_id": spec.mask_token_id,
         "max_tokens": 40,
         "temperature": 0.0,
-        "stop_token_ids": [0],
+        "stop_token_ids": [0, 126],
         "prompts": [
             {"name": json.loads(line)["id"], "category": None, "language": None}
             for line in (FIXTURES / "prompts.jsonl").read_text().splitlines()[:3]

@@ -23,7 +23,7 @@ TEMPLATE = (
 
 
 def copy_with_template(target: Path, into: Path) -> Path:
-    """A copy of a fixture, with a chat template, which the fixtures have not."""
+    """A copy of a fixture, with a chat template that takes tools and efforts."""
     directory = into / target.name
     shutil.copytree(target, directory)
     (directory / "chat_template.jinja").write_text(TEMPLATE)

@@ -16,7 +16,9 @@ from dflash_trt.cli.chat import _shown
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
 from tests.cli.commands import run
-from tests.fixtures_data import without_template
+from tests.engines import trained_engine
+from tests.fixtures_data import PAIRS, without_template
+from tests.paths import FIXTURES
 
 PARAMS = SamplingParams(max_tokens=12)
 
@@ -31,6 +33,19 @@ def test_a_pipe_is_one_message(engine: Path, chat_target: Path, llm: LLM) -> Non
     assert (result.returncode, result.stdout) == (0, f"{answer.text}\n")
     # the length of a draft follows measured times
     assert re.search(r"12 tokens, tau \d\.\d\d, \S+ tokens/s; cut at --max-tokens 12\n", result.stderr)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_answers_end_by_themselves(name: str) -> None:
+    """In the fixtures' own template; they were trained to (tests/fixtures/train/turns.py)."""
+    messages = ["Sort a list in Python.", "def a(", "What is 2 + 2?", "import os", "Who wrote Python?"]
+    with LLM(trained_engine(name), FIXTURES / name) as llm:
+        chats = [[{"role": "user", "content": text}] for text in messages]
+        chats.append([*chats[0], {"role": "assistant", "content": "# no"}, *chats[1]])
+        answers = llm.chat(chats, SamplingParams(max_tokens=200))
+        assert [answer.finish_reason for answer in answers] == ["stop"] * len(chats)
+        assert all(answer.text.strip() for answer in answers)
+        assert not any("<|" in answer.text for answer in answers)
 
 
 def test_nothing_to_say(engine: Path, chat_target: Path) -> None:
