@@ -18,7 +18,14 @@ from tests.plugins.tensors import Tensors, draw
 
 pytestmark = pytest.mark.gpu
 
-TYPES = {BF16: abi.BF16, F16: abi.HALF, FP8: abi.FP8, torch.float32: abi.FLOAT, torch.int32: abi.INT32}
+TYPES = {
+    BF16: abi.BF16,
+    F16: abi.HALF,
+    FP8: abi.FP8,
+    torch.float32: abi.FLOAT,
+    torch.int32: abi.INT32,
+    torch.int64: abi.INT64,
+}
 CASES = [
     Case(name="split", context_lengths=(3000, 7), sinks=True),
     Case(name="whole", D=128, cache_dtype=FP8, k_scale=0.02, v_scale=0.03, window=40, context_lengths=(100,) * 3),

@@ -24,7 +24,7 @@ def inputs(case: Case, tensors: Tensors) -> dict[str, torch.Tensor]:
     """The node's inputs by name, in its order. The caches live as long as the pointers into them."""
     pool, offsets, layout, table = tensors.context(case)
     pointers = torch.tensor([pool.data_ptr() + offset for offset in offsets], device=pool.device)
-    pointers.pool = pool  # type: ignore[attr-defined]
+    pointers.pool = pool, tensors  # type: ignore[attr-defined]
     values = {
         "qkv": tensors.qkv,
         "q_norm": tensors.q_norm,
