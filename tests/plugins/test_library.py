@@ -15,16 +15,21 @@ from dflash_trt.engine.plugin_library import installed_library, plugin_library
 from dflash_trt.errors import MissingDependencyError
 
 
-def symbols(*options: str) -> set[str]:
-    """Names in the library's dynamic symbol table."""
+def symbols(*options: str, library: Path | str = "") -> set[str]:
+    """Names in a library's dynamic symbol table, by default the plugin library's."""
     if shutil.which("nm") is None:
         pytest.skip("no nm: install binutils")
-    command = ["nm", "-D", "--format=just-symbols", *options, str(installed_library())]
+    command = ["nm", "-D", "--format=just-symbols", *options, str(library or installed_library())]
     return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
 def test_it_exports_what_the_registry_looks_up_and_nothing_else() -> None:
     assert symbols("--defined-only") == {"getCreators", "setLoggerFinder"}
+
+
+def test_the_module_exports_what_python_and_onnxruntime_look_up_and_nothing_else() -> None:
+    """A C++ library that a compiler links in shares no symbol with the one that torch has loaded."""
+    assert symbols("--defined-only", library=_C.__file__) == {"PyInit__C", "RegisterCustomOps"}
 
 
 def test_it_needs_neither_tensorrt_nor_cuda() -> None:
