@@ -19,7 +19,7 @@ void plan_rows(const Params& p, int32_t row_groups, Plan& plan) {
   plan.group = p.num_heads / p.num_kv_heads;
   plan.rows = p.block * plan.group;
   plan.row_tiles = ceil_div(plan.rows, warp_rows * row_groups);
-  plan.tile_rows = round_up(ceil_div(plan.rows, plan.row_tiles), 16);
+  plan.tile_rows = round_up(ceil_div(plan.rows, plan.row_tiles), plan.rows > 16 ? warp_rows : 16);
   plan.row_groups = ceil_div(plan.tile_rows, warp_rows);
   plan.block_rows = round_up(p.block, 16);
   plan.block_at = plan.tile_rows * row_bytes(D, 2);

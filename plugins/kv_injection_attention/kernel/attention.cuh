@@ -38,9 +38,8 @@ class Attention {
     }
     syncthreads();
 
-    // All threads of the CTA meet in the same barriers, whichever of the two their warp takes.
-    const int tiles = (plan_.tile_rows - warp_row()) / 16;
-    tiles >= kMostTiles ? attend<kMostTiles>(segment, context) : attend<1>(segment, context);
+    // All warps take the same of the two, for they meet in its barriers.
+    plan_.tile_rows > 16 ? attend<kMostTiles>(segment, context) : attend<1>(segment, context);
     syncthreads();  // shared memory is free for the next segment
   }
 

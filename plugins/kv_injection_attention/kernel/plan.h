@@ -81,7 +81,7 @@ struct Plan {
   int32_t group;         // query heads of a kv head: N/G
   int32_t rows;          // query rows of a (request, kv head): S * group, slot-major
   int32_t row_tiles;     // CTAs beside each other over these rows
-  int32_t tile_rows;     // rows of a CTA, a multiple of 16
+  int32_t tile_rows;     // rows of a CTA: 16, or full warps of them
   int32_t row_groups;    // warps of a team, each with warp_tiles() * 16 of the rows
   int32_t teams;         // teams of a CTA, each with its own steps of the context
   int32_t ranges;        // CTAs over the context, all requests laid end to end, at most

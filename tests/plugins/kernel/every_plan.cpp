@@ -53,6 +53,7 @@ void check(const kv::Params& p, int ctas) {
   expect((plan.row_tiles - 1) * plan.tile_rows < plan.rows, "a CTA without rows");
   expect(plan.row_groups * warp_rows >= plan.tile_rows, "rows that no warp has");
   expect((plan.row_groups - 1) * warp_rows < plan.tile_rows, "a warp without rows");
+  expect(plan.tile_rows == 16 || plan.tile_rows == plan.row_groups * warp_rows, "warps with fewer tiles than others");
   expect(plan.block_rows >= p.block && plan.block_rows % 16 == 0, "block rows that no matrix has");
   expect(plan.ranges == 1 || plan.ranges * columns <= ctas, "CTAs that wait for others");
   expect(kv::kCombineWarps % plan.combine_warps == 0, "warps of a row in two CTAs");
