@@ -16,7 +16,7 @@ from tests.plugins.tensors import Tensors, draw
 LAYERS = 8  # of both drafters
 PAGE = 64  # rows of a page for peers that read pages; what a slot has room for is a multiple of it
 BATCHES = (1, 4, 16, 64)
-CONTEXTS = (512, 4096, 32768, 131072)
+CONTEXTS = (512, 4096, 32768, 131072 - PAGE)  # a slot, with the block behind its context, holds 131,072 rows at most
 DRAFTERS = {"gpt-oss": GPT_OSS, "Qwen3-8B": QWEN3_8B}
 
 
