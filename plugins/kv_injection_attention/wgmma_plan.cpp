@@ -27,7 +27,11 @@ Plan make_wgmma_plan(const Params& p, int32_t sms) {
   plan.block_at = wgmma_block_at(D, plan.tile_rows, bytes);
   plan.stages_at = (plan.block_at + 2 * kMaxBlock * row_bytes(D, 2) + kRowsAlignment - 1) / kRowsAlignment * kRowsAlignment;
   plan.stage_bytes = wgmma_stage_bytes(D, bytes);
-  plan.shared_bytes = plan.stages_at + plan.teams * wgmma_stages(D, bytes) * plan.stage_bytes;
+  // Later the results of the teams and of the block take the place of the stages (see merge.cuh).
+  const int32_t results = results_bytes(32 * plan.row_groups, wgmma_values(D, plan.tile_rows));
+  const int32_t stages = plan.teams * wgmma_stages(D, bytes) * plan.stage_bytes;
+  plan.shared_bytes =
+      plan.stages_at + std::max(stages, (plan.teams + 1) * results + plan.tile_rows * kRowOutputBytes);
   plan_ranges(p, std::min(sms, kMaxSms), plan);
   return plan;
 }

@@ -37,10 +37,10 @@ void plan_teams(const Params& p, Plan& plan) {
     plan.teams = std::min({kMaxTeams, max_warps(D) / plan.row_groups,
                            (kSharedBudget - plan.stages_at) / team_bytes});
   }
-  // When the context is read, all teams but the first leave a thread's results there (see merge.cuh).
-  const int32_t thread_bytes = 4 * warp_tiles(D) * (D / 2 + 4);
-  const int32_t results = (plan.teams - 1) * plan.row_groups * 32 * thread_bytes;
-  plan.shared_bytes = plan.stages_at + std::max(plan.teams * team_bytes, results);
+  // In the end the teams' results take the place of all that (see merge.cuh).
+  const int32_t values = warp_tiles(D) * (D / 2 + 4);
+  const int32_t results = plan.teams * results_bytes(32 * plan.row_groups, values) + plan.tile_rows * kRowOutputBytes;
+  plan.shared_bytes = std::max(plan.stages_at + plan.teams * team_bytes, results);
 }
 
 }  // namespace

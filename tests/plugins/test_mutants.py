@@ -21,7 +21,7 @@ from tests.plugins.pages import Pages
 from tests.plugins.tensors import draw
 from tests.plugins.test_kernel import call_far
 
-# Two teams of three warps, of which the last has one tile of rows; ranges cut two of the three requests. The longest
+# Two teams of three warps, of which the last has a tile without rows; ranges cut two of the three requests. The longest
 # ends with the cache.
 CASE = Case(name="mutated", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_scale=0.03, norm=4.0, sinks=True,
             context_lengths=(1700, 3, 300), slot_ids=(2, 0, 1))  # fmt: skip
@@ -50,6 +50,10 @@ MUTANTS = [
            "shared memory address|races with thread"),
     Mutant("one barrier for all teams", LOADER, "bar_sync(1 + worker_.team,", "bar_sync(1,",
            "races with thread|while a copy"),
+    Mutant("results over stages in use", "attention.cuh", "syncthreads();  // every team is done", "//",
+           "races with thread|while a copy"),
+    Mutant("results taken too early", "attention.cuh", "syncthreads();\n    merge_and_write<", "merge_and_write<",
+           "races with thread"),
     Mutant("no barrier between segments", "attention.cuh", "syncthreads();  // shared memory is free", "//",
            "races with thread|while a copy"),
     Mutant("no wait for the attention grid", "combine.cuh", "griddepcontrol_wait();", ""),
@@ -146,8 +150,8 @@ WGMMA_MUTANTS = [
            "races with thread"),
     Mutant("stages used again too early", WGMMA, "syncthreads();  // every team is done", "//",
            "races with thread|while a copy"),
-    Mutant("results taken too early", WGMMA, "syncthreads();\n    if (Group::team() == 0) merge_teams_and_write();",
-           "if (Group::team() == 0) merge_teams_and_write();", "races with thread"),
+    Mutant("results taken too early", WGMMA, "syncthreads();\n    merge_and_write<", "merge_and_write<",
+           "races with thread"),
     Mutant("segments without a barrier", WGMMA, "syncthreads();  // shared memory is free", "//",
            "races with thread|while a"),
     Mutant("no scale of the block's scores", WGMMA, "= 1 / p_.k_scale;", "= 1 + 0 * p_.k_scale;"),

@@ -79,11 +79,7 @@ class Attention {
     }
     if (kFp8) state.scale_outputs(p_.v_scale);
     if (segment.ends) attend_block(state);
-    merge_teams(state, plan_, worker_);
-    if (worker_.team == 0) {
-      state.finish_sums();
-      write(state, segment);
-    }
+    merge(state, segment);
   }
 
   // Context row j is visible to slot s if j < length and length + s - j < window.
@@ -128,32 +124,46 @@ class Attention {
     }
   }
 
+  // Where a row of the CTA stands in the results of a team: of each tile of its warp the row's maximum, sum and columns,
+  // each thread with two of every eight columns.
   template <int kTiles>
-  DFLASH_DEVICE void write(const State<D, kTiles>& state, const Segment& segment) {
-    const ResultWriter<D, T> writer(p_, plan_, segment, kv_head());
-    const int quad_lane = worker_.lane() % 4;
+  struct ResultRow {
+    static constexpr int kEach = D / 4 + 2;
+    static constexpr int kValues = kTiles * 2 * kEach;
+    static constexpr int kSumThreads = 4, kMostTeams = kMaxTeams;
+    int first_thread, first_value;
+
+    DFLASH_DEVICE explicit ResultRow(int row)
+        : first_thread(row / (16 * kTiles) * 32 + row % 8 * 4), first_value(row / 8 % (2 * kTiles) * kEach) {}
+    DFLASH_DEVICE int maximum() const { return first_value; }
+    DFLASH_DEVICE int sum_thread(int i) const { return first_thread + i; }
+    // Of the widened columns of an FP8 cache, a matrix has the even ones of sixteen, the next the odd ones.
+    DFLASH_DEVICE int thread(int column) const { return first_thread + (kFp8 ? column % 16 / 4 : column % 8 / 2); }
+    DFLASH_DEVICE int value(int column) const {
+      const int matrix = kFp8 ? column / 16 * 2 + column % 2 : column / 8, element = kFp8 ? column % 4 / 2 : column % 2;
+      return first_value + 2 + matrix * 2 + element;
+    }
+  };
+
+  template <int kTiles>
+  DFLASH_DEVICE void merge(const State<D, kTiles>& state, const Segment& segment) {
+    using Rows = ResultRow<kTiles>;
+    const int threads = team_threads(plan_);
+    syncthreads();  // every team is done with its stages
+    TeamResults::Writer writer(TeamResults(shared_memory(), threads, Rows::kValues, worker_.team), worker_.team_thread());
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Softmax softmax{state.maximum(t, half), state.sum[t][half]};
-        const int r = row(t, half);
-        if (r >= plan_.rows) continue;
-        writer.write(r, r - first_row(), softmax, quad_lane == 0, [&](auto store) {
+        writer.store(state.maximum(t, half));
+        writer.store(state.sum[t][half]);
 #pragma unroll
-          for (int n = 0; n < D / 8; n += 2) {
-            const float *a = &state.output[t][n][2 * half], *b = &state.output[t][n + 1][2 * half];
-            if constexpr (kFp8) {  // a has even columns, b odd ones
-              store(n * 8 + quad_lane * 4, a[0], b[0]);
-              store(n * 8 + quad_lane * 4 + 2, a[1], b[1]);
-            } else {
-              store(n * 8 + quad_lane * 2, a[0], a[1]);
-              store(n * 8 + 8 + quad_lane * 2, b[0], b[1]);
-            }
-          }
-        });
+        for (int n = 0; n < D / 4; ++n) writer.store(state.output[t][n / 2][2 * half + n % 2]);
       }
     }
+    syncthreads();
+    merge_and_write<Rows>(ResultWriter<D, T>(p_, plan_, segment, kv_head()), shared_memory(), threads, plan_.teams,
+                          first_row(), min(plan_.tile_rows, plan_.rows - first_row()));
   }
 
   const Params& p_;

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
     return Partials<D>::row(p, plan, range, column, range == cut.first) + row % plan.tile_rows;
   };
 
-  float maximum = -1e38f;
+  float maximum = kLeastMaximum;
   for (int range = cut.first + lane; range <= cut.last; range += 32) {
     maximum = fmaxf(maximum, partials.softmax[at(range)].maximum);
   }

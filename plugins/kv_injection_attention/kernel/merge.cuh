@@ -1,73 +1,104 @@
 // SPDX-License-Identifier: Apache-2.0
-// The teams of a CTA attend to different keys with the same rows: their states are merged into the first team's.
+// The teams of a CTA attend to different keys with the same rows. They leave what they have in shared memory, and all
+// threads of the CTA merge it and write it.
+//
+// Each thread could as well pass on and write what it holds. But registers have no index, so that would be thousands
+// of instructions that run once: on an H100 a short call spent half of its time on fetching them.
 #pragma once
 
-#include "kv_injection_attention/kernel/state.cuh"
-#include "kv_injection_attention/kernel/context_loader.cuh"
+#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/primitives.cuh"
+#include "kv_injection_attention/kernel/result.cuh"
 
 namespace dflash::kv_injection {
 
-// Values that a thread of one team passes to the thread of another that holds the same rows and columns, in the shared
-// memory of the stages: [team - 1][value][thread of the team].
-class ExchangeBuffer {
+// What a team's threads hold: [value][thread of the team], and a word between the warps, so that lanes that read a row
+// meet in few banks. A thread stores its values one after another.
+class TeamResults {
  public:
-  DFLASH_DEVICE ExchangeBuffer(const Plan& plan, const Worker& worker, int team, int values)
-      : step_(team_threads(plan) * 4),
-        next_(shared_memory() + plan.stages_at + (team - 1) * values * step_ +
-              worker.team_thread() * 4) {}
+  DFLASH_DEVICE TeamResults(Shared begin, int threads, int values, int team)
+      : begin_(begin + team * results_bytes(threads, values)), step_((threads + kResultsPadding) * 4) {}
 
-  DFLASH_DEVICE void store(float value) {
-    st_shared(next_, as_bits(value));
-    next_ += step_;
-  }
-  DFLASH_DEVICE float load() {
-    const float value = as_float(ld_shared(next_));
-    next_ += step_;
-    return value;
-  }
+  DFLASH_DEVICE Shared at(int value, int thread) const { return begin_ + value * step_ + (thread + thread / 32) * 4; }
+  DFLASH_DEVICE float load(int value, int thread) const { return as_float(ld_shared(at(value, thread))); }
+
+  // From here on, of a thread: where its next value goes.
+  class Writer {
+   public:
+    DFLASH_DEVICE Writer(const TeamResults& results, int thread) : next_(results.at(0, thread)), step_(results.step_) {}
+    DFLASH_DEVICE void store(float value) {
+      st_shared(next_, as_bits(value));
+      next_ += step_;
+    }
+
+   private:
+    Shared next_;
+    int step_;
+  };
 
  private:
+  Shared begin_;
   int step_;
-  Shared next_;
 };
 
-// Leaves the merged state in the first team; all threads call.
-template <int D, int kTiles>
-DFLASH_DEVICE void merge_teams(State<D, kTiles>& state, const Plan& plan, const Worker& worker) {
-  constexpr int kValues = kTiles * (D / 2 + 4);
-  if (plan.teams == 1) return;
-  syncthreads();  // every team is done with its stages
-  if (worker.team > 0) {
-    ExchangeBuffer buffer(plan, worker, worker.team, kValues);
+// Merges the `rows` rows of a CTA, from `first_row` of the kv head on, of which each of `teams` teams has left results at
+// `results`, and writes them; all threads call. Row says where a row's values stand: kValues of a thread, kSumThreads
+// threads that share its sum, and for at most kMostTeams teams.
+template <class Row, int D, class T>
+DFLASH_DEVICE void merge_and_write(const ResultWriter<D, T>& writer, Shared results, int threads, int teams, int first_row,
+                                   int rows) {
+  constexpr int kMost = Row::kMostTeams, kLanes = 4;
+  const auto of_team = [&](int team) { return TeamResults(results, threads, Row::kValues, team); };
+  // Of each row the teams' weights, and behind them where its output goes.
+  const Shared weights = results + teams * results_bytes(threads, Row::kValues);
+
+  const int lane = tid_x() % kLanes;
+#pragma unroll 1
+  for (int first = tid_x() / 32 * (32 / kLanes); first < rows; first += ntid_x() / kLanes) {
+    const int row = first + tid_x() % 32 / kLanes;
+    const Row place(min(row, rows - 1));
+    float maximum = kLeastMaximum, sum = 0, weight[kMost];
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
+    for (int team = 0; team < kMost; ++team) {
+      weight[team] = team < teams ? of_team(team).load(place.maximum(), place.sum_thread(0)) : kLeastMaximum;
+      maximum = fmaxf(maximum, weight[team]);
+    }
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        buffer.store(state.maximum(t, half));
-        buffer.store(state.sum[t][half]);
+    for (int team = 0; team < kMost; ++team) {
+      if (team >= teams) break;
+      weight[team] = ex2_approx(weight[team] - maximum);
 #pragma unroll
-        for (int n = 0; n < D / 4; ++n) buffer.store(state.output[t][n / 2][2 * half + n % 2]);
+      for (int i = 0; i < Row::kSumThreads; i += kLanes) {
+        sum += weight[team] * of_team(team).load(place.maximum() + 1, place.sum_thread(i + lane));
       }
+    }
+#pragma unroll
+    for (int mask = 1; mask < kLanes; mask *= 2) sum += shfl_xor_sync(sum, mask);
+    if (row >= rows || lane > 0) continue;
+    const RowOutput output = writer.row(first_row + row, row, {maximum, sum});
+    const Shared to = weights + row * kRowOutputBytes;
+    st_shared(to, static_cast<uint32_t>(output.row));
+#pragma unroll
+    for (int team = 0; team < kMost; ++team) {
+      if (team < teams) st_shared(to + 4 + team * 4, as_bits(weight[team] * output.factor));
     }
   }
   syncthreads();
-  if (worker.team > 0) return;
-  for (int team = 1; team < plan.teams; ++team) {
-    ExchangeBuffer buffer(plan, worker, team, kValues);
+
+#pragma unroll 2
+  for (int i = tid_x(); i < rows * (D / 2); i += ntid_x()) {
+    const int row = i / (D / 2), column = i % (D / 2) * 2;
+    const Row place(row);
+    const Shared from = weights + row * kRowOutputBytes;
+    float x = 0, y = 0;
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float maximum = buffer.load();
-        state.raise_maximum(t, half, maximum);
-        const float rescale = ex2_approx(maximum - state.maximum(t, half));
-        state.sum[t][half] += rescale * buffer.load();
-#pragma unroll
-        for (int n = 0; n < D / 4; ++n) {
-          state.output[t][n / 2][2 * half + n % 2] += rescale * buffer.load();
-        }
-      }
+    for (int team = 0; team < kMost; ++team) {
+      if (team >= teams) break;
+      const float weight = as_float(ld_shared(from + 4 + team * 4));
+      x += weight * of_team(team).load(place.value(column), place.thread(column));
+      y += weight * of_team(team).load(place.value(column + 1), place.thread(column + 1));
     }
+    writer.write(static_cast<int>(ld_shared(from)), column, x, y);
   }
 }
 

@@ -71,6 +71,14 @@ struct StoredRows {
 // Where they begin, so that swizzled rows and banks agree.
 inline constexpr int kRowsAlignment = 128;
 
+// What the teams of a CTA leave in shared memory for each other (see merge.cuh): words of a team, for `values` of each
+// thread and one between two warps.
+inline constexpr int kResultsPadding = 4;  // words of a value: a team has at most so many warps
+DFLASH_ANYWHERE constexpr int results_bytes(int threads, int values) { return values * (threads + kResultsPadding) * 4; }
+
+// And of each row behind all that: where its output goes, and a weight for each team.
+inline constexpr int kRowOutputBytes = 4 * 6;
+
 // The window in positions; without one, more than any two positions are apart, so that no sum with it overflows.
 DFLASH_ANYWHERE constexpr int window_of(int sliding_window) {
   constexpr int kEverything = kMaxContext + kMaxBlock;
@@ -88,7 +96,7 @@ struct Plan {
   float split_gain;      // time to read a unit over time to combine a partial result: see worthwhile_ranges()
   int32_t block_rows;    // S, rounded up to 16
   int32_t block_at;      // offset in shared memory of the block's K, then V; the queries are at 0
-  int32_t stages_at;     // offset of the stages: [teams][num_stages()][K | V], later of the teams' results
+  int32_t stages_at;     // offset of the stages: [teams][num_stages()][K | V]
   int32_t stage_bytes;   // of one step of one team
   int32_t shared_bytes;  // of a CTA
   int32_t combine_warps;  // that share a row when partial results are combined

@@ -10,6 +10,9 @@ namespace dflash::kv_injection {
 
 inline constexpr float kLog2E = 1.44269504088896340736f;
 
+// Below every maximum.
+inline constexpr float kLeastMaximum = -1e38f;
+
 // Maximum (in units of log2) and sum of a row's weights; the sum counts relative to the maximum.
 struct Softmax {
   float maximum, sum;
@@ -47,15 +50,11 @@ DFLASH_DEVICE int query_head(const Plan& plan, int kv_head, int row) {
   return kv_head * plan.group + row % plan.group;
 }
 
-// One element of T times `factor`, or two neighbours.
-template <class T>
-DFLASH_DEVICE void store_scaled(T format, uint16_t* to, float factor, float x) {
-  *to = static_cast<uint16_t>(cvt_rn_x2(format, x * factor, 0));
-}
-template <class T>
-DFLASH_DEVICE void store_scaled(T format, uint16_t* to, float factor, float x, float y) {
-  *reinterpret_cast<uint32_t*>(to) = cvt_rn_x2(format, x * factor, y * factor);
-}
+// Where a row of a CTA ends up, in the output or the partial results, and what its values are multiplied with.
+struct RowOutput {
+  int row;
+  float factor;
+};
 
 // Where the rows of a CTA end up: in the output if the segment is all of its request, else as partial results.
 template <int D, class T>
@@ -69,25 +68,26 @@ class ResultWriter {
         is_whole_(segment.begin == 0 && segment.ends),
         first_(Partials<D>::row(p, plan, ctaid_y(), ctaid_x(), segment.begin == 0)) {}
 
-  // Row `row` of the kv head, row `cta_row` of the CTA. `for_columns(store)` is to call store(column, x) or
-  // store(column, x, y), y in the next column, for what this thread has of it; one of its threads `has_softmax`.
-  template <class ForColumns>
-  DFLASH_DEVICE void write(int row, int cta_row, const Softmax& softmax, bool has_softmax,
-                           ForColumns for_columns) const {
+  // Row `row` of the kv head, row `cta_row` of the CTA. One thread calls.
+  DFLASH_DEVICE RowOutput row(int row, int cta_row, const Softmax& softmax) const {
     if (is_whole_) {
       const int head = query_head(plan_, kv_head_, row);
-      const int64_t at = (int64_t{request_} * p_.block + row / plan_.group) * p_.num_heads + head;
-      const float factor = softmax.factor(p_.sinks, head);
-      auto* out = static_cast<uint16_t*>(p_.out) + at * D;
-      for_columns([&](int column, auto... x) { store_scaled(T{}, out + column, factor, x...); });
+      return {(request_ * p_.block + row / plan_.group) * p_.num_heads + head, softmax.factor(p_.sinks, head)};
+    }
+    const int64_t at = first_ + cta_row;
+    Partials<D>(p_, plan_).softmax[at] = softmax;
+    return {static_cast<int>(at), 1};
+  }
+
+  // Columns `column`, which is even, and the next of an output's row, times its factor.
+  DFLASH_DEVICE void write(int output_row, int column, float x, float y) const {
+    const int64_t at = int64_t{output_row} * D + column;
+    if (is_whole_) {
+      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p_.out) + at) = cvt_rn_x2(T{}, x, y);
     } else {
-      const Partials<D> partials(p_, plan_);
-      const int64_t at = first_ + cta_row;
-      if (has_softmax) partials.softmax[at] = softmax;
-      for_columns([&](int column, auto... x) {
-        float* to = partials.outputs + at * D + column;
-        ((*to++ = x), ...);
-      });
+      float* to = Partials<D>(p_, plan_).outputs + at;
+      to[0] = x;
+      to[1] = y;
     }
   }
 

@@ -44,18 +44,6 @@ struct State {
     }
   }
 
-  // From each thread's part to the row's sum.
-  DFLASH_DEVICE void finish_sums() {
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        sum[t][half] += shfl_xor_sync(sum[t][half], 1);
-        sum[t][half] += shfl_xor_sync(sum[t][half], 2);
-      }
-    }
-  }
-
   // Makes the maximum of a row at least `least`. Both copies are updated by themselves: were one taken from the other,
   // the compiler would keep one, and assemble the four values of `negated_maximum` again for every product.
   DFLASH_DEVICE void raise_maximum(int t, int half, float least) {

@@ -55,7 +55,8 @@ class WgmmaAttention {
 
     attend_context(context, now);
     syncthreads();
-    if (Group::team() == 0) merge_teams_and_write();
+    merge_and_write<ResultRow>(ResultWriter<D, T>(p_, plan_, segment(), ctaid_x()), results(), kThreads,
+                           segment().ends ? kTeams + 1 : kTeams, 0, plan_.rows);
     const Segment done = segment();
     const int request = done.request + 1, left = remaining(2) - (done.end - done.begin);
     syncthreads();  // shared memory is free for the next segment
@@ -247,11 +248,37 @@ class WgmmaAttention {
     state.template add_values<T, kSteps>(values, Group::weights(Group::team()));
   }
 
-  // Where a team leaves its attention to the context for the first team.
-  DFLASH_DEVICE ExchangeBuffer exchange_buffer(int team) const {
-    constexpr int kValues = N / 2 + D / 64 * (N / 2);
-    static_assert(kValues * kThreads * 4 <= wgmma_stages(D, kElementBytes) * wgmma_stage_bytes(D, kElementBytes));
-    return {plan_, Worker(Group::team(), Group::warp()), team + 1, kValues};
+  // Where a query row stands in the results of a team: of each column of a thread's its maximum, sum and outputs.
+  struct ResultRow {
+    static constexpr int kEach = D / 32 + 2;
+    static constexpr int kValues = N / 4 * kEach;
+    static constexpr int kSumThreads = 32, kMostTeams = kTeams + 1;
+    int lane_of_quad, first_value;
+
+    DFLASH_DEVICE explicit ResultRow(int row) : lane_of_quad(row % 8 / 2), first_value((row / 8 * 2 + row % 2) * kEach) {}
+    DFLASH_DEVICE int maximum() const { return first_value; }
+    DFLASH_DEVICE int sum_thread(int i) const { return i * 4 + lane_of_quad; }
+    // A warp has 16 of every 64 columns of head_dim; of an FP8 cache's, a thread has two that follow each other.
+    DFLASH_DEVICE int thread(int column) const {
+      return column % 64 / 16 * 32 + (kFp8 ? column % 16 / 2 : column % 8) * 4 + lane_of_quad;
+    }
+    DFLASH_DEVICE int value(int column) const {
+      return first_value + 2 + column / 64 * 2 + (kFp8 ? column % 2 : column / 8 % 2);
+    }
+  };
+  static_assert(ResultRow::kValues == wgmma_values(D, N));
+
+  // In the place of the stages, of each team and then of the block.
+  DFLASH_DEVICE Shared results() const { return shared_memory() + plan_.stages_at; }
+  DFLASH_DEVICE void leave(const State& state, int team) const {
+    TeamResults::Writer writer(TeamResults(results(), kThreads, ResultRow::kValues, team), tid_x() % unsigned{kThreads});
+#pragma unroll
+    for (int c = 0; c < N / 4; ++c) {
+      writer.store(-state.negated_maximum[c]);
+      writer.store(state.sum[c]);
+#pragma unroll
+      for (int i = 0; i < D / 32; ++i) writer.store(state.output[i / 2][State::at(c, i % 2)]);
+    }
   }
 
   DFLASH_DEVICE void attend_context(Context& context, const Segment& segment) const {
@@ -265,57 +292,12 @@ class WgmmaAttention {
     }
     if (kFp8) state.scale_outputs(p_.v_scale);
     syncthreads();  // every team is done with its stages
-    ExchangeBuffer buffer = exchange_buffer(Group::team());
-#pragma unroll
-    for (int c = 0; c < N / 4; ++c) {
-      buffer.store(state.negated_maximum[c]);
-      buffer.store(state.sum[c]);
-#pragma unroll
-      for (int i = 0; i < D / 32; ++i) buffer.store(state.output[i / 2][State::at(c, i % 2)]);
-    }
-  }
-
-  // The block, and what all teams have of the context: by one team.
-  DFLASH_DEVICE void merge_teams_and_write() const {
-    State state;
-    if (segment().ends) attend_block(state);
-#pragma unroll 1
-    for (int team = 0; team < kTeams; ++team) {
-      ExchangeBuffer buffer = exchange_buffer(team);
-#pragma unroll
-      for (int c = 0; c < N / 4; ++c) {
-        const float negated_maximum = buffer.load();
-        state.raise_maximum(c, -negated_maximum);
-        const float rescale = ex2_approx(state.negated_maximum[c] - negated_maximum);
-        state.sum[c] += rescale * buffer.load();
-#pragma unroll
-        for (int i = 0; i < D / 32; ++i) state.output[i / 2][State::at(c, i % 2)] += rescale * buffer.load();
-      }
-    }
-    state.finish_sums(Group{});
-    write(state);
-  }
-
-  // Column of head_dim that a thread's element of the outputs is.
-  DFLASH_DEVICE int output_column(int tile, int half) const {
-    const int first = tile * 64 + Group::warp() * 16;
-    return first + (kFp8 ? Group::lane() / 4 * 2 + half : Group::lane() / 4 + half * 8);
-  }
-
-  DFLASH_DEVICE void write(const State& state) const {
-    const ResultWriter<D, T> writer(p_, plan_, segment(), ctaid_x());
-#pragma unroll
-    for (int c = 0; c < N / 4; ++c) {
-      const int row = c / 2 * 8 + c % 2 + Group::column();
-      const Softmax softmax{-state.negated_maximum[c], state.sum[c]};
-      if (row >= plan_.rows) continue;
-      writer.write(row, row, softmax, Group::row() == 0, [&](auto store) {
-#pragma unroll
-        for (int i = 0; i < D / 32; ++i) {
-          store(output_column(i / 2, i % 2), state.output[i / 2][State::at(c, i % 2)]);
-        }
-      });
-    }
+    leave(state, Group::team());
+    if (Group::team() > 0 || !this->segment().ends) return;
+    // Not added to what the team has of the context: registers are scarce.
+    State block;
+    attend_block(block);
+    leave(block, kTeams);
   }
 
   const Params& p_;

@@ -39,6 +39,8 @@ DFLASH_ANYWHERE constexpr int wgmma_block_at(int head_dim, int rows, int element
   const int each = wgmma_weight_bytes(rows) + wgmma_number_bytes(rows);
   return wgmma_query_bytes(head_dim, rows, element_bytes) + wgmma_teams(head_dim) * each + rows * 4 + 16;
 }
+// That a thread leaves for the merge: of each of its N / 4 columns a maximum, a sum and D / 32 outputs.
+DFLASH_ANYWHERE constexpr int wgmma_values(int head_dim, int rows) { return rows / 4 * (head_dim / 32 + 2); }
 // Of one step.
 DFLASH_ANYWHERE constexpr int wgmma_stage_bytes(int head_dim, int element_bytes) {
   return 2 * kWgmmaKeys * row_bytes(head_dim, element_bytes);

@@ -279,27 +279,6 @@ struct WgmmaState {
 #pragma unroll
     for (int tile = 0; tile < D / 64; ++tile) fence_registers(output[tile]);
   }
-
-  // From each thread's part to the column's sum.
-  DFLASH_DEVICE void finish_sums(Group group) {
-    const Shared mine = group.numbers() + (group.warp() * N + group.column()) * 4;
-#pragma unroll
-    for (int c = 0; c < N / 4; ++c) {
-#pragma unroll
-      for (int mask = 4; mask < 32; mask *= 2) sum[c] += shfl_xor_sync(sum[c], mask);
-      if (group.lane() < 4) st_shared(mine + (c / 2 * 8 + c % 2) * 4, as_bits(sum[c]));
-    }
-    group.sync();
-    const Shared all = group.numbers() + group.column() * 4;
-#pragma unroll
-    for (int c = 0; c < N / 4; ++c) {
-      sum[c] = 0;
-#pragma unroll
-      for (int warp = 0; warp < kWarpgroupWarps; ++warp) {
-        sum[c] += as_float(ld_shared(all + (warp * N + c / 2 * 8 + c % 2) * 4));
-      }
-    }
-  }
 };
 
 }  // namespace dflash::kv_injection
