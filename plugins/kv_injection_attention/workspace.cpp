@@ -52,9 +52,10 @@ void plan_ranges(const Params& p, int32_t ctas, Plan& plan) {
   const int32_t units = p.batch * std::max(1, ceil_div(longest, kUnitKeys));
   plan.ranges = std::clamp(std::min(ctas, kMaxCtas) / columns(p, plan), 1, units);
   // While a CTA reads a unit, the others read theirs; partial results are combined by the whole GPU.
-  const float unit_bytes = 2.0f * kUnitKeys * p.head_dim * element_bytes(p);
+  const int32_t unit_bytes = 2 * kUnitKeys * p.head_dim * element_bytes(p);
+  plan.start_cost = kStartBytes / unit_bytes;
   const float partial_bytes = 4.0f * plan.tile_rows * (p.head_dim + 2);
-  plan.split_gain = unit_bytes * ctas / (kPartialCost * partial_bytes * columns(p, plan));
+  plan.split_gain = static_cast<float>(unit_bytes) * ctas / (kPartialCost * partial_bytes * columns(p, plan));
   plan.combine_warps = 1;
   while (plan.combine_warps < kCombineWarps && plan.ranges > kPartialsAWarp * plan.combine_warps) {
     plan.combine_warps *= 2;

@@ -178,10 +178,8 @@ __global__ void __launch_bounds__(32 * max_warps(D), 2)
   griddepcontrol_wait();  // all that is read may be its: the block, slots and lengths, rows just appended
   const Schedule schedule(p, plan);
   if (ctaid_y() >= schedule.ranges()) return;
-  const int first = schedule.begin(ctaid_y());
-  int units = schedule.begin(ctaid_y() + 1) - first;
-  const RequestStart start = schedule.request_at(first);
-  int request = start.request, begin = first - start.first_unit;
+  const Range range = schedule.range(ctaid_y());
+  int units = range.units, request = range.begin.request, begin = range.begin.unit;
   while (units > 0) {
     const Segment segment(p, request, begin, units);
     Attention<D, T, kFp8>(p, plan).run(segment);

@@ -19,14 +19,13 @@ struct CutRequest {
 DFLASH_DEVICE CutRequest find_cut(const Params& p, const Plan& plan, const Schedule& schedule) {
   const bool by_request = p.batch < plan.ranges;
   if (!by_request && ctaid_y() + 1 >= schedule.ranges()) return {};
-  const int boundary = by_request ? 0 : schedule.begin(ctaid_y() + 1);
-  const RequestStart start = by_request ? schedule.start_of(ctaid_y()) : schedule.request_at(boundary);
-  const int first = schedule.range_of(start.first_unit);
-  const int units = request_of(p, start.request).units;
-  const int last = schedule.range_of(start.first_unit + units - 1);
+  const Place place = by_request ? schedule.start_of(ctaid_y()) : schedule.begin(ctaid_y() + 1);
+  const int units = request_of(p, place.request).units;
+  const int first = schedule.range_of({place.request, place.first_unit, 0}, units);
+  const int last = schedule.range_of({place.request, place.first_unit, units - 1}, units);
   // A request is combined at its first boundary; at one between two requests there is nothing to combine.
-  if (!by_request && (start.first_unit == boundary || first != ctaid_y())) return {};
-  return {start.request, first, last};
+  if (!by_request && (place.unit == 0 || first != ctaid_y())) return {};
+  return {place.request, first, last};
 }
 
 template <int D, class T>

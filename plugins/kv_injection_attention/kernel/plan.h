@@ -23,6 +23,8 @@ inline constexpr int kUnitKeys = 32;
 // A byte of partial results is written and read, and most of it stays in L2, so it is taken to cost as much as a byte
 // of the cache. On paper, not measured.
 inline constexpr float kPartialCost = 1;
+// Bytes of the cache that a CTA reads in the time that it takes to start a request: measured on an H100.
+inline constexpr int kStartBytes = 200 << 10;
 // Partial results of a row that a warp adds up one after another, at most while there are warps.
 inline constexpr int kPartialsAWarp = 8;
 // All the shared memory of a CTA on sm_120, and half of an sm_90's or sm_100's: two CTAs hide each other's waits.
@@ -93,6 +95,7 @@ struct Plan {
   int32_t row_groups;    // warps of a team, each with warp_tiles() * 16 of the rows
   int32_t teams;         // teams of a CTA, each with its own steps of the context
   int32_t ranges;        // CTAs over the context, all requests laid end to end, at most
+  int32_t start_cost;    // time to start a request over time to read a unit
   float split_gain;      // time to read a unit over time to combine a partial result: see worthwhile_ranges()
   int32_t block_rows;    // S, rounded up to 16
   int32_t block_at;      // offset in shared memory of the block's K, then V; the queries are at 0

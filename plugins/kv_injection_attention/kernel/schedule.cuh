@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which context rows a CTA reads.
 //
-// The context rows that each request sees are cut into units; all requests' units, laid end to end, are cut into
-// equal ranges, one for each CTA of a column. So ragged lengths, which only the device knows, balance by themselves,
-// and a CTA leaves at most two unfinished requests: the one it continues and the one it starts.
+// The context rows that each request sees are cut into units, and all requests' units, laid end to end, into ranges, one
+// for each CTA of a column. What only the device knows, the lengths, decides between two ways: each request is cut into as
+// many equal parts as every other, or, where lengths differ, the whole is cut, so that a CTA may continue one request and
+// start others. Starting one costs as much time as reading some units, and counts as that.
 #pragma once
 
 #include "kv_injection_attention/kernel/plan.h"
@@ -36,9 +37,18 @@ DFLASH_DEVICE Request request_of(const Params& p, int index) {
   return {slot, length, begin, max(1, ceil_div(length - begin, kUnitKeys))};
 }
 
-struct RequestStart {
+// A unit, as one of a request and, with the request's first, as one of all.
+struct Place {
   int request;
-  int first_unit;  // of that request
+  int first_unit;  // of the request, among all
+  int unit;        // of the request
+
+  DFLASH_DEVICE int number() const { return first_unit + unit; }
+};
+
+struct Range {
+  Place begin;
+  int units;
 };
 
 // The units of all requests. Every lane of a warp has some of the requests; the functions are for whole warps.
@@ -46,48 +56,100 @@ class Schedule {
  public:
   DFLASH_DEVICE Schedule(const Params& p, const Plan& plan)
       : p_(p), lane_(tid_x() % 32), requests_per_lane_(ceil_div(p.batch, 32)) {
-    for (int i = first_request(); i < end_request(); ++i) lane_units_ += request_of(p, i).units;
+    int longest = 0;
+    for (int i = first_request(); i < end_request(); ++i) {
+      const int units = request_of(p, i).units;
+      lane_units_ += units;
+      longest = max(longest, units);
+    }
     int inclusive_sum = lane_units_;
     for (int offset = 1; offset < 32; offset *= 2) {
-      const int below = shfl_up_sync(inclusive_sum, offset);
-      if (lane_ >= offset) inclusive_sum += below;
+      const int below = shfl_up_sync(inclusive_sum, offset), other = shfl_up_sync(longest, offset);
+      if (lane_ < offset) continue;
+      inclusive_sum += below;
+      longest = max(longest, other);
     }
     units_before_ = inclusive_sum - lane_units_;
     total_ = shfl_sync(inclusive_sum, 31);
-    ranges_ = worthwhile_ranges(plan, total_);
-  }
+    longest = shfl_sync(longest, 31);
 
-  // Ranges that have work.
-  DFLASH_DEVICE int ranges() const { return ranges_; }
-  // The first unit of a range. 256 requests of 4,097 units times 320 ranges fit in 32 bits.
-  DFLASH_DEVICE int begin(int range) const { return range * total_ / ranges_; }
-  // The largest range that begins at or before `unit`.
-  DFLASH_DEVICE int range_of(int unit) const { return ((unit + 1) * ranges_ - 1) / total_; }
-
-  // Of the request that `unit` belongs to.
-  DFLASH_DEVICE RequestStart request_at(int unit) const {
-    const bool owns_unit = units_before_ <= unit && unit < units_before_ + lane_units_;
-    RequestStart start{first_request(), units_before_};
-    while (owns_unit) {
-      const int units = request_of(p_, start.request).units;
-      if (unit < start.first_unit + units) break;
-      ++start.request;
-      start.first_unit += units;
+    const int best = worthwhile_ranges(plan, total_);
+    ranges_ = max(best, min(p.batch, plan.ranges));
+    parts_ = max(1, quotient(best, p.batch));
+    start_cost_ = min(plan.start_cost, quotient(total_, ranges_));
+    // The largest part against the units and starts of an average range.
+    if (p.batch <= plan.ranges && longest * ranges_ <= costs() * parts_) {
+      ranges_ = parts_ * p.batch;
+    } else {
+      parts_ = 0;
     }
-    const int owner = lowest_set_bit(ballot_sync(owns_unit));
-    return {shfl_sync(start.request, owner), shfl_sync(start.first_unit, owner)};
   }
 
-  DFLASH_DEVICE RequestStart start_of(int request) const {
-    const int owner = request / requests_per_lane_;
+  // Ranges that may have work.
+  DFLASH_DEVICE int ranges() const { return ranges_; }
+  // Where a range begins.
+  DFLASH_DEVICE Place begin(int range) const { return parts_ > 0 ? part(range).begin : at_cost(cost_before(range)); }
+  DFLASH_DEVICE Range range(int index) const {
+    if (parts_ > 0) return part(index);
+    const Place begin = at_cost(cost_before(index));
+    const int end = index + 1 < ranges_ ? at_cost(cost_before(index + 1)).number() : total_;
+    return {begin, end - begin.number()};
+  }
+  // The last range that begins at or before a unit, of a request of `units`.
+  DFLASH_DEVICE int range_of(const Place& place, int units) const {
+    if (parts_ > 0) return place.request * parts_ + quotient((place.unit + 1) * parts_ - 1, units);
+    return ((place.number() + (place.request + 1) * start_cost_ + 1) * ranges_ - 1) / costs();
+  }
+
+  DFLASH_DEVICE Place start_of(int request) const {
+    const int owner = requests_per_lane_ == 1 ? request : request / requests_per_lane_;
     int unit = units_before_;
     if (lane_ == owner) {
       for (int i = first_request(); i < request; ++i) unit += request_of(p_, i).units;
     }
-    return {request, shfl_sync(unit, owner)};
+    return {request, shfl_sync(unit, owner), 0};
   }
 
  private:
+  // a / b, exact for a below two million, in a tenth of the instructions: a / b + 1 / 2b is at least 1 / 2b from an integer.
+  static DFLASH_DEVICE int quotient(int a, int b) {
+    return static_cast<int>((static_cast<float>(a) + 0.5f) * rcp_approx(static_cast<float>(b)));
+  }
+
+  DFLASH_DEVICE int units_of(int request) const {
+    return requests_per_lane_ == 1 ? shfl_sync(lane_units_, request) : request_of(p_, request).units;
+  }
+
+  // Of equal parts of all requests.
+  DFLASH_DEVICE Range part(int range) const {
+    const int request = quotient(range, parts_), part = range - request * parts_;
+    const int units = units_of(request), begin = quotient(part * units, parts_);
+    return {{request, start_of(request).first_unit, begin}, quotient((part + 1) * units, parts_) - begin};
+  }
+
+  DFLASH_DEVICE int cost_before(int range) const { return range * costs() / ranges_; }
+
+  // Of reading all units and starting all requests. 256 requests of 4,097 units, twice that, times 320 ranges fit in 32 bits.
+  DFLASH_DEVICE int costs() const { return total_ + p_.batch * start_cost_; }
+
+  // The unit that is read when so much is spent. A request's start is paid before its first unit.
+  DFLASH_DEVICE Place at_cost(int cost) const {
+    int left = cost - units_before_ - first_request() * start_cost_;
+    const int requests = max(0, end_request() - first_request());
+    const bool owns_unit = left >= 0 && left < lane_units_ + requests * start_cost_;
+    Place place{first_request(), units_before_, 0};
+    while (owns_unit) {
+      const int units = request_of(p_, place.request).units;
+      if (left < units + start_cost_) break;
+      left -= units + start_cost_;
+      ++place.request;
+      place.first_unit += units;
+    }
+    place.unit = max(0, left - start_cost_);
+    const int owner = lowest_set_bit(ballot_sync(owns_unit));
+    return {shfl_sync(place.request, owner), shfl_sync(place.first_unit, owner), shfl_sync(place.unit, owner)};
+  }
+
   DFLASH_DEVICE int first_request() const { return lane_ * requests_per_lane_; }
   DFLASH_DEVICE int end_request() const { return min(p_.batch, first_request() + requests_per_lane_); }
 
@@ -95,6 +157,8 @@ class Schedule {
   int lane_, requests_per_lane_;
   int lane_units_ = 0;
   int units_before_, total_, ranges_;
+  int parts_;       // of each request; 0: all requests are cut as one
+  int start_cost_;  // of a request, in units
 };
 
 // The part of one request that a CTA reads: units `begin` to `end` of it.

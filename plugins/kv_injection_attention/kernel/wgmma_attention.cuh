@@ -311,10 +311,8 @@ __global__ void __launch_bounds__(32 * kWarpgroupWarps* wgmma_teams(D), 1)
   griddepcontrol_wait();  // as attention() does
   const Schedule schedule(p, plan);
   if (ctaid_y() >= schedule.ranges()) return;
-  const int first = schedule.begin(ctaid_y());
-  const int units = schedule.begin(ctaid_y() + 1) - first;
-  const RequestStart start = schedule.request_at(first);
-  WgmmaAttention<D, N, T, kFp8>(p, plan).run(start.request, first - start.first_unit, units);
+  const Range range = schedule.range(ctaid_y());
+  if (range.units > 0) WgmmaAttention<D, N, T, kFp8>(p, plan).run(range.begin.request, range.begin.unit, range.units);
 }
 
 }  // namespace dflash::kv_injection
