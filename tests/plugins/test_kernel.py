@@ -41,6 +41,9 @@ QUICK = {
 
 # Three requests, of which a GPU of few CTAs cuts some and a GPU of many cuts all.
 UNEVEN = Case(name="uneven", N=2, G=1, S=2, context_lengths=(700, 0, 300))
+# Of lengths so alike that each request is cut into as many parts as the others; and more of them than a warp has lanes.
+ALIKE = replace(UNEVEN, name="alike", context_lengths=(310, 290, 300))
+MANY_ALIKE = replace(UNEVEN, name="many-alike", context_lengths=(70, 66, 90, 80) * 10)
 # More requests than ranges: the second kernel then looks for cut requests at the ranges' boundaries.
 MANY = Case(name="many", N=2, G=1, S=2, context_lengths=(200, 0, 129, 128, 513, 1, 260, 30, 0, 384, 7, 140))
 
@@ -75,7 +78,7 @@ def test_against_float64(case: Case, ctas: int, program: Program, tmp_path: Path
     assert_close(emulation.call(program(case), tmp_path / "call", case, tensors, ctas=ctas).out, *expect(case, tensors))
 
 
-@pytest.mark.parametrize("case", [UNEVEN, MANY], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [UNEVEN, ALIKE, MANY], ids=lambda case: case.name)
 @pytest.mark.parametrize("ctas", [1, 5, 12, H200])
 def test_a_gpu_of_any_size(ctas: int, case: Case, program: Program, tmp_path: Path) -> None:
     """However the context is cut into ranges, and however many requests a range cuts."""
@@ -84,6 +87,12 @@ def test_a_gpu_of_any_size(ctas: int, case: Case, program: Program, tmp_path: Pa
     assert result.plan is not None
     assert result.plan.ranges == ctas
     assert_close(result.out, *expect(case, tensors))
+
+
+def test_more_requests_than_lanes_are_cut_alike(program: Program, tmp_path: Path) -> None:
+    tensors = draw(MANY_ALIKE)
+    result = emulation.call(program(MANY_ALIKE), tmp_path / "call", MANY_ALIKE, tensors, ctas=100)
+    assert_close(result.out, *expect(MANY_ALIKE, tensors))
 
 
 def test_the_order_of_threads_ctas_and_grids_changes_no_bit(program: Program, tmp_path: Path) -> None:

@@ -70,11 +70,20 @@ MUTANTS = [
     Mutant("a sum left behind", "state.cuh", "sum[t][half] *= rescale;", ""),
     Mutant("the block's keys scaled", "attention.cuh", "1 / p_.k_scale)", "1.0f)"),
     Mutant("a range too long", "schedule.cuh", "min(length, all.begin + end * kUnitKeys)", "length"),
+    Mutant("starts that cost nothing", "schedule.cuh", "(place.request + 1) * start_cost_",
+           "place.request * start_cost_"),
     Mutant("a slot without its values", "rows.cuh", WIDTH, "(p.num_heads + p.num_kv_heads)"),
     Mutant("queries for keys", "rows.cuh", "p.num_heads + kv_head", "kv_head"),
     Mutant("keys for values", "rows.cuh", "(at + p.num_kv_heads)", "at"),
 ]  # fmt: skip
 
+
+# Of requests that are cut into as many parts as each other.
+ALIKE = replace(CASE, context_lengths=(310, 290, 300))
+PART_MUTANTS = [
+    Mutant("parts that overlap", "schedule.cuh", "* units, parts_) - begin}", "* units, parts_) - begin + 1}"),
+    Mutant("a part left behind", "schedule.cuh", "* parts_ - 1, units)", "* parts_ - 1 - units, units)"),
+]  # fmt: skip
 
 # Of pages, which both kernels read alike.
 PAGED = replace(CASE, L=2, layer=1, pages=Pages(32, "V1"), window=1000)
@@ -190,6 +199,14 @@ def test_is_noticed_on_sm_90a(mutant: Mutant, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("mutant", PART_MUTANTS, ids=lambda mutant: mutant.name)
+def test_is_noticed_in_parts(mutant: Mutant, tmp_path: Path) -> None:
+    program, tensors = build(mutant, tmp_path), draw(ALIKE)
+    with pytest.raises((AssertionError, EmulationError)):
+        assert_close(emulation.call(program, tmp_path / "call", ALIKE, tensors, ctas=12).out, *expect(ALIKE, tensors))
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("mutant", PAGE_MUTANTS, ids=lambda mutant: mutant.name)
 def test_is_noticed_in_pages(mutant: Mutant, tmp_path: Path) -> None:
     program, tensors = build(mutant, tmp_path), draw(PAGED)
@@ -208,8 +225,8 @@ def test_an_address_of_32_bits_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wgmma_rows", [0, 80])
 def test_the_kernel_as_it_is_passes(wgmma_rows: int, tmp_path: Path) -> None:
     program = emulation.build_kernel(tmp_path / "right", CASE.D, wgmma_rows, formats=BF16_BLOCKS_FP8_CACHES)
-    for case in (CASE, PAGED):
+    for case, ctas in ((CASE, CTAS), (PAGED, CTAS), (ALIKE, 12)):
         tensors = draw(case)
         expected = expect(case, tensors, rounded_queries=wgmma_rows > 0)
-        directory = tmp_path / str(case.pages)
-        assert_close(emulation.call(program, directory, case, tensors, ctas=CTAS).out, *expected)
+        directory = tmp_path / f"{case.pages}-{ctas}"
+        assert_close(emulation.call(program, directory, case, tensors, ctas=ctas).out, *expected)
