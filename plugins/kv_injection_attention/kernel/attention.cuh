@@ -32,14 +32,14 @@ class Attention {
     const float factor = kFp8 ? p_.softmax_scale * p_.k_scale : p_.softmax_scale;
     store_queries<D, T, Score, kColumns>(p_, plan_, segment, kv_head(), first_row(), plan_.tile_rows, factor, kLog2E,
                                          shared_memory());
-    if (segment.ends) {
+    if (segment.ends()) {
       store_block<D, T, Score, kColumns, kFp8 ? Columns::kEvenOdd : Columns::kPlain>(
           p_, segment, kv_head(), plan_.block_rows, block_keys(), block_values());
     }
     syncthreads();
 
     // All warps take the same of the two, for they meet in its barriers.
-    plan_.tile_rows > 16 ? attend<kMostTiles>(segment, context) : attend<1>(segment, context);
+    kMostTiles > 1 && plan_.tile_rows > 16 ? attend<kMostTiles>(segment, context) : attend<1>(segment, context);
     syncthreads();  // shared memory is free for the next segment
   }
 
@@ -78,7 +78,7 @@ class Attention {
       }
     }
     if (kFp8) state.scale_outputs(p_.v_scale);
-    if (segment.ends) attend_block(state);
+    if (segment.ends()) attend_block(state);
     merge(state, segment);
   }
 

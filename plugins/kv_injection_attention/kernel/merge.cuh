@@ -85,7 +85,7 @@ DFLASH_DEVICE void merge_and_write(const ResultWriter<D, T>& writer, Shared resu
   }
   syncthreads();
 
-#pragma unroll 2
+#pragma unroll(D == 256 ? 1 : 2)  // there two at a time would spill
   for (int i = tid_x(); i < rows * (D / 2); i += ntid_x()) {
     const int row = i / (D / 2), column = i % (D / 2) * 2;
     const Row place(row);

@@ -65,8 +65,8 @@ class ResultWriter {
         plan_(plan),
         request_(segment.request),
         kv_head_(kv_head),
-        is_whole_(segment.begin == 0 && segment.ends),
-        first_(Partials<D>::row(p, plan, ctaid_y(), ctaid_x(), segment.begin == 0)) {}
+        is_whole_(segment.starts(p) && segment.ends()),
+        first_(Partials<D>::row(p, plan, ctaid_y(), ctaid_x(), segment.starts(p))) {}
 
   // Row `row` of the kv head, row `cta_row` of the CTA. One thread calls.
   DFLASH_DEVICE RowOutput row(int row, int cta_row, const Softmax& softmax) const {

@@ -30,10 +30,15 @@ DFLASH_DEVICE int most_rows(const Params& p) {
   return divides ? static_cast<int>(min(int64_t{p.max_pages} * size, int64_t{kMaxContext})) : 0;
 }
 
+// The first row of a context that is read, see Request.
+DFLASH_DEVICE int first_row(const Params& p, int length) {
+  return max(0, length - window_of(p.sliding_window) + 1) / kChunkRows * kChunkRows;
+}
+
 DFLASH_DEVICE Request request_of(const Params& p, int index) {
   const int length = p.context_lengths[index], slot = p.slot_ids[index], most = most_rows(p);
   if (length < 0 || length > most || most == 0 || slot < 0 || slot >= p.slots) return {-1, 0, 0, 1};
-  const int begin = max(0, length - window_of(p.sliding_window) + 1) / kChunkRows * kChunkRows;
+  const int begin = first_row(p, length);
   return {slot, length, begin, max(1, ceil_div(length - begin, kUnitKeys))};
 }
 
@@ -168,7 +173,6 @@ struct Segment {
   int begin, end;          // in units of the request
   int length;              // the request's context rows
   int key_begin, key_end;  // the segment's
-  bool ends;               // whether it has the request's last unit, and with it the block
 
   // At most `units` of them.
   DFLASH_DEVICE Segment(const Params& p, int index, int first, int units) : request(index), begin(first) {
@@ -178,8 +182,12 @@ struct Segment {
     length = all.length;
     key_begin = all.begin + begin * kUnitKeys;
     key_end = min(length, all.begin + end * kUnitKeys);
-    ends = end == all.units;
   }
+
+  // Whether it has the request's first unit, and its last, and with it the block. Found from what else is kept anyway:
+  // registers are scarce.
+  DFLASH_DEVICE bool starts(const Params& p) const { return key_begin == first_row(p, length); }
+  DFLASH_DEVICE bool ends() const { return key_end == length; }
 };
 
 }  // namespace dflash::kv_injection

@@ -46,7 +46,7 @@ class WgmmaAttention {
     const Segment now = segment();
     Context context(p_, plan_, Group::team(), tid_x() % unsigned{kThreads}, [&] { return segment(); });
     store_query_operands(now);
-    if (now.ends) {
+    if (now.ends()) {
       store_block<D, T, Score, Columns::kPlain, kFp8 ? Columns::kEvenOdd : Columns::kPlain>(
           p_, now, ctaid_x(), kMaxBlock, block_keys(), block_values());
     }
@@ -56,7 +56,7 @@ class WgmmaAttention {
     attend_context(context, now);
     syncthreads();
     merge_and_write<ResultRow>(ResultWriter<D, T>(p_, plan_, segment(), ctaid_x()), results(), kThreads,
-                           segment().ends ? kTeams + 1 : kTeams, 0, plan_.rows);
+                           segment().ends() ? kTeams + 1 : kTeams, 0, plan_.rows);
     const Segment done = segment();
     const int request = done.request + 1, left = remaining(2) - (done.end - done.begin);
     syncthreads();  // shared memory is free for the next segment
@@ -293,7 +293,7 @@ class WgmmaAttention {
     if (kFp8) state.scale_outputs(p_.v_scale);
     syncthreads();  // every team is done with its stages
     leave(state, Group::team());
-    if (Group::team() > 0 || !this->segment().ends) return;
+    if (Group::team() > 0 || !this->segment().ends()) return;
     // Not added to what the team has of the context: registers are scarce.
     State block;
     attend_block(block);
