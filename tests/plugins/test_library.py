@@ -15,26 +15,26 @@ from dflash_trt.engine.plugin_library import installed_library, plugin_library
 from dflash_trt.errors import MissingDependencyError
 
 
-def symbols(*options: str, library: Path | str = "") -> set[str]:
-    """Names in a library's dynamic symbol table, by default the plugin library's."""
+def symbols(library: Path | str, option: str) -> set[str]:
+    """Names in a library's dynamic symbol table."""
     if shutil.which("nm") is None:
         pytest.skip("no nm: install binutils")
-    command = ["nm", "-D", "--format=just-symbols", *options, str(library or installed_library())]
+    command = ["nm", "-D", "--format=just-symbols", option, str(library)]
     return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
 def test_it_exports_what_the_registry_looks_up_and_nothing_else() -> None:
-    assert symbols("--defined-only") == {"getCreators", "setLoggerFinder"}
+    assert symbols(installed_library(), "--defined-only") == {"getCreators", "setLoggerFinder"}
 
 
 def test_the_module_exports_what_python_and_onnxruntime_look_up_and_nothing_else() -> None:
     """A C++ library that a compiler links in shares no symbol with the one that torch has loaded."""
-    assert symbols("--defined-only", library=_C.__file__) == {"PyInit__C", "RegisterCustomOps"}
+    assert symbols(_C.__file__, "--defined-only") == {"PyInit__C", "RegisterCustomOps"}
 
 
 def test_it_needs_neither_tensorrt_nor_cuda() -> None:
     foreign = ("nvinfer", "getPluginRegistry", "getLogger", "cuda", "cu")
-    needed = symbols("--undefined-only")
+    needed = symbols(installed_library(), "--undefined-only")
     assert needed
     assert [name for name in needed if name.startswith(foreign) or "nvinfer" in name] == []
 
