@@ -18,7 +18,6 @@ struct Worker {
     team = thread / 32 % plan.teams;
     row_group = thread / 32 / plan.teams;
   }
-  DFLASH_DEVICE Worker(int of_team, int of_row_group) : team(of_team), row_group(of_row_group) {}
   // Recomputed, not kept: registers are scarce.
   DFLASH_DEVICE int lane() const { return tid_x() & 31; }
   DFLASH_DEVICE int team_thread() const { return row_group * 32 + lane(); }
