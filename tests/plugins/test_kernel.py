@@ -44,6 +44,7 @@ UNEVEN = Case(name="uneven", N=2, G=1, S=2, context_lengths=(700, 0, 300))
 # Of lengths so alike that each request is cut into as many parts as the others; and more of them than a warp has lanes.
 ALIKE = replace(UNEVEN, name="alike", context_lengths=(310, 290, 300))
 MANY_ALIKE = replace(UNEVEN, name="many-alike", context_lengths=(70, 66, 90, 80) * 10)
+MANY_UNEVEN = replace(UNEVEN, name="many-uneven", context_lengths=(70, 1500, 0, 2000) * 10)
 # More requests than ranges: the second kernel then looks for cut requests at the ranges' boundaries.
 MANY = Case(name="many", N=2, G=1, S=2, context_lengths=(200, 0, 129, 128, 513, 1, 260, 30, 0, 384, 7, 140))
 
@@ -89,10 +90,11 @@ def test_a_gpu_of_any_size(ctas: int, case: Case, program: Program, tmp_path: Pa
     assert_close(result.out, *expect(case, tensors))
 
 
-def test_more_requests_than_lanes_are_cut_alike(program: Program, tmp_path: Path) -> None:
-    tensors = draw(MANY_ALIKE)
-    result = emulation.call(program(MANY_ALIKE), tmp_path / "call", MANY_ALIKE, tensors, ctas=100)
-    assert_close(result.out, *expect(MANY_ALIKE, tensors))
+@pytest.mark.parametrize("case", [MANY_ALIKE, MANY_UNEVEN], ids=lambda case: case.name)
+def test_more_requests_than_lanes(case: Case, program: Program, tmp_path: Path) -> None:
+    tensors = draw(case)
+    result = emulation.call(program(case), tmp_path / "call", case, tensors, ctas=264)
+    assert_close(result.out, *expect(case, tensors))
 
 
 def test_the_order_of_threads_ctas_and_grids_changes_no_bit(program: Program, tmp_path: Path) -> None:

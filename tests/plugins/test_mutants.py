@@ -19,7 +19,7 @@ from tests.plugins.kernel.emulation import ALL_FORMATS, BF16_BLOCKS_FP8_CACHES, 
 from tests.plugins.kernel.oracle import expect
 from tests.plugins.pages import Pages
 from tests.plugins.tensors import draw
-from tests.plugins.test_kernel import call_far
+from tests.plugins.test_kernel import MANY_UNEVEN, call_far
 
 # Two teams of three warps, of which the last has a tile without rows; ranges cut two of the three requests. The longest
 # ends with the cache.
@@ -84,6 +84,10 @@ PART_MUTANTS = [
     Mutant("parts that overlap", "schedule.cuh", "* units, parts_) - begin}", "* units, parts_) - begin + 1}"),
     Mutant("a part left behind", "schedule.cuh", "* parts_ - 1, units)", "* parts_ - 1 - units, units)"),
 ]  # fmt: skip
+
+# Of more requests than a warp has lanes, some of which are cut.
+MANY = replace(MANY_UNEVEN, cache_dtype=FP8, k_scale=0.02, v_scale=0.03)
+LANE_MUTANT = Mutant("the start of a lane for a request's", "schedule.cuh", "unit += request_of(p_, i).units", "{}")
 
 # Of pages, which both kernels read alike.
 PAGED = replace(CASE, L=2, layer=1, pages=Pages(32, "V1"), window=1000)
@@ -198,12 +202,15 @@ def test_is_noticed_on_sm_90a(mutant: Mutant, tmp_path: Path) -> None:
         assert_close(emulation.call(program, tmp_path / "call", CASE, tensors, ctas=CTAS).out, *expected)
 
 
+SCHEDULED = [*((mutant, ALIKE, 12) for mutant in PART_MUTANTS), (LANE_MUTANT, MANY, 264)]
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("mutant", PART_MUTANTS, ids=lambda mutant: mutant.name)
-def test_is_noticed_in_parts(mutant: Mutant, tmp_path: Path) -> None:
-    program, tensors = build(mutant, tmp_path), draw(ALIKE)
+@pytest.mark.parametrize(("mutant", "case", "ctas"), SCHEDULED, ids=[mutant.name for mutant, _, _ in SCHEDULED])
+def test_is_noticed_in_the_schedule(mutant: Mutant, case: Case, ctas: int, tmp_path: Path) -> None:
+    program, tensors = build(mutant, tmp_path), draw(case)
     with pytest.raises((AssertionError, EmulationError)):
-        assert_close(emulation.call(program, tmp_path / "call", ALIKE, tensors, ctas=12).out, *expect(ALIKE, tensors))
+        assert_close(emulation.call(program, tmp_path / "call", case, tensors, ctas=ctas).out, *expect(case, tensors))
 
 
 @pytest.mark.full
@@ -225,8 +232,9 @@ def test_an_address_of_32_bits_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wgmma_rows", [0, 80])
 def test_the_kernel_as_it_is_passes(wgmma_rows: int, tmp_path: Path) -> None:
     program = emulation.build_kernel(tmp_path / "right", CASE.D, wgmma_rows, formats=BF16_BLOCKS_FP8_CACHES)
-    for case, ctas in ((CASE, CTAS), (PAGED, CTAS), (ALIKE, 12)):
+    few_rows = [] if wgmma_rows else [(MANY, 264)]  # which that kernel does not take
+    for case, ctas in ((CASE, CTAS), (PAGED, CTAS), (ALIKE, 12), *few_rows):
         tensors = draw(case)
         expected = expect(case, tensors, rounded_queries=wgmma_rows > 0)
-        directory = tmp_path / f"{case.pages}-{ctas}"
+        directory = tmp_path / f"{case.name}-{case.pages}-{ctas}"
         assert_close(emulation.call(program, directory, case, tensors, ctas=ctas).out, *expected)
