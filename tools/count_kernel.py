@@ -248,7 +248,7 @@ def team_step(text: str, case: Case, plan: Plan) -> Counter[str]:
     sixteens = plan.step_keys // 16
     total: Counter[str] = Counter()
     for warp in range(plan.row_groups):
-        tiles = min(plan.warp_tiles, plan.tile_rows // 16 - warp * plan.warp_tiles)
+        tiles = min(plan.warp_tiles, -(-rows(case) // 16) - warp * plan.warp_tiles)
         copies = 2 * -(-(plan.step_keys // copy_rows - warp) // plan.row_groups)  # of K and of V
         exactly = {"MUFU.EX2": 8 * tiles * sixteens, "LDGSTS": copies}
         at_least = {"LDSM": 2 * plan.step_keys * row // 512, "HMMA": tiles * sixteens * case.D // 4}

@@ -66,6 +66,7 @@ MUTANTS = [
     Mutant("columns ahead that are not swizzled", "plan.h", "address ^ columns", "address + columns",
            "while a copy into it is under way"),
     Mutant("no mask at the end", "attention.cuh", "end < kMmaKeys ||", ""),
+    Mutant("a tile with rows skipped", "attention.cuh", "warp_row() + 16 >= plan_.rows", "warp_row() + 16 >= 48"),
     Mutant("a maximum that never moves", "state.cuh", "if (any_sync(exceeds)) return false;", "any_sync(exceeds);"),
     Mutant("a sum left behind", "state.cuh", "sum[t][half] *= rescale;", ""),
     Mutant("the block's keys scaled", "attention.cuh", "1 / p_.k_scale)", "1.0f)"),

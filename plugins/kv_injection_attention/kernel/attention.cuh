@@ -70,11 +70,14 @@ class Attention {
   DFLASH_DEVICE void attend(const Segment& segment, Context& context) {
     State<D, kTiles> state;
     const Queries<D, kTiles> queries(shared_memory() + warp_row() * kStride, worker_.lane());
+    // True in the last warp of gpt-oss's 80 rows. With other head_dims, registers do not suffice for both ways.
+    const bool one_tile = kTiles > 1 && D == 64 && first_row() + warp_row() + 16 >= plan_.rows;
     while (context.next()) {
 #pragma unroll 1
       for (int j = 0; j < kStep; j += kMmaKeys) {
-        const Shared keys = context.rows() + j * Context::kStride;
-        attend_keys(state, queries, segment, context.key() + j, keys, keys + Context::kValuesAt);
+        const Shared keys = context.rows() + j * Context::kStride, values = keys + Context::kValuesAt;
+        one_tile ? attend_keys<1>(state, queries, segment, context.key() + j, keys, values)
+                 : attend_keys<kTiles>(state, queries, segment, context.key() + j, keys, values);
       }
     }
     if (kFp8) state.scale_outputs(p_.v_scale);
@@ -82,15 +85,15 @@ class Attention {
     merge(state, segment);
   }
 
-  // Context row j is visible to slot s if j < length and length + s - j < window.
-  template <int kTiles>
-  DFLASH_DEVICE void attend_keys(State<D, kTiles>& state, const Queries<D, kTiles>& queries, const Segment& segment,
+  // Context row j is visible to slot s if j < length and length + s - j < window. For the first `kTiles` tiles of rows.
+  template <int kTiles, int kHeld>
+  DFLASH_DEVICE void attend_keys(State<D, kHeld>& state, const Queries<D, kHeld>& queries, const Segment& segment,
                                  int first, Shared keys, Shared values) {
     // The window of slot s begins `s` rows behind this one.
     const int window_begin = segment.length - window_of(p_.sliding_window) + 1 - first;
     const int end = segment.key_end - first;
-    Block<D, kTiles, Score, Score, kFp8> block(worker_.lane());
-    const auto score = [&](const State<D, kTiles>* from) {
+    Block<D, kTiles, kHeld, Score, Score, kFp8> block(worker_.lane());
+    const auto score = [&](const State<D, kHeld>* from) {
       block.multiply_keys(queries, keys, from);
       if (end < kMmaKeys || window_begin + p_.block > 1) {
         block.mask([&](int t, int half) { return window_begin + slot(t, half); }, [&](int, int) { return end; });
@@ -112,7 +115,7 @@ class Attention {
     const int window = min(window_of(p_.sliding_window), kMaxBlock);
 #pragma unroll 1
     for (int begin = worker_.team * kMmaKeys; begin < p_.block; begin += plan_.teams * kMmaKeys) {
-      Block<D, kTiles, Score, T, false> block(worker_.lane());
+      Block<D, kTiles, kTiles, Score, T, false> block(worker_.lane());
       block.multiply_keys(queries, block_keys() + begin * kStride, nullptr);
       block.mask([&](int t, int half) { return slot(t, half) - window + 1 - begin; },
                 [&](int t, int half) {

@@ -70,11 +70,12 @@ class Queries {
     for (int i = 0; i < kRegisterTiles; ++i) read(register_tiles_[i], i);
   }
 
-  // Columns 32 i to 32 i + 31.
-  DFLASH_DEVICE void get(uint32_t (&a)[kTiles][2][4], int i) const {
+  // Columns 32 i to 32 i + 31 of the first `kFirst` tiles.
+  template <int kFirst>
+  DFLASH_DEVICE void get(uint32_t (&a)[kFirst][2][4], int i) const {
     if (i >= kRegisterTiles) return read(a, i);
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
+    for (int t = 0; t < kFirst; ++t) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) a[t][j / 4][j % 4] = register_tiles_[i][t][j / 4][j % 4];
     }
@@ -84,9 +85,10 @@ class Queries {
   // As many as the registers beside the outputs hold without spilling.
   static constexpr int kRegisterTiles = D <= 96 ? D / 32 : 2;
 
-  DFLASH_DEVICE void read(uint32_t (&a)[kTiles][2][4], int i) const {
+  template <int kFirst>
+  DFLASH_DEVICE void read(uint32_t (&a)[kFirst][2][4], int i) const {
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
+    for (int t = 0; t < kFirst; ++t) {
       load_left(a[t], rows_ + t * 16 * row_bytes(D, 2), row_bytes(D, 2), i * 32, lane_);
     }
   }
@@ -98,9 +100,9 @@ class Queries {
 
 inline constexpr int kMmaKeys = 16;
 
-// The warp's queries against 16 keys and values in shared memory.
+// The first `kTiles` of the `kHeld` tiles of a warp's queries against 16 keys and values in shared memory.
 // Score and Value are the formats of the two products; kFp8 says that the rows are E4M3.
-template <int D, int kTiles, class Score, class Value, bool kFp8>
+template <int D, int kTiles, int kHeld, class Score, class Value, bool kFp8>
 struct Block {
   using Rows = StoredRows<D * (kFp8 ? 1 : 2)>;
 
@@ -110,7 +112,7 @@ struct Block {
   DFLASH_DEVICE explicit Block(int lane_index) : lane(lane_index) {}
 
   // Scores in units of log2, each less its row's maximum if there is a state.
-  DFLASH_DEVICE void multiply_keys(const Queries<D, kTiles>& queries, Shared keys, const State<D, kTiles>* state) {
+  DFLASH_DEVICE void multiply_keys(const Queries<D, kHeld>& queries, Shared keys, const State<D, kHeld>* state) {
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) {
       uint32_t a[kTiles][2][4], b[2][2][2];
@@ -152,7 +154,7 @@ struct Block {
 
   // Scores less the maximum become weights. False, and the state unchanged, if the maximum has to be raised first.
   // The maximum ignores NaN, so that it reaches the output.
-  DFLASH_DEVICE bool try_softmax_weights(State<D, kTiles>& state) {
+  DFLASH_DEVICE bool try_softmax_weights(State<D, kHeld>& state) {
     float sum[kTiles][2];
     bool exceeds = false;
 #pragma unroll
@@ -176,7 +178,7 @@ struct Block {
   }
 
   // `factor` times the scores, not less the maximum, become weights; the maxima are raised to the largest so far.
-  DFLASH_DEVICE void rescale_and_softmax_weights(State<D, kTiles>& state, float factor) {
+  DFLASH_DEVICE void rescale_and_softmax_weights(State<D, kHeld>& state, float factor) {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -196,7 +198,7 @@ struct Block {
     }
   }
 
-  DFLASH_DEVICE void add_values(State<D, kTiles>& state, Shared values) {
+  DFLASH_DEVICE void add_values(State<D, kHeld>& state, Shared values) {
     uint32_t weights[kTiles][4];
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
