@@ -44,7 +44,7 @@ UNEVEN = Case(name="uneven", N=2, G=1, S=2, context_lengths=(700, 0, 300))
 # Of lengths so alike that each request is cut into as many parts as the others; and more of them than a warp has lanes.
 ALIKE = replace(UNEVEN, name="alike", context_lengths=(310, 290, 300))
 MANY_ALIKE = replace(UNEVEN, name="many-alike", context_lengths=(70, 66, 90, 80) * 10)
-MANY_UNEVEN = replace(UNEVEN, name="many-uneven", context_lengths=(70, 1500, 0, 2000) * 10)
+MANY_UNEVEN = replace(UNEVEN, name="many-uneven", context_lengths=(70, 600, 0, 800) * 10)
 # More requests than ranges: the second kernel then looks for cut requests at the ranges' boundaries.
 MANY = Case(name="many", N=2, G=1, S=2, context_lengths=(200, 0, 129, 128, 513, 1, 260, 30, 0, 384, 7, 140))
 
