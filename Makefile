@@ -7,8 +7,8 @@ TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/pip install --disable-pip-version-check $$(test -t 1 || echo --quiet)
 DEMO   := demo
 PROMPT ?= "def main("
-# Test processes: one for each core, up to eight.
-JOBS   ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
+# Test processes: one more than cores, since some tests wait for other processes; up to eight.
+JOBS   ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores + 1 : 8)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
 .PHONY: help build demo dynamo demo-cluster test test-full test-gpu gpu-report contract lint docs dashboards catalog bench bench-quantize bench-estimate bench-attention bench-report count-kernel wheels clean
