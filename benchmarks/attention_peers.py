@@ -2,7 +2,8 @@
 """Other attentions that read the cache where it is: in its format, with the block behind each context.
 
 A peer gets a head start that is not timed: queries normed and rotated, the block's rows in the cache, page tables and
-schedules made. Called as in these versions; on a GPU torch's ran, and FlashInfer's fa2, fa3 and XQA (0.7.2.post1):
+schedules made. Called as in these versions; on a GPU ran torch's cuDNN and flash, and FlashInfer 0.7.2.post1's fa2,
+fa3 and XQA:
 
   FlashAttention-3   Dao-AILab/flash-attention 01afd16, hopper/flash_attn_interface.py: flash_attn_with_kvcache and
                      get_scheduler_metadata; FP8 caches take FP8 queries and descales [B, G]; sm_90 only

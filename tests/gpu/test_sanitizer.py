@@ -34,7 +34,7 @@ OPTIONS = [
     *("--report-api-errors", "no"),  # torch asks the driver for functions that it may lack; ours raise in Python
     *("--error-exitcode", "99"),
 ]
-# With more than two warps racecheck reports hazards that do not exist: plugins/README.md.
+# With more than two warps racecheck may report hazards that do not exist: plugins/README.md.
 TWO_WARPS = {name for name in NAMES if name.startswith(("D64", "D128", "D256"))}
 
 
