@@ -51,12 +51,11 @@ class NonBlockingHandler(logging.Handler):
 
 
 def set_up_logging() -> None:
-    """The access log and errors on stderr, with the time; only errors of uvicorn and OpenTelemetry."""
+    """The access log, our warnings and libraries' errors on stderr, with the time; nothing writes there otherwise."""
     handler = NonBlockingHandler()
     handler._is_idle.set()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
-    levels = {"dflash_trt.server": logging.INFO, "uvicorn.error": logging.ERROR, "opentelemetry": logging.ERROR}
+    logging.basicConfig(level=logging.ERROR, handlers=[handler], force=True)
+    levels = {"dflash_trt": logging.WARNING, "dflash_trt.server": logging.INFO, "uvicorn.error": logging.ERROR}
     for name, level in levels.items():
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level)
+        logging.getLogger(name).setLevel(level)

@@ -8,10 +8,14 @@ import errno
 import http.client
 import logging
 import os
+import re
 import resource
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -268,10 +272,23 @@ def test_a_500_keeps_the_connection(live: Live, monkeypatch: pytest.MonkeyPatch)
     connection.close()
 
 
+def test_errors_of_libraries_are_lines_of_the_log() -> None:
+    """Python's own handler writes at once, to a reader that may not read."""
+    code = "import logging; from dflash_trt.server.log import set_up_logging; set_up_logging(); "
+    code += "logging.getLogger('asyncio').error('an error'); logging.getLogger().handlers[0].flush()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"[-0-9]+ [:0-9]+ an error\n", run.stderr)
+
+
 def test_a_log_that_nobody_reads_loses_lines() -> None:
     reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):  # until the pipe is full
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
     handler = NonBlockingHandler(writing)
-    for i in range(10 * MAX_QUEUED_LINES):  # more than a pipe and the queue hold
+    for i in range(2 * MAX_QUEUED_LINES):
         handler.handle(logging.LogRecord("x", logging.INFO, "x", 1, f"line {i} {'x' * 200}", None, None))
     assert handler._num_dropped > 0
     os.close(reading)  # the thread's write ends with an error, and it goes on
