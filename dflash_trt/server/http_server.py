@@ -10,10 +10,10 @@ import resource
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import h11
 import uvicorn
@@ -25,6 +25,9 @@ from dflash_trt.server.log import log
 
 HEADER_SECONDS = 30.0
 """Time limit for the headers of a request, from the connection or the first byte of the next request."""
+KEEP_ALIVE_SECONDS = 75
+"""Time limit for a connection between requests: more than clients and load balancers keep one (httpx 5 s, AWS 60 s), so
+that it is they who close it, and no request arrives at a connection that is just closing. As nginx's."""
 WRITE_SECONDS = 60.0
 """Time limit for a client that does not read: then its connection is reset."""
 DRAIN_SECONDS = 60
@@ -155,6 +158,17 @@ class Protocol(H11Protocol):
         super().resume_writing()
 
     @property
+    def idle_until(self) -> float | None:
+        """The event loop's time at which it is closed; None unless it is between two requests."""
+        timer = self.timeout_keep_alive_task
+        return None if timer is None else timer.when()
+
+    def close_idle(self) -> None:
+        """Closes it before that."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_handler()
+
+    @property
     def _is_responding(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
@@ -173,7 +187,7 @@ class Protocol(H11Protocol):
 
 
 class Acceptor:
-    """Accepts connections within a limit; uvicorn sees an asyncio.Server.
+    """Accepts connections within a limit, at which idle ones make room; uvicorn sees an asyncio.Server.
 
     asyncio's own (CPython 3.11) logs and retries BACKLOG times at once when file descriptors run out.
     """
@@ -182,14 +196,14 @@ class Acceptor:
         self,
         listening: socket.socket,
         make_protocol: Callable[[], asyncio.Protocol],
-        num_connections: Callable[[], int],
+        connections: Collection[Protocol],
         limit: int,
     ) -> None:
         listening.setblocking(False)
         listening.listen(BACKLOG)
         self._listening = listening
         self._make_protocol = make_protocol
-        self._num_connections = num_connections
+        self._connections = connections
         self._limit = limit
         self._is_full = False
         self._task = asyncio.create_task(self._run())
@@ -206,8 +220,12 @@ class Acceptor:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            if self._num_connections() >= self._limit:
-                await self._wait(f"{self._limit} connections are open, the limit of open files")
+            if len(self._connections) >= self._limit:
+                if idle := [each for each in self._connections if each.idle_until]:
+                    min(idle, key=lambda each: each.idle_until or 0.0).close_idle()
+                    await asyncio.sleep(0)
+                else:
+                    await self._wait(f"{self._limit} connections are open, the limit of open files")
                 continue
             try:
                 connection, _ = await loop.sock_accept(self._listening)
@@ -251,6 +269,7 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=drain_seconds + ERROR_SECONDS,
             )
         )
@@ -266,11 +285,9 @@ class HttpServer(uvicorn.Server):
         def make_protocol() -> asyncio.Protocol:
             return Protocol(config=self.config, server_state=self.server_state, app_state={})
 
-        def num_connections() -> int:
-            return len(self.server_state.connections)
-
+        connections = cast("set[Protocol]", self.server_state.connections)
         self.servers = [
-            Acceptor(listening, make_protocol, num_connections, self._connection_limit)  # type: ignore[misc]
+            Acceptor(listening, make_protocol, connections, self._connection_limit)  # type: ignore[misc]
             for listening in sockets or []
         ]
         self.started = True

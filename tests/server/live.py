@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import socket
 import threading
@@ -33,6 +34,13 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def read_response(connection: socket.socket) -> tuple[int, bytes]:
+    """Status and body."""
+    response = http.client.HTTPResponse(connection)
+    response.begin()
+    return response.status, response.read()
 
 
 class Live:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
@@ -32,7 +33,7 @@ from dflash_trt.server.log import MAX_QUEUED_LINES, NonBlockingHandler
 from dflash_trt.server.streaming import EventStream
 from dflash_trt.server.tokenizing import CHUNK_CHARACTERS, TokenizerPool
 from tests.cli.commands import run_here
-from tests.server.live import PATIENCE, Live, serving, until
+from tests.server.live import PATIENCE, Live, read_response, serving, until
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
@@ -220,6 +221,33 @@ def test_connections_beyond_the_limit_wait(llm: LLM, caplog: pytest.LogCaptureFi
             with connection:
                 assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
     assert sum("new connections wait" in record.getMessage() for record in caplog.records) <= 6
+
+
+def test_idle_connections_make_room(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    request = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with serving(llm, connection_limit=3) as live:
+        connections = []
+        for _ in range(8):
+            connections.append(connection := live.connect())
+            connection.sendall(request)
+            assert read_response(connection)[0] == 200
+        for connection in connections[:5]:  # the longest idle ones
+            assert connection.recv(1000) == b""
+        connections[-1].sendall(request)
+        assert read_response(connections[-1])[0] == 200
+        for connection in connections:
+            connection.close()
+    assert "new connections wait" not in caplog.text
+
+
+def test_clients_close_idle_connections_before_the_server_does(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 5 s, which is httpx's time, too, a hundredth of the requests that came then found theirs closing."""
+    assert httpx.Limits().keepalive_expiry < http_server.KEEP_ALIVE_SECONDS
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_SECONDS", 0.1)
+    with serving(llm) as live, live.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert read_response(connection)[0] == 200
+        assert connection.recv(1000) == b""
 
 
 def test_a_failed_accept_is_said_once_and_tried_again(
