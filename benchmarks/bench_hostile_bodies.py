@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bodies of many values, levels or chunks cost the others: latency of honest requests beside two hostile clients.
+"""What bodies of many values, levels or chunks cost the others, or many headers: latency beside two hostile clients.
 
 The server runs on a fixture in a process of its own. Four clients ask for --tokens tokens one request after another,
 alone and beside two that send one body of a kind after another, of each kind in turn. Prints a table, asserts nothing;
@@ -47,6 +47,8 @@ KINDS = {
         chat_template_kwargs={f"f{i}": 1 for i in range(500_000)},
     ),
     "64 long stop texts": sent(stop=[" " * 1023 + "!"] * 64, max_tokens=500, ignore_eos=True, stream=True),
+    "6,000 headers": CLOSING + b"x: y\r\n" * 6000 + b"content-length: 2\r\n\r\n{}",
+    "6,000 trailers": CLOSING + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"x: y\r\n" * 6000 + b"\r\n",
     "chunks of one byte": CLOSING + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 1_000_000,
 }
 

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.server import http_server, limits
 from dflash_trt.server.api_keys import ApiKeys
 from dflash_trt.server.http_server import bind
-from tests.server.live import PATIENCE, Live, serving
+from tests.server.live import PATIENCE, Live, read_response, serving
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 LONG = {"prompt": "def f(", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
@@ -101,6 +99,48 @@ def test_bodies_are_limited(live: Live) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
+def test_headers_are_limited(live: Live) -> None:
+    """6,000 of them, again and again by two clients, made others wait forty times as long."""
+
+    def request(*headers: bytes) -> bytes:
+        body = b'{"prompt": "x", "max_tokens": 1' + b"\n" * 200 + b"}"
+        return POST + b"content-length: %d\r\n" % len(body) + b"".join(headers) + b"\r\n" + body
+
+    many = [b"x-%d: y\r\n" % number for number in range(97)]
+    with live.connect() as connection:
+        connection.sendall(request(*many))
+        assert read_response(connection)[0] == 200
+    for headers, found in (
+        ([*many, b"a: b\r\n"], b"found 101 in "),
+        ([b"x: %b\r\n" % (b"y" * 20000)], b"found 4 in 20"),
+        ([b"x: y\r\n"] * 2000, b"found 2003 in "),
+    ):
+        with live.connect() as connection:
+            connection.sendall(request(*headers))
+            status, message = read_response(connection)
+            assert status == 400
+            assert message.startswith(b"headers: expected at most 100 in 16384 bytes, " + found)
+
+
+def test_trailers_are_limited(live: Live) -> None:
+    body = b'{"prompt": "x", "max_tokens": 1' + b"\n" * 200 + b"}"
+    chunks = POST + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(body), body)
+    few, many = (b"x: y\r\n" * number for number in (99, 100))
+    with live.connect() as connection:
+        for pieces in ([chunks + b"0\r\n" + few + b"\r\n"], [chunks, b"0", b"00;x\r\n", few, b"\r\n"]):
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(0.02)  # one that comes alone: without, the test may see less
+            assert read_response(connection)[0] == 200
+    for pieces in ([chunks + b"0\r\n" + many + many], [chunks, b"00\r\n", many, many]):
+        with live.connect() as connection:
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(0.02)
+            status, message = read_response(connection)
+            assert (status, message[:8]) == (400, b"headers:")
+
+
 def test_small_chunks_are_limited(live: Live) -> None:
     """Of one byte, in two connections, they kept others waiting for 26 s."""
 
@@ -109,20 +149,15 @@ def test_small_chunks_are_limited(live: Live) -> None:
         parts = [b"%x\r\n%b\r\n" % (size, text[sum(sizes[:i]) :][:size]) for i, size in enumerate(sizes)]
         return POST + b"transfer-encoding: chunked\r\n\r\n" + b"".join(parts)
 
-    def answer(connection: socket.socket) -> tuple[int, bytes]:
-        response = http.client.HTTPResponse(connection)
-        response.begin()
-        return response.status, response.read()
-
     small = [1] * (http_server.SMALL_CHUNKS - 10)
     with live.connect() as connection:
         for sizes in (small, small, [4000, *small, *[1] * 20]):
             connection.sendall(chunks(sizes) + b"0\r\n\r\n")
-            assert answer(connection)[0] == 200
+            assert read_response(connection)[0] == 200
     with live.connect() as connection:
         connection.sendall(chunks([*small, *[1] * 20]))
         message = b"body: expected chunks of at least 256 bytes, found 1029 in 1029 bytes"
-        assert answer(connection) == (400, message)
+        assert read_response(connection) == (400, message)
 
 
 def test_what_does_not_arrive_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

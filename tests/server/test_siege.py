@@ -300,6 +300,15 @@ def test_a_500_keeps_the_connection(live: Live, monkeypatch: pytest.MonkeyPatch)
     connection.close()
 
 
+def test_a_body_that_breaks_off_behind_its_response_ends_the_connection(live: Live, caplog: Any) -> None:
+    with live.connect() as connection:
+        connection.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
+        assert read_response(connection)[0] == 200
+        connection.sendall(b"not a chunk\r\n")
+        assert connection.recv(1000) == b""
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 def test_errors_of_libraries_are_lines_of_the_log() -> None:
     """Python's own handler writes at once, to a reader that may not read."""
     code = "import logging; from dflash_trt.server.log import set_up_logging; set_up_logging(); "
