@@ -7,9 +7,10 @@ TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/pip install --disable-pip-version-check $$(test -t 1 || echo --quiet)
 DEMO   := demo
 PROMPT ?= "def main("
-# Test processes: one more than cores, since some tests wait for other processes; up to eight.
-JOBS   ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores + 1 : 8)))
-PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
+# Test processes: one more than cores, since some tests wait for other processes; the slow checks keep cores busy.
+CORES  := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 7 ? cores : 7)))
+JOBS   ?= $(shell echo $$(($(CORES) + 1)))
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
 .PHONY: help build demo dynamo demo-cluster test test-full test-gpu gpu-report contract lint docs dashboards catalog bench bench-quantize bench-estimate bench-attention bench-report count-kernel wheels clean
 
@@ -59,6 +60,7 @@ demo-cluster: dynamo  ## Dynamo's frontend and two workers on this machine; one 
 test: $(TOOLS)  ## everything that needs no GPU
 	$(PYTEST)
 
+test-full: JOBS := $(CORES)
 test-full: $(TOOLS)  ## `make test` and the slow checks
 	$(PYTEST) -m 'not gpu'
 
