@@ -22,6 +22,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, directory: Path, version: str, gpu:
     monkeypatch.setitem(sys.modules, "tensorrt", recorder)
     monkeypatch.setattr(machine, "gpu", lambda index=0: gpu)
     library = directory / "libdflash_trt_plugins.so"
-    library.write_bytes(b"plugin")
+    if not library.exists():  # other ranks may be reading it
+        library.write_bytes(b"plugin")
     monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(library))
     return recorder

@@ -21,6 +21,8 @@ from tests.trtllm.fake_package import write_launcher, write_package, write_serve
 from tests.trtllm.pool_schedule import open_setup
 
 MPIEXEC = [f"{sys.prefix}/bin/mpiexec", "-n"]
+SCRIPT = [sys.executable, "-m", "mpi4py", "-m"]
+"""A rank that fails ends the others."""
 OURS = "dflash_trt.trtllm.registration"
 
 
@@ -36,7 +38,7 @@ def run(command: list[str], path: Path | None = None) -> subprocess.CompletedPro
 def test_all_ranks_propose_the_same_tokens(tmp_path: Path, num_ranks: int) -> None:
     target = FIXTURES / "tiny-gpt-oss"
     build(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "engine", target)
-    script = [sys.executable, "-m", "tests.trtllm.rank_script", str(tmp_path / "engine"), str(target)]
+    script = [*SCRIPT, "tests.trtllm.rank_script", str(tmp_path / "engine"), str(target)]
     result = run([*MPIEXEC, str(num_ranks), *script])
     assert result.returncode == 0, result.stderr
     ranks = json.loads(result.stdout)
@@ -51,7 +53,7 @@ def test_all_ranks_propose_the_same_tokens(tmp_path: Path, num_ranks: int) -> No
 def test_ranks_with_pools_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> None:
     """Pages lie elsewhere on each, and all propose what one does with a dense cache."""
     open_setup(tmp_path / "engine", monkeypatch)
-    script = [sys.executable, "-m", "tests.trtllm.pooled_rank_script", str(tmp_path / "engine")]
+    script = [*SCRIPT, "tests.trtllm.pooled_rank_script", str(tmp_path / "engine")]
     result = run([*MPIEXEC, str(num_ranks), *script])
     assert result.returncode == 0, result.stderr
     ranks = json.loads(result.stdout)
@@ -64,7 +66,7 @@ def test_ranks_with_pools_of_their_own(tmp_path: Path, monkeypatch: pytest.Monke
 def test_ranks_that_share_the_drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> None:
     """Each has its heads in a pool of its own, V1 or V2; together they propose what one with all heads does."""
     open_setup(tmp_path / "engine", monkeypatch, num_ranks)
-    script = [sys.executable, "-m", "tests.trtllm.shared_rank_script", str(tmp_path / "engine")]
+    script = [*SCRIPT, "tests.trtllm.shared_rank_script", str(tmp_path / "engine")]
     result = run([*MPIEXEC, str(num_ranks), *script])
     assert result.returncode == 0, result.stderr
     ranks = json.loads(result.stdout)
