@@ -21,6 +21,7 @@ import pytest
 from msgspec.structs import replace
 
 from dflash_trt.errors import EngineError
+from dflash_trt.runtime.backend import Chunk
 from dflash_trt.runtime.request import FinishReason
 from dflash_trt.server import http_server
 from dflash_trt.server.http_server import HttpServer
@@ -141,13 +142,14 @@ def test_what_the_end_of_the_drain_cancels_is_told(live: Live, monkeypatch: pyte
     stream = type(live.llm.backend).stream
 
     async def cancelled(*args: Any, **options: Any) -> AsyncGenerator[Any, None]:
+        yield Chunk(text="a", token_ids=[5], completion=None)  # the stream has begun
         async for chunk in stream(*args, **options):
             completion = chunk.completion and replace(chunk.completion, finish_reason=FinishReason.CANCELLED)
             yield replace(chunk, completion=completion)
 
     monkeypatch.setattr(type(live.llm.backend), "stream", cancelled)
-    assert live.post(prompt="x", max_tokens=4).status_code == 503
-    *_, last = live.events(prompt="x", max_tokens=4)
+    assert live.post(prompt="x", max_tokens=1).status_code == 503
+    *_, last = live.events(prompt="x", max_tokens=1)
     assert last["error"]["message"] == "the server is shutting down"
 
 
