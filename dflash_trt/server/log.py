@@ -51,7 +51,7 @@ class NonBlockingHandler(logging.Handler):
 
 
 def set_up_logging() -> None:
-    """The access log, our warnings and libraries' errors on stderr, with the time; nothing writes there otherwise."""
+    """The access log, our warnings and libraries' errors on stderr, with the time."""
     handler = NonBlockingHandler()
     handler._is_idle.set()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))

@@ -300,7 +300,7 @@ def test_a_500_keeps_the_connection(live: Live, monkeypatch: pytest.MonkeyPatch)
     connection.close()
 
 
-def test_a_body_that_breaks_off_behind_its_response_ends_the_connection(live: Live, caplog: Any) -> None:
+def test_a_body_that_breaks_off_behind_its_response(live: Live, caplog: pytest.LogCaptureFixture) -> None:
     with live.connect() as connection:
         connection.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
         assert read_response(connection)[0] == 200
