@@ -44,6 +44,8 @@ MAX_HEADER_BYTES = 16384
 HEADERS_END = re.compile(rb"\n\r?\n")
 LAST_CHUNK = re.compile(rb"\r?\n?0+[;\s]")
 """Its size; trailers follow."""
+LAST_CHUNK_BYTES = 23
+"""Of what LAST_CHUNK matches: h11 0.16 takes at most 20 digits."""
 ACCEPT_RETRY_SECONDS = 0.5
 BACKLOG = 2048
 RESERVED_FILES = 16
@@ -101,7 +103,8 @@ class Connection(h11.Connection):
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """The next one in what was received."""
         if self._is_chunk_next and not self._is_trailer_next:
-            self._is_trailer_next = LAST_CHUNK.match(self.trailing_data[0]) is not None
+            start = self._receive_buffer._data[:LAST_CHUNK_BYTES]  # trailing_data copies all that was received
+            self._is_trailer_next = LAST_CHUNK.match(start) is not None
         if self.their_state is h11.IDLE or self._is_trailer_next:
             self._check_headers(self.trailing_data[0])
         event = super().next_event()

@@ -25,7 +25,7 @@ def request(rng: random.Random) -> bytes:
     while body:
         chunk, body = body[: (size := rng.randrange(1, 80))], body[size:]
         chunks.append(rng.choice([b"%x", b"0%x", b"%X;a=b"]) % len(chunk) + b"\r\n%b\r\n" % chunk)
-    last = rng.choice([b"0", b"000", b"0;x=y"]) + b"\r\n"
+    last = rng.choice([b"0", b"0" * 20, b"0;x=y"]) + b"\r\n"
     return HEAD + fields(rng) + b"transfer-encoding: chunked\r\n\r\n" + b"".join(chunks) + last + fields(rng) + b"\r\n"
 
 
