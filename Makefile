@@ -12,7 +12,7 @@ CORES  := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 7 ? co
 JOBS   ?= $(shell echo $$(($(CORES) + 1)))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: help build demo dynamo demo-cluster test test-full test-gpu gpu-report contract lint docs dashboards catalog bench bench-quantize bench-estimate bench-attention bench-report count-kernel wheels clean
+.PHONY: help build demo dynamo demo-cluster test test-full test-oldest test-gpu gpu-report contract lint docs dashboards catalog bench bench-quantize bench-estimate bench-attention bench-report count-kernel wheels clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | column -t -s '	'
@@ -63,6 +63,14 @@ test: $(TOOLS)  ## everything that needs no GPU
 test-full: JOBS := $(CORES)
 test-full: $(TOOLS)  ## `make test` and the slow checks
 	$(PYTEST) -m 'not gpu'
+
+OLDEST := .venv-oldest
+test-oldest: export PIP_CONSTRAINT = $(CURDIR)/$(OLDEST)/constraints.txt
+test-oldest:  ## `make test` with the oldest packages that pyproject.toml allows, torch aside, in .venv-oldest
+	@test -x $(OLDEST)/bin/uv || { $(PYTHON) -m venv $(OLDEST) && PIP_CONSTRAINT= $(OLDEST)/bin/pip install --quiet uv; }
+	@echo '$(TORCH)' | $(OLDEST)/bin/uv pip compile --quiet --resolution lowest-direct --overrides - -o $(PIP_CONSTRAINT) \
+	$(addprefix --extra ,guided mpi observe otel serve triton) pyproject.toml
+	$(MAKE) test VENV=$(OLDEST)
 
 test-gpu: $(TOOLS)  ## the kernels on this machine's GPU; compiles them first
 	$(PIP) --no-deps --editable . -C cmake.define.DFLASH_CUDA=ON
@@ -115,4 +123,4 @@ wheels: build  ## wheels for x86_64 and aarch64 Linux in dist/, compiled by zig;
 	$(PIP) 'dflash-trt[wheels]' && $(BIN)/python tools/wheels.py
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(DYNAMO) $(DEMO) build mkdocs.yml .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DYNAMO) $(OLDEST) $(DEMO) build mkdocs.yml .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -21,7 +21,7 @@ from dflash_trt.targets.dtype import DTYPES
 NUMBER = re.compile("[0-9]{1,5}")
 
 
-class Concurrencies(click.ParamType[tuple[int, ...]]):
+class Concurrencies(click.ParamType):  # type: ignore[type-arg]  # generic as of click 8.4
     """1,2,4."""
 
     name = "N,..."
@@ -36,7 +36,7 @@ class Concurrencies(click.ParamType[tuple[int, ...]]):
         return tuple(dict.fromkeys(map(int, words)))
 
 
-class KeyValue(click.ParamType[tuple[str, str]]):
+class KeyValue(click.ParamType):  # type: ignore[type-arg]
     """KEY=VALUE."""
 
     def __init__(self, name: str) -> None:

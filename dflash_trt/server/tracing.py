@@ -121,7 +121,7 @@ class RequestSpan:
     def add_completion(self, index: int, completion: Completion, *, is_only: bool) -> None:
         """Children of sequence `index`, which has ended; latencies are the request's where there `is_only` one."""
         self._num_output_tokens += len(completion.token_ids)
-        self._finish_reasons.append(completion.finish_reason)
+        self._finish_reasons.append(str(completion.finish_reason))
         self._span.set_attribute("gen_ai.usage.output_tokens", self._num_output_tokens)
         self._span.set_attribute("gen_ai.response.finish_reasons", self._finish_reasons)
         queue, ttft, seconds = completion.queue_seconds or 0.0, completion.ttft_seconds, completion.seconds

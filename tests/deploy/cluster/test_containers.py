@@ -34,6 +34,12 @@ def test_dockerfiles_pass_hadolint(file: Path) -> None:
     assert (result.returncode, result.stdout) == (0, "")
 
 
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+def test_dockerfiles_install_what_the_package_asks_for(file: Path) -> None:
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    assert [each for each in re.findall(r'"[\w-]+>=[\d.]+"', file.read_text()) if each not in project] == []
+
+
 @pytest.mark.parametrize("file", COMPOSE, ids=lambda file: file.name)
 def test_compose_files_name_what_is_there(file: Path) -> None:
     assert list(problems(yaml.safe_load(file.read_text()))) == []
