@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import os
 import re
 import signal
@@ -12,7 +14,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,31 +65,31 @@ def _drain(process: Process, url: str) -> None:
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_no_grammar_outlives_the_server(engine: Path, chat_target: Path, tmp_path: Path, end: signal.Signals) -> None:
     """Nor delays its end."""
-    answers: list[httpx.Response] = []
-
-    def ask(text: str) -> None:
-        body = {"prompt": "x", "max_tokens": 4, "structured_outputs": {"regex": text}}
-        answers.append(httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE))
-
-    def endless() -> None:
-        with suppress(httpx.TransportError):
-            ask("a?" * 5000)
-
     with started(engine, chat_target, tmp_path / "log", "--drain-seconds", 1) as process:
         url = process.await_url()
-        ask("[a-z]{3}")
+
+        def ask(text: str) -> http.client.HTTPConnection:
+            connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE)
+            body = {"prompt": "x", "max_tokens": 4, "structured_outputs": {"regex": text}}
+            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+            return connection
+
+        assert ask("[a-z]{3}").getresponse().status == 200
         before = children(process.popen.pid)
-        clients = [threading.Thread(target=endless) for _ in range(3)]
-        for client in clients:
-            client.start()
+        clients = [ask("a?" * 5000) for _ in range(3)]
+        assert httpx.get(f"{url}/health").status_code == 200  # then what came before it has been read, too
         until(lambda: len(children(process.popen.pid)) == len(before) + 1)
         started_by_it = children(process.popen.pid)
         process.popen.send_signal(end)
-        assert process.popen.wait(PATIENCE) == (0 if end == signal.SIGTERM else -end)
         for client in clients:
-            client.join(PATIENCE)
+            if end == signal.SIGTERM:
+                assert client.getresponse().status == 503
+            else:
+                with pytest.raises(ConnectionError):
+                    client.getresponse()
+            client.close()
+        assert process.popen.wait(PATIENCE) == (0 if end == signal.SIGTERM else -end)
         until(lambda: not any(Path(f"/proc/{child}").exists() for child in started_by_it))
-        assert [answer.status_code for answer in answers] == [200] + [503] * (3 if end == signal.SIGTERM else 0)
         assert "Traceback" not in process.text
 
 
