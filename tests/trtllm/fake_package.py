@@ -264,16 +264,18 @@ fi
 """,
     "llmapi/__init__.py": "",
     "llmapi/mpi_session.py": """
-import os
 import time
 from multiprocessing.connection import Client
 
 
 class RemoteMpiCommSessionClient:
     def __init__(self, addr, hmac_key):
-        while not os.path.exists(addr):
-            time.sleep(0.05)
-        self.queue = Client(addr, authkey=hmac_key)
+        while True:
+            try:
+                self.queue = Client(addr, authkey=hmac_key)
+                return
+            except (FileNotFoundError, ConnectionRefusedError):  # its name is there before it listens
+                time.sleep(0.05)
 
     def submit(self, task, *args, sync=False, **kwargs):
         self.queue.send((task, args, kwargs))
