@@ -55,7 +55,7 @@ dynamo: $(DYNAMO)/installed  ## NVIDIA Dynamo in .venv-dynamo, where the tests o
 
 demo-cluster: export OMP_NUM_THREADS = 1
 demo-cluster: dynamo  ## Dynamo's frontend and two workers on this machine; one of them is killed in the middle of an answer
-	$(DYNAMO)/bin/python -m tests.dynamo.demo
+	$(DYNAMO)/bin/python -m tests.runtime.dynamo.demo
 
 test: $(TOOLS)  ## everything that needs no GPU
 	$(PYTEST)

@@ -34,23 +34,23 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.forced_acceptance import random_prompts, write_pair  # noqa: E402
+from dflash_trt.api.runtime_options import RuntimeOptions  # noqa: E402
+from dflash_trt.api.sampling_params import SamplingParams  # noqa: E402
+from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
-from dflash_trt.cpu import accelerate as cpu  # noqa: E402
-from dflash_trt.doctor import cpu_model  # noqa: E402
-from dflash_trt.graph.cpu import lowering, ort_session  # noqa: E402
-from dflash_trt.kvcache.slots import SlotPool  # noqa: E402
 from dflash_trt.runtime import accept, decoder, pair  # noqa: E402
+from dflash_trt.runtime.cpu import accelerate as cpu  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
+from dflash_trt.runtime.drafter.onnxruntime import lowering, ort_session  # noqa: E402
+from dflash_trt.runtime.kvcache.slots import SlotPool  # noqa: E402
 from dflash_trt.runtime.load import open_session  # noqa: E402
-from dflash_trt.runtime.options import RuntimeOptions  # noqa: E402
 from dflash_trt.runtime.pair import LocalPair  # noqa: E402
 from dflash_trt.runtime.pending_taps import NO_SLOT  # noqa: E402
-from dflash_trt.runtime.sampling import SamplingParams  # noqa: E402
 from dflash_trt.runtime.session import Session  # noqa: E402
-from dflash_trt.targets import packed_target  # noqa: E402
-from dflash_trt.targets.gathered_attention import GatheredPass  # noqa: E402
-from dflash_trt.targets.target import side_by_side  # noqa: E402
+from dflash_trt.runtime.targets import packed_target  # noqa: E402
+from dflash_trt.runtime.targets.gathered_attention import GatheredPass  # noqa: E402
+from dflash_trt.runtime.targets.target import side_by_side  # noqa: E402
 from tests import decoding  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.fixtures_data import PAIRS, prompts  # noqa: E402

@@ -22,11 +22,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from dflash_trt import _C
+from dflash_trt.cli.machine_report import cpu_model
 from dflash_trt.cli.output import print_table
-from dflash_trt.doctor import cpu_model
-from tests.graph.cpu.test_attention_operator import feeds_of, session
 from tests.plugins import test_reference
 from tests.plugins.cases import Case
+from tests.runtime.drafter.onnxruntime.test_attention_operator import feeds_of, session
 
 COLD_BYTES = 24 * 2**20
 CALLS = 30

@@ -38,13 +38,13 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.forced_acceptance import ForcedPair, random_prompts, write_pair  # noqa: E402
+from dflash_trt.api.runtime_options import RuntimeOptions  # noqa: E402
+from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
-from dflash_trt.doctor import cpu_model  # noqa: E402
-from dflash_trt.graph.cpu import ort_session  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length  # noqa: E402
+from dflash_trt.runtime.drafter.onnxruntime import ort_session  # noqa: E402
 from dflash_trt.runtime.load import open_session  # noqa: E402
-from dflash_trt.runtime.options import RuntimeOptions  # noqa: E402
 from dflash_trt.runtime.request import Request  # noqa: E402
 from dflash_trt.runtime.session import Session, run  # noqa: E402
 from tests.decoding import greedy, open_without_tokenizer  # noqa: E402

@@ -27,15 +27,15 @@ from transformers.utils import logging
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from dflash_trt.api.runtime_options import RuntimeOptions  # noqa: E402
+from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
-from dflash_trt.doctor import cpu_model  # noqa: E402
 from dflash_trt.observe.estimate.constants import Rates  # noqa: E402
 from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape  # noqa: E402
 from dflash_trt.observe.estimate.shapes import System  # noqa: E402
 from dflash_trt.observe.estimate.step import StepLoad, StepModel  # noqa: E402
 from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.load import open_session  # noqa: E402
-from dflash_trt.runtime.options import RuntimeOptions  # noqa: E402
 from dflash_trt.runtime.session import Session  # noqa: E402
 from tests.decoding import greedy  # noqa: E402
 from tests.engines import build  # noqa: E402

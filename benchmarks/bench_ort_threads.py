@@ -5,7 +5,7 @@ Drafts of two layers with random weights, from a largest matrix of a quarter MiB
 of 8 behind 64 rows of context, by one thread and by as many as torch has. Before each pass torch computes on its own
 threads and reads 16 MiB, as a target does between two drafts, so ONNX Runtime's sleep and caches are cold. Both ways
 take turns; wall-clock is the median pass, CPU time the mean of the process while it lasts. "rule" is what
-`graph/cpu/ort_session.num_threads` chooses. Prints tables, asserts nothing; two minutes, best when nothing else runs.
+`runtime/drafter/onnxruntime/ort_session.num_threads` chooses. Prints tables, asserts nothing; two minutes, best when nothing else runs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import torch
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
-from dflash_trt.doctor import cpu_model  # noqa: E402
-from dflash_trt.drafter.drafter import Drafter  # noqa: E402
-from dflash_trt.drafter.onnx_executor import OnnxExecutor  # noqa: E402
 from dflash_trt.engine.manifest import read_manifest  # noqa: E402
-from dflash_trt.graph.cpu import ort_session  # noqa: E402
+from dflash_trt.runtime.drafter.drafter import Drafter  # noqa: E402
+from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor  # noqa: E402
+from dflash_trt.runtime.drafter.onnxruntime import ort_session  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.reference.synthetic import DraftSizes, write_random_draft  # noqa: E402
 

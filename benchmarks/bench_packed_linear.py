@@ -4,7 +4,7 @@
 One linear layer at a time, by one thread: `_C`'s PackedLinear on BF16, FP8 and NVFP4, and a Gemm on the same numbers in
 FLOAT, which ONNX Runtime packs when the session is made. They take turns; each time is the median, in microseconds, and
 beside it the ratio to the Gemm. Between two calls other memory is read, as a target does between two drafts, so weights
-come from where they would then: --cold MiB of it. "rule" is what `graph/cpu/packed_linear.MIN_PACKED` chooses.
+come from where they would then: --cold MiB of it. "rule" is what `runtime/drafter/onnxruntime/packed_linear.MIN_PACKED` chooses.
 Prints tables, asserts nothing; two minutes, best when nothing else runs.
 """
 
@@ -24,10 +24,10 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt import _C  # noqa: E402
+from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
-from dflash_trt.doctor import cpu_model  # noqa: E402
-from dflash_trt.graph.cpu.packed_linear import MIN_PACKED, PACKED_LINEAR  # noqa: E402
-from dflash_trt.graph.onnx_builder import OPSET, PLUGIN_DOMAIN  # noqa: E402
+from dflash_trt.engine.graph.onnx_builder import OPSET, PLUGIN_DOMAIN  # noqa: E402
+from dflash_trt.runtime.drafter.onnxruntime.packed_linear import MIN_PACKED, PACKED_LINEAR  # noqa: E402
 
 SHAPES = ((256, 128), (384, 128), (512, 256), (1536, 256), (512, 512), (3072, 512), (1024, 1024), (6144, 1024),
           (5120, 2880), (2880, 7680))  # fmt: skip

@@ -19,13 +19,13 @@ import torch
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
-from dflash_trt.cpu.paged_attention import PagedPass  # noqa: E402
-from dflash_trt.doctor import cpu_model  # noqa: E402
-from dflash_trt.kvcache.slot_cache import SlotCache  # noqa: E402
-from dflash_trt.targets.gathered_attention import GatheredPass  # noqa: E402
-from dflash_trt.targets.packed_pass import AttentionRule, Pass  # noqa: E402
-from dflash_trt.targets.target import Segment  # noqa: E402
+from dflash_trt.runtime.cpu.paged_attention import PagedPass  # noqa: E402
+from dflash_trt.runtime.kvcache.slot_cache import SlotCache  # noqa: E402
+from dflash_trt.runtime.targets.gathered_attention import GatheredPass  # noqa: E402
+from dflash_trt.runtime.targets.packed_pass import AttentionRule, Pass  # noqa: E402
+from dflash_trt.runtime.targets.target import Segment  # noqa: E402
 
 SHAPES = {"tiny-qwen3": (8, 4, 32), "tiny-gpt-oss": (8, 2, 16), "qwen3-0.6b": (16, 8, 128), "gpt-oss-120b": (64, 8, 64)}
 """Query heads, KV heads, head_dim."""

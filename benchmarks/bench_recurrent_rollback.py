@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from transformers import PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.utils import logging
 
+from dflash_trt.cli.machine_report import cpu_model
 from dflash_trt.cli.output import print_table
-from dflash_trt.doctor import cpu_model
-from dflash_trt.targets.packed_target import PackedTarget
-from dflash_trt.targets.sequential_target import SequentialTarget
-from dflash_trt.targets.target import Segment
+from dflash_trt.runtime.targets.packed_target import PackedTarget
+from dflash_trt.runtime.targets.sequential_target import SequentialTarget
+from dflash_trt.runtime.targets.target import Segment
 
 PROMPT_TOKENS = 64
 VOCAB_SIZE = 1000

@@ -25,14 +25,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from dflash_trt.cli.output import print_table
-from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.graph.cpu import attention as cpu_attention
-from dflash_trt.graph.cpu import ort_session
-from dflash_trt.graph.cpu.lowering import lower_to_cpu
-from dflash_trt.measure.replay import BATCH_SIZE, Replayed, replay
-from dflash_trt.measure.statistics import mean_tau, tau_loss
-from dflash_trt.quantize.features import FeatureFile, open_features
+from dflash_trt.runtime.drafter.onnxruntime import attention as cpu_attention
+from dflash_trt.runtime.drafter.onnxruntime import ort_session
+from dflash_trt.runtime.drafter.onnxruntime.lowering import lower_to_cpu
+from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.measure.features import FeatureFile, open_features
+from dflash_trt.runtime.measure.replay import BATCH_SIZE, Replayed, replay
+from dflash_trt.runtime.measure.statistics import mean_tau, tau_loss
 from tests.plugins.cases import BF16, FP8, GPT_OSS, QWEN3_8B, Case
 from tests.plugins.kernel.oracle import expect
 from tests.plugins.tensors import draw
@@ -89,7 +89,9 @@ def with_rounded_queries(softmax: str) -> str:
     keys = "\n    keys = Concat <axis: int = 1> (all_k, no_key)"
     changed = softmax.replace(keys, NO_KEY).replace("q_rows", "q_both").replace("all_k", "k_both")
     if not {"q_both", "k_both"} <= set(re.findall(r"\w+", changed)):
-        raise click.ClickException(f"graph/cpu/attention.py: expected attention of q_rows to all_k, found {softmax}")
+        raise click.ClickException(
+            f"runtime/drafter/onnxruntime/attention.py: expected attention of q_rows to all_k, found {softmax}"
+        )
     return ROUNDED + changed
 
 

@@ -22,9 +22,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from dflash_trt.drafter.proposals import Draw, Proposals
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength
+from dflash_trt.runtime.drafter.proposals import Draw, Proposals
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.session import Session
 from tests.reference.synthetic import DraftSizes, write_random_draft

@@ -30,10 +30,10 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt import __version__  # noqa: E402
-from dflash_trt.doctor import package_version  # noqa: E402
-from dflash_trt.doctor.gpu_report import MachineFinding, gpus  # noqa: E402
-from dflash_trt.engine.plan import check_precision  # noqa: E402
-from dflash_trt.engine.tensorrt_api import OLDEST  # noqa: E402
+from dflash_trt.cli.gpu_report import MachineFinding, gpus  # noqa: E402
+from dflash_trt.cli.machine_report import package_version  # noqa: E402
+from dflash_trt.engine.plans.plan import check_precision  # noqa: E402
+from dflash_trt.engine.plans.tensorrt_api import OLDEST  # noqa: E402
 from dflash_trt.errors import BuildError  # noqa: E402
 from dflash_trt.quantize.recipe import FP8_KV, load_recipe  # noqa: E402
 
@@ -259,7 +259,7 @@ def make_report(report: Report, work: Path, output: Path) -> None:
 
 def examine() -> list[MachineFinding]:
     """What doctor finds, in a process of its own: this one has loaded the module that was compiled before."""
-    source = "import msgspec; from dflash_trt.doctor import examine; print(msgspec.json.encode(examine()).decode())"
+    source = "from dflash_trt.cli import machine_report as m; import msgspec; print(msgspec.json.encode(m.examine()).decode())"
     status, output = run((*PYTHON, "-c", source), 180)
     try:
         return msgspec.json.decode(output.splitlines()[-1], type=list[MachineFinding])

@@ -17,26 +17,26 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from dflash_trt.builder.tensorrt.add_plans import add_plans
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.cli.output import print_table
 from dflash_trt.deploy.deployment_file import DeploymentFile
 from dflash_trt.deploy.gpus import known_gpus
 from dflash_trt.deploy.resolve import resolve
-from dflash_trt.drafter.drafter import Drafter
-from dflash_trt.drafter.executor import DraftInputs, Executor
-from dflash_trt.drafter.launcher import CudaLauncher, CurrentStreamLauncher, Launcher
-from dflash_trt.drafter.onnx_executor import OnnxExecutor
-from dflash_trt.drafter.tensorrt_executor import TensorRTExecutor
-from dflash_trt.engine import machine, tensorrt_api
+from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.engine.plan import PlanOptions
-from dflash_trt.engine.plugin_library import plugin_library
+from dflash_trt.engine.plans import machine, tensorrt_api
+from dflash_trt.engine.plans.add_plans import add_plans
+from dflash_trt.engine.plans.launcher import CudaLauncher, CurrentStreamLauncher, Launcher
+from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.engine.plans.plugin_library import plugin_library
+from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.inputs import system
 from dflash_trt.observe.estimate.step import StepLoad, StepModel
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
+from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from tests.engines import build
 from tests.reference.synthetic import DraftSizes, write_random_draft
 

@@ -7,12 +7,12 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dflash_trt.api.backend import Chunk as Chunk
+    from dflash_trt.api.completion import Completion as Completion
+    from dflash_trt.api.sampling_params import SamplingParams as SamplingParams
     from dflash_trt.errors import DFlashError as DFlashError
     from dflash_trt.errors import RequestError as RequestError
     from dflash_trt.llm import LLM as LLM
-    from dflash_trt.runtime.backend import Chunk as Chunk
-    from dflash_trt.runtime.completion import Completion as Completion
-    from dflash_trt.runtime.sampling import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "Chunk", "Completion", "DFlashError", "RequestError", "SamplingParams", "__version__"]

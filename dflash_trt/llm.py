@@ -10,18 +10,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
+from dflash_trt.api.backend import Chunk, Messages, Prompt, run
+from dflash_trt.api.completion import Completion
+from dflash_trt.api.metrics import DecoderMetrics
+from dflash_trt.api.prompts import is_prompt
+from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
+from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.api.tokenizer import encode_chat
+from dflash_trt.api.vllm_names import LLM_ARGUMENTS, RENAMED, REQUEST_ARGUMENTS, refuse_others
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.progress_display import progress_bar
-from dflash_trt.runtime.backend import Chunk, Messages, Prompt, run
-from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.embedded_backend import PendingRequest
-from dflash_trt.runtime.metrics import DecoderMetrics
 from dflash_trt.runtime.open_backend import open_engine
-from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
-from dflash_trt.runtime.prompts import is_prompt
-from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.runtime.vllm_names import LLM_ARGUMENTS, RENAMED, REQUEST_ARGUMENTS, refuse_others
-from dflash_trt.targets.tokenizer import encode_chat
+from dflash_trt.runtime.progress_display import progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -42,8 +42,8 @@ def target_dir(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def sessions() -> dict[str, Session]:
     """Both trained pairs, built and loaded once."""
+    from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.runtime.load import open_session
-    from dflash_trt.runtime.options import RuntimeOptions
     from tests.engines import trained_engine
     from tests.fixtures_data import PAIRS
     from tests.paths import FIXTURES
@@ -56,7 +56,7 @@ def sessions() -> dict[str, Session]:
 def features(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Three prompts answered with 40 tokens each, captured once from both fixture targets."""
     from tests.fixtures_data import PAIRS
-    from tests.quantize.feature_samples import capture
+    from tests.runtime.measure.feature_samples import capture
 
     directory = tmp_path_factory.mktemp("features")
     options = ("--max-prompts", 3, "--max-tokens", 40)

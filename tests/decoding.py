@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dflash_trt.api.completion import Completion
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.cpu.accelerate import accelerate
-from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.runtime.completion import Completion
+from dflash_trt.runtime.cpu.accelerate import accelerate
+from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.session import Session, run
-from dflash_trt.targets.huggingface import load_model, make_target
+from dflash_trt.runtime.targets.huggingface import load_model, make_target
 
 
 def greedy(max_tokens: int, stop_token_ids: Sequence[int] = ()) -> SamplingParams:

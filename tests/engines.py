@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from dflash_trt.builder.engine_directory import build_engine, describe_source
-from dflash_trt.builder.proposal_head import HeadChoice, with_head
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, read_target
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.graph.cpu.ort_session import graph_session
+from dflash_trt.engine.proposal_head import HeadChoice, with_head
+from dflash_trt.engine.write import build_engine, describe_source
+from dflash_trt.runtime.drafter.onnxruntime.ort_session import graph_session
 from tests.paths import FIXTURES
 
 FloatArray = npt.NDArray[np.float32]

@@ -12,11 +12,11 @@ import msgspec
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_trt.builder.engine_directory import build_engine, describe_source
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.engine.manifest import Manifest, read_manifest
+from dflash_trt.engine.write import build_engine, describe_source
 from tests.engines import fitting_target
 
 

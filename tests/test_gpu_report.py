@@ -18,11 +18,11 @@ from torch import Tensor
 from benchmarks import gpu_report, gpu_steps
 from benchmarks.gpu_report import FAILED, LACKED, PASSED, Gpu, Outcome, Report, Step, make_report, page, run
 from dflash_trt.cli import cli
-from dflash_trt.doctor.gpu_report import MachineFinding
-from dflash_trt.drafter.executor import DraftInputs
-from dflash_trt.drafter.onnx_executor import OnnxExecutor
-from dflash_trt.engine.machine import Gpu as DriverGpu
+from dflash_trt.cli.gpu_report import MachineFinding
+from dflash_trt.engine.executor import DraftInputs
 from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.engine.plans.machine import Gpu as DriverGpu
+from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import B300, H200, pretend
 from tests.contract.recorder import VERSIONS

@@ -16,7 +16,7 @@ from dflash_trt.cli.options import PATH, json_option, options
 from dflash_trt.cli.output import resumable
 from dflash_trt.errors import shown
 from dflash_trt.files.command import quoted
-from dflash_trt.targets.dtype import DTYPES
+from dflash_trt.runtime.targets.dtype import DTYPES
 
 NUMBER = re.compile("[0-9]{1,5}")
 

@@ -22,20 +22,20 @@ from dflash_trt.deploy.catalog import trained_for
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
 from dflash_trt.deploy.dry_run import fitting_deployment
 from dflash_trt.deploy.resolve import UNQUANTIZED, ResolvedDeployment, plan_sizes
-from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.errors import ConfigError, DFlashError
 from dflash_trt.files.command import quoted
 
 if TYPE_CHECKING:
-    from dflash_trt.builder.build_job import HeadSummary
-    from dflash_trt.builder.proposal_head import HeadChoice
+    from dflash_trt.engine.build import HeadSummary
+    from dflash_trt.engine.proposal_head import HeadChoice
 
 
 def _head(context: click.Context, parameter: click.Parameter, text: str) -> HeadChoice | None:
     """--head, read; the builder is loaded for an own head only."""
     if text == "target":
         return None
-    from dflash_trt.builder.proposal_head import parse_head
+    from dflash_trt.engine.proposal_head import parse_head
 
     try:
         return parse_head(text)
@@ -208,7 +208,7 @@ def _write_engine(
 
     `name` is what the user called the draft; `plan_options` say what a deployment's plans, built now or later, serve.
     """
-    from dflash_trt.builder.build_job import BuildJob, run_build
+    from dflash_trt.engine.build import BuildJob, run_build
 
     recipe, ranges = None, None
     if request.recipe is not None:
@@ -239,8 +239,8 @@ def _print_head(head: HeadSummary, vocab_size: int) -> None:
 
 def _add_plans(engine: Path, plans: PlanRequest) -> None:
     """Raises what stops it, and says that the engine is complete without plans."""
-    from dflash_trt.builder.tensorrt.add_plans import add_plans
     from dflash_trt.engine.manifest import read_manifest
+    from dflash_trt.engine.plans.add_plans import add_plans
 
     plan_options = plans.options(read_manifest(engine).plan_options)
     try:

@@ -22,7 +22,7 @@ from dflash_trt.cli.options import (
 )
 from dflash_trt.cli.output import print_written
 from dflash_trt.files.command import quoted
-from dflash_trt.progress_display import progress_bar
+from dflash_trt.runtime.progress_display import progress_bar
 
 
 @click.command(short_help="Record a target's features for calibration.")
@@ -68,12 +68,12 @@ def capture(
       dflash-trt capture z-lab/gpt-oss-120b-DFlash --target openai/gpt-oss-120b --prompts prompts.jsonl \\
           --chat -o features.safetensors
     """
-    from dflash_trt.runtime.prompts import read_prompts
+    from dflash_trt.api.prompts import read_prompts
 
     draft_checkpoint, target_checkpoint = read_pair(draft, target)
     prompts = read_prompts(prompt_file)[:max_prompts]
 
-    from dflash_trt.measure.capture_job import CaptureOptions, capture_features
+    from dflash_trt.runtime.measure.capture_job import CaptureOptions, capture_features
 
     sequences, tokens = capture_features(
         draft_checkpoint, target_checkpoint, prompts, output,

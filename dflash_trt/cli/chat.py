@@ -15,9 +15,9 @@ from dflash_trt.cli.options import ENGINE, engine_target_option, options, runtim
 from dflash_trt.errors import RequestError, printable
 
 if TYPE_CHECKING:
+    from dflash_trt.api.sampling_params import SamplingParams
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
-    from dflash_trt.runtime.sampling import SamplingParams
-    from dflash_trt.server.channels import ChannelTokens
+    from dflash_trt.runtime.server.channels import ChannelTokens
 
 OPTIONS = ("draft_length", "cache_gib", "device", "dtype")
 HELP = "/reset begins anew, /exit ends (so does Ctrl-D), Ctrl-C stops an answer"
@@ -41,11 +41,11 @@ def chat(engine: Path, target: str | None, system: str | None, **settings: Any) 
     Example:
       dflash-trt chat engine --max-tokens 512
     """
+    from dflash_trt.api.runtime_options import RuntimeOptions
+    from dflash_trt.api.sampling_params import SamplingParams
+    from dflash_trt.api.tokenizer import check_chat
     from dflash_trt.runtime.checked_pair import CheckedPair
     from dflash_trt.runtime.open_backend import open_embedded
-    from dflash_trt.runtime.options import RuntimeOptions
-    from dflash_trt.runtime.sampling import SamplingParams
-    from dflash_trt.targets.tokenizer import check_chat
 
     runtime = RuntimeOptions(max_batch_size=1, **{name: settings.pop(name) for name in OPTIONS})
     params = SamplingParams(**settings)
@@ -66,7 +66,7 @@ class TerminalChat:
     """Messages so far; each answer is streamed, and becomes one of them."""
 
     def __init__(self, backend: EmbeddedBackend, params: SamplingParams, system: str | None) -> None:
-        from dflash_trt.server.channels import ChannelTokens
+        from dflash_trt.runtime.server.channels import ChannelTokens
 
         self._backend = backend
         self._params = params
@@ -80,7 +80,7 @@ class TerminalChat:
     async def ask(self, message: str) -> None:
         """Shows the answer as it comes, and what it cost; only an answer that came to its end is remembered."""
         from dflash_trt.runtime.request import FinishReason
-        from dflash_trt.server.channels import Channels
+        from dflash_trt.runtime.server.channels import Channels
 
         messages = [*self._messages, {"role": "user", "content": message}]
         tokenizer, stop = self._backend.tokenizer, self._params.stop_texts

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from dflash_trt.api.backend import Backend, run
+from dflash_trt.api.completion import Completion
+from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.api.tokenizer import encode
 from dflash_trt.cli.output import number_text, print_json, print_table
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.errors import EngineError, RequestError
-from dflash_trt.runtime.backend import Backend, run
-from dflash_trt.runtime.completion import Completion
-from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.targets.tokenizer import encode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

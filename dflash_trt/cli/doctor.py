@@ -16,8 +16,8 @@ from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.errors import RankError
 
 if TYPE_CHECKING:
-    from dflash_trt.doctor.gpu_report import MachineFinding
-    from dflash_trt.doctor.rank_report import Rank
+    from dflash_trt.cli.gpu_report import MachineFinding
+    from dflash_trt.cli.rank_report import Rank
 
 PIP = re.compile(r"pip install 'dflash-trt\[(\w+)\]'")
 HASH_DIGITS = 12  # of 64, which tell files apart and fit a column
@@ -59,7 +59,7 @@ def doctor(subject: str | None, ranks: bool, as_json: bool, **options: Any) -> N
     if ranks:
         _compare_ranks(None if subject is None else Path(subject), as_json)
         return
-    from dflash_trt.doctor import examine
+    from dflash_trt.cli.machine_report import examine
 
     findings = examine()
     if as_json:
@@ -85,7 +85,7 @@ def _row(finding: MachineFinding) -> tuple[str, str, str]:
 
 
 def _compare_ranks(engine: Path | None, as_json: bool) -> None:
-    from dflash_trt.doctor.rank_report import gather_ranks, problems
+    from dflash_trt.cli.rank_report import gather_ranks, problems
 
     reports = gather_ranks(engine)
     if reports is None:
@@ -103,7 +103,7 @@ def _compare_ranks(engine: Path | None, as_json: bool) -> None:
 
 def _print_ranks(ranks: list[Rank]) -> None:
     """What is the same everywhere once, the rest rank by rank."""
-    from dflash_trt.doctor.rank_report import fact_names
+    from dflash_trt.cli.rank_report import fact_names
 
     first = ranks[0]
     names = fact_names(ranks)

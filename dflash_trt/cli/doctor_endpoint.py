@@ -11,7 +11,7 @@ import msgspec
 
 from dflash_trt.cli.output import print_json, print_tables
 from dflash_trt.errors import EndpointError, printable
-from dflash_trt.progress_display import progress_line
+from dflash_trt.runtime.progress_display import progress_line
 
 if TYPE_CHECKING:
     from dflash_trt.observe.diagnosis.diagnosis import Diagnosis

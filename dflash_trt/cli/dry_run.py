@@ -16,7 +16,7 @@ from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, GpuMemory
 from dflash_trt.deploy.resolve import ResolvedDeployment, plan_sizes, resolve
 from dflash_trt.engine.drafter_memory import drafter_memory
 from dflash_trt.engine.manifest import read_manifest, read_parts
-from dflash_trt.engine.plan import check_limits, check_precision
+from dflash_trt.engine.plans.plan import check_limits, check_precision
 from dflash_trt.errors import ConfigError
 
 
@@ -43,7 +43,7 @@ def print_dry_run(
 
 def print_plan_dry_run(engine: Path, plans: PlanRequest, *, as_json: bool) -> None:
     """Prints how the plans of an engine directory would be built."""
-    from dflash_trt.builder.tensorrt.trtexec import trtexec_commands
+    from dflash_trt.engine.plans.trtexec import trtexec_commands
 
     manifest = read_manifest(engine)
     options = plans.options(manifest.plan_options)
@@ -63,7 +63,7 @@ def print_plan_dry_run(engine: Path, plans: PlanRequest, *, as_json: bool) -> No
 
 def _planned_commands(deployment: ResolvedDeployment, output: Path, plans: PlanRequest) -> list[str]:
     """trtexec's lines for an engine directory that need not be there yet."""
-    from dflash_trt.builder.tensorrt.trtexec import trtexec_commands
+    from dflash_trt.engine.plans.trtexec import trtexec_commands
 
     options = plans.options(plan_sizes(deployment))
     gpu = deployment.gpus.gpu

@@ -56,16 +56,16 @@ def dynamo(
     Example:
       dflash-trt dynamo engine --discovery-backend file
     """
-    from dflash_trt.dynamo.addresses import set_addresses
+    from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.errors import MissingDependencyError
     from dflash_trt.runtime.checked_pair import CheckedPair
-    from dflash_trt.runtime.options import RuntimeOptions
+    from dflash_trt.runtime.dynamo.addresses import set_addresses
 
     set_addresses(host, metrics_port)
     try:
-        from dflash_trt.dynamo.worker import serve
+        from dflash_trt.runtime.dynamo.worker import serve
     except ModuleNotFoundError as error:
-        from dflash_trt.doctor import DYNAMO
+        from dflash_trt.cli.machine_report import DYNAMO
 
         raise MissingDependencyError(f"missing package {error.name}", hint=DYNAMO) from None
     settings = RuntimeOptions(**options)

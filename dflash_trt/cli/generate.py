@@ -14,11 +14,11 @@ from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import RequestError
 from dflash_trt.files.json_file import MAX_BYTES, json_value
 from dflash_trt.files.read import read_bytes
-from dflash_trt.progress_display import progress_line
+from dflash_trt.runtime.progress_display import progress_line
 
 if TYPE_CHECKING:
+    from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.cli.decode import Job
-    from dflash_trt.runtime.options import RuntimeOptions
 
 OPTIONS = ("draft_length", "cache_gib", "device", "dtype", "tp")
 
@@ -57,9 +57,9 @@ def generate(
     if max_batch_size > 1 and not as_json:
         raise click.UsageError("--max-batch-size: answers decoded at once are printed with --json only")
 
+    from dflash_trt.api.runtime_options import RuntimeOptions
+    from dflash_trt.api.sampling_params import SamplingParams
     from dflash_trt.cli.decode import Job
-    from dflash_trt.runtime.options import RuntimeOptions
-    from dflash_trt.runtime.sampling import SamplingParams
 
     prompts: str | list[list[int]] = _read_prompts(token_ids) if token_ids else str(prompt)
     runtime = {name: settings.pop(name) for name in OPTIONS}
@@ -74,9 +74,9 @@ def generate(
 
 def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOptions) -> None:
     """Decodes with an engine directory in the embedded runtime; on ranks but 0, follows rank 0."""
+    from dflash_trt.api.prompts import check_prompt
     from dflash_trt.runtime.checked_pair import CheckedPair
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
-    from dflash_trt.runtime.prompts import check_prompt
     from dflash_trt.runtime.ranks.join import join
 
     with join(options.tp, options.device) as ranks:
@@ -102,8 +102,8 @@ def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOpti
 
 def _run_deployment(config: Path, target: str | None, job: Job) -> None:
     """Decodes with what a deployment file says in TensorRT-LLM."""
+    from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
     from dflash_trt.runtime.open_backend import open_backend
-    from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
     from dflash_trt.trtllm.llm_backend import deployment_tokenizer
 
     if job.baseline and job.params.temperature > 0:

@@ -25,7 +25,7 @@ from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.deploy.catalog import COLUMNS, catalog, entry, row, trained_for
 from dflash_trt.engine.drafter_memory import drafter_memory
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts
-from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.errors import printable
 from dflash_trt.files.command import quoted
 

@@ -9,9 +9,9 @@ from typing import Any
 import click
 import msgspec
 
-from dflash_trt.builder.tensorrt.timing_cache import TimingCache
 from dflash_trt.cli.options import PATH, options, refuse_given
-from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.engine.plans.timing_cache import TimingCache
 
 DEFAULTS = PlanOptions()
 SIZE = click.IntRange(1, 2**31 - 1)  # slots, lengths and positions are INT32 in both graphs

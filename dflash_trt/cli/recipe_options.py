@@ -52,7 +52,7 @@ def recipe_and_ranges(draft: DraftCheckpoint, recipe: str, calibration: str) -> 
         return loaded, None
     if not loaded.needs_ranges(draft.spec.linear_modules()):
         raise click.UsageError(f"--recipe {recipe} quantises weights only: it has no use for --calibration")
-    from dflash_trt.quantize.calibrate import activation_ranges
+    from dflash_trt.runtime.measure.calibrate import activation_ranges
 
     return loaded, activation_ranges(draft, Path(calibration))
 

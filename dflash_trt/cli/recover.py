@@ -26,10 +26,10 @@ from dflash_trt.cli.recipe_options import (
     recipe_option,
     target_option,
 )
-from dflash_trt.quantize.recovery.settings import Settings
+from dflash_trt.runtime.measure.recovery.settings import Settings
 
 if TYPE_CHECKING:
-    from dflash_trt.quantize.recovery.training_state import Progress
+    from dflash_trt.runtime.measure.recovery.training_state import Progress
 
 DEFAULTS = Settings()
 SECONDS_BETWEEN_LINES = 10
@@ -75,8 +75,8 @@ def recover(
     check_picture(plot)
     checkpoint = read_checked_draft(draft, target)
     loaded, ranges = recipe_and_ranges(checkpoint, recipe, calibration)
-    from dflash_trt.quantize.recovery.recover import recover_checkpoint
-    from dflash_trt.quantize.recovery.training_state import state_file
+    from dflash_trt.runtime.measure.recovery.recover import recover_checkpoint
+    from dflash_trt.runtime.measure.recovery.training_state import state_file
 
     with resumable(state_file(output)), _training_bar(settings["steps"]) as on_step:
         summary, progress = recover_checkpoint(

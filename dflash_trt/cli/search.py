@@ -13,8 +13,8 @@ from dflash_trt.cli.options import PATH, num_bytes, options, share
 from dflash_trt.cli.output import human_bytes, resumable
 from dflash_trt.cli.recipe_options import calibration_option, features_option, read_checked_draft, target_option
 from dflash_trt.files.command import command_line
-from dflash_trt.progress_display import progress_bar
 from dflash_trt.quantize.loadable import FORMATS, LOADABLE
+from dflash_trt.runtime.progress_display import progress_bar
 
 
 @click.command(short_help="Find the smallest or fastest recipe that keeps acceptance.")
@@ -59,9 +59,9 @@ def search(draft: str, output: Path, target: str | None, objective: str, force: 
     if (objective == "step-time") != (gpu is not None):
         raise click.UsageError("--objective step-time and --gpu go together")
     checkpoint = read_checked_draft(draft, target)
-    from dflash_trt.measure.statistics import loss_text
     from dflash_trt.observe.estimate.drafter_pass import drafter_seconds
-    from dflash_trt.quantize.search.search_job import SearchOptions, journal_file, search_recipe
+    from dflash_trt.runtime.measure.search.search_job import SearchOptions, journal_file, search_recipe
+    from dflash_trt.runtime.measure.statistics import loss_text
 
     search_options = SearchOptions(**settings | {"formats": tuple(sorted(set(settings["formats"])))})
     price = None

@@ -17,8 +17,8 @@ import click
 from dflash_trt.cli.options import ENGINE, PATH, drain_option, engine_target_option, options, runtime_options
 
 if TYPE_CHECKING:
-    from dflash_trt.server.endpoints import Endpoints
-    from dflash_trt.server.http_server import HttpServer
+    from dflash_trt.runtime.server.endpoints import Endpoints
+    from dflash_trt.runtime.server.http_server import HttpServer
 
 MAX_BODY_MIB = 1024
 
@@ -63,12 +63,12 @@ def serve(
       dflash-trt serve engine --api-key-file keys.txt
     """
     from dflash_trt.errors import EngineError
-    from dflash_trt.server.api_keys import ApiKeys
-    from dflash_trt.server.app import make_app
-    from dflash_trt.server.grammar_worker import start_forkserver
-    from dflash_trt.server.http_server import HttpServer, bind, exit_on_sigterm, max_connections
-    from dflash_trt.server.log import set_up_logging
-    from dflash_trt.server.tracing import open_tracing
+    from dflash_trt.runtime.server.api_keys import ApiKeys
+    from dflash_trt.runtime.server.app import make_app
+    from dflash_trt.runtime.server.grammar_worker import start_forkserver
+    from dflash_trt.runtime.server.http_server import HttpServer, bind, exit_on_sigterm, max_connections
+    from dflash_trt.runtime.server.log import set_up_logging
+    from dflash_trt.runtime.server.tracing import open_tracing
 
     keys = None if api_key_file is None else ApiKeys.read(api_key_file)
     with exit_on_sigterm(), bind(host, port) as listening:  # a port in use is reported before the target is loaded
@@ -79,7 +79,7 @@ def serve(
         tracing = open_tracing(otlp_traces_endpoint)
         _say(f"loading {target or engine}")
         from dflash_trt.llm import LLM
-        from dflash_trt.server.endpoints import Endpoints
+        from dflash_trt.runtime.server.endpoints import Endpoints
 
         with LLM(engine, target, **settings) as llm:
             gc.collect()

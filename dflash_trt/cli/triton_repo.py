@@ -21,7 +21,7 @@ from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.targets.dtype import DTYPES
+from dflash_trt.runtime.targets.dtype import DTYPES
 from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig, check_name
 
 

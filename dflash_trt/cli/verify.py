@@ -27,10 +27,10 @@ from dflash_trt.cli.output import print_json
 from dflash_trt.cli.verify_tables import print_replay_report, print_report
 from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import DFlashError
-from dflash_trt.progress_display import progress_bar, progress_line
+from dflash_trt.runtime.progress_display import progress_bar, progress_line
 
 if TYPE_CHECKING:
-    from dflash_trt.measure.verification import TokenPrompt
+    from dflash_trt.runtime.measure.verification import TokenPrompt
 
 Report = TypeVar("Report", bound=msgspec.Struct)
 MIN_TOKENS = 3
@@ -83,7 +83,7 @@ def verify(
         raise click.UsageError("expected --prompts or --features")
     check_picture(plot)
 
-    from dflash_trt.runtime.prompts import read_prompts
+    from dflash_trt.api.prompts import read_prompts
 
     if (config := deployment_path(str(engine))) is not None:
         refused = ("reference", "max_tau_loss", "plot", "dtype")
@@ -93,10 +93,10 @@ def verify(
         verify_deployment(config, target, read_prompts(prompt_file), max_tokens, chat=chat, as_json=as_json)
         return
 
-    from dflash_trt.measure.verification import Verification, tokenize
-    from dflash_trt.measure.verification_report import find_failure
+    from dflash_trt.api.prompts import check_prompt
     from dflash_trt.runtime.checked_pair import CheckedPair
-    from dflash_trt.runtime.prompts import check_prompt
+    from dflash_trt.runtime.measure.verification import Verification, tokenize
+    from dflash_trt.runtime.measure.verification_report import find_failure
 
     prompts, pair = read_prompts(prompt_file), CheckedPair.read(engine, target)
 
@@ -124,8 +124,8 @@ def _verify_features(
     engine: Path, features: Path, reference: Path | None, max_tau_loss: float | None, *, as_json: bool
 ) -> None:
     """Prints what replaying captured answers came to; VerificationError where too much of tau is lost."""
-    from dflash_trt.measure.replay_report import verify_features
-    from dflash_trt.measure.verification_report import find_loss
+    from dflash_trt.runtime.measure.replay_report import verify_features
+    from dflash_trt.runtime.measure.verification_report import find_loss
 
     report = verify_features(engine, features, reference, progress_bar)
     loss = None if report.comparison is None else report.comparison.tau_loss
@@ -155,7 +155,7 @@ def _progress(prompts: list[TokenPrompt]) -> Iterator[TokenPrompt]:
 
 
 def _warn_of_few(num_prompts: int) -> None:
-    from dflash_trt.measure.statistics import MIN_PROMPTS
+    from dflash_trt.runtime.measure.statistics import MIN_PROMPTS
 
     if num_prompts < MIN_PROMPTS:
         click.echo(f"warning: intervals mean little below {MIN_PROMPTS} prompts, found {num_prompts}", err=True)

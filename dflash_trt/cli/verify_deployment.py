@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dflash_trt.api.backend import run
+from dflash_trt.api.completion import Completion
+from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.cli.output import number_text, print_json, print_table
 from dflash_trt.errors import VerificationError
-from dflash_trt.runtime.backend import run
-from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.open_backend import open_backend
-from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
-from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.trtllm.llm_backend import deployment_tokenizer
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.prompts import PromptLine
+    from dflash_trt.api.prompts import PromptLine
 
 
 def verify_deployment(
     config: Path, target: str | None, prompts: Sequence[PromptLine], max_tokens: int, *, chat: bool, as_json: bool
 ) -> None:
     """Decodes prompts with the drafter and without; VerificationError when a token differs."""
-    from dflash_trt.measure.statistics import first_difference
+    from dflash_trt.runtime.measure.statistics import first_difference
 
     tokenizer = deployment_tokenizer(config, target)
     ids = [prompt.encode(tokenizer, chat=chat) for prompt in prompts]

@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING
 from dflash_trt.cli.output import print_table
 
 if TYPE_CHECKING:
-    from dflash_trt.measure.drafter_error import DrafterError
-    from dflash_trt.measure.replay_report import Part, ReplayReport
-    from dflash_trt.measure.statistics import Mean
-    from dflash_trt.measure.verification_report import Comparison, EngineFigures, EngineReport, VerificationReport
+    from dflash_trt.runtime.measure.drafter_error import DrafterError
+    from dflash_trt.runtime.measure.replay_report import Part, ReplayReport
+    from dflash_trt.runtime.measure.statistics import Mean
+    from dflash_trt.runtime.measure.verification_report import (
+        Comparison,
+        EngineFigures,
+        EngineReport,
+        VerificationReport,
+    )
 
 
 def print_report(report: VerificationReport) -> None:
@@ -47,7 +52,7 @@ def _print_engines(
     title: str, engines: Mapping[str, EngineFigures], comparison: Comparison | None, rows: list[tuple[str, ...]]
 ) -> None:
     """A table with `rows` of what both reports say besides, and one with a row a draft position."""
-    from dflash_trt.measure.statistics import loss_text
+    from dflash_trt.runtime.measure.statistics import loss_text
 
     listed = engines.values()
     table = [
@@ -86,7 +91,7 @@ def _error_rows(error: DrafterError) -> list[tuple[str, ...]]:
 
 
 def _parts(parts: list[Part]) -> Iterator[tuple[str, ...]]:
-    from dflash_trt.measure.statistics import loss_text
+    from dflash_trt.runtime.measure.statistics import loss_text
 
     for part in parts:
         reference = () if part.reference_tau is None else (_mean(part.reference_tau), loss_text(part.tau_loss))

@@ -13,7 +13,7 @@ import msgspec
 
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes
-from dflash_trt.engine.plan import graph_batch_sizes
+from dflash_trt.engine.plans.plan import graph_batch_sizes
 
 GIB = 2**30
 RUNTIME_OVERHEAD_BYTES = 4 * GIB

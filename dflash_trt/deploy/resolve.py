@@ -19,7 +19,7 @@ from dflash_trt.deploy.published import published_targets
 from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import read_num_ranks
-from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.read import is_directory
 from dflash_trt.quantize.recipe import load_recipe

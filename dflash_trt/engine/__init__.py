@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine directory: its manifest, what it holds, and what it needs of a machine."""
+"""The engine directory: its two graphs, how it is written, and the plans that TensorRT makes of it."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.engine.graphs import Port
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.plan import GRAPHS, PlanOptions
+from dflash_trt.engine.plans.plan import GRAPHS, PlanOptions
+from dflash_trt.engine.signatures import Port
 
 BYTES = {"BFLOAT16": 2, "FLOAT8E4M3FN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4}
 PAGE_ROWS = 32  # kvcache's tokens of a page

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decode loop: requests in slots, lossless acceptance and sampling, text as it grows."""
+"""The same engine where no TensorRT-LLM is: the decode loop, and in its folders what the loop drives."""

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from dflash_trt import _C
-from dflash_trt.drafter.proposals import Proposals
 from dflash_trt.errors import RequestError
+from dflash_trt.runtime.drafter.proposals import Proposals
 from dflash_trt.runtime.request import Request
 
 Rows = npt.NDArray[np.float32]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash_trt.api.tokenizer import load_tokenizer
 from dflash_trt.checkpoint.source import configuration_directory, is_local
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, check_pair, read_target
 from dflash_trt.engine.manifest import Manifest, read_manifest, sha256
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
-from dflash_trt.targets.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,18 +10,18 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from dflash_trt.api.backend import Chunk, Messages, Prompt
+from dflash_trt.api.completion import Completion, PromptLogprobs, completion
+from dflash_trt.api.metrics import DecoderMetrics
+from dflash_trt.api.prompts import prompt_token_ids
+from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError, RequestError
-from dflash_trt.kvcache.prefix_index import PageWatcher
-from dflash_trt.runtime.backend import Chunk, Messages, Prompt
-from dflash_trt.runtime.completion import Completion, PromptLogprobs, completion
 from dflash_trt.runtime.decoder_thread import DecoderThread
 from dflash_trt.runtime.draft_length import parse_draft_length
 from dflash_trt.runtime.guided_decoding import GrammarCompiler
-from dflash_trt.runtime.metrics import DecoderMetrics
-from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
-from dflash_trt.runtime.prompts import prompt_token_ids
+from dflash_trt.runtime.kvcache.prefix_index import PageWatcher
 from dflash_trt.runtime.request import FinishReason, Request
-from dflash_trt.runtime.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
+from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, cut
-from dflash_trt.runtime.sampling import Grammar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import torch
 
-from dflash_trt.cpu.accelerate import accelerate
-from dflash_trt.drafter.open import open_drafter
+from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.errors import MissingDependencyError, RequestError, cut
 from dflash_trt.runtime.checked_pair import CheckedPair, default_batch_size
+from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.draft_length import parse_draft_length
-from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
+from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.ranks.parallel_pair import rank_facts
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.session import Session
-from dflash_trt.targets.dtype import target_dtype
-from dflash_trt.targets.huggingface import load_model, make_target, stop_token_ids
-from dflash_trt.targets.sharding import sharding
+from dflash_trt.runtime.targets.dtype import target_dtype
+from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
+from dflash_trt.runtime.targets.sharding import sharding
 
 LOG = logging.getLogger("dflash_trt.runtime")
 NEW_LINE = "\n"

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dflash_trt.api.backend import Backend
+from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.deploy.deployment_file import deployment_path, refuse_deployment
 from dflash_trt.errors import RequestError
-from dflash_trt.progress_display import progress_line
-from dflash_trt.runtime.backend import Backend
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
-from dflash_trt.runtime.options import DEFAULTS, RuntimeOptions
+from dflash_trt.runtime.progress_display import progress_line
 
 
 def open_backend(engine_or_deployment: str | Path, target: str | None, options: RuntimeOptions = DEFAULTS) -> Backend:

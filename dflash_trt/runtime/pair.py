@@ -10,11 +10,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from dflash_trt.drafter.drafter import Drafter
-from dflash_trt.drafter.proposals import Draw, Proposals
 from dflash_trt.runtime.accept import argmax
+from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.proposals import Draw, Proposals
 from dflash_trt.runtime.pending_taps import NO_SLOT, PendingTaps
-from dflash_trt.targets.target import Segment, Target
+from dflash_trt.runtime.targets.target import Segment, Target
 
 MAX_PENDING_BYTES = 2**25
 """Of taps whose rows are not context yet: what ends before it drafts never pays for its own."""

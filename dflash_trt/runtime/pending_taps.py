@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dflash_trt.targets.target import side_by_side
+from dflash_trt.runtime.targets.target import side_by_side
 
 NO_SLOT = -1
 """Whose row a rejected token's is."""

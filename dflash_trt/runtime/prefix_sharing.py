@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
-from dflash_trt.kvcache.slots import SlotPool
+from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE
+from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.request import Request
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from dflash_trt import _C
-from dflash_trt.drafter.proposals import Draw
+from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.runtime.drafter.proposals import Draw
 from dflash_trt.runtime.logits_processors import LogitsProcessor
-from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.text import TextStream
 
 

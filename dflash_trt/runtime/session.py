@@ -8,26 +8,26 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from dflash_trt.drafter.drafter import Drafter
+from dflash_trt.api.completion import Completion, completion
+from dflash_trt.api.prompts import check_prompt, max_positions
+from dflash_trt.api.runtime_options import DEFAULTS
+from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.api.tokenizer import encode, encode_chat
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import RequestError
-from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
-from dflash_trt.kvcache.slots import SlotPool
-from dflash_trt.runtime.completion import Completion, completion
 from dflash_trt.runtime.decoder import CacheOwner, Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
+from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.guided_decoding import GrammarCompiler
+from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE
+from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.logits_processors import LogitBias, LogitsProcessor
-from dflash_trt.runtime.options import DEFAULTS
 from dflash_trt.runtime.pair import LocalPair, Pair
-from dflash_trt.runtime.prompts import check_prompt, max_positions
 from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.text import TextStream
-from dflash_trt.targets.running_model import HuggingFaceTarget
-from dflash_trt.targets.tokenizer import encode, encode_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dflash_trt.drafter.proposals import Proposals
 from dflash_trt.runtime.accept import accept, add_prompt_logprobs, argmax_and_finite
+from dflash_trt.runtime.drafter.proposals import Proposals
 from dflash_trt.runtime.request import Request
-from dflash_trt.targets.target import Segment
+from dflash_trt.runtime.targets.target import Segment
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,16 +20,16 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as triton  # type: ignore[import-not-found]
 
+from dflash_trt.api.backend import Backend
+from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.errors import ConfigError, DFlashError, RequestError
-from dflash_trt.launch_environment import read_mpi_launch
-from dflash_trt.runtime.backend import Backend
-from dflash_trt.runtime.metrics import DecoderMetrics
 from dflash_trt.triton import mpi_ranks
 from dflash_trt.triton.metric_names import COUNTERS, FIELDS, GAUGES
 from dflash_trt.triton.model_file import MODEL_FILE, TritonConfig, read_model
 from dflash_trt.triton.service import Service
 from dflash_trt.triton.tensors import INPUTS
 from dflash_trt.triton.watchdog import start_watchdog
+from dflash_trt.trtllm.launch_environment import read_mpi_launch
 
 
 class TritonPythonModel:

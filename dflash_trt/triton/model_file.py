@@ -10,15 +10,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 import yaml
 
+from dflash_trt.api.runtime_options import DEFAULTS
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.strict_yaml import load_yaml, read_yaml
-from dflash_trt.runtime.options import DEFAULTS
 
 MODEL_FILE = "model.yaml"
 TRITON_CONFIG = "triton_config"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 Dtype = Literal["auto", "float32", "bfloat16"]
-"""Of the target: dflash_trt.targets.dtype.DTYPES."""
+"""Of the target: dflash_trt.runtime.targets.dtype.DTYPES."""
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 

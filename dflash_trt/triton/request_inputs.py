@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.triton.tensors import INPUTS, SAMPLING, TEXT_INPUT
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dflash_trt.runtime.completion import Completion
+from dflash_trt.api.completion import Completion
 from dflash_trt.triton.tensors import OUTPUTS
 
 if TYPE_CHECKING:

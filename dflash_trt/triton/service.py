@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
+from dflash_trt.api.backend import Backend
+from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.backend import Backend
-from dflash_trt.runtime.metrics import DecoderMetrics
 from dflash_trt.triton.model_file import TritonConfig
 from dflash_trt.triton.request_inputs import RequestInputs, is_stop, read_inputs
 from dflash_trt.triton.response import response_tensors

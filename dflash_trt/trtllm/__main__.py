@@ -12,7 +12,7 @@ import os
 import sys
 
 from dflash_trt.errors import DFlashError
-from dflash_trt.launch_environment import is_trtllm_launch
+from dflash_trt.trtllm.launch_environment import is_trtllm_launch
 from dflash_trt.trtllm.registration import register
 from dflash_trt.trtllm.start import register_in_remote_ranks, run_command
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.drafter.executor import Executor
-from dflash_trt.engine.graphs import PAGE_SIZES
+from dflash_trt.engine.executor import Executor
+from dflash_trt.engine.signatures import PAGE_SIZES
 from dflash_trt.errors import EngineError
 
 LOG = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.drafter.candidate_selector import CandidateSelector
-from dflash_trt.drafter.executor import Executor
+from dflash_trt.engine.executor import Executor
+from dflash_trt.runtime.drafter.candidate_selector import CandidateSelector
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.drafter.executor import DraftInputs, Executor
+from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.errors import EngineError
 from dflash_trt.trtllm.context_pool import DENSE_BACKEND, POOL_BACKEND, BoundContext
 

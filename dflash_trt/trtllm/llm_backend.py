@@ -17,6 +17,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.api.acceptance import Acceptance
+from dflash_trt.api.backend import Chunk, Messages, Prompt
+from dflash_trt.api.completion import Completion
+from dflash_trt.api.prompts import prompt_token_ids
+from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplingParams
+from dflash_trt.api.tokenizer import encode_chat, load_tokenizer
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import Method, load_deployment
@@ -26,14 +32,8 @@ from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import load_schema, versions
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError, RequestError
-from dflash_trt.launch_environment import is_trtllm_launch
-from dflash_trt.runtime.acceptance import Acceptance
-from dflash_trt.runtime.backend import Chunk, Messages, Prompt
-from dflash_trt.runtime.completion import Completion
-from dflash_trt.runtime.prompts import prompt_token_ids
-from dflash_trt.runtime.sampling import SAMPLER_FIELDS, SamplingParams
-from dflash_trt.targets.tokenizer import encode_chat, load_tokenizer
 from dflash_trt.trtllm.contract import import_tensorrt_llm
+from dflash_trt.trtllm.launch_environment import is_trtllm_launch
 from dflash_trt.trtllm.start import check_start
 
 SAME_NAMES = (*SAMPLER_FIELDS, "seed", "ignore_eos")

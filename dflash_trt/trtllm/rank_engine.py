@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dflash_trt.drafter.executor import AllReduce
+from dflash_trt.engine.executor import AllReduce
 from dflash_trt.engine.manifest import Manifest, read_shard
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted

@@ -31,8 +31,8 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
     here, for an attention backend whose cache our plans do not read, and for plans whose cache has a
     dtype of its own: the worker casts taps to the cache's.
     """
-    from dflash_trt.drafter.launcher import CurrentStreamLauncher
-    from dflash_trt.drafter.tensorrt_executor import TensorRTExecutor
+    from dflash_trt.engine.plans.launcher import CurrentStreamLauncher
+    from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
     from dflash_trt.trtllm.context_pool import BACKENDS, declare_pool
     from dflash_trt.trtllm.dflash2_drafter import DFlash2EngineDrafter
     from dflash_trt.trtllm.drafter_module import EngineDrafter

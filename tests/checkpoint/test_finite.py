@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dflash_trt.builder.engine_directory import build_engine
 from dflash_trt.checkpoint import mapped
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.mapped import check_finite
 from dflash_trt.checkpoint.safetensors_file import read_tensors
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import Source
+from dflash_trt.engine.write import build_engine
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe

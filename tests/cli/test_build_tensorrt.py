@@ -13,7 +13,7 @@ import click
 import pytest
 
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.errors import BuildError, ConfigError
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run, run_here

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+from dflash_trt.api import backend
+from dflash_trt.api.completion import Completion
 from dflash_trt.cli import decode
 from dflash_trt.engine.manifest import sha256
 from dflash_trt.errors import CheckpointError, DFlashError, EngineError, RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime import backend
-from dflash_trt.runtime.completion import Completion
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run, run_here
 from tests.engines import trained_engine

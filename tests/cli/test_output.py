@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt import progress_display
 from dflash_trt.cli.output import human_bytes, print_json, print_table, resumable
 from dflash_trt.deploy.catalog import catalog
 from dflash_trt.deploy.deployment_file import shipped_deployments
-from dflash_trt.progress_display import progress_bar, progress_line
+from dflash_trt.runtime import progress_display
+from dflash_trt.runtime.progress_display import progress_bar, progress_line
 from tests.cli.commands import run_here
 
 

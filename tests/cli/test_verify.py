@@ -14,9 +14,9 @@ import click
 import msgspec
 import pytest
 
+from dflash_trt.api.completion import Completion
 from dflash_trt.errors import EngineError, RequestError, VerificationError
-from dflash_trt.measure.verification_report import VerificationReport
-from dflash_trt.runtime.completion import Completion
+from dflash_trt.runtime.measure.verification_report import VerificationReport
 from dflash_trt.runtime.session import Session
 from tests.cli.commands import run, run_here
 from tests.damage import copy_scaled
@@ -130,7 +130,7 @@ def test_a_target_in_bfloat16(place: Path, capsys: pytest.CaptureFixture[str], m
     verify(place, "engine", "--dtype", "bfloat16", "--max-tokens", 8, "--json")
     document = json.loads(capsys.readouterr().out)
     assert (document["passed"], document["target_dtype"]) == (True, "bfloat16")
-    monkeypatch.setattr("dflash_trt.targets.packed_target.agrees", lambda _: False)
+    monkeypatch.setattr("dflash_trt.runtime.targets.packed_target.agrees", lambda _: False)
     monkeypatch.setattr(Session, "generate_plain", mistaken(Session.generate_plain))
     with pytest.raises(VerificationError, match="found others in 5 of 5 prompts") as error:
         verify(place, "engine", "--dtype", "bfloat16", "--max-tokens", 8)

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 
 from dflash_trt.errors import CheckpointError, VerificationError
-from dflash_trt.measure.replay_report import ReplayReport
-from dflash_trt.measure.verification import TokenPrompt, Verification
+from dflash_trt.runtime.measure.replay_report import ReplayReport
+from dflash_trt.runtime.measure.verification import TokenPrompt, Verification
 from dflash_trt.runtime.session import Session
 from tests.cli.commands import run_here
 from tests.damage import copy_scaled
 from tests.engines import build
 from tests.paths import FIXTURES
-from tests.quantize.feature_samples import Facts, Tensors, capture, edit
+from tests.runtime.measure.feature_samples import Facts, Tensors, capture, edit
 
 NAME = "tiny-qwen3"
 

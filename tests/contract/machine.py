@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.engine import machine
-from dflash_trt.engine.machine import Gpu
+from dflash_trt.engine.plans import machine
+from dflash_trt.engine.plans.machine import Gpu
 from tests.contract.recorder import Recorder
 
 H200 = Gpu(name="NVIDIA H200", compute_capability="9.0", uuid="00000000-0000-0000-0000-000000000001")

@@ -19,8 +19,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from dflash_trt.graph.cpu.ort_session import model_session
-from dflash_trt.graph.draft_graph import ATTENTION
+from dflash_trt.engine.graph.draft_graph import ATTENTION
+from dflash_trt.runtime.drafter.onnxruntime.ort_session import model_session
 
 DATA = Path(__file__).parent
 VERSIONS = ("10.15.1.29", "11.4.0.106")

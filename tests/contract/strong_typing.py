@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
-from dflash_trt.graph.draft_graph import ATTENTION
+from dflash_trt.engine.graph.draft_graph import ATTENTION
 from tests.contract.onnx_operators import OPERATORS, TYPES, importable
 
 NAMES = {

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.graph.draft_graph import ATTENTION
+from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.contract.builder_model import problems

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.builder.tensorrt.compile import make_monitor
-from dflash_trt.engine import tensorrt_api
+from dflash_trt.engine.plans import tensorrt_api
+from dflash_trt.engine.plans.compile import make_monitor
 from tests.contract.recorder import DATA, VERSIONS, Recorder
 
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from dflash_trt.builder.engine_directory import build_engine, describe_source
-from dflash_trt.builder.tensorrt.add_plans import add_plans
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.drafter.tensorrt_executor import TensorRTExecutor
 from dflash_trt.engine.drafter_memory import drafter_memory
 from dflash_trt.engine.manifest import read_shard
-from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.engine.plans.add_plans import add_plans
+from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
+from dflash_trt.engine.write import build_engine, describe_source
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
 from tests.contract.recorder import VERSIONS
-from tests.drafter.planned import executor_of, planned_drafter
+from tests.engine.plans.planned import executor_of, planned_drafter
 from tests.engines import build
 from tests.paths import FIXTURES
 

@@ -12,8 +12,8 @@ import pytest
 
 from dflash_trt.engine.manifest import Manifest, read_manifest, read_num_ranks, read_parts
 from dflash_trt.errors import EngineError
-from tests.builder.test_engine_directory import FILES, build
 from tests.checkpoint.samples import refusal
+from tests.engine.test_write import FILES, build
 from tests.paths import FIXTURES
 
 REBUILD = "dflash-trt build DRAFT --target TARGET -o DIR"

@@ -38,18 +38,24 @@ CALLS = {
 CLASS = re.compile(r"[A-Z]\w*[a-z]\w*$")
 METHODS = {"read_text", "read_bytes", "open"}  # of any object: a Path's
 EXCEPTIONS = {
-    ("builder/engine_directory.py", "msgspec.json.decode"): "only whether it is a manifest, of a bounded file",
+    ("engine/write.py", "msgspec.json.decode"): "only whether it is a manifest, of a bounded file",
     ("checkpoint/safetensors_writer.py", "msgspec.json.decode"): "only who wrote it, of a bounded header",
     ("checkpoint/quantization.py", "open"): "four bytes at an offset of a header that was read",
     ("checkpoint/safetensors_writer.py", "open"): "copies tensors of a header that was read, and writes",
-    ("doctor/__init__.py", "open"): "/proc/cpuinfo",
-    ("drafter/plan_runner.py", "read_bytes"): "a plan of many gigabytes, whose hash the manifest's reader has checked",
+    ("cli/machine_report.py", "open"): "/proc/cpuinfo",
+    (
+        "engine/plans/plan_runner.py",
+        "read_bytes",
+    ): "a plan of many gigabytes, whose hash the manifest's reader has checked",
     ("engine/manifest.py", "open"): "hashes what the manifest names, block by block",
-    ("server/limits.py", "msgspec.json.decode"): "a request's body, which was bounded; its fields are refused by name",
+    (
+        "runtime/server/limits.py",
+        "msgspec.json.decode",
+    ): "a request's body, which was bounded; its fields are refused by name",
     ("cli/failure.py", "os.open"): "the null device, in the place of a stdout that failed",
-    ("server/grammar_worker.py", "read_text"): "/proc/self/statm",
-    ("server/hermes.py", "msgspec.json.decode"): "a call that a model wrote; what is no JSON is text",
-    ("targets/huggingface.py", "read_text"): "/proc/self/maps",
+    ("runtime/server/grammar_worker.py", "read_text"): "/proc/self/statm",
+    ("runtime/server/hermes.py", "msgspec.json.decode"): "a call that a model wrote; what is no JSON is text",
+    ("runtime/targets/huggingface.py", "read_text"): "/proc/self/maps",
     ("triton/model.py", "json.loads"): "Triton's own argument",
 }
 """By file and call: why it need not go through `dflash_trt.files`."""

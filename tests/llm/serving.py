@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.sampling import SamplingParams
 from tests.paths import FIXTURES
 
 PROMPTS = ["def parse_args(argv):", "import os\n", "class Stack:\n    def push(self, x):", "# sort a list\n"]

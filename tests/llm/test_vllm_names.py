@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from dflash_trt import llm as api
+from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.api.vllm_names import RENAMED
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.options import RuntimeOptions
-from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.runtime.vllm_names import RENAMED
 from tests.checkpoint.samples import refusal
 from tests.llm.serving import PROMPTS, greedy, within
 

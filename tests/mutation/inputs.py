@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.observe.bench.run_directory import write_point, write_run
 from dflash_trt.observe.diagnosis.diagnosis import SCHEMA
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
-from dflash_trt.runtime.sampling import SamplingParams
 from tests.checkpoint.dialect_samples import WRITERS
 from tests.checkpoint.samples import shard, write_target
 from tests.engines import build

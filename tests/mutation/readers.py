@@ -89,7 +89,7 @@ def check_configuration(directory: Path, rng: Random) -> None:
 
 
 def read_prompts(directory: Path, rng: Random) -> None:
-    from dflash_trt.runtime import prompts
+    from dflash_trt.api import prompts
 
     prompts.read_prompts(directory / "prompts.jsonl")
 
@@ -120,12 +120,12 @@ def read_export(directory: Path, rng: Random) -> None:
 
 def ask(directory: Path, rng: Random) -> None:
     """A request: its settings, and its prompt as a text or as token ids of any kind."""
+    from dflash_trt.api.prompts import check_prompt, prompt_token_ids
+    from dflash_trt.api.sampling_params import SamplingParams
     from dflash_trt.checkpoint.draft_checkpoint import read_draft
     from dflash_trt.checkpoint.target_checkpoint import read_target
     from dflash_trt.errors import RequestError
     from dflash_trt.files.json_file import json_object
-    from dflash_trt.runtime.prompts import check_prompt, prompt_token_ids
-    from dflash_trt.runtime.sampling import SamplingParams
 
     given: dict[str, Any] = json_object((directory / "request.json").read_bytes(), "request", RequestError)
     prompt = given.pop("prompt", None)

@@ -11,7 +11,7 @@ import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import MarkovHead
-from dflash_trt.drafter.markov_head import MarkovScorer
+from dflash_trt.runtime.drafter.markov_head import MarkovScorer
 from tests.engines import build
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from dflash_trt.graph.cpu.attention import WITH_SINKS, attention_function
-from dflash_trt.graph.draft_graph import ATTENTION, PLUGIN_VERSION
-from dflash_trt.graph.onnx_builder import OPSET, PLUGIN_DOMAIN
+from dflash_trt.engine.graph.draft_graph import ATTENTION, PLUGIN_VERSION
+from dflash_trt.engine.graph.onnx_builder import OPSET, PLUGIN_DOMAIN
+from dflash_trt.runtime.drafter.onnxruntime.attention import WITH_SINKS, attention_function
 from tests.plugins.calls import reference
 from tests.plugins.cases import CORNER, FEATURES, PAGED, PERFORMANCE, REGULAR, Case
 from tests.plugins.compare import assert_close, rounding
@@ -121,7 +121,7 @@ def run_onnx(case: Case, tensors: Tensors) -> np.ndarray:
 
 @cache
 def session(case: Case) -> onnxruntime.InferenceSession:
-    """The node alone, its function inlined, as dflash_trt.graph.cpu.lowering does it."""
+    """The node alone, its function inlined, as dflash_trt.runtime.drafter.onnxruntime.lowering does it."""
     names = [field.name for field in fields(Tensors) if field.name != "sinks"] + ["sinks"] * case.sinks
     types = {
         name: TensorProto.INT32 if name in ("slot_ids", "context_lengths") else TensorProto.FLOAT for name in names

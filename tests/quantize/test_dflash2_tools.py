@@ -10,8 +10,8 @@ import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import CheckpointError
-from dflash_trt.quantize.calibrate import replay
-from dflash_trt.quantize.features import open_features
+from dflash_trt.runtime.measure.calibrate import replay
+from dflash_trt.runtime.measure.features import open_features
 from tests.checkpoint.dialect_samples import write_dspark
 from tests.cli.commands import run_here
 from tests.paths import FIXTURES

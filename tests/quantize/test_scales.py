@@ -14,7 +14,7 @@ from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
 from dflash_trt.quantize.scales import scale_groups, scale_of
 from tests.checkpoint.dialect_samples import WRITERS
-from tests.graph.test_dialect_graphs import TRUTH
+from tests.engine.graph.test_dialect_graphs import TRUTH
 from tests.paths import FIXTURES
 from tests.quantize.samples import arrays, convert
 from tests.reference.dflash_float64 import ReferenceDrafter

@@ -10,19 +10,19 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.kvcache.slots import SlotPool
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
+from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.session import Session
-from dflash_trt.targets.huggingface import load_model
-from dflash_trt.targets.packed_target import PackedTarget
-from dflash_trt.targets.sequential_target import SequentialTarget
+from dflash_trt.runtime.targets.huggingface import load_model
+from dflash_trt.runtime.targets.packed_target import PackedTarget
+from dflash_trt.runtime.targets.sequential_target import SequentialTarget
 from tests.decoding import greedy, open_without_tokenizer
 from tests.engines import build, trained_engine
 from tests.fixtures_data import prompts

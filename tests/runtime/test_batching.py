@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength, parse_draft_length
+from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import FinishReason, Request, Step
-from dflash_trt.targets.target import Segment
+from dflash_trt.runtime.targets.target import Segment
 from tests.decoding import greedy
 from tests.runtime.batches import MAX_NEW_TOKENS, NUM_SLOTS, Job, Workload, drive, fixture_workload, random_workload
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.kvcache.slots import SlotPool
+from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
+from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import StepRecord
 from dflash_trt.runtime.session import Session, run

@@ -11,11 +11,11 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from dflash_trt.drafter.candidate_selector import Candidates
-from dflash_trt.drafter.proposals import Draw
+from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.runtime.drafter.candidate_selector import Candidates
+from dflash_trt.runtime.drafter.proposals import Draw
 from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.options import RuntimeOptions
-from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.session import Session, run
 from tests.engines import build, build_with_head
 from tests.fixtures_data import prompts

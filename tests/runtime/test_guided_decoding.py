@@ -16,12 +16,12 @@ import jsonschema
 import numpy as np
 import pytest
 
+from dflash_trt.api.completion import Completion
+from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.api.sampling_params import Grammar, SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime import guided_decoding
-from dflash_trt.runtime.completion import Completion
 from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.options import RuntimeOptions
-from dflash_trt.runtime.sampling import Grammar, SamplingParams
 from dflash_trt.runtime.session import Session, run
 from tests.checkpoint.samples import refusal
 from tests.decoding import open_without_tokenizer, text_of

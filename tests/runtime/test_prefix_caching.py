@@ -10,23 +10,23 @@ from itertools import chain
 import pytest
 import torch
 
-from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
-from dflash_trt.kvcache.slots import SlotPool
+from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
+from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import FinishReason, Request
 from dflash_trt.runtime.session import Session
-from dflash_trt.targets.huggingface import make_target
-from dflash_trt.targets.target import Segment
+from dflash_trt.runtime.targets.huggingface import make_target
+from dflash_trt.runtime.targets.target import Segment
 from tests.decoding import greedy
 from tests.engines import trained_engine
 from tests.fixtures_data import PAIRS, prompts
 from tests.paths import FIXTURES
 from tests.runtime.batches import drive
-from tests.targets.families import LINEAR, random_model
+from tests.runtime.targets.families import LINEAR, random_model
 
 NUM_SLOTS = 4
 DRAFTS = 7

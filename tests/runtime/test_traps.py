@@ -17,18 +17,18 @@ import onnx
 import pytest
 import torch
 
+from dflash_trt.api.completion import completion
+from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.weights import read_weights
-from dflash_trt.graph.context_graph import context_graph
-from dflash_trt.graph.draft_graph import draft_graph
-from dflash_trt.runtime.completion import completion
+from dflash_trt.engine.graph.context_graph import context_graph
+from dflash_trt.engine.graph.draft_graph import draft_graph
 from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
-from dflash_trt.targets.taps import Taps
-from dflash_trt.targets.target import Segment, Verified
+from dflash_trt.runtime.targets.taps import Taps
+from dflash_trt.runtime.targets.target import Segment, Verified
 from tests.decoding import decode, generate, greedy
 from tests.engines import Graphs, build, trained_engine
 from tests.fixtures_data import PAIRS, prompts

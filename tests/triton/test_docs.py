@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.triton.tensors import INPUTS, OUTPUTS
 from tests.paths import REPOSITORY
 from tests.triton.server import PATIENCE, Server

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from dflash_trt.errors import EngineError
-from dflash_trt.launch_environment import read_mpi_launch
 from dflash_trt.triton import mpi_ranks
+from dflash_trt.trtllm.launch_environment import read_mpi_launch
 from dflash_trt.trtllm.start import check_start
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "PMIX_RANK": "3"}

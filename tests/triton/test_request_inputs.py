@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dflash_trt.api.acceptance import Acceptance
+from dflash_trt.api.completion import Completion
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.acceptance import Acceptance
-from dflash_trt.runtime.completion import Completion
-from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.triton.request_inputs import is_stop, read_inputs
 from dflash_trt.triton.response import response_tensors
 

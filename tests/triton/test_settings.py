@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.sampling import SamplingParams
 from tests.triton.grpc_client import GrpcClient
 from tests.triton.server import RefusedError, Server
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.sampling import SamplingParams
 from tests.cli.commands import run_here
 from tests.deploy.deployments import BUILD_CONFIGS, rendered
 from tests.paths import REPOSITORY

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dflash_trt.drafter.drafter import Drafter
-from dflash_trt.targets.target import Segment, Target
+from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.targets.target import Segment, Target
 from tests.trtllm.worker import Worker
 
 

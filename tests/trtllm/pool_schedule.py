@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_trt.builder.engine_directory import build_engine, describe_source
-from dflash_trt.builder.tensorrt.add_plans import add_plans
+from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.drafter.drafter import Drafter
-from dflash_trt.drafter.executor import AllReduce
-from dflash_trt.drafter.open import open_drafter
-from dflash_trt.drafter.tensorrt_executor import TensorRTExecutor
+from dflash_trt.engine.executor import AllReduce
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.engine.plans.add_plans import add_plans
+from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
+from dflash_trt.engine.write import build_engine, describe_source
+from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 from dflash_trt.trtllm.rank_engine import rank_engine

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dflash_trt.builder.tensorrt.add_plans import add_plans
-from dflash_trt.drafter import launcher
-from dflash_trt.drafter.onnx_executor import OnnxExecutor
-from dflash_trt.drafter.open import open_drafter
-from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.engine.plans import launcher
+from dflash_trt.engine.plans.add_plans import add_plans
+from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
+from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.contract import contract_data
 from dflash_trt.trtllm.dflash2_drafter import DFlash2EngineDrafter

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 import torch
 
-from dflash_trt.builder.tensorrt.add_plans import add_plans
+from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.drafter import launcher
-from dflash_trt.drafter.executor import DraftInputs, Executor
-from dflash_trt.drafter.onnx_executor import OnnxExecutor
-from dflash_trt.drafter.open import choose_executor, open_drafter
-from dflash_trt.drafter.tensorrt_executor import TensorRTExecutor
+from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.engine.plan import PlanOptions
+from dflash_trt.engine.plans import launcher
+from dflash_trt.engine.plans.add_plans import add_plans
+from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.errors import EngineError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
+from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
+from dflash_trt.runtime.drafter.open import choose_executor, open_drafter
 from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.options import RuntimeOptions
 from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.contract import contract_data
 from dflash_trt.trtllm.drafter_module import EngineDrafter

@@ -68,7 +68,7 @@ V = "vllm:spec_decode_num"
 # vLLM 0.32.0, vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/metrics.py.
 OURS = Runtime(
     title="dflash-trt serve",
-    source="dflash_trt/server/prometheus.py",
+    source="dflash_trt/runtime/server/prometheus.py",
     drafts=rate(f"{V}_drafts_total"),
     tau=f"1 + {rate(f'{V}_accepted_tokens_total')} / {rate(f'{V}_drafts_total')}",
     positions=f"{rate(f'{V}_accepted_tokens_per_pos_total', 'model_name, position')}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, error
 from dflash_trt.engine.manifest import read_num_ranks
-from dflash_trt.engine.plan import check_limits, check_precision
+from dflash_trt.engine.plans.plan import check_limits, check_precision
 from dflash_trt.errors import BuildError
 from dflash_trt.files.read import is_directory
 

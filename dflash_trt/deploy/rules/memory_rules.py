@@ -9,7 +9,7 @@ from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.memory import GpuMemory, ServingLoad, gpu_memory, paged_arena_bytes
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked, warning
 from dflash_trt.deploy.schema import RuntimeKeys, Schema, runtime_keys
-from dflash_trt.engine.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
+from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 
 # vLLM and SGLang take a share of the whole GPU for everything together; a tenth stays free.
 POOL_FRACTION = 0.9

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.observe.bench.bootstrap import interval, point_rates, request_rate, request_rates
 from dflash_trt.observe.bench.records import RequestRow
 from dflash_trt.observe.bench.speed_curve import MeasuredSpeedup, gpus_of
 from dflash_trt.observe.bench.workloads import BASELINE, MethodSeries, Workload
-from dflash_trt.runtime.acceptance import Acceptance
 
 
 class MethodFigures(msgspec.Struct, frozen=True):

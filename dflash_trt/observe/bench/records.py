@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from dflash_trt.api.acceptance import Acceptance, Count
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.read import is_file_name
-from dflash_trt.runtime.acceptance import Acceptance, Count
 
 SCHEMA = "dflash-trt/bench/2"
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dflash_trt.runtime.acceptance import Acceptance
+from dflash_trt.api.acceptance import Acceptance
 
 UNPUBLISHED = Acceptance(passes=None, emitted=None, proposed=None)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import msgspec
 
+from dflash_trt.api.acceptance import Count
 from dflash_trt.errors import EndpointError
 from dflash_trt.files.json_file import json_document
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.observed_acceptance import Meter, ObservedAcceptance, drafting
-from dflash_trt.runtime.acceptance import Count
 
 HOW = "specDecodingStats of iterations: drafting passes = numRequestsWithDraftTokens, numDraftTokens, numAcceptedTokens"
 

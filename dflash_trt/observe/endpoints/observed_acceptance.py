@@ -12,8 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from dflash_trt.api.acceptance import Acceptance, Count
 from dflash_trt.errors import EndpointError
-from dflash_trt.runtime.acceptance import Acceptance, Count
 
 Source = Literal["counters", "gauges", "per request", "not published", "unreadable"]
 """unreadable: the server publishes something, and it cannot be read."""

@@ -16,7 +16,7 @@ from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.deploy.rules.memory_rules import POOL_FRACTION, worker_buffers
 from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.deploy.sizes import TargetSizes, draft_sizes
-from dflash_trt.engine.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
+from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.read import is_directory

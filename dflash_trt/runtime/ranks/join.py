@@ -16,7 +16,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
 from dflash_trt.errors import DFlashError, RankError
-from dflash_trt.launch_environment import (
+from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader
+from dflash_trt.trtllm.launch_environment import (
     LOCAL_RANK,
     LOCAL_SIZE,
     MASTER_ADDRESS,
@@ -26,7 +27,6 @@ from dflash_trt.launch_environment import (
     read_launch,
     torchrun_variables,
 )
-from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -19,11 +19,11 @@ import transformers
 
 from dflash_trt import __version__
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
-from dflash_trt.drafter.proposals import Draw, Proposals
 from dflash_trt.engine.manifest import MANIFEST, sha256
+from dflash_trt.runtime.drafter.proposals import Draw, Proposals
 from dflash_trt.runtime.pair import Pair
 from dflash_trt.runtime.ranks.roles import Follower, Leader
-from dflash_trt.targets.target import Segment
+from dflash_trt.runtime.targets.target import Segment
 
 Method = Literal["catch_up", "reserve", "draft", "verify", "commit", "release"]
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.errors import DFlashError, MissingDependencyError
 from dflash_trt.observe.bench.aiperf_run import find_aiperf
 from dflash_trt.observe.bench.run_directory import read_points, read_run
-from dflash_trt.runtime.acceptance import Acceptance
 from tests.cli.commands import run_here
 from tests.observe.endpoints.canned import canned, models
-from tests.server.conftest import chat_target, engine, llm, shared  # noqa: F401  # the server of tests/server
-from tests.server.live import MODEL, Live
+from tests.runtime.server.conftest import chat_target, engine, llm, shared  # noqa: F401  # the server of tests/server
+from tests.runtime.server.live import MODEL, Live
 
 POSITIONS = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 pytestmark = pytest.mark.full

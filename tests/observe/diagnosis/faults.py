@@ -13,11 +13,11 @@ import msgspec
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_trt.drafter.drafter import Drafter
-from dflash_trt.kvcache.page_table import TOKENS_PER_PAGE
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.llm import LLM
+from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.runtime.pair import LocalPair
-from dflash_trt.runtime.sampling import SamplingParams
 from tests.engines import build
 from tests.paths import FIXTURES
 

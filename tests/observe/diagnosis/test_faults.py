@@ -15,7 +15,7 @@ from dflash_trt.observe.diagnosis.diagnosis import Diagnosis, diagnose
 from dflash_trt.observe.endpoints.client import Client
 from tests.fixtures_data import without_template
 from tests.observe.diagnosis import faults
-from tests.server.live import serving
+from tests.runtime.server.live import serving
 
 pytestmark = pytest.mark.full
 

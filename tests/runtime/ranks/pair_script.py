@@ -11,15 +11,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.cpu.accelerate import accelerate
-from dflash_trt.drafter.open import open_drafter
 from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.runtime.cpu.accelerate import accelerate
+from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.pair import LocalPair, Pair
 from dflash_trt.runtime.ranks.parallel_pair import rank_facts
 from dflash_trt.runtime.ranks.roles import Follower, Leader
-from dflash_trt.targets.huggingface import load_model, make_target
-from dflash_trt.targets.sharding import sharding
-from dflash_trt.targets.target import Segment
+from dflash_trt.runtime.targets.huggingface import load_model, make_target
+from dflash_trt.runtime.targets.sharding import sharding
+from dflash_trt.runtime.targets.target import Segment
 
 NUM_SLOTS = 4
 PROMPTS = {0: range(40, 130), 1: range(300, 307), 3: range(200, 233)}

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from torch import distributed
 
 from dflash_trt.errors import RankError
-from dflash_trt.launch_environment import Launch, read_launch
 from dflash_trt.runtime.ranks.join import _backend, _use_device, join
 from dflash_trt.runtime.ranks.link import FRAME_BYTES, LENGTH_BYTES, MAX_MESSAGE_BYTES, Link
 from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow
 from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Failed, Follower, Leader, _difference, _failure
-from dflash_trt.targets.target import Segment
+from dflash_trt.runtime.targets.target import Segment
+from dflash_trt.trtllm.launch_environment import Launch, read_launch
 from tests.paths import REPOSITORY
 
 LAUNCHERS = {"RANK", "WORLD_SIZE", "PMI_RANK", "PMI_SIZE"}

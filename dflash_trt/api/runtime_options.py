@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the embedded runtime is made with: each setting, its default and its check, once for API, CLI and Triton."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dflash_trt.api.sampling_params import is_integer
+from dflash_trt.errors import RequestError, shown
+from dflash_trt.runtime.targets.dtype import check_dtype
+
+DEVICES = ("auto", "cpu", "cuda")
+MAX_SIZE = 2**31 - 1
+"""Slots and positions are INT32 in both graphs."""
+MAX_CACHE_GIB = 2**20  # a PiB, which no machine has
+
+
+class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one runtime; raises RequestError, with the field's name, for a value that nobody could serve."""
+
+    max_batch_size: int | None = None
+    """Requests that run at once, 1 to 2^31 - 1; None: what the engine's TensorRT plans hold, or 16 without."""
+    cache_gib: float = 4.0
+    """Room for the caches of target and drafter together, in GiB, more than 0."""
+    device: str = "auto"
+    """cpu, cuda or auto: CUDA where torch sees it."""
+    dtype: str = "auto"
+    """Type that the target is computed in: float32, which is auto too, or bfloat16, for a checkpoint in it."""
+    draft_length: int | str = "auto"
+    """Drafted tokens that a step verifies: a number, 0 (plain decoding) to K, a schedule "1:7,8:3" by batch size,
+    or "auto": what measured steps and acceptance say is fastest."""
+    prefill_chunk: int = 256
+    """Prompt tokens that join a step at most, 1 to 2^31 - 1: a long prompt does not stall the others."""
+    enable_prefix_caching: bool = True
+    """Whether a prompt begins with what earlier requests left in the caches of target and drafter."""
+    tp: int = 1
+    """Ranks that share the target, 1 or more, which torchrun or mpiexec has started."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_size", "prefill_chunk", "tp"):
+            value = getattr(self, name)
+            if not (is_integer(value) and 1 <= value <= MAX_SIZE) and (name, value) != ("max_batch_size", None):
+                expected = f"at most {MAX_SIZE}" if is_integer(value) and value > 0 else "at least 1"
+                raise RequestError(f"{name}: expected {expected}, found {shown(value)}")
+        is_number = isinstance(self.cache_gib, int | float) and not isinstance(self.cache_gib, bool)
+        if not is_number or not 0 < self.cache_gib <= MAX_CACHE_GIB:
+            expected = f"more than 0 and at most {MAX_CACHE_GIB} GiB"
+            raise RequestError(f"cache_gib: expected {expected}, found {shown(self.cache_gib)}")
+        if self.device not in DEVICES:
+            raise RequestError(f"device: expected auto, cpu or cuda, found {shown(self.device)}")
+        check_dtype(self.dtype)
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise RequestError(f"enable_prefix_caching: expected True or False, found {self.enable_prefix_caching!r}")
+
+
+DEFAULTS = RuntimeOptions()

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The target's tokenizer: text -> token ids, with or without its chat template."""
+
+from __future__ import annotations
+
+import inspect
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash_trt.errors import CheckpointError, RequestError, cut, shown
+from dflash_trt.runtime.targets.refusal import refusing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of the checkpoint in `directory`; CheckpointError where it has none, or a damaged one."""
+    from transformers import AutoTokenizer, __version__
+
+    expected = f"tokenizer files that transformers {__version__} loads"
+    hint = "download or copy tokenizer.json and tokenizer_config.json again"
+    with refusing(directory, expected, hint=hint):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    if not tokenizer("a", add_special_tokens=False)["input_ids"]:  # what transformers makes of a directory without
+        raise CheckpointError(f"{directory}: expected {expected}, found none", hint=hint)
+    return tokenizer
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool) -> list[int]:
+    """Token ids of `text`, as it is or as the user's message in the chat template; RequestError for what cannot be."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # bytes of a command line that are not UTF-8 arrive as lone surrogates
+        raise RequestError(f"prompt: expected Unicode text, found {text[error.start]!r} at {error.start}") from None
+    if chat:
+        return encode_chat(tokenizer, [{"role": "user", "content": text}])
+    return list(tokenizer(text)["input_ids"])
+
+
+def check_chat(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises RequestError where there is no chat template."""
+    if tokenizer.chat_template is None:
+        raise RequestError(
+            "chat: expected a tokenizer with a chat template, found none", hint="give the prompt as plain text"
+        )
+
+
+def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: object, **variables: Any) -> list[int]:
+    """Token ids of a conversation in the chat template; takes and raises what `render_chat` does."""
+    return list(tokenizer(render_chat(tokenizer, messages, **variables), add_special_tokens=False)["input_ids"])
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: object,
+    *,
+    tools: Sequence[dict[str, Any]] | None = (),
+    template_kwargs: Mapping[str, Any] | None = None,
+    chat_template: str | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+) -> str:
+    """A conversation [{"role": ..., "content": ...}, ...] in the chat template, ready for the assistant's answer.
+
+    `tools` are functions that it offers, `template_kwargs` other variables of the template, `chat_template` one in
+    place of the tokenizer's. The last message is left open where it is to be continued.
+
+    Raises RequestError for anything that is no conversation, and where there is no template or it fails.
+    """
+    if not isinstance(messages, list | tuple) or not messages:
+        raise RequestError(f"messages: expected a list of messages, found {messages!r}")
+    messages = [join_parts(message) for message in messages]
+    for message in messages:
+        texts = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise RequestError(f'messages: expected {{"role": text, "content": text}}, found {shown(message)}')
+    if chat_template is None:
+        check_chat(tokenizer)
+    if add_generation_prompt and continue_final_message:
+        raise RequestError(
+            "continue_final_message: expected False, found True", hint="give add_generation_prompt=False with it"
+        )
+    variables = dict(template_kwargs or {})
+    if reserved := sorted(variables.keys() & inspect.signature(tokenizer.apply_chat_template).parameters.keys()):
+        raise RequestError(f"chat_template_kwargs: expected variables of the template, found {reserved[0]}")
+    if tools:
+        variables["tools"] = list(tools)
+    variables |= {
+        "chat_template": chat_template,
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+    }
+    try:
+        return _render(tokenizer, messages, variables)
+    except Exception as error:  # a template is a program: any type, by any input
+        index = _first_failing(tokenizer, messages, variables)
+        problem = cut(f"{type(error).__name__}: {error}")
+        raise RequestError(f"messages[{index}]: expected what the chat template takes, found: {problem}") from None
+
+
+def join_parts(message: object) -> object:
+    """A message whose text parts are joined to its content; RequestError for parts that are no text."""
+    if not isinstance(message, dict) or not isinstance(parts := message.get("content"), list):
+        return message
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            expected = 'content parts {"type": "text", "text": ...}, the only supported type'
+            raise RequestError(f"messages: expected {expected}, found {shown(part)}")
+    return message | {"content": "".join(part["text"] for part in parts)}
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[object], variables: dict[str, Any]) -> str:
+    text = tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
+    text.encode()  # lone surrogates
+    return str(text)
+
+
+def _first_failing(tokenizer: PreTrainedTokenizerBase, messages: Sequence[object], variables: dict[str, Any]) -> int:
+    """A message with which the template fails, and without which it does not, by bisection."""
+
+    def fails(length: int) -> bool:
+        try:
+            _render(tokenizer, messages[:length], variables)
+        except Exception:
+            return True
+        return False
+
+    return bisect_left(range(1, len(messages)), True, key=fails)

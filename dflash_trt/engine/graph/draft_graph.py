@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""draft.onnx: one forward pass over the block, reading the injected context."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, head_token_ids
+from dflash_trt.checkpoint.draft_spec import CONVOLVED, HEAD, DraftSpec
+from dflash_trt.engine.graph.block_conv import convolved
+from dflash_trt.engine.graph.layers import gathered, rms_norm, rotary_order, rotary_rows, swiglu, times
+from dflash_trt.engine.graph.linear import linear
+from dflash_trt.engine.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, rounded
+from dflash_trt.engine.signatures import num_segments, segment_name, stream_names
+
+ATTENTION = "DFlashKVInjectionAttention"
+PLUGIN_VERSION = "3"
+CONTEXT_INPUTS = ("context_pointers", "context_layout", "page_table", "slot_ids", "context_lengths")
+
+
+def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
+    """noise_embeds [B, S, H], positions [B, S], context_pointers [L], context_layout [5], page_table [slots, M],
+    slot_ids [B], context_lengths [B] -> hidden [B, S, H], and what a head of the draft's own proposes, as
+    `graph_signatures` has them.
+
+    The context is read only: the block's own K and V live for this pass and are never stored. Proposals are the rows
+    of a block from `first_proposing_row` on.
+    Between the attention nodes the residual stream has one row a token, [B*S, H].
+    """
+    spec = draft.spec
+    S, H = spec.block_size, spec.hidden_size
+    g = GraphBuilder("draft", draft)
+    hidden, positions = g.reshape(g.input("noise_embeds"), [-1, H]), g.input("positions")
+    context = [g.input(name) for name in CONTEXT_INPUTS]
+
+    hidden = times(g, hidden, spec.input_embedding_scale)
+    rope = g.op("Concat", *rotary_rows(g, positions, spec), axis=-1)  # [B, S, D]: cos | sin
+
+    for i in range(len(spec.layers)):
+        layer = f"layers.{i}"
+        h = rms_norm(g, hidden, f"{layer}.input_layernorm", spec.rms_norm_eps)
+        mixed = partial(attention, g, rope=rope, context=context, draft=draft, i=i)
+        h = convolved(g, h, f"{layer}.{CONVOLVED['self_attn']}", spec, mixed)
+        hidden = g.op("Add", hidden, h)
+        h = rms_norm(g, hidden, f"{layer}.post_attention_layernorm", spec.rms_norm_eps)
+        mlp = partial(swiglu, g, mlp=f"{layer}.mlp", width=spec.intermediate_size)
+        h = convolved(g, h, f"{layer}.{CONVOLVED['mlp']}", spec, mlp)
+        hidden = g.named("Add", hidden, h, name=output_name(i))
+
+    hidden = g.reshape(rms_norm(g, hidden, "norm", spec.rms_norm_eps), [-1, S, H])
+    g.output(hidden, "hidden")
+    if spec.has_own_head:
+        _propose(g, hidden, draft)
+    return g.model()
+
+
+def _propose(g: GraphBuilder, hidden: str, draft: DraftCheckpoint) -> None:
+    """The head over the proposing rows of hidden [B, S, H]: the best token of each, or candidates."""
+    spec = draft.spec
+    K, H = spec.num_draft_tokens, spec.hidden_size
+    with g.scope(HEAD):
+        rows = hidden
+        if skipped := spec.first_proposing_row:
+            _, rows = g.split(g.reshape(hidden, [-1, spec.block_size * H]), [skipped * H, K * H])
+        logits = g.op("Cast", linear(g, g.reshape(rows, [-1, H]), HEAD), to=TensorProto.FLOAT)  # [B*K, V']
+        if (k := spec.num_candidates) is None:
+            best = g.op("ArgMax", logits, axis=-1, keepdims=0)
+            g.output(g.reshape(_target_ids(g, best, draft), [-1, K]), "token_ids")
+            return
+        top, best = g.ops("TopK", (logits, g.constant([k])), num_outputs=2, axis=-1)
+        g.output(g.reshape(_target_ids(g, best, draft), [-1, K, k]), "candidate_ids")
+        g.output(g.reshape(_final_logits(g, top, spec), [-1, K, k]), "candidate_logits")
+
+
+def _target_ids(g: GraphBuilder, rows: str, draft: DraftCheckpoint) -> str:
+    """The target's token ids INT32 of rows of the head, int64."""
+    if (token_ids := head_token_ids(draft.spec, draft.weights)) is not None:
+        return g.op("Gather", g.constant(token_ids), rows, axis=0)
+    return g.op("Cast", rows, to=TensorProto.INT32)
+
+
+def _final_logits(g: GraphBuilder, logits: str, spec: DraftSpec) -> str:
+    """c tanh(m logits / c) FLOAT, with multiplier m and cap c."""
+    if spec.output_multiplier != 1:
+        logits = g.op("Mul", logits, g.constant(float(spec.output_multiplier)))
+    if cap := spec.final_logit_softcapping:
+        logits = g.op("Mul", g.op("Tanh", g.op("Div", logits, g.constant(float(cap)))), g.constant(float(cap)))
+    return logits
+
+
+def output_name(layer: int) -> str:
+    """The value [B*S, H] that is the residual stream after a layer."""
+    return f"layers.{layer}/output"
+
+
+def attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: DraftCheckpoint, i: int) -> str:
+    """Block attention of layer `i` over [context rows < context_length | block], h [B*S, H] -> [B*S, H].
+
+    The node's inputs: qkv [B, S, (N + 2G)*D] as the GEMM gives it, query heads, key heads, value heads (before norm and
+    rotation), q_norm and k_norm [D], rope [B, S, D], CONTEXT_INPUTS, and sinks [N] where the layer has
+    them. Context row j stands at position j, block slot s at position context_length + s.
+    """
+    spec = draft.spec
+    S, N, G, D = spec.block_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+    module = f"layers.{i}.self_attn"
+    with g.scope(module):
+        qkv = linear(g, h, *(f"{module}.{x}_proj" for x in "qkv"))
+        qkv = g.reshape(_scaled_values(g, _in_order(g, qkv, spec), spec), [-1, S, (N + 2 * G) * D])
+        norms = [gathered(g, g.weight(f"{module}.{x}_norm.weight"), rotary_order(spec)) for x in "qk"]
+        layer = spec.layers[i]
+        sinks = [g.op("Cast", g.stored([f"{module}.sinks"]), to=TensorProto.FLOAT)] if layer.sinks else []
+        mixed = g.op(
+            ATTENTION,
+            *(qkv, *norms, rope, *context, *sinks),
+            domain=PLUGIN_DOMAIN,
+            plugin_namespace=PLUGIN_DOMAIN,
+            plugin_version=PLUGIN_VERSION,
+            layer=i,
+            num_heads=N,
+            num_kv_heads=G,
+            head_dim=D,
+            rms_norm_eps=spec.rms_norm_eps,
+            softmax_scale=D**-0.5,
+            sliding_window=layer.sliding_window or 0,  # 0: unlimited
+            causal=int(layer.causal),
+            k_scale=rounded(draft.cache_scales("k")[i]),  # of an FP8 cache, as context.onnx has it; 1 otherwise
+            v_scale=rounded(draft.cache_scales("v")[i]),
+            fp8_cache=int(draft.quantization.fp8_kv_cache),
+        )
+        mixed = g.reshape(mixed, [-1, N * D])
+        if spec.attention_gate is not None:
+            mixed = _gate(g, mixed, linear(g, h, f"{module}.g_proj"), spec)
+        return linear(g, mixed, f"{module}.o_proj")
+
+
+def _in_order(g: GraphBuilder, qkv: str, spec: DraftSpec) -> str:
+    """qkv [B*S, (N + 2G)*D] with each head of q and k in `rotary_order`; v as it is."""
+    N, G, D = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+    heads = np.arange((N + 2 * G) * D).reshape(-1, D)
+    heads[: N + G] = heads[: N + G, rotary_order(spec)]
+    return gathered(g, qkv, heads.reshape(-1))
+
+
+def _scaled_values(g: GraphBuilder, qkv: str, spec: DraftSpec) -> str:
+    """qkv [B*S, (N + 2G)*D] with v times `value_scale`, in one node that leaves q and k alone."""
+    N, G, D = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+    factors = np.array([1, spec.value_scale], dtype=np.float32)
+    return times(g, qkv, np.repeat(factors, [(N + G) * D, G * D]))
+
+
+def _gate(g: GraphBuilder, mixed: str, gate: str, spec: DraftSpec) -> str:
+    """softplus(gate) times mixed [B*S, N*D], a factor a head or an element, in FLOAT (laguna.py of vLLM 0.32)."""
+    N, D = spec.num_attention_heads, spec.head_dim
+    factors = N if spec.attention_gate == "per_head" else N * D
+    gate = g.op("Softplus", g.op("Cast", gate, to=TensorProto.FLOAT))
+    parts = g.reshape(g.op("Cast", mixed, to=TensorProto.FLOAT), [-1, factors, N * D // factors])
+    gated = g.op("Mul", parts, g.reshape(gate, [-1, factors, 1]))
+    return g.reshape(g.op("Cast", gated, to=COMPUTE), [-1, N * D])
+
+
+def draft_segments(shard: DraftCheckpoint) -> dict[str, onnx.ModelProto]:
+    """The segments of `shard` (engine/shards.py), by name, as `graph_signatures` has them.
+
+    draft.onnx of a rank that has some of the heads and MLP channels, cut where the ranks add up what they have. The
+    all-reduces between the segments are whose process it is: a collective inside a plan (TensorRT's DistCollective,
+    since 10.16) is NCCL's, where TensorRT-LLM has faster ones for blocks of a few rows.
+    """
+    return {segment_name(i): _segment(shard, i) for i in range(num_segments(len(shard.spec.layers)))}
+
+
+def _segment(shard: DraftCheckpoint, i: int) -> onnx.ModelProto:
+    """Adds what the ranks added up to the residual stream, then computes this rank's part of a sublayer."""
+    spec = shard.spec
+    shape = [-1, spec.block_size, spec.hidden_size]
+    g = GraphBuilder(segment_name(i), shard, is_shard=True)
+    layer, is_mlp = divmod(i, 2)
+    if i == 0:
+        hidden = times(g, g.reshape(g.input("noise_embeds"), [-1, spec.hidden_size]), spec.input_embedding_scale)
+        rope = g.op("Concat", *rotary_rows(g, g.input("positions"), spec), axis=-1)
+        g.output(rope, "rope")
+    else:
+        hidden = g.op("Add", *(g.reshape(g.input(name), [-1, spec.hidden_size]) for name in stream_names(i)))
+        rope = "rope"
+    if layer == len(spec.layers):
+        g.output(g.reshape(rms_norm(g, hidden, "norm", spec.rms_norm_eps), shape), "hidden")
+        return g.model()
+    name = f"layers.{layer}"
+    if is_mlp:
+        h = rms_norm(g, hidden, f"{name}.post_attention_layernorm", spec.rms_norm_eps)
+        h = swiglu(g, h, f"{name}.mlp", spec.intermediate_size)
+    else:
+        if i:
+            g.input(rope)
+        h = rms_norm(g, hidden, f"{name}.input_layernorm", spec.rms_norm_eps)
+        h = attention(g, h, rope, [g.input(value) for value in CONTEXT_INPUTS], shard, layer)
+    for value, output in zip((hidden, h), stream_names(i + 1), strict=True):
+        g.output(g.reshape(value, shape), output)
+    return g.model()

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts that both graphs are made of. Shape letters: ... leading axes, H hidden, F MLP width, D head_dim."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.engine.graph.linear import linear
+from dflash_trt.engine.graph.onnx_builder import COMPUTE, GraphBuilder
+
+ROPE_STRIDE = 256
+
+
+def normalize(g: GraphBuilder, x: str, eps: float) -> str:
+    """x / sqrt(mean(x^2) + eps) over the last axis, in FLOAT."""
+    x = g.op("Cast", x, to=TensorProto.FLOAT)
+    mean_square = g.op("ReduceMean", g.op("Mul", x, x), g.constant([-1]), keepdims=1)
+    return g.op("Div", x, g.op("Sqrt", g.op("Add", mean_square, g.constant(eps))))
+
+
+def scale(g: GraphBuilder, x: str, weight: str) -> str:
+    """x * weight in FLOAT, then back to the compute dtype: the second half of RMSNorm."""
+    return g.op("Cast", g.op("Mul", x, g.op("Cast", weight, to=TensorProto.FLOAT)), to=COMPUTE)
+
+
+def times(g: GraphBuilder, x: str, factor: float | NDArray[np.float32]) -> str:
+    """x multiplied by a constant in the compute dtype: one number, or one for each of the last axis."""
+    return x if np.all(factor == 1) else g.op("Mul", x, g.op("Cast", g.constant(factor), to=COMPUTE))
+
+
+def gathered(g: GraphBuilder, x: str, order: NDArray[np.int64]) -> str:
+    """x with its last axis in another order: element i is what stood at order[i]."""
+    return x if np.array_equal(order, np.arange(len(order))) else g.op("Gather", x, g.constant(order), axis=-1)
+
+
+def rms_norm(g: GraphBuilder, x: str, name: str, eps: float) -> str:
+    """RMSNorm of x [..., H] with `NAME.weight` [H], computed in FLOAT."""
+    with g.scope(name):
+        return scale(g, normalize(g, x, eps), g.weight(f"{name}.weight"))
+
+
+def rotary_order(spec: DraftSpec) -> NDArray[np.int64]:
+    """The dimensions [D] of a head in the order in which rotate-half over all of it turns the right pairs.
+
+    Where only the first R turn: [0, R/2), half of the rest, [R/2, R), the other half, where angles are 0
+    (`rotary_rows`).
+    """
+    D, R = spec.head_dim, spec.rope.rotary_dim(spec.head_dim)
+    first, second, third, last = np.split(np.arange(D), [R // 2, R, (R + D) // 2])
+    return np.concatenate([first, third, second, last])
+
+
+def swiglu(g: GraphBuilder, x: str, mlp: str, width: int) -> str:
+    """down(silu(gate(x)) * up(x)) of x [rows, H], gate and up in one GEMM."""
+    with g.scope(mlp):
+        gate_up = linear(g, x, f"{mlp}.gate_proj", f"{mlp}.up_proj")
+        gate, up = g.split(gate_up, [width, width])
+        activated = g.op("Mul", g.op("Mul", gate, g.op("Sigmoid", gate)), up)
+        # Behind a Split no extent is static to TensorRT's parser, and NVFP4 wants the one that it blocks to be.
+        return linear(g, g.reshape(activated, [-1, width]), f"{mlp}.down_proj")
+
+
+def rotary_rows(g: GraphBuilder, positions: str, spec: DraftSpec) -> tuple[str, str]:
+    """cos and sin [..., D/2] FLOAT of positions [...] INT32, times YaRN's attention factor; 1 and 0 of what stays.
+
+    Exact at any position without a large table: with p = 256 a + b, cos(p w) = cos(256 a w) cos(b w) - sin(256 a w)
+    sin(b w), and both small tables come from float64.
+    """
+    frequencies = spec.rope.inverse_frequencies(spec.head_dim)
+    still = spec.head_dim // 2 - len(frequencies)
+    factor = np.repeat([spec.rope.attention_factor, 1.0], [len(frequencies), still])
+    frequencies = np.pad(frequencies, (0, still))
+    coarse_rows = math.ceil((spec.max_position_embeddings + spec.block_size) / ROPE_STRIDE)
+    coarse_angles = np.outer(np.arange(coarse_rows) * ROPE_STRIDE, frequencies)
+    fine_angles = np.outer(np.arange(ROPE_STRIDE), frequencies)
+
+    def rows(table: np.ndarray[tuple[int, int], np.dtype[np.float64]], index: str) -> str:
+        return g.op("Gather", g.constant(table.astype(np.float32)), index, axis=0)
+
+    with g.scope("rope"):
+        stride = g.constant(np.array(ROPE_STRIDE, dtype=np.int32))
+        a = g.op("Div", positions, stride)
+        b = g.op("Sub", positions, g.op("Mul", a, stride))
+        cos_a, sin_a = rows(np.cos(coarse_angles), a), rows(np.sin(coarse_angles), a)
+        cos_b, sin_b = rows(np.cos(fine_angles) * factor, b), rows(np.sin(fine_angles) * factor, b)
+        cos = g.op("Sub", g.op("Mul", cos_a, cos_b), g.op("Mul", sin_a, sin_b))
+        sin = g.op("Add", g.op("Mul", sin_a, cos_b), g.op("Mul", cos_a, sin_b))
+        return cos, sin

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers, dense and quantised, several stacked into one GEMM.
+
+A layer is a `Gemm` on 2-D activations whose weights stand as in the checkpoint, [out, in]: TensorRT's parser makes one
+matrix multiplication of it, which the builder fuses with what dequantises its operands. The quantised patterns are
+those of modelopt 0.47 (modelopt/torch/quantization/export_onnx.py, modelopt/onnx/export/nvfp4_exporter.py). Not yet run
+in TensorRT.
+"""
+
+from __future__ import annotations
+
+from onnx import TensorProto
+
+from dflash_trt.checkpoint.quantization import BLOCK, W4A16_NVFP4, read_scale
+from dflash_trt.engine.graph.onnx_builder import COMPUTE, TRT_DOMAIN, GraphBuilder
+
+
+def linear(g: GraphBuilder, x: str, *modules: str) -> str:
+    """x [rows, in] -> [rows, sum of outs] for the modules' weights [out, in], biases added where they have some.
+
+    Modules that are quantised alike share one GEMM; others have one each, and their outputs are joined.
+    """
+    if can_stack(g, modules):
+        y = _gemm(g, x, modules)
+    else:
+        y = g.op("Concat", *(_gemm(g, x, (module,)) for module in modules), axis=-1)
+    return g.op("Add", y, _biases(g, modules)) if any(f"{module}.bias" in g.weights for module in modules) else y
+
+
+def _biases(g: GraphBuilder, modules: tuple[str, ...]) -> str:
+    """Those of stacked modules, end to end; 0 for a module without."""
+    names = [f"{module}.bias" for module in modules]
+    if all(name in g.weights for name in names):
+        return g.stacked(names)
+    rows = {name: g.weights[f"{module}.weight"].shape[0] for name, module in zip(names, modules, strict=True)}
+    return g.op("Concat", *(g.weight(n) if n in g.weights else g.zero(COMPUTE, rows[n]) for n in names), axis=0)
+
+
+def can_stack(g: GraphBuilder, modules: tuple[str, ...]) -> bool:
+    """Whether modules can share one GEMM: dense ones always, quantised ones side by side with a common scale."""
+    is_dense = g.algorithm(modules[0]) is None
+    return g.draft.scaled_alike(modules) and (is_dense or g.adjacent([f"{module}.weight" for module in modules]))
+
+
+def _gemm(g: GraphBuilder, x: str, modules: tuple[str, ...]) -> str:
+    weights = [f"{module}.weight" for module in modules]
+    # The name under which calibration finds the modules' input.
+    x = g.named("Identity", x, name=input_name(modules[0]))
+    match g.algorithm(modules[0]):
+        case None:
+            weight = g.stacked(weights)
+        case "FP8":
+            x = _fp8_activation(g, x, _input_scale(g, modules))
+            scale = g.compute_constant(read_scale(g.weights[f"{modules[0]}.weight_scale"]))
+            weight = g.op("DequantizeLinear", g.stored(weights), scale)
+        case algorithm:
+            if algorithm != W4A16_NVFP4:
+                x = _nvfp4_activation(g, x, _input_scale(g, modules))
+            weight = _nvfp4_weight(g, modules)
+    return g.op("Gemm", x, weight, transB=1)
+
+
+def input_name(module: str) -> str:
+    """The value that is multiplied with the weights of `module` and of those stacked behind it."""
+    return f"{module}/input"
+
+
+def _input_scale(g: GraphBuilder, modules: tuple[str, ...]) -> float:
+    """One activation feeds all stacked modules: the widest of their ranges."""
+    return max(read_scale(g.weights[f"{module}.input_scale"]) for module in modules)
+
+
+def _fp8_activation(g: GraphBuilder, x: str, scale: float) -> str:
+    """Static FP8 E4M3. The scale has the compute dtype: a Cast would keep TensorRT from fusing (modelopt 0.47)."""
+    value = g.compute_constant(scale)
+    zero = g.zero(TensorProto.FLOAT8E4M3FN)
+    return g.op("DequantizeLinear", g.op("QuantizeLinear", x, value, zero), value)
+
+
+def _nvfp4_activation(g: GraphBuilder, x: str, scale: float) -> str:
+    """Dynamic NVFP4: block scales of 16 at run time against the static global scale."""
+    value = g.constant(scale)
+    codes, block_scales = g.ops(
+        "TRT_FP4DynamicQuantize",
+        (x, value),
+        num_outputs=2,
+        domain=TRT_DOMAIN,
+        axis=-1,
+        block_size=BLOCK,
+        scale_type=TensorProto.FLOAT8E4M3FN,
+    )
+    scales = g.op("DequantizeLinear", block_scales, value)
+    return g.op("Cast", g.op("DequantizeLinear", codes, scales, axis=-1, block_size=BLOCK), to=COMPUTE)
+
+
+def _nvfp4_weight(g: GraphBuilder, modules: tuple[str, ...]) -> str:
+    """Double dequantisation: FP8 block scales by the FP32 global scale, then FP4 codes by those."""
+    codes = g.stored([f"{module}.weight" for module in modules])
+    block_scales = g.stored([f"{module}.weight_scale" for module in modules])
+    scales = g.op("DequantizeLinear", block_scales, g.stored([f"{modules[0]}.weight_scale_2"]))
+    return g.op("Cast", g.op("DequantizeLinear", codes, scales, axis=-1, block_size=BLOCK), to=COMPUTE)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorRT plans in an engine directory: what was asked for, what was built, and where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from dflash_trt import _C
+from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
+from dflash_trt.engine.plans.machine import Gpu
+from dflash_trt.engine.signatures import MAX_CONTEXT
+from dflash_trt.errors import BuildError, EngineError
+from dflash_trt.files.command import quoted
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Version = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}\.[0-9]{1,9}(\.[0-9A-Za-z+]{1,20})*\Z")]
+Compatibility = Literal["none", "same_compute_capability", "ampere_plus"]
+DEFAULT_WORKSPACE_BYTES = 4 * 2**30
+GRAPHS = ("context", "draft")
+# The first GPUs whose tensor cores read a number format (TensorRT support matrix).
+LOWEST_SM = {"FP8": (8, 9), "FP4": (10, 0)}
+
+
+def graph_batch_sizes(largest: int) -> list[int]:
+    """Batch sizes of TensorRT-LLM's CUDA graphs (llmapi/llm_args.py, CudaGraphConfig, padded), and the largest."""
+    sizes = [1, 2, 4, *range(8, 129, 8), *range(192, largest + 1, 64)]
+    return sorted({size for size in sizes if size < largest} | {largest})
+
+
+class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What plans are asked to serve, and how they are built."""
+
+    max_batch_size: Positive = 8
+    """Blocks of one draft pass, and slots of the context cache."""
+    max_seq_len: Positive = 8192
+    """Context rows of a slot in a cache of our own; plans read pages of any."""
+    max_num_tokens: Positive = 2048
+    """T: context rows of one injection; more are injected in parts."""
+    workspace_bytes: Positive = DEFAULT_WORKSPACE_BYTES
+    hardware_compatibility: Compatibility = "none"
+    """none: plans for exactly the GPU model they were built on."""
+    version_compatible: bool = False
+    """Plans for later TensorRT versions of the same major, too; the plugin is embedded in them."""
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of a dynamic axis: any from min to max, tuned for opt."""
+
+    min: int
+    opt: int
+    max: int
+
+
+Profile = dict[str, Range]
+"""By axis: B, T, slots, pages."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One plan file: what it was built from, with what, and for which machine."""
+
+    file: str
+    made_from: dict[str, str]
+    """sha256 of the graph and of the weight files it points into, by name."""
+    tensorrt: Version
+    gpu: str
+    compute_capability: str
+    plugin_sha256: str | None
+    """Of the plugin library it was built with; None for a plan without the plugin."""
+    workspace_bytes: int
+    hardware_compatibility: Compatibility
+    version_compatible: bool
+    profiles: tuple[Profile, ...]
+
+    @property
+    def needs_plugin(self) -> bool:
+        """Whether the plugin library must be loaded before the plan."""
+        return self.plugin_sha256 is not None and not self.version_compatible
+
+
+def check_plan(
+    plan: Plan, directory: Path, sha256: dict[str, str], gpu: Gpu, tensorrt: str, plugin_sha256: str | None
+) -> None:
+    """Raises EngineError, naming both sides, when `plan` does not fit its directory's files or this machine."""
+    built = f"SM {plan.compute_capability} ({plan.gpu}) with TensorRT {plan.tensorrt}"
+    here = f"SM {gpu.compute_capability} ({gpu.name}) with TensorRT {tensorrt}"
+    rebuild = f"rebuild: dflash-trt build --plans-for {quoted(directory)}"
+    for name, expected in plan.made_from.items():
+        if (found := sha256.get(name)) != expected:
+            raise EngineError(
+                f"{directory / plan.file}: built from {name}: expected sha256 {expected}, found {found}", hint=rebuild
+            )
+    if not is_served(plan, gpu, tensorrt):
+        raise EngineError(f"{directory / plan.file}: built for {built}: expected it here, found {here}", hint=rebuild)
+    if plan.needs_plugin and plan.plugin_sha256 != plugin_sha256:
+        raise EngineError(
+            f"{directory / plan.file}: expected the plugin library it was built with, sha256 {plan.plugin_sha256},"
+            f" found {plugin_sha256}",
+            hint=rebuild,
+        )
+
+
+def check_precision(
+    algorithms: Collection[str], hardware_compatibility: Compatibility, compute_capability: tuple[int, int] | None
+) -> None:
+    """Raises BuildError for weights or a cache that no kernel of the asked-for GPUs reads."""
+    for kind, lowest in LOWEST_SM.items():
+        needing = sorted(algorithm for algorithm in algorithms if kind in algorithm)
+        if not needing:
+            continue
+        if hardware_compatibility == "ampere_plus":
+            raise BuildError(
+                f"hardware_compatibility: expected none or same_compute_capability with {needing[0]},"
+                " found ampere_plus, whose plans must run on SM 8.0",
+                hint="give --hardware-compatibility same_compute_capability or none, or build --recipe bf16",
+            )
+        if compute_capability is not None and compute_capability < lowest:
+            needed, here = (".".join(map(str, version)) for version in (lowest, compute_capability))
+            recipes = "fp8 or bf16" if kind == "FP4" and compute_capability >= LOWEST_SM["FP8"] else "bf16"
+            raise BuildError(
+                f"{needing[0]}: expected a GPU of SM {needed} or newer, found SM {here}",
+                hint=f"build --recipe {recipes}",
+            )
+
+
+def check_limits(spec: PartialDraftSpec, max_batch_size: int, max_seq_len: int) -> None:
+    """Raises BuildError for a draft, batch or context that the attention plugin does not take.
+
+    TensorRT would ask the plugin on the GPU machine, once the plan of the context graph is built, and about contexts
+    never: the plugin answers NaN to longer ones.
+    """
+    if max_seq_len > MAX_CONTEXT:
+        raise BuildError(
+            f"max_seq_len: expected at most {MAX_CONTEXT}, which the attention plugin reads, found {max_seq_len}",
+            hint="lower max_seq_len, or run the draft in ONNX Runtime",
+        )
+    for batch, block, hint in (
+        (1, spec.block_size, "run the draft in ONNX Runtime, which takes any"),
+        (max_batch_size, 1, "lower max_batch_size"),
+    ):
+        try:
+            _C.kv_injection_attention_check(_attributes(spec), batch, block)
+        except ValueError as problem:
+            raise BuildError(f"the attention plugin's {problem}", hint=hint) from None
+
+
+def _attributes(spec: PartialDraftSpec) -> _C.KVInjectionAttributes:
+    """Of any layer, with values that fit for all but its sizes."""
+    return _C.KVInjectionAttributes(
+        layer=0,
+        num_heads=spec.num_attention_heads,
+        num_kv_heads=spec.num_key_value_heads,
+        head_dim=spec.head_dim,
+        rms_norm_eps=1e-6,
+        softmax_scale=1.0,
+        sliding_window=0,
+        causal=0,
+        k_scale=1.0,
+        v_scale=1.0,
+        fp8_cache=0,
+    )
+
+
+def is_served(plan: Plan, gpu: Gpu, tensorrt: str) -> bool:
+    """Whether `plan` runs on this GPU with this TensorRT."""
+    return _is_gpu_served(plan, gpu) and _is_version_served(plan, tensorrt)
+
+
+def _is_gpu_served(plan: Plan, gpu: Gpu) -> bool:
+    match plan.hardware_compatibility:
+        case "none":
+            return (plan.gpu, plan.compute_capability) == (gpu.name, gpu.compute_capability)
+        case "same_compute_capability":
+            return plan.compute_capability == gpu.compute_capability
+        case "ampere_plus":
+            return _numbers(gpu.compute_capability) >= (8, 0)
+
+
+def _is_version_served(plan: Plan, tensorrt: str) -> bool:
+    built, here = _numbers(plan.tensorrt), _numbers(tensorrt)
+    return built == here or (plan.version_compatible and built[0] == here[0] and built <= here)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """'10.15.1.29' -> (10, 15, 1, 29); a suffix such as .post1 does not count."""
+    return tuple(int(part) for part in version.split(".") if part.isdigit())

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the plan files of an engine directory to plans that run on this machine, whole or in segments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from dflash_trt.engine.executor import AllReduce
+from dflash_trt.engine.manifest import Manifest, sha256
+from dflash_trt.engine.plans import machine, tensorrt_api
+from dflash_trt.engine.plans.launcher import Launcher
+from dflash_trt.engine.plans.plan import check_plan
+from dflash_trt.engine.plans.plan_runner import PlanRunner, Workspace
+from dflash_trt.engine.plans.plugin_library import plugin_library
+from dflash_trt.engine.signatures import num_segments, segment_name, stream_names
+
+DTYPES = {
+    "BFLOAT16": torch.bfloat16, "FLOAT": torch.float32, "FLOAT8E4M3FN": torch.float8_e4m3fn, "INT32": torch.int32,
+    "INT64": torch.int64,
+}  # fmt: skip
+
+
+class PlanLoader:
+    """TensorRT with the plugin registered where a plan needs it, once all plans are known to fit this machine."""
+
+    def __init__(self, directory: Path, manifest: Manifest, launcher: Launcher) -> None:
+        """Raises MissingDependencyError without GPU, TensorRT or plugin, EngineError for plans of another machine."""
+        self._directory = directory
+        self._manifest = manifest
+        self._launcher = launcher
+        self._trt, gpu = tensorrt_api.load_tensorrt(), machine.gpu(launcher.device.index or 0)
+        plans = manifest.plans.values()
+        library = plugin_library() if any(plan.needs_plugin for plan in plans) else None
+        library_sha256 = None if library is None else sha256(library)
+        for plan in plans:
+            check_plan(plan, directory, manifest.sha256, gpu, str(self._trt.__version__), library_sha256)
+        if library is not None:
+            plugin = manifest.plugin
+            tensorrt_api.load_plugin(self._trt, library, plugin.name, plugin.version, plugin.namespace)
+        self._runtime = self._trt.Runtime(tensorrt_api.make_logger(self._trt))
+        if any(plan.version_compatible for plan in plans):
+            self._runtime.engine_host_code_allowed = True  # the plan carries the plugin's code; its sha256 is checked
+
+    def load(
+        self, name: str, axis: str, cached: Mapping[str, Tensor], given: Mapping[str, Tensor] = MappingProxyType({}),
+        workspace: Workspace | None = None,
+    ) -> PlanRunner:  # fmt: skip
+        """The plan of the graph `name`, whose calls differ in `axis`, with inputs and outputs for its largest profile.
+
+        Those in `cached`, which have no `axis`, and in `given` are there already. Raises EngineError when TensorRT
+        refuses the plan or one of them.
+        """
+        graph, plan = self._manifest.graphs[name], self._manifest.plans[name]
+        largest = {axis: size.max for axis, size in plan.profiles[-1].items()}
+        there, tensors = {**given, **cached}, dict[str, Tensor]()
+        for port in (*graph.inputs, *graph.outputs):
+            if port.name in there:
+                tensors[port.name] = there[port.name]
+            else:
+                shape = port.sizes(largest)
+                tensors[port.name] = torch.zeros(shape, dtype=DTYPES[port.dtype], device=self._launcher.device)
+        return PlanRunner(
+            self._trt,
+            self._runtime,
+            self._directory / plan.file,
+            plan,
+            axis=axis,
+            tensors=tensors,
+            cached=frozenset(cached),
+            launcher=self._launcher,
+            workspace=workspace,
+        )
+
+
+class SegmentedPlan:
+    """In the place of a PlanRunner for the whole draft graph: same tensors, same sizes."""
+
+    def __init__(
+        self, loader: PlanLoader, num_layers: int, cached: Mapping[str, Tensor], all_reduce: AllReduce
+    ) -> None:
+        """`cached` is where the context lies. Raises EngineError when TensorRT refuses a plan."""
+        self._all_reduce = all_reduce
+        self._plans: list[PlanRunner] = []
+        self.tensors: dict[str, Tensor] = {}
+        """Inputs and outputs, by name."""
+        workspace = Workspace()
+        for i in range(num_segments(num_layers)):
+            given = dict(self.tensors)
+            if i >= 2:  # the stream goes to and fro between two buffers
+                given |= {new: given[old] for old, new in zip(stream_names(i - 1), stream_names(i + 1), strict=True)}
+            plan = loader.load(segment_name(i), "B", cached, given, workspace)
+            self._plans.append(plan)
+            self.tensors |= plan.tensors
+        self.sizes = self._plans[0].sizes
+        """Blocks of each profile, rising."""
+
+    def padding(self, rows: int) -> int:
+        """Blocks that `run` computes beyond `rows`."""
+        return self._plans[0].padding(rows)
+
+    def run(self, rows: int) -> None:
+        """Queues all segments and the all-reduces between them."""
+        computed = rows + self.padding(rows)
+        for i, plan in enumerate(self._plans):
+            if i:
+                _, partial = stream_names(i)
+                self._all_reduce(self.tensors[partial][:computed])
+            plan.run(rows)
+
+    def close(self) -> None:
+        """Frees the plans now."""
+        for plan in self._plans:
+            plan.close()
+        self._plans.clear()
+        self.tensors = {}

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt build`: a draft checkpoint and its target become an engine directory."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import onnx
+
+from dflash_trt import __version__
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, for_pool
+from dflash_trt.checkpoint.draft_spec import D2T
+from dflash_trt.checkpoint.mapped import check_finite
+from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
+from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
+from dflash_trt.checkpoint.safetensors_writer import write_safetensors
+from dflash_trt.checkpoint.source import checkpoint_label, is_local, label_text
+from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
+from dflash_trt.checkpoint.weights import SINGLE, read_weights, weight_files
+from dflash_trt.engine.graph.context_graph import context_graph
+from dflash_trt.engine.graph.draft_graph import ATTENTION, PLUGIN_VERSION, draft_graph, draft_segments
+from dflash_trt.engine.graph.onnx_builder import PLUGIN_DOMAIN
+from dflash_trt.engine.manifest import MANIFEST, SCHEMA_VERSION, Manifest, Plugin, Source, TargetSource, sha256
+from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.engine.plans.reuse import carry_plans
+from dflash_trt.engine.shards import check_shards, write_shard
+from dflash_trt.engine.signatures import Graph, Shard, graph_signatures, shards
+from dflash_trt.errors import BuildError
+from dflash_trt.files.json_file import write_json
+from dflash_trt.files.read import read_bytes
+from dflash_trt.files.write import OutputKind, check_replaceable, new_directory
+
+CONTEXT_WEIGHTS = "context_kv.safetensors"
+MAX_MANIFEST_BYTES = 2**26
+WEIGHT_SUFFIXES = ("weight", "weight_scale", "bias")
+
+
+def build_engine(
+    draft: DraftCheckpoint,
+    target: TargetCheckpoint,
+    output: Path,
+    *,
+    source: Source,
+    target_source: TargetSource | None = None,
+    force: bool = False,
+    plan_options: PlanOptions | None = None,
+    keep_plans: bool = False,
+    num_ranks: int = 1,
+) -> Manifest:
+    """Writes the engine directory `output` for ONNX Runtime and returns its manifest.
+
+    With `num_ranks` above 1, also the shard of each rank in a directory of its own below it. The same inputs give the
+    same bytes; with `keep_plans`, plans of the engine that is replaced stay where they were made from those. Raises
+    BuildError when `output` cannot be written or ranks cannot share the draft, CheckpointError for a weight that is NaN
+    or infinite.
+    """
+    check_output(output, force=force)
+    if num_ranks > 1:
+        check_shards(draft, num_ranks)
+    check_finite(draft.weights.values())
+
+    def finish(part: DraftCheckpoint, directory: Path, old: Path, shard: Shard | None = None) -> Manifest:
+        """The manifest, of what was written."""
+        graphs = _write_graphs(part, directory, shard)
+        manifest = Manifest(
+            schema_version=SCHEMA_VERSION,
+            tool_version=__version__,
+            source=source,
+            draft=part.spec,
+            target=target.spec,
+            graphs=graphs,
+            plugin=Plugin(name=ATTENTION, version=PLUGIN_VERSION, namespace=PLUGIN_DOMAIN),
+            quantization=draft.quantization,
+            sha256={file.name: sha256(file) for file in sorted(directory.iterdir())},
+            target_source=target_source,
+            plan_options=plan_options,
+            shard=shard,
+            num_ranks=1 if shard else num_ranks,
+        )
+        if keep_plans:
+            manifest = carry_plans(old, directory, manifest)
+        (directory / MANIFEST).write_bytes(manifest.encode())
+        return manifest
+
+    with new_directory(output, ENGINE, force=force) as directory:
+        write_safetensors(directory / SINGLE, _in_stacks(draft))
+        for file in _configuration(draft):
+            shutil.copyfile(file, directory / file.name)
+        write_json(directory / draft.config.file.name, for_pool(draft.canonical_config(), draft.spec.num_layers))
+        # The graphs point into the file just written, so the tensors are those of its header.
+        written = msgspec.structs.replace(draft, directory=directory, weights=read_weights(directory))
+        manifest = finish(written, directory, output)
+        for shard in shards(num_ranks):
+            place = directory / shard.directory
+            place.mkdir()
+            finish(write_shard(draft, _in_stacks(draft), shard, place), place, output / shard.directory, shard)
+    return manifest
+
+
+def _write_graphs(draft: DraftCheckpoint, directory: Path, shard: Shard | None) -> dict[str, Graph]:
+    """The graphs of a draft whose tensors lie in `directory`."""
+    is_shard = shard is not None
+    graphs = graph_signatures(draft.spec, fp8_cache=draft.quantization.fp8_kv_cache, is_shard=is_shard)
+    _write_graph(context_graph(_with_context_stack(draft)), directory / graphs["context"].file)
+    for name, model in (draft_segments(draft) if is_shard else {"draft": draft_graph(draft)}).items():
+        _write_graph(model, directory / graphs[name].file)
+    return graphs
+
+
+class _Marker(msgspec.Struct):
+    """What tells an engine's manifest.json, also of another version, from those of web pages and packages."""
+
+    schema_version: int
+    tool_version: str
+    graphs: dict[str, object]
+    sha256: dict[str, str]
+
+
+def is_engine(directory: Path) -> bool:
+    """Whether a directory is one that `build` wrote, whole or damaged."""
+    file = directory / MANIFEST
+    try:
+        return bool(msgspec.json.decode(read_bytes(file, BuildError, limit=MAX_MANIFEST_BYTES), type=_Marker))
+    except (BuildError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+ENGINE = OutputKind(name="an engine directory", recognizes=is_engine)
+
+
+def check_output(output: Path, *, force: bool) -> None:
+    """Raises BuildError where no engine can be written; onnx takes only paths that are UTF-8."""
+    try:
+        str(output).encode()
+    except UnicodeEncodeError:
+        raise BuildError(
+            f"{str(output)!r}: expected a path in UTF-8, found other bytes", hint="choose another -o DIR"
+        ) from None
+    check_replaceable(output, ENGINE, force=force)
+
+
+def _configuration(draft: DraftCheckpoint) -> list[Path]:
+    quantisation = draft.directory / HF_QUANT_CONFIG
+    return [draft.config.file, *([quantisation] if quantisation.is_file() else [])]
+
+
+def _in_stacks(draft: DraftCheckpoint) -> list[Tensor]:
+    """The tensors in file order: what one GEMM multiplies lies side by side, the rest follows by name."""
+    stacked = [f"{module}.{suffix}" for stack in draft.spec.stacks() for suffix in WEIGHT_SUFFIXES for module in stack]
+    first = [name for name in (D2T, *stacked) if name in draft.weights]  # d2t is aligned to its 8 bytes only there
+    return [draft.weights[name] for name in [*first, *sorted(draft.weights.keys() - set(first))]]
+
+
+def _with_context_stack(draft: DraftCheckpoint) -> DraftCheckpoint:
+    """`draft` with all layers' quantised K and V projections side by side, in a file of their own.
+
+    Packed codes cannot be joined in the graph, as dense ones are. Where their scales differ, or each layer norms its
+    rows, there is no common GEMM, and no such file.
+    """
+    modules = draft.spec.context_modules()
+    is_common = not draft.spec.context_input_layernorm and draft.scaled_alike(modules)
+    if modules[0] not in draft.quantization.modules or not is_common:
+        return draft
+    names = [f"{module}.{suffix}" for suffix in ("weight", "weight_scale") for module in modules]
+    file = draft.directory / CONTEXT_WEIGHTS
+    write_safetensors(file, [draft.weights[name] for name in names])
+    return msgspec.structs.replace(draft, weights=draft.weights | read_tensors(file))
+
+
+def _write_graph(model: onnx.ModelProto, file: Path) -> None:
+    file.write_bytes(model.SerializeToString(deterministic=True))
+    onnx.checker.check_model(str(file))
+
+
+def describe_source(draft: DraftCheckpoint, name: str, recipe: str | None = None) -> Source:
+    """What the manifest says of the checkpoint that the user named, and of the recipe it was quantised with."""
+    files = [*_configuration(draft), *weight_files(draft.weights)]
+    return Source(name=checkpoint_label(name), recipe=recipe, sha256={file.name: sha256(file) for file in files})
+
+
+def describe_target(target: TargetCheckpoint, name: str) -> TargetSource:
+    """What the manifest says of the target, which the user called `name`."""
+    revision = None if is_local(name) else target.directory.name  # of a snapshot in the hub's cache
+    return TargetSource(
+        name=label_text(name), revision=revision, config_sha256=sha256(target.directory / "config.json")
+    )

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a target computes with on a CPU in the place of transformers' layers and torch's operators."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from transformers import PreTrainedModel
+
+from dflash_trt import _C
+from dflash_trt.runtime.cpu.bfloat16_linear import replace_linear_layers
+from dflash_trt.runtime.cpu.fused_norm import fuse_norms
+from dflash_trt.runtime.cpu.grouped_experts import group_experts
+from dflash_trt.runtime.cpu.kernel_call import openmp_team
+from dflash_trt.runtime.cpu.paged_attention import PagedPass
+from dflash_trt.runtime.cpu.panel_linear import lay_out_linear_layers
+from dflash_trt.runtime.targets.packed_target import Acceleration
+
+log = logging.getLogger("dflash_trt.runtime.cpu")
+
+
+def accelerate(model: PreTrainedModel) -> Acceleration:
+    """Replaces layers of a packed target in place; a model on another device stays as it is.
+
+    Norms go first, because a norm's formula is asked of the norm as it came. Linear layers, experts and attention sum
+    each row in one order, however many rows there are. What this CPU has no fast kernel for is logged, once.
+    """
+    if model.device.type != "cpu":
+        return Acceleration()
+    for reason in slow_parts(model.dtype):
+        log.warning("%s: %s", model.name_or_path, reason)
+    fuse_norms(model)
+    has_all_bfloat16 = replace_linear_layers(model)
+    lay_out_linear_layers(model)
+    group_experts(model)
+    return Acceleration(pass_type=PagedPass, pads_rows=model.dtype == torch.bfloat16 and not has_all_bfloat16)
+
+
+def slow_parts(dtype: torch.dtype) -> list[str]:
+    """What this CPU, or this build of torch, computes by a slower way than the one that was written for it."""
+    features = _C.cpu_features()
+    reasons = []
+    if features[0] == "scalar":
+        reasons.append("expected a CPU with AVX-512 or AVX2, found neither: its layers are computed without vectors")
+    elif dtype == torch.bfloat16 and not (features[0] == "avx512" and torch.cpu._is_avx512_bf16_supported()):
+        reasons.append(
+            f"bfloat16: expected a CPU with AVX512-BF16, found {features[0]}: weights are widened to FP32 as they are"
+            " read, and torch's own layers may be slow; --dtype float32 may be faster"
+        )
+    threads, start = openmp_team()
+    if threads > 1 and not start:
+        reasons.append(f"expected a torch that computes with OpenMP, found another: one of {threads} threads is used")
+    return reasons

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers of targets in FP32 on a CPU, in C++ (cpp/linear/panels.h): one kernel for any number of rows.
+
+So a row's sums do not depend on the others. Weights are laid out once, 16 columns of the product side by side, which
+MKL does in each call: for the few rows of a decode step that takes longer than multiplying.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from dflash_trt import _C
+from dflash_trt.runtime.cpu.kernel_call import one_weight
+
+
+class PanelLinear(nn.Linear):
+    """A linear layer [out, in] in FP32 that holds its weight in panels; `weight` is made again whenever it is read."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        nn.Module.__init__(self)  # without torch's own weight
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.bias = layer.bias
+        self._panels = panels(layer.weight.data)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """[out, in]"""
+        return rows_of(self._panels, self.out_features)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """rows [..., in] -> [..., out]"""
+        if rows.dtype != torch.float32 or rows.shape[-1] != self.in_features:
+            return F.linear(rows, self.weight, self.bias)  # which says what is wrong
+        return one_weight(_C.linear_panels, self._panels, self.out_features, self.bias, rows)
+
+
+def lay_out_linear_layers(model: PreTrainedModel) -> None:
+    """Replaces whole linear layers of a model in FP32, one by one, so that one weight at a time is there twice."""
+    if model.dtype != torch.float32:
+        return
+    names = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+    for name in names:
+        layer: nn.Linear = model.get_submodule(name)
+        if type(layer.weight.data) is Tensor and layer.weight.dtype == torch.float32:
+            model.set_submodule(name, PanelLinear(layer))
+
+
+def panels(weight: Tensor) -> Tensor:
+    """A weight [..., out, in] as [..., out / 16 rounded up, in, 16], zeros behind the last column."""
+    if behind := -weight.shape[-2] % _C.PANEL:
+        weight = F.pad(weight, (0, 0, 0, behind))
+    *above, num_rows, num_inputs = weight.shape
+    return weight.view(*above, num_rows // _C.PANEL, _C.PANEL, num_inputs).transpose(-1, -2).contiguous()
+
+
+def rows_of(panels: Tensor, num_outputs: int) -> Tensor:
+    """A weight [out, in] of panels."""
+    return panels.transpose(-1, -2).flatten(0, 1)[:num_outputs].contiguous()

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DFlash2's candidate selector: a lattice of candidates with scores, and the walk through it.
+
+For each slot s of a block the head gives k candidates c[s] with logits u[s]. The score of candidate b behind candidate
+a of the slot before is
+
+    score[s, a, b] = u[s, b] + sum over r of A[c[s - 1, a], r] * (W h[s])[r] * B[c[s, b], r]
+
+with codebooks A and B [V, r], W [r, H] and the final hidden rows h; the anchor alone stands before slot 0. The walk
+takes the best candidate behind the one it has just taken, or draws one from softmax(score / temperature) (z-lab's
+dflash 0.1.0, CandidateSelector.select). Sums are in FP32: rounded to BF16 they change which candidate is best. Of the
+codebooks only rows are read, so they stay in their file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from dflash_trt import _C
+from dflash_trt.checkpoint.draft_spec import SELECTOR, DraftSpec
+from dflash_trt.checkpoint.weights import SINGLE
+from dflash_trt.runtime.drafter.proposals import Draw, Proposals
+
+
+class Candidates:
+    """A lattice: ids [B, K, k] int64, and scores [B, K, k, k] FLOAT of each behind each of the slot before."""
+
+    def __init__(self, ids: Tensor, scores: Tensor, survival: Callable[[Tensor], Tensor] | None = None) -> None:
+        """`survival` of a path [B, K]: how likely, by the draft, each token is accepted with all before it, [B, K]."""
+        self.ids = ids
+        self.scores = scores
+        self._survival = survival
+
+    def greedy_walk(self) -> Tensor:
+        """The token ids [B, K] of the path that takes the best candidate in every slot; of equals the first."""
+        return self.ids.gather(2, self._best()).squeeze(-1)
+
+    def greedy_rows(self) -> Tensor:
+        """The scores [B, K, k] that the greedy walk chooses by, each slot's behind the candidate taken before."""
+        before = torch.nn.functional.pad(self._best()[:, :-1], (0, 0, 1, 0))
+        return self.scores.gather(2, before[..., None].expand(-1, -1, 1, self.scores.shape[-1])).squeeze(2)
+
+    def _best(self) -> Tensor:
+        """The indices [B, K, 1] that the greedy walk takes."""
+        best = self.scores.argmax(dim=-1)  # [B, K, k]: behind each candidate of the slot before
+        taken = best[:, 0, :1]
+        path = [taken]
+        for slot in range(1, best.shape[1]):
+            taken = best[:, slot].gather(1, taken)
+            path.append(taken)
+        return torch.stack(path, dim=1)
+
+    def walk(self, draws: Sequence[Draw | None]) -> list[Proposals]:
+        """A path for each block: drawn where it has a Draw, greedy elsewhere."""
+        paths = self._paths(draws)
+        if self._survival is None:
+            return paths
+        survival = self._survival(torch.tensor([path.token_ids for path in paths])).tolist()
+        return [path._replace(survival=row) for path, row in zip(paths, survival, strict=True)]
+
+    def _paths(self, draws: Sequence[Draw | None]) -> list[Proposals]:
+        paths = [Proposals(token_ids) for token_ids in self.greedy_walk().tolist()]
+        drawing = [(row, draw) for row, draw in enumerate(draws) if draw is not None]
+        if not drawing:
+            return paths
+        rows, count = [row for row, _ in drawing], self.ids.shape[1]
+        temperatures = [draw.params.temperature for _, draw in drawing]
+        uniforms = [_C.proposal_uniforms(draw.params.seed, draw.position, count) for _, draw in drawing]
+        drawn, probabilities = Candidates(self.ids[rows], self.scores[rows]).sampled_walk(
+            *(torch.tensor(values, dtype=torch.float64, device=self.ids.device) for values in (temperatures, uniforms))
+        )
+        ids, q = self.ids[rows].cpu().numpy(), probabilities.cpu().numpy()
+        for index, (row, token_ids) in enumerate(zip(rows, drawn.tolist(), strict=True)):
+            paths[row] = Proposals(token_ids, ids[index], q[index])
+        return paths
+
+    def sampled_walk(self, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Paths [B, K] drawn with numbers [B, K] in [0, 1) at temperatures [B] > 0, and each step's distribution.
+
+        That is [B, K, k] FLOAT64: softmax(scores / temperature) behind the candidate that was drawn before.
+        """
+        scores = self.scores.double().nan_to_num()
+        behind, path, distributions = scores[:, 0, 0], [], []
+        for slot in range(scores.shape[1]):
+            q = ((behind - behind.amax(-1, keepdim=True)) / temperatures[:, None]).softmax(-1)
+            cumulative = q.cumsum(-1)
+            below = cumulative <= uniforms[:, slot, None] * cumulative[:, -1:]
+            drawn = below.sum(-1).clamp(max=q.shape[-1] - 1)
+            path.append(drawn)
+            distributions.append(q)
+            if slot + 1 < scores.shape[1]:
+                behind = scores[torch.arange(len(scores)), slot + 1, drawn]
+        taken = torch.stack(path, dim=1)[:, :, None]
+        return self.ids.gather(2, taken).squeeze(-1), torch.stack(distributions, dim=1)
+
+
+class CandidateScorer:
+    """Scores the candidates of each slot behind those of the slot before."""
+
+    def __init__(self, spec: DraftSpec) -> None:
+        assert spec.num_candidates is not None
+        self.top_k = spec.num_candidates
+        self._multiplier = spec.output_multiplier
+        self._cap = spec.final_logit_softcapping
+
+    def from_logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The k best ids of logits [B, K, V], and their `final_logits`."""
+        top, ids = logits.topk(self.top_k, dim=-1)
+        return ids, self.final_logits(top)
+
+    def final_logits(self, logits: Tensor) -> Tensor:
+        """Logits of the head with the draft's multiplier and cap, which keep their order; FLOAT."""
+        logits = logits.float() * self._multiplier
+        return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
+
+    def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> Candidates:
+        """Scores of candidates `ids`, `logits` [B, K, k] in slots with final hidden rows [B, K, H] behind `anchors`.
+
+        anchors [B] int64 are the last verified tokens.
+        """
+        first = anchors.to(ids.device)[:, None, None].expand(-1, 1, ids.shape[-1])
+        before = torch.cat([first, ids[:, :-1]], dim=1)
+        return Candidates(ids, self._edges(hidden.float(), before, ids) + logits[:, :, None])
+
+    def _edges(self, hidden: Tensor, before: Tensor, ids: Tensor) -> Tensor:
+        """[B, K, k, k] FLOAT: what each of `ids` gains behind each of `before`, [B, K, k] both."""
+        raise NotImplementedError
+
+
+class CandidateSelector(CandidateScorer):
+    """The selector of an engine directory; its codebooks are read row by row."""
+
+    def __init__(self, spec: DraftSpec, predecessors: Tensor, successors: Tensor, projection: Tensor) -> None:
+        """`predecessors` and `successors` [V, r], `projection` [r, H], any floats."""
+        super().__init__(spec)
+        self.predecessor_codebook = predecessors
+        self._successors = successors
+        self._projection = projection.float()
+
+    @classmethod
+    def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> CandidateSelector | None:
+        """That of the directory `engine`; None for a draft without. On a CPU the codebooks stay in the file."""
+        if spec.candidate_selector is None:
+            return None
+        names = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
+        with safe_open(engine / SINGLE, framework="pt", device=str(device)) as tensors:
+            return cls(spec, *(tensors.get_tensor(f"{SELECTOR}.{name}") for name in names))
+
+    def _edges(self, hidden: Tensor, before: Tensor, ids: Tensor) -> Tensor:
+        query = hidden @ self._projection.T  # [B, K, r]
+        left = table_rows(self.predecessor_codebook, before) * query[:, :, None]
+        return left @ table_rows(self._successors, ids).mT
+
+
+def table_rows(codebook: Tensor, ids: Tensor) -> Tensor:
+    """Rows [..., r] FLOAT of a table [V, r] that may lie elsewhere than `ids` [...]."""
+    return torch.nn.functional.embedding(ids.to(codebook.device), codebook).float()

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The running draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.engine.executor import DraftInputs, Executor
+from dflash_trt.runtime.drafter.candidate_selector import Candidates, CandidateScorer
+from dflash_trt.runtime.drafter.embedding import DraftEmbedding
+from dflash_trt.runtime.kvcache.context_cache import ContextCache
+
+Head = Callable[[Tensor], Tensor]
+"""Logits [..., V] of final hidden rows [..., H]."""
+
+
+class Drafter:
+    """A context for each slot, and one pass for the blocks of all of them. No call waits for a GPU on its own."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        spec: DraftSpec,
+        cache: ContextCache,
+        embedding: DraftEmbedding | None = None,
+        scorer: CandidateScorer | None = None,
+    ) -> None:
+        """`cache` is the one that `executor` is bound to; `embedding` and `scorer` what the draft has of its own."""
+        self.executor = executor
+        self.spec = spec
+        self.cache = cache
+        self.embedding = embedding or DraftEmbedding(spec.mask_token_id)
+        self.scorer = scorer
+        self.cache_bytes_per_token = cache.bytes_per_token
+        """What one context row of one slot takes."""
+
+    @classmethod
+    def open(
+        cls,
+        executor: Executor,
+        spec: DraftSpec,
+        *,
+        num_slots: int = 1,
+        embedding: DraftEmbedding | None = None,
+        scorer: CandidateScorer | None = None,
+    ) -> Drafter:
+        """Loads the executor and gives it a context cache. Raises what `Executor.cache_rows` and `load` raise."""
+        num_rows = executor.cache_rows(num_slots)
+        executor.load()
+        cache = ContextCache(spec, num_slots, num_rows, executor.cache_dtype, executor.device)
+        executor.bind(cache.k, cache.v)
+        return cls(executor, spec, cache, embedding, scorer)
+
+    def claim(self, user: object) -> bool:
+        """Whether nobody but `user` has written pages since it last claimed them; from now on they are its own."""
+        return self.cache.table.claim(user)
+
+    def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
+        """The pages of an empty slot's context; its first `num_rows` rows are in them already."""
+        self.cache.reserve(slot, pages, num_rows)
+
+    def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: Tensor) -> None:
+        """Appends context rows made from the taps [T, A*H] of T verified tokens.
+
+        The first num_rows[0] of them go to slots[0], the next num_rows[1] to slots[1], ... Raises RequestError for a
+        slot that would outgrow its plan.
+        """
+        bound = self.cache.k
+        places = self.cache.extend(slots, num_rows)
+        if self.cache.k is not bound:
+            self.executor.bind(self.cache.k, self.cache.v)
+        if places[0]:
+            positions, pages, offsets = self._upload(*np.array(places, dtype=np.int32))
+            k, v = self.executor.context(taps, positions)
+            self.cache.write(pages, offsets, k, v)
+
+    def draft(self, slots: Sequence[int], noise_embeds: Tensor) -> Tensor:
+        """hidden [B, S, H] of blocks with embeddings noise_embeds [B, S, H], each right after its slot's context.
+
+        In their dtype. Changes no context.
+        """
+        return self.executor.draft(self.inputs(slots, noise_embeds))
+
+    def propose(self, slots: Sequence[int], noise_embeds: Tensor) -> Tensor:
+        """Proposals [B, K] int64 of the same blocks, by the draft's own head. Changes no context."""
+        return self.executor.propose(self.inputs(slots, noise_embeds))
+
+    def candidates(
+        self, slots: Sequence[int], noise_embeds: Tensor, anchors: Tensor, num_tokens: int, lm_head: Head
+    ) -> Candidates:
+        """The lattice of the first `num_tokens` slots behind `anchors` [B], of a draft whose candidates are scored.
+
+        `lm_head` is the target's, for a draft without a head of its own. Changes no context.
+        """
+        assert self.scorer is not None, "nothing scores this draft's candidates"
+        first = self.spec.first_proposing_row
+        if self.spec.has_own_head:
+            hidden, ids, logits = self.executor.candidates(self.inputs(slots, noise_embeds))
+            ids, logits = ids[:, :num_tokens], logits[:, :num_tokens]
+            hidden = hidden[:, first : first + num_tokens]
+        else:
+            hidden = self.draft(slots, noise_embeds)[:, first : first + num_tokens]
+            ids, logits = self.scorer.from_logits(lm_head(hidden))
+        return self.scorer.lattice(hidden, anchors, ids, logits)
+
+    def inputs(self, slots: Sequence[int], noise_embeds: Tensor) -> DraftInputs:
+        """What `draft` gives the executor."""
+        lengths = [self.cache.lengths[slot] for slot in slots]
+        slot_ids = self.cache.slot_ids(slots, max(lengths))
+        blocks = [[*range(length, length + self.spec.block_size)] for length in lengths]
+        positions, ids, context_lengths = (np.array(each, dtype=np.int32) for each in (blocks, slot_ids, lengths))
+        ids = ids[:, 0] if ids.shape[1] == 1 else ids
+        return DraftInputs(noise_embeds, *self._upload(positions, ids, context_lengths))
+
+    def release(self, slot: int) -> None:
+        """Empties a slot's context."""
+        self.cache.release(slot)
+
+    def _upload(self, *arrays: npt.NDArray[np.int32]) -> Iterator[Tensor]:
+        """Each on the device, in one copy.
+
+        The host does not wait: torch keeps pinned memory until it is copied.
+        """
+        if self.executor.device.type == "cpu":
+            return map(torch.from_numpy, arrays)
+        flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).pin_memory()
+        parts = torch.split(flat.to(self.executor.device, non_blocking=True), [array.size for array in arrays])
+        return (part.view(array.shape) for part, array in zip(parts, arrays, strict=True))

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DSpark's Markov head on the lattice of candidates, and its confidence head.
+
+The score of candidate b behind candidate a of the slot before, with w = markov_w1[a] and the final hidden row h:
+
+    score[s, a, b] = u[s, b] + markov_w2[b] . (w, or sigmoid(gate_proj [h; w]) * w of a gated head)
+
+The confidence head says of a slot behind token a how likely its token is accepted, given those before it:
+sigmoid(proj [h; w]) (DeepSpec @ afdfa7c9, modeling/dspark/markov_head.py and eval/dspark/draft_ops.py, which score the
+whole vocabulary). It reads nothing of the token itself, so cutting a block by it leaves samples exact.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from dflash_trt.checkpoint.draft_spec import CONFIDENCE, MARKOV, DraftSpec
+from dflash_trt.checkpoint.weights import SINGLE
+from dflash_trt.runtime.drafter.candidate_selector import Candidates, CandidateScorer, CandidateSelector, table_rows
+
+
+class MarkovScorer(CandidateScorer):
+    """The heads of an engine directory; their tables are read row by row."""
+
+    def __init__(self, spec: DraftSpec, tensors: dict[str, Tensor]) -> None:
+        """`tensors` are those of `DraftSpec.dspark_shapes`, any floats."""
+        super().__init__(spec)
+        self._w1 = tensors.pop(f"{MARKOV}.markov_w1.weight")
+        self._w2 = tensors.pop(f"{MARKOV}.markov_w2.weight")
+        self._linear = {name: tensor.float() for name, tensor in tensors.items()}
+
+    @classmethod
+    def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> MarkovScorer:
+        """Those of the directory `engine`. On a CPU the tables stay in the file."""
+        with safe_open(engine / SINGLE, framework="pt", device=str(device)) as tensors:
+            return cls(spec, {name: tensors.get_tensor(name) for name in spec.dspark_shapes()})
+
+    def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> Candidates:
+        """With the survival of its paths, where there is a confidence head."""
+        lattice = super().lattice(hidden, anchors, ids, logits)
+        if f"{CONFIDENCE}.proj.weight" not in self._linear:
+            return lattice
+        return Candidates(lattice.ids, lattice.scores, partial(self._survival, hidden.float(), anchors))
+
+    def _edges(self, hidden: Tensor, before: Tensor, ids: Tensor) -> Tensor:
+        rows = table_rows(self._w1, before)
+        if f"{MARKOV}.gate_proj.weight" in self._linear:
+            rows = rows * self._sigmoid(f"{MARKOV}.gate_proj", hidden[:, :, None], rows)
+        return rows @ table_rows(self._w2, ids).mT
+
+    def _survival(self, hidden: Tensor, anchors: Tensor, path: Tensor) -> Tensor:
+        """[B, K], never rising, of token ids [B, K] behind `anchors`."""
+        before = torch.cat([anchors[:, None], path[:, :-1]], dim=1)
+        confidence = self._sigmoid(f"{CONFIDENCE}.proj", hidden, table_rows(self._w1, before))
+        return confidence.squeeze(-1).cumprod(-1)
+
+    def _sigmoid(self, name: str, hidden: Tensor, rows: Tensor) -> Tensor:
+        """sigmoid(W [hidden; rows] + b); either part may broadcast."""
+        weight, H = self._linear[f"{name}.weight"], hidden.shape[-1]
+        return (hidden @ weight[:, :H].T + rows @ weight[:, H:].T + self._linear[f"{name}.bias"]).sigmoid()
+
+
+def read_scorer(engine: Path, spec: DraftSpec, device: torch.device) -> CandidateScorer | None:
+    """What scores candidates of the draft in the directory `engine`; None where nothing does."""
+    return (
+        CandidateSelector.read(engine, spec, device)
+        if spec.markov_head is None
+        else MarkovScorer.read(engine, spec, device)
+    )

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two graphs on ONNX Runtime, lowered to FLOAT."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor
+
+from dflash_trt.engine.executor import DraftInputs
+from dflash_trt.engine.manifest import Manifest
+from dflash_trt.errors import EngineError
+from dflash_trt.runtime.drafter.onnxruntime.ort_session import graph_session
+
+NUMPY_TYPES = {torch.float32: np.float32, torch.int32: np.int32}
+TOKEN_IDS = ("token_ids", "candidate_ids")
+"""Outputs that are INT32; all others are FLOAT."""
+MAX_SIZES = 512
+"""That stay bound: numbers of rows, and of pages."""
+
+
+class OnnxExecutor:
+    """An Executor that computes in FLOAT, on torch's own memory."""
+
+    cache_dtype = torch.float32
+
+    def __init__(self, directory: Path, manifest: Manifest, *, device: str = "cpu", expose: Sequence[str] = ()) -> None:
+        """`manifest` is that of `directory`, read and checked by `read_manifest`.
+
+        `device` is cpu, cuda or cuda:N; `expose` names values inside draft.onnx that `draft_values` may return.
+        """
+        self.device = torch.device(device)
+        self._directory = directory
+        self._manifest = manifest
+        self._expose = expose
+        self._context_rows = {port.name: port.sizes({"T": 1})[1:] for port in manifest.graphs["context"].outputs}
+        """[L, G, D] of k and v."""
+        self._sessions: dict[str, onnxruntime.InferenceSession] = {}
+        self._bound: dict[str, BoundGraph] = {}
+
+    def cache_rows(self, num_slots: int) -> None:
+        """None."""
+
+    def load(self) -> None:
+        """Creates both sessions.
+
+        Raises MissingDependencyError when ONNX Runtime has no provider for the device, EngineError when it refuses a
+        graph.
+        """
+        for name, graph in self._manifest.graphs.items():
+            if name not in self._sessions:
+                expose = self._expose if name == "draft" else ()
+                self._sessions[name] = graph_session(self._directory, graph.file, expose, device=str(self.device))
+                self._bound[name] = BoundGraph(self._sessions[name], self.device)
+
+    def bind(self, k_cache: Tensor, v_cache: Tensor) -> None:
+        """Reads the caches where they lie: what their owner writes into them is seen."""
+        self._bound["draft"].share(k_cache=k_cache, v_cache=v_cache)
+
+    def bind_pool(self, layers: Sequence[Tensor], page_table: Tensor) -> None:
+        """Not here: standard operators follow no pointers."""
+        raise EngineError(
+            "ONNX Runtime: expected a context cache of its own, found a pool of pages",
+            hint="build plans: dflash-trt build --plans-for DIR",
+        )
+
+    def release(self) -> None:
+        """Drops the caches."""
+        for graph in self._bound.values():
+            graph.forget()
+
+    def context(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """k, v [T, L, G, D] FLOAT."""
+        inputs = {"target_hidden": taps, "positions": positions}
+        k, v = self._bound["context"].run(inputs, {name: (len(taps), *row) for name, row in self._context_rows.items()})
+        return k, v
+
+    def draft(self, inputs: DraftInputs) -> Tensor:
+        """hidden [B, S, H]."""
+        embeds = inputs.noise_embeds
+        (hidden,) = self._bound["draft"].run(inputs._asdict(), {"hidden": embeds.shape})
+        # `to` with a copy takes twice as long as `clone`.
+        return hidden.clone() if embeds.dtype == hidden.dtype else hidden.to(embeds.dtype)
+
+    def draft_values(self, inputs: DraftInputs, names: Sequence[str]) -> list[Tensor]:
+        """The named values of one pass as `draft` makes it, each [B, S, H] FLOAT; the next call overwrites them."""
+        B, S, H = inputs.noise_embeds.shape
+        shapes = {name: (B, S, H) if name == "hidden" else (B * S, H) for name in names}
+        return [value.view(B, S, H) for value in self._bound["draft"].run(inputs._asdict(), shapes)]
+
+    def propose(self, inputs: DraftInputs) -> Tensor:
+        """Proposals [B, K]."""
+        shape = (len(inputs.noise_embeds), self._manifest.draft.num_draft_tokens)
+        return self._bound["draft"].run(inputs._asdict(), {"token_ids": shape})[0].long()
+
+    def candidates(self, inputs: DraftInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden [B, S, H], candidate ids and logits [B, K, k]."""
+        B, S, H = inputs.noise_embeds.shape
+        spec = self._manifest.draft
+        assert spec.num_candidates is not None
+        each = (B, spec.num_draft_tokens, spec.num_candidates)
+        shapes = {"hidden": (B, S, H), "candidate_ids": each, "candidate_logits": each}
+        hidden, ids, logits = self._bound["draft"].run(inputs._asdict(), shapes)
+        return hidden, ids.long(), logits
+
+
+class _Bound(NamedTuple):
+    """What a graph is run with at one size."""
+
+    binding: onnxruntime.IOBinding
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+class BoundGraph:
+    """A session whose inputs and outputs lie in torch's memory.
+
+    Binding costs more than copying what a step brings, so each size is bound once; all sizes share the memory.
+    """
+
+    def __init__(self, session: onnxruntime.InferenceSession, device: torch.device) -> None:
+        self._session = session
+        self._device = device
+        self.forget()
+
+    def forget(self) -> None:
+        """Lets go of all memory."""
+        self._shared: dict[str, Tensor] = {}
+        self._own: dict[str, Tensor] = {}
+        self._bound: dict[tuple[object, ...], _Bound] = {}
+
+    def share(self, **tensors: Tensor) -> None:
+        """Inputs that are read where they lie, from now on."""
+        self._shared |= tensors
+        self._bound.clear()
+
+    def run(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Sequence[int]]) -> list[Tensor]:
+        """Runs the graph; `outputs` are the names and shapes of values to return: FLOAT ones, and token ids.
+
+        The next call overwrites them.
+        """
+        size = (*outputs, *(tensor.shape for tensor in inputs.values()))
+        bound = self._bound.get(size) or self._bind(size, inputs, outputs)
+        for own, tensor in zip(bound.inputs, inputs.values(), strict=True):
+            own.copy_(tensor)
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # ONNX Runtime computes on a stream of its own
+        self._session.run_with_iobinding(bound.binding)
+        return bound.outputs
+
+    def _bind(
+        self, size: tuple[object, ...], inputs: Mapping[str, Tensor], outputs: Mapping[str, Sequence[int]]
+    ) -> _Bound:
+        ours = [
+            self._memory(name, tensor.shape, torch.float32 if tensor.is_floating_point() else torch.int32)
+            for name, tensor in inputs.items()
+        ]
+        results = [
+            self._memory(name, shape, torch.int32 if name in TOKEN_IDS else torch.float32)
+            for name, shape in outputs.items()
+        ]
+        binding = self._session.io_binding()
+        for name, tensor in (*zip(inputs, ours, strict=True), *self._shared.items()):
+            binding.bind_input(name, *self._place(tensor))
+        for name, tensor in zip(outputs, results, strict=True):
+            binding.bind_output(name, *self._place(tensor))
+        if len(self._bound) == MAX_SIZES:
+            self._bound.clear()
+        self._bound[size] = _Bound(binding, ours, results)
+        return self._bound[size]
+
+    @torch.inference_mode(False)  # so that it may be written in that mode and outside it
+    def _memory(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The beginning of a value's own memory, which all of its sizes share."""
+        count = math.prod(shape)
+        if name not in self._own or len(self._own[name]) < count:
+            self._own[name] = torch.empty(count, dtype=dtype, device=self._device)
+            self._bound.clear()
+        return self._own[name][:count].view(*shape)
+
+    def _place(self, tensor: Tensor) -> tuple[str, int, type[np.generic], tuple[int, ...], int]:
+        kind, index = self._device.type, self._device.index or 0
+        return kind, index, NUMPY_TYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr()

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The embedded runtime as Dynamo's LLMEngine (dynamo.common.backend of ai-dynamo 1.6.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+import uvloop
+from dynamo._core import get_reasoning_parser_names, get_tool_parser_names
+from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, Worker, WorkerConfig
+from dynamo.common.backend.health_check import build_health_check_payload
+from dynamo.common.backend.metrics import register_engine_registry
+from dynamo.common.backend.publisher import ComponentSnapshot, PushSource
+from dynamo.common.utils.namespace import get_worker_namespace
+from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
+
+from dflash_trt.api.backend import Chunk
+from dflash_trt.api.metrics import DecoderMetrics
+from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.errors import ConfigError, DFlashError, EndpointError, EngineError, RequestError
+from dflash_trt.runtime.checked_pair import CheckedPair
+from dflash_trt.runtime.dynamo.file_discovery import await_loss
+from dflash_trt.runtime.dynamo.generate_request import read_request
+from dflash_trt.runtime.dynamo.kv_events import KvEvents
+from dflash_trt.runtime.embedded_backend import EmbeddedBackend
+from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE
+from dflash_trt.runtime.open_backend import open_embedded
+from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.runtime.server.prometheus import ServerMetrics
+from dflash_trt.runtime.server.responses import completion_metrics
+
+SNAPSHOT_SECONDS = 0.1
+DRAIN_POLL_SECONDS = 0.01
+DYNAMOS_OWN = ("Unavailable: ", "InvalidRequest: ")
+"""Begin what Dynamo raises of its own: all that an engine raises begins with another word."""
+HINTS = {
+    "filesystem": "let DYN_FILE_KV name a folder in which this user may write, on a disk with space",
+    "etcd": "start etcd, and let ETCD_ENDPOINTS name it; one machine needs none: --discovery-backend file",
+}
+
+
+class DFlashWorker(LLMEngine):  # type: ignore[misc]
+    """One pair of models, loaded when the worker starts."""
+
+    def __init__(
+        self,
+        pair: CheckedPair,
+        options: RuntimeOptions,
+        served_model_name: str,
+        drain_seconds: int,
+        *,
+        is_in_file: bool,
+    ) -> None:
+        self.error: DFlashError | None = None
+        """What ended the worker, or kept it from starting."""
+        self.is_leaving = False
+        """Somebody asked it to end."""
+        self._is_in_file = is_in_file
+        self._pair = pair
+        self._options = options
+        self._drain_seconds = drain_seconds
+        self._served_model_name = served_model_name
+        self._backend: EmbeddedBackend | None = None
+        self._running: dict[str, Request] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple[DFlashWorker, Any]:
+        """Is not called: `dflash-trt dynamo` reads the command line."""
+        raise NotImplementedError
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        """Loads both models; what the router and the planner are told of them."""
+        if self.is_leaving:  # since before Dynamo's handler was there
+            signal.raise_signal(signal.SIGTERM)
+        try:
+            self._backend = backend = await asyncio.to_thread(open_embedded, self._pair, self._options)
+            backend.check_room()
+        except DFlashError as error:
+            self.error = error
+            raise
+        self._loop = asyncio.get_running_loop()
+        if self._is_in_file:
+            self._tasks.append(self._loop.create_task(self._end_when_lost(worker_id)))
+        self._metrics = ServerMetrics(
+            self._served_model_name, backend.max_length, backend.num_draft_tokens, backend.metrics
+        )
+        return EngineConfig(
+            model=str(self._pair.target.directory),  # the frontend reads its tokenizer
+            served_model_name=self._served_model_name,
+            runtime_data={"spec_decode": {"nextn": backend.num_draft_tokens, "source": "engine"}},
+            llm=LlmRegistration(
+                context_length=backend.max_length,
+                kv_cache_block_size=TOKENS_PER_PAGE,
+                total_kv_blocks=backend.num_cache_tokens // TOKENS_PER_PAGE,
+                max_num_seqs=backend.num_slots,
+            ),
+        )
+
+    async def generate(self, request: Mapping[str, Any], context: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """The answer, a chunk for each verify step."""
+        backend = self._backend
+        assert backend is not None
+        try:
+            prompt, params = read_request(request, backend.max_length)
+            asked, chunks = backend.start(prompt, params)
+        except RequestError as error:
+            raise InvalidArgument(str(error)) from None
+        except EngineError as error:
+            raise self._shut_down(error) from None
+        self._running[context.id()] = asked
+        if context.is_stopped():  # before `abort` could find it
+            backend.cancel(asked)
+        emitted: float | None = None
+        try:
+            async for chunk in chunks:
+                if _is_cancelled(chunk) and not context.is_stopped():
+                    raise EngineShutdown("the worker ended before the answer did")  # the frontend asks another one
+                emitted = self._metrics.observe_chunk(chunk, emitted)
+                yield self._chunk(asked, chunk)
+        except EngineError as error:
+            raise self._shut_down(error) from None
+        finally:
+            del self._running[context.id()]
+            backend.cancel(asked)
+
+    async def abort(self, context: Any) -> None:
+        """Frees the slot of a request whose client has gone, before the next step."""
+        if (request := self._running.get(context.id())) is not None and self._backend is not None:
+            self._backend.cancel(request)
+
+    async def cleanup(self) -> None:
+        """Waits for running requests, new ones going elsewhere, and ends the decoder's thread."""
+        deadline = self._drain_seconds + time.monotonic()
+        while self._running and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        if self._backend is not None:
+            if self.error is None and self._backend.error is not None:
+                self.error = EngineError(
+                    f"the decoder has failed: {self._backend.error}", hint="start the worker again"
+                )
+            await asyncio.to_thread(self._backend.close)
+
+    async def health_check_payload(self) -> dict[str, Any]:
+        """A prompt of one token, which is not the mask token."""
+        assert self._backend is not None
+        mask = self._backend.session.manifest.draft.mask_token_id
+        payload: dict[str, Any] = build_health_check_payload(int(mask == 0))
+        return payload
+
+    async def register_prometheus(self, metrics: Any) -> None:
+        """The server's metrics, acceptance among them, on the worker's /metrics."""
+        register_engine_registry(metrics, self._metrics.registry)
+
+    async def kv_event_sources(self) -> list[PushSource]:
+        """What the router learns of cached prefixes."""
+        assert self._backend is not None
+        backend = self._backend
+        return [PushSource(on_ready=lambda publisher: backend.watch_shared_pages(KvEvents(publisher)))]
+
+    def component_metrics_dp_ranks(self) -> list[int]:
+        """One."""
+        return [0]
+
+    def attach_snapshot_publisher(self, publisher: Any) -> None:
+        """Publishes the load from now on."""
+        publishing = self._publish_load(publisher)
+        self._loop.call_soon_threadsafe(lambda: self._tasks.append(self._loop.create_task(publishing)))
+
+    async def _publish_load(self, publisher: Any) -> None:
+        assert self._backend is not None
+        total = self._backend.num_cache_tokens // TOKENS_PER_PAGE
+        while True:
+            metrics = self._backend.metrics()
+            used = total - metrics.free_cache_tokens // TOKENS_PER_PAGE
+            snapshot = ComponentSnapshot(
+                kv_used_blocks=used,
+                kv_total_blocks=total,
+                gpu_cache_usage=used / total,
+                kv_cache_hit_rate=_hit_rate(metrics),
+                dp_rank=0,
+            )
+            publisher.publish(0, snapshot)
+            await asyncio.sleep(SNAPSHOT_SECONDS)
+
+    async def _end_when_lost(self, worker_id: int) -> None:
+        if (lost := await await_loss(worker_id, lambda: self.is_leaving)) is not None:
+            self.error = lost
+            signal.raise_signal(signal.SIGTERM)
+
+    def _chunk(self, request: Request, chunk: Chunk) -> dict[str, Any]:
+        document: dict[str, Any] = {"token_ids": chunk.token_ids, "index": 0}
+        if chunk.logprobs is not None:
+            document["log_probs"] = chunk.logprobs
+        if (completion := chunk.completion) is not None:
+            prompt, answer = len(request.prompt_ids), len(completion.token_ids)
+            self._metrics.observe_completion(prompt, completion)
+            document["finish_reason"] = str(completion.finish_reason)
+            document["completion_usage"] = {
+                "prompt_tokens": prompt,
+                "completion_tokens": answer,
+                "total_tokens": prompt + answer,
+                "prompt_tokens_details": {"cached_tokens": request.num_cached_tokens},
+            }
+            assert self._backend is not None
+            document["engine_data"] = {"metrics": completion_metrics(completion, self._backend.num_draft_tokens)}
+        return document
+
+    def _shut_down(self, error: EngineError) -> Exception:
+        """What the frontend is told; where the decoder has ended, the worker ends, and the request goes elsewhere."""
+        self._metrics.observe_failure(error)
+        if self._backend is not None and self._backend.is_alive:
+            return Unknown(str(error))  # type: ignore[no-any-return]
+        signal.raise_signal(signal.SIGTERM)
+        return EngineShutdown(str(error))  # type: ignore[no-any-return]
+
+
+def _is_cancelled(chunk: Chunk) -> bool:
+    return chunk.completion is not None and chunk.completion.finish_reason == FinishReason.CANCELLED
+
+
+def _hit_rate(metrics: DecoderMetrics) -> float | None:
+    return metrics.prefix_cache_hits / metrics.prefix_cache_queries if metrics.prefix_cache_queries else None
+
+
+def _check_parser(option: str, name: str | None, known: Sequence[str]) -> None:
+    if name is not None and name not in known:
+        raise ConfigError(f"{option}: expected one of {', '.join(sorted(known))}, found {name}")
+
+
+def serve(
+    pair: CheckedPair,
+    options: RuntimeOptions,
+    served_model_name: str,
+    *,
+    namespace: str,
+    discovery_backend: str,
+    reasoning_parser: str | None,
+    tool_call_parser: str | None,
+    drain_seconds: int,
+) -> None:
+    """Registers a worker and serves until SIGTERM, and then for what runs.
+
+    Raises ConfigError for a parser that Dynamo does not have, EngineError where the decoder fails, and EndpointError
+    where Dynamo's runtime does not begin or ends by itself.
+
+    A target without a chat template serves completions only: the frontend never lists a chat model without one.
+    """
+    _check_parser("--reasoning-parser", reasoning_parser, get_reasoning_parser_names())
+    _check_parser("--tool-call-parser", tool_call_parser, get_tool_parser_names())
+    is_in_file = discovery_backend == "file"
+    worker = DFlashWorker(pair, options, served_model_name, drain_seconds, is_in_file=is_in_file)
+    config = WorkerConfig(
+        namespace=get_worker_namespace(namespace),
+        model_name=str(pair.target.directory),
+        served_model_name=served_model_name,
+        endpoint_types="completions" if pair.tokenizer.chat_template is None else "chat,completions",
+        discovery_backend=discovery_backend,
+        request_plane=os.environ.get("DYN_REQUEST_PLANE", "tcp"),
+        response_plane=os.environ.get("DYN_RESPONSE_PLANE", "tcp"),
+        event_plane=os.environ.get("DYN_EVENT_PLANE"),
+        reasoning_parser=reasoning_parser,
+        tool_call_parser=tool_call_parser,
+    )
+
+    def leave(number: int, _: object) -> None:
+        if worker.is_leaving and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        worker.is_leaving = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)  # Dynamo's handler calls the one before it
+    try:
+        uvloop.run(Worker(worker, config).run())
+    except Exception as error:
+        if worker.error is None and not str(error).startswith(DYNAMOS_OWN):
+            raise
+        problem = str(error).partition(": ")[2]
+        worker.error = worker.error or EndpointError(
+            f"expected Dynamo's runtime, with discovery by {discovery_backend}, found {problem}",
+            hint=next((hint for word, hint in HINTS.items() if word in problem), None),
+        )
+    if worker.error is None and not worker.is_leaving:  # with etcd, a lost lease
+        worker.error = EndpointError(
+            "expected Dynamo's runtime to run until SIGTERM, found it ended; the log above says why",
+            hint="start the worker again: it registers as it starts",
+        )
+    if worker.error is not None:
+        raise worker.error from None

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The context cache on the device, and how many rows each slot holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dflash_trt import _C
+from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.errors import RequestError
+from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE, PageTable, num_pages_for
+from dflash_trt.runtime.kvcache.page_tensor import FIRST_PAGES, grown, zeros
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+class ContextCache:
+    """K and V [pages, L, TOKENS_PER_PAGE, G, D], FLOAT, BF16 or FP8; scales are part of the graphs."""
+
+    def __init__(
+        self, spec: DraftSpec, num_slots: int, num_rows: int | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """With `num_rows` a slot has room for no more, and the pages of all slots are there from the beginning."""
+        self._num_rows = num_rows
+        num_pages = num_slots * num_pages_for(num_rows) if num_rows else max(FIRST_PAGES, num_slots)
+        shape = (num_pages, spec.num_layers, TOKENS_PER_PAGE, spec.num_key_value_heads, spec.head_dim)
+        # First, because numbers of slots beyond all memory are refused here.
+        self.k, self.v = zeros(shape, dtype, device), zeros(shape, dtype, device)
+        self.table = PageTable(num_slots)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Rows that each slot holds."""
+        return self.table.lengths
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one row of one slot takes."""
+        return self.k[0, :, 0].nbytes + self.v[0, :, 0].nbytes
+
+    def rows(self, slot: int) -> tuple[Tensor, Tensor]:
+        """The slot's injected k and v, each [L, C, G, D]."""
+        pages, length = self.table.pages[slot], self.lengths[slot]
+        k, v = (cache[pages].transpose(0, 1).flatten(1, 2)[:, :length] for cache in (self.k, self.v))
+        return k, v
+
+    @torch.inference_mode()
+    def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
+        """The pages of an empty slot's rows; the first `num_rows` rows are in them already."""
+        self._clear(self.table.reserve(slot, pages, num_rows))
+
+    def extend(self, slots: Sequence[int], num_rows: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+        """Lengthens the slots; of each new row its position, page and row in that. `k` and `v` may be new tensors.
+
+        RequestError when one would overflow.
+        """
+        size = TOKENS_PER_PAGE
+        for slot, count in zip(slots, num_rows, strict=True):
+            if self._num_rows and self.lengths[slot] + count > self._num_rows:
+                raise RequestError(
+                    f"context of slot {slot}: expected at most {self._num_rows} rows, for which the plan was built,"
+                    f" found {self.lengths[slot]} and {count} new ones",
+                    hint="build the plan with a larger --max-seq-len",
+                )
+        pages: list[int] = []
+        positions: list[int] = []
+        for slot, count in zip(slots, num_rows, strict=True):
+            self._clear(self.table.cover(slot, count))
+            new = range(self.lengths[slot], self.lengths[slot] + count)
+            pages += [self.table.pages[slot][position // size] for position in new]
+            positions += new
+            self.lengths[slot] += count
+        if self.table.num_pages > len(self.k):
+            self.k, self.v = (grown(cache, 0, self.table.num_pages, self.table.written) for cache in (self.k, self.v))
+        return positions, pages, [position % size for position in positions]
+
+    def write(self, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+        """Puts rows k, v [T, L, G, D] where `pages` and the rows in them [T] INT32 say, which `extend` gave."""
+        tensors = (k, v, pages, offsets, self.k, self.v)
+        if not self.k.is_cuda:
+            if self.k.dtype == torch.float32:  # NumPy's cross over in half the time
+                _C.kv_injection_append_reference(*(tensor.numpy() for tensor in tensors))
+            else:
+                _C.kv_injection_append_reference(*tensors)
+        elif _C.cuda_architectures():
+            with torch.cuda.device(self.k.device):
+                _C.kv_injection_append(*tensors, torch.cuda.current_stream().cuda_stream)
+        else:
+            for cache, rows in ((self.k, k), (self.v, v)):
+                _bytes(cache)[pages, :, offsets] = _bytes(rows)
+
+    def slot_ids(self, slots: Sequence[int], num_rows: int) -> list[list[int]]:
+        """slot_ids [B, M] of draft.onnx for up to `num_rows` rows a slot; a shorter one repeats a page of its own."""
+        num_pages = max(1, num_pages_for(num_rows))
+        slot_pages = []
+        for slot in slots:
+            pages = self.table.pages[slot][: min(num_pages, num_pages_for(self.lengths[slot]))] or [0]
+            slot_pages.append(pages + pages[:1] * (num_pages - len(pages)))
+        return slot_pages
+
+    @torch.inference_mode()  # as whoever lets it grow
+    def release(self, slot: int) -> None:
+        """Empties a slot."""
+        self.table.release(slot)
+
+    def _clear(self, pages: Sequence[int]) -> None:
+        """Zeros, because a masked row still takes part as 0 * value, and 0 * NaN is NaN."""
+        for page in pages:
+            for cache in (self.k, self.v):
+                _bytes(cache[page]).zero_()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """FP8 and BF16 as integers, because neither torch nor numpy moves those by index everywhere."""
+    return tensor.view(_INTEGERS[tensor.element_size()])

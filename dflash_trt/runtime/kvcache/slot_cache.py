@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""K and V of every attention layer, in pages that slots share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE, PageTable
+from dflash_trt.runtime.kvcache.page_tensor import FIRST_PAGES, grown, zeros
+
+
+class SlotCache:
+    """K and V of each layer as [G, pages, ...]: a KV head's pages lie together, in the form that attention wants."""
+
+    def __init__(self, num_slots: int, device: torch.device) -> None:
+        self.table = PageTable(num_slots)
+        self._device = device
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of one sequence, over the layers that have seen a token."""
+        caches = (cache for layer in self._layers.values() for cache in layer)
+        return sum(cache[:, 0].numel() * cache.element_size() for cache in caches) // TOKENS_PER_PAGE
+
+    def layer(
+        self, index: int, num_heads: int, k_page: tuple[int, int], v_page: tuple[int, int], dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """K and V of a layer, [G, pages, *page] each, with room for all pages of the table."""
+        num_pages = self.table.num_pages
+        if index not in self._layers:
+            shapes = ((num_heads, max(FIRST_PAGES, num_pages), *page) for page in (k_page, v_page))
+            k, v = (zeros(shape, dtype, self._device) for shape in shapes)
+            self._layers[index] = k, v
+        elif num_pages > self._layers[index][0].shape[1]:
+            k, v = (grown(cache, 1, num_pages, self.table.written) for cache in self._layers[index])
+            self._layers[index] = k, v
+        return self._layers[index]
+
+    @torch.inference_mode()
+    def clear(self, pages: Sequence[int]) -> None:
+        """Makes zeros of pages that others have written."""
+        if pages:
+            index = torch.tensor(pages, device=self._device)
+            for cache in (cache for layer in self._layers.values() for cache in layer):
+                cache.index_fill_(1, index, 0)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may run: slots and pages of the caches of target and drafter, allocated and freed."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.runtime.kvcache.prefix_index import ROOT, PrefixIndex
+
+
+class Reservation(NamedTuple):
+    """What a request gets."""
+
+    slot: int
+    pages: list[int]
+    """Those of its longest sequence, in order."""
+    num_cached_tokens: int
+    """That the first of the pages hold already, of target and drafter."""
+
+
+class _FreePages:
+    """Pages 0 .. num_pages - 1 that nobody holds, the lowest first, so that the caches grow late."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_free = num_pages
+        self._returned: list[int] = []  # a heap; all from `_never_taken` on are free, too
+        self._never_taken = 0
+
+    def take(self, count: int) -> list[int]:
+        """`count` <= `num_free` pages."""
+        assert count <= self.num_free, "more pages than are free"
+        self.num_free -= count
+        pages = [heapq.heappop(self._returned) for _ in range(min(count, len(self._returned)))]
+        begin, self._never_taken = self._never_taken, self._never_taken + count - len(pages)
+        return [*pages, *range(begin, self._never_taken)]
+
+    def give(self, pages: Iterable[int]) -> None:
+        """Takes pages back."""
+        for page in pages:
+            heapq.heappush(self._returned, page)
+            self.num_free += 1
+
+
+class SlotPool:
+    """Slots 0 .. num_slots - 1, and pages that all requests share, each of target and drafter together.
+
+    A request reserves pages for the longest it can become, so that a request that runs is never short of room. With
+    prefix caching, full pages stay when their requests have ended, until room is needed, the least recently used going
+    first.
+    """
+
+    def __init__(self, num_slots: int, num_tokens: int, *, prefix_caching: bool = False) -> None:
+        """As many whole pages as `num_tokens` tokens fill."""
+        self.num_slots = num_slots
+        self.prefix_caching = prefix_caching
+        self._num_pages = num_tokens // TOKENS_PER_PAGE
+        self._pool = _FreePages(self._num_pages)
+        self._free = list(range(num_slots))  # a heap: the lowest first, so that running slots stay neighbours
+        self._pages: dict[int, list[int]] = {}
+        self._holders: Counter[int] = Counter()
+        self.index = PrefixIndex()
+        self._unheld: dict[int, None] = {}
+        """Pages of the index that nobody holds, the least recently used first."""
+        self._published: dict[int, tuple[int, int]] = {}
+        """By slot: how many of its pages are in the index, and the number of the last one's entry."""
+
+    @classmethod
+    def for_each_slot(cls, num_slots: int, num_tokens: int) -> SlotPool:
+        """One in which every slot has room for `num_tokens` tokens."""
+        return cls(num_slots, num_slots * num_pages_for(num_tokens) * TOKENS_PER_PAGE)
+
+    @property
+    def num_tokens(self) -> int:
+        """That fill all pages."""
+        return self._num_pages * TOKENS_PER_PAGE
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that nobody holds."""
+        return len(self._free)
+
+    @property
+    def free_tokens(self) -> int:
+        """That fill the pages which nobody has reserved."""
+        return self._num_free_pages * TOKENS_PER_PAGE
+
+    @property
+    def _num_free_pages(self) -> int:
+        return self._pool.num_free + len(self._unheld)
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether `allocate` would succeed now, whatever of the prompt is cached."""
+        return bool(self._free) and num_pages_for(num_tokens) <= self._num_free_pages
+
+    def num_cached(self, prompt_ids: Sequence[int]) -> int:
+        """Tokens of a prompt in shareable full pages, without its last: somebody must compute the logits behind it."""
+        return TOKENS_PER_PAGE * len(list(self.index.find(prompt_ids[:-1])))
+
+    def allocate(self, num_tokens: int, prompt_ids: Sequence[int] = ()) -> Reservation:
+        """A free slot and pages for `num_tokens` tokens that begin with `prompt_ids`; ValueError when there is none."""
+        if not self.fits(num_tokens):
+            raise ValueError(
+                f"expected a free slot with room for {num_tokens} tokens, found {self.free_slots} slots"
+                f" and {self.free_tokens} tokens free"
+            )
+        slot = heapq.heappop(self._free)
+        cached_entries = list(self.index.find(prompt_ids[:-1])) if self.prefix_caching else []
+        cached = [page for _, page in cached_entries]
+        for page in cached:
+            self._unheld.pop(page, None)
+        count = num_pages_for(num_tokens) - len(cached)
+        self._make_room(count)
+        pages = cached + self._pool.take(count)
+        self._holders.update(pages)
+        self._pages[slot] = pages
+        self._published[slot] = len(cached_entries), cached_entries[-1][0] if cached_entries else ROOT
+        return Reservation(slot, pages, len(cached) * TOKENS_PER_PAGE)
+
+    def unpublished(self, slot: int, num_tokens: int) -> range:
+        """Positions of the full pages among the slot's first `num_tokens` tokens that were not published yet."""
+        begin = self._published[slot][0] * TOKENS_PER_PAGE
+        return range(begin, num_tokens // TOKENS_PER_PAGE * TOKENS_PER_PAGE if self.prefix_caching else begin)
+
+    def publish(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Lets others share the slot's next full pages, which hold `token_ids` in target and drafter."""
+        num_published, number = self._published[slot]
+        for begin in range(0, len(token_ids) - TOKENS_PER_PAGE + 1, TOKENS_PER_PAGE):
+            number = self.index.add(
+                number, token_ids[begin : begin + TOKENS_PER_PAGE], self._pages[slot][num_published]
+            )
+            num_published += 1
+        self._published[slot] = num_published, number
+
+    def forget(self) -> None:
+        """Shares no page that there is now: somebody else has written into the caches."""
+        for page in self._unheld:
+            self.index.remove(page)
+        self._pool.give(self._unheld)
+        self._unheld = {}
+        for page in self._holders:
+            if page in self.index:
+                self.index.remove(page)
+
+    def free(self, slot: int) -> None:
+        """Frees an allocated slot and its pages; ValueError for one that is not allocated."""
+        if slot not in self._pages:
+            raise ValueError(f"slot {slot}: expected an allocated slot, found it free")
+        for page in reversed(self._pages.pop(slot)):  # the end of a prefix is of no use without its beginning
+            self._holders[page] -= 1
+            if self._holders[page] == 0:
+                del self._holders[page]
+                if page in self.index:
+                    self._unheld[page] = None
+                else:
+                    self._pool.give([page])
+        del self._published[slot]
+        heapq.heappush(self._free, slot)
+
+    def _make_room(self, count: int) -> None:
+        while self._pool.num_free < count:
+            page = next(iter(self._unheld))
+            del self._unheld[page]
+            self.index.remove(page)
+            self._pool.give([page])

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures recipes on captured answers, and remembers what it measured: a search that was stopped goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from dflash_trt.engine.executor import DraftInputs
+from dflash_trt.errors import BuildError
+from dflash_trt.files.json_file import MAX_BYTES, json_value
+from dflash_trt.files.read import read_bytes
+from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.measure.calibrate import choose_anchors
+from dflash_trt.runtime.measure.features import FeatureFile
+from dflash_trt.runtime.measure.recorded_target import RecordedTarget
+from dflash_trt.runtime.measure.replay import Replayed, replay
+from dflash_trt.runtime.measure.search.recipe_choice import RecipeChoice
+from dflash_trt.runtime.measure.statistics import TauLoss, tau_loss
+
+OpenChoice = Callable[[RecipeChoice], AbstractContextManager[Drafter]]
+
+
+class SearchSplit(msgspec.Struct, frozen=True, kw_only=True):
+    """Sequences of a feature file."""
+
+    features: FeatureFile
+    numbers: tuple[int, ...]
+
+
+def halves(features: FeatureFile, seed: int) -> tuple[SearchSplit, SearchSplit]:
+    """The file's sequences in two halves, drawn with `seed`: to search on, and to hold out."""
+    order = np.random.default_rng(seed).permutation(features.facts.num_sequences).tolist()
+    middle = (len(order) + 1) // 2
+    first, second = (tuple(sorted(part)) for part in (order[:middle], order[middle:]))
+    return SearchSplit(features=features, numbers=first), SearchSplit(features=features, numbers=second)
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of a journal: what was measured of which choice."""
+
+    key: str
+    error: float | None = None
+    loss: TauLoss | None = None
+
+
+class Journal:
+    """Measurements in a JSON Lines file; a last line that a kill cut off is measured again."""
+
+    def __init__(self, file: Path, fingerprint: str) -> None:
+        """`fingerprint` says what is measured; BuildError where the file has measurements of something else."""
+        self._file = file
+        self._entries: dict[str, Measurement] = {}
+        lines = read_bytes(file, BuildError, limit=MAX_BYTES).split(b"\n")[:-1] if file.exists() else []
+        if lines and lines[0].decode(errors="replace") != fingerprint:
+            raise BuildError(
+                f"{file}: expected measurements of this draft, these features and options, found others",
+                hint=f"remove {file}, or give the options that it was begun with",
+            )
+        for number, line in enumerate(lines[1:], start=2):
+            entry = json_value(line, f"{file}, line {number}", Measurement, BuildError, what="a measurement")
+            self._entries[entry.key] = entry
+        content = b"".join(line + b"\n" for line in lines or [fingerprint.encode()])
+        file.write_bytes(content)  # without what a kill cut off
+
+    def measure(self, key: str, measure: Callable[[], Measurement]) -> Measurement:
+        """What the journal has of `key`, or what `measure` says now."""
+        if key not in self._entries:
+            self._entries[key] = measure()
+            with self._file.open("ab") as stream:
+                stream.write(msgspec.json.encode(self._entries[key]) + b"\n")
+        return self._entries[key]
+
+    def remove(self) -> None:
+        """Deletes the file: its search is complete."""
+        self._file.unlink()
+
+
+class RecipeJudge:
+    """A `Judge` that replays: each measurement quantises the draft, builds its graphs and runs them."""
+
+    def __init__(
+        self,
+        open_choice: OpenChoice,
+        dense: RecipeChoice,
+        splits: tuple[SearchSplit, SearchSplit],
+        journal: Journal,
+        on_measured: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`dense` is what losses and errors are against; `splits` to search on and to hold out."""
+        self._open = open_choice
+        self._dense = dense
+        self._splits = splits
+        self._journal = journal
+        self._on_measured = on_measured
+        self._references: dict[bool, list[Replayed]] = {}
+        self._reference_hidden: list[torch.Tensor] = []
+
+    def error(self, choice: RecipeChoice) -> float:
+        """Mean over sequences of |a - b|^2 / |b|^2 of the proposing rows, b the dense draft's hidden states."""
+
+        def measure() -> Measurement:
+            if not self._reference_hidden:
+                with self._open(self._dense) as drafter:
+                    self._reference_hidden = list(_hidden(drafter, self._splits[0]))
+            with self._open(choice) as drafter:
+                pairs = zip(_hidden(drafter, self._splits[0]), self._reference_hidden, strict=True)
+                errors = [float((a - b).norm() ** 2 / b.norm() ** 2) for a, b in pairs]
+            return Measurement(key=f"error {choice.name}", error=float(np.mean(errors)))
+
+        error = self._measure(f"error {choice.name}", measure).error
+        assert error is not None
+        return error
+
+    def loss(self, choice: RecipeChoice, *, held_out: bool) -> TauLoss | None:
+        """Loss of tau on one of the splits."""
+        key = f"{'held out' if held_out else 'search'} {choice.name}"
+
+        def measure() -> Measurement:
+            if held_out not in self._references:
+                self._references[held_out] = self._replay(self._dense, held_out)
+            replays = self._references[held_out] if choice == self._dense else self._replay(choice, held_out)
+            taus, expected = ([replayed.tau for replayed in r] for r in (replays, self._references[held_out]))
+            return Measurement(key=key, loss=tau_loss(taus, expected))
+
+        return self._measure(key, measure).loss
+
+    def _measure(self, key: str, measure: Callable[[], Measurement]) -> Measurement:
+        entry = self._journal.measure(key, measure)
+        self._on_measured()
+        return entry
+
+    def _replay(self, choice: RecipeChoice, held_out: bool) -> list[Replayed]:
+        split = self._splits[held_out]
+        with self._open(choice) as drafter:
+            return replay(split.features, drafter, numbers=split.numbers)
+
+
+@torch.inference_mode()
+def _hidden(drafter: Drafter, split: SearchSplit) -> Iterator[torch.Tensor]:
+    """By sequence that has anchors: hidden [anchors, K, H] of the proposing rows."""
+    embed, S = RecordedTarget(split.features, ()).embed, drafter.spec.block_size
+    for number in split.numbers:
+        sequence = split.features.sequence(number)
+        anchors = torch.from_numpy(choose_anchors(sequence, number))
+        if not len(anchors):
+            continue
+        drafter.inject([0], [len(sequence.taps)], sequence.taps.float())
+        noise = drafter.embedding.blocks(sequence.tokens[anchors], S, embed)
+        positions = anchors[:, None] + torch.arange(S)
+        slot_ids = torch.tensor(drafter.cache.slot_ids([0] * len(anchors), len(sequence.taps)))
+        hidden = drafter.executor.draft(DraftInputs(noise, positions, slot_ids, anchors))
+        drafter.release(0)
+        yield hidden[:, drafter.spec.first_proposing_row :].clone()

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The smallest recipe whose loss of tau stays within a budget: by sensitivity first, and replay for the truth.
+
+Smallest in bytes, or in the seconds of a step, as the space counts:
+
+* sensitivity: each group of layers in each algorithm alone, the squared error of the drafter's hidden states. Errors
+  of different layers are nearly independent, so their squares add up. Tau of a few prompts is too coarse for this.
+* dominated: what costs as much as another algorithm in the same group and errs more is out.
+* ladder: from the dense draft, always the change that saves most for the error that it adds.
+* truth: the ladder's last rung whose replay loses no more than the budget, by bisection; from there every single
+  change that saves something and still stays within.
+* held out: of all that passed, the smallest first, until one loses no more than the budget on prompts that none of
+  this has seen. The dense draft loses nothing, so there is always one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from dflash_trt.runtime.measure.search.recipe_choice import RecipeChoice, Space
+from dflash_trt.runtime.measure.statistics import TauLoss
+
+SMALLEST_ERROR = 1e-12
+"""Stands in for an error of nothing, so that bytes saved for it can be compared."""
+
+
+class Judge(Protocol):
+    """What measures a choice."""
+
+    def error(self, choice: RecipeChoice) -> float:
+        """Squared relative error of the hidden states."""
+
+    def loss(self, choice: RecipeChoice, *, held_out: bool) -> TauLoss | None:
+        """Loss of tau against the dense draft; None where no prompt has a verify pass."""
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice that was replayed."""
+
+    choice: RecipeChoice
+    cost: float
+    """What was to be small: bytes or seconds."""
+    loss: TauLoss | None
+    held_out: TauLoss | None = None
+    """None where it was not asked for."""
+
+
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search came to."""
+
+    best: Trial
+    trials: list[Trial]
+    """All replays, largest first."""
+    errors: dict[RecipeChoice, float]
+    """Of the choices with one change."""
+
+
+def search(space: Space, judge: Judge, max_tau_loss: float) -> SearchResult:
+    """The smallest choice within the budget on both splits."""
+    errors = {change: judge.error(change) for change in sorted(_single(space), key=lambda c: c.name)}
+    space = _without_dominated(space, errors)
+    trials: dict[RecipeChoice, Trial] = {}
+
+    def passes(choice: RecipeChoice) -> bool:
+        if choice not in trials:
+            trials[choice] = Trial(choice=choice, cost=space.cost(choice), loss=judge.loss(choice, held_out=False))
+        return _within(trials[choice].loss, max_tau_loss)
+
+    def worth(choice: RecipeChoice, smaller: RecipeChoice) -> tuple[float, str]:
+        """What is saved for the error that is added; names break ties."""
+        before, after = (sum(errors[change] for change in of.changes()) for of in (choice, smaller))
+        saved = space.cost(choice) - space.cost(smaller)
+        return saved / max(after - before, SMALLEST_ERROR), smaller.name
+
+    passes(space.dense)
+    for family in space.families():
+        ladder = _ladder(space, family, worth)
+        low, high = 0, len(ladder)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if passes(ladder[middle]) else (low, middle)
+        current = ladder[low]
+        changes = [(-worth(space.dense, c)[0], c.name, c) for c in space.smaller(space.dense, family)]
+        for _, _, change in sorted(changes, key=lambda ranked: ranked[:2]):
+            candidate = current.changed(change)
+            if space.cost(candidate) < space.cost(current) and passes(candidate):
+                current = candidate
+    passed = sorted(
+        (trial for trial in trials.values() if _within(trial.loss, max_tau_loss)),
+        key=lambda trial: (trial.cost, trial.choice.name),
+    )
+    for trial in passed:
+        measured = msgspec.structs.replace(trial, held_out=judge.loss(trial.choice, held_out=True))
+        trials[trial.choice] = measured
+        if _within(measured.held_out, max_tau_loss):
+            break
+    listed = sorted(trials.values(), key=lambda trial: (-trial.cost, trial.choice.name))
+    return SearchResult(best=measured, trials=listed, errors=errors)
+
+
+def num_measurements(space: Space) -> int:
+    """About how many measurements a search takes, for a progress bar."""
+    changes = len(_single(space))
+    return changes + len(space.families()) * (changes.bit_length() + len(space.groups)) + 4
+
+
+def _within(loss: TauLoss | None, max_tau_loss: float) -> bool:
+    return loss is not None and loss.loss <= max_tau_loss
+
+
+def _without_dominated(space: Space, errors: dict[RecipeChoice, float]) -> Space:
+    """The space without algorithms that, in a group, cost no less than another one that errs less."""
+    if not space.is_mixed:
+        return space  # the better one may not stand beside what the other groups have
+
+    def cost(group: int, algorithm: str) -> tuple[float, float]:
+        change = space.dense.with_group(group, algorithm)
+        return space.cost(change), errors.get(change, 0.0)
+
+    def is_dominated(group: int, algorithm: str) -> bool:
+        size, error = cost(group, algorithm)
+        rivals = [cost(group, rival) for rival in space.options[group] if rival != algorithm]
+        return any(s <= size and e < error for s, e in rivals)
+
+    options = tuple(
+        tuple(algorithm for algorithm in algorithms if not is_dominated(group, algorithm))
+        for group, algorithms in enumerate(space.options)
+    )
+    return msgspec.structs.replace(space, options=options)
+
+
+def _single(space: Space) -> set[RecipeChoice]:
+    """The dense draft with one change, for all changes."""
+    return {change for family in space.families() for change in space.smaller(space.dense, family)}
+
+
+def _ladder(
+    space: Space, family: tuple[str, ...], worth: Callable[[RecipeChoice, RecipeChoice], tuple[float, str]]
+) -> list[RecipeChoice]:
+    """Choices from the dense draft to the smallest, each one change from the one before it."""
+    rungs = [space.dense]
+    while candidates := list(space.smaller(rungs[-1], family)):
+        rungs.append(max(candidates, key=lambda candidate: worth(rungs[-1], candidate)))
+    return rungs

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt search`: the smallest or fastest recipe within a budget of tau, as a YAML file."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.safetensors_writer import PRODUCER
+from dflash_trt.checkpoint.source import checkpoint_label
+from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
+from dflash_trt.engine.manifest import sha256
+from dflash_trt.engine.write import build_engine, describe_source
+from dflash_trt.errors import BuildError, VerificationError, printable
+from dflash_trt.files.read import open_file
+from dflash_trt.files.write import OutputKind, check_replaceable, new_file
+from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.loadable import LOADABLE, Runtime
+from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS, load_recipe, recipe_text
+from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.measure.calibrate import activation_ranges
+from dflash_trt.runtime.measure.features import FeatureFacts, FeatureFile, open_features
+from dflash_trt.runtime.measure.replay import BATCH_SIZE
+from dflash_trt.runtime.measure.search.recipe_choice import Price, RecipeChoice, Space, make_space
+from dflash_trt.runtime.measure.search.recipe_judge import Journal, OpenChoice, RecipeJudge, SearchSplit, halves
+from dflash_trt.runtime.measure.search.search import Trial, num_measurements, search
+from dflash_trt.runtime.measure.search.search_report import recipe_file
+
+MARK = "# dflash-trt search"
+"""How a searched recipe begins."""
+Progress = Callable[[int, str], AbstractContextManager[Callable[[], None]]]
+"""From the number of steps and a label: what is called after each."""
+
+
+class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asks for; the journal of a search is good for the same options only."""
+
+    features: Path
+    held_out: Path | None
+    """Another file to hold out; None holds half of `features` out."""
+    max_tau_loss: float
+    max_bytes: int | None
+    loadable_by: Runtime
+    formats: tuple[str, ...]
+    context_tokens: int
+    gpu: str | None
+    """Whose estimated time is to be small; None: bytes are."""
+    batch_size: int
+    """Requests at once in that time."""
+    calibration: str
+    seed: int
+
+
+def journal_file(output: Path) -> Path:
+    """What a search of the recipe `output` has measured so far; there only until it is done."""
+    return output.with_name(f"{output.name}.journal")
+
+
+def search_recipe(
+    draft: DraftCheckpoint,
+    name: str,
+    options: SearchOptions,
+    output: Path,
+    *,
+    price: Price | None,
+    force: bool,
+    progress: Progress,
+) -> tuple[Space, Trial]:
+    """Searches a recipe for `draft`, called `name`, and writes it to `output`; returns the best of what was tried.
+
+    `price` is what to minimise in the place of bytes. An interrupted search continues. Raises VerificationError when
+    --max-bytes cannot be met within --max-tau-loss.
+    """
+    kind = OutputKind(name="a recipe that this command searched", recognizes=_is_ours, form="file", option="-o FILE")
+    check_replaceable(output, kind, force=force)
+    ranges = _ranges(draft, options)
+    space = make_space(
+        draft,
+        LOADABLE[options.loadable_by],
+        formats=options.formats,
+        ranged=frozenset(ranges.inputs),
+        context_tokens=options.context_tokens,
+        price=price,
+    )
+    _check_max_bytes(min(map(space.checkpoint_bytes, _smallest(space))), options)
+    with ExitStack() as stack:
+        file = stack.enter_context(open_features(options.features, draft.spec))
+        splits = halves(file, options.seed)
+        if options.held_out is not None:
+            held_out = stack.enter_context(open_features(options.held_out, draft.spec))
+            splits = _whole(file), _whole(held_out)
+        advance = stack.enter_context(progress(num_measurements(space), "measuring recipes"))
+        journal = Journal(journal_file(output), _fingerprint(draft, options))
+        opener = _opener(draft, space, ranges, file.facts)
+        result = search(space, RecipeJudge(opener, space.dense, splits, journal, advance), options.max_tau_loss)
+    _check_max_bytes(space.checkpoint_bytes(result.best.choice), options, " within --max-tau-loss")
+    with new_file(output, kind, force=force) as temporary:
+        temporary.write_text(recipe_file(space, result, _settings(name, options)), encoding="utf-8")
+    journal.remove()
+    return space, result.best
+
+
+def _settings(name: str, options: SearchOptions) -> list[str]:
+    """What the file says of its making: names of files and repositories, and of those no directory."""
+    facts = {
+        "searched on": options.features.name,
+        "held out": "half of it" if options.held_out is None else options.held_out.name,
+        "max-tau-loss": f"{options.max_tau_loss:.2%}",
+        "max-bytes": options.max_bytes,
+        "loadable-by": options.loadable_by,
+        "formats": ", ".join(options.formats),
+        "context-tokens": options.context_tokens,
+        "objective": "bytes" if options.gpu is None else f"step-time on {options.gpu}, batch {options.batch_size}",
+        "calibration": Path(options.calibration).name,
+        "seed": options.seed,
+    }
+    lines = [f"{fact}: {value}" for fact, value in facts.items() if value is not None]
+    return [f"{MARK[2:]} of {printable(checkpoint_label(name))}", *map(printable, lines)]
+
+
+def _is_ours(file: Path) -> bool:
+    with open_file(file, BuildError) as stream:
+        return stream.read(len(MARK)) == MARK.encode()
+
+
+def _whole(file: FeatureFile) -> SearchSplit:
+    return SearchSplit(features=file, numbers=tuple(range(file.facts.num_sequences)))
+
+
+def _ranges(draft: DraftCheckpoint, options: SearchOptions) -> Ranges:
+    if options.calibration == "none":
+        quantises_activations = options.context_tokens > 0 or any(a in ACTIVATION_ALGORITHMS for a in options.formats)
+        return ranges_from_weights(draft) if quantises_activations else Ranges(inputs={}, k=(), v=())
+    return activation_ranges(draft, Path(options.calibration))
+
+
+def _check_max_bytes(smallest: int, options: SearchOptions, condition: str = "") -> None:
+    """Raises VerificationError where --max-bytes is less than the smallest checkpoint."""
+    if options.max_bytes is not None and smallest > options.max_bytes:
+        raise VerificationError(
+            f"--max-bytes: expected a checkpoint of at most {options.max_bytes} bytes,"
+            f" found {smallest} as the smallest{condition}",
+            hint="allow a larger --max-tau-loss, more bytes or more formats, or another --loadable-by",
+        )
+
+
+def _smallest(space: Space) -> Iterator[RecipeChoice]:
+    """The choice of fewest bytes in each family."""
+    space = msgspec.structs.replace(space, price=None)
+    for family in space.families() or [()]:
+        choice = space.dense
+        while smaller := list(space.smaller(choice, family)):
+            choice = min(smaller, key=space.bytes)
+        yield choice
+
+
+def _fingerprint(draft: DraftCheckpoint, options: SearchOptions) -> str:
+    """One line that is the same for the same search."""
+    files = [options.features, options.held_out, Path(options.calibration)]
+    hashes = [sha256(file) for file in files if file is not None and file.is_file()]
+    facts = {
+        "made_by": PRODUCER,
+        "draft": describe_source(draft, "draft").sha256,
+        "files": hashes,
+        "options": {
+            fact: value
+            for fact, value in msgspec.structs.asdict(options).items()
+            if fact not in ("features", "held_out", "calibration", "max_tau_loss", "max_bytes", "gpu", "batch_size")
+        },
+    }
+    return msgspec.json.encode(facts, order="deterministic").decode()
+
+
+def _opener(draft: DraftCheckpoint, space: Space, ranges: Ranges, facts: FeatureFacts) -> OpenChoice:
+    """What quantises the draft as a choice says, builds its engine in a temporary directory and opens its drafter."""
+    target = TargetCheckpoint(directory=draft.directory, spec=facts.target, config=draft.config, weights={})
+    modules = draft.spec.linear_modules()
+
+    @contextmanager
+    def opened(choice: RecipeChoice) -> Iterator[Drafter]:
+        text = recipe_text(choice.name, space.modules(choice), modules, fp8_kv_cache=choice.fp8_context)
+        with tempfile.TemporaryDirectory() as scratch:
+            checkpoint, engine = Path(scratch) / "draft", Path(scratch) / "engine"
+            recipe = Path(scratch) / "recipe.yaml"
+            recipe.write_text(text, encoding="utf-8")
+            quantize_checkpoint(draft, load_recipe(str(recipe)), checkpoint, ranges=ranges)
+            quantized = read_draft(checkpoint)
+            manifest = build_engine(quantized, target, engine, source=describe_source(draft, choice.name))
+            yield open_drafter(engine, manifest, num_slots=BATCH_SIZE)
+
+    return opened

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dflash_trt.errors import DFlashError, shown
+from dflash_trt.runtime.server.api_keys import ApiKeys
+from dflash_trt.runtime.server.endpoints import Endpoints
+from dflash_trt.runtime.server.http_error import HttpError, shutting_down, to_http_error
+from dflash_trt.runtime.server.log import log
+from dflash_trt.runtime.server.streaming import ClientDisconnected
+
+PAGE = Path(__file__).parent / "page"
+PUBLIC_PATHS = ("/", "/health")
+"""Need no key, nor do paths below /page/."""
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src data:; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+}
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status 499, for the access log."""
+REQUEST_ID = re.compile(r"[!-~]{1,64}")
+
+
+def make_app(
+    endpoints: Endpoints,
+    *,
+    keys: ApiKeys | None = None,
+    origins: Sequence[str] = (),
+    hosts: Sequence[str] | None = None,
+) -> ASGIApp:
+    """The routes, behind API keys, CORS for `origins`, a check of the Host header and the access log.
+
+    `hosts` are accepted beside loopback names; None: any.
+    """
+    routes = [
+        Route("/", _page),
+        Mount("/page", StaticFiles(directory=PAGE)),
+        Route("/v1/models", endpoints.models),
+        Route("/v1/completions", endpoints.completions, methods=["POST"]),
+        Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
+        Route("/v1/responses", endpoints.responses, methods=["POST"]),
+        Route("/tokenize", endpoints.tokenize, methods=["POST"]),
+        Route("/health", endpoints.health),
+        Route("/version", endpoints.version),
+        Route("/metrics", endpoints.metrics),
+    ]
+    middleware = [Middleware(ApiKeyMiddleware, keys=keys)] if keys is not None else []
+    if origins:  # outside of the key check: a CORS preflight has no key
+        cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        middleware.insert(0, cors)
+    handlers = {
+        HttpError: _on_error,
+        DFlashError: _on_error,
+        HTTPException: _on_routing_error,
+        ClientDisconnected: _on_disconnect,
+    }
+    if hosts is not None:
+        middleware.insert(0, Middleware(HostMiddleware, hosts=hosts))
+    middleware.insert(0, Middleware(ErrorMiddleware))
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers={**handlers})
+    return AccessLogMiddleware(app)
+
+
+class ApiKeyMiddleware:
+    """401 without a key, except on public paths."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS and not scope["path"].startswith("/page/"):
+            try:
+                scope["dflash_trt.client"] = self._keys.check(Request(scope).headers.get("authorization", ""))
+            except HttpError as error:
+                await _response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class HostMiddleware:
+    """403 for other hosts than loopback names and `hosts`: a page whose name is rebound to 127.0.0.1 sends its own."""
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self._app = app
+        self._hosts = {host.lower() for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] == "http" and not self._is_allowed(host := Request(scope).headers.get("host")):
+            message = f"host: expected a loopback name or an --allowed-host, found {shown(host)}"
+            await _response(HttpError(403, message))(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _is_allowed(self, host: str | None) -> bool:
+        if host is None:  # HTTP/1.0; browsers send it
+            return True
+        name = re.sub(r":\d*$", "", host.lower()).strip("[]")
+        if name == "localhost" or name.endswith(".localhost") or name in self._hosts:
+            return True
+        try:
+            return ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
+
+
+class ErrorMiddleware:
+    """Responds to unexpected errors, and to a task that is cancelled at shutdown.
+
+    Starlette and uvicorn would close the connection after their own response without saying so.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        has_started = False
+
+        async def send_and_note_start(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note_start)
+        except asyncio.CancelledError:
+            if not has_started:
+                await _response(shutting_down())(scope, receive, send)
+        except Exception as error:
+            refusal = to_http_error(error)
+            if not has_started:
+                await _response(refusal)(scope, receive, send)
+
+
+class AccessLogMiddleware:
+    """One line a request: client, method, path, status, seconds, request id, tokens; never a prompt."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begin, status = time.perf_counter(), CLIENT_CLOSED_REQUEST
+        client_id = Request(scope).headers.get("x-request-id", "")
+        request_id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
+
+        async def send_and_note_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note_status)
+        finally:
+            path = scope["raw_path"].decode("ascii", "replace")[:200]  # as it was sent, with its escapes
+            extra = "".join(f", {name} {value}" for name, value in scope.get("dflash_trt.log_fields", {}).items())
+            client = scope["client"][0] if scope["client"] else "-"
+            seconds = time.perf_counter() - begin
+            line = "%s %s %s %d %.3f s, id %s%s"
+            log.info(line, client, scope["method"], path, status, seconds, request_id, extra)
+
+
+async def _page(request: Request) -> Response:
+    return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
+
+
+def _response(error: HttpError) -> Response:
+    return JSONResponse(error.body(), error.status, headers=error.headers)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    return _response(to_http_error(error))
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)  # is not sent
+
+
+async def _on_routing_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return _response(HttpError(error.status_code, message, headers=error.headers))

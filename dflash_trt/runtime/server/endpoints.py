@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handlers of all paths."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing, suppress
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from dflash_trt import __version__
+from dflash_trt.errors import DFlashError
+from dflash_trt.runtime.embedded_backend import EmbeddedBackend
+from dflash_trt.runtime.server.generation import Generation
+from dflash_trt.runtime.server.grammars import GrammarProcesses
+from dflash_trt.runtime.server.http_error import HttpError
+from dflash_trt.runtime.server.limits import Admission, BodyReader, decode_object
+from dflash_trt.runtime.server.openai_logprobs import TokenTexts
+from dflash_trt.runtime.server.prometheus import ServerMetrics
+from dflash_trt.runtime.server.requests import CompletionRequest, parse_request, read_messages
+from dflash_trt.runtime.server.response_items import ResponseBuilder, names_of_a_response
+from dflash_trt.runtime.server.responses import Json
+from dflash_trt.runtime.server.streaming import EventStream, cancel_on_disconnect
+from dflash_trt.runtime.server.tokenizing import TokenizerPool
+from dflash_trt.runtime.server.tools import tool_format
+from dflash_trt.runtime.server.tracing import Tracing
+
+DEGRADED_FAILURES = 3
+"""Failed sequences, without one that succeeds between them, after which /health says so."""
+TOKENIZE_FIELDS = {"model", "prompt", "messages", "add_special_tokens"}
+
+
+class Endpoints:
+    """One model, served by one backend."""
+
+    def __init__(
+        self,
+        backend: EmbeddedBackend,
+        model: str,
+        *,
+        max_waiting: int,
+        max_body_bytes: int,
+        tracing: Tracing | None = None,
+    ) -> None:
+        backend.check_room()
+        self.admission = Admission(backend.num_slots + max_waiting)
+        self._backend = backend
+        self._model = model
+        self.bodies = BodyReader(max_body_bytes)
+        self._tracing = tracing
+        self._created = int(time.time())
+        self._metrics = ServerMetrics(model, backend.max_length, backend.num_draft_tokens, backend.metrics)
+        self.grammars = GrammarProcesses(lambda: backend.grammars)
+        self._tool_format = tool_format(backend.tokenizer)
+        self._token_texts = TokenTexts(backend.tokenizer)
+        self._tokenizers = TokenizerPool(backend.tokenizer, backend.max_length)
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        return await self._complete(request, is_chat=False)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        return await self._complete(request, is_chat=True)
+
+    async def responses(self, request: Request) -> Response:
+        """POST /v1/responses."""
+        return await self._complete(request, is_chat=True, is_response=True)
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        model = {
+            "id": self._model, "object": "model", "created": self._created, "owned_by": "dflash-trt",
+            "max_model_len": self._backend.max_length, "num_spec_tokens": self._backend.num_draft_tokens,
+        }  # fmt: skip
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: 200, or 503 when the decoder thread has ended, or one request after the other fails in it."""
+        if not self._backend.is_alive:
+            return Response("decoder thread has ended", 503)
+        if (number := self._metrics.consecutive_failures) >= DEGRADED_FAILURES:
+            return Response(f"degraded: the last {number} sequences failed: {self._metrics.last_failure}", 503)
+        return Response(status_code=200)
+
+    async def version(self, request: Request) -> Response:
+        """GET /version."""
+        return JSONResponse({"version": __version__})
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: token ids of a prompt, or of messages in the chat template."""
+        client = _client(request)
+        async with self.bodies.read(request, client) as encoded:
+            return JSONResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded, client)))
+
+    async def _tokenize(self, encoded: bytes, client: str) -> Json:
+        body = decode_object(encoded)
+        if unknown := sorted(body.keys() - TOKENIZE_FIELDS):
+            raise HttpError(400, f"{unknown[0]}: unknown field")
+        is_text = "messages" not in body  # to which a chat template adds them
+        if body.get("add_special_tokens", is_text) is not is_text:
+            expected = "true, as in a completion" if is_text else "false, as in a chat"
+            raise HttpError(400, f"add_special_tokens: expected {expected}, found another value")
+        if "messages" in body:
+            messages = read_messages(body["messages"])
+            ids = await self._tokenizers.encode_chat(messages, num_bytes=len(encoded), client=client)
+        elif isinstance(prompt := body.get("prompt"), str):
+            ids = await self._tokenizers.encode(prompt, client)
+        else:
+            raise HttpError(400, f"prompt: expected a text, found {type(prompt).__name__}")
+        return {"count": len(ids), "max_model_len": self._backend.max_length, "tokens": ids}
+
+    async def prepare(self) -> None:
+        """Starts what structured outputs need; a request is told what is missing."""
+        with suppress(DFlashError):
+            await self.grammars.prepare()
+
+    def shut_down(self) -> None:
+        """Ends all requests with 503."""
+        self.grammars.close()
+        self._backend.close()
+
+    async def _complete(self, http_request: Request, *, is_chat: bool, is_response: bool = False) -> Response:
+        client = _client(http_request)
+        with ExitStack() as admission:  # until all sequences are computed
+            if is_response:
+                admission.enter_context(names_of_a_response())
+            span = None
+            if self._tracing is not None:
+                operation = "chat" if is_chat else "text_completion"
+                span = admission.enter_context(self._tracing.request(operation, self._model, http_request.headers))
+            async with self.bodies.read(http_request, client) as encoded:
+                body = decode_object(encoded)
+                builder = ResponseBuilder(body) if is_response else None
+                request = parse_request(
+                    body if builder is None else builder.chat,
+                    self._model, self._backend.max_length, self._tool_format, is_chat=is_chat,
+                )  # fmt: skip
+                admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts)), client))
+                prompt_ids = await cancel_on_disconnect(
+                    http_request.receive, self._prompt_ids(request, len(encoded), client)
+                )
+            if (grammar := request.params.structured_outputs) is not None:
+                compiled = await cancel_on_disconnect(http_request.receive, self.grammars.compile(grammar, client))
+                http_request.scope["dflash_trt.grammar"] = compiled  # in use, so not compiled again
+            generation = Generation(
+                self._backend, self._model, self._metrics, request, prompt_ids, self._token_texts, span
+            )
+            http_request.scope["dflash_trt.log_fields"] = generation.log_fields
+            if not request.stream:
+                document = await cancel_on_disconnect(http_request.receive, generation.response())
+                return MsgspecResponse(document if builder is None else builder.whole(document))
+            events = generation.events() if builder is None else builder.events(generation.events())
+            try:  # before the headers are sent, so that an error has its status
+                first = await cancel_on_disconnect(http_request.receive, _next(events))
+            except BaseException:
+                await events.aclose()
+                raise
+            return EventStream(_prepend(first, events, admission.pop_all()))
+
+    async def _prompt_ids(self, request: CompletionRequest, num_bytes: int, client: str) -> list[list[int]]:
+        if request.is_chat:
+            tools = () if request.tools is None else request.tools.definitions
+            messages, kwargs = request.messages, request.template_kwargs
+            return [await self._tokenizers.encode_chat(messages, tools, kwargs, num_bytes=num_bytes, client=client)]
+        return [
+            await self._tokenizers.encode(prompt, client) if isinstance(prompt, str) else list(prompt)
+            for prompt in request.prompts
+        ]
+
+
+class MsgspecResponse(Response):
+    """A JSON document."""
+
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        """Its bytes."""
+        return msgspec.json.encode(content)
+
+
+def _client(request: Request) -> str:
+    """Whose places it takes: its API key's, or its address's."""
+    return request.scope.get("dflash_trt.client") or (request.client.host if request.client else "")
+
+
+async def _prepend(first: Json, events: AsyncGenerator[Json, None], admission: ExitStack) -> AsyncGenerator[Json, None]:
+    with admission:
+        async with aclosing(events):
+            yield first
+            async for event in events:
+                yield event
+
+
+async def _next(events: AsyncGenerator[Json, None]) -> Json:
+    return await anext(events)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors in OpenAI's shape, with our message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dflash_trt.errors import DFlashError, RequestError
+from dflash_trt.runtime.server.log import log
+
+FIELD = re.compile(r"([a-z_.]+)(\[\d+\])*: ")
+TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class HttpError(Exception):
+    """An error response."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """`message` begins with the name of the field that is wrong, if one is."""
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The JSON document."""
+        field = FIELD.match(self.message)
+        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        param = field[1] if field else None
+        return {"error": {"message": self.message, "type": kind, "param": param, "code": self.code or self.status}}
+
+
+def shutting_down() -> HttpError:
+    """A 503."""
+    return HttpError(503, "the server is shutting down", headers={"connection": "close"})
+
+
+def to_http_error(error: Exception) -> HttpError:
+    """The response to an error; a 5xx is logged with its traceback."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, RequestError):
+        return HttpError(400, error.message)
+    log.error("%s", error, exc_info=error)
+    if isinstance(error, DFlashError):
+        return HttpError(500, error.message)
+    return HttpError(500, "internal server error: see the server's log")

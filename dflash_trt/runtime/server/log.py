@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's log on stderr; a reader that does not read loses lines, and the server goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from contextlib import suppress
+
+MAX_QUEUED_LINES = 1000
+FLUSH_SECONDS = 1.0
+STDERR = 2
+log = logging.getLogger("dflash_trt.runtime.server")
+
+
+class NonBlockingHandler(logging.Handler):
+    """Writes lines to a file descriptor on a thread of its own, and drops them when it falls behind."""
+
+    def __init__(self, descriptor: int = STDERR) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._lines: queue.Queue[str] = queue.Queue(MAX_QUEUED_LINES)
+        self._num_dropped = 0
+        self._is_idle = threading.Event()
+        threading.Thread(target=self._write, name="dflash-trt log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queues one line."""
+        self._is_idle.clear()
+        try:
+            self._lines.put_nowait(self.format(record) + "\n")
+        except queue.Full:
+            self._num_dropped += 1
+
+    def flush(self) -> None:
+        """Waits until the queue is written, for a moment at most."""
+        self._is_idle.wait(FLUSH_SECONDS)
+
+    def _write(self) -> None:
+        while True:
+            line = self._lines.get()
+            if self._num_dropped:
+                line = f"{self._num_dropped} log lines were dropped\n{line}"
+                self._num_dropped = 0
+            with suppress(OSError):  # a full disk, a closed pipe
+                os.write(self._descriptor, line.encode(errors="backslashreplace"))
+            if self._lines.empty():
+                self._is_idle.set()
+
+
+def set_up_logging() -> None:
+    """The access log, our warnings and libraries' errors on stderr, with the time."""
+    handler = NonBlockingHandler()
+    handler._is_idle.set()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    logging.basicConfig(level=logging.ERROR, handlers=[handler], force=True)
+    levels = {"dflash_trt": logging.WARNING, "dflash_trt.runtime.server": logging.INFO, "uvicorn.error": logging.ERROR}
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Server-sent events, and work that is cancelled when its client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from dflash_trt.api.backend import Chunk
+from dflash_trt.runtime.server.http_error import HttpError, to_http_error
+
+DONE = b"data: [DONE]\n\n"
+MAX_UNREAD_BYTES = 2**22
+"""Events of one response that its client has not read; a response beyond ends with an error."""
+MAX_ALL_UNREAD_BYTES = 2**28
+"""And of all responses."""
+T = TypeVar("T")
+
+
+class ClientDisconnected(Exception):  # noqa: N818  # an event
+    """The client closed its connection."""
+
+
+async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; a disconnect before that cancels it and raises ClientDisconnected.
+
+    The body must have been read.
+    """
+    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(_await_disconnect(receive))
+    try:
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnected
+        return task.result()
+    finally:
+        for each in (task, disconnect):
+            each.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
+
+
+async def _await_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """JSON documents as server-sent events.
+
+    Documents are taken as they come, so that a slow client holds no place in the decoder: what it has not read is
+    buffered within a bound.
+    """
+
+    media_type = "text/event-stream"
+    _all_unread_bytes = 0
+
+    def __init__(self, events: AsyncGenerator[dict[str, Any], None]) -> None:
+        """An exception of `events` becomes the last event."""
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._unread: deque[bytes] = deque()
+        self._unread_bytes = 0
+        self._is_complete = False
+        self._changed = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends all events, or stops when the client disconnects."""
+        try:
+            await cancel_on_disconnect(receive, self._send(send))
+        except ClientDisconnected:
+            scope["dflash_trt.log_fields"]["client"] = "disconnected"
+
+    async def _send(self, send: Send) -> None:
+        producer = asyncio.create_task(self._produce())
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            while self._unread or not self._is_complete:
+                if self._unread:
+                    event = self._unread.popleft()
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    self._count(-len(event))
+                else:
+                    self._changed.clear()
+                    await self._changed.wait()
+            await send({"type": "http.response.body", "body": DONE, "more_body": False})
+        finally:
+            producer.cancel()
+            await asyncio.gather(producer, return_exceptions=True)
+            self._count(-self._unread_bytes)
+
+    async def _produce(self) -> None:
+        try:
+            async with aclosing(self._events):
+                async for document in self._events:
+                    event = _event(document)
+                    if not self._has_room(len(event)):
+                        raise HttpError(503, f"the client is too slow: {self._unread_bytes} bytes are unread")
+                    self._put(event)
+        except Exception as error:
+            self._put(_event(to_http_error(error).body()))
+        finally:
+            self._is_complete = True
+            self._changed.set()
+
+    def _has_room(self, size: int) -> bool:
+        is_within = EventStream._all_unread_bytes + size <= MAX_ALL_UNREAD_BYTES
+        return not self._unread or (is_within and self._unread_bytes + size <= MAX_UNREAD_BYTES)
+
+    def _put(self, event: bytes) -> None:
+        self._unread.append(event)
+        self._count(len(event))
+        self._changed.set()
+
+    def _count(self, size: int) -> None:
+        self._unread_bytes += size
+        EventStream._all_unread_bytes += size
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    name = b"event: %s\n" % document["type"].encode() if "type" in document else b""  # of a response
+    return name + b"data: " + msgspec.json.encode(document) + b"\n\n"
+
+
+async def merge_streams(streams: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerator[tuple[int, Chunk], None]:
+    """Chunks of all streams as they come, each with its stream's index; closing it closes all."""
+    queue: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue()
+
+    async def pump(index: int, stream: AsyncGenerator[Chunk, None]) -> None:
+        try:
+            async with aclosing(stream) as chunks:
+                async for chunk in chunks:
+                    queue.put_nowait((index, chunk))
+        except Exception as error:
+            queue.put_nowait(error)
+
+    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    num_open = len(streams)
+    try:
+        while num_open:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            num_open -= item[1].completion is not None
+            yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

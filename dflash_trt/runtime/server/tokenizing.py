@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenises prompts off the event loop, within a bound; a long prompt does not hold up short ones."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
+
+from dflash_trt.api.tokenizer import encode, render_chat
+from dflash_trt.errors import RequestError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CHUNK_CHARACTERS = 2**16
+"""A longer prompt is long: its tokens are counted by chunks of this size before it is tokenised whole."""
+MAX_QUEUED_PER_CLIENT = 2
+"""Texts of one client that wait for a thread, so that one of another client is soon next."""
+SLACK_TOKENS = 16
+"""That a chunk may have more than its part of the whole text, where its end cuts a word."""
+
+T = TypeVar("T")
+
+
+class TokenizerPool:
+    """One thread for short prompts and one for long ones, because tokenizers are not thread-safe."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        """A prompt has at most `max_length` tokens."""
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._shares: WeakValueDictionary[tuple[ThreadPoolExecutor, str], asyncio.Semaphore] = WeakValueDictionary()
+        self._short = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt tokenizer")
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt long prompts")
+
+    @cached_property
+    def max_characters(self) -> int:
+        """More than `max_length` tokens never stand for: a token of the vocabulary is at least as long as its text."""
+        return self._max_length * max(map(len, self._tokenizer.get_vocab()))
+
+    @cached_property
+    def _copy(self) -> PreTrainedTokenizerBase:
+        return copy.deepcopy(self._tokenizer)
+
+    async def encode(self, text: str, client: str = "") -> list[int]:
+        """Token ids of a text as it is; RequestError where it is too long."""
+        return await self._run(text, lambda tokenizer, text: encode(tokenizer, text, chat=False), client)
+
+    async def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        num_bytes: int = 0,
+        client: str = "",
+    ) -> list[int]:
+        """Token ids of a conversation in the chat template; RequestError where it is too long, or refused by it.
+
+        `num_bytes` is the size of all that the template may read.
+        """
+        if len(messages) > self._max_length:
+            raise RequestError(f"messages: expected at most {self._max_length}, found {len(messages)}")
+        size = sum(len(str(message.get("content") or "")) for message in messages)
+        self._check_characters(size)
+        pool, tokenizer = self._choose(num_bytes)
+
+        def render() -> str:
+            return render_chat(tokenizer(), messages, tools=tools, template_kwargs=template_kwargs)
+
+        text = await self._in_turn(pool, client, render)
+        return await self._run(
+            text, lambda tokenizer, text: list(tokenizer(text, add_special_tokens=False)["input_ids"]), client
+        )
+
+    async def _run(
+        self, text: str, tokenize: Callable[[PreTrainedTokenizerBase, str], list[int]], client: str
+    ) -> list[int]:
+        """What `tokenize` returns; between chunks it ends when the task that awaits it is cancelled."""
+        self._check_characters(len(text))
+        pool, tokenizer = self._choose(len(text))
+        cancelled = threading.Event()
+
+        def work() -> list[int]:
+            self._check_tokens(tokenizer(), text, cancelled)
+            return [] if cancelled.is_set() else tokenize(tokenizer(), text)
+
+        try:
+            return await self._in_turn(pool, client, work)
+        finally:
+            cancelled.set()
+
+    async def _in_turn(self, pool: ThreadPoolExecutor, client: str, work: Callable[[], T]) -> T:
+        share = self._shares.get((pool, client)) or asyncio.Semaphore(MAX_QUEUED_PER_CLIENT)
+        self._shares[pool, client] = share
+        async with share:
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+    def _choose(self, size: int) -> tuple[ThreadPoolExecutor, Callable[[], PreTrainedTokenizerBase]]:
+        if size > CHUNK_CHARACTERS:
+            return self._long, lambda: self._copy
+        return self._short, lambda: self._tokenizer
+
+    def _check_characters(self, num_characters: int) -> None:
+        if num_characters > self.max_characters:
+            raise RequestError(
+                f"prompt: expected at most {self._max_length} tokens, which are at most {self.max_characters}"
+                f" characters, found {num_characters} characters"
+            )
+
+    def _check_tokens(self, tokenizer: PreTrainedTokenizerBase, text: str, cancelled: threading.Event) -> None:
+        """Counts the tokens of a long text by chunks, and raises RequestError as soon as they are too many."""
+        num_tokens = 0
+        for begin in range(0, len(text) if len(text) > CHUNK_CHARACTERS else 0, CHUNK_CHARACTERS):
+            if cancelled.is_set():
+                return
+            chunk = text[begin : begin + CHUNK_CHARACTERS].encode(errors="replace").decode()
+            num_tokens += len(tokenizer(chunk, add_special_tokens=False)["input_ids"]) - SLACK_TOKENS
+            if num_tokens > self._max_length:
+                raise RequestError(f"prompt: expected at most {self._max_length} tokens, found more")

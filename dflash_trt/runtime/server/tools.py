@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tools that a chat may call: their definitions, and the grammar of a call that is demanded.
+
+Two formats: Hermes's, and gpt-oss's harmony, a message to functions.NAME.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from dflash_trt.api.sampling_params import Grammar
+from dflash_trt.errors import RequestError, shown
+from dflash_trt.runtime.server.hermes import BEGIN, END, NAME
+from dflash_trt.runtime.server.structured_outputs import bounded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Json = dict[str, Any]
+MAX_TOOLS = 128
+"""As in the OpenAI API."""
+
+
+class ToolFormat(msgspec.Struct, frozen=True):
+    """How calls are written; harmony has the ids of <|channel|> and <|message|>."""
+
+    name: Literal["hermes", "harmony"]
+    channel: int = 0
+    message: int = 0
+
+
+class Tools(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request may call."""
+
+    definitions: list[Json]
+    required: bool
+    parallel: bool
+    """Whether there may be more than one call."""
+
+
+def tool_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat | None:
+    """How the chat template writes calls; None where it is neither of the two formats."""
+    added = tokenizer.get_added_vocab()
+    if "<|channel|>" in added and "<|message|>" in added:
+        return ToolFormat("harmony", added["<|channel|>"], added["<|message|>"])
+    template = str(tokenizer.chat_template or "")
+    token = added.get(BEGIN)
+    is_text = token is None or not tokenizer.added_tokens_decoder[token].special
+    return ToolFormat("hermes") if BEGIN in template and "<function=" not in template and is_text else None
+
+
+def read_tools(fields: Json) -> Tools | None:
+    """None where nothing may be called; RequestError, with the field's name, for what is no tool."""
+    definitions, choice = fields.get("tools", []), fields.get("tool_choice", "auto")
+    if not isinstance(definitions, list) or len(definitions) > MAX_TOOLS:
+        raise RequestError(f"tools: expected a list of at most {MAX_TOOLS}, found {shown(definitions)}")
+    names = [_name(definition) for definition in definitions]
+    parallel = fields.get("parallel_tool_calls", True)
+    if not isinstance(parallel, bool):
+        raise RequestError(f"parallel_tool_calls: expected true or false, found {shown(parallel)}")
+    named = None
+    if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("function"), dict):
+        named = choice["function"].get("name")
+    if named is None and choice not in ("none", "auto", "required"):
+        raise RequestError(f"tool_choice: expected none, auto, required or a function, found {shown(choice)}")
+    if (named is not None and named not in names) or (choice == "required" and not names):
+        raise RequestError(f"tool_choice: expected one of tools, found {shown(named or choice)}")
+    if named is not None:
+        return Tools(definitions=[definitions[names.index(named)]], required=True, parallel=False)
+    return (
+        Tools(definitions=definitions, required=choice == "required", parallel=parallel)
+        if (definitions and choice != "none")
+        else None
+    )
+
+
+def _name(definition: object) -> str:
+    function = definition.get("function") if isinstance(definition, dict) else None
+    if not isinstance(definition, dict) or not isinstance(function, dict) or definition.get("type") != "function":
+        raise RequestError(f'tools: expected {{"type": "function", "function": {{...}}}}, found {shown(definition)}')
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
+        raise RequestError(f"tools: expected names of 1 to 64 letters, digits, _ and -, found {shown(name)}")
+    if not isinstance(parameters, dict | None) or (parameters or {}).get("type", "object") != "object":
+        raise RequestError(f"tools: expected parameters as the JSON schema of an object, found {shown(parameters)}")
+    return name
+
+
+def call_grammar(tools: Tools, form: ToolFormat) -> Grammar:
+    """Of an answer that calls at least one tool."""
+    functions = [definition["function"] for definition in tools.definitions]
+    schemas = [{"type": "object", **(function.get("parameters") or {})} for function in functions]
+    arguments = [{"type": "json_schema", "json_schema": schema} for schema in schemas]
+    if form.name == "harmony":
+        calls = [_harmony_call(form, f["name"], schema) for f, schema in zip(functions, arguments, strict=True)]
+        whole: Json = {"type": "or", "elements": calls}
+    else:
+        tags = [
+            {
+                "type": "tag",
+                "begin": f'{BEGIN}\n{{"name": "{f["name"]}", "arguments": ',
+                "content": schema,
+                "end": f"}}\n{END}",
+            }
+            for f, schema in zip(functions, arguments, strict=True)
+        ]
+        whole = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
+        whole["stop_after_first"] = not tools.parallel
+    tag = {"type": "structural_tag", "format": whole}
+    return bounded(Grammar(kind="structural_tag", text=msgspec.json.encode(tag).decode(), field="tools"))
+
+
+def _harmony_call(form: ToolFormat, name: str, arguments: Json) -> Json:
+    """One message, whose end also ends the answer."""
+    header = [
+        {"type": "token", "token": form.channel},
+        {"type": "const_string", "value": f"commentary to=functions.{name} json"},
+        {"type": "token", "token": form.message},
+    ]
+    return {"type": "sequence", "elements": [*header, arguments]}

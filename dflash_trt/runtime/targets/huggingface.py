@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The target on Hugging Face transformers: any causal language model that returns hidden states.
+
+Models whose attention and state are known here run as one packed pass over all requests (`PackedTarget`), others one
+request after the other with transformers' own caches (`SequentialTarget`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from bisect import bisect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    __version__,
+)
+
+from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.hub import fetch_weights, read_headers
+from dflash_trt.checkpoint.target_checkpoint import TargetSpec
+from dflash_trt.checkpoint.weights import read_weights
+from dflash_trt.errors import CheckpointError
+from dflash_trt.runtime.targets.dtype import target_dtype
+from dflash_trt.runtime.targets.free_memory import check_memory
+from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, Acceleration, PackedTarget
+from dflash_trt.runtime.targets.refusal import check_architecture, refusing
+from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
+from dflash_trt.runtime.targets.sequential_target import SequentialTarget
+
+LOG = logging.getLogger("dflash_trt.runtime.targets")
+PACKED_MODEL_TYPES = {
+    *("deepseek_v3", "gemma2", "gemma3_text", "gemma4_text", "glm4_moe", "gpt_oss", "laguna", "llama", "minimax_m2"),
+    *("mistral", "mixtral", "olmo3", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+}
+"""tests/targets compares each with transformers' own attention. A list, because a model does not tell all that its
+attention needs: diffllama's second softmax, or doge's mask, would be left out without a word."""
+GENERATION_CONFIG = "generation_config.json"
+LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+"""One longer request in a pass would turn the positions of all the others."""
+
+
+def load_model(
+    directory: Path,
+    spec: TargetSpec,
+    target_layer_ids: Sequence[int],
+    *,
+    dtype: str = "auto",
+    num_ranks: int = 1,
+    **load_options: Any,
+) -> PreTrainedModel:
+    """Loads safetensors weights as `target_dtype` says; code that a checkpoint brings along is never run.
+
+    Raises what `target_dtype` raises; CheckpointError for a tap on the last layer, missing weights, a damaged
+    generation_config.json, or no room for the share of one of `num_ranks` ranks. Only then are a repository's weights
+    fetched.
+    """
+    if spec.num_hidden_layers - 1 in target_layer_ids:
+        raise CheckpointError(
+            f"target_layer_ids: expected layers below {spec.num_hidden_layers - 1}, found the last"
+            " layer, whose output transformers returns only after the final norm"
+        )
+    if (directory / GENERATION_CONFIG).is_file():
+        Facts.load(directory / GENERATION_CONFIG)
+    headers = read_headers(directory)
+    weights = read_weights(directory) if headers is None else headers
+    torch_dtype = target_dtype(dtype, directory, weights)
+    check_memory(directory, weights, torch_dtype, num_ranks)
+    fetch_weights(directory)
+    options = {"dtype": torch_dtype, "use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # to refuse them in our words
+    check_architecture(directory)
+    model: PreTrainedModel
+    with refusing(directory, f"a causal language model that transformers {__version__} loads"):
+        model, loaded = _auto_class(directory).from_pretrained(directory, **(options | load_options))
+    _check_weights(directory, loaded)
+    return text_model(model, directory).eval()
+
+
+def _auto_class(directory: Path) -> Any:
+    """The one that knows the model: Kimi K2.5's text is only there below its images."""
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    is_multimodal = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    is_text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForImageTextToText if is_multimodal and not is_text else AutoModelForCausalLM
+
+
+def _check_weights(directory: Path, loaded: dict[str, Any]) -> None:
+    """`loaded` is what transformers (5.23) says of the tensors; those that it did not find or take are random."""
+    hint = "download or copy the checkpoint again"
+    if missing := sorted(loaded["missing_keys"]):
+        raise CheckpointError(f"{directory}: expected a tensor for {missing[0]}, found none", hint=hint)
+    if mismatched := sorted(loaded["mismatched_keys"]):
+        name, found, expected = mismatched[0]
+        raise CheckpointError(
+            f"{directory}: {name}: expected shape {list(expected)} (config.json), found {list(found)}", hint=hint
+        )
+
+
+def text_model(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
+    """`model` itself, or transformers' text-only class around its language model and lm_head; the rest is dropped.
+
+    A multimodal model asks for more on the way: Gemma 4's for the kinds of its tokens, Kimi K2.5's for images. Where
+    transformers has no text-only class, the whole model runs. CheckpointError where that class holds weights that the
+    model does not.
+    """
+    config = model.config.get_text_config()
+    if config is model.config:
+        return model
+    inner = getattr(model.base_model, "language_model", None)
+    if inner is None or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return model
+    with torch.device("meta"):
+        text: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
+    setattr(text, text.base_model_prefix, inner)
+    text.set_output_embeddings(model.get_output_embeddings())
+    if missing := [name for name, tensor in text.named_parameters() if tensor.is_meta]:
+        raise CheckpointError(
+            f"{directory}: model_type: expected a model with all of a {config.model_type}, found"
+            f" {model.config.model_type} without {missing[0]}"
+        )
+    text.generation_config = model.generation_config
+    text.name_or_path = model.name_or_path
+    return text
+
+
+def make_target(
+    model: PreTrainedModel,
+    target_layer_ids: Sequence[int],
+    num_slots: int,
+    accelerate: Callable[[PreTrainedModel], Acceleration] | None = None,
+) -> HuggingFaceTarget:
+    """The fastest target that runs `model` for `num_slots` sequences and returns the taps `target_layer_ids`.
+
+    `accelerate` replaces layers of a packed one.
+    """
+    copy_mapped_weights(model)
+    if not can_pack(model):
+        LOG.warning(
+            "%s: requests run one after the other, with transformers' own caches: no packed pass is known for %s",
+            model.name_or_path,
+            model.config.model_type,
+        )
+        return SequentialTarget(model, target_layer_ids, num_slots)
+    return PackedTarget(model, target_layer_ids, num_slots, accelerate(model) if accelerate else TORCH_OPERATORS)
+
+
+def copy_mapped_weights(model: PreTrainedModel) -> None:
+    """Copies weights that are still pages of the checkpoint's files, which others may overwrite or truncate."""
+    if not (maps := Path("/proc/self/maps")).is_file():  # macOS
+        return
+    lines = [line.split(maxsplit=5) for line in maps.read_text().splitlines()]
+    files = [fields[0].split("-") for fields in lines if len(fields) == 6 and fields[5].strip().startswith("/")]
+    mapped = sorted((int(begin, 16), int(end, 16)) for begin, end in files)
+    for weight in (*model.parameters(), *model.buffers()):
+        index = bisect(mapped, (weight.data_ptr(), math.inf)) - 1
+        if weight.device.type == "cpu" and index >= 0 and weight.data_ptr() < mapped[index][1]:
+            weight.data = weight.data.clone()
+
+
+def can_pack(model: PreTrainedModel) -> bool:
+    """Whether `slot_attention` is known to do all that the model's own attention does."""
+    ropes = getattr(model.config, "rope_parameters", None) or {}  # one, or one for each type of layer
+    rope_types = {rope.get("rope_type") for rope in (ropes, *ropes.values()) if isinstance(rope, dict)}
+    looks_ahead = getattr(model.config, "use_bidirectional_attention", None) not in (None, False, "vision")  # Gemma
+    return model.config.model_type in PACKED_MODEL_TYPES and not rope_types & LENGTH_DEPENDENT_ROPE and not looks_ahead
+
+
+def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    """The end-of-sequence tokens of generation_config.json, else config.json; CheckpointError for anything else."""
+    eos_token_id = model.generation_config.eos_token_id
+    ids = [] if eos_token_id is None else eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
+    if not all(type(token) is int for token in ids):
+        raise CheckpointError(
+            f"{GENERATION_CONFIG}: eos_token_id: expected a token id or a list of them, found {eos_token_id!r}"
+        )
+    return frozenset(ids)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of one pass: the new tokens of all requests, end to end in one row dimension.
+
+Legend: B segments of a group, n tokens of each, R rows of a pass, N heads, G KV heads, D head_dim, E that of V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, groupby
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dflash_trt.runtime.kvcache.slot_cache import SlotCache
+from dflash_trt.runtime.targets.target import Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Group:
+    """Neighbouring segments of equally many tokens, computed together."""
+
+    rows: slice
+    """Of the pass."""
+    slot_ids: list[int]
+    slots: slice | Tensor
+    """The same; a slice where they stand in order."""
+    num_segments: int
+    num_tokens: int
+    """n, of each segment."""
+    positions: Tensor
+    """[B, n]"""
+    begin: int
+    """The lowest position of the group."""
+    end: int
+    """One behind the highest."""
+
+
+class AttentionRule(NamedTuple):
+    """What a layer makes of the products of queries and keys."""
+
+    scale: float
+    window: int | None = None
+    """Only the last so many positions are seen, the token's own among them."""
+    softcap: float | None = None
+    """A score is softcap * tanh(score / softcap)."""
+    sinks: Tensor | None = None
+    """[N]: a head's takes a share of the softmax, and carries no value."""
+
+
+class Pass:
+    """The segments of one pass, for every layer alike; how attention is computed over them is the subclass's."""
+
+    reads_hidden_rows: ClassVar[bool] = False
+    """Whether a cached row that no token sees takes part nevertheless, as 0 * value: then it may not be NaN."""
+
+    def __init__(self, segments: Sequence[Segment], cache: SlotCache, device: torch.device) -> None:
+        """The cache's table has room for the segments behind what their slots hold."""
+        self._cache, self._table, self._device = cache, cache.table, device
+        self._slots = [segment.slot for segment in segments]
+        self._counts = [len(segment.token_ids) for segment in segments]
+        self._begins = [cache.table.lengths[slot] for slot in self._slots]
+        spans = (range(begin, begin + n) for begin, n in zip(self._begins, self._counts, strict=True))
+        self.positions = torch.from_numpy(np.array([*chain.from_iterable(spans)])).to(device)
+        """[R]"""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
+        """query [N, R, D], key [G, R, D], value [G, R, E] -> [R, N, E]; keys and values go into the cache.
+
+        Each token sees its own sequence up to itself.
+        """
+        raise NotImplementedError
+
+    def padded_positions(self, num_rows: int) -> Tensor:
+        """Those of the rows, and zeros up to `num_rows` of them."""
+        num_padding = num_rows - self.positions.shape[0]
+        return F.pad(self.positions, (0, num_padding)) if num_padding else self.positions
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """All segments, as few groups as their order allows."""
+        groups: list[Group] = []
+        for num_tokens, members in groupby(range(len(self._slots)), key=self._counts.__getitem__):
+            first_row = groups[-1].rows.stop if groups else 0
+            groups.append(self._group(list(members), num_tokens, first_row))
+        return groups
+
+    def _group(self, members: list[int], num_tokens: int, first_row: int) -> Group:
+        """Segments `members`, from row `first_row` of the pass."""
+        rows = slice(first_row, first_row + len(members) * num_tokens)
+        slots, begins = [self._slots[i] for i in members], [self._begins[i] for i in members]
+        in_order = slots == list(range(slots[0], slots[0] + len(slots)))
+        return Group(
+            rows=rows,
+            slot_ids=slots,
+            slots=slice(slots[0], slots[-1] + 1) if in_order else torch.tensor(slots, device=self._device),
+            num_segments=len(slots),
+            num_tokens=num_tokens,
+            positions=self.positions[rows].view(len(slots), num_tokens),
+            begin=min(begins),
+            end=max(begins) + num_tokens,
+        )

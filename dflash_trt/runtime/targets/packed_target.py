@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A target that runs all requests in one pass, their rows end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from dflash_trt.runtime.kvcache.slot_cache import SlotCache
+from dflash_trt.runtime.targets.batch_invariance import MIN_ROWS, agrees
+from dflash_trt.runtime.targets.delta_net import DeltaNets
+from dflash_trt.runtime.targets.gathered_attention import GatheredPass
+from dflash_trt.runtime.targets.packed_pass import Pass
+from dflash_trt.runtime.targets.refusal import refusing
+from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
+from dflash_trt.runtime.targets.slot_attention import IMPLEMENTATION
+from dflash_trt.runtime.targets.taps import Taps
+from dflash_trt.runtime.targets.target import Segment, Verified
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceleration:
+    """What a target computes with; by default torch's operators and transformers' layers, on any device."""
+
+    pass_type: type[Pass] = GatheredPass
+    """Attention."""
+    pads_rows: bool = True
+    """Whether passes in BF16 are filled up to a few numbers of rows, on which the kernels of linear layers agree."""
+
+
+TORCH_OPERATORS = Acceleration()
+
+
+class PackedTarget(HuggingFaceTarget):
+    """All segments in one forward call, their rows end to end."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        target_layer_ids: Sequence[int],
+        num_slots: int,
+        acceleration: Acceleration = TORCH_OPERATORS,
+    ) -> None:
+        """Replaces the model's attention; CheckpointError where its configuration keeps it from computing a token."""
+        super().__init__(model, target_layer_ids)
+        self._catcher = Taps(model, target_layer_ids)
+        model.set_attn_implementation(IMPLEMENTATION)
+        self._pads = model.dtype == torch.bfloat16 and acceleration.pads_rows
+        self._pass_type = acceleration.pass_type
+        self._cache = SlotCache(num_slots, model.device)
+        self._delta_nets = DeltaNets(model, num_slots)
+        self._table = self._cache.table
+        with refusing(model.name_or_path, "a model that computes a token"):
+            for token_ids in ([0], [0, 0]):
+                self.verify([Segment(slot=0, token_ids=token_ids, num_logits=0)], with_taps=False)
+        self.release(0)
+        self.is_batch_invariant = model.dtype == torch.bfloat16 and self._agrees()
+        self.cache_bytes_per_token = self._cache.bytes_per_token
+        self.cache_bytes_per_slot = self._delta_nets.bytes_per_slot
+        self.keeps_prefixes = self.cache_bytes_per_slot == 0  # recurrent state is of a sequence's end alone
+
+    @torch.inference_mode()
+    def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
+        """Appends all segments in one forward call."""
+        self._delta_nets.apply_rollbacks()
+        for segment in segments:
+            self._clear(self._table.cover(segment.slot, len(segment.token_ids)))
+        current = self._pass_type(segments, self._cache, self._device)
+        token_ids: list[int] = []
+        logits_rows: list[int] = []
+        for segment in segments:
+            token_ids += segment.token_ids
+            logits_rows += range(len(token_ids) - segment.num_logits, len(token_ids))
+        num_rows, num_logits = len(token_ids), len(logits_rows)
+        if self._pads:
+            token_ids += token_ids[-1:] * (self._size(num_rows) - num_rows)
+            logits_rows += logits_rows[-1:] * (self._size(num_logits) - num_logits)
+        verified = self._forward(
+            token_ids,
+            logits_rows,
+            with_taps=with_taps,
+            position_ids=current.padded_positions(len(token_ids))[None],
+            use_cache=False,
+            slot_pass=current,
+        )
+        for segment in segments:
+            self._table.lengths[segment.slot] += len(segment.token_ids)
+            self._delta_nets.appended(segment.slot, len(segment.token_ids))
+        if not self._pads:
+            return verified
+        return Verified(logits=verified.logits[:num_logits], tapped=[tap[:, :num_rows] for tap in verified.tapped])
+
+    def _agrees(self) -> bool:
+        """Whether rows are independent, if need be in passes that are filled up, for what is no linear layer."""
+        is_invariant = agrees(self)
+        if not is_invariant and not self._pads:
+            self._pads = True
+            is_invariant = agrees(self)
+        return is_invariant
+
+    def _size(self, num_rows: int) -> int:
+        """Rows that a pass over so many is filled up to."""
+        return max(MIN_ROWS, padded_size(num_rows) if self._device.type == "cpu" else num_rows)
+
+    def _clear(self, pages: Sequence[int]) -> None:
+        """Pages that others have written."""
+        if self._pass_type.reads_hidden_rows:
+            self._cache.clear(pages)
+
+    def claim(self, user: object) -> bool:
+        """Whether nobody but `user` has written pages since it last claimed them."""
+        return self._table.claim(user)
+
+    def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
+        """The pages of an empty slot's sequence; the first `num_tokens` tokens are in them already."""
+        self._clear(self._table.reserve(slot, pages, num_tokens))
+
+    def rollback(self, slot: int, num_tokens: int) -> None:
+        """Shortens the sequence: rows behind it are overwritten by the next segment, recurrent state is replayed."""
+        self._table.lengths[slot] -= num_tokens
+        self._delta_nets.rollback(slot, num_tokens)
+
+    def release(self, slot: int) -> None:
+        """Empties a slot."""
+        self._table.release(slot)
+        self._delta_nets.clear(slot)
+
+
+def padded_size(num_rows: int) -> int:
+    """The next number of which there are eight from each power of two to the next, so at most an eighth more.
+
+    oneDNN makes kernels for each number of rows times each shape of a weight, 0.3 to 0.6 MiB each at 128 x 256, and
+    keeps a thousand.
+    """
+    step = 1 << max(0, (num_rows - 1).bit_length() - 4)
+    return -(-num_rows // step) * step

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What both ways to run a target share: embeddings, lm_head and taps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from dflash_trt.errors import CheckpointError
+from dflash_trt.runtime.targets.taps import Taps
+from dflash_trt.runtime.targets.target import Target, Verified
+
+
+class HuggingFaceTarget(Target):
+    """What both ways to run a model share: embeddings, lm_head and taps."""
+
+    is_batch_invariant = False
+    """Whether a token's numbers were found to be the same, to the bit, whatever else is in its pass; asked in BF16."""
+
+    def __init__(self, model: PreTrainedModel, target_layer_ids: Sequence[int]) -> None:
+        self.model = model
+        self._device, self._dtype = model.device, model.dtype  # asked of the model, each walks its parameters
+        self._embedding = model.get_input_embeddings()
+        self._embed_scale = float(getattr(self._embedding, "embed_scale", 1.0))  # Gemma's table multiplies by sqrt(H)
+        self._lm_head = model.get_output_embeddings()
+        # hidden_states[0] are the embeddings: decoder layer i's output stands at i + 1 (trap 1).
+        self._taps = [layer + 1 for layer in target_layer_ids]
+        self._catcher: Taps | None = None
+        """In the place of hidden_states, where the model's layers are known."""
+
+    @torch.inference_mode()
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Rows [..., H] of the embedding table as they are stored: a draft says its own factor."""
+        embeddings: torch.Tensor = self._embedding(token_ids.to(self._device))
+        return embeddings if self._embed_scale == 1 else embeddings / self._embed_scale
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The lm_head's logits [..., V], in the model's type: a drafter may compute in another."""
+        logits: torch.Tensor = self._lm_head(hidden.to(self._dtype))
+        return logits
+
+    def head(self) -> dict[str, torch.Tensor]:
+        """The lm_head's tensors: `lm_head` [V, H], and `lm_head_bias` [V] where it has one.
+
+        Raises CheckpointError for a head that is more than a matrix.
+        """
+        if not isinstance(self._lm_head, torch.nn.Linear) or self._lm_head.weight.dtype != self._dtype:
+            raise CheckpointError(
+                f"{self.model.name_or_path}: expected an lm_head that is a linear layer, found"
+                f" {type(self._lm_head).__name__}"
+            )
+        bias = {} if self._lm_head.bias is None else {"lm_head_bias": self._lm_head.bias.detach()}
+        return {"lm_head": self._lm_head.weight.detach(), **bias}
+
+    def _forward(
+        self, token_ids: Sequence[int], logits_rows: Sequence[int], *, with_taps: bool, **inputs: Any
+    ) -> Verified:
+        """One forward call over `token_ids`, logits behind the rows `logits_rows`."""
+        device = self._device
+        keeps_all = list(logits_rows) == list(range(len(token_ids)))
+        if self._catcher is not None:
+            self._catcher.start(with_taps)
+        output = self.model(
+            torch.from_numpy(np.array([token_ids])).to(device),
+            output_hidden_states=with_taps and self._catcher is None,
+            logits_to_keep=0 if keeps_all else torch.tensor(logits_rows, dtype=torch.int64, device=device),  # 0: all
+            **inputs,
+        )
+        logits = output.logits[0].float()
+        if not with_taps:
+            return Verified(logits=logits)
+        if self._catcher is not None:
+            return Verified(logits=logits, tapped=self._catcher.take())
+        return Verified(logits=logits, tapped=[output.hidden_states[tap] for tap in self._taps])

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`doctor --ranks`: real ranks under mpich, and GPUs that this machine does not have."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.cli.doctor import _print_ranks
+from dflash_trt.cli.rank_report import Rank, look, problems
+from dflash_trt.engine.plans.machine import Gpu
+from dflash_trt.engine.write import build_engine, describe_source
+from tests.engines import build
+from tests.paths import FIXTURES, REPOSITORY
+
+MPIEXEC = Path(sys.prefix) / "bin" / "mpiexec"
+
+
+@pytest.fixture
+def engine(draft_dir: Path, tmp_path: Path) -> Path:
+    build(draft_dir, tmp_path / "engine")
+    return tmp_path / "engine"
+
+
+def doctor(*groups: tuple[int, Path]) -> subprocess.CompletedProcess[str]:
+    """`doctor --ranks --json` on ranks in groups, each of which looks at its own engine."""
+    pytest.importorskip("mpi4py", reason="pip install -e '.[dev]' has it")
+    if not MPIEXEC.is_file():
+        pytest.skip("pip install -e '.[dev]' has mpiexec")
+    words = []
+    for count, engine in groups:
+        words += [":", "-n", str(count), sys.executable, "-m", "dflash_trt", "doctor", "--ranks", str(engine), "--json"]
+    command = [str(MPIEXEC), *words[1:]]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=180, check=False)
+
+
+def test_ranks_that_are_alike(engine: Path) -> None:
+    result = doctor((2, engine))
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert (document["schema"], document["problems"]) == ("dflash-trt/doctor-ranks/1", [])
+    assert [rank["rank"] for rank in document["ranks"]] == [0, 1]
+    assert len({json.dumps(rank["facts"]) for rank in document["ranks"]}) == 1
+    assert len(document["ranks"][0]["facts"]["engine sha256"]) == 64
+
+
+def test_a_rank_with_another_engine_is_named(engine: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(engine, other)
+    manifest = json.loads((other / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps(manifest | {"tool_version": "0.0.1"}))
+    result = doctor((1, engine), (1, other), (1, engine))
+    assert result.returncode == 1
+    assert "error: rank 1 (" in result.stderr
+    assert "engine sha256: expected " in result.stderr
+    assert "as on 2 of 3 ranks, found " in result.stderr
+    assert len(json.loads(result.stdout)["problems"]) == 1
+
+
+def test_an_engine_that_ranks_share(tmp_path: Path) -> None:
+    """Damage in the part of any rank is named, and too few ranks are."""
+    draft, target = read_draft(FIXTURES / "tiny-gpt-oss-dflash"), read_target(FIXTURES / "tiny-gpt-oss")
+    build_engine(draft, target, tmp_path / "engine", source=describe_source(draft, "draft"), num_ranks=2)
+    looks = look(0, 0, tmp_path / "engine"), look(1, 0, tmp_path / "engine")
+    assert problems(looks) == []
+    assert problems(looks[:1]) == [
+        "engine: expected 2 ranks, which share its drafter, or several times as many, found 1"
+    ]
+    (tmp_path / "engine" / "rank1" / "draft.0.onnx").write_bytes(b"")
+    (problem,) = problems([look(rank, 0, tmp_path / "engine") for rank in range(2)])
+    assert problem.startswith(f"{tmp_path}/engine/rank1/draft.0.onnx: expected sha256 ")
+
+
+def test_an_engine_that_no_rank_can_read(tmp_path: Path) -> None:
+    result = doctor((2, tmp_path))
+    assert result.returncode == 1
+    assert f"{tmp_path}: expected an engine directory, found " in result.stderr
+
+
+def rank(number: int, host: str = "a", gpu: int | None = 0, **facts: str) -> Rank:
+    device = None if gpu is None else Gpu(name="NVIDIA B300", compute_capability="10.3", uuid=f"uuid-{gpu}")
+    return Rank(rank=number, host=host, gpu=device, facts={"plugin sha256": "p", "torch": "2.13.0"} | facts)
+
+
+def test_every_fact_is_compared() -> None:
+    ranks = [rank(index, gpu=index) for index in range(4)]
+    assert problems(ranks) == []
+    for fact in ranks[0].facts:
+        odd = msgspec.structs.replace(ranks[2], facts=ranks[2].facts | {fact: "other"})
+        (problem,) = problems([*ranks[:2], odd, ranks[3]])
+        assert problem.startswith(f"rank 2 (a): {fact}: expected ")
+        assert problem.endswith("as on 3 of 4 ranks, found other")
+
+
+@pytest.mark.parametrize("first", [{}, {"engine sha256": "e"}])
+def test_ranks_of_which_some_have_no_engine(first: dict[str, str]) -> None:
+    ranks = [rank(0, **first), *(rank(index, gpu=index, **{"engine sha256": "e"}) for index in (1, 2))]
+    found = [] if first else ["rank 0 (a): engine sha256: expected e as on 2 of 3 ranks, found missing"]
+    assert problems(ranks) == found
+
+
+def test_the_table_of_ranks_of_which_some_have_no_engine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    _print_ranks([rank(0, gpu=None), rank(1, gpu=None, **{"engine sha256": "f" * 64})])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("│")] for line in lines if line.startswith("│")]
+    assert [(row[1], row[4]) for row in rows if row[1] in ("0", "1")] == [("0", "missing"), ("1", "f" * 12)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([rank(0), rank(1, gpu=1), rank(2, host="b")], []),
+        ([rank(0, gpu=None), rank(1, gpu=None)], []),
+        (
+            [rank(0), rank(1)],
+            ["rank 1 (a): expected a GPU of its own, found NVIDIA B300 uuid-0, which rank 0 uses"],
+        ),
+        ([rank(0), rank(1, gpu=None)], ["rank 1 (a): no usable GPU found"]),
+    ],
+)
+def test_every_rank_has_its_own_gpu(ranks: list[Rank], expected: list[str]) -> None:
+    assert problems(ranks) == expected
+
+
+def test_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dflash_trt.cli.rank_report import gather_ranks
+    from dflash_trt.errors import MissingDependencyError
+    from tests.checkpoint.samples import refusal
+
+    absent: Any = None
+    monkeypatch.setitem(sys.modules, "mpi4py", absent)
+    message = refusal(lambda: gather_ranks(None), MissingDependencyError)
+    assert "--ranks: expected the package mpi4py with its MPI, found" in message
+    assert "pip install 'dflash-trt[mpi]'" in message

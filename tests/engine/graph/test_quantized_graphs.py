@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantised graphs against the float64 equations on dequantised weights, and what they lose."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.quantization import read_scale
+from dflash_trt.engine.graph.draft_graph import ATTENTION
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.recipe import load_recipe
+from tests.engines import Graphs, build
+from tests.paths import FIXTURES
+from tests.reference.dflash_float64 import ReferenceDrafter
+from tests.runtime.drafter.onnxruntime.test_dequantize import dynamic_nvfp4
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+DRAFTS = ("tiny-gpt-oss-dflash", "tiny-qwen3-dflash")
+Quantized = Callable[[str, str], tuple[Path, Path]]
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Quantized:
+    """(fixture, recipe) -> the quantised checkpoint and the engine directory built from it."""
+    made: dict[tuple[str, str], tuple[Path, Path]] = {}
+
+    def make(draft: str, recipe: str) -> tuple[Path, Path]:
+        if (draft, recipe) not in made:
+            directory = tmp_path_factory.mktemp(recipe)
+            quantize_checkpoint(read_draft(FIXTURES / draft), load_recipe(recipe), directory / "checkpoint")
+            build(directory / "checkpoint", directory / "engine")
+            made[draft, recipe] = directory / "checkpoint", directory / "engine"
+        return made[draft, recipe]
+
+    return make
+
+
+def dequantized(checkpoint: Path, output: Path) -> Path:
+    """A FLOAT checkpoint of the values that quantised tensors stand for, by their definition."""
+    tensors = load_file(checkpoint / "model.safetensors")
+    dense = {}
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight")
+        if name.endswith(("_scale", "_scale_2")):
+            continue
+        if tensor.dtype == torch.uint8:
+            codes = tensor.numpy()
+            values = E2M1[np.stack([codes & 15, codes >> 4], axis=-1)].reshape(len(codes), -1)
+            blocks = tensors[f"{module}.weight_scale"].double().numpy().repeat(16, axis=1)
+            tensor = torch.from_numpy(values * blocks * tensors[f"{module}.weight_scale_2"].double().numpy())
+        elif tensor.dtype == torch.float8_e4m3fn:
+            # The graph's scale is BF16, TensorRT's type for a BF16 layer.
+            scale = tensors[f"{module}.weight_scale"].numpy().astype(ml_dtypes.bfloat16).astype(np.float64)
+            tensor = tensor.double() * float(scale)
+        dense[name] = tensor.float().contiguous()
+    output.mkdir()
+    config = json.loads((checkpoint / "config.json").read_text())
+    config.pop("quantization_config", None)
+    (output / "config.json").write_text(json.dumps(config))
+    save_file(dense, output / "model.safetensors")
+    return output
+
+
+def run(graphs: Graphs, reference: ReferenceDrafter, length: int = 40) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """k, v and hidden of the graphs, and of the reference; both draft on the reference's context."""
+    rng = np.random.default_rng(3)
+    spec = graphs.spec
+    taps = rng.standard_normal((length, spec.target_hidden_size)).astype(np.float32)
+    noise = rng.standard_normal((spec.block_size, spec.hidden_size)).astype(np.float32)
+    k, v = reference.context_kv(taps.astype(np.float64), np.arange(length))
+    caches = tuple(rows.swapaxes(0, 1)[None].astype(np.float32) for rows in (k, v))
+    hidden = graphs.draft(noise[None], (caches[0], caches[1]), [0], [length])[0]
+    expected = reference.draft(noise.astype(np.float64), k, v, np.arange(length, length + spec.block_size))
+    return [*graphs.context(taps, np.arange(length)), hidden], [k, v, expected]
+
+
+def gemm_counts(engine: Path) -> dict[str, int]:
+    graphs = {name: onnx.load(engine / f"{name}.onnx", load_external_data=False).graph for name in ("context", "draft")}
+    return {name: sum(node.op_type == "Gemm" for node in graph.node) for name, graph in graphs.items()}
+
+
+def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_quantised_weights_are_exact(quantized: Quantized, draft: str, tmp_path: Path) -> None:
+    """Weight-only: nothing but the weights differs, so the graphs equal the equations on dequantised weights."""
+    checkpoint, engine = quantized(draft, "nvfp4-w4a16")
+    reference = ReferenceDrafter.load(dequantized(checkpoint, tmp_path / "dense"))
+    for actual, expected in zip(*run(Graphs(engine), reference), strict=True):
+        assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def with_quantized_inputs(reference: ReferenceDrafter, checkpoint: Path) -> ReferenceDrafter:
+    """The equations with every linear layer's input rounded as its algorithm says, by definition."""
+    draft = read_draft(checkpoint)
+    layers = range(len(draft.spec.layers))
+
+    def scale(modules: list[str]) -> np.float32:
+        return np.float32(max(read_scale(draft.weights[f"{module}.input_scale"]) for module in modules))
+
+    class Quantizing(ReferenceDrafter):
+        def context_kv(self, target_hidden: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            together = [f"layers.{layer}.self_attn.{x}_proj" for layer in layers for x in "kv"]
+            sharing.append(together)
+            try:
+                return super().context_kv(target_hidden, positions)
+            finally:
+                sharing.remove(together)
+
+        def linear(self, name: str, x: np.ndarray) -> np.ndarray:
+            algorithm = draft.quantization.modules.get(name)
+            if algorithm is None:
+                return super().linear(name, x)
+            layer, _, projection = name.rpartition(".")
+            alike = next((group for group in GROUPS if projection in group), [projection])
+            modules = [f"{layer}.{other}".lstrip(".") for other in alike]
+            widest = scale(next((group for group in sharing if name in group), modules))
+            return super().linear(name, rounded(x.astype(np.float32), widest, algorithm).astype(np.float64))
+
+    sharing: list[list[str]] = []
+    return Quantizing(**{name: getattr(reference, name) for name in reference.__dataclass_fields__})
+
+
+GROUPS = (["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"])  # what reads one activation
+
+
+def rounded(x: np.ndarray, scale: np.float32, algorithm: str) -> np.ndarray:
+    if algorithm == "NVFP4":
+        return dynamic_nvfp4(x, scale)
+    assert algorithm == "FP8"
+    scale = np.float32(ml_dtypes.bfloat16(scale))  # TensorRT's type for a BF16 layer
+    return np.clip(x / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("recipe", ["fp8", "nvfp4", "mixed-nvfp4-fp8", "nvfp4-native"])
+def test_quantised_activations_are_rounded_once(quantized: Quantized, draft: str, recipe: str, tmp_path: Path) -> None:
+    """As the equations with rounded inputs; a value at a rounding boundary may fall to either side of it."""
+    checkpoint, engine = quantized(draft, recipe)
+    exact = ReferenceDrafter.load(dequantized(checkpoint, tmp_path / "dense"))
+    actual, expected = run(Graphs(engine), with_quantized_inputs(exact, checkpoint))
+    for found, wanted in zip(actual, expected, strict=True):
+        assert relative_error(found, wanted) < 1e-3  # 1e-5 with a few values on the other side, 1e-7 without
+    assert relative_error(expected[2], run(Graphs(engine), exact)[1][2]) > 0.05  # rounding is no small matter
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_an_fp8_cache_rounds_context_rows_to_fp8(quantized: Quantized, draft: str) -> None:
+    """The rows of +fp8-kv are those without it, each a multiple of its layer's scale in E4M3."""
+    plain, (checkpoint, engine) = quantized(draft, "nvfp4-w4a16")[1], quantized(draft, "nvfp4-w4a16+fp8-kv")
+    graphs, wide = Graphs(engine), Graphs(plain)
+    taps = np.random.default_rng(0).standard_normal((9, graphs.spec.target_hidden_size)).astype(np.float32)
+    scales = read_draft(checkpoint)
+    for kv, name in enumerate("kv"):
+        rows, exact = graphs.context(taps, np.arange(9))[kv], wide.context(taps, np.arange(9))[kv]
+        for layer, stored in enumerate(scales.cache_scales(name)):
+            scale = np.float32(ml_dtypes.bfloat16(stored))
+            codes = (exact[:, layer] / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+            np.testing.assert_array_equal(rows[:, layer], codes * scale)
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("recipe", ["fp8", "nvfp4", "nvfp4-w4a16"])
+def test_one_gemm_for_all_context_rows(quantized: Quantized, draft: str, recipe: str) -> None:
+    """fc and K/V: two GEMMs whatever the number of layers; the draft graph has four a layer."""
+    _, engine = quantized(draft, recipe)
+    assert gemm_counts(engine) == {"context": 2, "draft": 4 * len(read_draft(engine).spec.layers)}
+
+
+def rescale(checkpoint: Path, tensor: str, factor: float) -> None:
+    """Multiplies a scalar FLOAT tensor of a checkpoint, in place."""
+    scale = read_draft(checkpoint).weights[tensor]
+    raw = bytearray(scale.file.read_bytes())
+    value = np.frombuffer(raw, np.float32, 1, scale.offset)[0] * np.float32(factor)
+    raw[scale.offset : scale.offset + 4] = value.tobytes()
+    scale.file.write_bytes(raw)
+
+
+def attribute(node: onnx.NodeProto, name: str) -> float:
+    return next(attribute.f for attribute in node.attribute if attribute.name == name)
+
+
+def test_one_activation_scale_covers_all_that_read_it(quantized: Quantized, tmp_path: Path) -> None:
+    """q, k and v read one quantised activation: at the widest of their ranges, so that none is clipped."""
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(quantized("tiny-gpt-oss-dflash", "nvfp4")[0], checkpoint)
+    rescale(checkpoint, "layers.0.self_attn.q_proj.input_scale", 0.25)
+    build(checkpoint, tmp_path / "engine")
+    graph = onnx.load(tmp_path / "engine" / "draft.onnx", load_external_data=False).graph
+    constants = {i.name: i for i in graph.initializer}
+    node = next(node for node in graph.node if node.op_type == "TRT_FP4DynamicQuantize")
+    assert node.input[0] == "layers.0.self_attn.q_proj/input"
+    weights = read_draft(checkpoint).weights
+    scales = [read_scale(weights[f"layers.0.self_attn.{x}_proj.input_scale"]) for x in "qkv"]
+    assert scales[0] < scales[1]
+    assert onnx.numpy_helper.to_array(constants[node.input[1]]) == np.float32(max(scales))
+
+
+@pytest.mark.parametrize("name", ["context", "draft"])
+def test_graphs_use_the_input_scales_that_the_checkpoint_stores(quantized: Quantized, name: str) -> None:
+    """Who reads one input_scale a layer computes what our graphs do, K and V of all layers' contexts included."""
+    checkpoint, engine = quantized("tiny-gpt-oss-dflash", "nvfp4")
+    weights = read_draft(checkpoint).weights
+    graph = onnx.load(engine / f"{name}.onnx", load_external_data=False).graph
+    constants = {i.name: i for i in graph.initializer}
+    read = {
+        node.input[0].removesuffix("/input"): onnx.numpy_helper.to_array(constants[node.input[1]])
+        for node in graph.node if node.op_type == "TRT_FP4DynamicQuantize"
+    }  # fmt: skip
+    stored = {module: read_scale(weights[f"{module}.input_scale"]) for module in read}
+    assert read
+    assert read == {module: np.float32(scale) for module, scale in stored.items()}
+    qkv = {read_scale(weights[f"layers.{i}.self_attn.{x}_proj.input_scale"]) for i in (0, 1) for x in "qkv"}
+    assert len(qkv) == 1
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_the_attention_node_reads_the_cache_as_it_was_written(quantized: Quantized, draft: str) -> None:
+    """k_scale and v_scale of every layer are those that context.onnx divided by."""
+    checkpoint, engine = quantized(draft, "nvfp4-w4a16+fp8-kv")
+    graph = onnx.load(engine / "draft.onnx", load_external_data=False).graph
+    nodes = [node for node in graph.node if node.op_type == ATTENTION]
+    for kv in "kv":
+        written = [float(ml_dtypes.bfloat16(scale)) for scale in read_draft(checkpoint).cache_scales(kv)]
+        assert [attribute(node, f"{kv}_scale") for node in nodes] == written
+
+
+def test_scales_that_differ_keep_their_own_gemm(quantized: Quantized, tmp_path: Path) -> None:
+    """As in a checkpoint whose layers were scaled one by one (modelopt's FP8): right, in more GEMMs."""
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(quantized("tiny-gpt-oss-dflash", "nvfp4-w4a16")[0], checkpoint)
+    rescale(checkpoint, "layers.0.self_attn.v_proj.weight_scale_2", 1.5)
+    build(checkpoint, tmp_path / "engine")
+    reference = ReferenceDrafter.load(dequantized(checkpoint, tmp_path / "dense"))
+    for actual, expected in zip(*run(Graphs(tmp_path / "engine"), reference), strict=True):
+        assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert not (tmp_path / "engine" / "context_kv.safetensors").exists()
+    # fc and 2 L projections; q, k and v of layer 0 apart.
+    assert gemm_counts(tmp_path / "engine") == {"context": 1 + 2 * 2, "draft": 4 * 2 + 2}

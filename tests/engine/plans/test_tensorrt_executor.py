@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A drafter on plans against one on ONNX Runtime, which computes for both: padding, parts and order of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.engine.manifest import Manifest, read_manifest
+from dflash_trt.engine.plans import machine
+from dflash_trt.engine.plans.add_plans import add_plans
+from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.errors import EngineError, MissingDependencyError, RequestError
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.recipe import load_recipe
+from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.load import open_session
+from tests.checkpoint.samples import refusal
+from tests.contract.launcher import HostLauncher
+from tests.contract.machine import B300, pretend
+from tests.contract.recorder import VERSIONS, Recorder
+from tests.decoding import greedy
+from tests.engine.plans.planned import executor_of, planned_drafter
+from tests.engines import build
+from tests.featured import build_featured, featured_draft
+from tests.fixtures_data import prompts
+from tests.paths import FIXTURES
+from tests.runtime.batches import drive
+
+OPTIONS = PlanOptions(max_batch_size=5, max_seq_len=96, max_num_tokens=40)
+DRAFT, TARGET = FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss"
+
+
+@pytest.fixture(scope="module", params=["bf16", "fp8+fp8-kv"])
+def recipe(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def built(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("engine")
+    source = DRAFT
+    if recipe != "bf16":
+        source = directory / "checkpoint"
+        quantize_checkpoint(read_draft(DRAFT), load_recipe(recipe), source)
+    build(source, directory / "engine", TARGET)
+    return directory / "engine"
+
+
+@pytest.fixture(params=VERSIONS)
+def recorder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    return pretend(monkeypatch, tmp_path, request.param)
+
+
+@pytest.fixture
+def manifest(built: Path, recorder: Recorder) -> Manifest:
+    add_plans(built, OPTIONS)
+    return read_manifest(built)
+
+
+def drafters(built: Path, manifest: Manifest) -> tuple[Drafter, Drafter]:
+    ours = planned_drafter(built, manifest, num_slots=3)
+    return ours, open_drafter(built, manifest, num_slots=3)
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Within what rounding inputs and outputs to BF16 costs; a wrong row would be off by its whole size."""
+    return float((ours.float() - theirs.float()).norm() / theirs.float().norm()) < 0.03
+
+
+@pytest.fixture
+def random() -> Callable[..., torch.Tensor]:
+    """Values that BF16 holds."""
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape: torch.randn(*shape, generator=generator).bfloat16().float()
+
+
+def test_ragged_steps_as_onnx_runtime(built: Path, manifest: Manifest, random: Callable[..., torch.Tensor]) -> None:
+    """Slots grow at their own pace, prompts are longer than one call, a released slot starts anew."""
+    ours, theirs = drafters(built, manifest)
+    spec = manifest.draft
+    for slots, num_rows in (([0, 2], [5, 61]), ([1], [1]), ([2, 0, 1], [1, 8, 3])):
+        taps = random(sum(num_rows), spec.target_hidden_size)
+        for drafter in (ours, theirs):
+            drafter.inject(slots, num_rows, taps)
+        blocks = random(len(slots), spec.block_size, spec.hidden_size)
+        hidden = ours.draft(slots, blocks)
+        assert hidden.dtype == blocks.dtype
+        assert close(hidden, theirs.draft(slots, blocks))
+        for drafter in (ours, theirs):
+            drafter.release(1)
+    blocks = random(1, spec.block_size, spec.hidden_size)
+    assert close(ours.draft([1], blocks), theirs.draft([1], blocks))
+    assert not close(ours.draft([0], blocks), theirs.draft([1], blocks))
+
+
+def test_proposals_of_a_draft_with_its_own_head(
+    tmp_path: Path, recorder: Recorder, random: Callable[..., torch.Tensor]
+) -> None:
+    """The same pass returns them, in parts where the batch is larger than a plan."""
+    draft = featured_draft(DRAFT, tmp_path / "draft", {"draft_vocab_size": 1024})
+    build_featured(draft, tmp_path / "engine", TARGET)
+    add_plans(tmp_path / "engine", OPTIONS)
+    ours, theirs = drafters(tmp_path / "engine", read_manifest(tmp_path / "engine"))
+    slots, blocks = [0, 1, 2, 0, 1, 2, 0], random(7, draft.spec.block_size, draft.spec.hidden_size)
+    taps = random(6, draft.spec.target_hidden_size)
+    for drafter in (ours, theirs):
+        drafter.inject([0, 2], [4, 2], taps)
+    proposals = ours.propose(slots, blocks)
+    assert (proposals.dtype, proposals.shape) == (torch.int64, (7, draft.spec.num_draft_tokens))
+    assert (proposals == theirs.propose(slots, blocks)).float().mean() > 0.95  # BF16 may decide between two equals
+    assert close(ours.draft(slots, blocks), theirs.draft(slots, blocks))
+
+
+def test_larger_batches_than_a_plan_has(built: Path, manifest: Manifest, random: Callable[..., torch.Tensor]) -> None:
+    ours, theirs = drafters(built, manifest)
+    blocks = random(7, manifest.draft.block_size, manifest.draft.hidden_size)
+    slots = [0, 1, 2, 0, 1, 2, 0]
+    taps = random(6, manifest.draft.target_hidden_size)
+    for drafter in (ours, theirs):
+        drafter.inject([0, 2], [4, 2], taps)
+    assert close(ours.draft(slots, blocks), theirs.draft(slots, blocks))
+
+
+def test_decoding_is_lossless_and_as_short(built: Path, manifest: Manifest) -> None:
+    session = open_session(built, str(TARGET), RuntimeOptions(max_batch_size=1))
+    ours = planned_drafter(built, manifest)
+    prompt = prompts(session)[0][:32]
+    plain = session.generate_plain(prompt, greedy(40))
+    theirs = session.generate(prompt, greedy(40))
+    completion = session.with_drafter(manifest, ours).generate(prompt, greedy(40))
+    assert completion.token_ids == plain.token_ids
+    assert abs(completion.steps - theirs.steps) <= 2
+    assert completion.steps < plain.steps
+
+
+def test_a_prompt_begins_with_what_an_earlier_one_left(built: Path, manifest: Manifest) -> None:
+    """In pages that another slot wrote: the same tokens in as many steps."""
+    session = open_session(built, str(TARGET), RuntimeOptions(max_batch_size=2))
+    planned = session.with_drafter(manifest, planned_drafter(built, manifest, num_slots=2))
+    decoder = planned.decoder(prefix_caching=True)
+    requests = [planned.request((prompts(session)[0] * 80)[:70], greedy(12)) for _ in range(2)]
+    for request in requests:
+        drive(decoder, [request])
+    assert [request.num_cached_tokens for request in requests] == [0, 64]
+    assert requests[0].token_ids == requests[1].token_ids
+    assert requests[0].steps == requests[1].steps
+    assert len(requests[0].steps) < 12
+
+
+def test_one_launch_a_call_and_everything_bound_once(built: Path, manifest: Manifest, recorder: Recorder) -> None:
+    launcher = HostLauncher()
+    drafter = planned_drafter(built, manifest, launcher, num_slots=3)
+    spec = manifest.draft
+    bound = len(recorder.arguments("IExecutionContext.set_tensor_address"))
+    profiles = [len(plan.profiles) for plan in manifest.plans.values()]
+    assert profiles == [2, 4]  # T 16, 40; B 1, 2, 4, 5
+    assert bound == 2 * 4 + 4 * 8
+    assert len(recorder.arguments("ICudaEngine.create_execution_context")) == sum(profiles)
+    memories = {arguments[0] for arguments in recorder.arguments("IExecutionContext.set_device_memory")}
+    assert len(memories) == 2  # contexts of a plan share their workspace
+
+    drafter.inject([0], [17], torch.randn(17, spec.target_hidden_size))
+    drafter.draft([0, 1], torch.randn(2, spec.block_size, spec.hidden_size))
+    assert launcher.launches == 2
+    assert len(recorder.arguments("IExecutionContext.set_tensor_address")) == bound
+    assert {stream for (stream,) in recorder.arguments("IExecutionContext.execute_async_v3")} == {launcher.handle}
+
+
+def test_padded_rows_read_no_context(built: Path, manifest: Manifest) -> None:
+    """Three blocks run as four; what the last row held before is gone."""
+    drafter = planned_drafter(built, manifest, num_slots=4)
+    spec = manifest.draft
+    drafter.inject([0, 1, 2, 3], [9, 8, 7, 6], torch.randn(30, spec.target_hidden_size))
+    drafter.draft([0, 1, 2, 3], torch.randn(4, spec.block_size, spec.hidden_size))
+    drafter.draft([3, 2, 1], torch.randn(3, spec.block_size, spec.hidden_size))
+    tensors = executor_of(drafter)._bound_draft().tensors
+    assert tensors["context_lengths"][:4].tolist() == [6, 7, 8, 0]
+    assert tensors["slot_ids"][:4].tolist() == [0, 1, 2, 0]
+    assert tensors["page_table"][:3, 0].tolist() == [drafter.cache.table.pages[slot][0] for slot in (3, 2, 1)]
+
+
+def test_an_answer_outlives_the_next_call(built: Path, manifest: Manifest) -> None:
+    """Hidden states leave the buffer that the plan writes, whatever their dtype."""
+    drafter = planned_drafter(built, manifest)
+    first, second = torch.randn(2, 1, manifest.draft.block_size, manifest.draft.hidden_size).bfloat16()
+    hidden = drafter.draft([0], first)
+    kept = hidden.clone()
+    drafter.draft([0], second)
+    assert torch.equal(hidden, kept)
+
+
+def test_a_full_slot(built: Path, manifest: Manifest) -> None:
+    drafter = planned_drafter(built, manifest)
+    width = manifest.draft.target_hidden_size
+    drafter.inject([0], [96], torch.randn(96, width))
+    message = refusal(lambda: drafter.inject([0], [1], torch.randn(1, width)), RequestError)
+    assert (
+        "context of slot 0: expected at most 96 rows, for which the plan was built, found 96 and 1 new ones" in message
+    )
+    assert "--max-seq-len" in message
+
+
+def test_a_released_slot_is_filled_anew(built: Path, manifest: Manifest, random: Callable[..., torch.Tensor]) -> None:
+    ours, theirs = drafters(built, manifest)
+    width = manifest.draft.target_hidden_size
+    ours.inject([1], [30], random(30, width))
+    ours.release(1)
+    taps, blocks = random(5, width), random(1, manifest.draft.block_size, manifest.draft.hidden_size)
+    for drafter in (ours, theirs):
+        drafter.inject([1], [5], taps)
+    assert close(ours.draft([1], blocks), theirs.draft([1], blocks))
+
+
+def test_without_a_gpu_tensorrt_is_not_called(
+    built: Path, manifest: Manifest, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runtime would crash the process."""
+
+    def no_gpu(index: int = 0) -> None:
+        raise MissingDependencyError("expected an NVIDIA driver, found no libcuda.so.1")
+
+    monkeypatch.setattr(machine, "gpu", no_gpu)
+    recorder.calls.clear()
+    refusal(lambda: planned_drafter(built, manifest), MissingDependencyError)
+    assert recorder.calls == []
+
+
+def test_cache_bytes(built: Path, manifest: Manifest, recipe: str) -> None:
+    drafter = planned_drafter(built, manifest, num_slots=2)
+    cache = drafter.cache
+    assert cache.k.dtype == (torch.bfloat16 if recipe == "bf16" else torch.float8_e4m3fn)
+    assert cache.k.nbytes + cache.v.nbytes == 2 * 96 * drafter.cache_bytes_per_token
+
+
+def test_more_slots_than_planned(built: Path, manifest: Manifest) -> None:
+    message = refusal(lambda: planned_drafter(built, manifest, num_slots=7), EngineError)
+    assert "expected at most 6 slots, for which the plan was built, found 7" in message
+    assert "--max-batch-size 7" in message
+
+
+def test_an_engine_without_plans(draft_dir: Path, tmp_path: Path, recorder: Recorder) -> None:
+    manifest = build(draft_dir, tmp_path / "engine")
+    message = refusal(lambda: planned_drafter(tmp_path / "engine", manifest), EngineError)
+    assert "expected context.plan, found an engine for ONNX Runtime only" in message
+    assert f"dflash-trt build --plans-for {tmp_path / 'engine'}" in message
+
+
+def test_a_plan_of_another_machine(
+    built: Path, manifest: Manifest, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = recorder.__version__
+    pretend(monkeypatch, tmp_path, version, B300)
+    message = refusal(lambda: planned_drafter(built, manifest), EngineError)
+    assert (
+        f"built for SM 9.0 (NVIDIA H200) with TensorRT {version}: expected it here, found SM 10.3 (NVIDIA B300)"
+        in message
+    )
+    pretend(monkeypatch, tmp_path, version)
+    (tmp_path / "libdflash_trt_plugins.so").write_bytes(b"another plugin")
+    message = refusal(lambda: planned_drafter(built, manifest), EngineError)
+    assert "draft.plan: expected the plugin library it was built with, sha256 " in message
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "Runtime.deserialize_cuda_engine",
+        "ICudaEngine.create_execution_context",
+        "IExecutionContext.set_optimization_profile_async",
+        "IExecutionContext.set_input_shape",
+        "IExecutionContext.set_tensor_address",
+        "IExecutionContext.execute_async_v3",
+    ],
+)
+def test_what_tensorrt_refuses(method: str, built: Path, manifest: Manifest, recorder: Recorder) -> None:
+    if method.endswith("profile_async"):
+        recorder.answers[method] = RuntimeError("Error in set optimization profile async.")
+    else:
+        recorder.answers[method] = False if method.startswith("IExecutionContext") else None
+    message = refusal(lambda: planned_drafter(built, manifest), EngineError)
+    assert f"{built / 'context.plan'}: expected " in message
+    assert "found it refused by TensorRT" in message

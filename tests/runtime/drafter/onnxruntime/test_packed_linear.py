@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled linear operator against float64, on every instruction set that this machine has."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from dflash_trt import _C
+from dflash_trt.engine.graph.onnx_builder import OPSET, PLUGIN_DOMAIN
+from dflash_trt.runtime.drafter.onnxruntime.packed_linear import PACKED_LINEAR
+
+ISAS = _C.cpu_features()
+FORMATS = ("FLOAT", "FLOAT16", "BFLOAT16", "FP8", "NVFP4")
+DTYPES = {"FLOAT": np.float32, "FLOAT16": np.float16, "BFLOAT16": ml_dtypes.bfloat16, "FP8": ml_dtypes.float8_e4m3fn}
+E2M1 = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+SCALE = 0.37
+
+
+class Weight(NamedTuple):
+    """A packed weight and the numbers that it means [N, K], each product in float32."""
+
+    inputs: dict[str, np.ndarray]
+    values: np.ndarray
+
+
+def weight(kind: str, rows: int, columns: int, seed: int = 0) -> Weight:
+    rng = np.random.default_rng(seed)
+    if kind == "NVFP4":
+        nibbles = rng.integers(0, 16, (rows, columns), dtype=np.uint8)
+        scales = rng.uniform(0.1, 4, (rows, columns // 16)).astype(ml_dtypes.float8_e4m3fn)
+        units = scales.astype(np.float32) * np.float32(SCALE)
+        codes = nibbles[:, ::2] | nibbles[:, 1::2] << 4
+        return Weight({"codes": codes, "block_scales": scales.view(np.uint8)}, E2M1[nibbles] * units.repeat(16, axis=1))
+    stored = rng.standard_normal((rows, columns)).astype(DTYPES[kind])
+    factor = np.float32(SCALE if kind == "FP8" else 1)
+    return Weight({"codes": stored.view(np.uint8).reshape(rows, -1)}, stored.astype(np.float32) * factor)
+
+
+def session(kind: str, names: list[str], isa: str = "best", num_threads: int = 1) -> onnxruntime.InferenceSession:
+    """The node alone, on x and the inputs `names`."""
+    attributes = {"format": kind, "scale": SCALE, "instruction_set": isa}
+    node = helper.make_node(PACKED_LINEAR, ["x", *names], ["out"], domain=PLUGIN_DOMAIN, **attributes)
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.UINT8, None) for name in names]
+    outputs = [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)]
+    graph = helper.make_graph([node], "linear", inputs, outputs)
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(PLUGIN_DOMAIN, 1)]
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(_C.__file__)
+    options.intra_op_num_threads = num_threads
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=11).SerializeToString()
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def multiply(
+    kind: str, x: np.ndarray, inputs: dict[str, np.ndarray], isa: str = "best", **options: float
+) -> np.ndarray:
+    (out,) = session(kind, list(inputs), isa, **options).run(None, {"x": x, **inputs})
+    return out
+
+
+def random_rows(count: int, columns: int) -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((count, columns)).astype(np.float32)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", FORMATS)
+def test_any_number_of_rows_and_columns(kind: str, isa: str) -> None:
+    """Tiles of each size, whole ones and what is left of them."""
+    for rows in (0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33):
+        for columns in (1, 2, 3, 23, 24, 25, 50):
+            case = weight(kind, columns, 48, seed=rows)
+            x = random_rows(rows, 48)
+            actual = multiply(kind, x, case.inputs, isa)
+            np.testing.assert_allclose(actual, x.astype(np.float64) @ case.values.T, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("K", [16, 32, 176, 2880])
+def test_sums(kind: str, isa: str, K: int) -> None:
+    case, x = weight(kind, 30, K), random_rows(20, K)
+    expected = x.astype(np.float64) @ case.values.T.astype(np.float64)
+    bound = 2e-7 * K**0.5 * (np.abs(x) @ np.abs(case.values.T)).max()
+    np.testing.assert_allclose(multiply(kind, x, case.inputs, isa), expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "NVFP4"])
+@pytest.mark.parametrize("K", [1, 3, 7, 15, 17, 31, 45])
+@pytest.mark.parametrize("rows", [1, 11])
+def test_rows_that_are_no_vectors(kind: str, isa: str, K: int, rows: int) -> None:
+    """What lies behind the end of a row is another one, or nothing: no number of it counts, NaN included."""
+    case = weight(kind, 7, K)
+    x = random_rows(rows, K)
+    expected = x.astype(np.float64) @ case.values.T
+    np.testing.assert_allclose(multiply(kind, x, case.inputs, isa), expected, rtol=0, atol=1e-4)
+    x[-1] = np.nan
+    actual = multiply(kind, x, case.inputs, isa)
+    np.testing.assert_allclose(actual[:-1], expected[:-1], rtol=0, atol=1e-4)
+    assert np.isnan(actual[-1]).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("rows", [1, 16])  # alone; so many that some decode first
+def test_each_code_means_what_it_should_to_the_bit(isa: str, rows: int) -> None:
+    """A row of an identity picks one column of the weight."""
+    for kind, bits in (("FP8", 8), ("FLOAT16", 16), ("BFLOAT16", 16)):
+        codes = np.arange(2**bits, dtype=f"<u{bits // 8}").reshape(-1, 16)  # [N, 16]
+        with np.errstate(invalid="ignore"):
+            values = codes.view(DTYPES[kind]).astype(np.float32) * np.float32(SCALE if kind == "FP8" else 1)
+        # 0 * infinity and 0 * NaN would spread over the row.
+        finite = np.isfinite(values).all(axis=1)
+        picked = [
+            multiply(kind, np.eye(16, dtype=np.float32)[i : i + rows], {"codes": codes.view(np.uint8)}, isa)
+            for i in range(0, 16, rows)
+        ]
+        actual = np.concatenate(picked).T
+        np.testing.assert_array_equal(actual[finite], values[finite])
+        nan = np.isnan(values).any(axis=1)
+        assert nan.any()
+        assert np.isnan(actual[nan]).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("rows", [4, 16])
+def test_each_code_of_nvfp4_with_each_scale(isa: str, rows: int) -> None:
+    nibbles = np.tile(np.arange(16, dtype=np.uint8), (127, 1))
+    scales = np.arange(127, dtype=np.uint8)[:, None]  # all but NaN; they have no sign
+    units = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * np.float32(SCALE)
+    inputs = {"codes": nibbles[:, ::2] | nibbles[:, 1::2] << 4, "block_scales": scales}
+    eye = np.eye(16, dtype=np.float32)
+    actual = np.concatenate([multiply("NVFP4", eye[i : i + rows], inputs, isa) for i in range(0, 16, rows)]).T
+    np.testing.assert_array_equal(actual, E2M1[nibbles] * units)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_number_depends_on_its_row_and_its_column_alone(kind: str, isa: str) -> None:
+    case, x = weight(kind, 61, 80), random_rows(23, 80)
+    whole = multiply(kind, x, case.inputs, isa)
+    for row in range(len(x)):
+        np.testing.assert_array_equal(multiply(kind, x[row : row + 1], case.inputs, isa)[0], whole[row])
+    part = {name: array[40:] for name, array in case.inputs.items()}
+    np.testing.assert_array_equal(multiply(kind, x, part, isa), whole[:, 40:])
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_threads_share_the_columns(kind: str) -> None:
+    case, x = weight(kind, 1000, 256), random_rows(40, 256)  # enough to be worth more than one
+    one = multiply(kind, x, case.inputs)
+    np.testing.assert_array_equal(multiply(kind, x, case.inputs, num_threads=3), one)
+    np.testing.assert_allclose(one, x.astype(np.float64) @ case.values.T, rtol=0, atol=1e-3)
+
+
+def test_codes_may_lie_anywhere() -> None:
+    """As they do in a file: at an odd address."""
+    case, x = weight("BFLOAT16", 5, 33), random_rows(2, 33)
+    memory = np.zeros(case.inputs["codes"].size + 1, np.uint8)
+    memory[1:] = case.inputs["codes"].reshape(-1)
+    shifted = memory[1:].reshape(case.inputs["codes"].shape)
+    np.testing.assert_array_equal(multiply("BFLOAT16", x, {"codes": shifted}), multiply("BFLOAT16", x, case.inputs))
+
+
+@pytest.mark.parametrize(
+    ("kind", "x", "shapes", "expected"),
+    [
+        ("FP8", (2, 16), {"codes": (4, 15)}, "as many codes in a row as x has columns"),
+        ("FP8", (2, 16), {"codes": (4, 17)}, "as many codes in a row as x has columns"),
+        ("BFLOAT16", (2, 16), {"codes": (4, 16)}, "as many codes in a row as x has columns"),
+        ("FP8", (2, 1, 16), {"codes": (4, 16)}, r"x \[M, K\] and codes \[N, bytes of a row\]"),
+        ("NVFP4", (2, 24), {"codes": (4, 12), "block_scales": (4, 1)}, "rows of whole blocks"),
+        ("NVFP4", (2, 32), {"codes": (4, 16), "block_scales": (4, 1)}, r"block_scales \[N, K / 16\]"),
+        ("NVFP4", (2, 32), {"codes": (4, 16)}, r"block_scales \[N, K / 16\]"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    kind: str, x: tuple[int, ...], shapes: dict[str, tuple[int, ...]], expected: str
+) -> None:
+    inputs = {name: np.zeros(shape, np.uint8) for name, shape in shapes.items()}
+    with pytest.raises(ort_errors.InvalidArgument, match=f"PackedLinear: expected {expected}"):
+        multiply(kind, np.zeros(x, np.float32), inputs)
+
+
+def test_unknown_formats_are_refused() -> None:
+    with pytest.raises(ort_errors.RuntimeException, match=r"expected format FLOAT, .* found INT4"):
+        session("INT4", ["codes"])
+    with pytest.raises(ort_errors.RuntimeException, match="found mmx"):
+        session("FP8", ["codes"], isa="mmx")

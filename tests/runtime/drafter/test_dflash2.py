@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DFlash2: hidden states, candidates and paths are those of z-lab's own package."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.runtime.drafter.candidate_selector import Candidates, CandidateSelector
+from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.session import run as run_requests
+from tests.checkpoint.samples import edit_config
+from tests.engines import build
+from tests.fixtures_data import prompts
+from tests.oracle.zlab_dflash2 import (
+    BLOCK_SIZES,
+    CASES,
+    STEPS_PROMPTS,
+    STEPS_TOKENS,
+    Case,
+    run,
+    until_enough,
+    verify_steps,
+)
+from tests.paths import FIXTURES, REPOSITORY
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+TARGET = FIXTURES / "tiny-qwen3"
+VECTORS = REPOSITORY / "tests" / "golden" / "dflash2" / "vectors.npz"
+ATOL = 1e-4
+
+
+def golden(case: Case) -> Arrays:
+    with np.load(VECTORS) as vectors:
+        return {key: vectors[f"{case.name}/{key}"] for key in ("hidden", "ids", "path")}
+
+
+def golden_steps(block_size: int) -> list[list[int]]:
+    steps: list[list[int]] = json.loads(VECTORS.with_name("steps.json").read_text())[str(block_size)]
+    return steps
+
+
+def ours(case: Case, draft: Path, work: Path, *, rows: int = 1) -> Arrays:
+    """The same of our drafter; with more `rows`, in a batch of blocks with other contexts around it."""
+    drafter = open_drafter(work, build(draft, work), num_slots=rows)
+    taps, table, head, anchor = case.inputs()
+    slots, lengths = list(range(rows)), [case.num_context, *(3 * row for row in range(1, rows))]
+    for slot in slots:
+        drafter.reserve(slot, [2 * slot, 2 * slot + 1], 0)
+    drafter.inject(slots, lengths, torch.cat([taps, *(torch.randn(n, taps.shape[1]) for n in lengths[1:])]))
+    anchors = torch.tensor([anchor, *range(1, rows)])
+    noise = drafter.embedding.blocks(anchors, case.block_size, lambda ids: table[ids]).clone()
+    lattice = drafter.candidates(slots, noise, anchors, case.num_tokens, lambda hidden: hidden @ head.T)
+    hidden = drafter.draft(slots, noise)
+    return {
+        "hidden": hidden[0].numpy(),
+        "ids": lattice.ids[0].sort(-1).values.numpy(),
+        "path": lattice.greedy_walk()[0].numpy(),
+    }
+
+
+def assert_same(found: Arrays, expected: Arrays) -> None:
+    np.testing.assert_allclose(found["hidden"], expected["hidden"], atol=ATOL, rtol=ATOL)
+    np.testing.assert_array_equal(found["ids"], expected["ids"])
+    np.testing.assert_array_equal(found["path"], expected["path"])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_is_zlabs(case: Case, rows: int, tmp_path: Path) -> None:
+    assert_same(ours(case, case.write(tmp_path / "draft"), tmp_path / "engine", rows=rows), golden(case))
+
+
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("dflash") is None, reason="z-lab's package: pip install --no-deps dflash==0.1.0")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_package_still_says_so(case: Case, tmp_path: Path) -> None:
+    assert_same(run(case, tmp_path / "draft"), golden(case))
+
+
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("dflash") is None, reason="z-lab's package: pip install --no-deps dflash==0.1.0")
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_the_package_still_takes_these_steps(block_size: int) -> None:
+    assert verify_steps(block_size) == golden_steps(block_size)
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_its_loop_takes_the_same_steps(block_size: int, tmp_path: Path) -> None:
+    """With a shorter block, too, all of whose rows are run: position 0 of the convolution is each block's own."""
+    draft = copytree(FIXTURES / "tiny-qwen3-dflash2", tmp_path / "draft")
+    build(edit_config(draft, dflash_config__block_size=block_size), tmp_path / "engine", TARGET)
+    session = open_session(tmp_path / "engine", str(TARGET), RuntimeOptions(max_batch_size=4))
+    params = SamplingParams(max_tokens=STEPS_TOKENS + block_size, ignore_eos=True)
+    requests = [session.request(prompt, params) for prompt in prompts(session)[:STEPS_PROMPTS]]
+    run_requests(session.decoder(), requests)
+    steps = [until_enough([len(step.token_ids) for step in request.steps]) for request in requests]
+    assert steps == golden_steps(block_size)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "change"),
+    [
+        ("layers.1.attention_conv.base_kernel", lambda t: t.flip(1)),
+        ("layers.1.mlp_conv.base_kernel", lambda t: t.flip(0)),
+        ("layers.2.mlp_conv.kernel_projection.weight", lambda t: t.flip(0)),
+    ],
+)
+def test_each_side_and_tap_counts(tensor: str, change: Any, tmp_path: Path) -> None:
+    """Sides or taps that are exchanged change the hidden states far beyond the tolerance."""
+    file = CASES[0].write(tmp_path / "draft") / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {tensor: change(tensors[tensor]).contiguous()}, file)
+    found = ours(CASES[0], file.parent, tmp_path / "engine")
+    assert np.abs(found["hidden"] - golden(CASES[0])["hidden"]).max() > 100 * ATOL
+
+
+def test_a_causal_window_is_another_draft(tmp_path: Path) -> None:
+    draft = edit_config(CASES[2].write(tmp_path / "draft"), is_causal=None)
+    assert np.abs(ours(CASES[2], draft, tmp_path / "engine")["hidden"] - golden(CASES[2])["hidden"]).max() > 100 * ATOL
+
+
+def test_the_walk_draws_behind_what_it_drew() -> None:
+    """Every number on a fine grid, so that shares are the probabilities."""
+    count, generator = 4000, torch.Generator().manual_seed(0)
+    lattice = Candidates(
+        torch.tensor([[[10, 11, 12], [20, 21, 22]]]).expand(count, -1, -1),
+        torch.randn(1, 2, 3, 3, generator=generator).expand(count, -1, -1, -1),
+    )
+    grid = (torch.arange(count) + 0.5) / count
+    temperatures = torch.full((count,), 0.8, dtype=torch.float64)
+    for drawn_first in (0, 1, 2):
+        first = lattice.scores[0, 0, 0].double().div(0.8).softmax(-1)
+        u = first[:drawn_first].sum() + 0.5 * first[drawn_first]
+        paths, q = lattice.sampled_walk(temperatures, torch.stack([u.expand(count), grid], dim=1))
+        second = lattice.scores[0, 1, drawn_first].double().div(0.8).softmax(-1)
+        torch.testing.assert_close(q[0], torch.stack([first, second]))
+        assert set(paths[:, 0].tolist()) == {10 + drawn_first}
+        torch.testing.assert_close(paths[:, 1].sub(20).bincount() / count, second.float(), atol=1e-3, rtol=0)
+
+
+def test_logits_are_multiplied_and_then_capped(tmp_path: Path) -> None:
+    """By 0.7 near 0, at 3 far from it: a path seldom depends on it."""
+    selector = CandidateSelector(read_draft(CASES[3].write(tmp_path)).spec, *torch.zeros(3, 1, 1))
+    logits = selector.final_logits(torch.tensor([-1e3, -1e-3, 1e-3, 1e3]))
+    torch.testing.assert_close(logits, torch.tensor([-3.0, -0.7e-3, 0.7e-3, 3.0]))
+
+
+@pytest.mark.parametrize("scores", [float("nan"), float("inf"), float("-inf"), 1e38])
+def test_a_broken_draft_draws_from_a_distribution(scores: float) -> None:
+    lattice = Candidates(torch.arange(6).view(1, 2, 3), torch.full((1, 2, 3, 3), scores))
+    _, q = lattice.sampled_walk(torch.tensor([1e-30]), torch.tensor([[0.5, 1 - 2**-53]], dtype=torch.float64))
+    torch.testing.assert_close(q.sum(-1), torch.ones(1, 2, dtype=torch.float64))
+
+
+def test_the_walk_follows_what_it_took() -> None:
+    """By hand: behind candidate 1 of slot 0 the best of slot 1 is candidate 0; of equals the first is taken."""
+    scores = torch.zeros(1, 3, 2, 2)
+    scores[0, 0, :, 1] = 1.0  # slot 0: candidate 1
+    scores[0, 1, 0] = torch.tensor([0.0, 9.0])  # behind candidate 0: not taken
+    scores[0, 1, 1] = torch.tensor([2.0, 1.0])
+    ids = torch.tensor([[[10, 11], [20, 21], [30, 31]]])
+    assert Candidates(ids, scores).greedy_walk().tolist() == [[11, 20, 30]]

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A frontend that ends, a discovery folder that is deleted, a worker that is stopped or cut off: nothing hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.runtime.dynamo.cluster import PATIENCE, Cluster, Worker, cluster, free_port
+from tests.runtime.dynamo.conftest import TARGET
+from tests.runtime.dynamo.network import network
+from tests.runtime.dynamo.streams import Stream, check, single_runs, streamed, until
+
+pytestmark = pytest.mark.full
+PROMPTS = [f"def f{i}(x, y):" for i in range(32)]
+PARTITION_SECONDS = 10
+
+
+async def have_begun(streams: Sequence[Stream]) -> None:
+    await until(lambda: all(stream.num_chunks >= 3 for stream in streams))
+
+
+def num_running(workers: Sequence[Worker]) -> float:
+    return sum(worker.metric("vllm:num_requests_running") for worker in workers)
+
+
+@pytest.mark.parametrize("stop", ["kill", "terminate"])
+def test_frontend_ends_among_streams(engine: Path, tmp_path: Path, stop: str) -> None:
+    """kill -9: each client hears of it at once, and slots are free. SIGTERM: it ends what it has begun."""
+    with cluster(tmp_path, engine, TARGET) as running:
+        workers = running.add_workers(2)
+
+        async def end_frontend(streams: Sequence[Stream]) -> None:
+            await have_begun(streams[:8])
+            getattr(running.frontend.popen, stop)()
+
+        streams = streamed(running, PROMPTS, end_frontend, max_tokens=600)
+        running.frontend.popen.wait(PATIENCE)
+        if stop == "terminate":
+            check(streams, single_runs(engine, PROMPTS, max_tokens=600))
+        else:
+            assert ["ProtocolError" in str(stream.problems) for stream in streams] == [True] * len(streams)
+        asyncio.run(until(lambda: num_running(workers) == 0))
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{running.url}/health")
+
+        running.start_frontend()
+        running.await_workers()
+        check(streamed(running, PROMPTS), single_runs(engine, PROMPTS))
+
+
+@pytest.mark.parametrize("deleted", ["files", "folder"])
+def test_discovery_is_deleted(engine: Path, tmp_path: Path, deleted: str) -> None:
+    """What runs ends whole. Dynamo 1.6.1 registers a worker once: each ends with an error, to be started again.
+
+    A frontend watches the folder that it found as it began: it never hears of what registers in a new one.
+    """
+    with cluster(tmp_path, engine, TARGET) as running:
+        workers = running.add_workers(2)
+
+        async def delete(streams: Sequence[Stream]) -> None:
+            await have_begun(streams[:8])
+            for path in running.discovery.glob("v1/*/*"):
+                path.unlink()
+            if deleted == "folder":
+                shutil.rmtree(running.discovery)
+
+        check(streamed(running, PROMPTS, delete), single_runs(engine, PROMPTS))
+        check_ended(workers)
+        if deleted == "folder":
+            running.frontend.popen.kill()
+            running.frontend.popen.wait(PATIENCE)
+            running.start_frontend()
+        running.add_workers(2)
+        check(streamed(running, PROMPTS), single_runs(engine, PROMPTS))
+
+
+def check_ended(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        assert worker.popen.wait(PATIENCE) == 1
+        assert "expected the files of this worker, without which no frontend finds it" in worker.log.read_text()
+
+
+def test_worker_that_was_stopped_is_not_left_alone(engine: Path, tmp_path: Path) -> None:
+    """The others take its files away after ten seconds: as it goes on, it ends what it had begun, with an error."""
+    with cluster(tmp_path, engine, TARGET) as running:
+        stopped, other = running.add_workers(2)
+
+        async def stop(streams: Sequence[Stream]) -> None:
+            await have_begun(streams)
+            stopped.popen.send_signal(signal.SIGSTOP)
+            await asyncio.to_thread(running.frontend.wait_until, lambda: running.num_instances() == 1)
+            assert await asyncio.gather(*(ask(running, prompt) for prompt in PROMPTS[:4])) == [200] * 4
+            stopped.popen.send_signal(signal.SIGCONT)
+
+        check(streamed(running, PROMPTS, stop, max_tokens=600), single_runs(engine, PROMPTS, max_tokens=600))
+        check_ended([stopped])
+        assert other.metric("vllm:request_success_total") == 16 + 4
+
+
+@contextmanager
+def etcd_server(directory: Path) -> Iterator[str]:
+    """Its address; skips the test where etcd is not installed."""
+    if (program := shutil.which("etcd")) is None:
+        pytest.skip("etcd is not on PATH (Debian: etcd-server)")
+    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    urls = ["--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer]
+    with (directory / "etcd.log").open("wb") as log:
+        process = subprocess.Popen([program, "--data-dir", directory / "etcd", *urls], stdout=log, stderr=log)
+    try:
+        yield client
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_worker_whose_etcd_lease_is_lost(engine: Path, tmp_path: Path) -> None:
+    """Dynamo ends it without an error: who watches over the process sees one."""
+    with etcd_server(tmp_path) as etcd, cluster(tmp_path, engine, TARGET, etcd=etcd) as running:
+        stopped, _ = running.add_workers(2)
+        stopped.popen.send_signal(signal.SIGSTOP)
+        running.frontend.wait_until(lambda: running.num_instances() == 1)
+        check(streamed(running, PROMPTS), single_runs(engine, PROMPTS))
+        stopped.popen.send_signal(signal.SIGCONT)
+        assert stopped.popen.wait(PATIENCE) == 1
+        assert "expected Dynamo's runtime to run until SIGTERM, found it ended" in stopped.log.read_text()
+
+
+def test_partition(engine: Path, tmp_path: Path) -> None:
+    """One of two workers is cut off for ten seconds: its streams wait, new ones move, and it is used again."""
+    with network(3) as hosts, cluster(tmp_path, engine, TARGET, "--migration-limit", 3, host=hosts.hosts[0]) as running:
+        cut_off, other = (running.add_workers(1, host=host)[0] for host in hosts.hosts[1:])
+        texts = single_runs(engine, PROMPTS)
+
+        async def partition(streams: Sequence[Stream]) -> None:
+            await have_begun(streams)
+            assert num_running([cut_off]) >= 8
+            with hosts.partition(1):
+                await asyncio.sleep(PARTITION_SECONDS)
+                assert await asyncio.gather(*(ask(running, prompt) for prompt in PROMPTS[:4])) == [200] * 4
+
+        check(streamed(running, PROMPTS, partition), texts)
+        assert other.metric("vllm:request_success_total") == 16 + 4
+        before = cut_off.metric("vllm:request_success_total")
+        deadline = time.monotonic() + PATIENCE
+        while cut_off.metric("vllm:request_success_total") == before:
+            assert time.monotonic() < deadline, "nothing reaches the worker that was cut off"
+            check(streamed(running, PROMPTS[:8]), texts[:8])
+
+
+async def ask(running: Cluster, prompt: str) -> int:
+    async with httpx.AsyncClient(timeout=PATIENCE) as client:
+        answer = await client.post(f"{running.url}/v1/completions", json=running.body(prompt, max_tokens=10))
+    return answer.status_code

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slot pool under any sequence of asking, taking and giving back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE
+from dflash_trt.runtime.kvcache.prefix_index import ROOT
+from dflash_trt.runtime.kvcache.slots import SlotPool
+
+SLOTS = st.integers(1, 6)
+PAGES = st.integers(0, 12)
+TOKENS = st.integers(0, 12 * TOKENS_PER_PAGE)
+
+
+class SlotPoolMachine(RuleBasedStateMachine):
+    """Compares the pool with a dict of who holds what."""
+
+    @initialize(num_slots=SLOTS, num_pages=PAGES, rest=st.integers(0, TOKENS_PER_PAGE - 1))
+    def create(self, num_slots: int, num_pages: int, rest: int) -> None:
+        self.pool = SlotPool(num_slots, num_pages * TOKENS_PER_PAGE + rest)
+        self.num_slots, self.num_pages = num_slots, num_pages
+        self.held: dict[int, list[int]] = {}
+
+    @property
+    def num_free(self) -> int:
+        return self.num_pages - sum(map(len, self.held.values()))
+
+    def _fits(self, num_tokens: int) -> bool:
+        return len(self.held) < self.num_slots and num_tokens <= self.num_free * TOKENS_PER_PAGE
+
+    @rule(num_tokens=TOKENS)
+    def fits(self, num_tokens: int) -> None:
+        assert self.pool.fits(num_tokens) is self._fits(num_tokens)
+
+    @rule(num_tokens=TOKENS)
+    def allocate(self, num_tokens: int) -> None:
+        if not self._fits(num_tokens):
+            with pytest.raises(ValueError, match=f"expected a free slot with room for {num_tokens} tokens, found"):
+                self.pool.allocate(num_tokens)
+            return
+        free = set(range(self.num_pages)).difference(*self.held.values())
+        slot, pages, num_cached = self.pool.allocate(num_tokens)
+        assert num_cached == 0
+        assert slot == min(set(range(self.num_slots)) - self.held.keys())
+        assert 0 <= len(pages) * TOKENS_PER_PAGE - num_tokens < TOKENS_PER_PAGE
+        assert len(set(pages)) == len(pages)
+        assert free >= set(pages)
+        assert pages == sorted(free)[: len(pages)], "the lowest, so that the caches grow late"
+        self.held[slot] = pages
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.held)))
+        self.pool.free(slot)
+        del self.held[slot]
+
+    @rule(slot=st.integers(-1, 7))
+    def free_a_free_slot(self, slot: int) -> None:
+        if slot not in self.held:
+            with pytest.raises(ValueError, match=f"slot {slot}: expected an allocated slot, found it free"):
+                self.pool.free(slot)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert self.pool.free_slots == self.num_slots - len(self.held)
+        assert self.pool.num_tokens == self.num_pages * TOKENS_PER_PAGE
+        assert self.pool.free_tokens == self.num_free * TOKENS_PER_PAGE
+
+
+SlotPoolMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestSlotPool = SlotPoolMachine.TestCase
+
+
+def test_the_refusal_names_what_is_free() -> None:
+    pool = SlotPool(2, 96)
+    pool.allocate(33)
+    with pytest.raises(ValueError, match="room for 33 tokens, found 1 slots and 32 tokens free"):
+        pool.allocate(33)
+    assert pool.allocate(3) == (1, [2], 0)
+    with pytest.raises(ValueError, match="room for 0 tokens, found 0 slots and 0 tokens free"):
+        pool.allocate(0)
+
+
+def test_a_pool_for_each_slots_longest_holds_them_all() -> None:
+    pool = SlotPool.for_each_slot(3, 33)
+    assert [pool.allocate(33)[1] for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_what_is_forgotten_while_somebody_holds_it_is_not_found() -> None:
+    """Its holder goes on; pages that came later are found."""
+    pool, tokens = SlotPool(3, 12 * TOKENS_PER_PAGE, prefix_caching=True), range(2 * TOKENS_PER_PAGE)
+    slot, pages, _ = pool.allocate(3 * TOKENS_PER_PAGE, tokens)
+    pool.publish(slot, tokens)
+    assert pool.allocate(TOKENS_PER_PAGE + 1, tokens[: TOKENS_PER_PAGE + 1]).pages[0] == pages[0]
+    pool.forget()
+    assert pool.allocate(TOKENS_PER_PAGE + 1, tokens[: TOKENS_PER_PAGE + 1]).num_cached_tokens == 0
+    for held in range(3):
+        pool.free(held)
+    assert pool.free_tokens == pool.num_tokens
+    assert pool.allocate(TOKENS_PER_PAGE + 1, tokens[: TOKENS_PER_PAGE + 1]).num_cached_tokens == 0
+
+
+def test_a_watcher_hears_of_shared_pages() -> None:
+    """Each behind its parent, once, and of those whose room was needed."""
+    heard: list[tuple[object, ...]] = []
+
+    class Watcher:
+        def stored(self, number: int, before: int, token_ids: Sequence[int]) -> None:
+            heard.append(("stored", number, before, list(token_ids)))
+
+        def removed(self, number: int) -> None:
+            heard.append(("removed", number))
+
+    pages = [[page] * TOKENS_PER_PAGE for page in range(3)]
+    slots = SlotPool(2, 4 * TOKENS_PER_PAGE, prefix_caching=True)
+    slots.index.watcher = Watcher()
+    for _ in range(2):
+        slot = slots.allocate(2 * TOKENS_PER_PAGE).slot
+        slots.publish(slot, pages[0] + pages[1])
+        slots.free(slot)
+    assert heard == [("stored", 1, ROOT, pages[0]), ("stored", 2, 1, pages[1])]
+    slots.allocate(4 * TOKENS_PER_PAGE)
+    assert heard[2:] == [("removed", 2), ("removed", 1)]

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captures feature files for tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from dflash_trt.runtime.measure.features import METADATA_KEY
+from tests.cli.commands import run_here
+from tests.paths import FIXTURES
+
+Tensors = dict[str, torch.Tensor]
+Facts = dict[str, object]
+
+
+def capture(name: str, output: Path, *options: object) -> Path:
+    """`dflash-trt capture` on a fixture pair."""
+    prompts = () if "--prompts" in options else ("--prompts", FIXTURES / "prompts.jsonl")
+    draft, target = FIXTURES / f"{name}-dflash", FIXTURES / name
+    run_here("capture", draft, "--target", target, *prompts, "-o", output, *options)
+    return output
+
+
+def read(file: Path) -> tuple[Tensors, Facts]:
+    """All tensors and the facts, through the safetensors library."""
+    with safe_open(file, framework="pt") as handle:
+        facts: Facts = json.loads(handle.metadata()[METADATA_KEY])
+    return load_file(file), facts
+
+
+def edit(file: Path, output: Path, change: Callable[[Tensors, Facts], object]) -> Path:
+    """A copy of a feature file whose tensors and facts `change` has altered."""
+    tensors, facts = read(file)
+    change(tensors, facts)
+    save_file(tensors, output, {METADATA_KEY: json.dumps(facts)})
+    return output

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verification on random pairs, where a damage has a known effect, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dflash_trt.api.prompts import read_prompts
+from dflash_trt.checkpoint.quantization import Quantization
+from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.engine.manifest import Manifest
+from dflash_trt.errors import EngineError, RequestError
+from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.measure.drafter_error import BLOCKS_APART, exposed_values
+from dflash_trt.runtime.measure.statistics import Difference, TauLoss
+from dflash_trt.runtime.measure.verification import TokenPrompt, Verification
+from dflash_trt.runtime.measure.verification_report import (
+    PromptResult,
+    VerificationReport,
+    check_reference,
+    find_failure,
+)
+from dflash_trt.runtime.session import Session
+from dflash_trt.runtime.targets.huggingface import load_model, make_target
+from tests.damage import copy_scaled
+from tests.decoding import decode, generate, greedy
+from tests.engines import build
+from tests.oracle.random_pairs import write_random_pair
+
+PROMPTS = [TokenPrompt(name=f"p{i}", token_ids=[i, 1, 2, 3]) for i in range(3)]
+TOKENS = 24
+
+
+class Pair:
+    """A random target and engines of its draft."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.target, self.draft = write_random_pair(path, dialect="qwen3")
+        manifest = build(self.draft, path / "engine", self.target)
+        spec = read_target(self.target).spec
+        taps = manifest.draft.target_layer_ids
+        self.loaded = make_target(load_model(self.target, spec, taps), taps, num_slots=1)
+        self.plain, self.again = (self.session(path / "engine", manifest) for _ in range(2))
+
+    def session(self, engine: Path, manifest: Manifest) -> Session:
+        exposed = exposed_values(manifest.draft)
+        drafter = open_drafter(engine, manifest, expose=exposed)
+        return Session(manifest, self.loaded, drafter, None, frozenset())
+
+    def damaged(self, tensor: str, factor: float) -> Session:
+        engine = self.path / f"{tensor}-{factor}"
+        copy_scaled(self.draft, self.path / "damaged", tensor, factor)
+        return self.session(engine, build(self.path / "damaged", engine, self.target))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(tmp_path_factory.mktemp("pair"))
+
+
+def test_an_engine_beside_itself(pair: Pair) -> None:
+    report = Verification(pair.plain, pair.again).run(PROMPTS, TOKENS)
+    assert report.engine == report.reference
+    assert report.engine.identical
+    assert report.comparison is not None
+    loss = report.comparison.tau_loss
+    assert loss is not None
+    assert (loss.loss, loss.low, loss.high, loss.num_prompts) == (0, 0, 0, 3)
+    assert [d.difference for d in report.comparison.tau_differences] == [0] * 3
+    error = report.comparison.error
+    assert error is not None
+    assert error.hidden == 0
+    assert all((layer.output, layer.k, layer.v) == (0, 0, 0) for layer in error.layers)
+    assert find_failure(report, 0.0) is None
+
+
+def test_an_engine_alone(pair: Pair) -> None:
+    report = Verification(pair.plain).run(PROMPTS, TOKENS)
+    assert (report.reference, report.comparison) == (None, None)
+    completions = [generate(pair.plain, prompt.token_ids, TOKENS) for prompt in PROMPTS]
+    assert [prompt.tau for prompt in report.engine.prompts] == [c.tau for c in completions]
+    assert report.engine.steps == sum(c.steps for c in completions)
+    acceptance = report.engine.acceptance
+    assert [entry.position for entry in acceptance] == list(range(1, report.block_size))
+    assert sum(entry.accepted for entry in acceptance) == sum(c.acceptance.accepted for c in completions)
+    assert sum(entry.proposed for entry in acceptance) == sum(c.acceptance.proposed for c in completions)
+
+
+def test_errors_appear_where_the_damage_is(pair: Pair) -> None:
+    """V of layer 1 doubled: ||2 v - v|| / ||v|| is 1 there, nothing before it changes, all after it does."""
+    damaged = pair.damaged("layers.1.self_attn.v_proj.weight", 2)
+    report = Verification(damaged, pair.plain).run(PROMPTS, TOKENS)
+    assert report.engine.identical, "a damaged drafter costs steps, never tokens"
+    assert report.comparison is not None
+    error = report.comparison.error
+    assert error is not None
+    drafts = [sum(step.proposed > 0 for step in decode(damaged, p.token_ids, greedy(TOKENS)).steps) for p in PROMPTS]
+    assert error.num_blocks == sum(math.ceil(count / BLOCKS_APART) for count in drafts)
+    assert [layer.v for layer in error.layers] == pytest.approx([0, 1, 0], abs=1e-6)
+    assert [layer.k for layer in error.layers] == pytest.approx([0, 0, 0], abs=1e-6)
+    first, *rest = (layer.output for layer in error.layers)
+    assert first == pytest.approx(0, abs=1e-6)
+    assert all(output > 0.01 for output in [*rest, error.hidden])
+
+
+def test_prompts_are_checked_before_the_first_is_decoded(pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"token_ids": [1]}\n{"token_ids": [99]}\n')
+    with pytest.raises(RequestError, match=r"2: prompt: expected token ids from 0 to 4, found 99"):
+        Verification(pair.plain).tokenize(read_prompts(tmp_path / "p.jsonl"), TOKENS)
+
+
+def test_a_prompt_without_a_verify_pass_has_no_tau(pair: Pair) -> None:
+    first = generate(pair.plain, [1, 2], 1).token_ids[0]
+    stop = frozenset([first])
+    stopped, reference = (
+        Session(pair.plain.manifest, pair.loaded, session.drafter, None, stop) for session in (pair.plain, pair.again)
+    )
+    report = Verification(stopped, reference).run([TokenPrompt(name="short", token_ids=[1, 2])], TOKENS)
+    assert report.engine.identical
+    assert (report.engine.tau, report.engine.prompts[0].tau) == (None, None)
+    assert report.comparison is not None
+    assert (report.comparison.tau_loss, report.comparison.error) == (None, None)
+    failure = find_failure(report, 0.5)
+    assert failure is not None
+    assert failure.message == "tau loss: no prompt has a verify pass"
+
+
+def with_loss(report: VerificationReport, loss: TauLoss) -> VerificationReport:
+    assert report.comparison is not None
+    comparison = msgspec.structs.replace(report.comparison, tau_loss=loss)
+    return msgspec.structs.replace(report, comparison=comparison)
+
+
+def test_the_gate_is_on_the_mean(pair: Pair) -> None:
+    report = Verification(pair.plain, pair.again).run(PROMPTS[:1], 8)
+    report = with_loss(report, TauLoss(loss=0.03, low=0.01, high=0.05, num_prompts=32))
+    assert find_failure(report, None) is None
+    assert find_failure(report, 0.03) is None
+    failure = find_failure(report, 0.0299)
+    assert failure is not None
+    assert failure.message == ("tau loss: expected at most 2.99%, found a mean of 3.00% (1.00% to 5.00%)")
+    alone = find_failure(with_loss(report, TauLoss(loss=0.5, low=None, high=None, num_prompts=1)), 0.1)
+    assert alone is not None
+    assert alone.message.endswith("found a mean of 50.00%")
+
+
+def test_the_first_differing_prompt_is_named(pair: Pair) -> None:
+    report = Verification(pair.plain).run(PROMPTS, 8)
+
+    def differing(name: str, expected: int | None) -> PromptResult:
+        difference = Difference(position=7, expected=expected, found=2)
+        return msgspec.structs.replace(report.engine.prompts[0], name=name, first_difference=difference)
+
+    prompts = [report.engine.prompts[0], differing("here", 3), differing("there", None)]
+    engine = msgspec.structs.replace(report.engine, prompts=prompts, identical=False)
+    failure = find_failure(msgspec.structs.replace(report, engine=engine), None)
+    assert failure is not None
+    assert failure.message == (
+        "engine: expected the tokens of plain greedy decoding, found others in 2 of 3 prompts; the first is"
+        " 'here', output token 7: expected 3, found 2"
+    )
+    # Decoding with the reference must be lossless too, or its tau is that of another text.
+    failure = find_failure(msgspec.structs.replace(report, reference=engine), None)
+    assert failure is not None
+    assert failure.message.startswith("reference: expected the tokens")
+
+
+def test_a_reference_of_another_draft_is_refused(pair: Pair) -> None:
+    manifest = pair.plain.manifest
+    check_reference(manifest, manifest, "ref")
+    dense = msgspec.structs.replace(manifest.draft, model_type="qwen3")  # as quantize writes it
+    check_reference(manifest, msgspec.structs.replace(manifest, draft=dense), "ref")
+    draft = msgspec.structs.replace(manifest.draft, block_size=9)
+    with pytest.raises(
+        EngineError, match=r"reference ref is an engine of another draft: block_size: expected 6, found 9"
+    ):
+        check_reference(manifest, msgspec.structs.replace(manifest, draft=draft), "ref")
+    target = msgspec.structs.replace(manifest.target, vocab_size=7)
+    with pytest.raises(EngineError, match=r"engine of another target: vocab_size: expected 5, found 7"):
+        check_reference(manifest, msgspec.structs.replace(manifest, target=target), "ref")
+
+
+def test_a_quantised_reference_is_refused(pair: Pair) -> None:
+    manifest = pair.plain.manifest
+    quantised = Quantization(modules={"layers.0.mlp.up_proj": "NVFP4"}, fp8_kv_cache=False)
+    with pytest.raises(EngineError, match=r"expected an unquantised engine, found NVFP4 in layers.0.mlp.up_proj"):
+        check_reference(manifest, msgspec.structs.replace(manifest, quantization=quantised), "ref")
+    cache = Quantization(modules={}, fp8_kv_cache=True)
+    with pytest.raises(EngineError, match="found an FP8 context cache"):
+        check_reference(manifest, msgspec.structs.replace(manifest, quantization=cache), "ref")

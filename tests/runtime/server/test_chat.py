@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt chat`: in a pipe one message, on a terminal a conversation."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.cli.chat import _shown
+from dflash_trt.llm import LLM
+from tests.cli.commands import run
+from tests.engines import trained_engine
+from tests.fixtures_data import PAIRS, without_template
+from tests.paths import FIXTURES
+
+PARAMS = SamplingParams(max_tokens=12)
+
+
+def chat(engine: Path, target: Path, message: bytes | TextIO, *options: str) -> subprocess.CompletedProcess[str]:
+    return run("chat", engine, "--target", target, "--max-tokens", 12, *options, stdin=message)
+
+
+def test_a_pipe_is_one_message(engine: Path, chat_target: Path, llm: LLM) -> None:
+    result = chat(engine, chat_target, b"def f(\n")
+    answer = llm.chat([{"role": "user", "content": "def f("}], PARAMS)
+    assert (result.returncode, result.stdout) == (0, f"{answer.text}\n")
+    # the length of a draft follows measured times
+    assert re.search(r"12 tokens, tau \d\.\d\d, \S+ tokens/s; cut at --max-tokens 12\n", result.stderr)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_answers_end_by_themselves(name: str) -> None:
+    """In the fixtures' own template; they were trained to (tests/fixtures/train/turns.py)."""
+    messages = ["Sort a list in Python.", "def a(", "What is 2 + 2?", "import os", "Who wrote Python?"]
+    with LLM(trained_engine(name), FIXTURES / name) as llm:
+        chats = [[{"role": "user", "content": text}] for text in messages]
+        chats.append([*chats[0], {"role": "assistant", "content": "# no"}, *chats[1]])
+        answers = llm.chat(chats, SamplingParams(max_tokens=200))
+        assert [answer.finish_reason for answer in answers] == ["stop"] * len(chats)
+        assert all(answer.text.strip() for answer in answers)
+        assert not any("<|" in answer.text for answer in answers)
+
+
+def test_nothing_to_say(engine: Path, chat_target: Path) -> None:
+    result = chat(engine, chat_target, b" \n")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "error: stdin: expected a message, found nothing\n"
+
+
+def test_a_target_without_a_template(engine: Path, tmp_path: Path) -> None:
+    result = chat(engine, without_template("tiny-gpt-oss", tmp_path), b"x")
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: chat: expected a tokenizer with a chat template, found none\n")
+
+
+def test_a_terminal_is_a_conversation(engine: Path, chat_target: Path, llm: LLM) -> None:
+    messages: list[dict[str, str]] = []
+    expected = []
+    for line in ("one", "two"):
+        messages.append({"role": "user", "content": line})
+        expected.append(llm.chat(messages, PARAMS).text)
+        messages.append({"role": "assistant", "content": expected[-1]})
+    expected.append(llm.chat([{"role": "user", "content": "one"}], PARAMS).text)
+    parent, child = pty.openpty()
+    os.write(parent, b"one\n/nothing\ntwo\n/reset\none\n/exit\n")
+    with os.fdopen(child) as terminal:
+        result = chat(engine, chat_target, terminal)
+    os.close(parent)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.replace("> ", "") == "".join(f"{text}\n" for text in expected)
+    assert result.stderr.count(" tokens, tau ") == 3
+    assert "/nothing: expected /reset or /exit" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "problem"),
+    [
+        ([], b"\xff", "stdin: expected UTF-8, found invalid start byte at byte 0"),
+        (["--system", os.fsdecode(b"\xff")], b"x", "messages[0]: expected what the chat template"),
+    ],
+)
+def test_a_message_that_is_not_utf8(
+    engine: Path, chat_target: Path, options: list[str], message: bytes, problem: str
+) -> None:
+    result = chat(engine, chat_target, message, *options)
+    assert result.returncode == 1, result.stderr
+    assert result.stderr.splitlines()[-1].startswith(f"error: {problem}")
+
+
+def test_a_terminal_does_not_obey_the_model() -> None:
+    parent, child = pty.openpty()
+    hostile = "a\x1b]0;title\x07\tb\r\nc\x9b2J"
+    with os.fdopen(child, "w") as terminal:
+        assert _shown(hostile, terminal) == "a\\x1b]0;title\\x07\tb\\r\nc\\x9b2J"
+    with Path(os.devnull).open("w") as pipe:
+        assert _shown(hostile, pipe) == hostile
+    os.close(parent)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a server ends: drained, at once, while loading, and when its decoder fails."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from dflash_trt.api.backend import Chunk
+from dflash_trt.errors import EngineError
+from dflash_trt.runtime.request import FinishReason
+from dflash_trt.runtime.server import http_server
+from dflash_trt.runtime.server.http_server import HttpServer
+from tests.runtime.server.live import PATIENCE, Live, until
+from tests.runtime.server.process import LONG, Process, children, refuses, started
+
+
+@pytest.mark.full
+def test_after_the_drain_every_client_is_told(engine: Path, chat_target: Path, tmp_path: Path) -> None:
+    with started(engine, chat_target, tmp_path / "log", "--drain-seconds", 1) as process:
+        _drain(process, process.await_url())
+
+
+def _drain(process: Process, url: str) -> None:
+    body = LONG | {"max_tokens": 8000}
+    whole: list[httpx.Response] = []
+    post = threading.Thread(
+        target=lambda: whole.append(
+            httpx.post(f"{url}/v1/completions", json=body | {"stream": False}, timeout=PATIENCE)
+        )
+    )
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        post.start()
+        until(
+            lambda: 'vllm:num_requests_running{engine="0",model_name="engine"} 2.0' in httpx.get(f"{url}/metrics").text
+        )
+        process.popen.send_signal(signal.SIGTERM)
+        events = [line for line in lines if line]
+    post.join(PATIENCE)
+    assert process.popen.wait(PATIENCE) == 0
+    assert whole[0].status_code == 503
+    assert events[-1] == "data: [DONE]"
+    assert "shutting down" in events[-2]
+    assert "Traceback" not in process.text
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_no_grammar_outlives_the_server(engine: Path, chat_target: Path, tmp_path: Path, end: signal.Signals) -> None:
+    """Nor delays its end."""
+    with started(engine, chat_target, tmp_path / "log", "--drain-seconds", 1) as process:
+        url = process.await_url()
+
+        def ask(text: str) -> http.client.HTTPConnection:
+            connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE)
+            body = {"prompt": "x", "max_tokens": 4, "structured_outputs": {"regex": text}}
+            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+            return connection
+
+        assert ask("[a-z]{3}").getresponse().status == 200
+        before = children(process.popen.pid)
+        clients = [ask("a?" * 5000) for _ in range(3)]
+        assert httpx.get(f"{url}/health").status_code == 200  # then what came before it has been read, too
+        until(lambda: len(children(process.popen.pid)) == len(before) + 1)
+        started_by_it = children(process.popen.pid)
+        process.popen.send_signal(end)
+        for client in clients:
+            if end == signal.SIGTERM:
+                assert client.getresponse().status == 503
+            else:
+                with pytest.raises(ConnectionError):
+                    client.getresponse()
+            client.close()
+        assert process.popen.wait(PATIENCE) == (0 if end == signal.SIGTERM else -end)
+        until(lambda: not any(Path(f"/proc/{child}").exists() for child in started_by_it))
+        assert "Traceback" not in process.text
+
+
+@pytest.mark.full
+def test_a_second_sigterm_ends_at_once(engine: Path, chat_target: Path) -> None:
+    """Nor does a full disk behind stderr prevent the start."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = ["-m", "dflash_trt", "serve", str(engine), "--target", str(chat_target), "--port", str(port)]
+    with Path("/dev/full").open("wb") as full:
+        process = subprocess.Popen([sys.executable, *command], stdout=full, stderr=full)
+    url = f"http://127.0.0.1:{port}"
+    try:
+
+        def is_up() -> bool:
+            assert process.poll() is None
+            return not refuses(url)
+
+        until(is_up)
+        body = LONG | {"max_tokens": 8000}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as response:
+            lines = response.iter_lines()  # without a reference to it the connection is closed
+            assert next(lines).startswith("data: ")
+            process.send_signal(signal.SIGTERM)
+            until(lambda: refuses(url))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_meets_the_end_of_the_drain_is_told(
+    live: Live, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was admitted before, and reaches the decoder when that has been closed."""
+
+    async def closed(*_: Any, **__: Any) -> AsyncGenerator[Any, None]:
+        raise EngineError("expected an open LLM, found a closed one")
+        yield
+
+    monkeypatch.setattr(type(live.llm.backend), "is_alive", property(lambda _: False))
+    monkeypatch.setattr(type(live.llm.backend), "stream", closed)
+    response = live.post(prompt="x", max_tokens=1, stream=stream)
+    assert (response.status_code, response.headers["connection"]) == (503, "close")
+    assert "the server is shutting down" in response.text
+
+
+def test_what_the_end_of_the_drain_cancels_is_told(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = type(live.llm.backend).stream
+
+    async def cancelled(*args: Any, **options: Any) -> AsyncGenerator[Any, None]:
+        yield Chunk(text="a", token_ids=[5], completion=None)  # the stream has begun
+        async for chunk in stream(*args, **options):
+            completion = chunk.completion and replace(chunk.completion, finish_reason=FinishReason.CANCELLED)
+            yield replace(chunk, completion=completion)
+
+    monkeypatch.setattr(type(live.llm.backend), "stream", cancelled)
+    assert live.post(prompt="x", max_tokens=1).status_code == 503
+    *_, last = live.events(prompt="x", max_tokens=1)
+    assert last["error"]["message"] == "the server is shutting down"
+
+
+def test_the_drain_has_an_end_and_a_second_signal_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_running, may_end = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        is_running.set()
+        await may_end.wait()
+        await send({"type": "http.response.start", "status": 503, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def drain() -> bytes:
+        loop = asyncio.get_running_loop()
+        listening = http_server.bind("127.0.0.1", 0)
+        server = HttpServer(app, drain_seconds=0, cancel_all=lambda: loop.call_soon_threadsafe(may_end.set))
+        serving = asyncio.create_task(server.serve([listening]))
+        while not server.started:
+            await asyncio.sleep(0.005)
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await is_running.wait()
+        exits: list[int] = []
+        monkeypatch.setattr(os, "_exit", exits.append)
+        server.handle_exit(signal.SIGTERM, None)
+        assert (server.should_exit, exits) == (True, [])
+        server.handle_exit(signal.SIGTERM, None)
+        assert exits == [128 + signal.SIGTERM]
+        async with asyncio.timeout(PATIENCE):
+            await serving
+        writer.close()
+        return await reader.read(100)
+
+    assert asyncio.run(drain()).startswith(b"HTTP/1.1 503 ")
+
+
+def test_sigterm_while_loading(engine: Path, chat_target: Path, tmp_path: Path) -> None:
+    with started(engine, chat_target, tmp_path / "log") as process:
+        process.await_log("loading ")
+        assert len(children(process.popen.pid)) == 2  # what compiles grammars imports meanwhile
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.popen.wait(PATIENCE) == 0
+        assert "Traceback" not in process.text
+
+
+@pytest.mark.full
+def test_a_decoder_that_fails_ends_the_process(engine: Path, chat_target: Path, tmp_path: Path) -> None:
+    """A supervisor restarts it; what ran out is the last line."""
+    script = (
+        "import sys\n"
+        "from dflash_trt.runtime.decoder import Decoder\n"
+        "def step(self): raise MemoryError('26853376 bytes')\n"
+        "Decoder.step = step\n"
+        "from dflash_trt.cli import main\n"
+        f"sys.argv = ['dflash-trt', 'serve', {str(engine)!r}, '--target', {str(chat_target)!r}, '--port', '0']\n"
+        "main()\n"
+    )
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen([sys.executable, "-c", script], stdout=file, stderr=file)
+    try:
+        until(lambda: "serving " in log.read_text())
+        url = re.findall(r"serving .* on (http://\S+)", log.read_text())[0]
+        until(lambda: not refuses(url))
+        response = httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, timeout=PATIENCE)
+        assert response.status_code == 500
+        assert process.wait(PATIENCE) == 1
+        assert "the decoder has failed: 26853376 bytes" in log.read_text()
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may ask, how much, and what becomes of an answer that nobody waits for."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.errors import ConfigError, RequestError
+from dflash_trt.llm import LLM
+from dflash_trt.runtime.server import http_server, limits
+from dflash_trt.runtime.server.api_keys import ApiKeys
+from dflash_trt.runtime.server.http_server import bind
+from tests.runtime.server.live import PATIENCE, Live, read_response, serving
+
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+LONG = {"prompt": "def f(", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
+"""Seconds of work: it still runs when a test looks."""
+
+
+def await_running(live: Live, number: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while live.llm.metrics().running < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_goes_away_frees_the_slot(live: Live, stream: bool) -> None:
+    body = json.dumps({**LONG, "stream": stream}).encode()
+    head = f"{POST.decode()}content-length: {len(body)}"
+    cancelled = live.llm.metrics().finished.get("cancelled", 0)  # type: ignore[call-overload]
+    with live.connect() as connection:
+        connection.sendall(f"{head}\r\n\r\n".encode() + body)
+        await_running(live, 1)
+        if stream:
+            assert connection.recv(100).startswith(b"HTTP/1.1 200 OK")
+            assert live.endpoints.admission.active == 1
+    live.await_idle()
+    finished = live.llm.metrics().finished
+    assert finished.get("cancelled", 0) == cancelled + 1  # type: ignore[call-overload]
+
+
+def test_who_goes_away_before_the_body_is_whole(live: Live) -> None:
+    with live.connect() as connection:
+        connection.sendall(POST)
+        connection.sendall(b"content-length: 100\r\n\r\n{")
+    live.await_idle()
+    assert live.http.get("/health").status_code == 200
+
+
+def test_a_slow_reader_stalls_nobody(live: Live) -> None:
+    body = json.dumps({**LONG, "stream": True, "return_steps": True}).encode()
+    with live.connect() as connection:
+        connection.sendall(POST)
+        connection.sendall(f"content-length: {len(body)}\r\n\r\n".encode() + body)
+        await_running(live, 1)
+        assert live.complete(prompt="def f(", max_tokens=8)["usage"]["completion_tokens"] <= 8
+
+
+def test_the_queue_is_limited(llm: LLM) -> None:
+    with serving(llm, max_waiting=1) as live:
+        held = [threading.Thread(target=live.post, kwargs={**LONG, "max_tokens": 300}) for _ in range(5)]
+        for thread in held:
+            thread.start()
+        deadline = time.monotonic() + PATIENCE
+        while live.endpoints.admission.active < 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        response = live.post(prompt="x", max_tokens=1)
+        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+        assert response.json()["error"]["type"] == "rate_limit_error"
+        for thread in held:
+            thread.join(PATIENCE)
+        assert live.post(prompt="x", max_tokens=1).status_code == 200
+
+
+def test_bodies_are_limited(live: Live) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b'{"prompt": "'
+        for _ in range(40):
+            yield b"x" * 2**16
+
+    headers = {"content-type": "application/json"}
+    for content in (b"x" * (2**20 + 1), parts()):
+        response = live.http.post("/v1/completions", content=content, headers=headers)
+        assert response.status_code == 413, response.text
+        assert "1048576 bytes" in response.json()["error"]["message"]
+    with live.connect() as connection:  # it is the announced length that is refused, before any of it comes
+        connection.sendall(POST)
+        connection.sendall(b"content-length: 999999999999\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+def test_headers_are_limited(live: Live) -> None:
+    """6,000 of them, again and again by two clients, made others wait forty times as long."""
+
+    def request(*headers: bytes) -> bytes:
+        body = b'{"prompt": "x", "max_tokens": 1' + b"\n" * 200 + b"}"
+        return POST + b"content-length: %d\r\n" % len(body) + b"".join(headers) + b"\r\n" + body
+
+    many = [b"x-%d: y\r\n" % number for number in range(97)]
+    with live.connect() as connection:
+        connection.sendall(request(*many))
+        assert read_response(connection)[0] == 200
+    for headers, found in (
+        ([*many, b"a: b\r\n"], b"found 101 in "),
+        ([b"x: %b\r\n" % (b"y" * 20000)], b"found 4 in 20"),
+        ([b"x: y\r\n"] * 2000, b"found 2003 in "),
+    ):
+        with live.connect() as connection:
+            connection.sendall(request(*headers))
+            status, message = read_response(connection)
+            assert status == 400
+            assert message.startswith(b"headers: expected at most 100 in 16384 bytes, " + found)
+
+
+def test_trailers_are_limited(live: Live) -> None:
+    body = b'{"prompt": "x", "max_tokens": 1' + b"\n" * 200 + b"}"
+    none = POST + b"transfer-encoding: chunked\r\n\r\n"
+    chunks = none + b"%x\r\n%b\r\n" % (len(body), body)
+    few, many = (b"x: y\r\n" * number for number in (99, 100))
+    with live.connect() as connection:
+        for pieces in ([chunks + b"0\r\n" + few + b"\r\n"], [chunks, b"0", b"00;x\r\n", few, b"\r\n"]):
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(0.02)  # one that comes alone: without, the test may see less
+            assert read_response(connection)[0] == 200
+    for pieces in (
+        [chunks + b"0" * 20 + b"\r\n" + many + many],
+        [chunks, b"00\r\n", many, many],
+        [none, b"0\r\n" + many],
+    ):
+        with live.connect() as connection:
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(0.02)
+            status, message = read_response(connection)
+            assert (status, message[:8]) == (400, b"headers:")
+
+
+def test_small_chunks_are_limited(live: Live) -> None:
+    """Of one byte, in two connections, they kept others waiting for 26 s."""
+
+    def chunks(sizes: list[int]) -> bytes:
+        text = b'{"max_tokens": 1, "prompt": "x"}'.ljust(sum(sizes))
+        parts = [b"%x\r\n%b\r\n" % (size, text[sum(sizes[:i]) :][:size]) for i, size in enumerate(sizes)]
+        return POST + b"transfer-encoding: chunked\r\n\r\n" + b"".join(parts)
+
+    small = [1] * (http_server.SMALL_CHUNKS - 10)
+    with live.connect() as connection:
+        for sizes in (small, small, [4000, *small, *[1] * 20]):
+            connection.sendall(chunks(sizes) + b"0\r\n\r\n")
+            assert read_response(connection)[0] == 200
+    with live.connect() as connection:
+        connection.sendall(chunks([*small, *[1] * 20]))
+        message = b"body: expected chunks of at least 256 bytes, found 1029 in 1029 bytes"
+        assert read_response(connection) == (400, message)
+
+
+def test_what_does_not_arrive_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.2)
+    with serving(llm) as live:
+        for sent in (b"", b"POST /v1/comp", b"GET / HTTP/1.1\r\nhost: localhost\r\nx-slow: 1"):
+            with live.connect() as connection:
+                connection.sendall(sent)
+                assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+        with live.connect() as connection:
+            connection.sendall(POST)
+            connection.sendall(b"content-length: 10\r\n\r\n{")
+            assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+        assert live.http.get("/health").status_code == 200
+
+
+def test_keys(llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "keys.txt"
+    file.write_text("# ours\nfirst-key\n\nsecond-key\n")
+    with serving(llm, keys=ApiKeys.read(file)) as live:
+        for key in ("first-key", "second-key"):
+            assert live.openai(key).models.list().data
+        for key in ("third-key", "first-ke", "# ours", "first-key2"):
+            with pytest.raises(openai.AuthenticationError, match="authorization: unknown API key"):
+                live.openai(key).completions.create(model="tiny", prompt="x")
+        for path, status in (
+            ("/", 200),
+            ("/page/page.js", 200),
+            ("/health", 200),
+            ("/metrics", 401),
+            ("/version", 401),
+            ("/pagex", 401),
+            ("/x/health", 401),
+        ):
+            assert live.http.get(path).status_code == status
+        assert live.http.get("/page/../v1/models").status_code == 401
+        assert live.http.get("/v1/models", headers={"authorization": "Basic first-key"}).status_code == 401
+        assert "first-key" not in live.http.get("/v1/models").text
+
+
+def test_a_file_without_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys.txt"
+    for content, found in ((b"# none\n", "no API key"), (b"\xff", "not UTF-8")):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match=found):
+            ApiKeys.read(file)
+    with pytest.raises(ConfigError, match="No such file"):
+        ApiKeys.read(tmp_path / "nothing")
+
+
+def test_other_origins_may_ask_only_where_they_are_named(llm: LLM, live: Live) -> None:
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    response = live.http.options("/v1/completions", headers=asked)
+    assert not [name for name in response.headers if name.startswith("access-control")]
+    with serving(llm, origins=("https://a.example",), keys=ApiKeys(["k"])) as named:
+        response = named.http.options("/v1/completions", headers=asked)
+        assert response.headers["access-control-allow-origin"] == "https://a.example"
+        other = named.http.options("/v1/completions", headers=asked | {"origin": "https://b.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_the_log_has_no_prompts(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="dflash_trt.runtime.server")
+    live.complete(prompt="secret words", max_tokens=4, temperature=0)
+    live.http.get("/%0aforged?secret=words")
+    deadline = time.monotonic() + PATIENCE  # a line is written when its answer has gone out
+    lines: list[str] = []
+    while len(lines) < 2 and time.monotonic() < deadline:
+        lines = [record.getMessage() for record in caplog.records if record.name == "dflash_trt.runtime.server"]
+        time.sleep(0.01)
+    (first, second) = lines
+    assert "POST /v1/completions 200" in first
+    assert "output_tokens 4" in first
+    assert "GET /%0aforged 404" in second
+    assert "secret" not in caplog.text
+
+
+def test_a_decoder_that_has_ended_is_not_healthy(engine: Path, chat_target: Path) -> None:
+    with LLM(engine, chat_target, max_batch_size=1) as llm, serving(llm) as live:
+        assert live.http.get("/health").status_code == 200
+        decoder = llm.backend._decoder
+        decoder.step = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+        response = live.post(prompt="x", max_tokens=4)
+        assert response.status_code == 500
+        assert response.json()["error"]["type"] == "server_error"
+        assert live.http.get("/health").status_code == 503
+        events = live.post(prompt="x", max_tokens=4, stream=True)
+        assert events.status_code == 500
+
+
+def test_an_error_in_mid_stream_is_an_event(engine: Path, chat_target: Path) -> None:
+    with LLM(engine, chat_target, max_batch_size=1) as llm, serving(llm) as live:
+        decoder = llm.backend._decoder
+        step, count = decoder.step, 0
+
+        def break_at_the_third() -> None:
+            nonlocal count
+            count += 1
+            assert count < 3
+            step()
+
+        decoder.step = break_at_the_third  # type: ignore[method-assign]
+        events = live.events(prompt="def f(", max_tokens=50, ignore_eos=True)
+        assert events[-1]["error"]["type"] == "server_error"
+        assert all("choices" in event for event in events[:-1])
+
+
+def test_a_port_in_use_is_one_error(live: Live) -> None:
+    with pytest.raises(RequestError, match=r"--host: expected an address of this machine, found 192\.0\.2\.1"):
+        bind("192.0.2.1", 0)
+    with pytest.raises(RequestError, match=f"--port: expected a free port on 127.0.0.1, found {live.port}"):
+        bind("127.0.0.1", live.port)
+    with pytest.raises(RequestError, match="--host: expected an address of this machine"):
+        bind("no-such-host.invalid", 0)
+
+
+def test_sixteen_at_once_are_those_alone(live: Live) -> None:
+    prompts = [f"def f{i}(" for i in range(16)]
+    alone = [live.llm.generate(prompt, SamplingParams(max_tokens=12)).text for prompt in prompts]
+    texts = [""] * 16
+
+    def ask(i: int) -> None:
+        for event in live.events(prompt=prompts[i], max_tokens=12, temperature=0):
+            texts[i] += event["choices"][0]["text"]
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert texts == alone

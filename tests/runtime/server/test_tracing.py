@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenTelemetry traces: the SDK's own exporter in memory, and a collector that the command exports to."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from dflash_trt.errors import RequestError
+from dflash_trt.llm import LLM
+from dflash_trt.runtime.server.tracing import Tracing, open_tracing
+from tests.runtime.server.live import MODEL, PATIENCE, Live, serving, until
+from tests.runtime.server.process import started
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACEPARENT = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+LONG: dict[str, Any] = {"prompt": "def f(", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+
+
+class Traced:
+    """A server, and the spans that it has ended."""
+
+    def __init__(self, live: Live, exporter: InMemorySpanExporter) -> None:
+        self.live = live
+        self.exporter = exporter
+
+    def spans(self) -> tuple[ReadableSpan, list[ReadableSpan]]:
+        """Of one request, and its children, in the order of their beginnings; nothing else was traced."""
+        until(lambda: any(span.kind is SpanKind.SERVER for span in self.exporter.get_finished_spans()))
+        *children, parent = self.exporter.get_finished_spans()
+        assert parent.kind is SpanKind.SERVER
+        assert parent.context is not None
+        for child in children:
+            assert child.parent is not None
+            assert (child.parent.trace_id, child.parent.span_id) == (parent.context.trace_id, parent.context.span_id)
+        return parent, sorted(children, key=lambda span: span.start_time or 0)
+
+
+@pytest.fixture(scope="module")
+def server(llm: LLM) -> Iterator[Traced]:
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with serving(llm, tracing=Tracing(provider)) as live:
+        yield Traced(live, exporter)
+
+
+@pytest.fixture
+def traced(server: Traced) -> Iterator[Traced]:
+    server.live.await_idle()
+    server.exporter.clear()
+    yield server
+    server.live.await_idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_has_queue_prefill_and_decode(traced: Traced, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="dflash_trt.runtime.server")
+    body = {"prompt": "def f(", "max_tokens": 20, "temperature": 0, "ignore_eos": True, "stream": stream}
+    begin = time.time_ns()
+    response = traced.live.http.post("/v1/completions", json=body, headers=TRACEPARENT)
+    end = time.time_ns()
+    assert response.status_code == 200
+    span, children = traced.spans()
+    assert (span.name, span.status.status_code) == (f"text_completion {MODEL}", StatusCode.UNSET)
+    assert span.context is not None
+    assert span.parent is not None
+    assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, PARENT)
+    until(lambda: f"trace {TRACE}" in caplog.text)
+    attributes = dict(span.attributes or {})
+    expected = {
+        "gen_ai.operation.name": "text_completion", "gen_ai.request.model": MODEL, "gen_ai.request.max_tokens": 20,
+        "gen_ai.request.temperature": 0, "gen_ai.request.stream": stream, "gen_ai.usage.output_tokens": 20,
+        "gen_ai.usage.input_tokens": len(traced.live.llm.backend.encode("def f(")),
+        "gen_ai.response.finish_reasons": ("length",),
+    }  # fmt: skip
+    assert attributes.items() >= expected.items()
+    assert [child.name for child in children] == ["queue", "prefill", "decode"]
+    times = [time for child in children for time in (child.start_time or 0, child.end_time or 0)]
+    whole = [begin, span.start_time or 0, *times, span.end_time or 0, end]
+    slack = 10**6  # ns, between the two clocks
+    assert all(b - a > -slack for a, b in pairwise(whole)), whole
+    assert times[1:5:2] == times[2:5:2]
+    latency = {name: attributes[f"gen_ai.latency.{name}"] for name in (
+        "time_in_queue", "time_to_first_token", "time_in_model_prefill", "time_in_model_decode", "e2e",
+    )}  # fmt: skip
+    for child, name in zip(children, ("queue", "model_prefill", "model_decode"), strict=True):
+        assert ((child.end_time or 0) - (child.start_time or 0)) / 1e9 == pytest.approx(
+            latency[f"time_in_{name}"], abs=1e-6
+        )
+    assert latency["e2e"] == pytest.approx((times[-1] - times[0]) / 1e9, abs=1e-6)
+    decode = dict(children[2].attributes or {})
+    assert 19 - 7 * decode["dflash_trt.steps"] <= decode["dflash_trt.steps"] <= 19  # type: ignore[operator]
+    assert decode["dflash_trt.accepted_tokens"] <= decode["dflash_trt.draft_tokens"]  # type: ignore[operator]
+
+
+def test_each_sequence_of_a_request_has_its_own(traced: Traced) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    body = {"messages": messages, "max_tokens": 3, "n": 2, "seed": 1}
+    assert traced.live.http.post("/v1/chat/completions", json=body).status_code == 200
+    span, children = traced.spans()
+    assert (span.name, span.parent) == (f"chat {MODEL}", None)
+    attributes = span.attributes or {}
+    assert attributes["gen_ai.request.choice.count"] == 2
+    assert len(attributes["gen_ai.response.finish_reasons"]) == 2  # type: ignore[arg-type]
+    assert "gen_ai.latency.e2e" not in attributes
+    sequences = {((c.attributes or {})["dflash_trt.choice.index"], c.name) for c in children}
+    assert sequences == {(index, name) for index in range(2) for name in ("queue", "prefill", "decode")}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_cancels_its_span(traced: Traced, stream: bool) -> None:
+    with traced.live.connect() as connection:
+        body = httpx.Request("POST", traced.live.url, json=LONG | {"stream": stream}).content
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        if stream:
+            assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+        else:
+            until(lambda: traced.live.llm.metrics().running > 0)
+    span, _ = traced.spans()
+    assert (span.status.status_code, (span.attributes or {})["error.type"]) == (StatusCode.ERROR, "cancelled")
+
+
+def test_a_refusal_says_its_status_and_no_text(traced: Traced) -> None:
+    assert traced.live.post(prompt="x", best_of="my secret").status_code == 400
+    span, children = traced.spans()
+    assert (span.status.status_code, (span.attributes or {})["error.type"], children) == (StatusCode.ERROR, "400", [])
+    assert "secret" not in span.to_json()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_says_its_error(traced: Traced, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of an answer, too."""
+    pair = traced.live.llm.backend._decoder._pair
+    verify, num_good = pair.verify, 3 if stream else 0
+
+    def verify_a_few(segments: Any) -> Any:
+        nonlocal num_good
+        num_good -= 1
+        logits = verify(segments)
+        return logits if num_good >= 0 else logits * float("nan")
+
+    monkeypatch.setattr(pair, "verify", verify_a_few)
+    assert traced.live.post(**LONG | {"stream": stream}).status_code == (200 if stream else 500)
+    span, _ = traced.spans()
+    assert span.status.status_code is StatusCode.ERROR
+    assert "NaN" in str(span.status.description)
+    traced.live.endpoints._metrics.consecutive_failures = 0
+
+
+@pytest.mark.parametrize(
+    ("option", "environment", "words"),
+    [("localhost:4317", {}, "--otlp-traces-endpoint: expected a URL like http"),
+     (None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "collector"}, "OTEL_EXPORTER_OTLP_ENDPOINT: expected a URL"),
+     ("http://a", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "OTEL_EXPORTER_OTLP_PROTOCOL: expected http/protobuf")],
+)  # fmt: skip
+def test_what_cannot_be_exported_to_is_refused(
+    option: str | None, environment: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RequestError, match=words):
+        open_tracing(option)
+
+
+def test_without_an_endpoint_there_is_no_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a server without the extra refuse anything but an endpoint."""
+    script = (
+        "import sys\nsys.modules['opentelemetry'] = None\n"
+        "from dflash_trt.errors import RequestError\nfrom dflash_trt.runtime.server.tracing import open_tracing\n"
+        "assert open_tracing(None) is None\n"
+        "try: open_tracing('http://localhost:4318/v1/traces')\n"
+        "except RequestError as error: print(error.message, error.hint)\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert printed.startswith("--otlp-traces-endpoint: expected the OpenTelemetry SDK")
+    assert printed.endswith("pip install 'dflash-trt[otel]'\n")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    assert open_tracing(None) is None
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("is_up", [True, False])
+def test_the_command_exports(
+    engine: Path, chat_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_up: bool
+) -> None:
+    """By the environment's variables, at the latest when it ends; a collector that is down only costs the spans."""
+    received: list[tuple[str, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        if is_up:
+            threading.Thread(target=collector.serve_forever, daemon=True).start()
+        else:
+            collector.socket.close()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "ours")
+        with started(engine, chat_target, tmp_path / "log", "--served-model-name", "m") as process:
+            url = process.await_url()
+            body = {"prompt": "x", "max_tokens": 2}
+            assert httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).status_code == 200
+            process.popen.send_signal(signal.SIGTERM)
+            begin = time.monotonic()
+            assert process.popen.wait(PATIENCE) == 0
+            assert time.monotonic() - begin < PATIENCE / 3
+            assert "Traceback" not in process.text
+        if is_up:
+            collector.shutdown()
+    assert bool(received) is is_up
+    for path, sent in received:
+        assert path == "/v1/traces"
+        (spans,) = ExportTraceServiceRequest.FromString(sent).resource_spans
+        resource = {pair.key: pair.value.string_value for pair in spans.resource.attributes}
+        assert (resource["service.name"], "service.version" in resource) == ("ours", True)
+        names = [span.name for scope in spans.scope_spans for span in scope.spans]
+        assert names == ["queue", "prefill", "decode", "text_completion m"]

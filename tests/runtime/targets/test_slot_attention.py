@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets that keep many sequences, against the same models' own attention over each whole sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import PropertyMock, patch
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from dflash_trt.errors import CheckpointError
+from dflash_trt.runtime.cpu.accelerate import accelerate
+from dflash_trt.runtime.cpu.paged_attention import PagedPass
+from dflash_trt.runtime.kvcache import slot_cache
+from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE
+from dflash_trt.runtime.kvcache.page_tensor import FIRST_PAGES
+from dflash_trt.runtime.targets.gathered_attention import GatheredPass
+from dflash_trt.runtime.targets.huggingface import PACKED_MODEL_TYPES, can_pack, make_target
+from dflash_trt.runtime.targets.packed_pass import Pass
+from dflash_trt.runtime.targets.packed_target import Acceleration, PackedTarget
+from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
+from dflash_trt.runtime.targets.sequential_target import SequentialTarget
+from dflash_trt.runtime.targets.target import Segment
+from tests.runtime.targets.families import (
+    ALTERNATING,
+    EXPERTS,
+    GEMMA_4,
+    LINEAR,
+    LLAMA_3_ROPE,
+    MLA,
+    NUM_SLOTS,
+    PER_LAYER_EMBEDDINGS,
+    ROUTED,
+    TAPS,
+    VOCAB_SIZE,
+    WINDOW,
+    YARN,
+    computed,
+    random_history,
+    random_model,
+    recomputed,
+    relative_error,
+)
+
+PACKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v3": ("deepseek_v3", MLA | ROUTED),
+    "gemma2": ("gemma2", {"sliding_window": WINDOW, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 9}),
+    "gemma3_text": ("gemma3_text", {"sliding_window": WINDOW, "layer_types": ALTERNATING}),
+    "gemma4": ("gemma4_text", GEMMA_4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4-moe": ("gemma4_text", GEMMA_4 | {"enable_moe_block": True, "top_k_experts": 2, **EXPERTS}),
+    "gemma4-small": ("gemma4_text", GEMMA_4 | {"num_kv_shared_layers": 2, **PER_LAYER_EMBEDDINGS}),
+    "glm4_moe": ("glm4_moe", ROUTED | {"moe_intermediate_size": 16, "n_shared_experts": 1, "use_qk_norm": True}),
+    "gpt_oss": ("gpt_oss", {"sliding_window": WINDOW, **EXPERTS}),
+    "laguna": ("laguna", EXPERTS | {"sliding_window": WINDOW, "layer_types": ALTERNATING}),
+    "llama": ("llama", {"tie_word_embeddings": True}),
+    "llama-3": ("llama", {"rope_parameters": LLAMA_3_ROPE}),
+    "llama-biased": ("llama", {"attention_bias": True, "num_key_value_heads": 4}),
+    "minimax_m2": ("minimax_m2", EXPERTS),
+    "mistral": ("mistral", {"sliding_window": WINDOW}),
+    "mistral-full": ("mistral", {"sliding_window": None}),
+    "mixtral": ("mixtral", {"sliding_window": WINDOW, **EXPERTS}),
+    "olmo3": ("olmo3", {"sliding_window": WINDOW, "layer_types": ALTERNATING}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-window": ("qwen2", {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 2}),
+    "qwen3": ("qwen3", {"rope_parameters": YARN}),
+    "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
+    "qwen3_next": ("qwen3_next", {**EXPERTS, **LINEAR, "shared_expert_intermediate_size": 16}),
+    "qwen3_5": ("qwen3_5_text", LINEAR),
+    "qwen3_5_moe": ("qwen3_5_moe_text", {**EXPERTS, **LINEAR, "shared_expert_intermediate_size": 16}),
+}
+SEQUENTIAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": PACKED["qwen3_next"],
+    "qwen3_5": PACKED["qwen3_5"],
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
+    "diffllama": ("diffllama", {}),
+    "doge": ("doge", {}),
+    "gptj": ("gptj", {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 2048, "rotary_dim": 8}),
+    "gpt_oss": PACKED["gpt_oss"],
+    "gemma3_text": PACKED["gemma3_text"],
+    "deepseek_v3": PACKED["deepseek_v3"],
+}
+TOLERANCE = 1e-4
+
+
+@pytest.fixture
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that sequences outgrow it."""
+    monkeypatch.setattr(slot_cache, "FIRST_PAGES", 1)
+
+
+def test_every_packed_family_is_compared() -> None:
+    assert {model_type for model_type, _ in PACKED.values()} == PACKED_MODEL_TYPES
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.usefixtures("small_cache")
+def test_a_packed_pass_is_the_models_own(name: str) -> None:
+    model_type, settings = PACKED[name]
+    model, turns = random_model(model_type, **settings), random_history(seed=len(name))
+    expected = recomputed(model, turns)
+    assert can_pack(model)
+    target = make_target(model, TAPS, NUM_SLOTS, accelerate)
+    assert isinstance(target, PackedTarget)
+    assert relative_error(computed(target, turns), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.usefixtures("small_cache")
+def test_a_packed_pass_by_torchs_operators_is_the_models_own(name: str) -> None:
+    """As on a GPU, and without the room cpu/."""
+    model_type, settings = PACKED[name]
+    model, turns = random_model(model_type, **settings), random_history(seed=len(name))
+    expected = recomputed(model, turns)
+    assert relative_error(computed(PackedTarget(model, TAPS, NUM_SLOTS), turns), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_a_sequential_pass_is_the_models_own(name: str) -> None:
+    """Recurrent state included, which is computed again where tokens are taken back."""
+    model_type, settings = SEQUENTIAL[name]
+    model, turns = random_model(model_type, **settings), random_history(seed=len(name))
+    expected = recomputed(model, turns)
+    assert can_pack(model) is (name in PACKED)
+    assert relative_error(computed(SequentialTarget(model, TAPS, NUM_SLOTS), turns), expected) < TOLERANCE
+    if name not in PACKED:
+        assert isinstance(make_target(model, TAPS, NUM_SLOTS), SequentialTarget)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "qwen3_5"])
+@pytest.mark.usefixtures("small_cache")
+def test_any_history(name: str, seed: int) -> None:
+    model_type, settings = PACKED[name]
+    model, turns = random_model(model_type, **settings), random_history(seed, num_turns=8)
+    expected = recomputed(model, turns)
+    target = PackedTarget(model, TAPS, NUM_SLOTS, accelerate(model))
+    assert relative_error(computed(target, turns), expected) < TOLERANCE
+
+
+def test_a_long_sequence_outgrows_the_cache() -> None:
+    model = random_model("gpt_oss", sliding_window=WINDOW, **EXPERTS)
+    turns = random_history(seed=12, num_turns=6, longest=600)
+    expected = recomputed(model, turns)
+    target = PackedTarget(model, TAPS, NUM_SLOTS, accelerate(model))
+    assert relative_error(computed(target, turns), expected) < TOLERANCE
+    assert max(target._table.lengths) > FIRST_PAGES * TOKENS_PER_PAGE, "none was long"
+
+
+def test_one_long_sequence_takes_room_for_itself_alone() -> None:
+    target = PackedTarget(random_model("qwen3", num_hidden_layers=1), (), num_slots=16)
+    lengths = [40 * TOKENS_PER_PAGE] + [5] * 15
+    for slot, length in enumerate(lengths):
+        target.verify([Segment(slot=slot, token_ids=[1] * length, num_logits=0)], with_taps=False)
+    (k, _), *_ = target._cache._layers.values()
+    assert len(target._table.written) == 40 + 15
+    assert k.shape[1] < 1.5 * 40 + 15
+
+
+@pytest.mark.parametrize("pass_type", [PagedPass, GatheredPass])
+def test_reserved_pages_need_no_room_before_they_are_written(pass_type: type[Pass]) -> None:
+    model = random_model("qwen3", num_hidden_layers=1)
+    target = PackedTarget(model, (), NUM_SLOTS, Acceleration(pass_type=pass_type))
+    target.reserve(0, range(2 * FIRST_PAGES), 0)
+    target.verify([Segment(slot=0, token_ids=[1, 2], num_logits=0)], with_taps=False)
+    (k, _), *_ = target._cache._layers.values()
+    assert k.shape[1] == FIRST_PAGES
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("pass_type", [PagedPass, GatheredPass])
+def test_a_neighbours_nan_is_nobody_elses(pass_type: type[Pass]) -> None:
+    """Where hidden rows are read, its page is zeros when it is used again, and a shorter sequence is filled up with a
+    page of its own."""
+    target = PackedTarget(random_model("qwen3"), TAPS, NUM_SLOTS, Acceleration(pass_type=pass_type))
+    target.reserve(0, [0, 1], 0)
+    target.verify([Segment(slot=0, token_ids=[1] * (2 * TOKENS_PER_PAGE), num_logits=0)], with_taps=False)
+    for cache in (cache for layer in target._cache._layers.values() for cache in layer):
+        cache[:, :2] = torch.nan
+    target.release(0)
+    target.reserve(1, [1], 0)
+    target.reserve(2, [5, 3], 0)
+    target.verify([Segment(slot=2, token_ids=[2] * TOKENS_PER_PAGE, num_logits=0)], with_taps=False)
+    both = [Segment(slot=slot, token_ids=[3], num_logits=1) for slot in (1, 2)]
+    assert target.verify(both, with_taps=False).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_positions_that_depend_on_the_longest_request_are_not_packed(rope_type: str) -> None:
+    rope: dict[str, Any] = {"rope_type": rope_type, "rope_theta": 10000.0, "factor": 4.0}
+    if rope_type == "longrope":
+        rope |= {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 16}
+    assert not can_pack(random_model("llama", rope_parameters=rope))
+    layers = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+    assert not can_pack(random_model("gemma3_text", rope_parameters=layers, layer_types=ALTERNATING))
+
+
+@pytest.mark.parametrize("target_type", [PackedTarget, SequentialTarget])
+def test_bytes_per_token_are_those_of_k_and_v(target_type: type[HuggingFaceTarget]) -> None:
+    gpt_oss = target_type(random_model("gpt_oss", sliding_window=WINDOW, **EXPERTS), TAPS, NUM_SLOTS)
+    assert gpt_oss.cache_bytes_per_token == 4 * (4 * 2 * (16 + 16))  # FLOAT, layers, heads, dimensions of K and V
+    latent = target_type(random_model("deepseek_v3", **(MLA | ROUTED)), TAPS, NUM_SLOTS)
+    if target_type is SequentialTarget:  # transformers keeps the latent vector and the rotated part of k
+        assert latent.cache_bytes_per_token == 4 * (4 * (16 + 8))
+    else:
+        assert latent.cache_bytes_per_token == 4 * (4 * 4 * (16 + 12))
+        model = random_model("deepseek_v3", **(MLA | ROUTED))
+        accelerated = PackedTarget(model, TAPS, NUM_SLOTS, accelerate(model))
+        assert accelerated.cache_bytes_per_token == 4 * (4 * 4 * (16 + 16))  # 12 of V, filled up to a vector
+
+
+@pytest.mark.parametrize("target_type", [PackedTarget, SequentialTarget])
+def test_state_of_fixed_size_is_counted_for_each_slot(target_type: type[HuggingFaceTarget]) -> None:
+    """Twice, because a rollback needs the state before the last segment."""
+    model_type, settings = PACKED["qwen3_5"]
+    target = target_type(random_model(model_type, **settings), TAPS, NUM_SLOTS)
+    assert target.cache_bytes_per_token == 4 * (2 * 2 * (16 + 16))
+    channels, kernel = 2 * 2 * 8 + 4 * 8, 4
+    columns = kernel - 1 if target_type is PackedTarget else kernel  # transformers keeps one that it never reads
+    assert target.cache_bytes_per_slot == 2 * 2 * 4 * (channels * columns + 4 * 8 * 8)
+    assert target_type(random_model("qwen3"), TAPS, NUM_SLOTS).cache_bytes_per_slot == 0
+
+
+def test_a_gemma_that_looks_ahead_is_refused() -> None:
+    model = random_model("gemma4_text", **GEMMA_4, use_bidirectional_attention="all")
+    with pytest.raises(CheckpointError, match="gemma4_text: its output would change with rejected drafts"):
+        make_target(model, TAPS, NUM_SLOTS)
+
+
+def test_embeddings_are_the_rows_of_the_table() -> None:
+    """Gemma multiplies them on the way into its first layer; a draft says its own factor."""
+    model = random_model("gemma4_text", **GEMMA_4)
+    ids = torch.tensor([[3, 5], [0, 63]])
+    torch.testing.assert_close(PackedTarget(model, TAPS, NUM_SLOTS).embed(ids), model.model.embed_tokens.weight[ids])
+
+
+def test_a_model_whose_tokens_cannot_be_taken_back_is_refused() -> None:
+    """One that sees the tokens behind it; and recurrent state, were it cropped as transformers would let us."""
+    refusal = "model_type: expected a model from whose cache transformers can take tokens back, found"
+    with pytest.raises(CheckpointError, match=f"{refusal} bert: its output would change with rejected drafts"):
+        make_target(random_model("bert"), TAPS, NUM_SLOTS)
+    model_type, settings = SEQUENTIAL["qwen3_next"]
+    with (
+        patch.object(DynamicCache, "is_croppable", PropertyMock(return_value=True)),
+        pytest.raises(CheckpointError, match=f"{refusal} {model_type}"),
+    ):
+        SequentialTarget(random_model(model_type, **settings), TAPS, NUM_SLOTS)
+
+
+def test_a_model_with_a_cache_of_its_own_is_refused() -> None:
+    refusal = "model_type: expected a model from whose cache transformers can take tokens back, found minimax: "
+    with pytest.raises(CheckpointError, match=f"{refusal}MiniMax uses cache of its own") as refused:
+        make_target(random_model("minimax", **EXPERTS), TAPS, NUM_SLOTS)
+    assert isinstance(refused.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("target_type", [PackedTarget, SequentialTarget])
+def test_logits_and_taps_only_where_asked_for(target_type: type[HuggingFaceTarget]) -> None:
+    target = target_type(random_model("qwen3"), TAPS, NUM_SLOTS)
+    segments = [
+        Segment(slot=2, token_ids=[1, 2, 3], num_logits=0),
+        Segment(slot=0, token_ids=[4, 5], num_logits=2),
+        Segment(slot=1, token_ids=[6], num_logits=1),
+    ]
+    verified = target.verify(segments, with_taps=False)
+    assert verified.logits.shape == (3, VOCAB_SIZE)
+    assert verified.logits.dtype == torch.float32
+    assert not verified.tapped
