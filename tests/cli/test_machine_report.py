@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from dflash_trt import doctor
+from dflash_trt.cli import machine_report
 from dflash_trt.cli.machine_report import MachineFinding, examine
 from dflash_trt.engine.plans import tensorrt_api
 from dflash_trt.trtllm import contract
@@ -37,7 +37,7 @@ def test_packages_that_are_there() -> None:
 
 
 def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(doctor.PACKAGES, "no_such_package", (("everything",), "pip install no_such_package"))
+    monkeypatch.setitem(machine_report.PACKAGES, "no_such_package", (("everything",), "pip install no_such_package"))
     missing = finding("no_such_package")
     assert (missing.found, missing.needed_for) == (None, ("everything",))
     assert missing.fix == "pip install no_such_package"
@@ -61,8 +61,8 @@ def test_tensorrt_is_what_brings_its_module(
 
 
 def test_every_missing_thing_has_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "package_version", lambda name: None)
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(machine_report, "package_version", lambda name: None)
+    monkeypatch.setattr(machine_report.shutil, "which", lambda name: None)
     missing = [finding for finding in examine() if finding.found is None]
     assert {"onnx", "torch", "tensorrt", "c++", "nvcc"} <= {finding.name for finding in missing}
     assert all(finding.fix and finding.needed_for for finding in missing)
@@ -70,7 +70,7 @@ def test_every_missing_thing_has_its_command(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_extras_bring_what_doctor_says() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    for package, (_, fix) in doctor.PACKAGES.items():
+    for package, (_, fix) in machine_report.PACKAGES.items():
         if "dflash-trt[" in fix:
             extra = fix.partition("[")[2].partition("]")[0]
             listed = [re.split(r"[=>\[]", requirement)[0] for requirement in project["optional-dependencies"][extra]]
@@ -86,7 +86,9 @@ def test_extras_of_the_gpu_machine_are_the_releases_that_were_read() -> None:
     release, tensorrt = (requirement.partition("==")[::2] for requirement in extras["engine"])
     assert release == ("tensorrt_llm", contract.RELEASES[-1])
     assert tensorrt == ("tensorrt-cu13", VERSIONS[-1])
-    assert {"tensorrt", "tensorrt_llm"} <= {name for name, (_, fix) in doctor.PACKAGES.items() if "dflash-trt[" in fix}
+    assert {"tensorrt", "tensorrt_llm"} <= {
+        name for name, (_, fix) in machine_report.PACKAGES.items() if "dflash-trt[" in fix
+    }
 
 
 @pytest.mark.parametrize(
@@ -109,5 +111,5 @@ def test_a_tool_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         raise subprocess.TimeoutExpired(command, 30)
 
     program(tmp_path, "c++", "#!/bin/sh\n", monkeypatch)
-    monkeypatch.setattr(doctor.subprocess, "run", hang)
+    monkeypatch.setattr(machine_report.subprocess, "run", hang)
     assert finding("c++").found == str(tmp_path / "c++")
