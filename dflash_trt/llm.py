@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from dflash_trt.api.backend import Chunk, Messages, Prompt, run
+from dflash_trt.api.chat_template import encode_chat
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.prompts import is_prompt
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.api.tokenizer import encode_chat
 from dflash_trt.api.vllm_names import LLM_ARGUMENTS, RENAMED, REQUEST_ARGUMENTS, refuse_others
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.embedded_backend import PendingRequest

@@ -6,14 +6,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from itertools import accumulate, zip_longest
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 
-if TYPE_CHECKING:
-    from dflash_trt.runtime.request import Step
-
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What one verify pass emitted for a request.
+
+    Numbers and tuples of numbers, so that the garbage collector need not go through them: a batch keeps thousands.
+    """
+
+    token_ids: tuple[int, ...]
+    """Accepted drafts and the token after them, cut where the answer ends."""
+    proposals: tuple[int, ...]
+    """The draft tokens that the pass verified, those that it rejected too."""
+    accepted: int
+    """Draft tokens among `token_ids`."""
+
+    @property
+    def proposed(self) -> int:
+        """How many draft tokens the pass verified."""
+        return len(self.proposals)
 
 
 class Acceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from dflash_trt.api.acceptance import Step
 from dflash_trt.api.completion import Completion, PromptLogprobs
 from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.request import Step
 
 Prompt = str | Sequence[int]
 """Text, taken as it is, or token ids."""

@@ -3,12 +3,24 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from dflash_trt.api.acceptance import Acceptance
-from dflash_trt.runtime.request import FinishReason, Request
+
+
+class FinishReason(enum.StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    """A stop token or a stop text."""
+    LENGTH = "length"
+    """max_tokens."""
+    CANCELLED = "cancelled"
+    ERROR = "error"
+    """The target's logits were NaN or infinite: there is no next token."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,14 +29,6 @@ class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[float]
     top_logprobs: list[dict[int, float]] | None
     """Of the most likely tokens in the place of each; None unless asked for."""
-
-    @classmethod
-    def of(cls, request: Request) -> PromptLogprobs | None:
-        """Those of a request whose prompt has been read."""
-        if not request.params.prompt_logprobs:
-            return None
-        top = list(request.prompt_top_logprobs) if request.params.top_logprobs else None
-        return cls(logprobs=list(request.prompt_logprobs), top_logprobs=top)
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,42 +107,3 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     def tau(self) -> float | None:
         """Tokens after the first / steps; None without a step."""
         return None if self.acceptance is None else self.acceptance.tau
-
-
-def completion(request: Request) -> Completion:
-    """The answer of a finished request; raises its error where the target could not say a token of it."""
-    assert request.finished is not None
-    if request.finished is FinishReason.ERROR:
-        assert request.error is not None
-        raise request.error
-    assert request.ended is not None
-    tokens = len(request.token_ids)
-    first, last = (request.emitted[0], request.emitted[-1]) if request.emitted else (None, None)
-    return Completion(
-        token_ids=list(request.token_ids),
-        prompt_token_ids=list(request.prompt_ids),
-        text="" if request.text is None else request.text.text,
-        finish_reason=request.finished,
-        stop_reason=_stop_reason(request),
-        logprobs=list(request.logprobs) if request.params.logprobs else None,
-        top_logprobs=list(request.top_logprobs) if request.params.top_logprobs else None,
-        prompt_logprobs=PromptLogprobs.of(request),
-        cumulative_logprob=sum(request.logprobs) if request.params.logprobs else None,
-        seed=request.sampler.seed,
-        acceptance=Acceptance.of(request.steps),
-        arrived=request.arrived,
-        queue_seconds=(request.admitted or request.ended) - request.arrived,
-        ttft_seconds=None if first is None else first - request.arrived,
-        itl_seconds=(last - first) / (tokens - 1) if first is not None and last is not None and tokens > 1 else None,
-        seconds=request.ended - request.arrived,
-        num_cached_tokens=request.num_cached_tokens,
-    )
-
-
-def _stop_reason(request: Request) -> str | int | None:
-    if request.finished is not FinishReason.STOP:
-        return None
-    if request.text is not None and request.text.stopped_by is not None:
-        return request.text.stopped_by
-    last = request.token_ids[-1]
-    return last if last in request.params.stop_ids else None

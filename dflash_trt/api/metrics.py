@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.api.acceptance import Acceptance, AcceptanceCounter
-from dflash_trt.runtime.request import FinishReason, Step
+from dflash_trt.api.acceptance import Acceptance, AcceptanceCounter, Step
+from dflash_trt.api.completion import FinishReason
 
 
 class _Totals(msgspec.Struct, kw_only=True):

@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dflash_trt.api.sampling_params import is_integer
-from dflash_trt.api.tokenizer import encode
-from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.checkpoint.target_checkpoint import TargetSpec
+from dflash_trt.api.chat_template import encode
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.files.json_file import read_json_lines
 
@@ -59,29 +55,6 @@ def prompt_token_ids(prompt: Any) -> list[Any]:
     if not isinstance(prompt, list | tuple):
         raise RequestError(f"prompt: expected a text or a list of token ids, found {shown(prompt)}")
     return list(prompt)
-
-
-def check_prompt(prompt_ids: Sequence[int], max_tokens: int, draft: DraftSpec, target: TargetSpec) -> None:
-    """Raises RequestError for a prompt that target and draft cannot answer to its last token."""
-    if not prompt_ids:
-        raise RequestError("prompt: expected at least one token, found an empty prompt")
-    vocabulary = range(target.vocab_size)
-    if wrong := [token for token in prompt_ids if not (is_integer(token) and int(token) in vocabulary)]:
-        raise RequestError(f"prompt: expected token ids from 0 to {target.vocab_size - 1}, found {shown(wrong[0])}")
-    if draft.mask_token_id in prompt_ids:
-        raise RequestError(f"prompt: expected text, found the draft's mask token {draft.mask_token_id}")
-    limit = max_positions(draft, target)
-    if (length := len(prompt_ids) + max_tokens) > limit:
-        raise RequestError(
-            f"prompt: expected at most {limit} tokens (max_position_embeddings), found {len(prompt_ids)}"
-            f" in the prompt + {max_tokens} new ones = {length}",
-            hint="lower --max-tokens or shorten the prompt",
-        )
-
-
-def max_positions(draft: DraftSpec, target: TargetSpec) -> int:
-    """Tokens that target and draft have positions for."""
-    return min(draft.max_position_embeddings, target.max_position_embeddings)
 
 
 def read_prompts(file: Path) -> list[PromptLine]:

@@ -7,12 +7,18 @@ import msgspec
 
 from dflash_trt.api.sampling_params import is_integer
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.runtime.targets.dtype import check_dtype
 
 DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16")
 MAX_SIZE = 2**31 - 1
 """Slots and positions are INT32 in both graphs."""
 MAX_CACHE_GIB = 2**20  # a PiB, which no machine has
+
+
+def check_dtype(dtype: object) -> None:
+    """Raises RequestError for anything but one of DTYPES."""
+    if dtype not in DTYPES:
+        raise RequestError(f"dtype: expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, found {shown(dtype)}")
 
 
 class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

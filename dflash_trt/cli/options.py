@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from dflash_trt.api.runtime_options import DEFAULTS, DEVICES
+from dflash_trt.api.runtime_options import DEFAULTS, DEVICES, DTYPES
 from dflash_trt.cli.completion import DRAFT, TARGET
 from dflash_trt.deploy.deployment_file import refuse_deployment
 from dflash_trt.files.write import OutputKind, check_replaceable
 from dflash_trt.observe.plots.picture import PICTURE
-from dflash_trt.runtime.targets.dtype import DTYPES
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 PATH = click.Path(path_type=Path)

@@ -19,11 +19,12 @@ from typing import Any
 
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.backend import Chunk, Messages, Prompt
+from dflash_trt.api.chat_template import encode_chat
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.prompts import prompt_token_ids
 from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplingParams
-from dflash_trt.api.tokenizer import encode_chat, load_tokenizer
 from dflash_trt.checkpoint.source import configuration_directory
+from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import Method, load_deployment
 from dflash_trt.deploy.finding import ERROR

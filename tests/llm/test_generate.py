@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dflash_trt.api.completion import FinishReason
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.request import FinishReason
 from tests.decoding import text_of
 from tests.fixtures_data import prompts
 from tests.llm.serving import PATIENCE, PROMPTS, greedy, open_llm, within

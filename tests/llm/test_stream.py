@@ -7,11 +7,10 @@ import asyncio
 
 import pytest
 
-from dflash_trt.api.completion import Completion
+from dflash_trt.api.completion import Completion, FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM, Chunk
-from dflash_trt.runtime.request import FinishReason
 from tests.llm.serving import LONG, PATIENCE, PROMPTS, await_idle, greedy, within
 
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 import msgspec
 
 from dflash_trt.api.backend import Prompt
+from dflash_trt.api.chat_template import join_parts
 from dflash_trt.api.sampling_params import MAX_TOP_LOGPROBS, Grammar, SamplingParams, is_integer
-from dflash_trt.api.tokenizer import join_parts
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.limits import decode_object

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.api import tokenizer
-from dflash_trt.api.tokenizer import render_chat
+from dflash_trt.api.chat_template import render_chat
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.server import limits, requests, tokenizing
 from dflash_trt.runtime.server.http_error import HttpError

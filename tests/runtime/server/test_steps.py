@@ -43,8 +43,8 @@ def test_steps_are_the_decoders(live: Live, settings: dict[str, Any], stream: bo
 def test_texts_of_characters_in_pieces(live: Live) -> None:
     """A character of several tokens is the text of the last of them."""
     ids = live.llm.backend.encode("x = 'é世🙂'")
+    from dflash_trt.api.acceptance import Step
     from dflash_trt.api.backend import Chunk
-    from dflash_trt.runtime.request import Step
     from dflash_trt.runtime.server.step_texts import StepTexts
 
     texts = StepTexts(live.llm.backend.tokenizer)

@@ -6,29 +6,12 @@ from __future__ import annotations
 import inspect
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_trt.errors import CheckpointError, RequestError, cut, shown
-from dflash_trt.runtime.targets.refusal import refusing
+from dflash_trt.errors import RequestError, cut, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of the checkpoint in `directory`; CheckpointError where it has none, or a damaged one."""
-    from transformers import AutoTokenizer, __version__
-
-    expected = f"tokenizer files that transformers {__version__} loads"
-    hint = "download or copy tokenizer.json and tokenizer_config.json again"
-    with refusing(directory, expected, hint=hint):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=False
-        )
-    if not tokenizer("a", add_special_tokens=False)["input_ids"]:  # what transformers makes of a directory without
-        raise CheckpointError(f"{directory}: expected {expected}, found none", hint=hint)
-    return tokenizer
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool) -> list[int]:
