@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -84,19 +84,6 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     def outputs(self) -> tuple[Completion, ...]:
         """All `n` answers to its prompt, itself first: vLLM's `.outputs[0].text`."""
         return (self, *self.others)
-
-    @property
-    def finished(self) -> bool:
-        """Always: what is not is a Chunk."""
-        return True
-
-    def __iter__(self) -> Iterator[Completion]:
-        """Itself: vLLM answers one prompt, too, with a list."""
-        return iter((self,))
-
-    def __getitem__(self, index: int) -> Completion:
-        """Itself at 0."""
-        return (self,)[index]
 
     @property
     def steps(self) -> int | None:

@@ -7,12 +7,11 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from numbers import Integral, Real
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import msgspec
 
 from dflash_trt import _C
-from dflash_trt.api.vllm_names import SETTINGS, refuse_others
 from dflash_trt.errors import RequestError
 
 LARGEST_PENALTY = 1e6
@@ -42,17 +41,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """What an error calls it."""
 
 
-class _NamedSettings(msgspec.StructMeta):
-    """Refuses settings that there are not as RequestError, not TypeError."""
-
-    def __call__(self, *args: object, **settings: object) -> Any:
-        fields = self.__struct_fields__
-        others = {name: settings.pop(name) for name in sorted(settings.keys() - set(fields))}
-        refuse_others(others, SETTINGS, "SamplingParams", f"one of {', '.join(sorted(fields))}")
-        return super().__call__(*args, **settings)
-
-
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=_NamedSettings):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one request, named as in vLLM; the defaults are greedy decoding.
 
     Raises RequestError, with the field's name, for a value of another type or out of range.

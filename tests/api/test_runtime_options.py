@@ -23,7 +23,7 @@ OTHER_DEFAULTS = {("generate", "max_batch_size"): 1}
 
 def test_the_api_has_its_names_and_defaults() -> None:
     parameters = dict(inspect.signature(LLM.__init__).parameters)
-    settings = {name: parameters[name].default for name in parameters.keys() - {"self", "engine", "target", "vllm"}}
+    settings = {name: parameters[name].default for name in parameters.keys() - {"self", "engine", "target"}}
     assert settings == {name: getattr(DEFAULTS, name) for name in FIELDS if name != "tp"}
 
 

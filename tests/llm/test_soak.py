@@ -83,7 +83,7 @@ class Client:
         )
 
     def _generate(self) -> None:
-        self.finished[self._llm.generate(*self._ask()).finish_reason] += 1
+        self.finished[self._llm.generate(*self._ask())[0].finish_reason] += 1
 
     def _generate_several(self) -> None:
         asked = [self._ask() for _ in range(3)]

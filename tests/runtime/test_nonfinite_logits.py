@@ -111,9 +111,9 @@ def test_a_row_behind_an_accepted_token_ends_the_block(
 def test_the_error_of_one_prompt_is_raised_and_the_llm_goes_on(engine: Path) -> None:
     with open_llm(engine) as llm:
         assert isinstance(llm, LLM)
-        expected = llm.generate(PROMPTS[0], PARAMS[0]).token_ids
+        expected = llm.generate(PROMPTS[0], PARAMS[0])[0].token_ids
         break_token(llm.backend.session)
         for _ in range(2):
             with pytest.raises(EngineError, match="expected finite logits from the target"):
                 llm.generate(PROMPTS[2], PARAMS[1])
-            assert llm.generate(PROMPTS[0], PARAMS[0]).token_ids == expected
+            assert llm.generate(PROMPTS[0], PARAMS[0])[0].token_ids == expected

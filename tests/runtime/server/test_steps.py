@@ -20,7 +20,7 @@ def steps_of(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 1.5, "seed": 3}], ids=str)
 @pytest.mark.parametrize("stream", [False, True])
 def test_steps_are_the_decoders(live: Live, settings: dict[str, Any], stream: bool) -> None:
-    answer = live.llm.generate(PROMPT, SamplingParams(max_tokens=60, **settings))
+    answer = live.llm.generate(PROMPT, SamplingParams(max_tokens=60, **settings))[0]
     body = {"prompt": PROMPT, "max_tokens": 60, "return_steps": True, **settings}
     steps = steps_of(live.events(**body) if stream else [live.complete(**body)])
     assert steps[0] == {"is_prefill": True, "proposals": [], "num_accepted": 0, "tokens": steps[0]["tokens"]}
