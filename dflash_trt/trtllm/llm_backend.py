@@ -37,7 +37,7 @@ from dflash_trt.trtllm.contract import import_tensorrt_llm
 from dflash_trt.trtllm.launch_environment import is_trtllm_launch
 from dflash_trt.trtllm.start import check_start
 
-SAME_NAMES = (*SAMPLER_FIELDS, "seed", "ignore_eos")
+SAME_NAMES = (*SAMPLER_FIELDS, "ignore_eos")
 DRAWING = ("top_k", "top_p", "min_p")
 TIMES = ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time")
 KV_CACHE = (
