@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Params = SamplingParams | Sequence[SamplingParams] | None
-"""For all prompts, or for each its own."""
+"""One for all prompts, or one for each."""
 Given = Prompt | Mapping[str, Any]
 """A prompt, also as {"prompt": text} or {"prompt_token_ids": ids}."""
 Bar = bool | Callable[..., Any]
-"""Whether there is a progress bar, or what makes one, as tqdm does."""
+"""Whether to show a progress bar, or a function that makes one, like tqdm."""
 
 
 class LLM:
@@ -81,15 +81,15 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Cancels what is left and ends the decoder's thread; so does dropping the last reference."""
+        """Cancels running requests and ends the decoder's thread; so does dropping the last reference."""
         self.backend.close()
 
     def metrics(self) -> DecoderMetrics:
-        """What the decoder does now, and has done since it was made."""
+        """The decoder's current state, and totals since it started."""
         return self.backend.metrics()
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's."""
+        """The target's tokenizer."""
         return self.backend.tokenizer
 
     def generate(
@@ -151,7 +151,7 @@ class LLM:
 
 
 def _prompt(given: Any) -> Any:
-    """vLLM's {"prompt": text} and {"prompt_token_ids": ids} as text or ids; others as they are."""
+    """Text or ids of vLLM's {"prompt": text} and {"prompt_token_ids": ids}; other prompts unchanged."""
     if not isinstance(given, dict):
         return given
     for key in ("prompt_token_ids", "prompt"):
@@ -162,7 +162,7 @@ def _prompt(given: Any) -> Any:
 
 @contextmanager
 def _bar(asked: Bar, total: int) -> Iterator[Callable[[], object]]:
-    """What moves a bar on by one."""
+    """A function that advances the bar by one."""
     if callable(asked):
         bar = asked(total=total, desc="Answers")
         try:

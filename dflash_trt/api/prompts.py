@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts, as text or token ids, one JSON object a line."""
+"""Prompts as text or token ids, and files with one JSON object a line."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class PromptLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """One line of a prompts file: either a text or its token ids."""
 
     id: str = ""
-    """What reports and errors call it: "line N" where the file has no id."""
+    """Name in reports and errors; "line N" where the file has no id."""
     text: str | None = msgspec.field(default=None, name="prompt")
     token_ids: list[int] | None = None
     category: str | None = None
-    """What kind of prompt it is, where the file says so; reports then have figures by category, ..."""
+    """Kind of prompt, where the file says so; reports then have figures by category."""
     language: str | None = None
-    """... and by language."""
+    """Language of the prompt, where the file says so; reports then have figures by language."""
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, *, chat: bool = False) -> list[int]:
-        """Its token ids; `chat` wraps text in the tokenizer's chat template."""
+        """Token ids of the prompt; `chat` wraps text in the tokenizer's chat template."""
         if self.token_ids is not None:
             return self.token_ids
         assert self.text is not None
@@ -37,7 +37,7 @@ class PromptLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def is_prompt(given: object) -> bool:
-    """Whether it is one prompt, rather than a list of them: a text, or token ids in a list, tuple or array."""
+    """Whether `given` is one prompt (a text, or token ids in a list, tuple or array), and not a list of prompts."""
     if isinstance(given, list | tuple):
         return bool(given) and not isinstance(given[0], str | bytes | list | tuple) and not hasattr(given[0], "__len__")
     return True
@@ -46,7 +46,7 @@ def is_prompt(given: object) -> bool:
 def prompt_token_ids(prompt: Any) -> list[Any]:
     """The token ids of a prompt in a list, a tuple or an array of one dimension; RequestError for anything else.
 
-    `check_prompt` looks at the ids themselves.
+    `check_prompt` checks the ids themselves.
     """
     if hasattr(prompt, "__array__"):
         import numpy as np

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of the checkpoint in `directory`; CheckpointError where it has none, or a damaged one."""
+    """The tokenizer of the checkpoint in `directory`; CheckpointError for a missing or damaged one."""
     from transformers import AutoTokenizer, __version__
 
     expected = f"tokenizer files that transformers {__version__} loads"
@@ -23,6 +23,6 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
-    if not tokenizer("a", add_special_tokens=False)["input_ids"]:  # what transformers makes of a directory without
+    if not tokenizer("a", add_special_tokens=False)["input_ids"]:  # transformers' tokenizer for a directory without one
         raise CheckpointError(f"{directory}: expected {expected}, found none", hint=hint)
     return tokenizer

@@ -70,7 +70,7 @@ def find_target(engine: Path, manifest: Manifest, name: str | None) -> tuple[str
 
 
 def check_prompt(prompt_ids: Sequence[int], max_tokens: int, draft: DraftSpec, target: TargetSpec) -> None:
-    """Raises RequestError for a prompt that target and draft cannot answer to its last token."""
+    """Raises RequestError for an invalid prompt, and for one too long for target or draft with `max_tokens`."""
     if not prompt_ids:
         raise RequestError("prompt: expected at least one token, found an empty prompt")
     vocabulary = range(target.vocab_size)
@@ -88,7 +88,7 @@ def check_prompt(prompt_ids: Sequence[int], max_tokens: int, draft: DraftSpec, t
 
 
 def max_positions(draft: DraftSpec, target: TargetSpec) -> int:
-    """Tokens that target and draft have positions for."""
+    """Positions that both target and draft have."""
     return min(draft.max_position_embeddings, target.max_position_embeddings)
 
 

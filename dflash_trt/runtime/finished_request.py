@@ -9,7 +9,7 @@ from dflash_trt.runtime.request import Request
 
 
 def completion(request: Request) -> Completion:
-    """The answer of a finished request; raises its error where the target could not say a token of it."""
+    """The answer of a finished request; raises its error if the target's logits were not finite."""
     assert request.finished is not None
     if request.finished is FinishReason.ERROR:
         assert request.error is not None
@@ -39,7 +39,7 @@ def completion(request: Request) -> Completion:
 
 
 def prompt_logprobs(request: Request) -> PromptLogprobs | None:
-    """Log probabilities of a prompt that has been read; None unless asked for."""
+    """Log probabilities of a prompt that has been read; None unless requested."""
     if not request.params.prompt_logprobs:
         return None
     top = list(request.prompt_top_logprobs) if request.params.top_logprobs else None

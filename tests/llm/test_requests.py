@@ -72,7 +72,7 @@ def test_chat_templates(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Bar:
-    """As tqdm."""
+    """A progress bar like tqdm's."""
 
     def __init__(self, total: int, desc: str) -> None:
         self.total, self.count, self.is_closed = total, 0, False
