@@ -25,6 +25,8 @@ MAX_N = 16384
 """Default of VLLM_MAX_N_SEQUENCES."""
 OPENAI_TEMPERATURE = 1.0
 """Temperature of a server's request that names none, in the OpenAI API, Dynamo and TensorRT-LLM."""
+DEFAULT_CHAT_TOKENS = 4096
+"""Limit of a server's chat that names no max_tokens: a request reserves cache for all that it may generate."""
 
 
 class Bounds(NamedTuple):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers step by step, on threads and on an event loop; whoever stops reading cancels."""
+"""Answers step by step, on threads and on an event loop; closing a stream cancels."""
 
 from __future__ import annotations
 

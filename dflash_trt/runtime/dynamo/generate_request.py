@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_trt.api.sampling_params import OPENAI_TEMPERATURE, SAMPLER_FIELDS, SamplingParams
+from dflash_trt.api.sampling_params import DEFAULT_CHAT_TOKENS, OPENAI_TEMPERATURE, SAMPLER_FIELDS, SamplingParams
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.runtime.server.requests import DEFAULT_CHAT_TOKENS
 
 NO_EFFECT: dict[str, tuple[object, ...]] = {
     "sampling_options.n": (1,),

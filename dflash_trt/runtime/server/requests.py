@@ -73,8 +73,6 @@ STREAM_OPTIONS = {"include_usage", "include_obfuscation", "continuous_usage_stat
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for completions."""
-DEFAULT_CHAT_TOKENS = 4096
-"""Limit for a chat without max_tokens: a request reserves cache for all tokens that it may generate."""
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
